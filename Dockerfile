@@ -2,7 +2,7 @@
 FROM python:3.11-slim-bookworm AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /src
-COPY pyproject.toml requirements.lock README.md ./
+COPY pyproject.toml requirements.lock README.md LICENSE ./
 COPY metrics metrics
 COPY proxy proxy
 RUN python -m venv /opt/quota-proxy
@@ -13,7 +13,7 @@ RUN sed -E '/^ +--hash/d; s/ *\\$//' requirements.lock > constraints.txt \
     && /opt/quota-proxy/bin/pip uninstall --yes pip setuptools
 
 FROM python:3.11-slim-bookworm
-LABEL org.opencontainers.image.title="Kafka Quota Proxy"
+LABEL org.opencontainers.image.title="Kafka Quota Proxy" org.opencontainers.image.licenses="Apache-2.0"
 ENV PATH=/opt/quota-proxy/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 COPY --from=build /opt/quota-proxy /opt/quota-proxy
 # The user that the chart runs as; the state's directory is where its volume goes.

@@ -45,11 +45,12 @@ test-fast: setup  ## Run the tests that need nothing but Python and few seconds 
 coverage: setup  ## Run all tests, and show which lines they do not reach
 	$(MAKE) test ARGS="--cov=proxy --cov=metrics --cov-report=term:skip-covered $(ARGS)"
 
-check: setup  ## Lint, types, import contracts
+check: setup  ## Lint, types, import contracts, names, line budgets
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/unit/test_names.py tests/unit/test_line_budgets.py
 
 format: setup  ## Format the sources
 	$(BIN)/ruff check --fix $(SOURCES)

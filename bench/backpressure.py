@@ -17,6 +17,7 @@ from bench.backpressure_jobs import JOBS, QUICK_JOBS, QUICK_SHARE, TRIGGER_S, Jo
 from bench.backpressure_judge import (
     COMPLETION_FLOOR_S,
     FIRST_BATCHES,
+    FIRST_TRIGGERS,
     LAG_FLOOR,
     LEAST_BATCHES,
     LEAST_SHARE,
@@ -224,7 +225,7 @@ def _rows(result: _Result) -> list[Row]:
             f"{way}: lag {ratio.mean_lag:.2f}x, most {ratio.max_lag:.2f}x; "
             f"complete {completion}{ratio.completion:.2f}x; {_batches(found)}"
         )
-        keeps = not fits or found.share >= LEAST_SHARE
+        keeps = not fits or (found.share >= LEAST_SHARE and found.first <= FIRST_TRIGGERS)
         is_complete = found.complete or not none.complete
         verdict = Verdict.of(ratio.hold() and is_complete and keeps)
         if none.batches < LEAST_BATCHES:
@@ -240,6 +241,7 @@ def _completion(figures: Figures) -> str:
 
 def _batches(figures: Figures) -> str:
     in_time = f"{figures.share:.0%} in time, longest {figures.longest:.1f}"
+    in_time += f", first {figures.first:.1f}"
     return f"batches of {figures.rows:,.0f}, {in_time}"
 
 
@@ -279,7 +281,8 @@ def _notes(picture: Path, load: float) -> list[Row]:
         "ratios": f"to `none`; what differs by {LAG_FLOOR:g} records or {COMPLETION_FLOOR_S:g} s "
         "or less counts as 1.00x",
         "batches": f"rows in the median; within {LONGEST_TRIGGERS} triggers of {TRIGGER_S:g} s, at "
-        f"least {LEAST_SHARE:.0%}, without the first {FIRST_BATCHES}; the longest in triggers",
+        f"least {LEAST_SHARE:.0%}, without the first {FIRST_BATCHES}; the longest in triggers; the "
+        f"first at most {FIRST_TRIGGERS:g}",
         "machine": f"load average {load:.0f} at the most, {os.cpu_count()} cores: where more wants "
         "to run than there are cores, batches wait for them",
         "plot": str(picture),

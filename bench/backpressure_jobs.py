@@ -170,6 +170,14 @@ JOBS = {
             slow_factor=4,
         ),
         Job(
+            "ten-times",
+            "20 % of capacity, for 15 s 10 times as much",
+            phases=(Phase(60),),
+            row_s=0.2 * FULL_CAPACITY_ROW_S,
+            slow=(12, 27),
+            slow_factor=10,
+        ),
+        Job(
             "pauses",
             "25 % of capacity, each 10th batch takes 3 s longer",
             phases=(Phase(45),),

@@ -17,7 +17,9 @@ LONGEST_TRIGGERS = 1.5
 LEAST_SHARE = 0.95
 """Of the batches that have to end within `LONGEST_TRIGGERS`."""
 FIRST_BATCHES = 2
-"""Nothing is known of the query yet: their length is not judged."""
+"""Little is known of the query yet: only the very first is judged, by the next figure."""
+FIRST_TRIGGERS = 2.0
+"""As many triggers the first batch may take at most."""
 LEAST_BATCHES = 5
 """Of the way without adaptive: with fewer, the machine was too busy for the job to say a thing."""
 
@@ -31,6 +33,7 @@ class Figures:
         max_lag: records.
         completion_s: from the last record fed until all was processed.
         complete: whether it was; else `completion_s` is how long one waited.
+        first: the first batch, in triggers.
         longest: the longest batch after the first two, in triggers.
         share: of the batches after the first two, which took at most 1.5 triggers.
         rows: records per batch, median.
@@ -42,6 +45,7 @@ class Figures:
     max_lag: float
     completion_s: float
     complete: bool
+    first: float
     longest: float
     share: float
     rows: float
@@ -72,6 +76,7 @@ def figures_of(watch: Watch, query: str, until_s: float) -> Figures:
         max_lag=max(lag for _, lag in lags),
         completion_s=max(0.0, (ended_s or watch.over_s) - watch.fed_s),
         complete=ended_s is not None,
+        first=batches[0].duration_s / TRIGGER_S if batches else 0.0,
         longest=max(settled, default=0.0),
         share=statistics.fmean(each <= LONGEST_TRIGGERS for each in settled) if settled else 0.0,
         rows=statistics.median(batch.rows for batch in batches) if batches else 0.0,
@@ -96,6 +101,7 @@ def worst(found: Sequence[Figures]) -> Figures:
         max_lag=max(each.max_lag for each in found),
         completion_s=max(each.completion_s for each in found),
         complete=all(each.complete for each in found),
+        first=max(each.first for each in found),
         longest=max(each.longest for each in found),
         share=min(each.share for each in found),
         rows=min(each.rows for each in found),
@@ -110,6 +116,7 @@ def over_rounds(found: Sequence[Figures]) -> Figures:
         max_lag=max(each.max_lag for each in found),
         completion_s=statistics.fmean(each.completion_s for each in found),
         complete=all(each.complete for each in found),
+        first=max(each.first for each in found),
         longest=max(each.longest for each in found),
         share=statistics.fmean(each.share for each in found),
         rows=statistics.fmean(each.rows for each in found),

@@ -16,6 +16,7 @@ FIGURE = "groups"
 WHAT = "Sarama groups"
 TARGET = "no more than with Kafka's own quota"
 RATE_TOLERANCE = 0.05
+USEFUL_SHARE = 0.95
 LIBRARY = "github.com/IBM/sarama"
 TOPIC = "bench-groups"
 PARTITIONS = 6
@@ -66,6 +67,8 @@ class Read:
 
     Attributes:
         rate: bytes of Fetch responses per second after the warm-up.
+        useful_share: of the bytes of Fetch responses, in values of records received for the first
+            time. What a broker cuts off at a limit is charged, and read again.
         skipped: records before a partition's last received one that nobody received.
         generations: how often the group formed; 1 when it never had to again.
         heartbeat_wait_max_s: longest time from the sending of a heartbeat to its answer.
@@ -75,6 +78,7 @@ class Read:
     """
 
     rate: float
+    useful_share: float
     received: int
     duplicates: int
     skipped: int
@@ -154,6 +158,9 @@ def _parse(answer: str, duration_s: float) -> Read:
     fetches = [(fetch["at_s"], fetch["bytes"]) for fetch in found["fetches"] or ()]
     return Read(
         _fitted_rate(fetches, WARM_UP_S, duration_s),
+        (found["received"] - found["duplicates"])
+        * VALUE_BYTES
+        / max(sum(size for _, size in fetches), 1),
         found["received"],
         found["duplicates"],
         found["skipped"],
@@ -219,6 +226,15 @@ def _rows_of(run: Run, own: int) -> list[Row]:
             "" if is_own else f"within {RATE_TOLERANCE:.0%}",
             ", ".join(f"{read.rate_error:+.1%}" for read in reads),
             Verdict.INFO if is_own else Verdict.of(within),
+        ),
+        Row(
+            FIGURE,
+            "  useful bytes",
+            "" if is_own else f"at least {USEFUL_SHARE:.0%}",
+            ", ".join(f"{read.useful_share:.1%} of those charged" for read in reads),
+            Verdict.INFO
+            if is_own
+            else Verdict.of(all(read.useful_share >= USEFUL_SHARE for read in reads)),
         ),
         Row(FIGURE, "  group", "", _group(reads), Verdict.INFO),
         Row(FIGURE, "  Fetch", "", _fetch(run), Verdict.INFO),

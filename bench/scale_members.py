@@ -16,9 +16,9 @@ from proxy.members.slot_balance import (
     MAX_IMBALANCE,
     MIN_LOAD,
     SlotLoad,
-    assign,
     find_moves,
     overloaded_slots,
+    placed_slots,
 )
 from proxy.members.slot_map import ListenerPorts, MemberAddresses, SlotMap
 from proxy.members.slots import slot_of
@@ -76,7 +76,7 @@ def _settle(owners: Owners, names: Sequence[str], loads: Loads | None) -> tuple[
     """Share the slots out until nothing changes; return how many moved in each round."""
     moved: list[int] = []
     while True:
-        after = assign(owners, names, loads)
+        after = placed_slots(owners, names, loads)
         changes = sum(one != other for one, other in zip(owners, after, strict=True))
         if not changes:
             return owners, moved

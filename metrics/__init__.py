@@ -3,6 +3,7 @@
 Pure: no I/O, no event loop, nothing of the proxy; time is an argument in monotonic milliseconds.
 """
 
+from .dropped_log_lines import DroppedLogLines
 from .exposition import SensorCollector
 from .instruments import BoundedLabels, Instruments
 from .lock_free_counter import CounterChild
@@ -17,6 +18,7 @@ __all__ = [
     "BoundedLabels",
     "Count",
     "CounterChild",
+    "DroppedLogLines",
     "HistogramChild",
     "Instruments",
     "MemberInstruments",

@@ -132,6 +132,25 @@ class InstrumentRow(NamedTuple):
     meaning: str
 
 
+class MetricAlias(Collector):
+    """Exposes the samples of a gauge under another name."""
+
+    def __init__(self, metric: BoundedLabels[Any], row: InstrumentRow) -> None:
+        self._metric = metric
+        self._row = row
+
+    def describe(self) -> Iterable[Family]:
+        """Return the family without samples."""
+        return (Family(self._row.name, self._row.meaning, self._row.type),)
+
+    def collect(self) -> Iterable[Family]:
+        """Yield the family; each sample is made when it is read, which can be done once."""
+        for family, source in zip(self.describe(), self._metric.collect(), strict=True):
+            samples = (each._replace(name=self._row.name) for each in source.samples)
+            family.samples = cast(list[Sample], samples)
+            yield family
+
+
 class Declarations:
     """Metrics that are registered with `registry` as they are declared.
 
@@ -200,9 +219,11 @@ class Instruments(Declarations):
             "would_throttle_seconds_total[quota_entity*,quota]",
             "Seconds in which a measurement exceeded a quota which is not enforced.",
         )
-        self.pid_bound_bytes = bounded(
-            Gauge, "pid_bound_bytes[query*]", "Adaptive bound of a query, in bytes per second."
+        self.adaptive_bound_bytes = bounded(
+            Gauge, "adaptive_bound_bytes[query*]", "Adaptive bound of a query, in bytes per second."
         )
+        text = "Alias of adaptive_bound_bytes for one release more."
+        self._alias(self.adaptive_bound_bytes, "pid_bound_bytes", text)
         self.stage_state = bounded(
             Gauge,
             "stage_state[pipeline*,stage*]",
@@ -212,6 +233,11 @@ class Instruments(Declarations):
             Gauge,
             "stage_rate[pipeline*,stage*]",
             "Rate in force of a node of a pipeline, in records per second.",
+        )
+        self.adaptive_withheld_records = bounded(
+            Gauge,
+            "adaptive_withheld_records[query*]",
+            "Records that a query's driver was not told of at its latest look-up, for its bound.",
         )
         self.ledger_pending = bounded(
             Gauge, "ledger_pending[pipeline*]", "Source batches that are not finished."
@@ -255,6 +281,12 @@ class Instruments(Declarations):
         self.delay_queue_size = plain(
             Gauge, "delay_queue_size[api]", "Responses that wait in the delay queue."
         )
+        self.kept_bytes = plain(
+            Gauge, "kept_bytes", "Room in memory for requests and responses that are kept whole."
+        )
+        self.kept_bytes_waiting = plain(
+            Gauge, "kept_bytes_waiting", "Requests and responses that wait for such room."
+        )
         self.delay_queue_lag_seconds = plain(
             Histogram,
             "delay_queue_lag_seconds",
@@ -262,6 +294,14 @@ class Instruments(Declarations):
             buckets=LAG_BUCKETS_S,
         )
         self.connections = plain(Gauge, "connections[listener]", "Open client connections.")
+        self.connections_limit = plain(
+            Gauge,
+            "connections_limit",
+            "Client connections that there may be, through all listeners.",
+        )
+        self.silent_connections = plain(
+            Gauge, "silent_connections", "Open client connections that have sent no request yet."
+        )
         self.unbounded_clients = plain(
             Gauge, "unbounded_clients", "Connected clients that no rule bounds."
         )
@@ -322,6 +362,7 @@ class Instruments(Declarations):
             "config_last_reload_successful",
             "0 while the configuration's files have mistakes, so that what was read before holds.",
         )
+        self.build_info = plain(Gauge, "build_info[version]", "1, with the version of the proxy.")
         # Of members that share clients with others; without any they stay at 0.
         self.steered_connections_total = plain(
             Counter,
@@ -338,6 +379,12 @@ class Instruments(Declarations):
             "rules_digest[tier,digest]",
             "1 with a digest of the rules in force: who shares clients should show the same.",
         )
+
+    def _alias(self, metric: BoundedLabels[Any], name: str, meaning: str) -> None:
+        """Expose the metric that was declared last under another name as well."""
+        row = self.rows[-1]._replace(name=PREFIX + name, meaning=meaning)
+        self.rows.append(row)
+        self._registry.register(MetricAlias(metric, row))
 
     def _bounded(
         self, kind: type[Any], series: str, meaning: str, **options: Any

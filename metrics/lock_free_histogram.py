@@ -33,6 +33,16 @@ class HistogramChild:
         self.counts[bisect_left(self.bounds, amount)] += 1
         self.total += amount
 
+    def add(self, other: HistogramChild) -> None:
+        """Count what another one with the same bounds has counted."""
+        self.counts = [mine + its for mine, its in zip(self.counts, other.counts, strict=True)]
+        self.total += other.total
+
+    def cumulative(self) -> list[tuple[str, int]]:
+        """Return the bound of each bucket as it is exposed, and what is not above it."""
+        bounds = [*map(floatToGoString, self.bounds), "+Inf"]
+        return list(zip(bounds, accumulate(self.counts), strict=True))
+
 
 class LockFreeHistogram(Collector):
     """A labelled histogram with those parts of prometheus_client's that are of use here.
@@ -78,10 +88,8 @@ class LockFreeHistogram(Collector):
     def collect(self) -> Iterable[Family]:
         """Return the family with all samples."""
         family = self._family()
-        bounds = [*map(floatToGoString, self._bounds), "+Inf"]
         for values, child in self._children.items():
-            buckets = zip(bounds, accumulate(child.counts), strict=True)
-            family.add_metric(values, list(buckets), child.total)
+            family.add_metric(values, child.cumulative(), child.total)
         return (family,)
 
     def _family(self) -> HistogramMetricFamily:

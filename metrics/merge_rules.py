@@ -28,12 +28,16 @@ _OF_THE_PROXY: Mapping[str, GaugeRule] = {
     # one, and that of another member a part of it. So the highest is right, and a sum is too much.
     "rate_bytes": OWNED,
     # The same rules hold at all members. An adapted bound is below the rule's, which a member may
-    # show that owned the client before; `pid_bound_bytes` is that of the owner alone.
+    # show that owned the client before; `adaptive_bound_bytes` is that of the owner alone.
     BOUND_METRIC: OWNED,
     "expected_throttling": MAX,
+    "adaptive_bound_bytes": MAX,
     "pid_bound_bytes": MAX,
+    "spark_report_age_seconds": MAX,
     "stage_state": MAX,
     "stage_rate": MAX,
+    # Of the owner alone, too.
+    "adaptive_withheld_records": MAX,
     "ledger_pending": MAX,
     # Offsets only grow: of a query that has just changed its owner, the newer ones.
     "partition_position": OWNED,
@@ -42,8 +46,17 @@ _OF_THE_PROXY: Mapping[str, GaugeRule] = {
     "partition_lag": OWNED,
     "partition_lag_seconds": MAX,
     "partition_stuck": OWNED,
+    # A member that has just lost a query may show it for a moment.
+    "query_trigger_seconds": MAX,
+    "query_failed": OWNED,
+    "query_advice": OWNED,
     "delay_queue_size": SUM,
+    "kept_bytes": SUM,
+    "kept_bytes_waiting": SUM,
     "connections": SUM,
+    # Each worker lets in so many: who divides gets the share in use.
+    "connections_limit": SUM,
+    "silent_connections": SUM,
     "unbounded_clients": SUM,
     "overflow_clients": SUM,
     # All have the same brokers, and equal shares of the ports.
@@ -59,6 +72,7 @@ _OF_THE_PROXY: Mapping[str, GaugeRule] = {
     "throttling_paused": MAX,
     "rules_not_enforced": MAX,
     "rules_digest": MAX,
+    "build_info": MAX,
     # Of the supervisor alone, so that there is one value.
     "workers": SUM,
     "workers_crash_looping": SUM,

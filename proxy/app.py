@@ -9,6 +9,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 from structlog import get_logger
 
+from metrics.clock import clock_ms
 from proxy.admin.server import AdminError, AdminServer
 from proxy.cluster.upstream import Address
 from proxy.config import Config
@@ -17,6 +18,7 @@ from proxy.config.models import HIDE_PASSWORD
 from proxy.config.reload import Reloader
 from proxy.config.secrets import Secrets
 from proxy.config.stores import open_store
+from proxy.debt_records import LEAST_KEPT_MS, KeptDebts
 from proxy.member import MemberProcess, prepare_process
 from proxy.parts import listener_of
 from proxy.quota.manager import QuotaManager
@@ -39,6 +41,8 @@ class App:
         self._config = config
         self._member = MemberProcess(config, partial(listeners_of, config), splice=splice)
         self._store = self._member.store
+        owed = partial(self._member.owed, LEAST_KEPT_MS)
+        self._debts = KeptDebts(config.state.kind, owed)
         self.relay = self._member.relay
         self.reloader = Reloader(path, config, self._apply, self._member.loads)
         self._tasks: Sequence[asyncio.Task[None]] = ()
@@ -79,6 +83,7 @@ class App:
             admin += bind_admin(self._config, succession.beside or ())
             way, holder = self._member.bootstrap, succession.holder
             await self._member.load(await asyncio.to_thread(open_store, self._config, way, holder))
+            await self._take_debts()
             await self._member.make_admin().start(admin)
         except BaseException:
             await self.relay.close()
@@ -93,7 +98,7 @@ class App:
             await self.relay.close()
             raise
         _log.info("admin", port=self.admin.port)
-        self._tasks = self._member.begin(self.reloader.watch)
+        self._tasks = self._member.begin(self.reloader.watch, self._debts.run)
 
     async def stop(self) -> None:
         """Drain, then close everything; first what another process may wait for."""
@@ -107,6 +112,7 @@ class App:
     async def release(self) -> None:
         """Close admin port and state, for a successor; all is written by then."""
         await self.admin.stop()
+        await self._debts.close()
         await self._member.release()
         if self._config.state.kind != "memory":  # nobody else can have that
             await asyncio.to_thread(self._store.close)
@@ -131,7 +137,13 @@ class App:
             way = self._member.bootstrap
             self._store.use(await asyncio.to_thread(open_store, self._config, way))
         self._member.resume()
+        await self._take_debts()
         self._released = False
+
+    async def _take_debts(self) -> None:
+        """Have clients owe what they did where another process served them."""
+        debts = await self._debts.read(self._store)
+        self._member.quotas.shared.take_debts(debts, clock_ms())
 
     async def _resume_admin(self) -> None:
         await self.admin.stop()

@@ -2,30 +2,38 @@
 
 import argparse
 import asyncio
+import atexit
 import logging
 import math
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
 
 import structlog
 import uvloop
 
-from proxy import __version__
 from proxy.admin.commands.admin_client import AdminRefusal
 from proxy.admin.commands.operator_commands import add_commands, number_of
 from proxy.admin.log_level import log_level
 from proxy.app import PORT_ERRORS, App
 from proxy.config import Config, ConfigError, load_config
-from proxy.config.check_report import explain, find_hints
+from proxy.config.check_report import explain_quotas, find_hints
+from proxy.config.endpoints import MAX_PORT
 from proxy.devkit import DevkitError
 from proxy.garbage import spare_full_collections
+from proxy.log_queue import LibraryLog, log_queue
+from proxy.onboarding.doctor_command import add_doctor
+from proxy.onboarding.init_command import add_init
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rules import RuleTable
 from proxy.quota.values import BadValueError
 from proxy.relay.take_over import Predecessor, TakeOverError
+from proxy.release import VERSION
 from proxy.state import StateError
 from proxy.workers import check_keys
 from proxy.workers.nursery import Nursery
@@ -37,7 +45,8 @@ EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 
-MAX_PORT = 65535
+
+_log = structlog.get_logger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,13 +69,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(f"{error}\n    fix: see that it is there and may be used", EXIT_FAILED)
     except KeyboardInterrupt:
         return EXIT_FAILED
+    finally:
+        log_queue.wait_written()
 
 
 def _perform(options: argparse.Namespace) -> int:
     """Run a command and print all that it says; return its exit code."""
-    command: Callable[[argparse.Namespace], int] = options.command
+    command: Callable[[argparse.Namespace], int | None] = options.command
     try:
-        code = command(options)
+        code = command(options) or EXIT_DONE
         sys.stdout.flush()
     except BrokenPipeError:  # who reads the output has enough of it, such as `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -78,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="quota-proxy", description="A Kafka proxy that holds each client to its quota."
     )
-    parser.add_argument("--version", action="version", version=f"quota-proxy {__version__}")
+    parser.add_argument("--version", action="version", version=f"quota-proxy {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     config = argparse.ArgumentParser(add_help=False)
@@ -98,6 +109,8 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--listener", help="name of the listener that the client comes in by")
     check.set_defaults(command=_check)
 
+    add_init(commands)
+    add_doctor(commands)
     add_commands(commands)
 
     demo = commands.add_parser("demo", help="see a PySpark query held to its quota")
@@ -175,13 +188,22 @@ async def _serve(
 
 def _started() -> None:
     spare_full_collections()
-    _say("ready")
+    threading.Thread(target=_announce, name="ready", daemon=True).start()
+
+
+def _announce() -> None:
+    """Write `ready` behind what the log says of the start. It may block, and for ever."""
+    log_queue.wait_written()
+    with suppress(OSError):
+        os.write(sys.stdout.fileno(), b"ready\n")
 
 
 def configure_logging(log_format: str) -> None:
-    """Write log lines to standard error, as JSON or for people."""
+    """Have all that is logged written to standard error, as JSON or for people, by `log_queue`.
+
+    Likewise what libraries log, warnings, exceptions that nobody catches, and what is printed.
+    """
     processors: list[structlog.typing.Processor] = [
-        log_level.process,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
@@ -189,15 +211,30 @@ def configure_logging(log_format: str) -> None:
         processors += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     else:
         # The default shows local variables too, and among them may be a password.
-        plain, colors = structlog.dev.plain_traceback, sys.stderr.isatty()
+        plain, colors = structlog.dev.plain_traceback, log_queue.isatty()
         processors += [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)]
     structlog.configure(
-        processors=processors,
+        processors=[log_level.process, log_queue.rendering(processors)],
         wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
-        # One write for each line: the lines of several workers do not mix.
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        logger_factory=lambda *_: log_queue,
         cache_logger_on_first_use=True,
     )
+    sys.stderr = log_queue
+    logging.basicConfig(handlers=[LibraryLog()], force=True)
+    logging.captureWarnings(True)
+    sys.excepthook = _log_uncaught
+    sys.unraisablehook = threading.excepthook = _log_ignored
+    atexit.register(log_queue.wait_written)
+
+
+def _log_uncaught(
+    kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
+) -> None:
+    _log.error("unexpected error", exc_info=(kind, error, trace))
+
+
+def _log_ignored(caught: "sys.UnraisableHookArgs | threading.ExceptHookArgs") -> None:
+    _log_uncaught(caught.exc_type, caught.exc_value, caught.exc_traceback)
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -214,11 +251,11 @@ def _check(options: argparse.Namespace) -> int:
     table = RuleTable(settings.rules, enforce=settings.enforce)
     lines = [*find_hints(config, table)]
     keys = check_keys.keys_of(config, table)
-    lines += check_keys.find_hints(config, table, keys)
+    lines += check_keys.find_key_hints(config, table, keys)
     if (options.user, options.client_id, options.listener) != (None, None, None):
         identity = ClientIdentity(options.listener or names[0], options.user, options.client_id)
-        lines += explain(config, table, identity)
-        lines += check_keys.explain(config, keys, identity)
+        lines += explain_quotas(config, table, identity)
+        lines += check_keys.explain_key(config, keys, identity)
     for line in lines:
         _say(line)
     return EXIT_DONE

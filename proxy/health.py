@@ -73,13 +73,18 @@ class Health:
             was_reachable=brokers.was_reachable,
             refusal=brokers.refusal,
             silent_s=None if since_s is None else self._services.loop.time() - since_s,
+            loop=brokers.loop,
+            unresolved=brokers.bootstrap.resolver.failing(),
             writable=self._store.writable,
         )
 
     def show(self) -> None:
         """Show by metrics what else only `/readyz`, the log and the state would."""
         instruments, brokers = self._services.instruments, self._relay.brokers
-        quotas = self._services.quotas
+        services, relay = self._services, self._relay
+        quotas = services.quotas
+        instruments.connections_limit.set_function(lambda: services.limits.max_connections)
+        instruments.silent_connections.set_function(lambda: len(relay.silent))
         instruments.ready.set_function(lambda: self.readiness().reason is None)
         instruments.cluster_reachable.set_function(lambda: brokers.answers)
         instruments.login_refused.set_function(lambda: brokers.refusal is not None)

@@ -12,7 +12,7 @@ from itertools import count
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry
 from structlog import get_logger
 
-from metrics import Instruments, Registry, SensorCollector
+from metrics import DroppedLogLines, Instruments, Registry, SensorCollector
 from metrics.clock import clock_ms
 from proxy.admin.audit import BY_FILE, AuditLog
 from proxy.admin.history import History
@@ -31,10 +31,12 @@ from proxy.config.reload import LoadLog
 from proxy.config.secrets import Certificate, Secrets, read_secrets
 from proxy.garbage import FREED_INTERVAL_S, FreedMemory, collect_frozen
 from proxy.health import Health
+from proxy.log_queue import log_queue
 from proxy.parts import access_of, bootstrap_of, limits_of, port_limits_of
 from proxy.progress.owns import Owns, owns_all
 from proxy.queries.queries import Queries
-from proxy.quota.entities import QuotaKind
+from proxy.quota.debts import Debt
+from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rule_registry import Compose, RuleRegistry
 from proxy.quota.rule_sources import ComposedRules
@@ -44,10 +46,10 @@ from proxy.relay.brokers import Brokers
 from proxy.relay.clients import ClientRegistry
 from proxy.relay.kafka_quotas import KafkaQuotas
 from proxy.relay.listener import ListenerSettings
-from proxy.relay.pump import PipePool
 from proxy.relay.relay import Relay
 from proxy.relay.services import Reapers, Services, ThrottleMode
 from proxy.relay.steering import Steering
+from proxy.release import VERSION
 from proxy.state import MemoryStore, StateError, Store, WatchedStore
 
 EXPIRY_INTERVAL_S = 60.0  # between two looks for idle sensors
@@ -99,8 +101,10 @@ class MemberProcess:
         self.store = WatchedStore(MemoryStore())
         self.metrics = CollectorRegistry()
         instruments = Instruments(self.metrics, max_label_sets=config.limits.max_client_entities)
+        instruments.build_info.labels(VERSION).set(1)
         sensors = Registry(settings.max_sensors)
         self.metrics.register(SensorCollector(sensors, clock_ms))
+        self.metrics.register(DroppedLogLines(lambda: log_queue.dropped))
         for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
             self.metrics.register(collector)
         self.quotas = QuotaManager(
@@ -130,7 +134,6 @@ class MemberProcess:
             quotas=self.quotas,
             reapers=Reapers(loop, instruments),
             instruments=instruments,
-            pipes=PipePool(),
             clients=self._clients,
             interceptor=self.queries.following.client,
             splice=splice,
@@ -264,6 +267,13 @@ class MemberProcess:
         """Whether this process keeps what concerns all."""
         return self._writes
 
+    async def owed(
+        self, least_ms: float, covers: Callable[[ClientIdentity], bool] = lambda _: True
+    ) -> list[Debt]:
+        """Return what clients owe, each more than that."""
+        walk = self.quotas.shared.owing(covers, clock_ms, least_ms)
+        return [debt for debt in await self.slices.collect(walk) if debt is not None]
+
     def keep_changes(self) -> None:
         """After `release`: keep in memory what the state does not take meanwhile."""
         self.audit.resume(self.store)
@@ -365,7 +375,8 @@ class MemberProcess:
             await asyncio.sleep(TICK_INTERVAL_S)
             await self._end_due()
             self.services.outages.sweep(clock_ms())
-            self.services.rejections.sweep(clock_ms())
+            self.services.log.sweep()
+            self.services.login_pace.sweep(clock_ms())
             self._request_times.sample(clock_ms())
             await self.slices.collect(self.quotas.settling())
             await self.slices.collect(self.services.connection_quotas.settling())

@@ -10,6 +10,7 @@ from proxy.cluster.login import Credentials, Login
 from proxy.config import Config, ListenerSection
 from proxy.config.descriptors import share_files
 from proxy.config.secrets import ALL_RIGHTS, Secrets
+from proxy.progress.query_scope import QueryScope
 from proxy.relay.listener import ListenerSettings
 from proxy.relay.services import Limits
 
@@ -28,7 +29,12 @@ def access_of(config: Config, secrets: Secrets) -> Access:
     """Return who may do what on the admin port."""
     admin = config.admin
     tokens = [
-        AdminToken(each.name, secrets.tokens[each.name], tuple(map(Right, each.rights)))
+        AdminToken(
+            each.name,
+            secrets.tokens[each.name],
+            tuple(map(Right, each.rights)),
+            QueryScope(each.queries),
+        )
         for each in admin.tokens
     ]
     if admin.token_file is not None:

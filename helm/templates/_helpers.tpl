@@ -116,7 +116,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- $tokens := $admin.tokens | default list -}}
 {{- range $name, $token := .Values.adminTokens -}}
   {{- $file := printf "/etc/quota-proxy/admin/tokens/%s" $name -}}
-  {{- $tokens = append $tokens (dict "name" $name "token_file" $file "rights" $token.rights) -}}
+  {{- $made := dict "name" $name "token_file" $file "rights" $token.rights -}}
+  {{- if $token.queries -}}{{- $made = set $made "queries" $token.queries -}}{{- end -}}
+  {{- $tokens = append $tokens $made -}}
 {{- end -}}
 {{- $_ := set $admin "tokens" $tokens -}}
 {{- $_ := set $admin "hosts" (concat ($admin.hosts | default list) (include "quota-proxy.adminNames" . | fromJson).names) -}}

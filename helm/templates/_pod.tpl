@@ -51,7 +51,9 @@ spec:
     {{- end }}
   containers:
     - name: proxy
-      image: {{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) | quote }}
+      {{- with .Values.image }}
+      image: {{ if .digest }}{{ printf "%s@%s" .repository .digest | quote }}{{ else }}{{ printf "%s:%s" .repository (.tag | default $.Chart.AppVersion) | quote }}{{ end }}
+      {{- end }}
       imagePullPolicy: {{ .Values.image.pullPolicy }}
       args: [run, -c, /etc/quota-proxy/config/quota-proxy.yaml, --log-format, {{ .Values.logFormat }}]
       {{- with .Values.extraEnv }}

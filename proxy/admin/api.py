@@ -17,10 +17,11 @@ from proxy.admin.connection_documents import ConnectionDocuments
 from proxy.admin.log_level import LogLevelRoutes
 from proxy.admin.overrides import parse_override
 from proxy.admin.port.guard import REPORT_PATH, current_author
-from proxy.admin.query_documents import Document, QueryDocuments, Reports, written
+from proxy.admin.query_documents import QueryDocuments, Reports, written_queries
+from proxy.admin.refused_reports import RefusedReports
 from proxy.admin.replies import (
     JSON_HEADERS,
-    MAX_DIGITS,
+    MAX_REQUEST_DIGITS,
     ApiError,
     answer,
     answer_in_pieces,
@@ -34,22 +35,22 @@ from proxy.admin.slices import Slices
 from proxy.admin.status import Status
 from proxy.admin.throttling_routes import ThrottlingRoutes, throttling_document
 from proxy.progress.query import MAX_PARTITIONS
-from proxy.progress.report import MAX_REPORT_BYTES, ReportRefused
+from proxy.progress.report import MAX_REPORT_BYTES, Refusal, ReportRefused
 from proxy.quota.rule_registry import RuleRegistry
 from proxy.quota.selector import parse_selector, selector
-from proxy.state import StateError
+from proxy.state import Document, StateError
 
 CLIENTS_PATH = "/v1/clients/"
 CONNECTIONS_PATH = "/v1/connections/"
 QUOTAS_PATH = "/v1/quotas/"
 
-ANY = "{tail:(?s:.+)}"
+ANY_NAME = "{tail:(?s:.+)}"
 """What follows may hold every character; see `tail_of`."""
 
 DEFAULT_LIMIT, MAX_LIMIT = 100, 1_000
 """How many clients one answer holds: unless the request says, and at most."""
 
-MAX_NUMBER = 10**MAX_DIGITS - 1  # of a connection, in the query string
+MAX_CONNECTION_NUMBER = 10**MAX_REQUEST_DIGITS - 1  # of a connection, in the query string
 
 DEFAULT_PARTITIONS = 1_000  # of a query in one answer, unless the request says
 MAX_OVERRIDE_BYTES = 64 * 1024  # the longest body that sets a quota
@@ -72,18 +73,19 @@ class ApiRoutes:
     slices: Slices
     audit: AuditLog
     connections: ConnectionDocuments
+    refused: RefusedReports
 
     def routes(self) -> list[web.RouteDef]:
         """Return the handlers by method and path."""
         return [
             web.get("/v1/status", self._get_status),
             web.get("/v1/clients", self._get_clients),
-            web.get(CLIENTS_PATH + ANY, self._get_client),
+            web.get(CLIENTS_PATH + ANY_NAME, self._get_client),
             web.get("/v1/connections", self._get_connections),
-            web.delete(CONNECTIONS_PATH + ANY, self._delete_connection),
+            web.delete(CONNECTIONS_PATH + ANY_NAME, self._delete_connection),
             web.get("/v1/quotas", self._get_quotas),
-            web.put(QUOTAS_PATH + ANY, self._put_quota),
-            web.delete(QUOTAS_PATH + ANY, self._delete_quota),
+            web.put(QUOTAS_PATH + ANY_NAME, self._put_quota),
+            web.delete(QUOTAS_PATH + ANY_NAME, self._delete_quota),
             *ThrottlingRoutes(self.rules, self.audit).routes(),
             web.post(REPORT_PATH, self._post_report),
             web.get("/v1/progress", self._get_progress),
@@ -136,7 +138,11 @@ class ApiRoutes:
 
     async def _get_connections(self, request: web.Request) -> web.Response:
         text, limit = filter_and_limit(request)
-        after = whole_number(request, "after", 0, MAX_NUMBER) if "after" in request.query else None
+        after = (
+            whole_number(request, "after", 0, MAX_CONNECTION_NUMBER)
+            if "after" in request.query
+            else None
+        )
         document = await self.connections.document(text, limit, after, self.clock_ms(), time.time())
         return await answer_in_slices(document, self.slices)
 
@@ -203,8 +209,10 @@ class ApiRoutes:
     async def _post_report(self, request: web.Request) -> web.Response:
         raw = await json_body(request, MAX_REPORT_BYTES)
         try:
-            return answer(await self.reports.accept(raw))
+            return answer(await self.reports.accept(raw, current_author().queries))
         except ReportRefused as error:
+            if error.reason is Refusal.NOT_ALLOWED:
+                await self.refused.record(current_author(), error.message, time.time())
             reason = str(error.reason)
             raise ApiError(error.status, error.message, error.fix, reason=reason) from None
 
@@ -217,7 +225,7 @@ class ApiRoutes:
             "see GET /v1/progress for those that are; name it under queries, or let "
             "QuotaListener report it",
         )
-        body = await asyncio.to_thread(written, documents, limit)
+        body = await asyncio.to_thread(written_queries, documents, limit)
         return answer_in_pieces(body, JSON_HEADERS)
 
     async def _get_pipelines(self, request: web.Request) -> web.Response:

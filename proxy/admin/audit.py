@@ -12,12 +12,13 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 from structlog import get_logger
 
+from proxy.progress.query_scope import ALL_QUERIES, QueryScope
 from proxy.state import Record, RecordFormat, StateError, StateWriter, Store
 
 KEPT_CHANGES = 1_000
 """How many are kept; of more the oldest are forgotten."""
 
-LOCAL, FILE = "local", "file"
+LOCAL_AUTHOR, FILE = "local", "file"
 """Names of those without a token: anybody on this machine, and the configuration file."""
 
 _NUMBER_DIGITS = 15  # so that keys sort as numbers
@@ -46,12 +47,14 @@ def audit_left() -> Iterator[list[LeftChange]]:
 
 @dataclass(frozen=True, slots=True)
 class Author:
-    """Who makes a change."""
+    """Who makes a change, or reports."""
 
     name: str
-    """Of the token, LOCAL or FILE."""
+    """Of the token, LOCAL_AUTHOR or FILE."""
     address: str | None = None
     """From which the request came; None for what was no request."""
+    queries: QueryScope = ALL_QUERIES
+    """On which it may report."""
 
 
 BY_FILE = Author(FILE)

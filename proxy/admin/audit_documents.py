@@ -1,15 +1,14 @@
 """Shows recorded changes, and what a rule is before and after one."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from proxy.admin.audit import AuditLog
 from proxy.admin.client_documents import iso
 from proxy.quota.rule_sources import RuleEntry
+from proxy.state import Document
 
 SHOWN_CHANGES = 20
 """How many the status has."""
-
-Document = Mapping[str, object]
 
 
 def change_documents(

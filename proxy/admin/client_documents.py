@@ -17,12 +17,11 @@ from proxy.quota.rule_registry import RuleRegistry
 from proxy.quota.rule_sources import RuleEntry
 from proxy.quota.rules import Rule, RuleTable
 from proxy.quota.selector import selector
+from proxy.state import Document
 
 FRESH_MS = 500.0
 """How long measured rows are shown again: with 10,000 sensors they take some 0.1 s of computing
 time to make, and many may be looking."""
-
-Document = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +151,7 @@ class ClientDocuments:
     def _explain(
         row: QuotaRow, in_force: Mapping[str, RuleEntry], table: RuleTable
     ) -> list[Document]:
-        documents = []
+        documents: list[Document] = []
         for client in row.clients:
             rules: dict[QuotaKind, list[Document]] = {kind: [] for kind in QuotaKind}
             for each in table.explain(client):

@@ -9,16 +9,15 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from metrics.clock import MS_PER_SECOND
 from proxy.quota.entities import QuotaKind
-from proxy.quota.manager import MeasuredRate
+from proxy.quota.manager import Clock, MeasuredRate
 from proxy.quota.meter import QuotaRow
 
-INTERVAL_MS = 5_000.0  # between two samples
+HISTORY_INTERVAL_MS = 5_000.0  # between two samples
 SAMPLES = 120  # kept for each series: ten minutes
 MAX_SERIES = 200  # about 5 kB each
 
 Measured: TypeAlias = MeasuredRate | QuotaRow
-Key = tuple[str, QuotaKind]
-Clock = Callable[[], float]
+SensorKey = tuple[str, QuotaKind]
 T = TypeVar("T")
 
 
@@ -75,7 +74,7 @@ class History:
         self,
         readings: Callable[[Clock], Iterable[Measured]],
         *,
-        interval_ms: float = INTERVAL_MS,
+        interval_ms: float = HISTORY_INTERVAL_MS,
         samples: int = SAMPLES,
         max_series: int = MAX_SERIES,
     ) -> None:
@@ -83,7 +82,7 @@ class History:
         self._interval_ms = interval_ms
         self._samples = samples
         self._max_series = max_series
-        self._series: dict[Key, _Series] = {}
+        self._series: dict[SensorKey, _Series] = {}
         self._next_ms: float | None = None
 
     def __len__(self) -> int:
@@ -100,7 +99,7 @@ class History:
 
     def sample(self, clock_ms: Clock) -> Iterator[None]:
         """Take a sample in small steps, between which `document` may be called."""
-        known: dict[Key, Measured] = {}
+        known: dict[SensorKey, Measured] = {}
         new: Largest[Measured] = Largest(self._max_series)
         for measured in self._readings(clock_ms):
             key = measured.entity, measured.kind
@@ -112,7 +111,7 @@ class History:
         self._series = {key: kept for key, kept in self._series.items() if key in known}
         for key, kept in self._series.items():
             kept.add(known[key])
-        highest: Largest[tuple[Key, _Series]] = Largest(self._max_series)
+        highest: Largest[tuple[SensorKey, _Series]] = Largest(self._max_series)
         for item in self._series.items():
             highest.add(item[1].peak(), item)
             yield

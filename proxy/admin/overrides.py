@@ -12,7 +12,7 @@ from proxy.quota.validation import RULE_KEYS, check_keys, find_bound_problems, p
 from proxy.quota.values import MAX_DURATION_S, BadValueError, parse_duration
 
 MAX_BY_CHARS = 200
-MAX_SHOWN_CHARS = 60
+MAX_REFUSED_CHARS = 60
 
 Value = TypeVar("Value")
 
@@ -144,7 +144,7 @@ def _by(value: object) -> str | None:
 def _shown(value: object) -> str:
     """Quote a value in a message, cut where it is long."""
     text = json.dumps(value) if not isinstance(value, dict | list) else "a collection"
-    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
+    return text if len(text) <= MAX_REFUSED_CHARS else f"{text[:MAX_REFUSED_CHARS]}..."
 
 
 def _bad(what: str, fix: str) -> ApiError:

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from heapq import nlargest
 from operator import itemgetter
 
-from proxy.admin.query_documents import Document, chosen, cut
+from proxy.admin.query_documents import chosen, cut
+from proxy.state import Document
 
-MAX_SUMMARIES = 50  # pipelines in the status document
+MAX_PIPELINE_SUMMARIES = 50  # pipelines in the status document
 MAX_NODES = 50  # stages, and also sources, of one pipeline there
 REDUCED = "reduced"  # state of a node that is held to a rate
 
@@ -14,9 +15,11 @@ REDUCED = "reduced"  # state of a node that is held to a rate
 def summaries(documents: Sequence[Document]) -> list[Document]:
     """Return the pipelines briefly: the full first, then those with most that is held.
 
-    At most MAX_SUMMARIES, with at most MAX_NODES stages and as many sources each.
+    At most MAX_PIPELINE_SUMMARIES, with at most MAX_NODES stages and as many sources each.
     """
-    return [_summary(document) for document in nlargest(MAX_SUMMARIES, documents, key=_urgency)]
+    return [
+        _summary(document) for document in nlargest(MAX_PIPELINE_SUMMARIES, documents, key=_urgency)
+    ]
 
 
 def _urgency(document: Document) -> tuple[bool, int]:

@@ -7,19 +7,18 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from functools import partial
 from heapq import nlargest
 from operator import itemgetter
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from proxy.admin.slices import Slices
+from proxy.progress.query_scope import QueryScope
+from proxy.state import Document
 
 COST_FACTOR = 20.0
 """So many times as long as it took to make a thing is it shown again: many may be looking, and no
 client's traffic moves in that time."""
 
-MAX_SUMMARIES = 100  # queries in the status document
+MAX_QUERY_SUMMARIES = 100  # queries in the status document
 MAX_TEXT_CHARS = 300  # of one error or reason there
-
-Document = Mapping[str, Any]
-"""A JSON object."""
 
 T = TypeVar("T")
 
@@ -27,8 +26,8 @@ T = TypeVar("T")
 class Reports(Protocol):
     """What the rest of the program does with reports, and knows of queries."""
 
-    async def accept(self, raw: bytes) -> Document:
-        """Apply a report and return what came of it. Raises ReportRefused."""
+    async def accept(self, raw: bytes, scope: QueryScope) -> Document:
+        """Apply a report on a query of a scope; return what came of it. Raises ReportRefused."""
 
     def progress(self) -> Iterable[Document | None]:
         """Yield all that is known of each query, and None for a step without one.
@@ -118,9 +117,9 @@ class QueryDocuments:
     async def summaries(self, now_s: float) -> list[Document]:
         """Return the queries briefly: those that need somebody first, then those with most lag.
 
-        At most MAX_SUMMARIES. `now_s` is the time in seconds of the Unix epoch.
+        At most MAX_QUERY_SUMMARIES. `now_s` is the time in seconds of the Unix epoch.
         """
-        documents = nlargest(MAX_SUMMARIES, await self.documents(), key=_urgency)
+        documents = nlargest(MAX_QUERY_SUMMARIES, await self.documents(), key=_urgency)
         return [_summary(document, now_s) for document in documents]
 
 
@@ -149,7 +148,7 @@ def limited(document: Document, most: int) -> Document:
     return {**document, "partitions": shown}
 
 
-def written(documents: Iterable[Document], most: int) -> bytearray:
+def written_queries(documents: Iterable[Document], most: int) -> bytearray:
     """Write `{"queries": [...]}`, each query with at most so many partitions.
 
     It goes to another thread, and in small pieces: nothing else runs during one json.dumps, nor

@@ -1,5 +1,6 @@
 """Decide whether the proxy should get clients: what `/readyz` answers."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 SILENCE_GRACE_S = 30.0
@@ -8,6 +9,7 @@ SILENCE_GRACE_S = 30.0
 
 SILENT = "the Kafka cluster does not answer"
 REFUSED = "the Kafka cluster does not let the proxy log in"
+UNRESOLVED = "names do not resolve, and their last good addresses serve"
 NOT_WRITABLE = "the state takes no writes, so overrides are refused; the log says why"
 
 
@@ -27,20 +29,24 @@ def judge(
     was_reachable: bool,
     refusal: str | None,
     silent_s: float | None,
+    loop: str | None = None,
+    unresolved: Collection[str] = (),
     writable: bool,
 ) -> Readiness:
     """Return the readiness, from what the probes of the cluster have shown.
 
     `reachable` is of the last probe, `was_reachable` of any, `refusal` why the last one could not
-    log in, and `silent_s` for how long none was answered; None if that is not so. `writable` is
-    whether the state took the last write.
+    log in, and `silent_s` for how long none was answered; None if that is not so. `loop` is what
+    leads to this proxy itself, `unresolved` are the names of brokers whose last good addresses
+    serve, and `writable` is whether the state took the last write.
     """
     if reachable:
-        return Readiness(warning=None if writable else NOT_WRITABLE)
+        names = f"{UNRESOLVED}: {', '.join(sorted(unresolved))}" if unresolved else None
+        return Readiness(warning=NOT_WRITABLE if not writable else loop or names)
     if refusal is not None:
         text = f"{REFUSED}: {refusal}"
         # Brokers answer, and clients log in for themselves.
         return Readiness(warning=text) if was_reachable else Readiness(text)
     if was_reachable and silent_s is not None and silent_s < SILENCE_GRACE_S:
-        return Readiness(warning=SILENT)
-    return Readiness(SILENT)
+        return Readiness(warning=loop or SILENT)
+    return Readiness(loop or SILENT)

@@ -21,8 +21,8 @@ JSON_HEADERS = {**HEADERS, "Content-Type": "application/json; charset=utf-8"}
 
 BODY_TIMEOUT_S = 10.0  # how long a body may take to arrive
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-PIECE_BYTES = 64 * 1024  # of a body, written in one step
-MAX_DIGITS = 15  # of a number in a path or query string
+REPLY_PIECE_BYTES = 64 * 1024  # of a body, written in one step
+MAX_REQUEST_DIGITS = 15  # of a number in a path or query string
 SAMPLES_AT_ONCE = 50  # samples of a scrape in one step; it takes about half a millisecond
 
 
@@ -66,8 +66,8 @@ def answer_in_pieces(body: bytes | bytearray, headers: Mapping[str, str]) -> web
 
 
 async def _pieces(body: memoryview) -> AsyncIterator[memoryview]:
-    for start in range(0, len(body), PIECE_BYTES):
-        yield body[start : start + PIECE_BYTES]
+    for start in range(0, len(body), REPLY_PIECE_BYTES):
+        yield body[start : start + REPLY_PIECE_BYTES]
         await asyncio.sleep(0)
 
 
@@ -131,8 +131,8 @@ def whole_number(request: web.Request, name: str, default: int, most: int) -> in
 
 
 def parse_number(text: str) -> int | None:
-    """Return the number that some digits are, at most MAX_DIGITS; None for another text."""
-    is_number = text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS
+    """Return the number that some digits are, at most MAX_REQUEST_DIGITS; None for another text."""
+    is_number = text.isascii() and text.isdecimal() and len(text) <= MAX_REQUEST_DIGITS
     return int(text) if is_number else None
 
 

@@ -12,17 +12,17 @@ SAMPLE_INTERVAL_MS = 15_000.0
 KEPT_SAMPLES = 20
 """With them the figures are of the last five minutes."""
 
-MAX_SHOWN = 20  # APIs, those with most requests first
+MAX_APIS_SHOWN = 20  # APIs, those with most requests first
 MEDIAN, HIGH = 0.5, 0.99
 
-PARTS = ("broker", "proxy", "hold")
+TIME_PARTS = ("broker", "proxy", "hold")
 
 HISTOGRAMS = "histograms"
 """Key of what the quantiles are estimated from: `bounds` in seconds, and how many are in each
 bucket, by part. For who adds several processes up: quantiles cannot be added."""
 
 Parts = tuple[HistogramChild, HistogramChild, HistogramChild]
-"""In the order of PARTS."""
+"""In the order of TIME_PARTS."""
 
 
 class PartTime(NamedTuple):
@@ -54,7 +54,7 @@ class RequestTimes:
     def documents(self) -> list[Mapping[str, object]]:
         """Return a document for each API that had requests measured."""
         found = sorted(self._documents(), key=lambda each: each[0], reverse=True)
-        return [document for _, document in found[:MAX_SHOWN]]
+        return [document for _, document in found[:MAX_APIS_SHOWN]]
 
     def _documents(self) -> Iterator[tuple[int, Mapping[str, object]]]:
         before = self._samples[0] if self._samples else {}
@@ -66,11 +66,11 @@ class RequestTimes:
             ]
             measured = sum(recent[0])
             if measured:
-                times = zip(PARTS, map(_part_time, parts, recent), strict=True)
+                times = zip(TIME_PARTS, map(_part_time, parts, recent), strict=True)
                 shown = {name: time._asdict() for name, time in times}
                 counted = {
                     name: {"bounds": list(child.bounds), "counts": counts}
-                    for name, child, counts in zip(PARTS, parts, recent, strict=True)
+                    for name, child, counts in zip(TIME_PARTS, parts, recent, strict=True)
                 }
                 about = {"api": api, "measured": measured, HISTOGRAMS: counted}
                 yield measured, {**about, **shown}
@@ -88,11 +88,11 @@ def merged_times(documents: Iterable[Mapping[str, Any]]) -> list[Mapping[str, ob
         {
             "api": api,
             "measured": sum(each["measured"] for each in found),
-            **{part: _merged_part(part, found)._asdict() for part in PARTS},
+            **{part: _merged_part(part, found)._asdict() for part in TIME_PARTS},
         }
         for api, found in by_api.items()
     ]
-    return nlargest(MAX_SHOWN, merged, key=itemgetter("measured"))
+    return nlargest(MAX_APIS_SHOWN, merged, key=itemgetter("measured"))
 
 
 def without_histograms(document: Mapping[str, Any]) -> Mapping[str, object]:

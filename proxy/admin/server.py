@@ -14,10 +14,11 @@ from proxy.admin.history import History
 from proxy.admin.left_changes import LeftChangeRoutes
 from proxy.admin.page_files import PAGE_FILES, page_routes
 from proxy.admin.port.access import Access
-from proxy.admin.port.admin_port import PortLimits
-from proxy.admin.query_documents import Cached, Document, QueryDocuments, Reports
+from proxy.admin.port.admin_port import DEFAULT_LIMITS, PortLimits
+from proxy.admin.query_documents import Cached, QueryDocuments, Reports
 from proxy.admin.rates.observed_rates import ObservedRates
 from proxy.admin.rates.suggestion_routes import SuggestionRoutes
+from proxy.admin.refused_reports import RefusedReports
 from proxy.admin.replies import (
     CONTENT_TYPE,
     answer,
@@ -30,10 +31,9 @@ from proxy.admin.slices import Slices
 from proxy.admin.status import NotReady, RelayStatus, Status
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rule_registry import RuleRegistry
+from proxy.state import Document
 
 __all__ = ["PAGE_FILES", "AdminError", "AdminServer"]
-
-DEFAULT_LIMITS = PortLimits()
 
 
 class AdminServer(AdminSite):
@@ -90,7 +90,16 @@ class AdminServer(AdminSite):
         )
         listed = ConnectionDocuments(source, rules, self._slices)
         self._api = ApiRoutes(
-            clients, rules, status, reports, queries, clock_ms, self._slices, audit, listed
+            clients,
+            rules,
+            status,
+            reports,
+            queries,
+            clock_ms,
+            self._slices,
+            audit,
+            listed,
+            RefusedReports(audit),
         )
         self._suggestions = SuggestionRoutes(rates, quotas, self._slices)
         self._left_changes = LeftChangeRoutes(audit)

@@ -5,14 +5,17 @@ import re
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
-Steps = Generator[None, None, Any]
+ReadingSteps = Generator[None, None, Any]
 """Yields after each small step, and returns the value."""
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _decode = json.JSONDecoder().raw_decode
 
+ROW_DEPTH = 2
+"""Of the rows of the lists in a document."""
 
-def reading(text: str, depth: int) -> Steps:
+
+def reading(text: str, depth: int) -> ReadingSteps:
     """Read a document, each value at `depth` below its top, or deeper, in one step.
 
     With 2, each item of the lists that the document has is one step. Raises ValueError for what is
@@ -34,20 +37,20 @@ def read_whole(body: bytes, depth: int) -> Any:
             return end.value
 
 
-def written(value: Any, depth: int) -> Iterator[str]:
+def written_pieces(value: Any, depth: int) -> Iterator[str]:
     """Yield the text that `json.dumps` gives, each value at `depth` below the top by itself."""
     if depth and isinstance(value, dict):
         yield "{"
         for number, (key, member) in enumerate(value.items()):
             yield f"{', ' if number else ''}{json.dumps(key)}: "
-            yield from written(member, depth - 1)
+            yield from written_pieces(member, depth - 1)
         yield "}"
     elif depth and isinstance(value, list):
         yield "["
         for number, item in enumerate(value):
             if number:
                 yield ", "
-            yield from written(item, depth - 1)
+            yield from written_pieces(item, depth - 1)
         yield "]"
     else:
         yield json.dumps(value)

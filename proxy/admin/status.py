@@ -4,15 +4,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from metrics.clock import MS_PER_SECOND
-from proxy import __version__
 from proxy.admin.audit import AuditLog
 from proxy.admin.audit_documents import change_documents
 from proxy.admin.client_documents import ClientDocuments, iso
 from proxy.admin.history import History
 from proxy.admin.pipeline_documents import summaries
-from proxy.admin.query_documents import Document, QueryDocuments
+from proxy.admin.query_documents import QueryDocuments
 from proxy.admin.request_times import without_histograms
 from proxy.admin.throttling_routes import throttling_document
+from proxy.release import VERSION
+from proxy.state import Document
 
 NotReady = Callable[[], str | None]
 """Gives the reason why the proxy can't serve clients now, None when it can; or a warning."""
@@ -118,7 +119,7 @@ class Status:
         pipelines = self.pipelines()
         changes_total, changes = change_documents(self.audit)
         return {
-            "version": __version__,
+            "version": VERSION,
             "at": iso(now_s),
             "uptime_s": round((now_ms - self.started_ms) / MS_PER_SECOND, 1),
             "ready": reason is None,

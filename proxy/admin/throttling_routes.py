@@ -7,13 +7,13 @@ from aiohttp import web
 from structlog import get_logger
 
 from proxy.admin.audit import AuditLog
-from proxy.admin.client_documents import Document, iso, left_s
+from proxy.admin.client_documents import iso, left_s
 from proxy.admin.overrides import ThrottlingChange, parse_throttling
 from proxy.admin.port.guard import current_author
 from proxy.admin.replies import ApiError, answer, json_body
 from proxy.quota.pauses import QuotaPause, pause_name
 from proxy.quota.rule_registry import RuleRegistry
-from proxy.state import StateError
+from proxy.state import Document, StateError
 
 THROTTLING_PATH = "/v1/throttling"
 MAX_CHANGE_BYTES = 64 * 1024

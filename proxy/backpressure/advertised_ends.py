@@ -34,6 +34,8 @@ class AdvertisedEnd:
     """All below had been read when the query was idle."""
     previous: int | None = None
     """What was advertised until it was raised last."""
+    new: int = 0
+    """By how much the log had grown at the last look-up since the one before."""
     planned: tuple[tuple[int, int], ...] = ()
     """The latest offsets that were advertised, each with the real end then."""
 
@@ -81,9 +83,16 @@ class AdvertisedEnds(dict[TopicPartition, AdvertisedEnd]):
         if offset > end.offset:
             end.raised_ms, end.raised_on, end.previous = now_ms, connection, end.offset
             end.planned = (*end.planned[1 - MAX_PLANNED :], (offset, log_end))
+        end.new = log_end - end.log_end
         end.log_end, end.offset, end.idle_offset = log_end, offset, min(end.idle_offset, offset)
         end.answered_ms, end.answered_on = now_ms, connection
         return is_other
+
+    def new(self, log_ends: PartitionOffsets) -> int:
+        """Return by how much all logs have grown from one look-up to the next, to these ends."""
+        known = {key: end.new for key, end in self.items() if key not in log_ends}
+        known |= {key: end - self[key].log_end for key, end in log_ends.items() if key in self}
+        return sum(known.values())
 
     def record_start(self, key: TopicPartition, offset: int) -> bool:
         """Record the start of a log that the driver was given; return whether it is new."""

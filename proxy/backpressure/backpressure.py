@@ -25,17 +25,20 @@ MAX_QUERIES = 10_000
 class Backpressure:
     """The bounds and batches of all queries whose rules are adaptive. Call `tick` every second.
 
-    `gauges`: the metric pid_bound_bytes by query; `on_change`: when `changes` has something new.
+    `gauges`: the metric adaptive_bound_bytes by query; `withheld`: adaptive_withheld_records;
+    `on_change`: called when `changes` has something new.
     """
 
     def __init__(
         self,
         quotas: QuotaManager,
         gauges: BoundedLabels[Gauge],
+        withheld: BoundedLabels[Gauge],
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._quotas = quotas
         self._gauges = gauges
+        self._withheld = withheld
         self._by_client: dict[str, dict[str, QueryBackpressure]] = {}
         self._count = 0
         self._generation = quotas.generation
@@ -59,7 +62,13 @@ class Backpressure:
         query = self._by_client.get(client_id, {}).get(match.entity)
         if query is None and self._count < MAX_QUERIES:
             query = QueryBackpressure(
-                identity, match, self._quotas, self._gauges, now_ms, on_change=self._changed
+                identity,
+                match,
+                self._quotas,
+                self._gauges,
+                self._withheld,
+                now_ms,
+                on_change=self._changed,
             )
             self._by_client.setdefault(client_id, {})[match.entity] = query
             self._count += 1

@@ -25,11 +25,12 @@ WIDEST_KEPT = 0.99
 """What is left of that batch's size after one more batch."""
 
 OUTLIER, FAR_WIDER = 3.0, 2.0
-"""A batch further off than so many standard deviations is believed only as far as that, unless the
-one before was too, on the same side, or it is so many times as large as any."""
+"""A batch further off than so many standard deviations changes nothing, unless the one before was
+too, on the same side, or it is so many times as large as any."""
 
-FIRST_DOUBT, RESTART_DOUBT = 0.5, 0.5
-"""Uncertainty, as a part of it, of the fixed time after one batch; of both costs at a restart."""
+FIRST_DOUBT, CHANGE_DOUBT = 0.5, 0.5
+"""Uncertainty, as a part of it, of the fixed time after one batch; of both costs at a restart, and
+where everything takes longer than it did, or less."""
 
 MIN_CERTAINTY = 0.1
 """The cost of a record is as good as unknown when less than this part of its square is certain."""
@@ -75,6 +76,8 @@ class BatchCost:
     """Variance of a batch's time, as a part of its square."""
     surprise: int = 0
     """1 when the latest batch took far longer than expected, -1 when far less, else 0."""
+    latest: tuple[float, float] = (0.0, 0.0)
+    """Its records, and how long it took in milliseconds."""
 
     @classmethod
     def first(cls, records: float, took_ms: float, interval_ms: float) -> Self:
@@ -123,11 +126,14 @@ class BatchCost:
         noise = now.noise * expected_ms**2
         far_ms = OUTLIER * math.sqrt(now.variance(records) + noise)
         surprise = 0 if abs(gap_ms) <= far_ms else 1 if gap_ms > 0 else -1
-        if surprise and (surprise == self.surprise or records > FAR_WIDER * self.widest):
+        if surprise and surprise == self.surprise:
+            now = now._changed(*self.latest)
+            gap_ms, noise = took_ms - now.time_ms(records), now.noise * took_ms**2
+        elif surprise and records > FAR_WIDER * self.widest:
             now = now._doubted(MAX_DRIFT, math.inf, took_ms)
             noise = now.noise * min(expected_ms, took_ms) ** 2
         elif surprise:
-            gap_ms = surprise * far_ms
+            gap_ms = 0.0
         # What is left of the gap afterwards, times the gap, is the noise on average.
         left = noise / (now.variance(records) + noise)
         # A change of the costs is no noise.
@@ -137,13 +143,14 @@ class BatchCost:
             now._moved(records, gap_ms, noise),
             noise=min(max(relative, LEAST_NOISE**2), MOST_NOISE**2),
             surprise=surprise,
+            latest=(records, took_ms),
             widest=max(records, WIDEST_KEPT * self.widest),
         )
 
     def restarted(self) -> Self:
         """Return what is known when the query was started again."""
         widest_ms = self.time_ms(self.widest)
-        return replace(self._doubted(RESTART_DOUBT, RESTART_DOUBT, widest_ms), surprise=0)
+        return replace(self._doubted(CHANGE_DOUBT, CHANGE_DOUBT, widest_ms), surprise=0)
 
     def time_ms(self, records: float) -> float:
         """Return how long a batch takes."""
@@ -167,6 +174,22 @@ class BatchCost:
         half = self.each_ms * short_ms + doubt**2 * self.covariance
         rest = short_ms**2 - doubt**2 * self.fixed_variance
         return max(0.0, (half + math.sqrt(max(0.0, half**2 - slope * rest))) / slope)
+
+    def _changed(self, records: float, took_ms: float) -> Self:
+        """Return the estimate from a batch on with which all costs have changed.
+
+        Each is as many times what it was, with doubt: the next batch tells, if its size is another.
+        """
+        factor = took_ms / (self.time_ms(records) + MIN_NOISE_MS)
+        anew = replace(
+            self,
+            fixed_ms=self.fixed_ms * factor,
+            each_ms=self.each_ms * factor,
+            fixed_variance=(CHANGE_DOUBT * took_ms) ** 2,
+            each_variance=(CHANGE_DOUBT * took_ms / records) ** 2,
+            covariance=0.0,
+        )
+        return anew._moved(records, took_ms - anew.time_ms(records), self.noise * took_ms**2)
 
     def _doubted(self, drift: float, most: float, took_ms: float) -> Self:
         """Return the estimate with a drift more doubt, up to `most` or what there is already."""
@@ -203,7 +226,7 @@ class BatchCost:
             each_ms -= covariance / fixed_variance * fixed_ms if fixed_variance > 0 else 0.0
             fixed_ms = 0.0
         costs = max(0.0, fixed_ms), max(0.0, each_ms), fixed_variance, each_variance, covariance
-        return type(self)(*costs, self.widest, self.noise, self.surprise)
+        return type(self)(*costs, self.widest, self.noise, self.surprise, self.latest)
 
 
 def _part(part: float, whole: float) -> float:

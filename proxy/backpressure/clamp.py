@@ -35,11 +35,11 @@ LATE_MS = 100.0
 REFUSED_GROWTH = 2
 """How many times more is advertised to a driver that planned no batch of what it got."""
 
-LATE_BATCHES = 4
-"""So many batches may be done and not reported: a driver with much to do reports them late."""
-
 READS_ONCE = (TriggerKind.AVAILABLE_NOW, TriggerKind.ONCE)
 """Under these a run takes the ends of the logs once."""
+
+UNPLANNED = (TriggerKind.CONTINUOUS, TriggerKind.REAL_TIME, TriggerKind.OTHER)
+"""Under these a run plans no batches up to the ends that its driver looks up, or may not."""
 
 Key = TypeVar("Key", bound=tuple[str, int])
 
@@ -66,6 +66,10 @@ class Clamp:
     """Is called when drivers were answered, with whether they got something new, and the time."""
     rate: float | None = None
     """Records per second for the next batch; None when not known, and 0 lets none begin."""
+    start_rate: float | None = None
+    """The same of a slow start under a processing-time trigger, as nothing is known of what a batch
+    costs: then the driver gets what came in since its look-up before, if that is more. None
+    otherwise."""
     offsets_per_record: float = 1.0
     """How far the offsets go on with a record: more where transactions or compaction leave gaps,
     less where a query reads its source twice."""
@@ -76,6 +80,10 @@ class Clamp:
     connections: DriverConnections = field(default_factory=DriverConnections)
     _is_late: bool = False
     """Whether the latest report came late, as Spark's do where there is much to do: see LATE_MS."""
+    waited_ms: float = -math.inf
+    """See DriverProgress."""
+    answered_ms: float = math.inf
+    """See DriverProgress."""
     least_offsets: int = 0
     """So many at least are advertised for a batch: the driver planned none of fewer, as it does
     with the option minOffsetsPerTrigger. 0: none was refused in this run."""
@@ -99,7 +107,9 @@ class Clamp:
             done = {key: progress.completed(key) for key in self.advertised}
         self.advertised.begin_run(self.connections.event_ms, done)
         self.connections.begin_run()
-        self.least_offsets = 0
+        self.least_offsets, self.waited_ms = 0, -math.inf
+        if self.answered_ms < (query.run_began_ms or math.inf):
+            self.answered_ms = math.inf
 
     def record_batch(self, offsets: int | None, age_ms: float) -> None:
         """Record that a batch of so many offsets, if known, was reported so long after its end."""
@@ -113,12 +123,25 @@ class Clamp:
         progress = self._progress(query)
         self.advertised.record_idle(event_ms, set(filter(progress.is_unread, self.advertised)))
 
+    def record_waiting(self, query: QueryProgress, last_batch_id: int | None, ms: float) -> None:
+        """Record that the run was between two batches at some time after `ms`.
+
+        All batches up to `last_batch_id` were done, and it had begun no other.
+        """
+        if last_batch_id == query.last_batch_id:
+            self.waited_ms = ms
+
     def record_start(
         self, query: QueryProgress, key: TopicPartition, offset: int, now_ms: float
     ) -> None:
         """Record the start of a log that the driver got."""
         if self.advertised.record_start(key, offset):
             self._on_answered(query, True, now_ms)
+
+    def has_completed(self, query: QueryProgress, key: TopicPartition) -> bool:
+        """Return whether the present run is known to have completed a batch with this partition."""
+        progress = self._progress(query)
+        return not progress.is_unproved and progress.completed(key) is not None
 
     def advertise(
         self,
@@ -133,14 +156,14 @@ class Clamp:
             connection.waits_since_ms = None
         progress = self._progress(query)
         why_not = self._why_not(progress, connection, now_ms)
-        if why_not is None and progress.knows_more(log_ends, connection):
+        if why_not is None and progress.knows_more(log_ends, connection, now_ms):
             why_not = "the driver asked again and read nothing: it knows more than is known here"
         ends = log_ends
         if why_not is None:
             ends = self._clamped(progress, connection, log_ends)
         else:
             self.state = ClampState(on=False, why=why_not, offsets=None)
-        is_new = False
+        is_new, self.answered_ms = False, min(self.answered_ms, now_ms)
         for key, end in ends.items():
             is_new |= self.advertised.record(key, log_ends[key], end, connection, now_ms)
         self._on_answered(query, is_new, now_ms)
@@ -150,11 +173,12 @@ class Clamp:
         self, progress: DriverProgress, connection: LookupConnection, log_ends: PartitionOffsets
     ) -> PartitionOffsets:
         is_overdue = connection.wait_failed or self._is_late
-        fitting, why = self._fitting(progress.query)
-        if is_overdue and self._is_refused(progress, connection, log_ends, fitting):
+        new = self.advertised.new(log_ends)
+        fitting, why = self._fitting(progress.query, new)
+        if self._is_refused(progress, connection, log_ends):
             more = min(self._all_planned(progress) * REFUSED_GROWTH, MAX_OFFSETS)
             self.least_offsets = max(self.least_offsets, more)
-            fitting, why = self._fitting(progress.query)
+            fitting, why = self._fitting(progress.query, new)
             is_overdue = False
         bases: dict[TopicPartition, int] = {}
         lags: dict[TopicPartition, int] = {}
@@ -180,18 +204,35 @@ class Clamp:
         self.state = ClampState(on=True, why=why, offsets=offsets)
         return ends
 
-    def _fitting(self, query: QueryProgress) -> tuple[int, str]:
-        """Return how many offsets the next batch is to have, and why."""
-        rate, interval_ms = self.rate or 0.0, self._interval_ms(query) or 0.0
+    def _rate(self, query: QueryProgress) -> float | None:
+        if self.start_rate is None or query.trigger_kind is not TriggerKind.PROCESSING_TIME:
+            return self.rate
+        return self.start_rate if self.rate is None else min(self.start_rate, self.rate)
+
+    def _fitting(self, query: QueryProgress, new: int) -> tuple[int, str]:
+        """Return how many offsets the next batch is to have, and why.
+
+        In a slow start it may have all the `new` ones: a query that keeps up has the time for it.
+        """
+        rate = self._rate(query) or 0.0
         if rate <= 0:
             return 0, "no batch may begin now"
-        per_batch = rate * interval_ms / MS_PER_SECOND
-        fitting = max(1, round(min(per_batch * self.offsets_per_record, MAX_OFFSETS)))
+        fitting = self._per_batch(query, rate)
         why = f"{rate:,.0f} records/s make {fitting:,} offsets for one batch"
+        if rate == self.start_rate:
+            why += ": nothing is known of its cost yet"
+            if new > fitting:
+                fitting = min(new, self._per_batch(query, self.rate or math.inf))
+                why += f"; {fitting:,} have just come in"
         if fitting < self.least_offsets:
             fitting = self.least_offsets
             why += f"; the driver plans none of so few, {fitting:,} are offered"
         return fitting, why
+
+    def _per_batch(self, query: QueryProgress, rate: float) -> int:
+        interval_ms = self._interval_ms(query) or 0.0
+        offsets = rate * interval_ms / MS_PER_SECOND * self.offsets_per_record
+        return max(1, round(min(offsets, MAX_OFFSETS)))
 
     def _all_planned(self, progress: DriverProgress) -> int:
         return sum(map(progress.planned, self.advertised))
@@ -201,18 +242,11 @@ class Clamp:
         progress: DriverProgress,
         connection: LookupConnection,
         keys: Collection[TopicPartition],
-        fitting: int,
     ) -> bool:
-        """Return whether the driver planned no batch of what it got last.
-
-        It may have planned some of records that were read ahead, and Spark reports them late. So
-        the first time it must be more than that.
-        """
+        """Return whether the driver is known to have planned no batch of what it got last."""
         refused = {key for key in keys if progress.is_refused(key, connection)}
         others = (key for key in keys if key not in refused)
-        if not refused or any(progress.is_unreported(key, connection) for key in others):
-            return False
-        return self.least_offsets > 0 or self._all_planned(progress) >= LATE_BATCHES * fitting > 0
+        return bool(refused) and not any(progress.is_unreported(k, connection) for k in others)
 
     def wait_until_ms(
         self,
@@ -236,7 +270,8 @@ class Clamp:
         if connections.awaits_run:
             return max(report_ms, connections.proved_by_ms(connection))
         if query.ended or (query.last_heard_ms is None and not connections.is_resumed):
-            reads_all = self.rate is None or query.trigger_kind in READS_ONCE
+            is_unbounded = self.rate is None and self.start_rate is None
+            reads_all = is_unbounded or query.trigger_kind in READS_ONCE
             return -math.inf if reads_all and self.settings.initial_rate is None else report_ms
         progress = self._progress(query)
         if self._why_not(progress, connection, now_ms, may_be_late=True) is not None:
@@ -278,9 +313,10 @@ class Clamp:
             (heard_ms is None, "no report came yet"),
             (is_silent, f"no report for {silent_ms / MS_PER_SECOND:,.0f} s"),
             (trigger in READS_ONCE, "the run reads to the end of the logs, once"),
+            (trigger in UNPLANNED, "its trigger plans no batches that could be bounded"),
             (is_first and not is_bounded, "no batch of this run was reported yet"),
             (is_other, "the connection is newer than the latest report"),
-            (self.rate is None, "no rate is known yet"),
+            (self._rate(query) is None, "no rate is known yet"),
             (self._interval_ms(query) is None, "the trigger interval is not known yet"),
         )
         return next((why for applies, why in reasons if applies), None)
@@ -302,7 +338,14 @@ class Clamp:
 
     def _progress(self, query: QueryProgress) -> DriverProgress:
         connections = self.connections
-        return DriverProgress(query, self.advertised, connections.event_ms, connections.is_resumed)
+        return DriverProgress(
+            query,
+            self.advertised,
+            connections.event_ms,
+            self.waited_ms,
+            self.answered_ms,
+            connections.is_resumed,
+        )
 
     def _interval_ms(self, query: QueryProgress) -> float | None:
         return self._interval.of(query, self.settings.batch_interval_ms)

@@ -40,6 +40,9 @@ SAFE = 0.9
 PROBE = 0.5
 """Part of a batch that is let in to see what is fixed of its time."""
 
+CAREFUL = 2
+"""Batches in which nothing is tried out, from one on that took far longer than expected."""
+
 FIRST_PROBE, LAST_PROBE = 2, 32
 """How many bounded batches do not fit before a probe: at first, and at most after further ones."""
 
@@ -63,9 +66,10 @@ class CostEstimator:
 
     What is not known of the cost of a record makes batches larger, up to what the rule's own bound
     carries in its time; one that was bounded is followed by one of GROWTH times its size or of
-    the target time, at most. After one that took too long, nothing is tried out. A query that falls
-    behind, or drains a backlog in batches of more than the interval, gets a smaller batch from time
-    to time: only batches of different sizes tell fixed from per-record cost.
+    the target time, at most. After one that took too long, nothing is tried out; after one that
+    took far longer than expected, the next is as small as if all were slower from now on. A query
+    that falls behind, or drains a backlog in batches of more than the interval, gets a smaller
+    batch from time to time: only batches of different sizes tell fixed from per-record cost.
 
     The settings' batch interval has to be known before the first batch is added.
     """
@@ -79,6 +83,8 @@ class CostEstimator:
     _behind: int = 0
     """Bounded batches, one after the other, that did not fit: see `_needs_probe`."""
     _patience: int = FIRST_PROBE
+    _careful: int = 0
+    """Batches left of those: see `_at_most_as_usual`."""
 
     def compute(self, batch: FinishedBatch) -> float | None:
         """Add a batch; return the new rate in records/s; None: any will do, or none is learnt."""
@@ -97,6 +103,7 @@ class CostEstimator:
                 return None
         except ArithmeticError:  # figures beyond measure
             return None
+        before = self._cost
         was_bounded = records >= FULL * self._allowed if batch.left is None else batch.left > 0
         self._cost, self._arrivals, self._most = cost, batch.arrivals, batch.most
         target_ms = self._target_ms(cost)
@@ -104,12 +111,15 @@ class CostEstimator:
         if was_bounded:
             # So many more take no longer than that, whatever part of the time is fixed.
             safe = SAFE * target_ms / took_ms * records
-            self._allowed = max(self._allowed, min(safe, GROWTH * records))
+            safe = min(safe, GROWTH * records, self._readable(target_ms))
+            self._allowed = max(self._allowed, safe)
             growth = max(GROWTH, target_ms / took_ms)
             can_shrink = took_ms >= FULL * target_ms and PROBE * records >= self._least
             if self._needs_probe(cost, records, took_ms) and can_shrink:
                 growth = PROBE
             self._allowed = min(self._allowed, max(growth * records, self._least))
+        most = self._at_most_as_usual(before, cost, records, took_ms)
+        self._allowed = min(self._allowed, most)
         return self.rate
 
     @property
@@ -119,9 +129,14 @@ class CostEstimator:
             return None
         return self._allowed / self._interval_ms * MS_PER_SECOND
 
+    @property
+    def is_fresh(self) -> bool:
+        """Whether nothing is known of what a batch costs."""
+        return self._cost is None
+
     def begin_run(self) -> None:
         """Record that the query was started again: its batches may cost something else now."""
-        self._behind, self._patience = 0, FIRST_PROBE
+        self._behind, self._patience, self._careful = 0, FIRST_PROBE, 0
         if self._cost is not None:
             cost = self._cost.restarted()
             self._cost = cost if cost.is_sound else None
@@ -176,10 +191,34 @@ class CostEstimator:
         return target_ms if has_room else worthwhile_ms
 
     def _fitting(self, cost: BatchCost, target_ms: float, *, doubt: float) -> float:
-        most = self._most * max(target_ms, self._interval_ms) / MS_PER_SECOND
+        most = self._readable(target_ms)
         is_known = not doubt or math.isfinite(cost.largest(target_ms, doubt=SIGNIFICANT))
         fitting = min(cost.largest(target_ms, doubt=doubt), most) if is_known else most
         return max(fitting, self._least)
+
+    def _readable(self, target_ms: float) -> float:
+        """Return how many records the rule's own bound lets be read in the time of a batch."""
+        return self._most * max(target_ms, self._interval_ms) / MS_PER_SECOND
+
+    def _at_most_as_usual(
+        self, before: BatchCost | None, cost: BatchCost, records: float, took_ms: float
+    ) -> float:
+        """Return how many records at most keep the next batch as long as they are to be.
+
+        A batch that took far longer than expected had a pause, or all is slower from now on. The
+        next one tells which of these; and what of the time is fixed, as it is far smaller.
+        """
+        is_first = before is not None and cost.surprise > 0 >= before.surprise
+        if cost.surprise > 0:
+            self._careful = CAREFUL
+        if not self._careful:
+            return math.inf
+        self._careful -= 1
+        usual = before if before is not None and is_first else cost
+        part = max(self._target_ms(usual), LONGEST * self._interval_ms) / took_ms
+        if is_first and part < 1:
+            part = min(part, PROBE)
+        return max(part * records, self._least)
 
     def _needs_probe(self, cost: BatchCost, records: float, took_ms: float) -> bool:
         """Return whether bounded batches do not fit, and nobody knows what is fixed of their time.

@@ -12,7 +12,7 @@ RESUME_WAIT_MS = 6_000.0
 """How long after a restart an answer waits for a known run: listeners try again within 5 s."""
 
 LIFE_WAIT_MS = 3_000.0
-"""The longest time between two signs of life of a run: listeners send one every 2 s."""
+"""The longest time between two signs of life of a run: listeners send one each second."""
 
 MISSED_ANSWERS = 3
 """A partition that a driver did not look up in so many answers is read no more."""

@@ -14,6 +14,10 @@ from proxy.wire.topic_partition import TopicPartition
 
 from .advertised_ends import AdvertisedEnds
 
+RETRIES_MS = 2000.0
+"""After its first answer, when a driver that knows later ends looks up for the third time: Spark's
+fetchOffset.retryIntervalMs, twice."""
+
 EVENT_JITTER_MS = 50.0
 """By how much a driver's event may seem later than it was: its report was under way so long."""
 
@@ -26,6 +30,10 @@ class DriverProgress:
     advertised: AdvertisedEnds
     event_ms: float
     """When the driver made its latest report of this run; long ago if there is none."""
+    waited_ms: float
+    """After that the run was seen between two batches, all before being reported; or long ago."""
+    answered_ms: float
+    """When the present run got its first answer; far ahead if it has none."""
     is_resumed: bool
     """Whether its run was resumed from an earlier process, with all that was advertised there."""
 
@@ -74,10 +82,14 @@ class DriverProgress:
         return position is None or position < end.offset
 
     def is_refused(self, key: TopicPartition, connection: object) -> bool:
-        """Return whether a driver that looks up again on a connection planned no batch of this."""
+        """Return whether the driver is known to have planned no batch of what it got here.
+
+        That nothing was fetched does not show it: small records are read ahead of their batch.
+        """
         end = self.advertised.get(key)
-        was_here = end is not None and end.answered_on is end.raised_on is connection
-        return was_here and self.is_unread(key)
+        if end is None or not (end.answered_on is end.raised_on is connection):
+            return False
+        return end.raised_ms < self.waited_ms and self.planned(key) > 0
 
     def is_unreported(self, key: TopicPartition, connection: object) -> bool:
         """Return whether a batch up to what was advertised last here is not reported yet.
@@ -108,13 +120,16 @@ class DriverProgress:
             is_done = self.is_unproved or (is_overdue and self.planned(key) > 0)
         return end.offset if is_done else None
 
-    def knows_more(self, keys: Iterable[TopicPartition], connection: object) -> bool:
+    def knows_more(self, keys: Iterable[TopicPartition], connection: object, now_ms: float) -> bool:
         """Return whether a driver that looks up again may know later ends than it was given here.
 
-        An earlier run may have read past this proxy. Spark looks up again when it gets less than it
-        knows, and fails the query if that does not help.
+        An earlier run may have read past this proxy. Spark looks up again and again when it gets
+        less than it knows, and fails the query if that does not help. A run that has read or waited
+        since its first answer has got beyond that; its later batches may have been read ahead.
         """
-        return self.is_unproved and any(
+        is_stuck = max(self._last_read_ms, self.waited_ms) < self.answered_ms
+        is_third = now_ms >= self.answered_ms + RETRIES_MS
+        return (self.is_unproved and is_stuck and is_third) and any(
             end.raised_on is connection
             and end.offset < end.log_end
             and self._last_read_ms < end.raised_ms

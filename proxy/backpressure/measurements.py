@@ -49,6 +49,11 @@ class BatchMeasurements:
         """Records per second that batches planned now should have, by the runs before too."""
         return self._estimator.rate
 
+    @property
+    def is_fresh(self) -> bool:
+        """Whether nothing is known of what a batch costs."""
+        return self._estimator.is_fresh
+
     def begin_run(self) -> None:
         """Forget how fast the run before was, as far as the estimator does."""
         self._estimator.begin_run()

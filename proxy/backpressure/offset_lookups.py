@@ -15,8 +15,11 @@ from .query_backpressure import QueryBackpressure
 class OffsetLookups(LookupConnection):
     """The ListOffsets look-ups on one connection of a followed client.
 
-    Executors look up offsets too; they are known by their fetching and get the real ones. So do
-    all where `backpressure` is None: the client's rule is not adaptive.
+    Executors look up offsets too; they get the real ones. They are known by their fetching, and
+    one that has read all ahead, so that it fetches nothing on a new connection, by asking for the
+    start of a log amid a run (InternalKafkaConsumer.getAvailableOffsetRange of Spark's Kafka
+    source); drivers ask for that before a run's first batch, and of new partitions. So do all where
+    `backpressure` is None: the client's rule is not adaptive.
     """
 
     __slots__ = ("_clamp", "_query")
@@ -94,6 +97,10 @@ class OffsetLookups(LookupConnection):
     def _recorded(self, ask: OffsetLookup) -> Clamp | None:
         """Record a look-up; return what clamps it, None for an executor's or without a rule."""
         if self._clamp is None or self.is_executor:
+            return None
+        starts = (key for key, asked in ask.timestamps.items() if asked == list_offsets.EARLIEST)
+        if any(self._clamp.has_completed(self._query, key) for key in starts):
+            self.is_executor = True
             return None
         self._clamp.connections.record_lookup(self, ask.correlation_id)
         return self._clamp

@@ -36,6 +36,8 @@ class PidEstimator:
     _latest: PidState | None = None
     rate: ClassVar[None] = None
     """Each run begins anew."""
+    is_fresh: ClassVar[bool] = True
+    """It knows no more of a batch than the rate."""
 
     def compute(self, batch: FinishedBatch) -> float | None:
         """Add a batch; return the new rate in records per second, None for no new one."""

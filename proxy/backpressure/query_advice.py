@@ -12,10 +12,19 @@ from proxy.quota.rules import Rule, RuleTable
 READ_BATCHES = 2
 """Of so many batches reported here the last was planned through this proxy, the first maybe not."""
 
+OUTSIDE = (
+    "it reads past this proxy, as far as is known: no rule names its client id, and no such client "
+    "has connected; nothing is bounded there. Say which queries are meant with "
+    "QuotaListener(queries=[...]), or let it read through this proxy and add a rule for it"
+)
+"""Of a query that may be meant to be left alone."""
+
 UNSHAPED: dict[TriggerKind | None, str] = {
     TriggerKind.CONTINUOUS: "a continuous trigger has no batches",
     TriggerKind.AVAILABLE_NOW: "the trigger availableNow reads all there was at its start",
     TriggerKind.ONCE: "the trigger once reads all there is in one batch",
+    TriggerKind.REAL_TIME: "a real-time trigger plans no batches",
+    TriggerKind.OTHER: "the query's trigger is not known to this proxy",
 }
 """Why no batch is shaped, by the kind of trigger."""
 
@@ -29,7 +38,9 @@ def advise(
     knows_client: Callable[[str], bool],
     now_ms: float,
 ) -> None:
-    """Set the advice to a query whose present run was just reported. Costs a walk over all rules.
+    """Set the advice to a query whose present run was just reported, and whether it is outside.
+
+    Costs a walk over all rules.
 
     `identity`: its client; None without an adaptive rule or a connection. `is_followed`: whether
     the configuration names it beside its rules. `knows_client`: whether an id connected lately.
@@ -39,8 +50,12 @@ def advise(
     applying = rules if match is None else [match.rule]
     adaptive = next((rule.adaptive for rule in applying if rule.adaptive is not None), None)
     names = _unread(query, knows_client)
-    if names is None and not is_followed and not any(map(_names_client, rules)):
-        names = _unnamed(query, table)
+    query.is_outside = False
+    if not is_followed and not any(map(_names_client, rules)):
+        unnamed = _unnamed(query, table, knows_client)
+        has_slip = unnamed is not None or knows_client(query.reported_name or "")
+        query.is_outside = names is not None and not has_slip
+        names = unnamed if names is None or query.is_outside else names
     query.advise(EventKind.NAMES, names, now_ms)
     interval = _interval(query, adaptive.batch_interval_ms) if adaptive is not None else None
     query.advise(EventKind.INTERVAL, interval, now_ms)
@@ -85,7 +100,10 @@ def _unread(query: QueryProgress, knows_client: Callable[[str], bool]) -> str | 
     )
 
 
-def _unnamed(query: QueryProgress, table: RuleTable) -> str:
+def _unnamed(
+    query: QueryProgress, table: RuleTable, knows_client: Callable[[str], bool]
+) -> str | None:
+    """Return what to do about a query that nothing names; None while it may read past the proxy."""
     client_id, name = query.client_id, query.reported_name
     text = f"no rule and no query of the configuration names client-id {client_id!r}: "
     by_name = _rules_of(table, name) if name is not None and name != client_id else ()
@@ -94,6 +112,8 @@ def _unnamed(query: QueryProgress, table: RuleTable) -> str:
             f"{rule.title} is for {name!r}, the query's name; let the rule, kafka.client.id "
             "and QuotaListener(clients=...) say the same client id"
         )
+    if not knows_client(client_id):
+        return None
     return text + (
         "add a rule for it, or let kafka.client.id and QuotaListener(clients=...) say the client "
         "id that a rule has"

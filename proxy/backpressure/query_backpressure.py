@@ -16,7 +16,7 @@ from proxy.quota.rules import AdaptiveBound, Match, Rule
 from proxy.state import Json, Record
 
 from .backpressure_record import FORMAT, BackpressureRecord, by_topic
-from .clamp import Clamp
+from .clamp import UNPLANNED, Clamp
 from .estimator_inputs import TriggerInterval, batch_input
 from .measurements import BatchMeasurements
 
@@ -56,8 +56,8 @@ class BoundReturn:
 class QueryBackpressure:
     """A query whose rule is adaptive; made by `Backpressure`.
 
-    The bound is put in force in `quotas`, and shown by the gauge with the query's label.
-    `on_change` is called when the query's record is out of date.
+    The bound is put in force in `quotas`; `gauges` show it, and `withheld` what its driver was not
+    told of, by the query's label. `on_change` is called when the query's record is out of date.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class QueryBackpressure:
         match: Match,
         quotas: QuotaManager,
         gauges: BoundedLabels[Gauge],
+        withheld: BoundedLabels[Gauge],
         now_ms: float,
         *,
         on_change: Callable[["QueryBackpressure"], None],
@@ -77,6 +78,7 @@ class QueryBackpressure:
         """When it was last known that the query is there."""
         self._quotas = quotas
         self._gauges = gauges
+        self._withheld = withheld
         self._on_change = on_change
         self._settings, self._static = _bounds(match.rule)
         self._interval = TriggerInterval()
@@ -91,6 +93,8 @@ class QueryBackpressure:
         self._report_ms: float | None = None
         self._alive_ms: float | None = None
         """From then on the bound is held without a report."""
+        self._heard: tuple[str, float] | None = None
+        """Who sent the latest report, and when it came."""
         self._rate: float | None = None
         self._last_rate: float | None = None
         """What the latest run that had one could take; before this run has one of its own."""
@@ -135,6 +139,13 @@ class QueryBackpressure:
         """What a record costs to read; None when not known."""
         return self._measurements.bytes_per_record.value
 
+    @property
+    def withheld(self) -> int:
+        """How many records its driver was not told of at its latest look-up; 0 without a run."""
+        if self._has_ended or self.clamp.detached:
+            return 0
+        return sum(end.log_end - end.offset for end in self.clamp.advertised.values())
+
     def set_ceiling(self, ceiling: float | None, why: str, now_ms: float) -> None:
         """Set how many records per second the query may have at most; None: what it can take.
 
@@ -162,7 +173,10 @@ class QueryBackpressure:
         if batch is not None:
             self._interval.add(batch)
         self._update_measurements(self._interval.of(query, self._settings.batch_interval_ms))
+        heard, self._heard = self._heard, (report.sender, now_ms)
         if is_heartbeat:
+            if report.is_waiting and heard is not None and heard[0] == report.sender:
+                self.clamp.record_waiting(query, report.last_batch_id, heard[1])
             self.clamp.connections.record_alive(now_ms, now_ms)
             self._enforce(now_ms)
             return
@@ -170,7 +184,7 @@ class QueryBackpressure:
         self.clamp.connections.record_report(event_ms, now_ms)
         if self._rate is not None:
             self._return = None
-        if batch is not None:
+        if batch is not None and query.trigger_kind not in UNPLANNED:
             self._record_batch(batch, report.age_ms, event_ms)
         elif report.event == "idle":
             self._measurements.scheduling_delay.ms = 0.0
@@ -216,7 +230,6 @@ class QueryBackpressure:
     def document(self, now_ms: float) -> dict[str, Json]:
         """Return what there is to show. Rates are records/s, bounds bytes/s, None if not known."""
         reported_ms = self._report_ms
-        withheld = sum(end.log_end - end.offset for end in self.clamp.advertised.values())
         return {
             "entity": self.entity,
             "client_id": self.identity.client_id,
@@ -233,7 +246,7 @@ class QueryBackpressure:
             "waiting_ms": self._measurements.scheduling_delay.ms,
             "reason": self._bound.reason,
             "report_age_s": None if reported_ms is None else (now_ms - reported_ms) / MS_PER_SECOND,
-            "clamp": {**asdict(self.clamp.state), "withheld": withheld},
+            "clamp": {**asdict(self.clamp.state), "withheld": self.withheld},
         }
 
     def record(self) -> Record | None:
@@ -289,6 +302,8 @@ class QueryBackpressure:
             self._run_id, self._label = query.run_id, query.name
         if self.clamp.state.on != self._is_shaped:
             self._enforce(now_ms)
+        elif self._label is not None:
+            self._withheld.of(self._label).set(self.withheld)
         if is_new and self._run_id is not None and not self._has_ended:
             self._on_change(self)
 
@@ -332,14 +347,18 @@ class QueryBackpressure:
             self._return = BoundReturn(adapted, why, now_ms)
 
     def _enforce(self, now_ms: float) -> None:
-        rate = self.rate if self._rate is not None else self._first_rate()
+        rate, known = self.rate, self._rate or self._known_rate
+        if rate is None:
+            rate = self._first_rate(known)
+        is_fresh = known is None and self._measurements.is_fresh
+        self.clamp.start_rate = self._settings.min_rate if is_fresh else None
         if rate is not None:
             rate = self._measurements.throttled_rate.limit(rate, self._settings.min_rate)
             if self._settings.estimator == "pid":
                 # The other estimator knows what can be read in the time of a batch.
                 rate = min(rate, self._readable or rate)
-        known = [known for known in (rate, self.ceiling) if known is not None]
-        self.clamp.rate = min(known, default=None)
+        bounds = [bound for bound in (rate, self.ceiling) if bound is not None]
+        self.clamp.rate = min(bounds, default=None)
         self.clamp.offsets_per_record = self._measurements.offsets_per_record.value or 1.0
         self._is_shaped = self.clamp.state.on
         bound = self._wanted(now_ms)
@@ -353,11 +372,17 @@ class QueryBackpressure:
             self._quotas.adapt(KIND, self.entity, in_force.bytes_per_s, in_force.reason, now_ms)
         if self._label is not None:
             self._gauges.of(self._label).set(self.bound)
+            self._withheld.of(self._label).set(self.withheld)
 
-    def _first_rate(self) -> float | None:
-        """Return the rate before a run has one: the rule's, a former run's, or what can be read."""
+    @property
+    def _known_rate(self) -> float | None:
+        """The rate of a run without one of its own: the rule's, or that of a run before."""
+        return self._settings.initial_rate or self._measurements.rate or self._last_rate
+
+    def _first_rate(self, known: float | None) -> float | None:
+        """Return the rate before a run has one: that one, or at most what can be read."""
         settings = self._settings
-        rate = settings.initial_rate or self._measurements.rate or self._last_rate or self._readable
+        rate = known or self._readable or settings.max_rate
         if rate is None:
             return None
         return min(max(rate, settings.min_rate), settings.max_rate or rate)
@@ -389,6 +414,7 @@ class QueryBackpressure:
     def _forget_gauge(self) -> None:
         if self._label is not None:
             self._gauges.forget(query=self._label)
+            self._withheld.forget(query=self._label)
 
 
 def _bounds(rule: Rule) -> tuple[AdaptiveBound, float]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from .dial import when_ready
 from .login import Login
-from .upstream import CLOSED, Address, UpstreamError
+from .upstream import CONNECTION_CLOSED, Address, UpstreamError
 
 CLIENT_ID = "kafka-quota-proxy"
 """As which the brokers know the proxy itself."""
@@ -38,6 +38,7 @@ class BrokerConnection:
     def __init__(self, sock: socket.socket, broker: Address) -> None:
         self.sock = sock
         self.broker = broker
+        self.client_id = CLIENT_ID
         self._logs_in = False
         self._asked = 0
         self._idle: asyncio.TimerHandle | None = None
@@ -107,7 +108,7 @@ class BrokerConnection:
             self._idle.cancel()
         correlation_id = self._asked
         self._asked += 1
-        request.with_header(correlation_id=correlation_id, client_id=CLIENT_ID)
+        request.with_header(correlation_id=correlation_id, client_id=self.client_id)
         frame = memoryview(request.encode(framed=True, header=True))
         try:
             while frame:
@@ -122,9 +123,9 @@ class BrokerConnection:
             raise
         except (EOFError, ConnectionError, ssl.SSLZeroReturnError, ssl.SSLEOFError):
             text = "the broker closed the connection" + ("" if self._logs_in else _WANTS_LOGIN)
-            raise self._failure(CLOSED, text) from None
+            raise self._failure(CONNECTION_CLOSED, text) from None
         except OSError as error:
-            raise self._failure(CLOSED, str(error)) from None
+            raise self._failure(CONNECTION_CLOSED, str(error)) from None
         (received_id,) = _INT32.unpack_from(response)
         if received_id != correlation_id:
             text = f"correlation ids do not match: {correlation_id} sent, {received_id} received"

@@ -12,6 +12,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
+from .resolver import Resolver
 from .upstream import LOCAL, Address, UpstreamError
 
 ATTEMPT_DELAY_S = 0.25
@@ -50,14 +51,16 @@ def upstream_context(
     return context
 
 
-async def reach(servers: Sequence[Address], timeout_s: float) -> tuple[Address, socket.socket]:
+async def reach(
+    servers: Sequence[Address], timeout_s: float, resolver: Resolver
+) -> tuple[Address, socket.socket]:
     """Return the first of these servers that answers, and a connection to it.
 
     They are tried in their order in a staggered race, and so are the addresses of each. Every
     server has `timeout_s`, the look-up of its name included.
     Raises UpstreamError: dns, timeout, local or refused.
     """
-    attempts = [partial(_reach, server, timeout_s) for server in servers]
+    attempts = [partial(_reach, server, timeout_s, resolver) for server in servers]
     try:
         return await first_of(attempts, lambda late: late[1].close(), UpstreamError)
     except ExceptionGroup as failed:
@@ -172,12 +175,12 @@ async def first_of(
             await asyncio.wait(running)
 
 
-async def _reach(server: Address, timeout_s: float) -> tuple[Address, socket.socket]:
-    host, port = server
-    loop = asyncio.get_running_loop()
+async def _reach(
+    server: Address, timeout_s: float, resolver: Resolver
+) -> tuple[Address, socket.socket]:
     try:
         async with asyncio.timeout(timeout_s):
-            addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            addresses = await resolver.find(server)
             attempts = [partial(_open, *address) for address in by_turns(addresses)]
             return server, await first_of(attempts, socket.socket.close, OSError)
     except ExceptionGroup as failed:

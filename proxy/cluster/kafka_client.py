@@ -2,24 +2,26 @@
 
 import asyncio
 import ssl
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
+from secrets import token_hex
 from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
 
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
-from .broker_connection import BrokerConnection
+from .broker_connection import CLIENT_ID, BrokerConnection
 from .dial import reach, secure
 from .login import Login
 from .partitions import Partition, parts
-from .upstream import CLOSED, LOGIN_REFUSED, Address, UpstreamError
+from .resolver import Resolver
+from .upstream import CONNECTION_CLOSED, IS_THIS_PROXY, LOGIN_REFUSED, LOOP, Address, UpstreamError
 
 ANSWER_TIMEOUT_S = 5.0
 """To connect, and for each answer."""
 
-RETRY_INTERVAL_S = 0.1
+ASK_AGAIN_S = 0.1
 
 GROUP_COORDINATOR = 0
 TRANSACTION_COORDINATOR = 1
@@ -59,15 +61,27 @@ class Bootstrap:
         self.tls = tls
         self.connect_timeout_s = connect_timeout_s
         self.login = login
+        self.resolver = Resolver()
+        self.loops: Counter[Address] = Counter()
+        """Servers that lead to this proxy itself, and how often that was seen."""
+        self.probes: dict[str, Address] = {}
+        """Which servers are being probed, by the client ids of these connections."""
+        self._probe_id = f"{CLIENT_ID}-probe-{token_hex(8)}"
 
     async def connect(
-        self, servers: Sequence[Address] = (), *, limit_s: float | None = None, log_in: bool = True
+        self,
+        servers: Sequence[Address] = (),
+        *,
+        limit_s: float | None = None,
+        log_in: bool = True,
+        probes: bool = False,
     ) -> BrokerConnection:
         """Connect to the first of these, or of the bootstrap servers, that serves us.
 
         Only opening the connection is a race: more handshakes and logins than needed are a burden,
         most of all on a broker that is slow for having too many. `limit_s`: None: as the bootstrap;
-        `log_in`: False where a client logs in for itself. Raises UpstreamError: where one of
+        `log_in`: False where a client logs in for itself. `probes`: with a client id of `probes`,
+        and, where `servers` are named, also to one of `loops`. Raises UpstreamError: where one of
         several does not let us in, that is the error: the others may only be down.
         """
         limit_s = self.connect_timeout_s if limit_s is None else limit_s
@@ -76,6 +90,9 @@ class Bootstrap:
         left: list[Address] = []
         for server in servers or self.servers:
             try:
+                if server in self.loops and not (probes and servers):
+                    where = f"{server[0]}:{server[1]}"
+                    raise UpstreamError(LOOP, f"{where} {IS_THIS_PROXY}")
                 if login is not None:
                     login.check(server)
                 left.append(server)
@@ -83,13 +100,16 @@ class Bootstrap:
                 errors.append(error)
         while left:
             try:
-                server, sock = await reach(left, limit_s)
+                server, sock = await reach(left, limit_s, self.resolver)
             except UpstreamError as error:
                 errors.append(error)
                 break
             try:
                 sock = await secure(sock, server, self.tls, limit_s)
                 connection = BrokerConnection(sock, server)
+                if probes:
+                    connection.client_id = f"{self._probe_id}-{server[0]}:{server[1]}"
+                    self.probes[connection.client_id] = server
                 if login is not None:
                     await connection.log_in(login, limit_s)
             except UpstreamError as error:
@@ -225,7 +245,7 @@ class KafkaClient:
                 return await attempt()
             except UpstreamError as error:
                 self._failure = error
-            await asyncio.sleep(RETRY_INTERVAL_S)
+            await asyncio.sleep(ASK_AGAIN_S)
 
     @asynccontextmanager
     async def within(self, limit_s: float, failing: str = "no answer") -> AsyncIterator[None]:
@@ -252,7 +272,7 @@ class KafkaClient:
                 try:
                     return await connection.ask(request, limit_s)
                 except UpstreamError as error:
-                    if not may_be_over or error.reason != CLOSED:
+                    if not may_be_over or error.reason != CONNECTION_CLOSED:
                         raise
         except BaseException:
             self._found = {key: found for key, found in self._found.items() if found != broker}

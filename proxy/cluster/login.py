@@ -15,7 +15,7 @@ from .upstream import LOGIN_REFUSED, Address, UpstreamError, name_of
 
 PLAIN = "PLAIN"
 
-RETRY_INTERVAL_S = 10.0
+LOGIN_RETRY_S = 10.0
 """A broker that refused is not asked again for so long: some lock out who fails often."""
 
 HANDSHAKE_VERSION = 1
@@ -62,7 +62,7 @@ class Login:
     def check(self, broker: Address) -> None:
         """Raise UpstreamError, as the broker did, when it refused only a moment ago."""
         text, at_s = self._refusals.get(broker, ("", 0.0))
-        if text and self._clock_s() - at_s < RETRY_INTERVAL_S:
+        if text and self._clock_s() - at_s < LOGIN_RETRY_S:
             raise UpstreamError(LOGIN_REFUSED, text)
 
     def refused(self, broker: Address, error_code: int, said: str | None = None) -> UpstreamError:

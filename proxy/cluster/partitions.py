@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import TypeAlias, TypeVar
 
-MAX_PARTITIONS = 1000
+MAX_REQUEST_PARTITIONS = 1000
 """In one request. Kafka writes a commit as one record batch of at most 1 MiB, and an offset takes
 600 bytes when group and topic have the longest names; nor may decoding hold up the event loop."""
 
@@ -19,14 +19,16 @@ Value = TypeVar("Value")
 
 
 def parts(items: Iterable[Item]) -> Iterator[tuple[Item, ...]]:
-    """Yield the items, at most MAX_PARTITIONS at a time."""
+    """Yield the items, at most MAX_REQUEST_PARTITIONS at a time."""
     left = iter(items)
-    while part := tuple(islice(left, MAX_PARTITIONS)):
+    while part := tuple(islice(left, MAX_REQUEST_PARTITIONS)):
         yield part
 
 
-def by_topic(partitions: Mapping[Partition, Value]) -> Iterator[dict[str, list[tuple[int, Value]]]]:
-    """Yield partitions in the shape that requests have, at most MAX_PARTITIONS at a time."""
+def requests_by_topic(
+    partitions: Mapping[Partition, Value],
+) -> Iterator[dict[str, list[tuple[int, Value]]]]:
+    """Yield partitions in the shape of requests, at most MAX_REQUEST_PARTITIONS at a time."""
     for part in parts(partitions.items()):
         topics: dict[str, list[tuple[int, Value]]] = {}
         for (topic, number), value in part:

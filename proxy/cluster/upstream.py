@@ -13,11 +13,24 @@ LOGIN_REFUSED = "login_refused"
 LOCAL = "local"
 """The reason when this machine could not even try; it says nothing about the broker."""
 
-CLOSED = "closed"
+LOOP = "loop"
+"""The reason when an address leads to this proxy itself."""
+
+IS_THIS_PROXY = (
+    "is this proxy itself; fix: name brokers in cluster.bootstrap_servers, and in the brokers' "
+    "advertised.listeners"
+)
+"""Behind an address, for people."""
+
+CONNECTION_CLOSED = "closed"
 """The reason when a connection broke, or the broker closed it, without an answer."""
 
 NOT_READY = "not_ready"
 """The reason when a broker answered that it, or another one, is to be asked again later."""
+
+
+UNKNOWN_TOPIC = 3
+"""Kafka's error code of a topic that there is not."""
 
 
 class UpstreamError(Exception):

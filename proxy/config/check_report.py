@@ -5,13 +5,17 @@ from collections.abc import Iterator, Sequence
 from metrics.clock import MS_PER_SECOND
 from proxy.config import tier_names, worker_ports
 from proxy.config.descriptors import share_files
-from proxy.config.fields import format_duration
+from proxy.config.fields import Section, format_duration
 from proxy.config.files import find_exposed
 from proxy.config.models import HIDE_PASSWORD, Config
 from proxy.config.pipeline_models import PipelineSection
 from proxy.pipeline.graph import PipelineGraph, StageSettings, find_endless
 from proxy.quota.entities import DEFAULT, TRAFFIC_KINDS, ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule, RuleTable
+from proxy.quota.values import shown
+
+REQUEST_TIMEOUT_S = 30.0
+"""Kafka's default of `request.timeout.ms`: after so long clients give up on a request."""
 
 NOBODY = ""
 """A user that no rule names."""
@@ -28,16 +32,19 @@ def find_hints(config: Config, table: RuleTable) -> Iterator[str]:
     if config.cluster.shows_password:
         yield f"cluster.sasl sends the password to the brokers in the clear; fix: {HIDE_PASSWORD}"
     yield from find_start_hints(config)
+    yield from find_circles(config)
     if config.state.kind == "memory" and any(rule.adaptive for rule in config.quotas.rules):
         loss = "after a restart of the proxy the first batch of each adaptive query is not bounded"
         yield f"state.kind is memory: {loss}; fix: write sqlite or kafka"
-    yield from worker_ports.find_hints(config)
-    yield from tier_names.find_hints(config)
+    yield from worker_ports.find_port_hints(config)
+    yield from tier_names.find_name_hints(config)
     yield from find_advice(config, table)
 
 
 def find_start_hints(config: Config) -> Iterator[str]:
-    """Yield a line for each thing that a start logs as well: too few files, secrets in the open."""
+    """Yield a line for each thing that a start logs as well: what is surely not wanted so."""
+    yield from find_long_holds(config)
+    yield from find_blanks(config)
     if (hint := share_files(config).hint) is not None:
         yield hint
     yield from find_exposed(config.secret_files)
@@ -46,6 +53,52 @@ def find_start_hints(config: Config) -> Iterator[str]:
             if set(token.rights) == {"read"}:
                 use = "allows only what all may do; fix: write read_needs_token: true"
                 yield f"admin.tokens[{number}] ({token.name}) {use}, or remove it"
+
+
+def find_circles(config: Config) -> Iterator[str]:
+    """Yield a line for each bootstrap server that clients take for this proxy."""
+    for server in config.cluster.bootstrap_servers:
+        for listener in config.listeners:
+            ports = listener.broker_ports
+            is_bootstrap = server.port == listener.bind.port
+            is_broker = ports is not None and ports.first <= server.port <= ports.last
+            host = config.named(listener.advertised_host)
+            if (is_bootstrap or is_broker) and server.host == host:
+                yield (
+                    f"cluster.bootstrap_servers: {server} is where clients find listener "
+                    f"{listener.name}; fix, if it leads there from here as well: write the address "
+                    "of a broker, or the proxy would connect to itself"
+                )
+
+
+def find_long_holds(config: Config) -> Iterator[str]:
+    """Yield a line if clients give up on a response before the longest hold is over."""
+    if config.throttle.max_delay >= REQUEST_TIMEOUT_S:
+        held = format_duration(config.throttle.max_delay)
+        yield (
+            f"{config.place('throttle.max_delay')}: throttle.max_delay is {held}, and clients give "
+            f"up on a request and ask again after request.timeout.ms, {REQUEST_TIMEOUT_S:g} s by "
+            "default; fix: write 20s; what is left of a hold goes into the next one"
+        )
+
+
+def find_blanks(config: Config) -> Iterator[str]:
+    """Yield a line for each name with blanks at an end: it fits no client that has none there."""
+    lists: dict[str, Sequence[Section]] = {
+        "quotas.rules": config.quotas.rules,
+        "queries": config.queries,
+    }
+    for section, items in lists.items():
+        for number, item in enumerate(items):
+            for name, field in type(item).model_fields.items():
+                value = getattr(item, name)
+                if isinstance(value, str) and value != value.strip():
+                    key = f"{section}[{number}].{field.alias or name}"
+                    if place := config.place(key):
+                        yield (
+                            f"{place}: {key} is {shown(value)}, with blanks at an end, and fits "
+                            f"only what has them too; fix: write {shown(value.strip())}"
+                        )
 
 
 def find_unenforced(settings: QuotaSettings) -> Iterator[str]:
@@ -145,7 +198,7 @@ def _line(pipeline: PipelineSection, node: str, client_id: str, lack: str) -> st
     )
 
 
-def explain(config: Config, table: RuleTable, identity: ClientIdentity) -> Iterator[str]:
+def explain_quotas(config: Config, table: RuleTable, identity: ClientIdentity) -> Iterator[str]:
     """Yield which query a client is, and for each quota type its bound and the rules behind it."""
     yield (
         f"client: listener={identity.listener} user={identity.user or '(anonymous)'} "

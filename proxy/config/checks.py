@@ -11,7 +11,7 @@ from itertools import combinations
 from typing import Final, TypeVar
 
 from proxy.config import endpoints, pipeline_checks, worker_ports
-from proxy.config.document import ConfigProblem, Document, Loc, key_path
+from proxy.config.document import ConfigProblem, Loc, YamlDocument, key_path
 from proxy.config.models import AdminSection, LimitsSection, StateSection
 from proxy.quota.entities import QuotaKind
 from proxy.quota.validation import RULE_KEYS, find_bound_problems, find_key_problems
@@ -46,7 +46,7 @@ class _PortClaim:
         return overlap and _hosts_meet(self.host, other.host)
 
 
-def find_problems(document: Document) -> Iterator[ConfigProblem]:
+def find_file_problems(document: YamlDocument) -> Iterator[ConfigProblem]:
     """Yield what is wrong between the parts of a document, whatever else is wrong with them."""
     data = document.data
     quotas = data.get("quotas")
@@ -55,7 +55,10 @@ def find_problems(document: Document) -> Iterator[ConfigProblem]:
         _items(data.get(key), (key,)) for key in ("listeners", "queries", "pipelines")
     )
     yield from _used_twice(document, listeners, "name", "listener")
-    yield from _port_clashes(document, listeners)
+    claims = [claim for item in listeners for claim in _listener_claims(item)]
+    claims += _admin_claim(document)
+    yield from _port_clashes(document, claims)
+    yield from _own_servers(document, claims)
     for rule in rules:
         yield from _rule_alone(document, rule)
     yield from _same_rules(document, rules)
@@ -64,13 +67,13 @@ def find_problems(document: Document) -> Iterator[ConfigProblem]:
     yield from _same_clients(document, queries)
     yield from _used_twice(document, pipelines, "name", "pipeline")
     yield from _used_twice(document, _tokens(data.get("admin")), "name", "token")
-    yield from pipeline_checks.find_problems(document)
+    yield from pipeline_checks.find_pipeline_problems(document)
     yield from _too_many(document, "queries", [data.get("queries")], "names {} queries")
     nodes = [pipeline.get(key) for _, pipeline in pipelines for key in ("sources", "stages")]
     yield from _too_many(document, "pipelines", nodes, "have {} sources and stages")
     yield from _unknown_listeners(document, rules, listeners)
     yield from _useless_state_keys(document)
-    yield from worker_ports.find_problems(document, listeners)
+    yield from worker_ports.find_port_problems(document, listeners)
     yield from _tier_problems(document, listeners)
 
 
@@ -84,7 +87,7 @@ def _tokens(admin: object) -> list[_Item]:
     return _items(admin.get("tokens") if isinstance(admin, dict) else None, ("admin", "tokens"))
 
 
-def _at(document: Document, loc: Loc) -> str:
+def _at(document: YamlDocument, loc: Loc) -> str:
     return f"{key_path(loc)} on line {document.line(loc)}"
 
 
@@ -97,7 +100,7 @@ def _repeated(values: Iterable[tuple[Loc, _Value]]) -> Iterator[tuple[Loc, _Valu
 
 
 def _used_twice(
-    document: Document, items: list[_Item], key: str, kind: str
+    document: YamlDocument, items: list[_Item], key: str, kind: str
 ) -> Iterator[ConfigProblem]:
     texts = ((loc, text) for loc, item in items if isinstance(text := item.get(key), str) and text)
     for loc, text, earlier in _repeated(texts):
@@ -105,13 +108,28 @@ def _used_twice(
         yield document.problem((*loc, key), message, f"give each {kind} a {key} of its own")
 
 
-def _port_clashes(document: Document, listeners: list[_Item]) -> Iterator[ConfigProblem]:
-    claims = [claim for item in listeners for claim in _listener_claims(item)]
-    claims += _admin_claim(document)
+def _port_clashes(document: YamlDocument, claims: list[_PortClaim]) -> Iterator[ConfigProblem]:
     for earlier, claim in combinations(claims, 2):
         if claim.clashes_with(earlier):
             message = f"{claim} and {earlier} ({_at(document, earlier.loc)}) overlap"
             yield document.problem(claim.loc, message, "choose ports that do not overlap")
+
+
+def _own_servers(document: YamlDocument, claims: list[_PortClaim]) -> Iterator[ConfigProblem]:
+    """Yield that a bootstrap server is this proxy: it would connect to itself without end."""
+    cluster = document.data.get("cluster")
+    servers = cluster.get("bootstrap_servers") if isinstance(cluster, dict) else None
+    for number, server in enumerate(servers if isinstance(servers, list) else ()):
+        place = _parsed(endpoints.parse_endpoint, server)
+        if place is None:
+            continue
+        for claim in claims:
+            ports = claim.ports
+            if ports.first <= place.port <= ports.last and _is_reached_at(claim.host, place.host):
+                loc = ("cluster", "bootstrap_servers", number)
+                message = f"{shown(server)}, {claim}, is this proxy itself"
+                yield document.problem(loc, message, "write the address of a broker")
+                break
 
 
 def _listener_claims(item: _Item) -> Iterator[_PortClaim]:
@@ -128,7 +146,7 @@ def _listener_claims(item: _Item) -> Iterator[_PortClaim]:
         yield _PortClaim((*loc, "broker_ports"), owner, bind.host, of_brokers)
 
 
-def _admin_claim(document: Document) -> Iterator[_PortClaim]:
+def _admin_claim(document: YamlDocument) -> Iterator[_PortClaim]:
     admin = document.data.get("admin", {})
     if not isinstance(admin, dict):
         return
@@ -160,7 +178,18 @@ def _hosts_meet(one: str, other: str) -> bool:
     return address == other_address or address.is_unspecified or other_address.is_unspecified
 
 
-def _rule_alone(document: Document, item: _Item) -> Iterator[ConfigProblem]:
+def _is_reached_at(bound: str, host: str) -> bool:
+    """Whether what is bound to one host is for certain reached at the other from this machine."""
+    address, other = (
+        endpoints.ip_address("127.0.0.1" if each == "localhost" else each) for each in (bound, host)
+    )
+    if address is None or other is None:
+        return bound == host
+    is_any = address.is_unspecified and (other.is_loopback or other.is_unspecified)
+    return address == other or (is_any and address.version == other.version)
+
+
+def _rule_alone(document: YamlDocument, item: _Item) -> Iterator[ConfigProblem]:
     loc, rule = item
     keys = [key for key in RULE_KEYS if key in rule]
     problems = [*find_key_problems(keys)]
@@ -174,7 +203,7 @@ def _rule_alone(document: Document, item: _Item) -> Iterator[ConfigProblem]:
         yield document.problem(at, problem.message, problem.fix)
 
 
-def _same_rules(document: Document, rules: list[_Item]) -> Iterator[ConfigProblem]:
+def _same_rules(document: YamlDocument, rules: list[_Item]) -> Iterator[ConfigProblem]:
     named = (
         (loc, tuple((key, str(rule[key])) for key in RULE_KEYS if key in rule))
         for loc, rule in rules
@@ -185,7 +214,7 @@ def _same_rules(document: Document, rules: list[_Item]) -> Iterator[ConfigProble
         yield document.problem(loc, message, "put the quotas of both into one rule")
 
 
-def _same_clients(document: Document, queries: list[_Item]) -> Iterator[ConfigProblem]:
+def _same_clients(document: YamlDocument, queries: list[_Item]) -> Iterator[ConfigProblem]:
     by_loc = dict(queries)
     ids = ((loc, query.get("client-id", query.get("name"))) for loc, query in queries)
     texts = ((loc, text) for loc, text in ids if isinstance(text, str) and text)
@@ -198,7 +227,7 @@ def _same_clients(document: Document, queries: list[_Item]) -> Iterator[ConfigPr
 
 
 def _too_many(
-    document: Document, section: str, lists: list[object], what: str
+    document: YamlDocument, section: str, lists: list[object], what: str
 ) -> Iterator[ConfigProblem]:
     """Yield that a section names more than there are metrics for, if it does."""
     limits = document.data.get("limits")
@@ -213,7 +242,7 @@ def _too_many(
 
 
 def _unknown_listeners(
-    document: Document, rules: list[_Item], listeners: list[_Item]
+    document: YamlDocument, rules: list[_Item], listeners: list[_Item]
 ) -> Iterator[ConfigProblem]:
     names = [name for _, item in listeners if isinstance(name := item.get("name"), str)]
     for loc, rule in rules:
@@ -224,7 +253,7 @@ def _unknown_listeners(
             yield document.problem((*loc, "listener"), message, f"write {' or '.join(nearest)}")
 
 
-def _tier_problems(document: Document, listeners: list[_Item]) -> Iterator[ConfigProblem]:
+def _tier_problems(document: YamlDocument, listeners: list[_Item]) -> Iterator[ConfigProblem]:
     """Yield that a tier keeps its state where others cannot read it, and names without a tier."""
     if document.data.get("tier") is not None:
         state = document.data.get("state")
@@ -249,12 +278,12 @@ def _tier_problems(document: Document, listeners: list[_Item]) -> Iterator[Confi
             ((*loc, "tls", "sni"), tls.get("sni") if isinstance(tls, dict) else None),
         )
         for at, value in values:
-            if isinstance(value, str) and endpoints.MACHINE in value:
+            if isinstance(value, str) and endpoints.MACHINE_PLACEHOLDER in value:
                 message = f"{shown(value)} names a machine of a tier, and there is no tier"
                 yield document.problem(at, message, "add tier: {name: NAME}, or write the name")
 
 
-def _useless_state_keys(document: Document) -> Iterator[ConfigProblem]:
+def _useless_state_keys(document: YamlDocument) -> Iterator[ConfigProblem]:
     state = document.data.get("state")
     if not isinstance(state, dict):
         return

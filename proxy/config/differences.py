@@ -11,7 +11,7 @@ from proxy.quota.validation import RULE_KEYS
 MAX_SHOWN_KEYS = 50
 """Keys of one change that are shown; a file may be new as a whole."""
 
-MAX_SHOWN_CHARS = 100
+MAX_VALUE_CHARS = 100
 """Of one value."""
 
 REST_KEY = "more"
@@ -19,10 +19,10 @@ REST_KEY = "more"
 
 _RULE_ATTRIBUTES = tuple((key, key.replace("-", "_")) for key in RULE_KEYS)
 
-Values = dict[str, object]
+ShownValues = dict[str, object]
 
 
-def find_differences(before: Config, after: Config) -> tuple[Values, Values]:
+def find_differences(before: Config, after: Config) -> tuple[ShownValues, ShownValues]:
     """Return what the keys that differ had, and what they have; one that is not set is missing.
 
     Items of lists are told apart by their names, not by their places.
@@ -33,6 +33,14 @@ def find_differences(before: Config, after: Config) -> tuple[Values, Values]:
     if len(found) > MAX_SHOWN_KEYS:
         was[REST_KEY] = is_now[REST_KEY] = f"{len(found) - MAX_SHOWN_KEYS} further keys"
     return was, is_now
+
+
+def count_rules(before: Config, after: Config) -> str:
+    """Return how many rules there were, are, and came or went; empty where none did either."""
+    old, new = ({_name(rule) for rule in config.quotas.rules} for config in (before, after))
+    counts = (len(new - old), "added"), (len(old - new), "removed")
+    told = ", ".join(f"{count} {what}" for count, what in counts if count)
+    return f"rules {len(old)} -> {len(new)} ({told})" if told else ""
 
 
 def _differing(path: str, before: Any, after: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -71,4 +79,4 @@ def _shown(path: str, value: object) -> object:
     if isinstance(value, bool | int | float):
         return QuotaKind(key).unit.format(value) if key in set(QuotaKind) else value
     text = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
+    return text if len(text) <= MAX_VALUE_CHARS else f"{text[:MAX_VALUE_CHARS]}..."

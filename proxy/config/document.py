@@ -1,5 +1,6 @@
 """A YAML file as plain values, with the line of every key, and the mistakes that are in it."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain
@@ -71,6 +72,9 @@ _YAML_FIXES: Final = {
 """How to mend what PyYAML complains of, by a piece of its message; the first that fits."""
 
 
+_LEADING_ZERO: Final = re.compile(r"0[0-7_]+")
+
+
 class _Plain(SafeConstructor, Resolver):
     """Makes plain values of nodes, but a date stays text: as a client id that is what it is."""
 
@@ -98,7 +102,7 @@ class _SlowLoader(_Plain, yaml.SafeLoader):
 
 
 @dataclass(slots=True)
-class Document:
+class YamlDocument:
     """What a YAML file says."""
 
     file: str
@@ -140,7 +144,7 @@ class Document:
         return ConfigProblem(self.file, self.line(loc), key_path(loc), message, fix)
 
 
-def read_document(path: Path) -> Document:
+def read_document(path: Path) -> YamlDocument:
     """Read a YAML file in UTF-8 whose top is a mapping. Raises ConfigError for any other."""
     file = str(path)
     try:
@@ -169,13 +173,13 @@ def read_document(path: Path) -> Document:
         raise _unusable(file, WHOLE_FILE, message, "write it flatter") from None
 
 
-def _parse(file: str, loader: _Loader | _SlowLoader) -> Document:
+def _parse(file: str, loader: _Loader | _SlowLoader) -> YamlDocument:
     try:
         root = loader.get_single_node()
         if root is None:
             fix = "write at least the sections cluster and listeners; see examples/minimal.yaml"
             raise _unusable(file, WHOLE_FILE, "is empty", fix)
-        document = Document(file)
+        document = YamlDocument(file)
         data = _build(loader, document, root, ())
         document.forget_built()
         _free(loader, root)
@@ -200,7 +204,7 @@ def _free(loader: _Plain, root: yaml.Node) -> None:
             nodes += chain.from_iterable(inner) if isinstance(node, yaml.MappingNode) else inner
 
 
-def _build(loader: _Plain, document: Document, node: yaml.Node, loc: Loc) -> object:
+def _build(loader: _Plain, document: YamlDocument, node: yaml.Node, loc: Loc) -> object:
     """Turn a node into plain values and note the lines of what it holds."""
     document.lines.setdefault(loc, node.start_mark.line + 1)
     document.count(node, loc)
@@ -220,11 +224,28 @@ def _build(loader: _Plain, document: Document, node: yaml.Node, loc: Loc) -> obj
         raise ConfigError([document.problem(loc, *problem)]) from None
     if value is None and loc:
         document.empty.append(loc)
+    is_plain = isinstance(node, yaml.ScalarNode) and not node.style
+    if is_plain and (misread := _misread(node.value, value)):
+        document.problems.append(document.problem(loc, *misread))
     return value
 
 
+def _misread(text: str, value: object) -> tuple[str, str] | None:
+    """Return what is wrong with a number that YAML reads otherwise than people, and the fix."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    in_quotes = f'or put text in quotes: "{text}"'
+    if ":" in text:
+        how, fix = "counts sixties", f"write {value:g}, or a duration with its unit: {value:g}s"
+    elif _LEADING_ZERO.fullmatch(text) and int(text.replace("_", "")) != value:
+        how, fix = "takes a leading 0 for base 8", f"write {text.lstrip('0')}, or {value}"
+    else:
+        return None
+    return f"{text} is {value:g} in YAML, which {how}", f"{fix}; {in_quotes}"
+
+
 def _build_mapping(
-    loader: _Plain, document: Document, node: yaml.MappingNode, loc: Loc
+    loader: _Plain, document: YamlDocument, node: yaml.MappingNode, loc: Loc
 ) -> dict[str, object]:
     mapping: dict[str, object] = {}
     for key_node, value_node in node.value:

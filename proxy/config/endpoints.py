@@ -5,12 +5,11 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from proxy.members.slot_map import NODE_ID
 from proxy.quota.values import BadValueError, shown
 
 MAX_PORT: Final = 65535
-NODE_ID: Final = "{node_id}"
-"""Stands for a broker's number in a server name pattern."""
-MACHINE: Final = "{machine}"
+MACHINE_PLACEHOLDER: Final = "{machine}"
 """Stands for the name of a machine of a tier."""
 
 _LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]*[A-Za-z0-9_])?"
@@ -57,14 +56,6 @@ class PortRange:
     def any_free(self) -> bool:
         """Whether the system chooses a free port for each broker."""
         return self.first == 0
-
-    def port_of(self, node_id: int) -> int:
-        """Return a broker's port; 0: any free one. Raises ValueError if it has none."""
-        if self.any_free:
-            return 0
-        if not 0 <= node_id <= self.last - self.first:
-            raise ValueError(f"broker {node_id} has no port in {self}; widen broker_ports")
-        return self.first + node_id
 
 
 def ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -166,9 +157,9 @@ def parse_broker_ports(value: object) -> PortRange:
 
 def parse_host_pattern(value: object) -> str:
     """Read a host as `parse_advertised_host`, in which `{machine}` may stand. Raises as that."""
-    if isinstance(value, str) and MACHINE in value:
-        if not _HOST_NAME.fullmatch(value.replace(MACHINE, "m")):
-            fix = f'write a name in quotes, such as "{MACHINE}.kafka.example"'
+    if isinstance(value, str) and MACHINE_PLACEHOLDER in value:
+        if not _HOST_NAME.fullmatch(value.replace(MACHINE_PLACEHOLDER, "m")):
+            fix = f'write a name in quotes, such as "{MACHINE_PLACEHOLDER}.kafka.example"'
             raise BadValueError(f"{shown(value)} does not make a host name", fix)
         return value
     return parse_advertised_host(value)
@@ -187,6 +178,6 @@ def parse_sni(value: object) -> str:
     fix = f'write a name with {NODE_ID} once, in quotes: "broker-{NODE_ID}.kafka.example"'
     if not isinstance(value, str) or value.count(NODE_ID) != 1:
         raise BadValueError(f"{shown(value)} does not contain {NODE_ID} once", fix)
-    if not _HOST_NAME.fullmatch(value.replace(NODE_ID, "0").replace(MACHINE, "m")):
+    if not _HOST_NAME.fullmatch(value.replace(NODE_ID, "0").replace(MACHINE_PLACEHOLDER, "m")):
         raise BadValueError(f"{shown(value)} does not make a host name", fix)
     return value

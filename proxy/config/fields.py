@@ -8,6 +8,7 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
 from proxy.config import endpoints, files
+from proxy.progress.query_scope import ANY_REST
 from proxy.quota.entities import DEFAULT
 from proxy.quota.validation import parse_prefix
 from proxy.quota.values import (
@@ -22,10 +23,10 @@ from proxy.quota.values import (
     shown,
 )
 
-MAX_FRAME_BYTES: Final = 2**31 - 1
+MAX_REQUEST_BYTES: Final = 2**31 - 1
 """The longest frame that Kafka's signed 32 bit length can announce."""
 
-MAX_SAMPLES: Final = 1000
+MAX_WINDOW_SAMPLES: Final = 1000
 
 Seconds = float
 """A duration in seconds. Kafka counts in milliseconds; who hands one on to it converts."""
@@ -39,6 +40,9 @@ RESERVED_NAMES: Final = {
     "file": "the configuration file",
 }
 """How others than tokens by name are called, where changes are recorded."""
+
+
+PATTERN_FIX: Final = "write names of queries, or how they begin, such as team-a-*"
 
 
 def format_duration(seconds: Seconds) -> str:
@@ -74,6 +78,18 @@ def _token_name(value: object) -> str:
     return name
 
 
+def _query_pattern(value: object) -> str:
+    pattern = parse_text(value)
+    start = pattern.removesuffix(ANY_REST)
+    if ANY_REST in start:
+        raise BadValueError(f"{shown(value)} has a {ANY_REST} before its end", PATTERN_FIX)
+    if not start:
+        raise BadValueError(f"{shown(value)} is every query", "remove queries: then it is for all")
+    if not pattern.isprintable():
+        raise BadValueError(f"{shown(value)} is not printable", PATTERN_FIX)
+    return pattern
+
+
 def _batch_interval(value: object) -> Seconds:
     interval = parse_duration(value)
     if interval < MIN_INTERVAL_S:
@@ -84,7 +100,7 @@ def _batch_interval(value: object) -> Seconds:
 
 def _frame_size(value: object) -> int:
     size_bytes = parse_size(value)
-    if size_bytes > MAX_FRAME_BYTES:
+    if size_bytes > MAX_REQUEST_BYTES:
         message = f"{shown(value)} is longer than a Kafka request can be"
         raise BadValueError(message, "write less than 2GiB")
     return size_bytes
@@ -108,10 +124,12 @@ FrameSize = Annotated[int, BeforeValidator(_frame_size)]
 Duration = Annotated[Seconds, BeforeValidator(parse_duration)]
 """Seconds, above 0."""
 DurationOrZero = Annotated[Seconds, BeforeValidator(parse_duration_or_zero)]
+QueryPattern = Annotated[str, BeforeValidator(_query_pattern)]
+"""A query's name or client id, or a beginning of it and `*`."""
 BatchInterval = Annotated[Seconds, BeforeValidator(_batch_interval)]
 """Seconds, at least `MIN_INTERVAL_S`."""
 Count = Annotated[int, BeforeValidator(_whole_number(1, MAX_COUNT))]
-Samples = Annotated[int, BeforeValidator(_whole_number(2, MAX_SAMPLES))]
+Samples = Annotated[int, BeforeValidator(_whole_number(2, MAX_WINDOW_SAMPLES))]
 _RATE_FIX = "write records per second without quotes, such as 1000"
 RecordRate = Annotated[float, BeforeValidator(number_parser("a rate", _RATE_FIX))]
 """Records per second, above 0."""

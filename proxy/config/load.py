@@ -9,8 +9,15 @@ from typing import Any, Final, get_args
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from proxy.config.checks import find_problems
-from proxy.config.document import ConfigError, ConfigProblem, Document, Loc, key_path, read_document
+from proxy.config.checks import find_file_problems
+from proxy.config.document import (
+    ConfigError,
+    ConfigProblem,
+    Loc,
+    YamlDocument,
+    key_path,
+    read_document,
+)
 from proxy.config.fields import Section
 from proxy.config.models import Config
 from proxy.quota.values import BadValueError, shown
@@ -21,7 +28,7 @@ _UNKNOWN_KEY: Final = "extra_forbidden"
 def load_config(path: Path) -> Config:
     """Read a file, whose paths start at its directory. Raises ConfigError with all its mistakes."""
     document = read_document(path)
-    problems = [*document.problems, *find_problems(document)]
+    problems = [*document.problems, *find_file_problems(document)]
     # State has a default that is a path; given as a section it is resolved like any other.
     data = {"state": {}, **document.data}
     try:
@@ -43,10 +50,12 @@ def load_config(path: Path) -> Config:
     return config
 
 
-def _model_problems(document: Document, details: list[ErrorDetails]) -> Iterator[ConfigProblem]:
+def _model_problems(document: YamlDocument, details: list[ErrorDetails]) -> Iterator[ConfigProblem]:
+    told = {problem.key for problem in document.problems}
     for detail in details:
-        # A key without a value is one mistake, whatever the model says of it.
-        if detail["loc"] not in document.empty or detail["type"] == _UNKNOWN_KEY:
+        # A key without a value, or one that is misread, is one mistake, whatever the model says.
+        is_told = detail["loc"] in document.empty or key_path(detail["loc"]) in told
+        if not is_told or detail["type"] == _UNKNOWN_KEY:
             message, fix = _words(detail)
             yield document.problem(detail["loc"], message, fix)
 

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import quote
 
 from pydantic import BeforeValidator, Field, PrivateAttr, StrictBool, create_model, field_validator
 from pydantic import ValidationInfo as Info
@@ -25,6 +26,10 @@ from proxy.quota.values import BadValueError
 
 HIDE_PASSWORD = "add cluster.tls, or use SCRAM-SHA-512 as cluster.sasl.mechanism"
 """What mends a password that goes in the clear."""
+
+
+MAX_PATTERN_BYTES = 4096
+"""Of the queries of one token, percent-encoded: so they go to the member that a report is for."""
 
 
 def _host_name() -> str:
@@ -186,14 +191,15 @@ class RuleSection(_RuleBounds):  # type: ignore[misc]  # mypy knows no model tha
 class QuotasSection(fields.Section):
     """How rates are measured (Kafka's defaults), and the rules in the order of the file.
 
-    `burst` is how much of its bound a client may save up, in seconds; 0 for nothing. With `source`
-    kafka the cluster's own client quotas are in force as well, before the rules.
+    `burst` is how much of its bound a client that was quiet may take at once, in seconds; 0 for
+    nothing, None for what Kafka's quotas let pass. With `source` kafka the cluster's own client
+    quotas are in force as well, before the rules.
     """
 
     source: Literal["file", "kafka"] = "file"
     window: fields.Duration = 1.0
     samples: fields.Samples = 11
-    burst: fields.DurationOrZero = 0.5
+    burst: fields.DurationOrZero | None = None
     rules: tuple[RuleSection, ...] = ()
 
 
@@ -244,11 +250,15 @@ class StateSection(fields.Section):
 
 
 class TokenSection(fields.Section):
-    """A bearer token and what those may do who show it."""
+    """A bearer token and what those may do who show it.
+
+    `queries` are those that the right to report is for, without it all.
+    """
 
     name: fields.TokenName = Field(examples=["name: spark"])
     token_file: fields.TokenFile = Field(examples=["token_file: spark-token"])
     rights: tuple[Literal["read", "report", "quotas"], ...] = Field(examples=["rights: [report]"])
+    queries: tuple[fields.QueryPattern, ...] | None = None
 
     @field_validator("rights")
     @classmethod
@@ -256,6 +266,20 @@ class TokenSection(fields.Section):
         if not rights:
             raise BadValueError("allow nothing", "write at least one of read, report, quotas")
         return rights
+
+    @field_validator("queries")
+    @classmethod
+    def _of_use(cls, queries: tuple[str, ...] | None, info: Info) -> tuple[str, ...] | None:
+        if queries is None:
+            return queries
+        if not queries:
+            raise BadValueError("names none", f"{fields.PATTERN_FIX}, or remove it: then all")
+        if "report" not in info.data.get("rights", ("report",)):
+            fix = "remove it, or add report to rights"
+            raise BadValueError("is of no use without the right report", fix)
+        if sum(len(quote(each, safe="")) for each in queries) > MAX_PATTERN_BYTES:
+            raise BadValueError("is too long", "write beginnings of names, such as team-a-*")
+        return queries
 
 
 class AdminSection(fields.Section):
@@ -382,7 +406,9 @@ class Config(fields.Section):
 
     def named(self, host: str) -> str:
         """Return a host, or a pattern of hosts, with this machine's name where it is to stand."""
-        return host if self.tier is None else host.replace(endpoints.MACHINE, self.tier.machine)
+        if self.tier is None:
+            return host
+        return host.replace(endpoints.MACHINE_PLACEHOLDER, self.tier.machine)
 
     @property
     def quota_settings(self) -> QuotaSettings:
@@ -391,11 +417,12 @@ class Config(fields.Section):
             rule.rule(self.place(f"quotas.rules[{number}]"), number)
             for number, rule in enumerate(self.quotas.rules)
         )
+        burst_s = self.quotas.burst
         return QuotaSettings(
             rules=tuple(rules),
             window_ms=self.quotas.window * MS_PER_SECOND,
             samples=self.quotas.samples,
-            burst_ms=self.quotas.burst * MS_PER_SECOND,
+            burst_ms=None if burst_s is None else burst_s * MS_PER_SECOND,
             max_delay_ms=self.throttle.max_delay * MS_PER_SECOND,
             enforce=self.throttle.enforce,
             max_client_entities=self.limits.max_client_entities,

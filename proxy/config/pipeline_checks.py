@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar, cast
 
 from pydantic import StrictBool, TypeAdapter, ValidationError
 
-from proxy.config.document import ConfigProblem, Document, Loc, key_path
+from proxy.config.document import ConfigProblem, Loc, YamlDocument, key_path
 from proxy.config.fields import RecordRate, Share, Text
 from proxy.config.pipeline_models import Band, Client, Topic
 from proxy.pipeline import graph
@@ -31,7 +31,7 @@ _KEYS: Final = {"client_id": "client-id"}
 """Keys of the file where they differ from the graph's."""
 
 
-def find_problems(document: Document) -> Iterator[ConfigProblem]:
+def find_pipeline_problems(document: YamlDocument) -> Iterator[ConfigProblem]:
     """Yield what is wrong with each pipeline as a whole, then between them; not of equal names."""
     written = document.data.get("pipelines")
     read: list[tuple[Loc, graph.PipelineSettings]] = []
@@ -52,7 +52,7 @@ def find_problems(document: Document) -> Iterator[ConfigProblem]:
         yield _placed(document, read[position][0], problem)
 
 
-def _placed(document: Document, loc: Loc, problem: graph.PipelineProblem) -> ConfigProblem:
+def _placed(document: YamlDocument, loc: Loc, problem: graph.PipelineProblem) -> ConfigProblem:
     keys = (_KEYS.get(part, part) if isinstance(part, str) else part for part in problem.path)
     return document.problem((*loc, *keys), problem.message, problem.fix)
 

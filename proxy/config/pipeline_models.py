@@ -21,12 +21,12 @@ from proxy.quota.values import BadValueError, shown
 
 _BAND_ENDS: Final = 2
 
-_TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 """Kafka's own rule (its class `Topic`), which also forbids the names of directories."""
 
 
 def _topic(name: str) -> str:
-    if not _TOPIC.fullmatch(name) or name in (".", ".."):
+    if not TOPIC_NAME.fullmatch(name) or name in (".", ".."):
         fix = "write 1 to 249 letters, digits and characters of ._-"
         raise BadValueError(f"{shown(name)} is no name of a topic", fix)
     return name

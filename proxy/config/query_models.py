@@ -25,9 +25,10 @@ class AdaptiveSection(fields.Section):
     Rates are records per second; None is no limit. `estimator` is `cost`, or `pid` where a gain is
     given: `proportional`, `integral` and `derivative` are those of Spark Streaming's
     PIDRateEstimator; None is its default. `batch_interval` is the query's trigger interval; None:
-    it is learnt. With `initial_rate` a query's batches are bounded before its first report. `hold`:
-    for how long a bound stays when reports stop; by default 30 s, or two batch intervals where that
-    is longer. Durations are seconds.
+    it is learnt. `initial_rate` is that of a run's first batches; None: that of the runs before,
+    else `min_rate`, under a processing-time trigger. `hold`: for how long a bound stays when
+    reports stop; by default 30 s, or two batch intervals where that is longer. Durations are
+    seconds.
     """
 
     min_rate: fields.RecordRate = 100.0

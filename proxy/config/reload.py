@@ -17,6 +17,7 @@ from prometheus_client import Counter
 from structlog import get_logger
 
 from proxy.config import Config, ConfigError, load_config
+from proxy.config.differences import count_rules
 from proxy.config.files import read_bytes
 from proxy.config.limited_thread import LimitedThread
 from proxy.config.secrets import Secrets, named_files, read_secrets
@@ -105,7 +106,7 @@ class Reloader:
         self._files = (path, *named_files(config))
         self._apply = apply
         self._log = log
-        self._at_start = config
+        self._at_start = self._in_force = config
         self._requested = asyncio.Event()
         self._thread = LimitedThread()
         self._seen = _look(self._files)
@@ -159,7 +160,7 @@ class Reloader:
             return
         self._seen = look
         try:
-            config, secrets = await self._thread.call(self._read, LOAD_LIMIT_S)
+            config, secrets, rules = await self._thread.call(self._read, LOAD_LIMIT_S)
             await self._apply(config, secrets)
         except TimeoutError:
             self._hung(LOAD_LIMIT_S)
@@ -174,11 +175,15 @@ class Reloader:
             parts = ((key, attrgetter(key)) for key in NEEDS_RESTART)
             waiting = [key for key, part in parts if part(config) != part(self._at_start)]
             message = f"after a restart: {', '.join(waiting)}" if waiting else "in force"
+            message += f"; {rules}" if rules else ""
+            self._in_force = config
             self._log.record("ok", message)
             _log.info("configuration reloaded", message=message)
 
-    def _read(self) -> tuple[Config, Secrets]:
-        return load_config(self._path), read_secrets(self._at_start)
+    def _read(self) -> tuple[Config, Secrets, str]:
+        """Return what is written now, and how many rules come and go with it."""
+        config = load_config(self._path)
+        return config, read_secrets(self._at_start), count_rules(self._in_force, config)
 
     def _hung(self, limit_s: float) -> None:
         """Record once that the files hang; when they answer again, a load follows."""

@@ -4,11 +4,11 @@ import socket
 from collections.abc import Iterator
 from ipaddress import ip_address
 
-from proxy.config.endpoints import MACHINE
+from proxy.config.endpoints import MACHINE_PLACEHOLDER
 from proxy.config.models import Config
 
 
-def find_hints(config: Config) -> Iterator[str]:
+def find_name_hints(config: Config) -> Iterator[str]:
     """Yield a line for each name that a file which is the same on all machines gives to all."""
     tier = config.tier
     if tier is None:
@@ -18,11 +18,11 @@ def find_hints(config: Config) -> Iterator[str]:
         if listener.tls is not None and listener.tls.sni is not None:
             names["tls.sni"] = listener.tls.sni
         for key, name in names.items():
-            if MACHINE not in name and not _is_own(name, tier.machine):
+            if MACHINE_PLACEHOLDER not in name and not _is_own(name, tier.machine):
                 yield (
                     f"tier: {tier.name}, listener {listener.name}: {key} {name} does not say which "
                     f"machine it is, and must lead to {tier.machine} alone; fix, if other machines "
-                    f"have it too: write {MACHINE} in it"
+                    f"have it too: write {MACHINE_PLACEHOLDER} in it"
                 )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from proxy.config import endpoints
-from proxy.config.document import ConfigProblem, Document, Loc
+from proxy.config.document import ConfigProblem, Loc, YamlDocument
 from proxy.config.models import Config
 from proxy.config.workers import count_workers, parse_workers
 from proxy.quota.values import BadValueError
@@ -25,8 +25,8 @@ def share_of(ports: endpoints.PortRange, workers: int, number: int) -> endpoints
     return endpoints.PortRange(first, first + size - 1)
 
 
-def find_problems(
-    document: Document, listeners: Iterable[tuple[Loc, Mapping[str, object]]]
+def find_port_problems(
+    document: YamlDocument, listeners: Iterable[tuple[Loc, Mapping[str, object]]]
 ) -> Iterator[ConfigProblem]:
     """Yield that a listener has fewer ports for brokers than there are workers."""
     try:
@@ -59,7 +59,7 @@ def find_problems(
             yield document.problem((*loc, "broker_ports"), message, fix)
 
 
-def find_hints(config: Config) -> Iterator[str]:
+def find_port_hints(config: Config) -> Iterator[str]:
     """Yield a line for each listener, how its workers share the ports of brokers."""
     workers = config.worker_count
     if workers == 1:

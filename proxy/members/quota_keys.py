@@ -24,7 +24,7 @@ from .rule_groups import (
 )
 from .tie_classes import TieClasses
 
-MAX_KNOWN = 20_000
+MAX_KNOWN_KEYS = 20_000
 """So many clients' keys are kept; then all are forgotten, and found again."""
 
 MAX_EXPLAINED = 5
@@ -73,7 +73,7 @@ class QuotaKeys:
         """Return the key of a client."""
         key = self._known.get(identity)
         if key is None:
-            if len(self._known) >= MAX_KNOWN:
+            if len(self._known) >= MAX_KNOWN_KEYS:
                 self._known.clear()
             key = self._known[identity] = self._find(identity)
         return key
@@ -93,7 +93,7 @@ class QuotaKeys:
         the client may have another key.
         """
         if client_id not in self._known_queries:
-            if len(self._known_queries) >= MAX_KNOWN:
+            if len(self._known_queries) >= MAX_KNOWN_KEYS:
                 self._known_queries.clear()
             self._known_queries[client_id] = self.key_of(self._client_of(client_id))
         return self._known_queries[client_id]

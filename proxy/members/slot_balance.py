@@ -7,17 +7,12 @@ joined gets its share over some rounds, and measured load is evened out a few sl
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from .slot_map import SlotMap
-
 Owners = Sequence[str | None]
 """The name of the member for each slot; None while nobody owns it."""
 
 MOVES_PER_ROUND = 1 / 8
-"""Of all slots, the share that members who have too few are given in one round of `assign`: a
+"""Of all slots, the share that members who have too few are given in one round of `placed_slots`: a
 second member has its half after four rounds."""
-
-JOIN_TOLERANCE = 0.2
-"""Where loads are known, a member that has less than its fair share by this gets more."""
 
 MEMBER_BYTES_PER_S = 500e6
 """Roughly what one member relays with a whole core; a slot's share of a member follows from it."""
@@ -40,7 +35,7 @@ LEAST_MOVED = 0.1
 REST_S = 300.0
 """A slot that moved stays for so long, and what its clients then do is measured first."""
 
-DIGITS = 9
+WEIGHT_DIGITS = 9
 """To which loads are compared, so that the order in which they were added up does not matter."""
 
 OVERLOAD = 0.7
@@ -92,7 +87,7 @@ class _Shares:
 
     def rank(self, name: str) -> tuple[float, int, str]:
         """Return the place of a member among all, the one that has the least first."""
-        return round(self.total[name], DIGITS), len(self.slots[name]), name
+        return round(self.total[name], WEIGHT_DIGITS), len(self.slots[name]), name
 
     def least(self) -> str:
         return min(self.slots, key=self.rank)
@@ -110,35 +105,28 @@ class _Shares:
         gap = self.total[source] - self.total[target]
         weights = self.weights
         fitting = (
-            (round(abs(weights[slot] - gap / 2), DIGITS), weights[slot], slot)
+            (round(abs(weights[slot] - gap / 2), WEIGHT_DIGITS), weights[slot], slot)
             for slot in self.slots[source]
-            if least < weights[slot] < gap - 10**-DIGITS and slot not in resting
+            if least < weights[slot] < gap - 10**-WEIGHT_DIGITS and slot not in resting
         )
         best = min(fitting, default=None)
         return None if best is None else best[-1]
 
 
-def assign(
-    previous: SlotMap | Owners,
-    members: Collection[str],
-    loads: Mapping[int, SlotLoad] | None = None,
-) -> list[str | None]:
-    """Return the owners for one round: none among `members` keeps less than it may, none is left.
+def placed_slots(previous: Owners, members: Collection[str]) -> list[str | None]:
+    """Return the owners for one round: no slot is without one of the `members`, at least one.
 
-    Slots without an owner, or of one that left, go to those who have the least, at once. Members
+    Slots without an owner, or of one that left, go to those who have the fewest, at once. Members
     with too few get some of the others', at most `MOVES_PER_ROUND`: call again until nothing
-    changes. Without loads each slot counts the same. Without members nobody owns anything.
+    changes.
     """
-    owners: list[str | None] = list(previous.owners if isinstance(previous, SlotMap) else previous)
-    if not members:
-        return [None] * len(owners)
-    weights = _weights(len(owners), loads)
-    shares = _Shares(owners, members, weights)
-    orphans = [slot for slot, owner in enumerate(owners) if owner not in shares.slots]
-    for slot in sorted(orphans, key=lambda slot: (-weights[slot], slot)):
-        owners[slot] = target = shares.least()
-        shares.give(slot, target)
-    enough = sum(weights.values()) / len(shares.slots) * (1 - (JOIN_TOLERANCE if loads else 0))
+    owners = list(previous)
+    shares = _Shares(owners, members, dict.fromkeys(range(len(owners)), 1.0))
+    for slot, owner in enumerate(previous):
+        if owner not in shares.slots:
+            owners[slot] = target = shares.least()
+            shares.give(slot, target)
+    enough = len(owners) / len(shares.slots)
     for _ in range(max(1, int(len(owners) * MOVES_PER_ROUND))):
         target = shares.least()
         if shares.total[target] >= enough:
@@ -148,16 +136,6 @@ def assign(
             break
         owners[move.slot] = target
     return owners
-
-
-def _weights(slots: int, loads: Mapping[int, SlotLoad] | None) -> dict[int, float]:
-    """Return how much each slot counts: as its load, and a little for being there."""
-    if not loads:
-        return dict.fromkeys(range(slots), 1.0)
-    shares = {slot: loads[slot].share if slot in loads else 0.0 for slot in range(slots)}
-    # What is quiet now may not be so later: slots without load are shared out evenly, too.
-    base = sum(shares.values()) / slots * SETTLED_IMBALANCE or 1.0
-    return {slot: share + base for slot, share in shares.items()}
 
 
 def _feed(shares: _Shares, target: str) -> SlotMove | None:

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-Address = tuple[str, int]
-"""Host and port."""
+from proxy.cluster.upstream import Address
 
 NODE_ID = "{node_id}"
 """Stands for a broker's number in a server name pattern."""

@@ -69,12 +69,12 @@ def _kind_of_tier(readable: Mapping[str, Subscription], previous: Assignment | N
     for said in readable.values():
         kind = _kind(said)
         owned[kind] += len(said.owned)
-        known[kind] += is_known(said, previous)
+        known[kind] += was_admitted(said, previous)
         count[kind] += 1
     return min(count, key=lambda kind: (-owned[kind], -known[kind], -count[kind], kind))
 
 
-def is_known(said: Subscription, previous: Assignment | None) -> bool:
+def was_admitted(said: Subscription, previous: Assignment | None) -> bool:
     """Return whether this very process was in the tier in the round before."""
     known = None if previous is None else previous.machines.get(said.machine)
     return known is not None and known.process == said.process
@@ -83,13 +83,13 @@ def is_known(said: Subscription, previous: Assignment | None) -> bool:
 def _was_there(
     readable: Mapping[str, Subscription], keys: list[str], previous: Assignment | None
 ) -> bool:
-    return any(is_known(readable[key], previous) or readable[key].owned for key in keys)
+    return any(was_admitted(readable[key], previous) or readable[key].owned for key in keys)
 
 
 def _seniority(
     key: str, said: Subscription, previous: Assignment | None
 ) -> tuple[bool, int, int, str]:
-    return not is_known(said, previous), -len(said.owned), -said.generation, key
+    return not was_admitted(said, previous), -len(said.owned), -said.generation, key
 
 
 def _other_kind(kind: _Kind, tiers: _Kind) -> str:

@@ -4,7 +4,8 @@ As in Kafka's cooperative rebalancing (KIP-429) a slot moves in two rounds: in t
 is told to release it, in the second, which begins when that is done, it is given away. A machine's
 subscription may be older than what it got since: Kafka keeps a static member that does not rejoin
 in time, with the subscription it had. The leader then counts what the round before gave to it. One
-that does not know the round before gives away nothing until each machine was heard again.
+that does not know the round before counts no older one, not even for itself: others may have got
+those slots since. It gives away nothing until each machine was heard again.
 """
 
 from collections.abc import Mapping
@@ -13,9 +14,9 @@ from dataclasses import dataclass, replace
 from proxy.members.slot_balance import SlotLoad
 from proxy.members.slot_map import SlotMap
 
-from .admission import Subscriptions, admit, is_known
+from .admission import Subscriptions, admit, was_admitted
 from .assignment import Assignment, Machine
-from .placement import Placement, even
+from .placement import Placement
 from .subscription import Subscription
 
 
@@ -42,7 +43,7 @@ def assign(
     subscriptions: Subscriptions,
     previous: Assignment | None,
     generation: int,
-    place: Placement = even,
+    place: Placement,
 ) -> Round:
     """Decide who owns which slot from now on.
 
@@ -54,8 +55,9 @@ def assign(
     unheard = _unheard(readable, previous, generation, is_informed=is_informed)
     claims: dict[int, _Claim] = {}
     for said in readable:
-        is_member = admitted.get(said.machine) is said or is_known(said, previous)
-        may_have = previous if is_member and said.generation != generation - 1 else None
+        is_member = admitted.get(said.machine) is said or was_admitted(said, previous)
+        is_stale = said.generation != generation - 1
+        may_have = previous if is_informed and is_member and is_stale else None
         for slot, claim in _claims(said, may_have).items():
             # Where two say that they have it, one of them errs: both are to let it go.
             claims[slot] = replace(claim, is_let_go=True) if slot in claims else claim

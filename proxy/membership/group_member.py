@@ -24,12 +24,12 @@ from .group_protocol import (
     REBALANCE_IN_PROGRESS,
     Meaning,
     Place,
-    explain,
+    explain_refusal,
     meaning_of,
 )
 from .holding import Holding, SessionClock
 from .leading import lead
-from .placement import Placement, even
+from .placement import Placement
 from .releases import Releases
 from .subscription import NO_GENERATION, Announcement
 from .tier_log import TierLog
@@ -54,14 +54,14 @@ ANSWER_LIMIT_S = 2.0
 ROUND_MARGIN_S = 5.0
 """The coordinator answers a round after the rebalance timeout at the latest, and may be slow."""
 
-REQUEST_INTERVAL_S = 5.0
+REJOIN_INTERVAL_S = 5.0
 """Between two rounds that this machine asks for."""
 
 PROCESS_CHARS = 8
 """Enough to tell two processes of one machine; every machine gets those of all."""
 
-MIN_BACKOFF_S = 0.1
-MAX_BACKOFF_S = 2.0
+MIN_JOIN_BACKOFF_S = 0.1
+MAX_JOIN_BACKOFF_S = 2.0
 """Between two tries to join; doubled from try to try."""
 
 _log = get_logger(__name__)
@@ -91,7 +91,7 @@ class GroupMember:
         on_assigned: Callable[[SlotMap, int, str], None],
         on_revoked: Callable[[frozenset[int]], Awaitable[None]],
         on_lost: Callable[[], None],
-        place: Placement = even,
+        place: Placement,
         session_timeout_s: float = SESSION_TIMEOUT_S,
         heartbeat_interval_s: float = HEARTBEAT_INTERVAL_S,
         clock_s: Callable[[], float] = time.monotonic,
@@ -122,7 +122,7 @@ class GroupMember:
         self._beats_now = asyncio.Event()
         self._round: asyncio.Task[bool] | None = None
         self._releases = Releases(self._holding, on_revoked, self._wanted.set)
-        self._asked_s = -REQUEST_INTERVAL_S
+        self._asked_s = -REJOIN_INTERVAL_S
         self._asking: asyncio.TimerHandle | None = None
 
     @property
@@ -159,13 +159,13 @@ class GroupMember:
     def request_rebalance(self, *, at_once: bool = False) -> None:
         """Have a round soon, in which all machines announce themselves anew.
 
-        For new addresses or loads; at most one in REQUEST_INTERVAL_S, unless `at_once`.
+        For new addresses or loads; at most one in REJOIN_INTERVAL_S, unless `at_once`.
         """
         if at_once:
             self._wanted.set()
         elif self._asking is None:
             loop = asyncio.get_running_loop()
-            wait_s = max(0.0, self._asked_s + REQUEST_INTERVAL_S - self._clock_s())
+            wait_s = max(0.0, self._asked_s + REJOIN_INTERVAL_S - self._clock_s())
             self._asking = loop.call_later(wait_s, self._ask_now)
 
     def stop(self) -> None:
@@ -201,7 +201,7 @@ class GroupMember:
 
     async def _follow(self, tasks: asyncio.TaskGroup) -> None:
         """Take part in round after round."""
-        backoff_s = MIN_BACKOFF_S
+        backoff_s = MIN_JOIN_BACKOFF_S
         self._wanted.set()
         while True:
             await self._wanted.wait()
@@ -213,13 +213,13 @@ class GroupMember:
             is_done = not self._round.cancelled() and self._round.result()
             self._round = None
             if is_done:
-                backoff_s = MIN_BACKOFF_S
+                backoff_s = MIN_JOIN_BACKOFF_S
                 continue
             self._wanted.set()
             with suppress(TimeoutError):
                 async with asyncio.timeout(backoff_s):
                     await self._stopping.wait()
-            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+            backoff_s = min(2 * backoff_s, MAX_JOIN_BACKOFF_S)
 
     async def _try_round(self, tasks: asyncio.TaskGroup) -> bool:
         """Take part in a round; return whether it gave an assignment."""
@@ -362,7 +362,7 @@ class GroupMember:
             return True
         if meaning is Meaning.REJOIN:
             return False
-        text = explain(error_code, self._place)
+        text = explain_refusal(error_code, self._place)
         if meaning is Meaning.UNKNOWN:
             if member_id == self.member_id:
                 self.member_id, self.generation = NO_MEMBER_ID, NO_GENERATION

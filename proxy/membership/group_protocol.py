@@ -79,7 +79,7 @@ def meaning_of(error_code: int) -> Meaning:
     return _MEANINGS.get(error_code, Meaning.LATER)
 
 
-def explain(error_code: int, place: "Place") -> str:
+def explain_refusal(error_code: int, place: "Place") -> str:
     """Return what an error code means here, and how to mend it."""
     group = f"group {place.group_id}"
     texts = {

@@ -4,7 +4,7 @@ import json
 import zlib
 from typing import Any
 
-FORM = 1
+USER_DATA_SCHEMA = 1
 """Of the documents. Kafka carries them for machines of several versions during an upgrade."""
 
 MAX_DOCUMENT_BYTES = 16 * 2**20
@@ -20,7 +20,7 @@ class FormError(ValueError):
 
 def pack(document: dict[str, Any]) -> bytes:
     """Return a document with its form, as compressed JSON."""
-    text = json.dumps({"form": FORM, **document}, separators=(",", ":"))
+    text = json.dumps({"form": USER_DATA_SCHEMA, **document}, separators=(",", ":"))
     return zlib.compress(text.encode(), _LEVEL)
 
 
@@ -34,7 +34,7 @@ def unpack(data: bytes) -> dict[str, Any]:
         raise FormError(f"not written by a proxy: {error}") from error
     if not isinstance(document, dict):
         raise FormError("not written by a proxy, cut off, or too long")
-    if document.get("form") != FORM:
-        found = f"of form {document.get('form')!r}, and this version reads form {FORM}"
+    if document.get("form") != USER_DATA_SCHEMA:
+        found = f"of form {document.get('form')!r}, and this version reads form {USER_DATA_SCHEMA}"
         raise FormError(f"{found}: run versions that go together")
     return document

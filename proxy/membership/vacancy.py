@@ -7,10 +7,10 @@ from kafka.protocol.admin import DescribeGroupsRequest
 from proxy.cluster.kafka_client import GROUP_COORDINATOR, KafkaClient
 from proxy.cluster.upstream import NOT_READY, RefusedError, UpstreamError, name_of
 
-DESCRIBE_VERSION = 4
+DESCRIBE_GROUPS_VERSION = 4
 """The first that tells machine names (group.instance.id). Since Kafka 2.4."""
 
-LOOK_INTERVAL_S = 0.1
+VACANCY_INTERVAL_S = 0.1
 
 
 async def until_vacant(client: KafkaClient, group_id: str, machine: str, limit_s: float) -> bool:
@@ -23,7 +23,7 @@ async def until_vacant(client: KafkaClient, group_id: str, machine: str, limit_s
                         return True
                 except (UpstreamError, RefusedError):
                     client.forget((GROUP_COORDINATOR, group_id))
-                await asyncio.sleep(LOOK_INTERVAL_S)
+                await asyncio.sleep(VACANCY_INTERVAL_S)
     except TimeoutError:
         return False
 
@@ -34,7 +34,7 @@ async def _is_taken(client: KafkaClient, group_id: str, machine: str) -> bool:
             raise UpstreamError(NOT_READY, name_of(error_code))
 
     coordinator = await client.coordinator((GROUP_COORDINATOR, group_id), check)
-    request = DescribeGroupsRequest[DESCRIBE_VERSION](groups=[group_id])
+    request = DescribeGroupsRequest[DESCRIBE_GROUPS_VERSION](groups=[group_id])
     (group,) = (await client.ask(request, coordinator)).groups
     check(group.error_code)
     return any(member.group_instance_id == machine for member in group.members)

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from metrics.clock import MS_PER_SECOND
+from proxy.state import Document
 
 from .commits import GroupState
 from .events import ProgressEvent
@@ -15,8 +15,6 @@ from .report import Refusal
 
 MAX_RANGES_SHOWN = 20
 """Of one set of ranges; the records are those of all."""
-
-Document: TypeAlias = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +59,7 @@ def query_document(
         "trigger": trigger and {"kind": trigger.kind, "interval_s": _seconds(trigger.interval_ms)},
         "last_report": times.at_s(query.last_report_ms),
         "last_heard": times.at_s(query.last_heard_ms),
+        "report_age_s": _seconds(query.report_age_ms(times.now_ms)),
         "last_batch": query.last_batch_id,
         "batch": batch
         and {

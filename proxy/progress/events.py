@@ -39,10 +39,18 @@ class EventKind(StrEnum):
     """The rule's batch_interval is not that of the query's trigger."""
     TRIGGER = "trigger"
     """The query's trigger makes no batches that could be shaped."""
+    REPORTS = "reports"
+    """What is known from reports is older than it should be."""
 
 
 ADVICE = frozenset(
-    {EventKind.NAMES, EventKind.CLIENT_SHARED, EventKind.INTERVAL, EventKind.TRIGGER}
+    {
+        EventKind.NAMES,
+        EventKind.CLIENT_SHARED,
+        EventKind.INTERVAL,
+        EventKind.TRIGGER,
+        EventKind.REPORTS,
+    }
 )
 """The kinds that say what to mend in a configuration or a job."""
 

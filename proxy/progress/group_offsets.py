@@ -7,7 +7,7 @@ from kafka import errors
 from kafka.protocol.consumer import OffsetCommitRequest, OffsetFetchRequest
 
 from proxy.cluster.kafka_client import GROUP_COORDINATOR, KafkaClient
-from proxy.cluster.partitions import by_topic
+from proxy.cluster.partitions import requests_by_topic
 from proxy.cluster.upstream import NOT_READY, RefusedError, UpstreamError, name_of
 from proxy.wire.topic_partition import TopicPartition
 
@@ -67,7 +67,7 @@ class GroupOffsets:
         """Return the group's offsets, where it has one. Raises UpstreamError, RefusedError."""
         offsets: dict[TopicPartition, int] = {}
         refused: Refused = {}
-        for topics in by_topic(dict.fromkeys(partitions)):
+        for topics in requests_by_topic(dict.fromkeys(partitions)):
             request = OffsetFetchRequest[VERSION](
                 group_id=self._group,
                 topics=[(topic, [number for number, _ in rows]) for topic, rows in topics.items()],
@@ -88,7 +88,7 @@ class GroupOffsets:
         Raises UpstreamError or RefusedError when none was taken, or that is not known of some.
         """
         refused: Refused = {}
-        for topics in by_topic(offsets):
+        for topics in requests_by_topic(offsets):
             request = OffsetCommitRequest[VERSION](
                 group_id=self._group,
                 topics=[

@@ -122,6 +122,11 @@ class LogEdges:
         self.ends.add(now_ms, end)
         return True
 
+    def record_start(self, offset: int) -> None:
+        """Record the log start, which only goes up."""
+        if offset >= 0 and (self.log_start_offset is None or offset > self.log_start_offset):
+            self.log_start_offset = offset
+
     def is_cut(self, end: int, now_ms: float) -> bool:
         """Record a looked-up end below what is completed; return whether it is certain."""
         if self.cut_at is None:

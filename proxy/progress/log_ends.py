@@ -8,7 +8,7 @@ from kafka.protocol.consumer import ListOffsetsRequest
 from structlog import get_logger
 
 from proxy.cluster.kafka_client import KafkaClient
-from proxy.cluster.partitions import by_topic, named, parts
+from proxy.cluster.partitions import named, parts, requests_by_topic
 from proxy.cluster.upstream import Address, UpstreamError
 from proxy.wire.list_offsets import EARLIEST, LATEST, READ_UNCOMMITTED
 from proxy.wire.topic_partition import TopicPartition
@@ -154,7 +154,7 @@ class LogEnds:
         self, leader: Address, partitions: Iterable[TopicPartition], timestamp: int
     ) -> AsyncIterator[tuple[TopicPartition, int]]:
         """Yield each partition's offset; find the leader of one with an error anew next time."""
-        for topics in by_topic(dict.fromkeys(partitions, timestamp)):
+        for topics in requests_by_topic(dict.fromkeys(partitions, timestamp)):
             request = ListOffsetsRequest[LIST_OFFSETS_VERSION](
                 replica_id=_CONSUMER, isolation_level=READ_UNCOMMITTED, topics=list(topics.items())
             )

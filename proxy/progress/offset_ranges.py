@@ -118,6 +118,12 @@ class RangeSet(Generic[Point]):
             gaps.append((start, end))
         return gaps
 
+    def within(self, start: Point, end: Point) -> list[tuple[Point, Point]]:
+        """Return the parts of the ranges that are from `start` to before `end`, in order."""
+        low, high = bisect_right(self.ends, start), bisect_left(self.starts, end)
+        ranges = zip(self.starts[low:high], self.ends[low:high], strict=True)
+        return [(max(first, start), min(last, end)) for first, last in ranges]
+
     def without(self, other: "RangeSet[Point]") -> list[tuple[Point, Point]]:
         """Return the ranges of this set that are not in the other one, in order."""
         return [gap for start, end in self for gap in other.missing(start, end)]

@@ -14,7 +14,7 @@ from proxy.wire.topic_partition import TopicPartition
 
 from .events import EventKind
 from .log_edges import MAX_FORMER_IDS, LogEdges
-from .offset_ranges import OffsetRange, OffsetRanges
+from .offset_ranges import MAX_RANGES, OffsetRange, OffsetRanges
 from .report import BatchRange
 from .skipped_ranges import SkippedRanges, SkipReason
 
@@ -30,9 +30,9 @@ class PartitionProgress:
     __slots__ = (
         *("_query", "client_saw_end", "committed_at_s", "committed_to", "delivered", "failed"),
         *("fetched_from", "fetched_from_ms", "group_offset", "is_dropped", "key", "leader", "log"),
-        *("may_go_back", "out_of_range_at", "partition", "read_ms", "refetched"),
-        *("refetched_records", "run_id", "skipped", "started_over", "stuck", "stuck_since_ms"),
-        "topic",
+        *("may_go_back", "open_ended", "out_of_range_at", "partition", "read_ms", "refetched"),
+        *("refetched_records", "run_id", "seen_from", "skipped", "started_over", "stuck"),
+        *("stuck_since_ms", "topic"),
     )
 
     def __init__(self, topic: str, partition: int, query: "QueryProgress") -> None:
@@ -75,6 +75,11 @@ class PartitionProgress:
         self.fetched_from: int | None = None
         """The lowest offset that was asked for in this run."""
         self.fetched_from_ms = 0.0
+        self.seen_from: int | None = None
+        """The lowest offset that was asked for here, by any run: what lies below may have been
+        delivered by another process."""
+        self.open_ended: OffsetRange | None = None
+        """What of the log an answer may have had whose end is not known."""
         self.out_of_range_at: int | None = None
         """The position that was out of range, until the query goes on somewhere."""
         self.client_saw_end = False
@@ -141,6 +146,8 @@ class PartitionProgress:
         """Record an offset that a reader goes on from."""
         if self.fetched_from is None or offset < self.fetched_from:
             self.fetched_from, self.fetched_from_ms = offset, now_ms
+            if self.seen_from is None or offset < self.seen_from:
+                self.seen_from = offset
 
     def deliver(self, start: int, end: int, now_ms: float) -> None:
         """Record what a reader was given. What lies beyond the log end is left out."""
@@ -193,12 +200,16 @@ class PartitionProgress:
             self.start_over(f"its log ends at {end} now, below what was completed", now_ms)
         self.record_high_watermark(end, now_ms)
 
-    def record_log_start(self, offset: int, now_ms: float) -> None:
-        """Record the log start, which only goes up; what was unread below it is skipped."""
-        log = self.log
-        if offset >= 0 and (log.log_start_offset is None or offset > log.log_start_offset):
-            log.log_start_offset = offset
-            self._skip_removed(now_ms)
+    def pass_over(self, start: int, end: int, reason: SkipReason, now_ms: float) -> None:
+        """Record that a reader went on behind a range: skip what of it nobody was given.
+
+        What was given to somebody may be completed: its batch will tell.
+        """
+        start = max(start, self.committed_to or 0)
+        for low, high in self._undelivered(start, end):
+            self._skip_split(low, high, reason, now_ms)
+        for low, high in self.delivered.within(start, end):
+            self.failed.add(low, high)
 
     def skip(self, start: int, end: int, reason: SkipReason, now_ms: float) -> None:
         """Record a range that is skipped; what of it was recorded before does not count."""
@@ -274,6 +285,8 @@ class PartitionProgress:
             self._pass_gap(done, start, gap, now_ms)
         elif done is not None and start < done:
             self._replay(start, end, done, now_ms)
+        if done is not None:
+            self._skip_removed(max(start, done), read, now_ms)
         self.run_id = run_id
         self.started_over = False
         self.committed_to = end
@@ -284,7 +297,6 @@ class PartitionProgress:
         lost = self.out_of_range_at
         self.skipped.known.remove_below(end if lost is None else min(end, lost))
         self.log.ends.forget_below(end)
-        self._skip_removed(now_ms)
         self._query.changed(self)
         if done != end:
             self._record_move(now_ms)
@@ -303,9 +315,13 @@ class PartitionProgress:
             text = f"offsets {done} to before {start} were completed by lost reports"
             self._add_event(EventKind.LOST_REPORTS, text, now_ms)
             return
-        removed = min(max(self.log.log_start_offset or 0, done), start)
-        self.skip(done, removed, SkipReason.RETENTION, now_ms)
-        self.skip(removed, start, gap, now_ms)
+        self._skip_split(done, start, gap, now_ms)
+
+    def _skip_split(self, start: int, end: int, reason: SkipReason, now_ms: float) -> None:
+        """Skip a range: what of it the broker has removed as such, the rest for `reason`."""
+        removed = min(max(self.log.log_start_offset or 0, start), end)
+        self.skip(start, removed, SkipReason.RETENTION, now_ms)
+        self.skip(removed, end, reason, now_ms)
 
     def _replay(self, start: int, end: int, done: int, now_ms: float) -> None:
         again = min(end, done)
@@ -320,15 +336,28 @@ class PartitionProgress:
             text = f"the query went back from {done} to {end}, to an older checkpoint"
             self._add_event(EventKind.RESET, text, now_ms)
 
-    def _skip_removed(self, now_ms: float) -> None:
-        """Skip what the broker has removed and the query has not read."""
-        done, first = self.committed_to, self.log.log_start_offset
-        if done is None or first is None or first <= done:
+    def _skip_removed(self, start: int, read: BatchRange, now_ms: float) -> None:
+        """Skip what a batch from `start` on did not get, since the broker had removed it.
+
+        Only what surely was not delivered: not where this process did not see everything. Of a
+        loss that it has not seen a reader is told, and goes on behind it.
+        """
+        first, seen_from = self.log.log_start_offset, self.seen_from
+        if first is None or seen_from is None:
             return
-        # What was delivered and did not fail may still be completed.
-        for start, end in [*self.delivered.missing(done, first), *self.failed]:
-            self.skip(start, min(end, first), SkipReason.RETENTION, now_ms)
-        self.failed.remove_below(first)
+        lost = OffsetRanges(2 * MAX_RANGES + 2)
+        for low, high in self._undelivered(max(start, seen_from), min(read.end, first)):
+            lost.add(low, high)
+        if self.open_ended is not None:
+            lost.remove(*self.open_ended)
+        if read.rowless is not None and sum(high - low for low, high in lost) > read.rowless:
+            return  # rows came of it
+        for low, high in lost:
+            self.skip(low, high, SkipReason.RETENTION, now_ms)
+
+    def _undelivered(self, start: int, end: int) -> list[OffsetRange]:
+        """Return what of a range was not delivered, or has failed and was not delivered again."""
+        return [*self.delivered.missing(start, end), *self.failed.within(start, end)]
 
     # The alarm
 

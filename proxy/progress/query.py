@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from metrics.clock import MS_PER_SECOND
+from metrics.instruments import COMPLETION_BUCKETS_S
+from metrics.lock_free_histogram import HistogramChild
 from proxy.wire.topic_partition import TopicPartition
 
 from .events import EventKind, ProgressEvent
 from .partition import PartitionProgress
 from .reader import Reader
-from .report import BatchRange, Refusal, TriggerKind, TriggerReport
+from .report import BatchRange, BatchReport, Refusal, TriggerKind, TriggerReport
 from .skipped_ranges import SkipReason
 
 if TYPE_CHECKING:
@@ -28,6 +31,9 @@ MAX_FORMER = 16
 
 LIVE_MS = 60_000.0
 """A query of which nothing was seen for so long is silent."""
+
+LATE_REPORTS_MS = 30_000.0
+"""Reports of a query that runs, and heartbeats, should not be older: these come each second."""
 
 LEFT_AFTER_BATCHES = 3
 """A partition that so many batches of a run did not name, and nobody asked for, is let go."""
@@ -101,6 +107,10 @@ class QueryProgress:
         query takes over the client id until its first batch."""
         self.former_runs: deque[str] = deque(maxlen=MAX_FORMER)
         self.last_batch: LastBatch | None = None
+        self.batch_seconds = HistogramChild(COMPLETION_BUCKETS_S)
+        """How long batches took, from their trigger on; of those that say so."""
+        self.rows = 0
+        """Rows of all batches that were reported."""
         self.last_report_ms: float | None = None
         """When the last report of an event was accepted."""
         self.last_heard_ms: float | None = None
@@ -129,6 +139,12 @@ class QueryProgress:
         self.run_batches = 0
         self.last_batch_id: int | None = None
         self.trigger: TriggerReport | None = None
+        self.confirmed_ms: float | None = None
+        """Up to when reports say what this run has completed."""
+        self.asks_spark = False
+        """Whether its listener can ask Spark which batches are done."""
+        self.is_outside = False
+        """Whether it reads past this proxy, as far as is known, and no configuration names it."""
         self.ended = False
         self.idle = False
         self.error: str | None = None
@@ -136,6 +152,11 @@ class QueryProgress:
         """What is to be mended for this run; it is not among the events."""
         self._advised: set[EventKind] = set()
         """What of it was passed on."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether its run has ended with an exception, and no other one has begun."""
+        return self.ended and self.error is not None
 
     @property
     def commit_group(self) -> str | None:
@@ -164,6 +185,15 @@ class QueryProgress:
         times = (self.last_read_ms, self.last_heard_ms, self.first_sweep_ms)
         return max((time for time in times if time is not None), default=None)
 
+    def confirm(self, at_ms: float) -> None:
+        """Record that all is reported that the run had completed by then."""
+        if self.confirmed_ms is None or at_ms > self.confirmed_ms:
+            self.confirmed_ms = at_ms
+
+    def report_age_ms(self, now_ms: float) -> float | None:
+        """Return for how long nothing says what the run has completed; None: not known, or over."""
+        return None if self.ended or self.confirmed_ms is None else now_ms - self.confirmed_ms
+
     def reports_are_fresh(self, now_ms: float) -> bool:
         """Return whether its run has not ended and its listener was heard lately."""
         last_ms = self.last_heard_ms
@@ -178,7 +208,7 @@ class QueryProgress:
     def state(self, now_ms: float) -> RunState:
         """Return what it is doing."""
         if self.ended:
-            return RunState.ENDED if self.error is None else RunState.FAILED
+            return RunState.FAILED if self.has_failed else RunState.ENDED
         if not self.is_live(now_ms):
             return RunState.SILENT
         return RunState.IDLE if self.idle else RunState.RUNNING
@@ -195,7 +225,7 @@ class QueryProgress:
     def log_start(self, topic: str, partition: int, offset: int, now_ms: float) -> None:
         """Record a log start that a client of the query has looked up."""
         if (progress := self.open(topic, partition, now_ms)) is not None:
-            progress.record_log_start(offset, now_ms)
+            progress.log.record_start(offset)
 
     def open(self, topic: str, partition: int, now_ms: float) -> PartitionProgress | None:
         """Return a partition, made when it is new; None when there are MAX_PARTITIONS."""
@@ -209,6 +239,12 @@ class QueryProgress:
         return progress
 
     # What a report says: each yields after each partition, and others may do their work meanwhile.
+
+    def count_batch(self, batch: BatchReport) -> None:
+        """Count a batch that was reported, of whichever run."""
+        self.rows += batch.rows
+        if batch.execution_ms is not None:
+            self.batch_seconds.observe(batch.execution_ms / MS_PER_SECOND)
 
     def beginning_run(self, run_id: str, began_ms: float | None, now_ms: float) -> Iterator[None]:
         """Record a new run, which began then, if that is known; what was pending has failed."""
@@ -286,6 +322,7 @@ class QueryProgress:
             elif not self.ended:
                 partition.check_stuck(now_ms, stuck_after_ms)
             yield
+        self.advise(EventKind.REPORTS, self._late_reports(now_ms), now_ms)
 
     def let_go(self, partition: PartitionProgress, why: str, now_ms: float) -> None:
         """Forget a partition."""
@@ -315,6 +352,28 @@ class QueryProgress:
         if kind not in self._advised:
             self._advised.add(kind)
             self.clients.add_event(event)
+
+    def _late_reports(self, now_ms: float) -> str | None:
+        """Return what to do about reports that are late although the query runs."""
+        heard_ms, age_ms = self.last_heard_ms, self.report_age_ms(now_ms)
+        if self.ended or heard_ms is None:
+            return None
+        if now_ms - heard_ms < LATE_REPORTS_MS:
+            if not self.asks_spark or age_ms is None or age_ms < LATE_REPORTS_MS:
+                return None
+            return (
+                "the listener lives, but Spark does not tell it which batches are done, so lag and "
+                "progress are older than they look (report_age_s): see whether the driver is short "
+                "of CPU or memory, or other listeners are slow"
+            )
+        read_ms = self.last_read_ms
+        if read_ms is None or read_ms - heard_ms < LATE_REPORTS_MS:
+            return None  # it does not run any more
+        return (
+            "the query reads, but its listener is not heard, so lag and progress are older than "
+            "they look (report_age_s): see what the driver's logger quota_listener says, and "
+            "whether the driver reaches the proxy's admin address"
+        )
 
     def changed(self, partition: PartitionProgress) -> None:
         """Record that a partition's record is out of date."""

@@ -5,10 +5,10 @@ Sans-I/O and for one thread. `now_ms` is monotonic, `now_s` the same moment on t
 
 from collections.abc import Iterable, Iterator
 
-from proxy.state import Record
+from proxy.state import Document, Record
 from proxy.wire.topic_partition import TopicPartition
 
-from .documents import Document, Times, query_document
+from .documents import Times, query_document
 from .events import OnEvent
 from .log_edges import end_age_ms
 from .partition import PartitionProgress
@@ -87,10 +87,10 @@ class QueryRegistry(QueryClients):
         for each in self._each(topic, partition):
             each.record_high_watermark(end, now_ms)
 
-    def log_start(self, topic: str, partition: int, offset: int, now_ms: float) -> None:
+    def log_start(self, topic: str, partition: int, offset: int, _now_ms: float) -> None:
         """Record a log start that the proxy has looked up."""
         for each in self._each(topic, partition):
-            each.record_log_start(offset, now_ms)
+            each.log.record_start(offset)
 
     def _seek(self, partition: PartitionProgress) -> TopicPartition:
         """Return its key; keep who reads it, so that what is learned finds it at once."""

@@ -81,11 +81,10 @@ class Reader:
                 if offset < 0:
                     continue
                 if cursor.out_of_range:
-                    progress.skip(cursor.fetch_offset, offset, SkipReason.OUT_OF_RANGE, now_ms)
-                    cursor.out_of_range = False
-                    progress.out_of_range_at = None
+                    _pass_over(cursor, offset, now_ms)
                 elif cursor.has_records and topic_id in (None, progress.log.topic_id):
                     progress.deliver(cursor.delivered_to, offset, now_ms)
+                    progress.open_ended = None
                 progress.record_fetch_offset(offset, now_ms)
             cursor.fetch_offset = cursor.delivered_to = offset
             cursor.has_records = False
@@ -134,12 +133,12 @@ class Reader:
                         progress.deliver(asked_offset, end, now_ms)
                 elif end is None:
                     cursor.has_records = True
+                    progress.open_ended = (cursor.delivered_to, high_watermark)
                 elif end > cursor.delivered_to:
                     progress.deliver(cursor.delivered_to, end, now_ms)
                     cursor.delivered_to = end
-            # Only after what was delivered: the rest below it is lost.
             if log_start != log.log_start_offset:
-                progress.record_log_start(log_start, now_ms)
+                log.record_start(log_start)
 
     def _begin(
         self, topic: str, partition: int, topic_id: bytes | None, offset: int | None, now_ms: float
@@ -185,6 +184,19 @@ def _record_error(cursor: ReadCursor, asked_offset: int | None, error_code: int)
         cursor.progress.out_of_range_at = asked_offset
 
 
+def _pass_over(cursor: ReadCursor, offset: int, now_ms: float) -> None:
+    """Record that a reader goes on at `offset`, after its position was out of range."""
+    progress, lost_from = cursor.progress, cursor.fetch_offset
+    cursor.out_of_range = False
+    if progress.out_of_range_at is None:
+        return  # another reader has gone on, and was given more since
+    log_start = progress.log.log_start_offset
+    there_from = offset if log_start is None or log_start <= lost_from else min(offset, log_start)
+    progress.pass_over(lost_from, there_from, SkipReason.OUT_OF_RANGE, now_ms)
+    if progress.out_of_range_at == lost_from:
+        progress.out_of_range_at = None
+
+
 def _go_on(cursor: ReadCursor, asked_offset: int, log_start: int, now_ms: float) -> None:
     """Record a position that was answered after one out of range, or first in a run or log."""
     progress = cursor.progress
@@ -205,4 +217,4 @@ def _end_out_of_range(cursor: ReadCursor, asked_offset: int, log_start: int, now
         cursor.out_of_range = False
         return
     there_from = asked_offset if log_start < 0 else min(asked_offset, log_start)
-    progress.skip(lost_from, there_from, SkipReason.OUT_OF_RANGE, now_ms)
+    progress.pass_over(lost_from, there_from, SkipReason.OUT_OF_RANGE, now_ms)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from functools import cached_property
@@ -57,6 +57,7 @@ class Refusal(StrEnum):
     OUT_OF_ORDER = "out_of_order"
     IMPOSSIBLE = "impossible"
     OWNED_ELSEWHERE = "owned_elsewhere"
+    NOT_ALLOWED = "not_allowed"
 
 
 STATUS: Mapping[Refusal, int] = {
@@ -67,6 +68,7 @@ STATUS: Mapping[Refusal, int] = {
     Refusal.REPEATED: 409,
     Refusal.OUT_OF_ORDER: 409,
     Refusal.IMPOSSIBLE: 422,
+    Refusal.NOT_ALLOWED: 403,
     Refusal.OWNED_ELSEWHERE: 503,  # listeners send it again
 }
 """The HTTP status for each reason."""
@@ -138,6 +140,20 @@ class SourceProgress(_Part):
     """What the driver took for the log ends; nothing here relies on it."""
     rows: Int64
 
+    @property
+    def rowless(self) -> int:
+        """How many offsets of the batch gave no row.
+
+        Too few where Spark counts rows twice, and where the batch says no start of a partition.
+        """
+        starts = self.start or {}
+        offsets = sum(
+            end - starts.get(topic, {}).get(partition, end)
+            for topic, ends in self.end.items()
+            for partition, end in ends.items()
+        )
+        return max(offsets - self.rows, 0)
+
 
 @dataclass(frozen=True, slots=True)
 class BatchRange:
@@ -147,11 +163,15 @@ class BatchRange:
     """None when the batch says nothing of it: the first one of a query, or a new partition."""
     end: int
     """The offset behind the last one."""
+    rowless: int | None = field(default=None, compare=False)
+    """At most so many offsets of the batch gave it no row, in all partitions of its source; None
+    when that is not known."""
 
     def of_both(self, other: "BatchRange") -> "BatchRange":
         """Return what two sources that read the partition have both completed."""
         start = None if self.start is None or other.start is None else min(self.start, other.start)
-        return BatchRange(start, min(self.end, other.end))
+        rowless = max(self.rowless or 0, other.rowless or 0)
+        return BatchRange(start, min(self.end, other.end), rowless)
 
 
 class BatchReport(_Part):
@@ -183,22 +203,34 @@ class BatchReport(_Part):
         """
         ranges: dict[TopicPartition, BatchRange] = {}
         for source in self.sources:
+            rowless = source.rowless
             starts = source.start or {}
             for topic, ends in source.end.items():
                 of_topic = starts.get(topic, {})
                 for partition, end in ends.items():
-                    key, read = (topic, partition), BatchRange(of_topic.get(partition), end)
+                    key, start = (topic, partition), of_topic.get(partition)
+                    read = BatchRange(start, end, rowless)
                     ranges[key] = read.of_both(ranges[key]) if key in ranges else read
         return ranges
 
 
 class TriggerKind(StrEnum):
-    """What makes a run plan its batches; `AVAILABLE_NOW` and `ONCE` take the log ends once."""
+    """What makes a run plan its batches; `AVAILABLE_NOW` and `ONCE` take the log ends once.
+
+    Under `CONTINUOUS` and `REAL_TIME` batches are not planned, but are what was read in a time.
+    """
 
     PROCESSING_TIME = "processing_time"
     AVAILABLE_NOW = "available_now"
     ONCE = "once"
     CONTINUOUS = "continuous"
+    REAL_TIME = "real_time"
+    OTHER = "other"
+    """Any that is not known here: a listener may be newer than the proxy."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> "TriggerKind | None":
+        return cls.OTHER if isinstance(value, str) else None
 
 
 class TriggerReport(_Part):
@@ -229,9 +261,13 @@ class Report(_Part):
     error: Annotated[str, Field(max_length=MAX_ERROR_CHARS)] | None = None
     """With `terminated`, when the query failed."""
     last_batch_id: Annotated[int, Field(ge=0, le=MAX_INT64)] | None = None
-    """With `running`: of the last batch of the run that Spark told the listener of."""
-    under_way: bool | None = None
-    """With `running`: whether a batch is planned and not yet done; None when that is not known."""
+    """With `running`: of the last batch of the run that is done."""
+    is_waiting: bool | None = None
+    """With `running`: whether the run waited for its next trigger or for data when it was looked
+    at, after the sender's report before this one was answered; None when that is not known."""
+    known_age_ms: Annotated[float, Field(ge=0)] | None = None
+    """With `running`: how long ago Spark was asked what it answered last: which batches are done.
+    None where it can't be asked."""
     trigger: TriggerReport | None = None
     """With `started` and `running`, where Spark's own objects can be asked."""
 

@@ -15,6 +15,7 @@ from .offset_ranges import OffsetRanges
 from .partition import PartitionProgress
 from .query import MAX_PARTITIONS, LastBatch, QueryProgress
 from .query_clients import QueryClients
+from .query_scope import ALL_QUERIES, QueryScope
 from .report import BatchRange, Refusal, Report, ReportRefused
 from .skipped_ranges import SkipReason
 
@@ -135,8 +136,11 @@ class ReportHandler:
         now_ms: float,
         now_s: float,
         ends: Mapping[TopicPartition, int] = MappingProxyType({}),
+        scope: QueryScope = ALL_QUERIES,
     ) -> Generator[bool, None, AcceptedReport]:
         """Apply a report, step by step; `ends`: log ends that the cluster was just asked for.
+
+        `scope` says which queries its sender may report on.
 
         Yields after each partition whether anything was changed already; between two steps anything
         may happen but another report. Raises ReportRefused: nothing but counts has changed then.
@@ -144,17 +148,21 @@ class ReportHandler:
         query: QueryProgress | None = None
         try:
             client_id = self._client_of(report)
-            query = self._clients.query_of(client_id) or self._movable(report, now_ms)
+            query = self._clients.query_of(client_id) or self._movable(report, scope, now_ms)
+            _check_scope(report, client_id, query, scope)
             self._check(report, client_id, query, now_ms)
             known = query.partitions if query is not None else {}
             for key, read in _ranges(report).items():
                 _check_range(key, read, known.get(key), ends.get(key), report.run_id)
                 yield False
             # Queries may have come or gone meanwhile.
-            query = self._clients.query_of(client_id) or self._movable(report, now_ms)
+            query = self._clients.query_of(client_id) or self._movable(report, scope, now_ms)
+            _check_scope(report, client_id, query, scope)
             self._check(report, client_id, query, now_ms)
         except ReportRefused as error:
             self.refuse(error)
+            if error.reason is Refusal.NOT_ALLOWED:
+                raise  # nor is anything counted for a query or a sender that is another's
             if report.number is not None:
                 self._senders.refuse(report.sender, report.number)
             if query is not None:
@@ -181,6 +189,8 @@ class ReportHandler:
         self.results["lost"] += lost
         query.received += 1
         query.lost_reports += lost
+        if report.batch is not None:
+            query.count_batch(report.batch)
         if not _is_late(report, query):
             new_run = yield from self._applying(report, query, now_ms, now_s)
             return AcceptedReport(report, query, new_run, lost)
@@ -199,9 +209,14 @@ class ReportHandler:
         fix = "name the query with queryName, or tell the listener its Kafka client id"
         raise ReportRefused(Refusal.NO_CLIENT, text, fix)
 
-    def _movable(self, report: Report, now_ms: float) -> QueryProgress | None:
+    def _movable(self, report: Report, scope: QueryScope, now_ms: float) -> QueryProgress | None:
         """Return what is known of the query, if it read with another client id in another run."""
-        known = (query for query in self._clients.queries if query.query_id == report.query_id)
+        known = (
+            query
+            for query in self._clients.queries
+            if query.query_id == report.query_id
+            and all(map(scope.covers, (query.client_id, query.reported_name or query.client_id)))
+        )
         query = next(known, None)
         is_held = query is None or query.settings is not None or query.reports_are_fresh(now_ms)
         return None if is_held else query
@@ -268,13 +283,18 @@ class ReportHandler:
         query.trigger = report.trigger or query.trigger
         self._clients.relabel(query)
         if report.event == "running":
+            if report.known_age_ms is not None:
+                query.asks_spark = True
+                if report.last_batch_id == query.last_batch_id:
+                    query.confirm(now_ms - report.known_age_ms)
             return new_run
         query.last_report_ms = now_ms
+        query.confirm(began_ms)
         query.idle = report.event == "idle"
         batch = report.batch
         if batch is not None:
             sender_lost = self._senders.lost(report.sender)
-            gap = _gap(query, report, sender_lost, is_shared=self._clients.is_shared)
+            gap = _gap(query, report, sender_lost)
             query.sender, query.sender_lost = report.sender, sender_lost
             query.last_batch = LastBatch(batch.batch_id, batch.rows, batch.execution_ms, began_ms)
             for _ in query.completing(batch.batch_id, batch.ranges, gap, now_ms, now_s):
@@ -289,9 +309,20 @@ def _ranges(report: Report) -> Mapping[TopicPartition, BatchRange]:
     return report.batch.ranges if report.batch is not None else {}
 
 
-def _gap(
-    query: QueryProgress, report: Report, sender_lost: int, *, is_shared: bool
-) -> SkipReason | None:
+def _check_scope(
+    report: Report, client_id: str, query: QueryProgress | None, scope: QueryScope
+) -> None:
+    """Check that a sender may report on the query by all of its names that count."""
+    configured = query.settings.name if query is not None and query.settings is not None else None
+    names = {"client id": client_id, "name": report.name, "name in the configuration": configured}
+    for what, name in names.items():
+        if name is not None and not scope.covers(name):
+            text = f"this token may not report on the query with the {what} {name!r}"
+            fix = "use the token for that query, or add it to this one's queries in admin.tokens"
+            raise ReportRefused(Refusal.NOT_ALLOWED, text, fix)
+
+
+def _gap(query: QueryProgress, report: Report, sender_lost: int) -> SkipReason | None:
     """Return why a batch may begin behind the end of the one before; None: reports were lost."""
     if query.progress_id not in (None, report.query_id):
         return SkipReason.NEW_CHECKPOINT
@@ -299,10 +330,11 @@ def _gap(
     began = query.run_batches == 0
     if began or query.sender != report.sender or query.sender_lost != sender_lost:
         return None
-    # Numbers do not tell what was lost, where another member gets some of them.
+    # Numbers do not tell all that was lost: another member gets some of them, and a listener may
+    # not have learned of a batch.
     batch, last = report.batch, query.last_batch_id
     was_lost = batch is not None and last is not None and batch.batch_id != last + 1
-    return None if is_shared and was_lost else SkipReason.UNEXPLAINED
+    return None if was_lost else SkipReason.UNEXPLAINED
 
 
 def _is_past(report: Report, query: QueryProgress, now_ms: float) -> bool:

@@ -22,7 +22,7 @@ from metrics import Instruments
 from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.backpressure import backpressure_record as pressure_records
 from proxy.backpressure.backpressure import Backpressure
-from proxy.backpressure.query_advice import advise
+from proxy.backpressure.query_advice import OUTSIDE, advise
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.upstream import UpstreamError
 from proxy.pipeline.graph import PipelineSettings
@@ -36,16 +36,17 @@ from proxy.progress.progress_collector import ProgressCollector
 from proxy.progress.progress_records import ReadRecords
 from proxy.progress.query import ProgressSettings, QueryProgress
 from proxy.progress.query_registry import QueryRegistry
+from proxy.progress.query_scope import QueryScope
 from proxy.progress.report import Report, ReportRefused, parse_report
 from proxy.progress.topics import TopicNames
 from proxy.queries.following import Following
 from proxy.queries.record_owner import owned, read_owned
 from proxy.queries.report_turns import ReportTurns
 from proxy.quota.manager import QuotaManager
-from proxy.state import Record, StateError, StateWriter, Store
+from proxy.state import Document, Record, StateError, StateWriter, Store
 from proxy.wire.topic_partition import TopicPartition
 
-TICK_S = 1.0
+QUERIES_TICK_S = 1.0
 """Between two looks for alarms, bounds that are due to move, and records of progress to write."""
 
 SWEPT_AT_ONCE = 1000
@@ -73,9 +74,6 @@ writes."""
 
 REWRITE_PAUSE_S = 0.2
 """Between two tries to write what is let go."""
-
-Document = Mapping[str, object]
-"""Fit for JSON."""
 
 _log = get_logger(__name__)
 
@@ -105,7 +103,10 @@ class Queries:
         self._registry = QueryRegistry(progress, knows_client, _log_event)
         self._to_write = asyncio.Event()
         self._backpressure = Backpressure(
-            quotas, instruments.pid_bound_bytes, on_change=self._to_write.set
+            quotas,
+            instruments.adaptive_bound_bytes,
+            instruments.adaptive_withheld_records,
+            on_change=self._to_write.set,
         )
         self._client = KafkaClient(bootstrap, limit_s=None)
         self._names_wanted = asyncio.Event()
@@ -242,8 +243,8 @@ class Queries:
         if writer is not None:
             await writer.close()
 
-    async def accept(self, raw: bytes) -> Document:
-        """Record a report and return what came of it. Raises ReportRefused."""
+    async def accept(self, raw: bytes, scope: QueryScope) -> Document:
+        """Record a report on a query of a scope; return what came of it. Raises ReportRefused."""
         try:
             if len(raw) <= PARSED_HERE_BYTES:
                 report = _parse(raw)
@@ -255,14 +256,16 @@ class Queries:
         unknown = self._registry.reports.unknown_ends(report)
         await asyncio.sleep(0)  # there may be thousands: other work comes between two walks
         ends = await self._ends(unknown | self._pipelines.lost_ends(report, clock_ms()))
-        return await self._turns.take(self._accepting(report, ends))
+        return await self._turns.take(self._accepting(report, ends, scope))
 
     def _accepting(
-        self, report: Report, ends: Mapping[TopicPartition, int]
+        self, report: Report, ends: Mapping[TopicPartition, int], scope: QueryScope
     ) -> Generator[bool, None, Document]:
         """Apply a report, see ReportHandler; return what came of it. Raises ReportRefused."""
         now_ms = clock_ms()
-        accepted = yield from self._registry.reports.accepting(report, now_ms, time.time(), ends)
+        accepted = yield from self._registry.reports.accepting(
+            report, now_ms, time.time(), ends, scope
+        )
         query = accepted.query
         self._backpressure.record_report(accepted, now_ms)
         yield True
@@ -282,6 +285,7 @@ class Queries:
             "accepted": True,
             "lost_reports": accepted.lost_reports,
             "advice": [event.text for event in query.advice.values()],
+            "information": [OUTSIDE] if query.is_outside else [],
             "rate": pressed.rate if pressed else None,
             "bound": pressed.bound if pressed else None,
         }
@@ -314,7 +318,7 @@ class Queries:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(QUERIES_TICK_S)
             now_ms = clock_ms()
             try:
                 for number, _ in enumerate(self._registry.sweeping(now_ms), 1):
@@ -327,7 +331,7 @@ class Queries:
     async def _write_on(self) -> None:
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(TICK_S):
+                async with asyncio.timeout(QUERIES_TICK_S):
                     await self._to_write.wait()
             self._to_write.clear()
             await self._write()

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 from .entities import (
     BUSY_MS_PER_PERCENT,
     CONSUMER_BYTE_RATE,
-    REQUEST_PERCENTAGE,
+    FORESEEN_KINDS,
     TRAFFIC_KINDS,
     ClientIdentity,
     QuotaKind,
 )
-from .gate import InFlightFetch, Waiter
+from .gate import FetchSizes, InFlightFetch, Waiter
 from .meter import Meter
 from .rules import Match
+from .turns import ClientKey
 
 if TYPE_CHECKING:
     from .manager import QuotaManager
@@ -64,9 +65,11 @@ class ClientQuotas:
     """The sensors of `enforced` that its latest traffic was charged to."""
     observed: dict[QuotaKind, Meter] = field(default_factory=dict)
     """The sensors of its other `matches`: what is measured by them is held for nothing."""
+    paced_kinds: set[QuotaKind] = field(default_factory=set)
+    """Whose traffic other sensors measured until the latest update: a new one has not seen it."""
     longest_hold_ms: float = math.inf
-    is_timed: bool = False
-    """Whether one of `matches` is of the time that the upstream is busy."""
+    is_charged_first: bool = False
+    """Whether one of `matches` is not of FORESEEN_KINDS, so that no frame is sent on before."""
 
     def has(self, kind: QuotaKind) -> bool:
         """Return whether a rule bounds this kind of the client's traffic."""
@@ -111,7 +114,7 @@ class ClientQuotas:
 
         `kind` is the quota that bounds its bytes; `charge` of it must then come at the same time.
         """
-        if self.is_timed or self.generation != self.manager.generation:
+        if self.is_charged_first or self.generation != self.manager.generation:
             return False
         if kind is None:
             return True
@@ -120,21 +123,9 @@ class ClientQuotas:
             return kind not in self.enforced
         return not meter.sensor.retired and meter.lets_pass(value, now_ms)
 
-    def admits_whole(
-        self,
-        kind: QuotaKind | None,
-        waiter: Waiter,
-        asked_bytes: int | None,
-        now_ms: float,
-        *,
-        holds: bool,
-    ) -> bool:
-        """Return whether `admit` and `grant` are certain to let a request pass as it is.
-
-        `asked_bytes` is the limit of a Fetch, if known, and 0 for what is not limited. `holds`: its
-        response is held.
-        """
-        if self.is_timed or self.generation != self.manager.generation:
+    def admits_at_once(self, kind: QuotaKind | None, waiter: Waiter, now_ms: float) -> bool:
+        """Return whether `admit` is certain to let a request pass, without a wait before it."""
+        if self.is_charged_first or self.generation != self.manager.generation:
             return False
         if kind is None:
             return True
@@ -142,52 +133,72 @@ class ClientQuotas:
         if meter is None:
             return kind not in self.enforced
         return (
-            asked_bytes is not None
-            and not meter.sensor.retired
+            not meter.sensor.retired
             and waiter.gate is None
             and waiter.since_ms is None
-            and meter.admits_whole(waiter, asked_bytes, now_ms, holds=holds)
+            and meter.gate.lets(waiter, 0.0, now_ms)
         )
 
-    def admit(self, kind: QuotaKind, waiter: Waiter, now_ms: float, *, holds: bool = False) -> bool:
+    def admit(
+        self,
+        kind: QuotaKind,
+        waiter: Waiter,
+        size: int | None,
+        now_ms: float,
+        *,
+        holds: bool = False,
+        is_begun: bool = False,
+    ) -> bool:
         """Return whether a request may be sent on; if not, `waiter` is woken when to ask again.
 
         Ask before the request costs anything; then it is to be charged. `kind` is the quota that
         bounds the request or its response, `waiter` is the same one for all requests of a
-        connection. `holds`: the response to a Fetch is held, so it may be asked for ahead.
+        connection. `size` is that of a Produce request, or of the connection's last response to a
+        Fetch, None before the first. `holds`: the response to a Fetch is held, so it may be asked
+        for ahead. `is_begun`: it is for more of a request that was admitted; it is charged as it
+        comes.
         """
         meter = self._meter(kind, now_ms)
-        if meter is not None:
-            is_fetched = kind is CONSUMER_BYTE_RATE
+        if meter is not None and not (is_begun and meter.gate.has_turn(waiter)):
+            gate, is_fetched = meter.gate, kind is CONSUMER_BYTE_RATE
             ahead_ms = meter.ahead_ms if holds and is_fetched else 0.0
-            if not meter.gate.lets(waiter, ahead_ms, now_ms):
-                if waiter.gate is not meter.gate:
+            if not gate.lets(waiter, ahead_ms, now_ms):
+                if waiter.gate is not gate:
                     waiter.leave(now_ms)
-                meter.gate.join(waiter, ahead_ms, now_ms)
+                gate.join(waiter, ahead_ms, now_ms, client=self._key, size=size)
                 waiter.kind, waiter.entity = kind, meter.entity
                 return False
+            if waiter.gate is gate:
+                gate.leave(waiter, now_ms, takes_turn=True)
+            if not is_fetched:
+                gate.give_turn(waiter)
         if waiter.gate is not None:
             waiter.leave(now_ms)
         return True
 
+    def took(self, kind: QuotaKind, size: int) -> None:
+        """Count more bytes of a request that has had its turn, which were charged."""
+        meter = self.meters.get(kind)
+        if meter is not None:
+            meter.gate.took(self._key, size)
+
     def grant(
-        self, asked_bytes: int, last_bytes: int | None, now_ms: float, *, holds: bool
+        self, asked_bytes: int, sizes: FetchSizes, now_ms: float, *, holds: bool
     ) -> tuple[int, InFlightFetch | None]:
         """Return how many bytes a Fetch may ask for, and what then counts until its response.
 
-        `last_bytes` is the size of its connection's last response to one, None before the first.
-        `holds`: its response is held.
+        `sizes` are those of its connection. `holds`: its response is held.
         """
         meter = self._meter(CONSUMER_BYTE_RATE, now_ms)
         if meter is None:
             return asked_bytes, None
         gate = meter.gate
         granted_bytes = gate.grant(asked_bytes, now_ms)
-        if holds:
-            return granted_bytes, gate.expect(last_bytes, now_ms)
-        if not meter.is_far_below:
-            granted_bytes = gate.limit(granted_bytes, last_bytes, now_ms)
-        return granted_bytes, gate.expect(last_bytes, now_ms, granted_bytes)
+        if granted_bytes < asked_bytes:
+            granted_bytes = gate.whole(granted_bytes, sizes, self._key, now_ms)
+        if not (holds or meter.is_far_below):
+            granted_bytes = gate.limit(granted_bytes, sizes.last_bytes, now_ms)
+        return granted_bytes, gate.expect(sizes, now_ms, granted_bytes, holds=holds)
 
     def owed_ms(self, kind: QuotaKind, now_ms: float) -> float:
         """Return for how long a response is held that comes now; 0 or more."""
@@ -222,6 +233,10 @@ class ClientQuotas:
         longest_ms = max(session_timeout_ms, SHORTEST_SESSION_MS) / SESSION_PARTS
         self.longest_hold_ms = min(self.longest_hold_ms, longest_ms)
 
+    @property
+    def _key(self) -> ClientKey:
+        return self.identity.user, self.identity.client_id
+
     def _meter(self, kind: QuotaKind, now_ms: float) -> Meter | None:
         if self.generation == self.manager.generation:
             meter = self.meters.get(kind)
@@ -231,7 +246,10 @@ class ClientQuotas:
         match = self.enforced.get(kind)
         if match is None:
             return None
-        meter = self.meters[kind] = self.manager.meter(kind, match, now_ms, self.address)
+        paces = kind in self.paced_kinds
+        meter = self.manager.meter(kind, match, now_ms, self.address, paces=paces)
+        self.paced_kinds.discard(kind)
+        self.meters[kind] = meter
         self.manager.places.note_place(self, meter)
         return meter
 
@@ -262,11 +280,12 @@ class ClientQuotas:
     def resolve(self) -> None:
         """Find the rules that match anew."""
         self.generation = self.manager.generation
+        self.paced_kinds.update(self.meters)
         self.meters.clear()
         self.observed.clear()
         matches = ((kind, self.manager.table.match(kind, self.identity)) for kind in TRAFFIC_KINDS)
         self.matches = {kind: match for kind, match in matches if match is not None}
         self.enforced = {kind: match for kind, match in self.matches.items() if match.enforced}
-        self.is_timed = REQUEST_PERCENTAGE in self.matches
+        self.is_charged_first = not FORESEEN_KINDS.issuperset(self.matches)
         if self.users:
             self.manager.places.note(self)

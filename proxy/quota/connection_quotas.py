@@ -1,11 +1,12 @@
 """How many connections a client may have, and how fast it may open them. Sans-I/O.
 
 As with Kafka's connection quotas (KIP-612) a connection above the rate is not refused: it waits
-before its first request is taken. One above the number is closed.
+before its first request is taken. One above the number is closed, unless it comes from an address
+with fewer than another has there: then an idle one of the address with most gives way.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -15,11 +16,15 @@ from .entities import CONNECTION_RATE, MAX_CONNECTIONS, ClientIdentity
 from .manager import QuotaManager
 from .rules import Match
 
+TOO_MANY = "too_many_connections_of_client"
+"""Why a connection is refused, or gives way."""
+
 AT_ONCE_MS = 1000.0
 """So much time's worth of connections may come at once; one always may."""
 
 MAX_LOOKED_AT = 100
-"""How many schedules are looked at for one that is over, when a new one finds no room."""
+"""How many schedules are looked at for one that is over, when a new one finds no room; and how many
+connections for an idle one."""
 
 
 class ConnectionRefused(Exception):  # noqa: N818 - named for what happened, as in the logs
@@ -41,6 +46,10 @@ class ConnectionPlace:
     """The entity among whose connections it counts; None when no rule limits their number."""
     paced_as: str | None
     """The entity to whose rate it counts; None when no rule limits that."""
+    address: str
+    """From where the client comes."""
+    give_way: Callable[[], bool]
+    """Closes the connection if it is idle, which leaves this place; returns whether it was."""
 
 
 class ConnectionQuotas:
@@ -54,6 +63,8 @@ class ConnectionQuotas:
         self._places: dict[ConnectionPlace, None] = {}
         self.counts: dict[str, int] = {}
         """How many connections count for each entity whose number a rule limits."""
+        self._by_address: dict[str, dict[str, dict[ConnectionPlace, None]]] = {}
+        """Those of each entity by their addresses, in the order in which they came."""
         # When the next connection of each entity is expected at its rate, in the order of use.
         self._due_ms: OrderedDict[str, float] = OrderedDict()
         self._generation = manager.generation
@@ -66,12 +77,18 @@ class ConnectionQuotas:
         return any(table.depends_on_user(kind) for kind in (MAX_CONNECTIONS, CONNECTION_RATE))
 
     def enter(
-        self, identity: ClientIdentity, before: ConnectionPlace | None, now_ms: float
+        self,
+        identity: ClientIdentity,
+        before: ConnectionPlace | None,
+        now_ms: float,
+        address: str = "",
+        give_way: Callable[[], bool] = lambda: False,
     ) -> tuple[ConnectionPlace, float]:
         """Return a connection's place, and for how many milliseconds it is to wait.
 
         `before` is the place that it had, when its client turns out to be another one: it is left
-        unless ConnectionRefused is raised, and what has not changed is not counted again.
+        unless ConnectionRefused is raised, and what has not changed is not counted again. For
+        `address` and `give_way` see ConnectionPlace.
         """
         manager = self._manager
         most, paced = self._matches(identity)
@@ -80,10 +97,12 @@ class ConnectionQuotas:
             manager.generation,
             most.entity if most is not None else None,
             paced.entity if paced is not None else None,
+            address,
+            give_way,
         )
         is_new = before is None or most is None or before.counted_as != most.entity
         if most is not None and most.enforced and is_new:
-            self._check_number(most)
+            self._check_number(most, address)
         wait_ms = 0.0
         is_new = before is None or paced is None or before.paced_as != paced.entity
         if paced is not None and paced.enforced and is_new:
@@ -91,7 +110,7 @@ class ConnectionQuotas:
         if before is not None:
             self.leave(before)
         self._places[place] = None
-        self._count(place.counted_as, 1)
+        self._count(place, 1)
         return place, wait_ms
 
     def is_paced(self, place: ConnectionPlace) -> bool:
@@ -102,7 +121,7 @@ class ConnectionQuotas:
     def leave(self, place: ConnectionPlace) -> None:
         """Give a place up: its connection is closed, or has another one."""
         if self._places.pop(place, place) is None:
-            self._count(place.counted_as, -1)
+            self._count(place, -1)
 
     def settling(self) -> Iterator[None]:
         """Count connections for the entities that they have since the rules were updated.
@@ -121,33 +140,48 @@ class ConnectionQuotas:
 
     def _settle(self, place: ConnectionPlace) -> None:
         most, paced = self._matches(place.identity)
-        self._count(place.counted_as, -1)
+        self._count(place, -1)
         place.generation = self._manager.generation
         place.counted_as = most.entity if most is not None else None
         place.paced_as = paced.entity if paced is not None else None
-        self._count(place.counted_as, 1)
+        self._count(place, 1)
 
     def _matches(self, identity: ClientIdentity) -> tuple[Match | None, Match | None]:
         """Return what limits the number of a client's connections, and their rate."""
         table = self._manager.table
         return table.match(MAX_CONNECTIONS, identity), table.match(CONNECTION_RATE, identity)
 
-    def _count(self, entity: str | None, change: int) -> None:
+    def _count(self, place: ConnectionPlace, change: int) -> None:
+        entity = place.counted_as
         if entity is None:
             return
         count = self.counts.get(entity, 0) + change
+        by_address = self._by_address.setdefault(entity, {})
+        crowd = by_address.setdefault(place.address, {})
+        if change > 0:
+            crowd[place] = None
+        else:
+            del crowd[place]
+        if not crowd:
+            del by_address[place.address]
         if count:
             self.counts[entity] = count
         else:
-            del self.counts[entity]
+            del self.counts[entity], self._by_address[entity]
 
-    def _check_number(self, match: Match) -> None:
+    def _check_number(self, match: Match, address: str) -> None:
         count, bound = self.counts.get(match.entity, 0), match.rule.bounds[MAX_CONNECTIONS]
-        if count >= bound:
+        if count >= bound and not (count - 1 < bound and self._made_room(match.entity, address)):
             text = f"{match.entity} has {count} connections, {bound:.0f} are its {MAX_CONNECTIONS}"
-            raise ConnectionRefused(
-                "too_many_connections_of_client", f"{text} by {match.rule.title}"
-            )
+            raise ConnectionRefused(TOO_MANY, f"{text} by {match.rule.title}")
+
+    def _made_room(self, entity: str, address: str) -> bool:
+        """Return whether a connection gave way to one from an address that has fewer then."""
+        by_address = self._by_address[entity]
+        crowd = max(by_address.values(), key=len)
+        if len(by_address.get(address, ())) + 1 >= len(crowd):
+            return False
+        return any(place.give_way() for place in tuple(islice(crowd, MAX_LOOKED_AT)))
 
     def _pace(self, match: Match, now_ms: float) -> float:
         """Return how long a connection is to wait, and count it to the rate."""

@@ -1,7 +1,8 @@
 """What clients owe, told from one member to another. Sans-I/O."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from .entities import ClientIdentity, QuotaKind
@@ -24,6 +25,18 @@ class Debt:
     kind: QuotaKind
     owed_ms: float
     """In how long all that was charged has flowed at the bound; above 0."""
+    held_ms: float = 0.0
+    """For how long what is charged next waits; a large debt is worked off while some flows."""
+
+    @property
+    def name(self) -> str:
+        """The sensor's."""
+        return sensor_name(self.kind, self.entity)
+
+    def after(self, passed_ms: float) -> "Debt":
+        """Return what is left of it after so long, which may be nothing, or less."""
+        owed_ms, held_ms = self.owed_ms - passed_ms, max(self.held_ms - passed_ms, 0.0)
+        return replace(self, owed_ms=owed_ms, held_ms=held_ms)
 
     def document(self) -> dict[str, Any]:
         """Return it as JSON has it; `of` reads that."""
@@ -33,6 +46,7 @@ class Debt:
             "entity": self.entity,
             "kind": str(self.kind),
             "owed_ms": self.owed_ms,
+            "held_ms": self.held_ms,
         }
 
     @classmethod
@@ -41,36 +55,60 @@ class Debt:
         listener, user, client_id = document["client"]
         identity = ClientIdentity(str(listener), user, client_id)
         kind, owed_ms = QuotaKind(document["kind"]), float(document["owed_ms"])
-        return cls(identity, str(document["entity"]), kind, owed_ms)
+        held_ms = float(document["held_ms"])
+        return cls(identity, str(document["entity"]), kind, owed_ms, held_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingDebt:
+    """What a sensor owes that is not there yet."""
+
+    until_ms: float
+    held_until_ms: float = -math.inf
+    """Until when what is charged first waits."""
+    of: Debt | None = None
+    """What it was taken over from, if known."""
 
 
 class PendingDebts:
     """What sensors owe that are not there yet, by their names. Bounded: the first make room."""
 
     def __init__(self) -> None:
-        self._until_ms: dict[str, float] = {}
+        self._debts: dict[str, PendingDebt] = {}
 
     def __len__(self) -> int:
-        return len(self._until_ms)
+        return len(self._debts)
 
-    def add(self, name: str, until_ms: float, now_ms: float) -> None:
+    def add(self, name: str, debt: PendingDebt, now_ms: float) -> None:
         """Keep until when a sensor owes; an earlier time than what is known changes nothing."""
-        known_ms = self._until_ms.pop(name, until_ms)
-        if len(self._until_ms) >= MAX_PENDING:
+        known = self._debts.pop(name, debt)
+        if len(self._debts) >= MAX_PENDING:
             self._drop_expired(now_ms)
-            if len(self._until_ms) >= MAX_PENDING:
-                del self._until_ms[next(iter(self._until_ms))]
-        self._until_ms[name] = max(known_ms, until_ms)
+            if len(self._debts) >= MAX_PENDING:
+                del self._debts[next(iter(self._debts))]
+        self._debts[name] = max(known, debt, key=lambda each: each.until_ms)
 
     def settle(self, meter: Meter, now_ms: float) -> None:
         """Have a new sensor owe what was kept for it."""
-        until_ms = self._until_ms.pop(meter.sensor.name, None)
-        if until_ms is not None:
-            meter.owe(until_ms, now_ms)
+        debt = self._debts.pop(meter.sensor.name, None)
+        if debt is not None:
+            meter.owe(debt.until_ms, now_ms, debt.held_until_ms)
+
+    def debts(self, now_ms: float) -> list[Debt]:
+        """Return what is left of those that were taken over."""
+        return [
+            replace(
+                debt.of,
+                owed_ms=debt.until_ms - now_ms,
+                held_ms=max(debt.held_until_ms - now_ms, 0.0),
+            )
+            for debt in self._debts.values()
+            if debt.of is not None
+        ]
 
     def _drop_expired(self, now_ms: float) -> None:
-        kept = {name: until for name, until in self._until_ms.items() if until > now_ms}
-        self._until_ms = kept
+        kept = {name: debt for name, debt in self._debts.items() if debt.until_ms > now_ms}
+        self._debts = kept
 
 
 class SharedQuotas:
@@ -117,12 +155,7 @@ class SharedQuotas:
         entity = client if isinstance(client, str) else self._entity_of(client, kind)
         if entity is None:
             return
-        name = sensor_name(kind, entity)
-        meter = self._manager.meter_named(name)
-        if meter is not None:
-            meter.owe(now_ms + owed_ms, now_ms)
-        elif owed_ms > 0:
-            self._manager.pending_debts.add(name, now_ms + owed_ms, now_ms)
+        self._owe(sensor_name(kind, entity), PendingDebt(now_ms + owed_ms), now_ms)
 
     def debts(self, covers: Callable[[ClientIdentity], bool], now_ms: float) -> list[Debt]:
         """Return what the sensors of some clients owe, also of those that have left.
@@ -145,8 +178,13 @@ class SharedQuotas:
                 yield None
                 continue
             owed_ms = meter.debt_ms(clock_ms())
-            is_told = owed_ms > least_ms and covers(client)
-            yield Debt(client, meter.entity, meter.kind, owed_ms) if is_told else None
+            if owed_ms > least_ms and covers(client):
+                held_ms = meter.owed_ms(clock_ms())
+                yield Debt(client, meter.entity, meter.kind, owed_ms, held_ms)
+            else:
+                yield None
+        for debt in self._manager.pending_debts.debts(clock_ms()):
+            yield debt if debt.owed_ms > least_ms and covers(debt.identity) else None
 
     def keep_strictly(
         self, covers: Callable[[ClientIdentity], bool], clock_ms: Callable[[], float]
@@ -163,9 +201,17 @@ class SharedQuotas:
             yield
 
     def take_debts(self, debts: Iterable[Debt], now_ms: float) -> None:
-        """Have sensors owe what their clients owed elsewhere, as `owe` does."""
+        """Have sensors owe what their clients owed elsewhere, or before, as `owe` does."""
         for debt in debts:
-            self.owe(debt.entity, debt.kind, max(debt.owed_ms, 0.0), now_ms)
+            pending = PendingDebt(now_ms + debt.owed_ms, now_ms + debt.held_ms, debt)
+            self._owe(debt.name, pending, now_ms)
+
+    def _owe(self, name: str, debt: PendingDebt, now_ms: float) -> None:
+        meter = self._manager.meter_named(name)
+        if meter is not None:
+            meter.owe(debt.until_ms, now_ms, debt.held_until_ms)
+        elif debt.until_ms > now_ms:
+            self._manager.pending_debts.add(name, debt, now_ms)
 
     def _entity_of(self, identity: ClientIdentity, kind: QuotaKind) -> str | None:
         for meter in self._manager.sensors_of(identity):

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from metrics.clock import MS_PER_SECOND
 
-COMPACT_AT_ENTRIES = 64
+COMPACT_QUEUE_AT = 64
 """A heap shorter than this is never compacted: its dead entries cost nothing worth the work."""
 
 SHORTEST_PAUSE_MS = 1.0
@@ -126,7 +126,7 @@ class DelayQueue:
     def left(self) -> None:
         """Count an entry no longer, and make room once most of the heap is dead."""
         self._size -= 1
-        if len(self._heap) >= COMPACT_AT_ENTRIES and self._size * 2 < len(self._heap):
+        if len(self._heap) >= COMPACT_QUEUE_AT and self._size * 2 < len(self._heap):
             self._heap[:] = [entry for entry in self._heap if entry[2].waiting]
             heapify(self._heap)
 

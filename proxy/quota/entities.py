@@ -71,17 +71,21 @@ class QuotaKind(StrEnum):
     __hash__ = str.__hash__
 
 
-(
-    CONSUMER_BYTE_RATE,
-    PRODUCER_BYTE_RATE,
-    REQUEST_PERCENTAGE,
-    MAX_CONNECTIONS,
-    CONNECTION_RATE,
-) = QuotaKind
+CONSUMER_BYTE_RATE = QuotaKind.CONSUMER_BYTE_RATE
+PRODUCER_BYTE_RATE = QuotaKind.PRODUCER_BYTE_RATE
+REQUEST_PERCENTAGE = QuotaKind.REQUEST_PERCENTAGE
+MAX_CONNECTIONS = QuotaKind.MAX_CONNECTIONS
+CONNECTION_RATE = QuotaKind.CONNECTION_RATE
 """By themselves, for the path of every frame: from its class a member takes ten times as long."""
 
-TRAFFIC_KINDS = (CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE)
+TRAFFIC_KINDS = tuple(
+    kind for kind in QuotaKind if kind.unit not in (CONNECTION_COUNT, CONNECTIONS_PER_SECOND)
+)
 """What sensors measure. Whom none of them bounds may take what it wants on its connections."""
+
+FORESEEN_KINDS = frozenset({CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE})
+"""Of which `ClientQuotas.lets_pass` can say before a frame is sent that it is not held. Frames of
+clients with a rule for any other one are all charged first."""
 
 
 @dataclass(frozen=True, slots=True)

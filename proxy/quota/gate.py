@@ -1,14 +1,14 @@
-"""Admit the requests of a sensor's clients in turn, while what they owe allows it.
+"""Admit the requests of a sensor's clients, each in its turn, while what they owe allows it.
 
 A request that is not sent on costs nobody anything. So a client that owes its quota more than a
 little is not read from: reconnecting, many connections, and answers that are never read gain
 nothing. What a Fetch will cost is known only with its response: until then it counts with what is
 expected of it, and it is given a limit that lets a round over all connections take no longer than
-`ROUND_MS`, as Kafka limits a Fetch to its quota window (KafkaApis, `maxValueInQuotaWindow`).
+`TURNS_ROUND_MS`, as Kafka limits a Fetch to its quota window (KafkaApis, `maxValueInQuotaWindow`).
 """
 
 import math
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,14 +16,15 @@ from metrics.clock import MS_PER_SECOND
 
 from .entities import QuotaKind
 from .pacer import LARGE_DEBT_MS, REPAYING_SHARE, Pacer
+from .turns import ClientKey, Turns
 
-ROUND_MS = 2000.0
+TURNS_ROUND_MS = 2000.0
 """Of the bound: what all Fetches that are under way or wait may bring together."""
 
 GRANT_MS = 250.0
 """Of the bound: what a single Fetch may bring."""
 
-WHOLE_GRANTS = ROUND_MS / GRANT_MS
+WHOLE_GRANTS = TURNS_ROUND_MS / GRANT_MS
 """So many fit into a round."""
 
 USEFUL_GRANT_BYTES = 64 * 1024
@@ -35,9 +36,23 @@ LONGEST_ROUND_MS = 8000.0
 LEAST_GRANT_BYTES = 1024
 """No Fetch is limited to less. A broker sends one record batch at least, whatever the limit."""
 
+FEW_BATCHES = 10
+"""A Fetch that is limited to fewer is limited to one: a broker cuts off the last one at any other
+limit, half of it on average, and the client reads it again."""
+
+BATCH_KNOWN_MS = 10_000.0
+"""For how long the size of a record batch is taken for that of those to come."""
+
+LEARN_EVERY_MS = 250.0
+"""Between two connections that show it anew: what they leave free others take, and wait for."""
+
 UNDER_WAY_MS = 250.0
 """Of the bound: what may be under way for a client that is not held, beyond what the formula lets
 pass, so that it is not far above its bound when that shows. One Fetch may always be."""
+
+SHARED_AHEAD_MS = 50.0
+"""Of the bound: what clients that share it may owe when a Fetch is sent on whose response can be
+held. It is held behind what is owed, whosever that is."""
 
 EXPECTED_MS = 250.0
 """For how long a Fetch without a response counts: a broker that has data answers by then."""
@@ -45,7 +60,7 @@ EXPECTED_MS = 250.0
 UNKNOWN_RESPONSE_BYTES = 64 * 1024
 """Expected of a sensor's first Fetch: a large record batch of a producer with Kafka's defaults."""
 
-GROWTH = 4
+ROUND_GROWTH = 4
 """Near the bound a response that is not held may be so many times as large as its connection's last
 one: those that wait in the broker for data take little of what may pass from those that get it."""
 
@@ -63,15 +78,39 @@ class Waiter:
     kind: QuotaKind | None = None
     """Of the quota that it waits for, or waited for last."""
     entity: str = ""
+    client: ClientKey = (None, None)
+    """Whose connection it is."""
+    size: int = 0
+    """Of the request that waits, or what its response is expected to be."""
+    ahead_ms: float = 0.0
+    """How much of the bound may be owed when its turn has come."""
     since_ms: float | None = None
     """Since when its request waits, until the owner sets it back; None if it does not."""
     wakes_ms: float = math.inf
     """With what `wake` was called last."""
+    turn: object = None
+    """The turn that it was given last; see `Gate.give_turn`."""
 
     def leave(self, now_ms: float) -> None:
         """Give the place up, if it has one."""
         if self.gate is not None:
             self.gate.leave(self, now_ms)
+
+
+@dataclass(slots=True)
+class FetchSizes:
+    """What one connection's Fetches brought, in bytes."""
+
+    last_bytes: int | None = None
+    """The last response; None before the first, and where no quota asks."""
+    batch_bytes: float = 0.0
+    """A record batch, of several sizes one of the larger ones; 0 before one is known."""
+    known_until_ms: float = -math.inf
+
+    def learn(self, size: int, sent_ms: float) -> None:
+        """Record the response to a Fetch that was limited to one record batch."""
+        self.batch_bytes = max(size, self.batch_bytes * LARGEST_DECAY)
+        self.known_until_ms = sent_ms + BATCH_KNOWN_MS
 
 
 @dataclass(slots=True, eq=False)
@@ -85,12 +124,22 @@ class InFlightFetch:
     """What it may ask for, in bytes; 0 if its response is held."""
     until_ms: float
     """Until when it counts at the latest."""
+    sizes: FetchSizes
+    """Of its connection."""
+    is_one_batch: bool
+    """Whether it is limited to a record batch."""
     counted: bool = True
 
     def answered(self, size: int) -> None:
         """Count it no longer: the response is there, with so many bytes, and is to be charged."""
         decayed = int((self.gate.largest or 0) * LARGEST_DECAY)
         self.gate.largest = size if size > decayed else decayed
+        sizes, last_bytes = self.sizes, self.sizes.last_bytes
+        if self.is_one_batch:
+            sizes.learn(size, self.until_ms - EXPECTED_MS)
+            if not self.granted and last_bytes is not None and size * FEW_BATCHES < last_bytes:
+                size = last_bytes  # the next one is not limited so, and brings as much again
+        sizes.last_bytes = size
         self.cancel()
 
     def cancel(self) -> None:
@@ -103,21 +152,22 @@ class InFlightFetch:
 
 
 class Gate:
-    """The requests of one sensor's clients, in the order in which they came.
+    """The requests of one sensor's clients, and whose turn it is.
 
     `allowance_ms` returns for a time how much of the bound the formula still lets pass at once.
     """
 
     __slots__ = (
-        *("_allowance_ms", "_expected", "_pacer", "_waiting"),
-        *("expected_size", "granted_size", "largest", "under_way"),
+        *("_allowance_ms", "_expected", "_latest", "_learns_ms", "_pacer", "_turns"),
+        *("expected_size", "granted_size", "largest", "under_way", "waiting"),
     )
 
     def __init__(self, pacer: Pacer, allowance_ms: Callable[[float], float]) -> None:
         self._pacer = pacer
         self._allowance_ms = allowance_ms
-        self._waiting: OrderedDict[Waiter, float] = OrderedDict()
-        """With how far each may go ahead of the schedule."""
+        self._turns: Turns[Waiter] = Turns()
+        self.waiting = 0
+        """How many connections wait."""
         self._expected: deque[InFlightFetch] = deque()
         self.expected_size = 0
         self.granted_size = 0
@@ -125,44 +175,71 @@ class Gate:
         self.under_way = 0
         self.largest: int | None = None
         """Of the last responses, the sizes of earlier ones less and less; None before the first."""
-
-    @property
-    def waiting(self) -> int:
-        """How many connections wait."""
-        return len(self._waiting)
+        self._latest = object()
+        self._learns_ms = -math.inf
+        """When a connection may next show anew how large its batches are, where many fit."""
 
     def lets(self, waiter: Waiter, ahead_ms: float, now_ms: float) -> bool:
         """Return whether a request may be sent on: it is its turn, and not too much is owed.
 
         `ahead_ms` of the bound may be: 0 if what the request brings cannot be held back any more.
         """
-        if self._waiting and next(iter(self._waiting)) is not waiter:
+        if self.waiting and self._turns.first is not waiter:
             return False
         if not self.under_way and not self._pacer.is_pacing:
             return True
         return self._opens_ms(ahead_ms, now_ms) <= now_ms
 
-    def join(self, waiter: Waiter, ahead_ms: float, now_ms: float) -> None:
-        """Wait at the end of the line, or keep the place; `waiter.wake` says when to ask again."""
-        if waiter not in self._waiting:
-            self._waiting[waiter] = ahead_ms
-            waiter.gate = self
+    def give_turn(self, waiter: Waiter) -> None:
+        """Have a connection finish the request that was just let through, whatever that costs.
+
+        It is charged as its bytes come. So who only announces them holds back nobody; the turn is
+        then somebody else's, and what comes later waits like a request.
+        """
+        self._latest = waiter.turn = object()
+
+    def took(self, client: ClientKey, size: int) -> None:
+        """Count more bytes of a request that has had its turn."""
+        self._turns.took(client, size)
+
+    def has_turn(self, waiter: Waiter) -> bool:
+        """Return whether the last request that was let through is this connection's."""
+        return waiter.turn is self._latest
+
+    def join(
+        self,
+        waiter: Waiter,
+        ahead_ms: float,
+        now_ms: float,
+        *,
+        client: ClientKey = (None, None),
+        size: int | None = None,
+    ) -> None:
+        """Wait for a turn, or go on waiting; `waiter.wake` says when to ask again."""
+        if waiter.gate is not self:
+            waiter.gate, waiter.client, waiter.ahead_ms = self, client, ahead_ms
+            waiter.size = self._unknown_size if size is None else size
+            self.waiting += 1
+            self._turns.join(waiter, client, waiter.size)
             if waiter.since_ms is None:
                 waiter.since_ms = now_ms
         waiter.wakes_ms = math.inf
         self.poke(now_ms)
 
-    def leave(self, waiter: Waiter, now_ms: float) -> None:
+    def leave(self, waiter: Waiter, now_ms: float, *, takes_turn: bool = False) -> None:
         """Give a place up, when its turn has come or its connection is closed."""
-        if self._waiting.pop(waiter, None) is not None:
+        if waiter.gate is self:
+            self.waiting -= 1
+            self._turns.leave(waiter, waiter.client, waiter.size if takes_turn else None)
             waiter.gate, waiter.wakes_ms = None, math.inf
             self.poke(now_ms)
 
     def poke(self, now_ms: float) -> None:
         """Call the first waiter's `wake` with its turn, if that is earlier than before."""
-        if self._waiting:
-            waiter, ahead_ms = next(iter(self._waiting.items()))
-            at_ms = self._opens_ms(ahead_ms, now_ms)
+        if self.waiting:
+            waiter = self._turns.first
+            assert waiter is not None
+            at_ms = self._opens_ms(waiter.ahead_ms, now_ms)
             if self._expected:
                 at_ms = min(at_ms, self._expected[0].until_ms)
             at_ms = max(at_ms, now_ms)
@@ -172,8 +249,10 @@ class Gate:
 
     def open(self) -> None:
         """Wake everybody who waits now: the bound may be another one."""
-        while self._waiting:
-            waiter, _ = self._waiting.popitem(last=False)
+        turns, self._turns, self.waiting = self._turns, Turns(), 0
+        while turns.first is not None:
+            waiter = turns.first
+            turns.leave(waiter, waiter.client)
             waiter.gate = None
             waiter.wake(-math.inf)
 
@@ -182,9 +261,11 @@ class Gate:
         if self._expected:
             self._expire(now_ms)
         pacer = self._pacer
-        connections = self.under_way + len(self._waiting) + 1
+        connections = self.under_way + self.waiting + 1
         bytes_per_ms = pacer.bound / MS_PER_SECOND
-        most = bytes_per_ms * (GRANT_MS if connections <= WHOLE_GRANTS else ROUND_MS / connections)
+        most = bytes_per_ms * (
+            GRANT_MS if connections <= WHOLE_GRANTS else TURNS_ROUND_MS / connections
+        )
         if pacer.due_ms - now_ms > LARGE_DEBT_MS:
             most *= REPAYING_SHARE
         elif asked_bytes > most:
@@ -193,6 +274,25 @@ class Gate:
         if asked_bytes <= most:
             return asked_bytes
         return min(asked_bytes, int(max(most, LEAST_GRANT_BYTES)))
+
+    def whole(self, granted_bytes: int, sizes: FetchSizes, client: ClientKey, now_ms: float) -> int:
+        """Return `granted_bytes`, or what brings one record batch if few would fit into that.
+
+        Not while its clients lag behind their bound, or this one behind its share of it: one batch
+        at a time may be less.
+        """
+        pacer = self._pacer
+        expected_ms = self.expected_size / pacer.bound * MS_PER_SECOND
+        lags = pacer.next_ms + expected_ms < now_ms - pacer.burst_ms / 2
+        are_many = granted_bytes >= FEW_BATCHES * sizes.batch_bytes
+        learns_ms = max(sizes.known_until_ms, self._learns_ms) if sizes.batch_bytes else now_ms
+        if not pacer.is_pacing or lags or (are_many and now_ms < learns_ms):
+            return granted_bytes
+        if self.waiting and self._turns.is_behind(client):
+            return granted_bytes
+        if are_many:
+            self._learns_ms = now_ms + LEARN_EVERY_MS
+        return min(granted_bytes, LEAST_GRANT_BYTES)
 
     def limit(self, granted_bytes: int, last_bytes: int | None, now_ms: float) -> int:
         """Return `granted_bytes`, or less near the bound, for a Fetch whose response is not held.
@@ -206,23 +306,37 @@ class Gate:
             free_ms = max(free_ms, self._allowance_ms(now_ms))
         bytes_per_ms = pacer.bound / MS_PER_SECOND
         free = free_ms * bytes_per_ms - self.granted_size
-        if free >= ROUND_MS * bytes_per_ms:
+        if free >= TURNS_ROUND_MS * bytes_per_ms:
             return granted_bytes
-        most = min(free, GROWTH * last_bytes if last_bytes is not None else 0)
+        most = min(free, ROUND_GROWTH * last_bytes if last_bytes is not None else 0)
         return min(granted_bytes, max(int(most), LEAST_GRANT_BYTES))
 
     def expect(
-        self, last_bytes: int | None, now_ms: float, granted_bytes: int = 0
+        self, sizes: FetchSizes, now_ms: float, granted_bytes: int, *, holds: bool
     ) -> InFlightFetch:
         """Count a Fetch until its response, by the size of its connection's last one, if any."""
-        if last_bytes is None:
-            last_bytes = UNKNOWN_RESPONSE_BYTES if self.largest is None else self.largest
-        expected = InFlightFetch(self, last_bytes, granted_bytes, now_ms + EXPECTED_MS)
+        expected_bytes = sizes.last_bytes
+        if expected_bytes is None:
+            expected_bytes = self._unknown_size
+            if holds and self.largest is None and self._pacer.is_pacing:
+                # By schedule from the first one on: all may bring what they are granted.
+                expected_bytes = max(expected_bytes, granted_bytes)
+        is_one_batch = granted_bytes <= LEAST_GRANT_BYTES
+        if holds:
+            granted_bytes = 0
+        expected = InFlightFetch(
+            self, expected_bytes, granted_bytes, now_ms + EXPECTED_MS, sizes, is_one_batch
+        )
         self._expected.append(expected)
-        self.expected_size += last_bytes
+        self.expected_size += expected_bytes
         self.granted_size += granted_bytes
         self.under_way += 1
         return expected
+
+    @property
+    def _unknown_size(self) -> int:
+        """What is expected of a connection without an earlier response."""
+        return UNKNOWN_RESPONSE_BYTES if self.largest is None else self.largest
 
     def _expire(self, now_ms: float) -> None:
         expected = self._expected

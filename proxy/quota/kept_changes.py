@@ -12,16 +12,16 @@ from .rules import Rule
 from .selector import parse_selector, selector
 from .validation import finite
 
-NAMESPACE = "quotas/"
+OVERRIDES = "quotas/"
 """Where the overrides are in the state; the rest of a record's key is the rule's selector."""
 
-FORM = 1
+OVERRIDES_SCHEMA = 1
 """Version of what is written there."""
 
 
 def read_overrides(store: Store) -> dict[str, RuleEntry]:
     """Return the overrides that a store has, by selector. Raises StateError for a bad one."""
-    return {record.key.removeprefix(NAMESPACE): _load(record) for record in store.items(NAMESPACE)}
+    return {record.key.removeprefix(OVERRIDES): _load(record) for record in store.items(OVERRIDES)}
 
 
 def read_pauses(store: Store) -> dict[str, QuotaPause]:
@@ -64,13 +64,13 @@ def override_record(entry: RuleEntry) -> Record:
         value["enforce"] = entry.enforce
     if entry.until_s is not None:
         value["until_s"] = entry.until_s
-    return Record.of(NAMESPACE + selector(entry.rule.keys), value, FORM)
+    return Record.of(OVERRIDES + selector(entry.rule.keys), value, OVERRIDES_SCHEMA)
 
 
 def _load(record: Record) -> RuleEntry:
-    name = record.key.removeprefix(NAMESPACE)
+    name = record.key.removeprefix(OVERRIDES)
     try:
-        record.check_form(FORM)
+        record.check_form(OVERRIDES_SCHEMA)
         keys = parse_selector(name)
         if selector(keys) != name:
             raise ValueError("its name is not written as quota-proxy writes it")

@@ -242,9 +242,18 @@ class QuotaManager:
             self._has_outdated = remain
 
     def meter(
-        self, kind: QuotaKind, match: Match, now_ms: float, address: str | None = None
+        self,
+        kind: QuotaKind,
+        match: Match,
+        now_ms: float,
+        address: str | None = None,
+        *,
+        paces: bool = False,
     ) -> Meter:
-        """Return the sensor for a match: the one in use, a new one, or the rule's overflow."""
+        """Return the sensor for a match: the one in use, a new one, or the rule's overflow.
+
+        `paces`: a new one paces from its first byte, as its client was measured by another one.
+        """
         rule = match.rule
         meter = self._meters.get(sensor_name(kind, match.entity))
         if meter is None:
@@ -264,7 +273,7 @@ class QuotaManager:
             self._show_expected(meter, is_expected=rule.expected)
         if meter.is_new:
             meter.is_new = False
-            if self.paces_new and meter.is_enforced:
+            if (paces or self.paces_new) and meter.is_enforced:
                 meter.share(now_ms)
             self.pending_debts.settle(meter, now_ms)
         return meter

@@ -11,9 +11,9 @@ from metrics.clock import MS_PER_SECOND
 from metrics.sensor import QuotaViolation
 
 from .entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, ClientIdentity, QuotaKind
-from .gate import GRANT_MS, ROUND_MS, Gate, Waiter
-from .pacer import LARGE_DEBT_MS, AdaptivePacer, Pacer, throttle_time_ms
-from .rules import QuotaSettings, Rule
+from .gate import SHARED_AHEAD_MS, TURNS_ROUND_MS, Gate
+from .pacer import AdaptivePacer, Pacer, throttle_time_ms
+from .rules import DEFAULT_BURST_MS, QuotaSettings, Rule
 
 RATE_METRIC = "rate_bytes"
 RATE_HELP = "Measured rate of a quota's entity: bytes per second, or percent."
@@ -188,10 +188,12 @@ class Meter:
         self.generation = generation
         self.longest_hold_ms = settings.longest_hold_ms(self.kind)
         self.ahead_ms = settings.ahead_ms
+        if self.is_overflow or rule.scope == "shared":
+            self.ahead_ms = min(self.ahead_ms, SHARED_AHEAD_MS)
         self.span_ms = settings.span_ms
-        self.pacer.burst_ms = settings.burst_ms
-        if self.kind.is_time:  # as Kafka, which carries nothing
-            self.pacer.carry_ms = self.longest_hold_ms
+        self.pacer.burst_ms = DEFAULT_BURST_MS if settings.burst_ms is None else settings.burst_ms
+        if self.kind.is_time:  # as Kafka, which holds for as long as the rate shows a spike
+            self.pacer.carry_ms = self.span_ms
         self.metric.config = MetricConfig(
             samples=settings.samples, window_ms=settings.window_ms, quota=Quota(self.bound)
         )
@@ -204,6 +206,10 @@ class Meter:
         self._keep(now_ms)
         if begins:
             self.pacer.begin(self.metric.measure(now_ms), now_ms)
+        if settings.burst_ms is None:
+            self.pacer.strict_until_ms = min(self.pacer.strict_until_ms, now_ms + self.span_ms)
+        elif enforced and not self.kind.is_time:
+            self.pacer.keep_strictly(math.inf, now_ms)
 
     def adapt(self, adapted: AdaptedBound | None, now_ms: float) -> None:
         """Put another adapted bound in force, or with None the rule's own; the history stays."""
@@ -231,23 +237,10 @@ class Meter:
         hold_ms = self.pacer.charge(value, throttle_ms, now_ms)
         if self.brake is not None:
             hold_ms = max(hold_ms, self.brake.hold_ms(value, now_ms))
+        if not self.pacer.is_pacing and now_ms < self.pacer.strict_until_ms:
+            self.sensor.room = None  # which knows of the formula alone
         self.gate.poke(now_ms)
         return min(hold_ms, self.longest_hold_ms) if hold_ms else 0.0
-
-    def admits_whole(self, waiter: Waiter, asked_bytes: int, now_ms: float, *, holds: bool) -> bool:
-        """Return whether the gate is certain to let a request pass, and as it is.
-
-        `asked_bytes` is the limit of a Fetch, 0 that of a request without one. `holds`: its
-        response is held.
-        """
-        if asked_bytes and not (holds or self.is_far_below):
-            return False
-        gate, pacer = self.gate, self.pacer
-        if not gate.under_way and not gate.waiting and pacer.due_ms - now_ms <= LARGE_DEBT_MS:
-            most = pacer.bound * GRANT_MS / MS_PER_SECOND
-            return asked_bytes <= most and not pacer.is_pacing
-        is_admitted = gate.lets(waiter, 0.0, now_ms)
-        return is_admitted and (not asked_bytes or gate.grant(asked_bytes, now_ms) == asked_bytes)
 
     def lets_pass(self, value: float, now_ms: float) -> bool:
         """Return whether `hold_ms` is certain to return 0 for this value at this time."""
@@ -273,7 +266,7 @@ class Meter:
     def is_far_below(self) -> bool:
         """Whether the bound is kept by as much as may be under way at once."""
         pacer = self.pacer
-        under_way = pacer.bound * ROUND_MS / MS_PER_SECOND + self.gate.granted_size
+        under_way = pacer.bound * TURNS_ROUND_MS / MS_PER_SECOND + self.gate.granted_size
         return not pacer.is_pacing and self.brake is None and self.sensor.free >= under_way
 
     def row(self, clients: Sequence[ClientIdentity], now_ms: float) -> QuotaRow:
@@ -314,7 +307,7 @@ class Meter:
         where new clients are held by schedule, too.
         """
         pacer = self.pacer
-        is_as_new = pacer.is_as_new and pacer.due_ms <= now_ms - pacer.burst_ms
+        is_as_new = pacer.is_as_new(now_ms) and pacer.due_ms <= now_ms - pacer.burst_ms
         is_as_new &= self.brake is None and not self.gate.under_way
         return not is_as_new or self.has_history(now_ms)
 
@@ -331,11 +324,11 @@ class Meter:
         braked_ms = self.brake.owed_ms(now_ms) if self.brake is not None else 0.0
         return max(self.pacer.debt_ms(now_ms), braked_ms)
 
-    def owe(self, until_ms: float, now_ms: float) -> None:
+    def owe(self, until_ms: float, now_ms: float, held_until_ms: float = -math.inf) -> None:
         """Owe at least until then, if the bound is enforced: as much was charged elsewhere."""
         if self.is_enforced:
             self.share(now_ms)
-            self.pacer.owe(until_ms, now_ms)
+            self.pacer.owe(until_ms, now_ms, held_until_ms)
             self.gate.poke(now_ms)
 
     def share(self, now_ms: float) -> None:
@@ -348,7 +341,9 @@ class Meter:
 
     def _allowance_ms(self, now_ms: float) -> float:
         """Return how much of the bound may pass at once before the formula finds it exceeded."""
-        return (1.0 - self.metric.measure(now_ms) / self.pacer.bound) * self._window_ms(now_ms)
+        free = 1.0 - self.metric.measure(now_ms) / self.pacer.bound
+        by_rate_ms = free * self._window_ms(now_ms)
+        return min(by_rate_ms, self.pacer.allowance_ms(now_ms))
 
     def _window_ms(self, now_ms: float) -> float:
         return self.rate.window_size_ms(self.metric.config, now_ms)
@@ -372,10 +367,14 @@ class Meter:
         bound, adaptive = self.bound, self.rule.adaptive
         static = self.rule.bounds[self.kind]
         kept = bound if self.kind is PRODUCER_BYTE_RATE else static
-        if kept != self.pacer.bound:
-            rate = self.metric.measure(now_ms)
-            throttle_ms = throttle_time_ms(rate, kept, self._window_ms(now_ms))
-            self.pacer.change_bound(kept, rate, throttle_ms, now_ms)
+        pacer, soon_ms = self.pacer, now_ms + self.span_ms
+        if kept > pacer.bound:
+            is_strict = self.is_enforced and not self.kind.is_time
+            allowance_ms = self._allowance_ms(now_ms)
+            pacer.raise_bound(kept, allowance_ms, soon_ms if is_strict else -math.inf, now_ms)
+            self.gate.poke(now_ms)
+        elif kept < pacer.bound:
+            pacer.lower_bound(kept, self.metric.measure(now_ms), soon_ms, now_ms)
             self.gate.poke(now_ms)
         if adaptive is None or adaptive.batch_interval_ms is None or kept == bound:
             self.brake = None

@@ -61,7 +61,12 @@ class Pacer:
     """Whether the schedule decides, and not the formula."""
     strict_until_ms: float = -math.inf
     """Until then the schedule decides for sure: the client may be at several members at once, and
-    each of them would give it what the formula lets pass."""
+    each of them would give it what the formula lets pass; or the formula would let pass what only
+    a bound that was raised allows. Infinite where no credit of the formula is wanted at all."""
+    loan_ms: float = 0.0
+    """Until then the formula decides no longer once more of the bound is owed."""
+    forgives_ms: float = math.inf
+    """When a large debt is forgiven that has become so large by a lower bound."""
 
     def charge(self, size: float, throttle_ms: float, now_ms: float) -> float:
         """Add traffic to the schedule; return for how many milliseconds to hold it, 0 or more.
@@ -70,10 +75,14 @@ class Pacer:
         for the sensor, this traffic included.
         """
         size_ms = size / self.bound * MS_PER_SECOND
+        is_strict = now_ms < self.strict_until_ms
+        if now_ms >= self.forgives_ms:
+            self.forgives_ms = math.inf
+            self.due_ms = min(self.due_ms, now_ms + LARGE_DEBT_MS)
         earliest_ms = now_ms - self.burst_ms
         if self.due_ms < earliest_ms:
             self.due_ms = earliest_ms
-            self.is_pacing &= throttle_ms > 0 or now_ms < self.strict_until_ms
+            self.is_pacing &= throttle_ms > 0 or is_strict
         self.due_ms += size_ms
         self.due_ms = min(self.due_ms, now_ms + self.carry_ms)
         if self.is_pacing:
@@ -82,7 +91,7 @@ class Pacer:
                 self.next_ms = min(self.due_ms, slowly_ms)
             else:
                 self.next_ms = self.due_ms
-        elif throttle_ms > 0:
+        elif throttle_ms > 0 or (is_strict and self.due_ms - now_ms > self.loan_ms):
             self.is_pacing = True
             self.next_ms = now_ms + min(throttle_ms, self.carry_ms)
             self.due_ms = max(self.due_ms, self.next_ms)
@@ -94,10 +103,16 @@ class Pacer:
         """Return for how long what is charged next waits for what was charged before; 0 or more."""
         return max(self.next_ms - now_ms, 0.0) if self.is_pacing else 0.0
 
-    @property
-    def is_as_new(self) -> bool:
-        """Whether a schedule that owes nothing could as well begin now."""
-        return not self.is_pacing or self.strict_until_ms > -math.inf
+    def allowance_ms(self, now_ms: float) -> float:
+        """Return how much of the bound may pass at once, as far as the formula lets it."""
+        is_strict = now_ms < self.strict_until_ms
+        return self.loan_ms - (self.due_ms - now_ms) if is_strict else math.inf
+
+    def is_as_new(self, now_ms: float) -> bool:
+        """Return whether a schedule that owes nothing could as well begin now."""
+        if self.strict_until_ms > -math.inf:
+            return now_ms >= self.strict_until_ms or self.strict_until_ms == math.inf
+        return not self.is_pacing
 
     def keep_strictly(self, until_ms: float, now_ms: float) -> None:
         """Have the schedule decide for sure until then.
@@ -113,51 +128,77 @@ class Pacer:
         """Return in how long all that was charged has flowed; 0 while the formula decides."""
         return max(self.due_ms - now_ms, 0.0) if self.is_pacing else 0.0
 
-    def owe(self, until_ms: float, now_ms: float) -> None:
-        """Owe at least until then, but no more than is carried; a large debt goes on slowly."""
+    def owe(self, until_ms: float, now_ms: float, held_until_ms: float = -math.inf) -> None:
+        """Owe at least until then, but no more than is carried.
+
+        A large debt goes on slowly, after `held_until_ms`.
+        """
         until_ms = min(until_ms, now_ms + self.carry_ms)
         if until_ms <= max(self.debt_ms(now_ms) + now_ms, now_ms):
             return
         self.is_pacing = True
         self.due_ms = until_ms
         is_large = until_ms - now_ms > LARGE_DEBT_MS
-        self.next_ms = max(self.next_ms, now_ms) if is_large else until_ms
+        slowly_ms = max(self.next_ms, now_ms, min(held_until_ms, until_ms))
+        self.next_ms = slowly_ms if is_large else until_ms
 
     def begin(self, rate: float, now_ms: float) -> None:
         """Pace a client that was not held until now, from this moment on.
 
         What it has had is not punished: it waits for nothing, and gets its bound.
         """
-        if rate > self.bound:
+        if rate > self.bound or now_ms < self.strict_until_ms:
             self.is_pacing = True
             self.due_ms = self.next_ms = now_ms
 
     def end(self) -> None:
         """Forget what is owed."""
-        self.strict_until_ms = -math.inf
         self.is_pacing = False
         self.due_ms = self.next_ms = -math.inf
 
-    def change_bound(self, bound: float, rate: float, throttle_ms: float, now_ms: float) -> None:
-        """Set a bound that was changed at run time, from this moment on.
+    def raise_bound(
+        self, bound: float, allowance_ms: float, strict_until_ms: float, now_ms: float
+    ) -> None:
+        """Set a higher bound, which helps at once: what is owed takes less time.
 
-        What was right under the old bound is not punished: a client that a lower bound finds above
-        it is paced from now on, without the wait that the formula would ask for. A higher bound
-        helps at once: what is owed takes less time, and no more than the formula now asks for.
-        `throttle_ms` is what that says for the present rate and the new bound.
+        Its own credit the formula gives from `strict_until_ms` on, when it sees no more of the time
+        before: what then passes is what both bounds allow. `allowance_ms` of the lower one it still
+        let pass at once.
         """
-        if bound > self.bound:
+        share = self.bound / bound
+        is_strict = now_ms < self.strict_until_ms
+        owed_ms = max(self.due_ms - now_ms, -self.burst_ms) * share
+        if self.due_ms < now_ms - self.burst_ms:  # as `charge` would find it
+            self.is_pacing &= allowance_ms <= 0 or is_strict
+        if not self.is_pacing:
+            loan_ms = owed_ms + max(allowance_ms, 0.0) * share
+            self.loan_ms = min(loan_ms, self.loan_ms * share) if is_strict else loan_ms
+        self.strict_until_ms = max(self.strict_until_ms, strict_until_ms)
+        self.forgives_ms = math.inf
+        self.due_ms = now_ms + owed_ms
+        self.next_ms = now_ms + (self.next_ms - now_ms) * share
+        self.bound = bound
+
+    def lower_bound(self, bound: float, rate: float, forgives_ms: float, now_ms: float) -> None:
+        """Set a lower bound; what was right under the higher one is not punished.
+
+        A client that the formula judges, and finds above it at this `rate`, is paced from now on
+        and owes nothing. What others owe is a number of bytes. If they take long now, the client
+        goes on slowly, and owes little from `forgives_ms` on.
+        """
+        if self.is_pacing or now_ms < self.strict_until_ms:
             share = self.bound / bound
             self.due_ms = now_ms + (self.due_ms - now_ms) * share
-            if self.is_pacing:
-                self.is_pacing = throttle_ms > 0 or now_ms < self.strict_until_ms
-                self.due_ms = min(self.due_ms, now_ms + throttle_ms)
-                self.next_ms = min(now_ms + (self.next_ms - now_ms) * share, self.due_ms)
-        elif not self.is_pacing:
+            self.loan_ms *= share
+            if self.due_ms - now_ms > LARGE_DEBT_MS:
+                self.forgives_ms = forgives_ms
+            else:
+                self.next_ms = self.due_ms
+            self.bound = bound
+        else:
             self.due_ms = min(self.due_ms, now_ms)
             self.bound = bound
             self.begin(rate, now_ms)
-        self.bound = bound
 
 
 @dataclass(slots=True)

@@ -12,10 +12,10 @@ from .validation import finite
 PAUSES = "pauses/"
 """Where they are in the state; the rest of a record's key is the pause's name."""
 
-FORM = 1
+PAUSES_SCHEMA = 1
 """Version of what is written there."""
 
-ALL = "all"
+ALL_CLIENTS = "all"
 """The name of the pause that is for every client."""
 
 PAUSED = ",paused"
@@ -38,7 +38,7 @@ class QuotaPause:
 
     @property
     def name(self) -> str:
-        """Its selector, or `ALL`. Raises ValueError for keys that are not those of a rule."""
+        """Its selector, or `ALL_CLIENTS`. Raises ValueError for keys that are not of a rule."""
         return pause_name(self.keys)
 
     def fits(self, identity: ClientIdentity) -> bool:
@@ -54,24 +54,24 @@ class QuotaPause:
     def record(self) -> Record:
         """Return what is kept of it."""
         value = {"until_s": self.until_s, "by": self.by, "at_s": self.at_s}
-        return Record.of(PAUSES + self.name, value, FORM)
+        return Record.of(PAUSES + self.name, value, PAUSES_SCHEMA)
 
 
 def pause_name(keys: Mapping[str, str]) -> str:
     """Return the name of the pause with these keys. Raises ValueError as `selector`."""
-    return selector(keys) if keys else ALL
+    return selector(keys) if keys else ALL_CLIENTS
 
 
 def read_pause(record: Record) -> QuotaPause:
     """Return the pause of a record. Raises ValueError with what is wrong with it."""
     name = record.key.removeprefix(PAUSES)
-    record.check_form(FORM)
+    record.check_form(PAUSES_SCHEMA)
     match record.value:
         case {"until_s": until_s, "by": by, "at_s": at_s}:
             end_s = finite(until_s)
             if end_s is None:
                 raise ValueError(f"when it ends is {until_s!r}, not a time")
-            keys = {} if name == ALL else parse_selector(name)
+            keys = {} if name == ALL_CLIENTS else parse_selector(name)
             if pause_name(keys) != name:
                 raise ValueError("its name is not written as quota-proxy writes it")
             return QuotaPause(keys, end_s, *parse_origin(by, at_s))

@@ -8,7 +8,7 @@ from typing import Any
 from proxy.state import Record, StateError, Store
 
 from .entities import QuotaKind
-from .kept_changes import NAMESPACE, make_override, override_record, read_overrides, read_pauses
+from .kept_changes import OVERRIDES, make_override, override_record, read_overrides, read_pauses
 from .manager import QuotaManager
 from .pauses import PAUSES, QuotaPause, pause_name
 from .rule_sources import ComposedRules, RuleEntry, RuleSources, compose
@@ -119,7 +119,7 @@ class RuleRegistry:
         overrides = dict(self._sources.overrides)
         if overrides.pop(name, None) is None:
             return False
-        self._write(delete=[NAMESPACE + name])
+        self._write(delete=[OVERRIDES + name])
         await self._use(overrides=overrides)
         return True
 
@@ -180,7 +180,7 @@ class RuleRegistry:
         )
         await self._use(overrides=overrides, pauses=pauses)
         names = (selector(entry.rule.keys) for entry in ended.overrides)
-        gone = [NAMESPACE + name for name in names if name not in self._sources.overrides]
+        gone = [OVERRIDES + name for name in names if name not in self._sources.overrides]
         names = (pause.name for pause in ended.pauses)
         gone += [PAUSES + name for name in names if name not in self._sources.pauses]
         if self.writes and gone:  # but for what was set again meanwhile
@@ -210,7 +210,7 @@ class RuleRegistry:
             return
         records = [override_record(entry) for entry in self._sources.overrides.values()]
         records += [pause.record() for pause in self._sources.pauses.values()]
-        others = (*store.items(NAMESPACE), *store.items(PAUSES))
+        others = (*store.items(OVERRIDES), *store.items(PAUSES))
         store.put_many(records, delete=[record.key for record in others])
         self._store = store
         self.on_written()

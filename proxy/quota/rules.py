@@ -7,20 +7,18 @@ listener, stand between these levels; see `Rule.rank`.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from heapq import nsmallest
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal, Self
 
 from metrics import MetricConfig
+from metrics.instruments import OTHER
 
 from .entities import DEFAULT, TRAFFIC_KINDS, ClientIdentity, QuotaKind
 from .pauses import PAUSED, QuotaPause
 from .validation import find_bound_problems, find_key_problems, parse_bounds, parse_scope
 from .values import BadValueError
-
-OTHER = "other"
-"""Entity of the clients for whom there was no room for a sensor of their own."""
 
 # What tells the parts of an entity apart must not occur in a value, or two entities could collide.
 ESCAPES = str.maketrans({char: f"%{ord(char):02X}" for char in "%,=<>"})
@@ -29,6 +27,9 @@ CLIENT_ID_KEYS = frozenset({"client-id", "client-id-prefix"})
 
 LONGEST_AHEAD_MS = 1000.0
 """A longer window does not make holds longer."""
+
+DEFAULT_BURST_MS = 500.0
+"""Of its bound, what a client may save up while it is held, where `quotas.burst` is not set."""
 
 MAX_MISMATCHES = 10
 """Of the rules that are not for a client, at most so many are told of for each kind of quota."""
@@ -57,7 +58,7 @@ class AdaptiveBound:
     derivative: float = 0.0
     """Gain for the change of the error."""
     initial_rate: float | None = None
-    """Records per second, `min_rate` to `max_rate`, until a rate is known; None: not bounded."""
+    """Records per second, `min_rate` to `max_rate`, until a rate is known; None: a slow start."""
     hold_ms: float = 30_000.0
     """How long the bound stays when reports stop; above 0."""
 
@@ -102,6 +103,25 @@ class Rule:
             place = f"{self.title}: {problem.key}" if problem.key else self.title
             raise ValueError(f"{place} {problem.message}: {problem.fix}")
         object.__setattr__(self, "bounds", MappingProxyType(bounds))
+
+    def document(self) -> dict[str, Any]:
+        """Return what clients are held to as a JSON object, without where the rule stands."""
+        values = ((name, getattr(self, name)) for name in _DOCUMENTED)
+        named = {name: value for name, value in values if value is not None}
+        adaptive = self.adaptive
+        bound = None if adaptive is None else {name: getattr(adaptive, name) for name in _ADAPTIVE}
+        bounds = {kind.value: bound for kind, bound in self.bounds.items()}
+        return {**named, "bounds": bounds, "adaptive": bound}
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Self:
+        """Read a `document`. Raises ValueError, KeyError or TypeError for anything else."""
+        bounds = {QuotaKind(kind): bound for kind, bound in document["bounds"].items()}
+        told = document["adaptive"]
+        adaptive = None
+        if told:  # earlier releases only wrote whether there is such a bound
+            adaptive = AdaptiveBound() if told is True else AdaptiveBound(**told)
+        return cls(**{**document, "bounds": bounds, "adaptive": adaptive})
 
     @property
     def title(self) -> str:
@@ -213,6 +233,12 @@ class Rule:
         return ",".join(f"{key}={value.translate(ESCAPES)}" for key, value in values.items())
 
 
+_DOCUMENTED = [each.name for each in fields(Rule) if each.name not in ("place", "number")]
+"""What a rule's document has: not where the rule stands."""
+
+_ADAPTIVE = [each.name for each in fields(AdaptiveBound)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaSettings:
     """The rules and how they are measured. Raises ValueError for a value out of range."""
@@ -222,8 +248,9 @@ class QuotaSettings:
     """At least 1."""
     samples: int = 11
     """How many windows a rate looks back on; at least 2."""
-    burst_ms: float = 500.0
-    """How much of its bound a client may save up and take at once later; 0 or more."""
+    burst_ms: float | None = None
+    """How much of its bound a client that was quiet may take at once; 0 or more. None: what the
+    formula lets pass, which is worked off, and DEFAULT_BURST_MS while it is held."""
     max_delay_ms: float = 20_000.0
     """The longest single hold; above 0. Clients give up after 30 s."""
     enforce: bool = True
@@ -234,7 +261,7 @@ class QuotaSettings:
     def __post_init__(self) -> None:
         if self.samples < 2:  # noqa: PLR2004 - one sample has no window to look back on
             raise ValueError(f"samples must be at least 2, not {self.samples}")
-        if not self.burst_ms >= 0:
+        if self.burst_ms is not None and not self.burst_ms >= 0:
             raise ValueError(f"burst_ms must be at least 0, not {self.burst_ms}")
         if not self.max_delay_ms > 0:
             raise ValueError(f"max_delay_ms must be above 0, not {self.max_delay_ms}")

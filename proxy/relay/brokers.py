@@ -1,14 +1,24 @@
 """The brokers behind the proxy: whether they answer, and each one's real address."""
 
 import asyncio
-from contextlib import closing
+import socket
+from contextlib import closing, suppress
+from typing import TypeAlias
 
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 from structlog import get_logger
 
 from proxy.cluster.broker_connection import BrokerConnection
 from proxy.cluster.kafka_client import Bootstrap
-from proxy.cluster.upstream import CLOSED, LOCAL, LOGIN_REFUSED, Address, UpstreamError
+from proxy.cluster.upstream import (
+    CONNECTION_CLOSED,
+    IS_THIS_PROXY,
+    LOCAL,
+    LOGIN_REFUSED,
+    LOOP,
+    Address,
+    UpstreamError,
+)
 from proxy.relay.channel import Channel
 
 PROBE_INTERVAL_S, RETRY_INTERVAL_S = 10.0, 1.0
@@ -17,6 +27,11 @@ PROBE_INTERVAL_S, RETRY_INTERVAL_S = 10.0, 1.0
 UNANSWERED_AFTER_S = 1.0
 """A broker's address that has not answered for so long is in doubt. Some clients give up at the
 same time as we do, so the end of `connect_timeout` would be too late to see it."""
+
+_IPV4_AS_IPV6 = "::ffff:"
+
+Ends: TypeAlias = tuple[Address, Address]
+"""Of a connection: where the one who opened it is, and where the other one is."""
 
 _API_VERSIONS_VERSION = 0
 _METADATA_VERSION = 1
@@ -45,6 +60,9 @@ class Brokers:
         self.addresses: dict[int, Address] = {}
         self.unanswered: set[int] = set()
         """Brokers whose address did not answer when it was dialled last."""
+        self._dialled: dict[Ends, Address] = {}
+        """The brokers that connections go to, by the ends of these."""
+        self._ends: dict[Channel, Ends] = {}
         self._splice = splice
         self._probed = False
         self._may_ask_metadata = True
@@ -53,6 +71,12 @@ class Brokers:
     def answers(self) -> bool:
         """Whether a broker answered the last probe, if only to refuse the login."""
         return self.reachable or self.refusal is not None
+
+    @property
+    def loop(self) -> str | None:
+        """What leads to this proxy itself in the place of a broker, and how to mend it."""
+        server = next(iter(self.bootstrap.loops), None)
+        return None if server is None else f"{server[0]}:{server[1]} {IS_THIS_PROXY}"
 
     def learn(self, node_id: int, host: str, port: int) -> None:
         """Set a broker's real address, which is beyond doubt until it does not answer."""
@@ -65,12 +89,36 @@ class Brokers:
         """Connect to a broker; None, or one that is not known: any bootstrap server that answers.
 
         A broker whose address is in doubt gets at most UNANSWERED_AFTER_S. Raises UpstreamError.
+        When the connection is over, `disconnected` is to be called.
         """
         if node_id is None or node_id not in self.addresses:
             connection = await self.bootstrap.connect(log_in=False)
         else:
             connection = await self._connect(node_id, self.addresses[node_id])
-        return Channel(connection.sock, spliceable=self._splice)
+        channel = Channel(connection.sock, spliceable=self._splice)
+        if ends := _ends_of(connection.sock):
+            self._dialled[ends], self._ends[channel] = connection.broker, ends
+        return channel
+
+    def disconnected(self, channel: Channel) -> None:
+        """Forget a connection, which is about to be closed."""
+        if ends := self._ends.pop(channel, None):
+            self._dialled.pop(ends, None)
+
+    def refuse_loop(self, client: Channel, client_id: str | None) -> None:
+        """Raise UpstreamError for a client that is this proxy itself: no broker is dialled for it.
+
+        It is known by both ends of its connection, for a client on this host may begin where a
+        connection to a broker does; or, if others are in between that pass requests on, by the
+        client id of a probe.
+        """
+        ends = _ends_of(client.sock)
+        server = None if ends is None else self._dialled.get((ends[1], ends[0]))
+        if server is None and client_id is not None:
+            server = self.bootstrap.probes.get(client_id)
+        if server is not None:
+            self.bootstrap.loops[server] += 1
+            raise UpstreamError(LOOP, f"{server[0]}:{server[1]} {IS_THIS_PROXY}")
 
     async def monitor(self) -> None:
         """Probe the cluster until cancelled."""
@@ -82,6 +130,8 @@ class Brokers:
                 self._probe_ended(error=None)
             except Exception as error:  # who knows what answers at that address
                 self._probe_ended(error)
+            finally:
+                self.bootstrap.probes.clear()
             await asyncio.sleep(PROBE_INTERVAL_S if self.reachable else RETRY_INTERVAL_S)
 
     def _probe_ended(self, error: Exception | None) -> None:
@@ -92,7 +142,8 @@ class Brokers:
         elif error is not None and (
             self.reachable or not self._probed or (refusal and refusal != self.refusal)
         ):
-            _log.warning("cluster not reachable", error=str(error) or type(error).__name__)
+            text = self.loop or str(error) or type(error).__name__
+            _log.warning("cluster not reachable", error=text)
             self._may_ask_metadata = True  # what is there next may let us
         self.reachable, self.refusal, self._probed = error is None, refusal, True
         self.was_reachable |= self.reachable
@@ -124,7 +175,9 @@ class Brokers:
 
     async def _probe(self, limit_s: float) -> None:
         """Ask for ApiVersions, which every broker answers, and for the brokers if it may."""
-        with closing(await self.bootstrap.connect()) as connection:
+        for server in tuple(self.bootstrap.loops):
+            await self._probe_loop(server)
+        with closing(await self.bootstrap.connect(probes=True)) as connection:
             try:
                 await connection.ask(ApiVersionsRequest[_API_VERSIONS_VERSION](), limit_s)
                 if self._may_ask_metadata:
@@ -133,13 +186,38 @@ class Brokers:
                 self.bootstrap.failed(connection.broker)
                 raise
 
+    async def _probe_loop(self, server: Address) -> None:
+        """Ask a server again that led to this proxy itself; forget it if it does so no longer."""
+        loops, limit_s = self.bootstrap.loops, UNANSWERED_AFTER_S
+        seen = loops[server]
+        with suppress(UpstreamError):
+            made = await self.bootstrap.connect((server,), limit_s=limit_s, probes=True)
+            with closing(made):
+                await made.ask(ApiVersionsRequest[_API_VERSIONS_VERSION](), limit_s)
+        if loops[server] == seen:
+            del loops[server]
+            _log.info("a server does not lead to this proxy any more", server=server)
+
     async def _ask_metadata(self, connection: BrokerConnection, limit_s: float) -> None:
         try:
             response = await connection.ask(MetadataRequest[_METADATA_VERSION](topics=[]), limit_s)
         except UpstreamError as error:
-            if self.bootstrap.login is not None or error.reason != CLOSED:
+            if self.bootstrap.login is not None or error.reason != CONNECTION_CLOSED:
                 raise
             self._may_ask_metadata = False  # it wants a login first
             return
         for broker in response.brokers:
             self.learn(broker.node_id, broker.host, broker.port)
+
+
+def _ends_of(sock: socket.socket) -> Ends | None:
+    """Return this end of a connection and the other one; None where it is lost already."""
+    try:
+        here, there = sock.getsockname(), sock.getpeername()
+    except OSError:
+        return None
+    return (_plain(here[0]), here[1]), (_plain(there[0]), there[1])
+
+
+def _plain(ip: str) -> str:
+    return ip.removeprefix(_IPV4_AS_IPV6)

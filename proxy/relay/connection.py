@@ -16,12 +16,18 @@ from structlog import get_logger
 from metrics.clock import clock_ms
 from proxy.cluster.upstream import UpstreamError
 from proxy.quota.client_quotas import ThrottleTime
-from proxy.quota.connection_quotas import ConnectionRefused
+from proxy.quota.connection_quotas import TOO_MANY, ConnectionRefused
 from proxy.quota.delay_queue import Delayed
-from proxy.quota.entities import CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE, QuotaKind
+from proxy.quota.entities import (
+    CONSUMER_BYTE_RATE,
+    PRODUCER_BYTE_RATE,
+    REQUEST_PERCENTAGE,
+    QuotaKind,
+)
 from proxy.quota.gate import Waiter
+from proxy.quota.turns import TURN_BYTES
 from proxy.relay.channel import Channel, ChannelLost
-from proxy.relay.frame_flow import SLOW_FRAME_S
+from proxy.relay.frame_flow import SLOW_FRAME_S, FrameFlow
 from proxy.relay.interceptor import ClientSentOn
 from proxy.relay.lifecycle import OPEN, UNANSWERED, Lifecycle, Pause, State
 from proxy.relay.linger import Linger
@@ -39,7 +45,14 @@ from proxy.wire.malformed import MalformedFrame, MalformedResponse
 _GATES = {kind.value: kind for kind in QuotaKind}
 """The quota at whose gate a request waits, by the byte rate of its API."""
 
+GIVE_WAY_S = 10.0
+"""Without traffic for so long, a connection is closed for one of its client from elsewhere, where a
+rule allows no more. Members of a group have a heartbeat every 3 s by default."""
+
 _DELAY = ThrottleMode.DELAY
+
+FIRST_REQUEST_S = 30.0
+"""A connection begins its first request within this time. All Kafka clients do so at once."""
 
 _log = get_logger(__name__)
 
@@ -48,8 +61,9 @@ class Connection:
     """A client, the broker it talks to, and the flow of frames each way.
 
     `channel` is the client's, `user` whom its TLS certificate names. `dial` connects to the broker
-    or raises UpstreamError; `advertise` returns the address that a client is told for a broker;
-    `on_close` is called once, when both sides are closed.
+    for the first request, of this client id, or raises UpstreamError; `advertise` returns the
+    address that a client is told for a broker; `on_heard` is called once, with its first request or
+    before its end, and `on_close` before both sides are closed.
     """
 
     def __init__(
@@ -59,8 +73,9 @@ class Connection:
         origin: Origin,
         user: str | None,
         *,
-        dial: Callable[[Connection], Awaitable[Channel]],
+        dial: Callable[[Connection, str | None], Awaitable[Channel]],
         advertise: Callable[[ClientSession, int, str, int], tuple[str, int] | None],
+        on_heard: Callable[[], object],
         on_close: Callable[[Connection], None],
     ) -> None:
         self.services = services
@@ -81,6 +96,7 @@ class Connection:
         self.upstream: Channel | None = None
         self._dial = dial
         self._dialling: asyncio.Task[None] | None = None
+        self._on_heard: Callable[[], object] | None = on_heard
         self._on_close = on_close
         self._muted: Delayed | None = None
         self.muted_for: ThrottleTime | None = None
@@ -109,7 +125,10 @@ class Connection:
             self.life.move(State.DRAINING)
             self.requests.paused = True
             self._leave_gate()
-            self.finish_if_drained()
+            if self.requests.under_way:
+                self.requests.run()  # it waits no longer
+            else:
+                self.finish_if_drained()
         elif self.life.state not in (State.DRAINING, State.LINGERING):
             self.close("drained")
 
@@ -120,6 +139,8 @@ class Connection:
             self._reject("slow_frame", "a request was begun and not finished")
             return
         last = max(self.requests.last_active, self.responses.last_active)
+        if self.life.state is State.NEW:
+            timeout_s = min(timeout_s, FIRST_REQUEST_S)
         if now_s - last < timeout_s or self.responses.held or self.life.is_held_back:
             return
         if self.responses.sending_blocked:
@@ -131,11 +152,21 @@ class Connection:
         else:
             self.close("idle")
 
+    def close_stuck(self, flow: FrameFlow) -> None:
+        """Close the pair for a frame that one of its flows keeps in memory, which others need."""
+        if flow is self.responses and flow.sending_blocked:
+            self._reject("client_not_reading", "the client takes no data, and others wait for room")
+        elif flow is self.requests and not flow.sending_blocked:
+            self._reject("slow_frame", "a request is not finished, and others wait for room")
+        else:
+            self._upstream_error("timeout", "the broker does not go on, and others wait for room")
+
     def close(self, reason: str) -> None:
         """Close both sides at once. Does nothing the second time."""
         if self.life.state is State.CLOSED:
             return
         self.life.move(State.CLOSED)
+        self._heard()
         _log.debug("connection closed", reason=reason, **self._about)
         self.requests.close()
         self.responses.close()
@@ -156,10 +187,10 @@ class Connection:
         if self._crowded is not None:
             self._crowded.cancel()
         self.in_flight.clear()
+        self._on_close(self)
         self.channel.sock.close()
         if self.upstream is not None:
             self.upstream.sock.close()
-        self._on_close(self)
         self.services.loop.call_soon(self._forget_parts)
 
     def _forget_parts(self) -> None:
@@ -219,7 +250,8 @@ class Connection:
                 in_turn(partial(self.close, "sent on to its owner"))
             case _:
                 reason = "internal_error"
-                _log.error("unexpected error", exc_info=error, reason=reason, **self._about)
+                log = self.services.log
+                log.error("unexpected error", exc_info=error, reason=reason, **self._about)
                 self._reject(reason, str(error))
 
     @property
@@ -252,15 +284,22 @@ class Connection:
         if self.life.state is State.NEW:
             wait_ms = self._enter(head)
             self.life.move(State.DIALLING)
+            self._heard()
             self.requests.paused = True
+            begin_dialling = partial(self._begin_dialling, head.client_id)
             if wait_ms:
-                self._crowded = self._delay(head, wait_ms, self._begin_dialling)
+                self._crowded = self._delay(head, wait_ms, begin_dialling)
             else:
-                self._begin_dialling()
+                begin_dialling()
         return False
 
-    def _begin_dialling(self) -> None:
-        self._dialling = self.services.loop.create_task(self._connect())
+    def _heard(self) -> None:
+        if self._on_heard is not None:
+            self._on_heard()
+            self._on_heard = None
+
+    def _begin_dialling(self, client_id: str | None) -> None:
+        self._dialling = self.services.loop.create_task(self._connect(client_id))
 
     @property
     def crowded_until_ms(self) -> float | None:
@@ -296,16 +335,26 @@ class Connection:
 
     def _enter(self, head: RequestHead) -> float:
         try:
-            return self.client.enter(head.api_key, head.client_id, clock_ms())
+            return self.client.enter(head.api_key, head.client_id, clock_ms(), self._give_way)
         except ConnectionRefused as error:
             raise RequestRefused(error.reason, str(error)) from None
+
+    def _give_way(self) -> bool:
+        """Close an idle connection for one of its client from an address with fewer."""
+        last = max(self.requests.last_active, self.responses.last_active)
+        is_busy = self._answers_due or self.requests.owed_since_s is not None
+        is_held_back = self.life.state is not OPEN or self.life.is_held_back
+        if is_busy or is_held_back or self.services.loop.time() - last < GIVE_WAY_S:
+            return False
+        self._reject(TOO_MANY, "idle, and its address had most of its client's")
+        return True
 
     def _delay(self, head: RequestHead, wait_ms: float, then: Callable[[], None]) -> Delayed:
         return self.services.reapers.for_api(head.api_key).add(clock_ms() + wait_ms, then)
 
-    async def _connect(self) -> None:
+    async def _connect(self, client_id: str | None) -> None:
         try:
-            upstream = await self._dial(self)
+            upstream = await self._dial(self, client_id)
         except Exception as error:  # whatever it is, it ends this pair only
             self._dialling = None
             self.close_failed(error)
@@ -344,10 +393,25 @@ class Connection:
         byte_rate = plan.api.byte_rate
         if byte_rate is None:
             return True
-        waiter, now_ms = self.waiter, exchange.sent_ms
-        is_delayed = self.services.mode is _DELAY
+        return self._passes_gate(exchange, _GATES[byte_rate], exchange.sent_ms)
+
+    def admits_more(self, exchange: Exchange) -> bool:
+        """Return whether more of a Produce request may be read; if not, it goes on later."""
+        if self.life.state is not OPEN:
+            return True
+        return self._passes_gate(exchange, PRODUCER_BYTE_RATE, clock_ms(), is_begun=True)
+
+    def _passes_gate(
+        self, exchange: Exchange, kind: QuotaKind, now_ms: float, *, is_begun: bool = False
+    ) -> bool:
+        waiter, session = self.waiter, exchange.session
+        holds = self.services.mode is _DELAY
         self._gated_api = exchange.api_key
-        if not session.quotas.admit(_GATES[byte_rate], waiter, now_ms, holds=is_delayed):
+        is_fetch = exchange.api_key == FETCH
+        # Of what a request announces no more than a turn: the rest counts when it comes.
+        announced = min(exchange.request_bytes, TURN_BYTES)
+        size = session.fetch_sizes.last_bytes if is_fetch else announced
+        if not session.quotas.admit(kind, waiter, size, now_ms, holds=holds, is_begun=is_begun):
             self.pause(Pause.GATED)
             return False
         since_ms, waiter.since_ms = waiter.since_ms, None
@@ -370,7 +434,13 @@ class Connection:
         if self._gated is not None:
             self._gated.cancel()
         reaper = self.services.reapers.for_api(self._gated_api)
-        self._gated = reaper.add(max(at_ms, clock_ms()), lambda: self.unpause(Pause.GATED))
+        self._gated = reaper.add(max(at_ms, clock_ms()), self._ask_again)
+
+    def _ask_again(self) -> None:
+        """Read on at a quota's gate: the next request, or the body that waits there."""
+        self.unpause(Pause.GATED)
+        if self.requests.under_way:  # whatever else keeps requests from being read
+            self.requests.run()
 
     def _charge_abandoned(self) -> None:
         """Charge what a client has asked for and does not wait for: the broker sends it anyway."""

@@ -10,7 +10,7 @@ from proxy.quota.connection_row import ConnectionHold, ConnectionRow, Where
 from proxy.quota.entities import CONNECTION_RATE, REQUEST_PERCENTAGE, ClientIdentity, QuotaKind
 from proxy.relay.connection import Connection
 from proxy.relay.lifecycle import Pause
-from proxy.relay.traffic import INTERVAL_MS
+from proxy.relay.traffic import TRAFFIC_INTERVAL_MS
 
 CLOSED_BY_OPERATOR = "closed by an operator"
 
@@ -31,7 +31,7 @@ class ConnectionList:
 
     def measuring(self, now_ms: float) -> Iterator[None]:
         """Measure all connections, if it is time to; run it every second or so."""
-        if now_ms - self._measured_ms < INTERVAL_MS:
+        if now_ms - self._measured_ms < TRAFFIC_INTERVAL_MS:
             return
         self._measured_ms = now_ms
         rates: dict[ClientIdentity, float] = {}

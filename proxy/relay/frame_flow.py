@@ -13,18 +13,34 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from proxy.relay.channel import BLOCKED, Channel
+from proxy.relay.kept_bytes import UNCOUNTED_BYTES
 from proxy.relay.lifecycle import DRAINING
-from proxy.relay.pump import CLOSED, END, OWNER, READ, SPLICE_MIN_BYTES, TURN, WRITE, Pump, Wait
+from proxy.relay.pump import (
+    CLOSED,
+    END,
+    OWNER,
+    PACED,
+    READ,
+    SPLICE_MIN_BYTES,
+    TURN,
+    WRITE,
+    Pump,
+    Wait,
+)
 from proxy.wire.frames import MAX_HEADER_BYTES
 from proxy.wire.malformed import MalformedFrame
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from proxy.quota.client_quotas import ClientQuotas
     from proxy.quota.entities import QuotaKind
     from proxy.relay.connection import Connection
+    from proxy.wire.layout import Buffer
 
 READ_BYTES, READ_BYTES_HELD, READ_BYTES_LARGE = 64 << 10, 4096, 512
 """First read of a frame: all of it as a rule; less of one that may be held, so that it waits in the
@@ -41,8 +57,8 @@ TURNS_OF_NEW = 4
 """So many times a flow waits its turn when its source is readable, before it counts as no newcomer
 any more: it has been logged in, and has had answers."""
 
-FAIR_BYTES, FAIR_FRAMES = 4 << 20, 64
-"""A flow lets others run after so many bytes, or frames."""
+FAIR_BYTES, FAIR_FRAMES, FAIR_S = 4 << 20, 64, 0.002
+"""A flow lets others run after so many bytes, so many frames at a time, or so long."""
 
 SLOW_FRAME_S = 30.0
 """A frame that is kept in user space until it is complete, or its head, must come within this time.
@@ -55,8 +71,8 @@ class FrameFlow(ABC):
     __slots__ = (
         *("_begun_s", "_conn", "_is_idle", "_loop", "_pump", "_reading", "_rest", "_running"),
         *("_scratch", "_sink", "_source", "_starved", "_turn", "_whole", "_whole_bytes"),
-        *("_turns_left", "_writing", "closed", "first_bytes", "last_active", "paused"),
-        *("read_bytes", "stash", "wait"),
+        *("_is_queued", "_turns_left", "_work", "_writing", "address", "closed", "first_bytes"),
+        *("kept_bytes", "last_active", "paused", "read_bytes", "stash", "wait"),
     )
 
     def __init__(self, conn: Connection, scratch: memoryview) -> None:
@@ -71,6 +87,12 @@ class FrameFlow(ABC):
         self._rest: bytes | memoryview = b""
         self._whole: bytearray | None = None
         self._whole_bytes = 0
+        self._work: Iterator[None] | None = None
+        """The steps in which the frame that is there as a whole is handled."""
+        self._is_queued = False
+        """Whether they wait for their turn."""
+        self.address = conn.origin.ip
+        self.kept_bytes = 0
         self._starved = self._reading = self._writing = self._running = self._is_idle = False
         self._turn: asyncio.Handle | None = None
         self._turns_left = TURNS_OF_NEW
@@ -94,8 +116,11 @@ class FrameFlow(ABC):
         """
 
     @abstractmethod
-    def _whole_frame(self, frame: bytearray) -> None:
-        """Handle a frame that was asked for with `_collect`."""
+    def _whole_frame(self, frame: bytearray) -> Iterator[None]:
+        """Handle a frame that was asked for with `_collect`, in steps of less than a millisecond.
+
+        It may raise `_whole_bytes`, and is called again when so many bytes are there.
+        """
 
     @abstractmethod
     def _ended(self) -> None:
@@ -104,6 +129,10 @@ class FrameFlow(ABC):
     def _wait_paused(self) -> Wait:
         """Return what to wait for during a pause."""
         return OWNER
+
+    def _move_body(self, pump: Pump, budget: int) -> Wait | None:
+        """Move about `budget` bytes of a body; return what the rest waits for, if any."""
+        return pump.run(budget)
 
     def _sent_rest(self) -> None:  # noqa: B027 - for whom it is of use
         """Record that a frame is sent that could not be sent at once, or the body of one."""
@@ -123,7 +152,8 @@ class FrameFlow(ABC):
         if self._pump is not None:
             self._pump.close()
         self.stash = self._rest = b""
-        self._whole = None
+        self._whole = self._work = None
+        self._conn.services.kept_bytes.release(self)
 
     @property
     def mid_frame(self) -> bool:
@@ -148,6 +178,22 @@ class FrameFlow(ABC):
     def sending_blocked(self) -> bool:
         """Whether the receiver takes no more for now."""
         return self.wait is WRITE
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it waits for the client or for the broker."""
+        return self.wait in (READ, WRITE)
+
+    @property
+    def about(self) -> dict[str, str]:
+        """What log lines say of it."""
+        session = self._conn.client.current
+        client_id = None if session is None else session.identity.client_id
+        return {**self._conn.origin.about, "client_id": client_id or ""}
+
+    def give_up(self) -> None:
+        """Close the pair, since others wait for the room of what is kept of its frame."""
+        self._conn.close_stuck(self)
 
     def resume(self) -> None:
         """End a pause."""
@@ -182,8 +228,17 @@ class FrameFlow(ABC):
         if wait is not self.wait:
             self.wait = wait
             self._want(read=wait in (READ, END), write=wait is WRITE)
+        if wait is READ:
+            return
         if wait is TURN and self._turn is None:
             self._turn = self._loop.call_soon(self._take_turn)
+        elif wait is PACED and not self._is_queued:
+            self._is_queued = True
+            self._conn.services.paced_steps.queue(self._take_paced_turn)
+
+    def _take_paced_turn(self) -> None:
+        self._is_queued = False
+        self.run()
 
     def _take_turn(self) -> None:
         self._turn = None
@@ -218,16 +273,18 @@ class FrameFlow(ABC):
 
     def _advance(self) -> Wait:
         self.last_active = self._loop.time()
-        budget = FAIR_BYTES
-        for _ in range(FAIR_FRAMES):
+        budget, end_s = FAIR_BYTES, perf_counter() + FAIR_S
+        while True:
             self._is_idle = False  # until `_handle` finds nothing begun and nothing left
             if self._rest:
                 if not self._flush():
                     return WRITE
                 self._sent_rest()
+            if self.kept_bytes and self._whole is None:
+                self._conn.services.kept_bytes.release(self)
             if self._pump is not None and self._pump.active:
                 unread = self._pump.unread
-                wait = self._pump.run(budget)
+                wait = self._move_body(self._pump, budget)
                 budget -= unread - self._pump.unread
                 if not self._pump.active:
                     self._sent_rest()
@@ -238,7 +295,8 @@ class FrameFlow(ABC):
             wait = self._collect_more() if self._whole is not None else self._read()
             if wait is not None:
                 return wait
-        return TURN
+            if perf_counter() > end_s:
+                return TURN
 
     def _read(self) -> Wait | None:
         """Read once and handle what came. None: go on."""
@@ -326,6 +384,13 @@ class FrameFlow(ABC):
         if sent < len(data):
             self._rest = memoryview(bytes(data[max(sent, 0) :]))
 
+    def _send_own(self, data: Buffer) -> None:
+        """Send as `_send` does, a buffer of which nobody else has use: nothing is copied."""
+        assert self._sink is not None
+        sent = self._sink.send(data)
+        if sent < len(data):
+            self._rest = memoryview(data)[max(sent, 0) :]
+
     def _send_begun(self, data: memoryview) -> None:
         """Send the first part of a frame, as `_send` does; more follows at once."""
         assert self._sink is not None
@@ -360,25 +425,39 @@ class FrameFlow(ABC):
 
         What it takes grows with what arrives: a sender can announce more than it sends.
         """
-        frame = bytearray(view[:frame_bytes])
-        if len(frame) == frame_bytes:
-            self._whole_frame(frame)
-        else:
-            self._whole, self._whole_bytes = frame, frame_bytes
-        return len(frame)
+        self._whole, self._whole_bytes = bytearray(view[:frame_bytes]), frame_bytes
+        return len(self._whole)
 
     def _collect_more(self) -> Wait | None:
-        frame = self._whole
+        """Take more of a frame into memory; when it is all there, have it handled."""
+        frame, budget = self._whole, FAIR_BYTES
         assert self._source is not None
         assert frame is not None
+        kept_bytes, steps = self._conn.services.kept_bytes, self._conn.services.paced_steps
         while missing := self._whole_bytes - len(frame):
+            if self._whole_bytes > UNCOUNTED_BYTES and not kept_bytes.reserve(
+                self, self._whole_bytes
+            ):
+                return OWNER
             got = self._source.recv_into(self._scratch[:missing])
             if got <= 0:
                 return READ if got == BLOCKED else CLOSED
             frame += self._scratch[:got]
-        self._whole = None
-        self._whole_frame(frame)
-        return CLOSED if self.closed else None
+            budget -= got
+            if budget <= 0:
+                return TURN
+        if self._work is None:
+            self._work = self._whole_frame(frame)
+        while steps.may_go_on:
+            has_more = steps.go_on(self._work)
+            if self.closed:
+                return CLOSED
+            if not has_more:
+                self._work = None
+                if self._whole_bytes == len(frame):
+                    self._whole = None
+                return None
+        return PACED
 
     def _flush(self) -> bool:
         assert self._sink is not None

@@ -80,7 +80,8 @@ class Listener:
     settings: ListenerSettings
     loop: asyncio.AbstractEventLoop
     accepted: Callable[[socket.socket, Origin], None]
-    out_of_files: Callable[[], None]
+    out_of_files: Callable[[str, OSError], None]
+    """Called with the listener's name when accepting pauses."""
     bootstrap_port: int = 0
     _sockets: dict[int | None, socket.socket] = field(default_factory=dict)
     _ports: dict[int | None, int] = field(default_factory=dict)
@@ -214,8 +215,7 @@ class Listener:
             except (BlockingIOError, ConnectionError):
                 return
             except OSError as error:
-                _log.error("can't accept", error=str(error), listener=self.settings.name)
-                self.out_of_files()
+                self.out_of_files(self.settings.name, error)
                 self.loop.remove_reader(sock.fileno())
                 self.loop.call_later(OUT_OF_FILES_PAUSE_S, self._watch, node_id)
                 return

@@ -1,8 +1,13 @@
-"""Lets connections come and go a few at a time: thousands at once do not keep others waiting."""
+"""Does costly steps a few at a time, so that others need not wait for them.
+
+Those are what connections ask for that come or go, thousands at once, and responses that are read
+or rewritten here, of which one client may ask for thousands.
+"""
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from math import inf
 from time import perf_counter
 
 MOST_S, LEAST_S = 0.002, 0.0002
@@ -16,9 +21,11 @@ MOST_CHANGE = 2.0
 
 Step = Callable[[], None]
 
+_NO_MORE = object()
+
 
 class PacedSteps:
-    """Runs the costly steps of connections that come or go, in their order.
+    """Runs costly steps of all connections in their order, and accounts for their time.
 
     At once, as long as this round of the loop has time for it; else in one of the next rounds.
     """
@@ -30,6 +37,8 @@ class PacedSteps:
         self._clock_s = clock_s
         self._waiting: deque[Step] = deque()
         self._spent_s = 0.0
+        self._has_turn = False
+        """Whether a step runs that has not gone on with anything."""
         self._budget_s = MOST_S
         self._round_began_s = 0.0
         self._round: asyncio.Handle | None = None
@@ -45,17 +54,45 @@ class PacedSteps:
 
     def add(self, step: Step) -> None:
         """Run a step now or soon. It must not raise."""
-        if self.has_time:
-            self._run(step)
-        else:
-            self._waiting.append(step)
+        if not self.has_time:
+            self.queue(step)
+            return
+        self._run(step)
         if self._round is None:
             self._begin_round()
 
+    def queue(self, step: Step) -> None:
+        """Run a step in one of the next rounds. It must not raise."""
+        self._waiting.append(step)
+        if self._round is None:
+            self._begin_round()
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether `go_on` may be called: this round has time for it, or it has waited its turn."""
+        return self._has_turn or self.has_time
+
+    def go_on(self, steps: Iterator[None]) -> bool:
+        """Take the next of several steps, which may raise; return whether there was one.
+
+        Of those that wait in the queue each may take one when it runs.
+        """
+        self._has_turn = False
+        begin_s, spent_s = self._clock_s(), self._spent_s
+        try:
+            return next(steps, _NO_MORE) is not _NO_MORE
+        finally:
+            self._spent_s = spent_s + self._clock_s() - begin_s
+            if self._round is None:
+                self._begin_round()
+
     def run_all(self) -> None:
-        """Run what waits now, however long it takes."""
-        while self._waiting:
-            self._waiting.popleft()()
+        """Run what waits now, and what that adds, however long it takes; not what that queues."""
+        waiting, self._waiting = self._waiting, deque()
+        self._budget_s = inf
+        for step in waiting:
+            self._run(step)
+        self._budget_s = MOST_S
 
     def _next_round(self) -> None:
         took_s = self._clock_s() - self._round_began_s
@@ -74,6 +111,8 @@ class PacedSteps:
         self._round = self._loop.call_soon(self._next_round)
 
     def _run(self, step: Step) -> None:
-        begin_s = self._clock_s()
+        begin_s, spent_s = self._clock_s(), self._spent_s
+        self._has_turn = True
         step()
-        self._spent_s += self._clock_s() - begin_s
+        self._has_turn = False
+        self._spent_s = spent_s + self._clock_s() - begin_s  # with what it has gone on with

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from struct import Struct
 
 from proxy.cluster.upstream import Address
-from proxy.relay.take_over import share
+from proxy.relay.take_over import shares_port
 
 BACKLOG = 1024
 
@@ -124,7 +124,7 @@ def bind_port(
     that is replaced. All are bound so that a later process of the same user can share them.
     """
     family = _family(host)
-    if port and not share(beside, _resolved(host, port, family)):
+    if port and not shares_port(beside, _resolved(host, port, family)):
         with _new_socket(family, v6_only=v6_only) as probe:
             probe.bind((host, port))
     return _bind(host, port, v6_only=v6_only)

@@ -7,10 +7,9 @@
 
 import fcntl
 import os
+from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
-
-from structlog import get_logger
 
 from proxy.relay.channel import BLOCKED, Channel, ChannelLost
 
@@ -34,8 +33,6 @@ TAKES_WITHOUT_TRYING = 256
 
 _scratch = memoryview(bytearray(COPY_BYTES))
 
-_log = get_logger(__name__)
-
 
 class Wait(Enum):
     """What a pump or a flow waits for."""
@@ -44,6 +41,8 @@ class Wait(Enum):
     WRITE = "write"
     TURN = "turn"
     """Nothing: it only lets others run."""
+    PACED = "paced"
+    """Its turn among all that do something costly."""
     OWNER = "owner"
     END = "end"
     """For its owner too, but it watches whether the peer leaves meanwhile. That shows only as long
@@ -52,7 +51,7 @@ class Wait(Enum):
     """Nothing: the source's stream has ended."""
 
 
-READ, WRITE, TURN, OWNER, END, CLOSED = Wait
+READ, WRITE, TURN, PACED, OWNER, END, CLOSED = Wait
 """By themselves, for the path of every frame: from its class a member takes ten times as long."""
 
 
@@ -64,15 +63,18 @@ class Pipe(NamedTuple):
 
 
 class PipePool:
-    """Lends out pipes and takes them back empty."""
+    """Lends out pipes and takes them back empty; tells `refused` once why the system gives none."""
 
-    def __init__(self, max_pipes: int = MAX_PIPES) -> None:
+    def __init__(
+        self, max_pipes: int = MAX_PIPES, refused: Callable[[OSError], None] = lambda _: None
+    ) -> None:
         self._max_pipes = max_pipes
+        self._refused = refused
         self._idle: list[Pipe] = []
         self.open_pipes = 0
         """How many pipes exist, lent or idle."""
         self._takes_to_skip = 0
-        self._is_warned = False
+        self._is_told = False
 
     def take(self) -> Pipe | None:
         """Lend a pipe; None when the limit is reached or the system gives no useful one."""
@@ -87,9 +89,9 @@ class PipePool:
             pipe = _open_pipe()
         except OSError as error:
             self._takes_to_skip = TAKES_WITHOUT_TRYING
-            if not self._is_warned:
-                self._is_warned = True
-                _log.warning("no pipe for splice, copying instead", error=str(error))
+            if not self._is_told:
+                self._is_told = True
+                self._refused(error)
             return None
         self.open_pipes += 1
         return pipe

@@ -21,6 +21,7 @@ from proxy.relay.lifecycle import DRAINING
 from proxy.relay.listener import Listener, ListenerSettings, Origin
 from proxy.relay.services import Services
 from proxy.relay.session import ClientSession
+from proxy.relay.silent_connections import SilentConnection, SilentConnections
 from proxy.relay.tls import principal_of, sni_of
 from proxy.relay.walk import ConnectionWalk
 
@@ -38,9 +39,8 @@ class Relay:
     ) -> None:
         self._services = services
         self.brokers = brokers
-        out_of_files = services.instruments.connections_rejected_total.labels("out_of_files").inc
         self.listeners = {
-            settings.name: Listener(settings, services.loop, self._accepted, out_of_files)
+            settings.name: Listener(settings, services.loop, self._accepted, self._out_of_files)
             for settings in listeners
         }
         self.connections: set[Connection] = set()
@@ -48,6 +48,7 @@ class Relay:
         self.list = ConnectionList(lambda: self.connections)
         self.stand_ins: defaultdict[int, set[Connection]] = defaultdict(set)
         """Connections to another broker than the client's, by the client's."""
+        self.silent = SilentConnections()
         self._per_ip: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self.connected_through: Counter[str] = Counter()
@@ -171,13 +172,13 @@ class Relay:
         )
         self._services.pipes.close()
 
+    def _out_of_files(self, listener: str, error: OSError) -> None:
+        reason = "out_of_files"
+        self._services.instruments.connections_rejected_total.labels(reason).inc()
+        self._services.log.error("can't accept", reason=reason, listener=listener, error=str(error))
+
     def _accepted(self, sock: socket.socket, origin: Origin) -> None:
-        limits = self._services.limits
-        reason = None
-        if self.connected >= limits.max_connections:
-            reason = "too_many_connections"
-        elif self._per_ip[origin.ip] >= limits.max_connections_per_ip:
-            reason = "too_many_connections_per_ip"
+        reason = self._make_room(origin.ip)
         if reason is not None:
             sock.close()
             self._services.count_rejected(reason, **origin.about)
@@ -192,40 +193,83 @@ class Relay:
         self.connected_through[origin.name] += 1
         self._services.instruments.connections.labels(origin.name).inc()
         bound_receive_buffer(sock, self.connected)
-        self._services.paced_steps.add(partial(self._welcome, sock, origin))
+        silent = SilentConnection(origin, sock.close, sock)
+        self.silent.add(silent)
+        self._services.paced_steps.add(partial(self._welcome, sock, silent))
 
-    def _welcome(self, sock: socket.socket, origin: Origin) -> None:
-        tls = origin.listener.settings.tls
-        if tls is None:
-            self._begin(Channel(sock, spliceable=self._services.splice), origin, user=None)
+    def _make_room(self, ip: str) -> str | None:
+        """Close a silent connection if there are as many as may be, for one more from an address.
+
+        It is one of that address, if this has as many as one may have; else of the address with
+        most of them. Return why there is no room, if no connection is silent.
+        """
+        limits, services = self._services.limits, self._services
+        if self._per_ip[ip] >= limits.max_connections_per_ip:
+            reason, silent = "too_many_connections_per_ip", self.silent.longest(ip)
+        elif self.connected >= limits.max_connections:
+            reason, silent = "too_many_connections", self.silent.longest()
         else:
-            task = self._services.loop.create_task(self._greet(sock, origin, tls))
-            self._tasks.add(task)
-            task.add_done_callback(partial(self._greeted, sock, origin))
+            return None
+        # Those that wait to be welcomed are no more than may be connected.
+        is_late = len(services.paced_steps) > limits.max_connections
+        if silent is None or silent.has_sent or is_late:
+            return reason
+        silent.close()
+        if self.silent.discard(silent):  # it was no connection of two sides yet
+            self._forget(silent.origin)
+        services.count_rejected("evicted", **silent.origin.about, detail="it sent no request")
+        return None
 
-    async def _greet(self, sock: socket.socket, origin: Origin, tls: ssl.SSLContext) -> None:
+    def _welcome(self, sock: socket.socket, silent: SilentConnection) -> None:
+        origin = silent.origin
+        tls = origin.listener.settings.tls
+        if silent not in self.silent:
+            return
+        if tls is None:
+            channel = Channel(sock, spliceable=self._services.splice)
+            self._begin(channel, origin, silent, user=None)
+        else:
+            task = self._services.loop.create_task(self._greet(sock, silent, tls))
+            silent.close, silent.sock = task.cancel, None
+            self._tasks.add(task)
+            task.add_done_callback(partial(self._greeted, sock, silent))
+
+    async def _greet(
+        self, sock: socket.socket, silent: SilentConnection, tls: ssl.SSLContext
+    ) -> None:
         """Do the TLS handshake, then begin. Raises OSError, and TimeoutError among them."""
+        origin = silent.origin
         async with asyncio.timeout(self._services.limits.connect_timeout_s):
             secured = await handshake(sock, tls, server_side=True)
         if origin.node_id is None:
             origin = replace(origin, node_id=origin.listener.node_of(sni_of(secured)))
-        self._begin(Channel(secured), origin, user=principal_of(secured))
+        self._begin(Channel(secured), origin, silent, user=principal_of(secured))
 
-    def _greeted(self, sock: socket.socket, origin: Origin, task: asyncio.Task[None]) -> None:
+    def _greeted(
+        self, sock: socket.socket, silent: SilentConnection, task: asyncio.Task[None]
+    ) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is None and not task.cancelled():
             return
         sock.close()  # perhaps the task was cancelled before its first step
+        origin = silent.origin
+        if not self.silent.discard(silent):  # evicted
+            return
         self._forget(origin)
         if isinstance(error, OSError):
             detail = str(error) or "no handshake in time"
             self._services.count_rejected("tls_handshake", **origin.about, detail=detail)
         elif error is not None:
-            self._services.instruments.connections_rejected_total.labels("internal_error").inc()
-            _log.error("unexpected error", exc_info=error, peer=origin.ip)
+            reason = "internal_error"
+            self._services.instruments.connections_rejected_total.labels(reason).inc()
+            self._services.log.error(
+                "unexpected error", reason=reason, exc_info=error, **origin.about
+            )
 
-    def _begin(self, channel: Channel, origin: Origin, user: str | None) -> None:
+    def _begin(
+        self, channel: Channel, origin: Origin, silent: SilentConnection, user: str | None
+    ) -> None:
         connection = Connection(
             self._services,
             channel,
@@ -233,12 +277,16 @@ class Relay:
             user,
             dial=partial(self._dial, origin.node_id),
             advertise=partial(self._advertise, origin.listener),
+            on_heard=partial(self.silent.discard, silent),
             on_close=partial(self._closed, origin),
         )
+        silent.close, silent.sock = partial(connection.close, "evicted"), channel.sock
         self.connections.add(connection)
         connection.start()
 
-    async def _dial(self, node_id: int | None, connection: Connection) -> Channel:
+    async def _dial(
+        self, node_id: int | None, connection: Connection, client_id: str | None
+    ) -> Channel:
         """Connect to the client's broker, or to a stand-in where its address is of no use.
 
         After a restart a client may come back straight to a broker's port, and a cluster that
@@ -247,6 +295,7 @@ class Relay:
         for it with errors that clients take as a reason to ask. Once we are told the address, the
         stand-in is drained. Raises UpstreamError: where no stand-in answers, the broker's own.
         """
+        self.brokers.refuse_loop(connection.channel, client_id)
         channel = failure = None
         if node_id in self.brokers.addresses:
             try:
@@ -268,7 +317,8 @@ class Relay:
             self._services.count_upstream_error(failure.reason, node_id, event, detail=detail)
         bound_receive_buffer(channel.sock, self.connected)
         # Unlike for clients: a broker reads on, and large requests go out in fewer pieces.
-        limit_unsent(channel.sock, receive_bytes(self.connected))
+        with suppress(OSError):  # gone already
+            limit_unsent(channel.sock, receive_bytes(self.connected))
         return channel
 
     def _advertise(
@@ -289,6 +339,8 @@ class Relay:
 
     def _closed(self, origin: Origin, connection: Connection) -> None:
         self.connections.discard(connection)
+        if connection.upstream is not None:
+            self.brokers.disconnected(connection.upstream)
         node_id = origin.node_id
         if node_id is not None and node_id in self.stand_ins:
             self.stand_ins[node_id].discard(connection)

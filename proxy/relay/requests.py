@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from asyncio import TimerHandle
 from dataclasses import dataclass
 from functools import partial
 from struct import Struct
+from time import thread_time
 from typing import TYPE_CHECKING
 
 from metrics import CounterChild
-from metrics.clock import clock_ms
+from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.quota.entities import PRODUCER_BYTE_RATE, QuotaKind
 from proxy.relay.frame_flow import READ_BYTES_HELD, FrameFlow, new_scratch
 from proxy.relay.interceptor import INTERCEPTED_APIS, ClientSentOn
 from proxy.relay.lifecycle import Pause
-from proxy.relay.pump import CLOSED, END, OWNER, Wait
+from proxy.relay.pump import CLOSED, END, OWNER, Pump, Wait
 from proxy.relay.services import ThrottleMode
 from proxy.relay.session import ClientSession, Exchange
 from proxy.relay.timing import ApiTimes, ExchangeTimes
@@ -41,20 +43,15 @@ from proxy.wire.request_fields import (
 )
 
 if TYPE_CHECKING:
-    from proxy.relay.connection import Connection
+    from collections.abc import Iterator
 
-MAX_LOGIN_BYTES = 512 * 1024
-"""The longest SASL request; Kafka's own limit (sasl.server.max.receive.size)."""
+    from proxy.relay.connection import Connection
 
 MAX_SEEN_BYTES = 4 << 20
 """The longest request that is read as a whole for an interceptor: a Fetch of some 100,000
 partitions, four times what a producer sends by default. A longer one is not shown."""
 
 NO_ACKS = 0  # of a Produce request that gets no response
-
-FULL_BYTES = 1 << 20
-"""The default limit of a partition in a Fetch (max.partition.fetch.bytes). A response of half of
-that, or of what was asked for, shows that the broker did not wait for data."""
 
 START_BYTES = 12
 """What every request begins with: its length, API key, version and correlation id."""
@@ -104,10 +101,11 @@ class _RequestKind:
     bounded_by: QuotaKind | None
     """At whose gate it waits."""
     plain_start: bytes | None
-    """As `start`, of those that quotas alone may keep from being sent on as they are, None for
-    others: of a Fetch up to its limits, once they are known."""
+    """As `start`, of those that only quotas and an interceptor may keep from being sent on at once,
+    None for others: of a Fetch up to its limits, once they are known."""
     max_bytes: int | None
-    """The limit of such a Fetch, None before it is known; 0 for another request."""
+    """The limit that the client sets such a Fetch, None before it is known; 0 for another request.
+    """
     wait_ms: int = 0
     """For how long such a Fetch may wait for data."""
 
@@ -126,7 +124,7 @@ class _RequestKind:
 class RequestFlow(FrameFlow):
     """Requests of one connection."""
 
-    __slots__ = ("_collecting", "_kinds", "_timed")
+    __slots__ = ("_collecting", "_kinds", "_login", "_produced", "_timed")
 
     _collecting: tuple[RequestHead, Exchange]
     """What is taken whole: a login, or what an interceptor is to see."""
@@ -135,14 +133,82 @@ class RequestFlow(FrameFlow):
         super().__init__(conn, _scratch)
         self._kinds: dict[int, _RequestKind] = {}
         """The latest of each API and version."""
+        self._produced: Exchange | None = None
+        """The Produce request whose body is on its way."""
         self._timed: ExchangeTimes | None = None
         """Of the request whose body is on its way."""
+        self._login: TimerHandle | None = None
+        """Reads a login that waits for others of its address."""
+
+    def close(self) -> None:
+        """See FrameFlow."""
+        super().close()
+        if self._login is not None:
+            self._login.cancel()
+            self._login = None
 
     def _sent_rest(self) -> None:
         """See FrameFlow."""
         if self._timed is not None:
             self._timed.sent_ms = clock_ms()
             self._timed = None
+
+    def _move_body(self, pump: Pump, budget: int) -> Wait | None:
+        """See FrameFlow. The body of a Produce request is charged as it flows."""
+        exchange = self._produced
+        if exchange is None:
+            return pump.run(budget)
+        unread = pump.unread
+        if unread and not self._conn.admits_more(exchange):
+            return OWNER
+        try:
+            return pump.run(budget)
+        finally:
+            self._flowed(exchange, unread - pump.unread, is_whole=not pump.active)
+
+    def _collect_more(self) -> Wait | None:
+        """See FrameFlow. The same for a Produce request that is taken whole; a login may wait."""
+        exchange, frame = self._produced, self._whole
+        if exchange is None or frame is None:
+            return OWNER if self._login_waits() else super()._collect_more()
+        have = len(frame)
+        if have < self._whole_bytes and not self._conn.admits_more(exchange):
+            return OWNER
+        try:
+            return super()._collect_more()
+        finally:
+            self._flowed(exchange, len(frame) - have, is_whole=self._whole is None)
+
+    def _login_waits(self) -> bool:
+        """Return whether a login waits for others of its address; it goes on later by itself."""
+        if self._work is not None or not self._collecting[1].plan.api.is_login:
+            return False
+        services = self._conn.services
+        wait_ms = services.login_pace.wait_ms(self._conn.origin.ip, clock_ms())
+        if self._login is not None:
+            self._login.cancel()
+        self._login = self._loop.call_later(wait_ms / MS_PER_SECOND, self.run) if wait_ms else None
+        return wait_ms > 0
+
+    def _is_raw_login(self, head: RequestHead, frame: bytearray) -> bool:
+        """Read a login, as `Identification.login_request`; record what that takes."""
+        conn, began_s = self._conn, thread_time()
+        try:
+            return conn.client.login_request(head, bytes(frame))
+        finally:
+            took_ms = (thread_time() - began_s) * MS_PER_SECOND
+            conn.services.login_pace.took(conn.origin.ip, took_ms, clock_ms())
+
+    def _flowed(self, exchange: Exchange, count: int, *, is_whole: bool) -> None:
+        """Charge and count the next bytes of a Produce request's body."""
+        session, now_ms = exchange.session, clock_ms()
+        if count:
+            exchange.charge = session.charge(PRODUCER_BYTE_RATE, count, now_ms)
+            session.quotas.took(PRODUCER_BYTE_RATE, count)
+            session.count_bytes(exchange.api_key, count)
+        if is_whole:
+            self._produced = None
+            exchange.sent_ms = now_ms  # before that the broker was not at work for it
 
     def _ended(self) -> None:
         is_whole = not (self._starved or self.under_way) and ends_with_frame(self.stash)
@@ -180,9 +246,9 @@ class RequestFlow(FrameFlow):
             and interceptor.wants(kind.api_key, exchange.sent_ms)
         ):
             # Read before it is sent on: the answer must not come first.
-            self._count(kind, exchange)
+            self._count(kind, exchange, len(view))
             head = kind.head(frame_bytes, correlation_id)
-            if len(view) < frame_bytes:
+            if len(view) < frame_bytes or kind.api_key != FETCH:
                 self._collecting = head, exchange
                 return self._collect(view, frame_bytes)
             if not self._is_for_broker(head, exchange, view[:frame_bytes]):
@@ -194,16 +260,11 @@ class RequestFlow(FrameFlow):
             exchange.seen.sent()
             return taken
         if plan.api.is_login:
-            if frame_bytes > MAX_LOGIN_BYTES:
-                raise RequestRefused("too_long", f"a login of {frame_bytes} bytes")
-            self._collecting = kind.head(frame_bytes, correlation_id), exchange
-            # What follows is read when it is known who sends it.
-            conn.pause(Pause.LOGIN)
-            taken = self._collect(view, frame_bytes)
+            taken = self._take_login(kind, exchange, view)
         else:
             taken = self._forward(view, frame_bytes)
-        # Only now, while the broker is at work already.
-        self._count(kind, exchange)
+            # Only now, while the broker is at work already.
+            self._count(kind, exchange, taken)
         return taken
 
     def _pass_on(self, have: int) -> bool:
@@ -224,25 +285,48 @@ class RequestFlow(FrameFlow):
             or length > conn.services.limits.max_request_bytes
         ):
             return False
-        quotas, now_ms, holds = session.quotas, clock_ms(), conn.services.mode is _DELAY
-        asked_bytes = kind.max_bytes
-        if not quotas.admits_whole(kind.bounded_by, conn.waiter, asked_bytes, now_ms, holds=holds):
+        quotas, interceptor, now_ms = session.quotas, session.interceptor, clock_ms()
+        max_bytes = kind.max_bytes
+        if (
+            (max_bytes is None and quotas.is_bounded)
+            or (
+                kind.is_intercepted
+                and interceptor is not None
+                and interceptor.wants(kind.api_key, now_ms)
+            )
+            or not quotas.admits_at_once(kind.bounded_by, conn.waiter, now_ms)
+        ):
             return False
+        exchange = Exchange(
+            session, kind.plan, kind.api_key, kind.version, correlation_id, have, now_ms
+        )
+        if max_bytes:
+            holds = conn.services.mode is _DELAY
+            granted_bytes, exchange.expected = quotas.grant(
+                max_bytes, session.fetch_sizes, now_ms, holds=holds
+            )
+            if granted_bytes < max_bytes:
+                lower_fetch_bytes(kind.head(have, correlation_id), scratch[:have], granted_bytes)
+            exchange.wait_ms = kind.wait_ms
         self._send(scratch[:have])
         if have > READ_BYTES_HELD:
             self._read_ahead(quotas, PRODUCER_BYTE_RATE)
         self.read_bytes = self.first_bytes
-        exchange = Exchange(
-            session, kind.plan, kind.api_key, kind.version, correlation_id, have, now_ms
-        )
-        if kind.max_bytes:
-            granted_bytes, exchange.expected = quotas.grant(
-                kind.max_bytes, session.last_fetch_bytes, now_ms, holds=holds
-            )
-            exchange.wait_ms = kind.wait_ms
-            exchange.full_bytes = min(granted_bytes, FULL_BYTES) // 2
-        self._count(kind, exchange)
+        self._count(kind, exchange, have)
         return True
+
+    def _take_login(self, kind: _RequestKind, exchange: Exchange, view: memoryview) -> int:
+        """Take the whole of a login. Raises RequestRefused for one that is too long."""
+        conn, frame_bytes = self._conn, exchange.request_bytes
+        max_bytes = conn.client.max_login_bytes(kind.api_key)
+        if frame_bytes > max_bytes:
+            text = f"a login of {frame_bytes} bytes, more than {max_bytes}"
+            raise RequestRefused("too_long", text)
+        self._count(kind, exchange, frame_bytes)
+        self._collecting = kind.head(frame_bytes, exchange.correlation_id), exchange
+        # What follows is read when it is known who sends it.
+        conn.pause(Pause.LOGIN)
+        return self._collect(view, frame_bytes)
 
     def _known_kind(self, view: memoryview) -> _RequestKind | None:
         """Return the kind of a request that begins like an earlier one, None for another."""
@@ -286,7 +370,6 @@ class RequestFlow(FrameFlow):
         start = bytes(view[START_BYTES:end])
         is_intercepted = api_key in INTERCEPTED_APIS and acks != NO_ACKS
         is_looked_into = plan.api.is_login or api_key == JOIN_GROUP
-        is_looked_into |= is_intercepted and session.interceptor is not None
         byte_rate = plan.api.byte_rate
         kind = _RequestKind(
             session=session,
@@ -332,28 +415,33 @@ class RequestFlow(FrameFlow):
         if asked is not None:
             max_wait_ms, max_bytes = asked
             wait_ms = max(max_wait_ms, 0)
+            if kind.max_bytes is None and kind.plain_start is not None:
+                end = fetch_limits_end(kind.version, start)
+                kind.plain_start = bytes(view[START_BYTES:end])
+                kind.max_bytes, kind.wait_ms = max_bytes, wait_ms
             granted_bytes, exchange.expected = session.quotas.grant(
                 max_bytes,
-                session.last_fetch_bytes,
+                session.fetch_sizes,
                 exchange.sent_ms,
                 holds=self._conn.services.mode is _DELAY,
             )
             if granted_bytes < max_bytes:
                 head = kind.head(exchange.request_bytes, exchange.correlation_id)
                 lower_fetch_bytes(head, view, granted_bytes)
-            elif kind.max_bytes is None and kind.plain_start is not None:
-                end = fetch_limits_end(kind.version, start)
-                kind.plain_start = bytes(view[START_BYTES:end])
-                kind.max_bytes, kind.wait_ms = max_bytes, wait_ms
             exchange.wait_ms = wait_ms
-            exchange.full_bytes = min(granted_bytes, FULL_BYTES) // 2
         return True
 
-    def _count(self, kind: _RequestKind, exchange: Exchange) -> None:
-        """Record a request that is sent on; a Produce request's bytes are charged now."""
+    def _count(self, kind: _RequestKind, exchange: Exchange, have: int) -> None:
+        """Record a request that is sent on, of which so many bytes are there, or more.
+
+        Those of a Produce request are charged now, what it announces beyond them when it flows.
+        """
         conn, session = self._conn, exchange.session
         kind.count.value += 1
         if kind.acks is not None:
+            if have < exchange.request_bytes:
+                exchange.request_bytes = have
+                self._produced = exchange
             exchange.charge = session.charge(
                 PRODUCER_BYTE_RATE, exchange.request_bytes, exchange.sent_ms
             )
@@ -428,7 +516,8 @@ class RequestFlow(FrameFlow):
         conn.responses.run()
         return False
 
-    def _whole_frame(self, frame: bytearray) -> None:
+    def _whole_frame(self, frame: bytearray) -> Iterator[None]:
+        yield from ()  # in one step
         head, exchange = self._collecting
         timed = exchange.timed
         if timed is not None:
@@ -436,9 +525,9 @@ class RequestFlow(FrameFlow):
         if not exchange.plan.api.is_login:
             if not self._is_for_broker(head, exchange, memoryview(frame)):
                 return
-        elif self._conn.client.login_request(head, bytes(frame)):
+        elif self._is_raw_login(head, frame):
             raise RequestRefused("unsupported_sasl", "SaslHandshake version 0, use version 1")
-        self._send(frame)
+        self._send_own(frame)
         if timed is not None:
             timed.sent_on(clock_ms())
         if exchange.seen is not None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from struct import Struct
 from typing import TYPE_CHECKING
 
 from metrics.clock import clock_ms
 from proxy.quota.client_quotas import ThrottleTime, longest
 from proxy.quota.entities import CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE
+from proxy.relay.fetch_wait import FetchWait
 from proxy.relay.frame_flow import (
     READ_BYTES,
     READ_BYTES_HELD,
@@ -15,11 +17,12 @@ from proxy.relay.frame_flow import (
     new_scratch,
 )
 from proxy.relay.held_responses import HeldResponses
+from proxy.relay.kept_bytes import UNCOUNTED_BYTES
 from proxy.relay.lifecycle import NO_PAUSE, Pause
 from proxy.relay.own_answers import is_own_answer_next, send_own_answer
 from proxy.relay.pump import READ, SPLICE_MIN_BYTES, Wait
-from proxy.relay.session import Exchange
-from proxy.relay.told_addresses import with_told_addresses
+from proxy.relay.session import ClientSession, Exchange
+from proxy.relay.told_addresses import telling_addresses
 from proxy.wire.apis import (
     FETCH,
     LENGTH_BYTES,
@@ -28,16 +31,22 @@ from proxy.wire.apis import (
     Handling,
 )
 from proxy.wire.fetch_response import FetchWalker, neutral_tail
-from proxy.wire.frames import parse_response_head
+from proxy.wire.frames import INT32, check_whole, parse_response_head
 from proxy.wire.malformed import MalformedResponse
 from proxy.wire.produce_response import ProduceResponseShapes
-from proxy.wire.rewrite import raise_throttle_time, set_throttle_time
+from proxy.wire.rewrite import brokers_end, raise_throttle_time, set_throttle_time
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from proxy.relay.connection import Connection
+    from proxy.wire.layout import Buffer
 
 MAX_COLLECTED_BYTES = 64 << 20
-"""The longest response that is taken into memory: Metadata of a very large cluster."""
+"""The longest response that is taken into memory: the coordinators of a million groups."""
+
+MAX_HEAD_BYTES = 1 << 20
+"""The longest start of a Metadata response: some ten thousand brokers."""
 
 MAX_TAIL_BYTES = 1 << 20
 """The longest tag section behind a Fetch response: the endpoints of some ten thousand brokers."""
@@ -192,6 +201,9 @@ class ResponseFlow(HeldResponses):
                 raise MalformedResponse(f"a response of {frame_bytes} bytes to rewrite")
             self._collecting = exchange
             return self._collect(view, frame_bytes)
+        if plan.rewrites_head:
+            self._collecting = exchange
+            return self._collect(view, min(frame_bytes, len(view)))
         if plan.handling is not Handling.WALK and seen is None:
             return self._forward(view, frame_bytes)
         start = plan.body_offset
@@ -200,7 +212,12 @@ class ResponseFlow(HeldResponses):
         if plan.is_flexible and view[start - 1]:
             raise MalformedResponse("a response header with tagged fields")
         observer = seen.observer(clock_ms()) if seen is not None else None
-        self._walker = FetchWalker(exchange.version, frame_bytes - start, observer)
+        self._walker = FetchWalker(
+            exchange.version,
+            frame_bytes - start,
+            observer,
+            follows_batches=seen is not None and seen.follows_batches,
+        )
         return self._walk(self._walker, view, start)
 
     def _walk(self, walker: FetchWalker, view: memoryview, start: int = 0) -> int:
@@ -262,31 +279,65 @@ class ResponseFlow(HeldResponses):
         self._collect(view[end:], tail_bytes)
         return len(view)
 
-    def _whole_frame(self, frame: bytearray) -> None:
-        exchange, self._collecting = self._collecting, None
+    def _whole_frame(self, frame: bytearray) -> Iterator[None]:
+        exchange = self._collecting
         if exchange is None:  # the tail of a Fetch response
-            self._send(neutral_tail(bytes(frame)))
-            return
+            return self._send_tail(frame)
         if exchange.timed is not None:
             exchange.timed.came_whole(clock_ms())
-        api_key, version, response = exchange.api_key, exchange.version, bytes(frame)
+        rewrites_head = exchange.plan.rewrites_head
+        return (self._send_from_head if rewrites_head else self._send_rewritten)(exchange, frame)
+
+    def _send_tail(self, frame: bytearray) -> Iterator[None]:
+        self._send_own(neutral_tail(bytes(frame)))
+        yield from ()
+
+    def _send_from_head(self, exchange: Exchange, start: bytearray) -> Iterator[None]:
+        """Send on a response of which only the start is rewritten, as soon as that is there."""
+        (length,) = INT32.unpack_from(start)
+        frame_bytes, have = LENGTH_BYTES + length, len(start)
+        end = brokers_end(exchange.version, start)
+        if end is None:
+            if have >= min(frame_bytes, MAX_HEAD_BYTES):
+                raise MalformedResponse(f"the brokers of Metadata do not end in {have} bytes")
+            enough = UNCOUNTED_BYTES if have < UNCOUNTED_BYTES else MAX_HEAD_BYTES
+            self._whole_bytes = min(frame_bytes, enough)
+            return
+        self._conn.services.kept_bytes.shrink(self, have)
+        head = yield from telling_addresses(self._conn, exchange, start[:end])
+        data = b"".join((head, start[end:]))
+        if have < frame_bytes:
+            self._send_begun(memoryview(data))
+            self._send_body(frame_bytes - have)
+        else:
+            self._send_own(data)
+        self._sent_collected(exchange)
+
+    def _send_rewritten(self, exchange: Exchange, frame: bytearray) -> Iterator[None]:
+        api_key, version = exchange.api_key, exchange.version
+        response: Buffer = frame
         if exchange.plan.api.is_login:
-            self._conn.client.login_response(api_key, version, response)
+            self._conn.client.login_response(api_key, version, bytes(frame))
         if exchange.seen is not None:
-            response = exchange.seen.response(version, response, clock_ms())
+            response = exchange.seen.response(version, bytes(frame), clock_ms())
         if exchange.plan.handling is not Handling.PASS:
+            check_whole(response)
             before = response
-            response = with_told_addresses(self._conn, exchange, response)
+            response = yield from telling_addresses(self._conn, exchange, response)
             if api_key == PRODUCE and response is before:
-                self._shapes.learn(version, response)
+                self._shapes.learn(version, bytes(response))
         if exchange.throttle_ms:
             response = set_throttle_time(api_key, version, response, exchange.throttle_ms)
-        self._send(response)
+        self._send_own(response)
+        self._sent_collected(exchange)
+        if exchange.plan.api.is_login:
+            self._conn.unpause(Pause.LOGIN)
+
+    def _sent_collected(self, exchange: Exchange) -> None:
+        self._collecting = None
         self._free_ms = clock_ms()
         if exchange.timed is not None:
             exchange.timed.done(self._free_ms)
-        if exchange.plan.api.is_login:
-            self._conn.unpause(Pause.LOGIN)
 
     def _charge(self, exchange: Exchange, frame_bytes: int, now_ms: float) -> ThrottleTime | None:
         """Charge every quota that applies; return the one with the longest delay."""
@@ -295,11 +346,20 @@ class ResponseFlow(HeldResponses):
         quotas = exchange.session.quotas
         charge = self._charge_bytes(exchange, frame_bytes, now_ms)
         if exchange.plan.costs_time and quotas.has(REQUEST_PERCENTAGE):
-            idle_ms = exchange.wait_ms if frame_bytes < exchange.full_bytes else 0
-            busy_ms = self._busy_time.answered(exchange.sent_ms, idle_ms, now_ms)
+            busy_ms = self._busy_time.answered(exchange.sent_ms, exchange.wait_ms, now_ms)
             time_charge = exchange.session.charge(REQUEST_PERCENTAGE, busy_ms, now_ms)
             charge = longest((charge, time_charge))
+            if exchange.wait_ms:
+                had_data = partial(self._charge_doubtful_time, exchange.session)
+                exchange.seen = FetchWait(had_data, exchange.seen)
         return charge
+
+    def _charge_doubtful_time(self, session: ClientSession) -> None:
+        """Charge all of the time of the last Fetch: the broker had data for it at once.
+
+        What that holds is the next response.
+        """
+        session.charge(REQUEST_PERCENTAGE, self._busy_time.had_data(), clock_ms())
 
     def _charge_bytes(
         self, exchange: Exchange, frame_bytes: int, now_ms: float
@@ -312,5 +372,4 @@ class ResponseFlow(HeldResponses):
             exchange.seen.measured(frame_bytes)
         if exchange.expected is not None:
             exchange.expected.answered(frame_bytes)
-            session.last_fetch_bytes = frame_bytes
         return session.charge(CONSUMER_BYTE_RATE, frame_bytes, now_ms)

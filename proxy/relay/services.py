@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from itertools import count
 from typing import get_args
 
@@ -13,15 +14,17 @@ from metrics import CounterChild
 from metrics.clock import MS_PER_SECOND, clock_ms
 from metrics.instruments import OTHER, Instruments
 from proxy.quota.client_quotas import ThrottleTime
-from proxy.quota.connection_quotas import ConnectionQuotas
+from proxy.quota.connection_quotas import TOO_MANY, ConnectionQuotas
 from proxy.quota.delay_queue import DelayQueue, Reaper
 from proxy.quota.manager import QuotaManager
 from proxy.relay.clients import ClientRegistry
 from proxy.relay.interceptor import Interceptor
+from proxy.relay.kept_bytes import KeptBytes
+from proxy.relay.log_limiter import LogLimiter
+from proxy.relay.login_pace import LoginPace
 from proxy.relay.outages import OutageLog
 from proxy.relay.paced_steps import PacedSteps
-from proxy.relay.pump import PipePool
-from proxy.relay.rejections import RejectionLog
+from proxy.relay.pump import MAX_PIPES, PipePool
 from proxy.relay.steering import Steering
 from proxy.relay.timing import TimedApis
 from proxy.wire.apis import ApiFamily, api_name, api_of, is_known
@@ -29,15 +32,15 @@ from proxy.wire.malformed import FrameFault
 
 REJECTIONS = (
     *get_args(FrameFault),
-    *("too_many_connections", "too_many_connections_per_ip", "out_of_files"),
+    *("too_many_connections", "too_many_connections_per_ip", "evicted", "out_of_files"),
     *("tls_handshake", "unsupported_sasl", "unsupported_version", "internal_error"),
-    *("too_many_connections_of_client", "connection_rate"),
+    *(TOO_MANY, "connection_rate"),
     *("no_request", "slow_frame", "truncated_frame", "client_not_reading"),
 )
 """Every reason of `connections_rejected_total`; explained in docs/limits.md."""
 
 UPSTREAM_ERRORS = (
-    *("dns", "refused", "tls", "local", "timeout", "closed", "bad_response"),
+    *("dns", "refused", "tls", "local", "timeout", "closed", "bad_response", "loop"),
     *("login_refused", "quotas_refused"),
 )
 """Every reason of `upstream_errors_total`; explained in docs/limits.md."""
@@ -113,7 +116,6 @@ class Services:
     quotas: QuotaManager
     reapers: Reapers
     instruments: Instruments
-    pipes: PipePool
     clients: ClientRegistry
     interceptor: Interceptor | None = None
     steering: Steering | None = None
@@ -125,15 +127,24 @@ class Services:
     """Of connections, in the order in which they come."""
     connection_quotas: ConnectionQuotas = field(init=False)
     paced_steps: PacedSteps = field(init=False)
-    outages: OutageLog = field(default_factory=lambda: OutageLog(_warn))
-    rejections: RejectionLog = field(default_factory=lambda: RejectionLog(_warn))
+    kept_bytes: KeptBytes = field(init=False)
+    outages: OutageLog = field(default_factory=lambda: OutageLog(_log.warning))
+    log: LogLimiter = field(default_factory=lambda: LogLimiter(_log, clock_ms))
+    """For all that a client can cause."""
+    login_pace: LoginPace = field(default_factory=LoginPace)
+    max_pipes: int = MAX_PIPES
+    pipes: PipePool = field(init=False)
     times: TimedApis = field(init=False)
     _requests: dict[tuple[int, int], CounterChild] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.connection_quotas = ConnectionQuotas(self.quotas)
         self.paced_steps = PacedSteps(self.loop)
+        self.kept_bytes = KeptBytes(self.loop, partial(self.log.warning, reason="no_room"))
+        self.instruments.kept_bytes.set_function(lambda: self.kept_bytes.total)
+        self.instruments.kept_bytes_waiting.set_function(lambda: self.kept_bytes.waiting)
         self.times = TimedApis(self.instruments)
+        self.pipes = PipePool(self.max_pipes, self._log_no_pipe)
         # From the start at 0: Prometheus sees no increase in a series that begins with 1.
         for reason in REJECTIONS:
             self.instruments.connections_rejected_total.labels(reason)
@@ -159,7 +170,7 @@ class Services:
     def count_rejected(self, reason: str, *, peer: str | None = None, **about: object) -> None:
         """Count and log a client that is turned away; `reason` is one of REJECTIONS."""
         self.instruments.connections_rejected_total.labels(reason).inc()
-        self.rejections.rejected(reason, peer, {"peer": peer, **about}, clock_ms())
+        self.log.warning("client rejected", reason=reason, peer=peer, **about)
 
     def count_upstream_error(
         self,
@@ -175,6 +186,5 @@ class Services:
         self.instruments.upstream_errors_total.labels(reason).inc()
         self.outages.failed(node_id, reason, event, about, clock_ms())
 
-
-def _warn(event: str, **about: object) -> None:
-    _log.warning(event, **about)
+    def _log_no_pipe(self, error: OSError) -> None:
+        self.log.warning("no pipe for splice, copying instead", reason="no_pipe", error=str(error))

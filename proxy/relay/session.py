@@ -5,17 +5,16 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 from zlib import crc32
 
-from structlog import get_logger
-
 from metrics import CounterChild
+from proxy.cluster.upstream import Address
 from proxy.quota.client_quotas import ClientQuotas, ThrottleTime
 from proxy.quota.connection_quotas import ConnectionPlace
 from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.gate import InFlightFetch
+from proxy.quota.gate import FetchSizes, InFlightFetch
 from proxy.relay.interceptor import ClientInterceptor, SeenRequest
 from proxy.relay.listener import Origin
 from proxy.relay.services import Services
-from proxy.relay.steering import Address, Owner, Steering, Visit
+from proxy.relay.steering import Owner, Steering, Visit
 from proxy.relay.timing import ExchangeTimes
 from proxy.wire.apis import API_VERSIONS, ApiPlan, api_of
 from proxy.wire.frames import RequestHead
@@ -23,9 +22,6 @@ from proxy.wire.sasl import SaslExchange
 
 MAX_CLIENT_ID_CHARS = 255
 """A longer client id is known by its start and a checksum: it goes into labels and log lines."""
-
-_log = get_logger(__name__)
-
 
 Charge: TypeAlias = Callable[[QuotaKind, float, float], ThrottleTime | None]
 """As `ClientQuotas.charge`."""
@@ -68,7 +64,7 @@ class ClientSession:
             "charge",
             "identity",
         ),
-        *("interceptor", "last_fetch_bytes", "owner", "quotas"),
+        *("fetch_sizes", "interceptor", "owner", "quotas"),
     )
 
     def __init__(self, services: Services, identity: ClientIdentity, origin: Origin) -> None:
@@ -89,8 +85,7 @@ class ClientSession:
             self.follow_owner()
         self._clients = services.clients
         self._bytes: dict[int, CounterChild] = {}
-        self.last_fetch_bytes: int | None = None
-        """Length of the last Fetch response; None before the first, and where no quota asks."""
+        self.fetch_sizes = FetchSizes()
         services.clients.came(identity)
 
     def follow_owner(self) -> None:
@@ -157,11 +152,11 @@ class Exchange:
     """Of the response: where the broker answers in another one, that one."""
     correlation_id: int
     request_bytes: int
+    """What is counted with its response: all of it, but for what follows the head of a Produce."""
     sent_ms: float
+    """When it was read, or the last of its body if that came later."""
     wait_ms: int = field(default=0, init=False)
     """How long the broker may sit on the request for lack of data."""
-    full_bytes: int = field(default=0, init=False)
-    """With a response of at least so many bytes it did not lack data."""
     expected: InFlightFetch | None = field(default=None, init=False)
     """Counts the response to a Fetch of a bounded client until it comes."""
     seen: SeenRequest | None = field(default=None, init=False)
@@ -193,11 +188,13 @@ class Identification:
         self.place: ConnectionPlace | None = None
         """Among the client's connections; None while it is not known whose this is."""
 
-    def enter(self, api_key: int, client_id: str | None, now_ms: float) -> float:
+    def enter(
+        self, api_key: int, client_id: str | None, now_ms: float, give_way: Callable[[], bool]
+    ) -> float:
         """Give the connection a place among its client's; return for how many ms it is to wait.
 
         To be called before a request begins a session. Until a login that decides whose it is,
-        it has none. Raises ConnectionRefused.
+        it has none. For `give_way` see ConnectionPlace. Raises ConnectionRefused.
         """
         if self.current is not None and (self._client_id or client_id == self._client_id):
             return 0.0
@@ -209,7 +206,8 @@ class Identification:
         may_log_in = self._user is None and (api_key == API_VERSIONS or api_of(api_key).is_login)
         if may_log_in and quotas.depends_on_user:
             return 0.0
-        self.place, wait_ms = quotas.enter(identity, self.place, now_ms)
+        address = self._origin.ip
+        self.place, wait_ms = quotas.enter(identity, self.place, now_ms, address, give_way)
         return wait_ms
 
     def session(self, client_id: str | None) -> ClientSession:
@@ -224,7 +222,7 @@ class Identification:
             if self._client_id:
                 if not self._is_warned:
                     self._is_warned = True
-                    _log.warning(
+                    self._services.log.warning(
                         "client id changes within a connection, the first one counts",
                         first=self._client_id,
                         now=_shortened(client_id),
@@ -237,6 +235,10 @@ class Identification:
         identity = ClientIdentity(self._origin.name, self._user, _shortened(client_id))
         self.current = ClientSession(self._services, identity, self._origin)
         return self.current
+
+    def max_login_bytes(self, api_key: int) -> int:
+        """Return how long the next SASL request of this API may be."""
+        return (self._sasl or SaslExchange()).max_bytes(api_key)
 
     def login_request(self, head: RequestHead, frame: bytes) -> bool:
         """Read a SASL request; return whether what follows is no Kafka frames, but raw tokens."""

@@ -4,9 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from proxy.cluster.upstream import Address
 from proxy.quota.entities import ClientIdentity, QuotaKind
-
-Address = tuple[str, int]
 
 
 class Owner(Protocol):

@@ -24,7 +24,7 @@ from structlog import get_logger
 
 from proxy.cluster.upstream import Address
 
-FORM = 1
+TAKE_OVER_SCHEMA = 1
 """Of the answer to a successor, and of the words that follow; others are not understood."""
 
 RELEASE, STOP = "release", "stop"
@@ -39,14 +39,14 @@ SERVE_TIMEOUT_S = 120
 MAX_WORD_BYTES = 64
 """More than a line of a successor takes."""
 
-ANSWER_TIMEOUT_S = 5.0
+TAKE_OVER_TIMEOUT_S = 5.0
 """For the answer of a predecessor; one that is busy for longer does not serve either."""
 
-MAX_ANSWER_BYTES = 4 * 2**20
+MAX_TAKE_OVER_BYTES = 4 * 2**20
 """More than all 65535 ports take."""
 
-READ_BYTES = 64 * 2**10
-BACKLOG = 8
+TAKE_OVER_READ_BYTES = 64 * 2**10
+TAKE_OVER_BACKLOG = 8
 
 _CREDENTIALS = Struct("3i")  # Linux's ucred: process, user, group
 
@@ -69,7 +69,7 @@ class Predecessor:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._sock = socket.socket(socket.AF_UNIX)
-        self._sock.settimeout(ANSWER_TIMEOUT_S)
+        self._sock.settimeout(TAKE_OVER_TIMEOUT_S)
         try:
             self.sockets = self._ask()
             """How many sockets it has by where they listen; these ports may be shared with it."""
@@ -136,7 +136,7 @@ class Predecessor:
                 f"process {self.pid} does not answer: {error or type(error).__name__}",
                 "if it does not serve any more, kill it and start without --take-over",
             ) from None
-        if form != FORM:
+        if form != TAKE_OVER_SCHEMA:
             raise TakeOverError(
                 f"process {self.pid} is of a version that this one cannot replace",
                 "stop it, then start this one without --take-over",
@@ -151,9 +151,9 @@ class Predecessor:
     def _read_line(self) -> bytes:
         line = bytearray()
         while not line.endswith(b"\n"):
-            part = self._sock.recv(READ_BYTES)
+            part = self._sock.recv(TAKE_OVER_READ_BYTES)
             line += part
-            if not part or len(line) > MAX_ANSWER_BYTES:
+            if not part or len(line) > MAX_TAKE_OVER_BYTES:
                 raise ConnectionError("the connection ended")
         return bytes(line)
 
@@ -195,7 +195,7 @@ class Replaceable:
         """Begin to listen; where that is not possible the log says so, and nothing else is lost."""
         try:
             self._sock.bind(_name(os.getpid()))
-            self._sock.listen(BACKLOG)
+            self._sock.listen(TAKE_OVER_BACKLOG)
         except OSError as error:
             text = "this proxy cannot be replaced by run --take-over"
             _log.warning(text, error=str(error))
@@ -220,11 +220,11 @@ class Replaceable:
                 sock, _ = await self._loop.sock_accept(self._sock)
             except OSError as error:
                 _log.error("can't accept a successor", error=str(error))
-                await asyncio.sleep(ANSWER_TIMEOUT_S)
+                await asyncio.sleep(TAKE_OVER_TIMEOUT_S)
                 continue
             sock.setblocking(False)
             pid, uid = _peer(sock)
-            if uid != os.geteuid() or len(self._tasks) > BACKLOG:
+            if uid != os.geteuid() or len(self._tasks) > TAKE_OVER_BACKLOG:
                 sock.close()
             else:
                 self._start(self._attend(sock, pid))
@@ -285,7 +285,7 @@ class Replaceable:
     async def _answer(
         self, sock: socket.socket, addresses: Sequence[Address], rival: int | None
     ) -> None:
-        answer = {"form": FORM, "replaced_by": rival, "addresses": addresses}
+        answer = {"form": TAKE_OVER_SCHEMA, "replaced_by": rival, "addresses": addresses}
         await self._say(sock, json.dumps(answer))
 
     async def _say(self, sock: socket.socket, line: str) -> None:
@@ -315,7 +315,7 @@ class _Words:
         return line
 
 
-def share(addresses: Collection[Address], wanted: Address) -> bool:
+def shares_port(addresses: Collection[Address], wanted: Address) -> bool:
     """Return whether a port that is wanted is that of one of these addresses."""
     host, port = wanted
     return any(

@@ -6,29 +6,27 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from proxy.wire.apis import FIND_COORDINATOR, METADATA
-from proxy.wire.rewrite import rewrite_response
+from proxy.wire.rewrite import rewriting
 
 if TYPE_CHECKING:
     from proxy.relay.connection import Connection
     from proxy.relay.session import Exchange
+    from proxy.wire.layout import Buffer, Steps
 
 LAST_KEPT_COORDINATOR_VERSION = 2
 """librdkafka, which asks for no later one, keeps the address of its group's coordinator as long as
 that has the same number, also when it is of a dead machine. It forgets it when there is none."""
 
 
-def with_told_addresses(conn: Connection, exchange: Exchange, response: bytes) -> bytes:
-    """Return a response with the addresses that its client is told; raises as `rewrite_response`.
-
-    It is the same one where it names no broker.
-    """
+def telling_addresses(conn: Connection, exchange: Exchange, response: Buffer) -> Steps[Buffer]:
+    """Return a response with the addresses that its client is told, in steps; see `rewriting`."""
     api_key, version, session = exchange.api_key, exchange.version, exchange.session
     is_hidden = (
         api_key == FIND_COORDINATOR
         and version <= LAST_KEPT_COORDINATOR_VERSION
         and session.has_moved
     )
-    return rewrite_response(
+    return rewriting(
         api_key,
         version,
         response,

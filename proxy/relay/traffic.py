@@ -5,7 +5,7 @@ import struct
 
 from metrics.clock import MS_PER_SECOND
 
-INTERVAL_MS = 5_000.0
+TRAFFIC_INTERVAL_MS = 5_000.0
 """Between two measurements of a connection: its rates are those of that time."""
 
 # Of Linux's tcp_info: tcpi_bytes_acked, tcpi_bytes_received, tcpi_data_segs_in, tcpi_data_segs_out.

@@ -23,7 +23,7 @@ import ssl
 import time
 import uuid
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partialmethod
@@ -31,6 +31,7 @@ from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from queue import Empty, SimpleQueue
 from threading import Condition, Thread
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -46,8 +47,9 @@ REPORT_PATH = "/v1/spark/batches"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 1.0
 """Pauses between tries double from the first to the longest while the proxy is away."""
 
-HEARTBEAT_S = 2.0
-"""A run of which nothing was sent for so long is reported to be running."""
+LOOK_EVERY_S, FIRST_LOOKS_S = 1.0, 0.5
+"""Between two looks at what Spark knows of a run; before its first batch is done. Each look is
+followed by reports on the batches that it found, or by one that the run is running."""
 
 WATCH_S = 0.2
 """Between two checks whether the proxy has closed the idle connection."""
@@ -85,9 +87,11 @@ _TRIGGER_KINDS = {
     "AvailableNowTrigger": "available_now",
     "OneTimeTrigger": "once",
     "ContinuousTrigger": "continuous",
+    "RealTimeTrigger": "real_time",
 }
-_BETWEEN_BATCHES = ("Getting offsets from ", "Waiting for ")
+_BETWEEN_BATCHES = "Waiting for "
 _IN_A_BATCH = ("Writing offsets to log", "Processing new data", "No new data but cleaning up state")
+_LOOKING_UP = "Getting offsets from "
 """How Spark's messages begin on what a query does."""
 
 _log = logging.getLogger("quota_listener")
@@ -134,11 +138,13 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
     Spark's thread only numbers an event and puts it into a bounded queue. A daemon thread sends the
     reports in order and tries again, with pauses that grow, while the proxy is away. What can't be
     sent is dropped, never waited for: the numbers count from 1, so the proxy sees what is missing.
-    The last report about a batch of each run stays until it is sent. A proxy that comes back gets
-    a heartbeat of each run that lives, and another every HEARTBEAT_S of those that report nothing
-    else. Faults go to the logger `quota_listener`, each kind once.
+    The last report about a batch of each run stays until it is sent. Spark's events come late where
+    other listeners are slow: so each LOOK_EVERY_S the daemon thread asks Spark itself which batches
+    are done, and reports those, or that the run is running. A proxy that comes back hears of each
+    run that lives. Faults go to the logger `quota_listener`, each kind once.
 
     Reported are queries that read Kafka and have a name; one without needs its id in `clients`.
+    With `queries` no others are.
 
     Args:
         url: the proxy's admin address, `http://HOST:PORT` or `https://HOST:PORT`.
@@ -146,6 +152,7 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
             right `report`, or of `admin.token_file`; None when it has none.
         clients: name of a query (id of one without a name) -> the Kafka client id that it reads
             with. A query that is not in it reads with its name.
+        queries: names of the queries that are reported, or their ids; None: all.
         queue_size: reports that may wait, from 1. One more drops the oldest one about a batch,
             while there is one with a later batch of its run.
         timeout_s: how long a connect, a send or an answer may take.
@@ -163,6 +170,7 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
         *,
         token: str | None = None,
         clients: Mapping[str, str] | None = None,
+        queries: Collection[str] | None = None,
         queue_size: int = 1000,
         timeout_s: float = 5.0,
         max_retries: int = 10,
@@ -175,6 +183,10 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
         self._clients = dict(clients or {})
         for query, client_id in self._clients.items():
             _check_name(f"the client id of {query!r}", client_id)
+        if queries is not None and not _are_names(queries):
+            expected = "queries is a list of names or ids of queries, at least one, or None for all"
+            raise ValueError(f"{expected}: {queries!r}")
+        self._queries = None if queries is None else frozenset(queries)
         self.sent = self.refused = self.dropped = 0
         """Reports that the proxy took, that it did not want (the log says why), and that were given
         up: too many waited, or the proxy was away for too long."""
@@ -190,7 +202,7 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
         self._changed = Condition()
         self._number = 0
         self._breaks = 0  # how often the proxy was found to be away
-        self._aside = _Aside()
+        self._aside = _Aside(self._saw)
         self._logged: set[str] = set()
         self._deadline_s = math.inf
         self._thread = Thread(target=self._send_all, name="quota-listener", daemon=True)
@@ -230,15 +242,7 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
                     return
                 run = self._runs.pop(run_id) if kind == "terminated" else self._runs[run_id]
                 if run.is_known:
-                    self._number += 1
-                    if kind == "progress":
-                        run.last_number = self._number
-                    if len(self._queue) == self._queue_size:
-                        self.dropped += 1
-                        # The end of a run matters more: the next batch says most of it again.
-                        oldest = (i for i, old in enumerate(self._queue) if old.is_said_again)
-                        del self._queue[next(oldest, 0)]
-                    self._queue.append(_Event(self._number, kind, run, about, seen_s, time.time()))
+                    self._add(kind, run, about, seen_s)
                 self._changed.notify_all()
             if not run.is_known:
                 text = "a query without a name is not reported: give it a name with queryName()"
@@ -252,11 +256,29 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
     onQueryIdle = partialmethod(_put, "idle")  # noqa: N815
     onQueryTerminated = partialmethod(_put, "terminated")  # noqa: N815
 
+    def _add(self, kind: str, run: _Run, about: Any, seen_s: float) -> None:
+        """Queue an event of a run with its number, unless it is known already."""
+        if kind == "progress":
+            if run.batch_id is not None and about.batchId <= run.batch_id:
+                return
+            run.batch_id = about.batchId
+        self._number += 1
+        if kind == "progress":
+            run.last_number = self._number
+        if len(self._queue) == self._queue_size:
+            self.dropped += 1
+            # The end of a run matters more: the next batch says most of it again.
+            oldest = (i for i, old in enumerate(self._queue) if old.is_said_again)
+            del self._queue[next(oldest, 0)]
+        self._queue.append(_Event(self._number, kind, run, about, seen_s, time.time()))
+
     def _follows(self, kind: str, about: Any, run_id: str) -> bool:
         """Record runs, whose names not every event has; return whether this one is of use."""
         if kind == "started" or (kind == "progress" and _reads_kafka(about)):
             if run_id not in self._runs:
                 query_id, name = str(about.id), about.name
+                if self._queries is not None and self._queries.isdisjoint((query_id, name)):
+                    return False
                 run = _Run(query_id, run_id, name, self._clients.get(name or query_id))
                 for other in self._runs.values():
                     # Spark reports the end of a run after the start of the next.
@@ -264,11 +286,23 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
                 self._runs[run_id] = run
                 if len(self._runs) > MAX_RUNS:
                     self._runs.popitem(last=False)
-            if kind == "progress":
-                self._runs[run_id].batch_id = about.batchId
         elif kind == "progress":
             self._runs.pop(run_id, None)
         return run_id in self._runs
+
+    # In the thread that looks
+
+    def _saw(self, run: _Run, look: _Look, asked_s: float) -> None:
+        """Record what Spark said of a run, and queue the batches that were not known to be done."""
+        seen_s = time.monotonic()
+        with self._changed:
+            if self._is_closing or self._runs.get(run.run_id) is not run:
+                return
+            if look.is_there:
+                run.was_seen, run.trigger, run.known_s = True, look.trigger, asked_s
+            for progress in look.done:
+                self._add("progress", run, progress, seen_s)
+            self._changed.notify_all()
 
     # In the thread that sends
 
@@ -336,23 +370,25 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
         self.refused += 1
 
     def _send_heartbeats(self) -> None:
-        """Report that a run lives, where nothing else was sent of it for a while."""
+        """Look at each run now and then; report what it has done, or else that it lives."""
         self._breaks += self._channel.is_closed_by_proxy()
         with self._changed:
             runs = [run for run in self._runs.values() if not run.is_over and run.is_known]
         for run in runs:
-            is_due = time.monotonic() - run.sent_s >= HEARTBEAT_S or run.alive_in != self._breaks
-            if not is_due or run.refused_in == self._breaks:
+            pause_s = FIRST_LOOKS_S if run.batch_id is None else LOOK_EVERY_S
+            is_due = time.monotonic() - run.looked_s >= pause_s or run.alive_in != self._breaks
+            if not is_due:
                 continue
-            if not self._look_at(run):
-                self._sent(None, run)  # it is looked for again
-                continue
+            is_alive = self._look_at(run)
             with self._changed:
                 if self._queue or self._is_closing:
                     return  # what waits says more
                 heartbeat = self._report("running", run)
                 heartbeat.update(age_ms=0, last_batch_id=run.batch_id)
-                heartbeat.update(under_way=run.under_way, trigger=run.trigger)
+                heartbeat.update(is_waiting=run.is_waiting, trigger=run.trigger)
+                heartbeat.update(known_age_ms=run.known_age_ms)
+            if not is_alive or run.refused_in == self._breaks:
+                continue
             answer = self._post(heartbeat)
             if answer is None or answer.status >= _FAULT_FROM:
                 self._pause()
@@ -369,21 +405,23 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
         names = {"query_id": run.query_id, "run_id": run.run_id, "name": run.name}
         return {"sender": self._sender, "event": kind, **names, "client_id": run.client_id}
 
-    def _sent(self, answer: _ReportAnswer | None, run: _Run, *, is_alive: bool = True) -> None:
+    def _sent(self, answer: _ReportAnswer, run: _Run, *, is_alive: bool = True) -> None:
         """Record that something was sent of a run; log what the proxy advises, once."""
-        run.sent_s = time.monotonic()
         if is_alive:
             run.alive_in = self._breaks
-        for advice in answer.advice if answer is not None else ():
+        for advice in answer.advice:
             text = "the quota proxy at %s says of query %s: %s"
             self._log_once(f"advice {advice}", text, self._url, run.name or run.query_id, advice)
+        for about in answer.information:  # once for all queries that it may be about
+            text = "the quota proxy at %s says of query %s, and perhaps of others: %s"
+            who = run.name or run.query_id
+            self._log_once("information", text, self._url, who, about, level=logging.INFO)
 
     def _look_at(self, run: _Run) -> bool:
         """Ask Spark what a run does, where it can be asked; return whether the run may be alive."""
         look = self._aside.look_at(run)
-        run.under_way = look.under_way
-        if look.is_there:
-            run.was_seen, run.trigger = True, look.trigger
+        run.looked_s = time.monotonic()
+        run.is_waiting = look.is_waiting
         # Spark has no event on the end of its queries when only spark.stop() is called.
         return look.is_hung or bool(look.is_there) or not run.was_seen
 
@@ -446,21 +484,28 @@ class _Run:
     client_id: str | None
     """That it reads with, where that is not its name."""
     batch_id: int | None = None
-    """Of the last batch that Spark reported."""
+    """Of the last batch that is known to be done."""
     last_number: int = 0
     """Of the report about it."""
     is_over: bool = False
     """Whether the query has begun another run."""
     trigger: dict[str, Any] | None = None
-    under_way: bool | None = None
-    """Whether a batch was, when Spark was asked last."""
+    is_waiting: bool | None = None
+    """Whether it was between two batches when Spark was asked last."""
     was_seen: bool = False
     """Whether Spark could be asked for it once."""
-    sent_s: float = 0.0
-    """When something was sent of it."""
+    looked_s: float = -math.inf
+    """When Spark was asked last."""
+    known_s: float | None = None
+    """When it was asked what it has answered: all batches that were done by then are known."""
     alive_in: int | None = None
     refused_in: int | None = None
     """After which break of the connection the proxy was sent that it lives, and refused that."""
+
+    @property
+    def known_age_ms(self) -> int | None:
+        """How long ago that was; None where Spark can't be asked."""
+        return None if self.known_s is None else round((time.monotonic() - self.known_s) * 1000)
 
     @property
     def is_known(self) -> bool:
@@ -491,15 +536,16 @@ class _Event(NamedTuple):
 
     @property
     def late_s(self) -> float:
-        """How long after the end of a batch Spark reports it: seconds, where there is much to do.
+        """How long after it an event is reported: seconds, where Spark has much to do.
 
         More than LATEST_S is taken for a difference of clocks: over Spark Connect there are two.
         """
-        if self.kind != "progress":
+        if self.kind not in ("progress", "idle"):
             return 0.0
         try:
             began = datetime.fromisoformat(self.about.timestamp.replace("Z", "+00:00"))
-            took_s = self.about.durationMs["triggerExecution"] / 1000
+            is_batch = self.kind == "progress"
+            took_s = self.about.durationMs["triggerExecution"] / 1000 if is_batch else 0.0
         except (KeyError, TypeError, ValueError):
             return 0.0
         late_s = self.seen_at_s - began.timestamp() - took_s
@@ -522,6 +568,8 @@ class _ReportAnswer(NamedTuple):
     """What is wrong and how to mend it, in one short line."""
     advice: tuple[str, ...] = ()
     """What is to be mended although the report was taken, each in a short line."""
+    information: tuple[str, ...] = ()
+    """What may be as it is meant to be, each in a short line."""
 
 
 class _AdminConnection:
@@ -597,44 +645,58 @@ class _Look(NamedTuple):
     is_there: bool | None = None
     """None: Spark can't be asked, as with Spark Connect."""
     trigger: dict[str, Any] | None = None
-    under_way: bool | None = None
-    """Whether a batch is planned and not yet done; None when that is not known."""
+    is_waiting: bool | None = None
+    """Whether it is between two batches; None when that is not known."""
+    done: Sequence[Any] = ()
+    """The progress of batches of Kafka that were not known to be done, in order."""
     is_hung: bool = False
     """Whether Spark took too long to answer."""
 
 
 class _Aside:
-    """Asks Spark, which may hang, in a daemon thread of its own, made when it is wanted."""
+    """Asks Spark, which may be slow, in a daemon thread of its own, made when it is wanted.
 
-    def __init__(self) -> None:
+    `on_look` is called there, however late: with the run, the answer, and when it was asked for.
+    """
+
+    def __init__(self, on_look: Callable[[_Run, _Look, float], None]) -> None:
+        self._on_look = on_look
         self._asked: SimpleQueue[tuple[_Run, SimpleQueue[_Look]]] = SimpleQueue()
+        self._open: set[_Run] = set()
+        """What is asked for and not answered yet."""
         self._thread: Thread | None = None
-        self._is_busy = False
 
     def look_at(self, run: _Run) -> _Look:
-        """Return what Spark knows of a run; waits LOOK_S at most."""
-        if self._is_busy:  # still, with what took too long before
+        """Return what Spark knows of a run; wait LOOK_S at most, and for no earlier look."""
+        if run in self._open:
             return _Look(is_hung=True)
         if self._thread is None:
             self._thread = Thread(target=self._run, name="quota-listener-look", daemon=True)
             self._thread.start()
         answer: SimpleQueue[_Look] = SimpleQueue()
-        self._is_busy = True
+        limit_s = 0.0 if self._open else LOOK_S
+        self._open.add(run)
         self._asked.put((run, answer))
         try:
-            return answer.get(timeout=LOOK_S)
+            return answer.get(timeout=limit_s)
         except Empty:
             return _Look(is_hung=True)
 
     def _run(self) -> None:
         while True:
             run, answer = self._asked.get()
-            answer.put(_look_at(run.query_id, run.run_id))
-            self._is_busy = False
+            asked_s = time.monotonic()
+            look = _look_at(run.query_id, run.run_id, run.batch_id)
+            self._on_look(run, look, asked_s)
+            self._open.discard(run)
+            answer.put(look)
 
 
-def _look_at(query_id: str, run_id: str) -> _Look:
-    """Ask the JVM for a run. What is asked is Spark's own, not its public API: it may fail."""
+def _look_at(query_id: str, run_id: str, batch_id: int | None) -> _Look:
+    """Ask the JVM for a run, and for its batches after `batch_id`.
+
+    What is asked is Spark's own, not its public API: it may fail.
+    """
     try:
         session = SparkSession._instantiatedSession
         if session is None:
@@ -645,9 +707,41 @@ def _look_at(query_id: str, run_id: str) -> _Look:
             return _Look(is_there=False)
         trigger = read_trigger(query.trigger().toString())
         status = query.status()
-        return _Look(True, trigger, is_under_way(status.isTriggerActive(), status.message()))
+        is_waiting = is_between_batches(status.isTriggerActive(), status.message())
+        # After the status: then it knows of all batches that were done before the run waited.
+        return _Look(True, trigger, is_waiting, _batches_after(batch_id, query))
     except Exception:
         return _Look()
+
+
+def _batches_after(batch_id: int | None, query: Any) -> list[Any]:
+    """Return the progress of later batches of Kafka, of those that Spark keeps: the last 100.
+
+    A trigger that planned no batch has a progress, too, with the number of the next one.
+    """
+    known, last = -1 if batch_id is None else batch_id, query.lastProgress()
+    if last is None or last.batchId() + _is_done(last) <= known + 1:
+        return []
+    kept = query.recentProgress()
+    found: list[Any] = []
+    for index in reversed(range(len(kept))):
+        if kept[index].batchId() <= known:
+            break
+        if _is_done(kept[index]):
+            found.append(_read_progress(kept[index].json()))
+    return [each for each in reversed(found) if _reads_kafka(each)]
+
+
+def _is_done(progress: Any) -> bool:
+    """Return whether a progress of the JVM is that of a batch."""
+    return bool(progress.durationMs().containsKey("addBatch"))
+
+
+def _read_progress(text: str) -> Any:
+    """Read the JSON of a progress: one call to the JVM, where each field of it would be one."""
+    read = json.loads(text)
+    read["sources"] = [SimpleNamespace(**source) for source in read["sources"]]
+    return SimpleNamespace(**read)
 
 
 def read_trigger(text: str) -> dict[str, Any] | None:
@@ -658,15 +752,15 @@ def read_trigger(text: str) -> dict[str, Any] | None:
     return {"kind": _TRIGGER_KINDS[match[1]], "interval_ms": int(match[2]) if match[2] else None}
 
 
-def is_under_way(is_trigger_active: bool, message: str) -> bool | None:
-    """Return whether a batch is under way; a trigger is active, too, while log ends are looked up.
+def is_between_batches(is_trigger_active: bool, message: str) -> bool | None:
+    """Return whether a run waits: all that it looked up is done, or it planned nothing of it.
 
     None when Spark's message says nothing of it.
     """
     is_done = not is_trigger_active and message.startswith(_IN_A_BATCH)
     if is_done or message.startswith(_BETWEEN_BATCHES):
-        return False
-    return True if message in _IN_A_BATCH else None
+        return True
+    return False if message.startswith((*_IN_A_BATCH, _LOOKING_UP)) else None
 
 
 def _read_answer(status: int, content: bytes) -> _ReportAnswer:
@@ -675,10 +769,13 @@ def _read_answer(status: int, content: bytes) -> _ReportAnswer:
         said = json.loads(content)
         text = "; ".join(str(said[key]) for key in ("error", "fix") if key in said)
         reason = said.get("reason", "")
-        advice = tuple(_short(str(each)) for each in said.get("advice", ()))
+        advice, information = (
+            tuple(_short(str(each)) for each in said.get(key, ()))
+            for key in ("advice", "information")
+        )
     except (ValueError, TypeError, AttributeError, RecursionError):
-        reason, text, advice = "", content.decode("utf-8", "replace"), ()
-    return _ReportAnswer(status, _short(str(reason)), _short(text), advice)
+        return _ReportAnswer(status, "", _short(content.decode("utf-8", "replace")))
+    return _ReportAnswer(status, _short(str(reason)), _short(text), advice, information)
 
 
 def _short(text: str) -> str:
@@ -747,6 +844,11 @@ def _read_text(text: str) -> Any:
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             continue
     return None
+
+
+def _are_names(given: Any) -> bool:
+    is_list = isinstance(given, Collection) and not isinstance(given, (str, bytes, Mapping))
+    return is_list and bool(given) and all(isinstance(each, str) and each for each in given)
 
 
 def _check_name(what: str, name: str) -> None:

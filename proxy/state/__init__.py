@@ -10,11 +10,12 @@ from .kafka.slot_store import SlotStore
 from .snapshot import read_snapshot
 from .sqlite import SqliteStore
 from .start_empty import open_or_start_empty
-from .store import Json, MemoryStore, Record, StateError, Store
+from .store import Document, Json, MemoryStore, Record, StateError, Store
 from .watched import WatchedStore
 from .writer import StateWriter
 
 __all__ = [
+    "Document",
     "GroupFence",
     "Journal",
     "Json",

@@ -10,7 +10,7 @@ from pathlib import Path
 from struct import Struct
 from tempfile import TemporaryDirectory
 
-from .sqlite import explain, identify, log_of, migrate
+from .sqlite import explain_failure, identify, log_of, migrate
 from .store import MemoryStore, Record, StateError
 
 COPIES = 20
@@ -69,7 +69,7 @@ def _records(path: Path, copy: Path) -> list[Record]:
             migrate(connection, identify(connection, str(path)))
             rows = connection.execute("SELECT key, value, version FROM record").fetchall()
     except sqlite3.Error as error:
-        raise explain(str(path), error) from error
+        raise explain_failure(str(path), error) from error
     return [Record(*row) for row in rows]
 
 

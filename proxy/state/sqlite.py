@@ -152,7 +152,7 @@ class SqliteStore(Store):
         try:
             yield
         except sqlite3.Error as error:
-            raise explain(self._path, error) from error
+            raise explain_failure(self._path, error) from error
 
 
 def _files_there(path: Path) -> FilesThere:
@@ -231,7 +231,7 @@ def _number(connection: sqlite3.Connection, query: str) -> int:
     return int(value)
 
 
-def explain(path: str, error: sqlite3.Error) -> StateError:
+def explain_failure(path: str, error: sqlite3.Error) -> StateError:
     """Return SQLite's error in words that help."""
     # Errors of Python's own layer, such as text that is not UTF-8, have no code of SQLite.
     match getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & PRIMARY_CODE:

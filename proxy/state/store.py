@@ -5,9 +5,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
+from typing import Any, TypeAlias
 
-Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
+Json: TypeAlias = bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"] | None
 """A value as JSON has it. It is read back as `dict`, `list` and so on; a tuple becomes a list."""
+
+Document: TypeAlias = Mapping[str, Any]
+"""A JSON object."""
 
 SEPARATOR = "/"
 """Ends the namespace of a key: `quotas/user=alice`."""

@@ -8,7 +8,7 @@ from structlog import get_logger
 
 from .store import Record, StateError, Store
 
-WRITE_INTERVAL_S = 30.0
+PROBE_WRITE_INTERVAL_S = 30.0
 """In which something is written in any case."""
 
 WATCH_KEY = "watch/written"
@@ -81,7 +81,7 @@ class WatchedStore(Store):
     async def watch(self) -> None:
         """Write something now and then when nobody else does, until cancelled."""
         while True:
-            await asyncio.sleep(WRITE_INTERVAL_S)
+            await asyncio.sleep(PROBE_WRITE_INTERVAL_S)
             await asyncio.to_thread(self.check)
 
     def check(self) -> None:

@@ -43,7 +43,7 @@ class Handling(Enum):
     PASS = "pass"
     """Nothing: it carries no broker's address."""
     REWRITE = "rewrite"
-    """Take the whole response and put it through `rewrite_response`: broker addresses, versions."""
+    """Put the response, or its start, through `rewriting`: broker addresses, versions."""
     WALK = "walk"
     """Send it on through a `FetchWalker`, with a neutral tail."""
     REFUSE = "refuse"
@@ -90,6 +90,8 @@ class ApiPlan:
     handling: Handling
     takes_whole: bool
     """The response is taken into memory before it is sent on."""
+    rewrites_head: bool
+    """So is only the start of the response, up to `brokers_end`: it names no address behind."""
     passes: bool
     """The response is neither taken into memory nor walked."""
     costs_time: bool
@@ -245,7 +247,8 @@ def plan_of(api_key: int, version: int) -> ApiPlan:
     return ApiPlan(
         api=api,
         handling=handling,
-        takes_whole=api.is_login or handling is Handling.REWRITE,
+        takes_whole=api.is_login or (handling is Handling.REWRITE and api_key != METADATA),
+        rewrites_head=handling is Handling.REWRITE and api_key == METADATA,
         passes=not api.is_login and handling in (Handling.PASS, Handling.UNKNOWN),
         costs_time=not (api.is_login or api.is_membership),
         request_is_flexible=has_schema and bool(api.request.flexible_version_q(version)),

@@ -24,7 +24,7 @@ from proxy.wire.layout import (
     write_uvarint,
 )
 from proxy.wire.malformed import MalformedResponse
-from proxy.wire.produce import end_of_batches
+from proxy.wire.produce import BATCH_HEAD_BYTES, end_of_batches, read_batch_head
 
 FILLER_TAGS = (2**14 - 1, 2**21 - 1)
 """Numbers of the tagged field that fills the place of a removed one; clients skip numbers that they
@@ -73,11 +73,18 @@ class FetchWalker:
     )
 
     def __init__(
-        self, version: int, body_bytes: int, observer: FetchObserver | None = None
+        self,
+        version: int,
+        body_bytes: int,
+        observer: FetchObserver | None = None,
+        *,
+        follows_batches: bool = False,
     ) -> None:
         """Start at a body of this length: what the frame has behind its header.
 
-        Raises ValueError for a version that the schemas do not know.
+        `follows_batches`: the heads of record batches are read, so that the observer gets where a
+        partition's records end also when they are not all in one piece. Raises ValueError for a
+        version that the schemas do not know.
         """
         self._form = form = _form(version)
         self.remaining_bytes = body_bytes
@@ -89,7 +96,7 @@ class FetchWalker:
         self._is_ended = False
         self._is_tagged = form.is_tagged
         self._passes_end = not form.has_endpoints
-        self._shown = None if observer is None else _Shown(observer)
+        self._shown = None if observer is None else _Shown(observer, follows_batches)
         self._walk: Generator[int, _Piece, int] | None = None
         """None until the first piece."""
 
@@ -178,10 +185,11 @@ class FetchWalker:
 class _Shown:
     """What a walk finds for its observer."""
 
-    __slots__ = ("_is_told", "has_all", "observer", "topics")
+    __slots__ = ("_is_told", "follows_batches", "has_all", "observer", "topics")
 
-    def __init__(self, observer: FetchObserver) -> None:
+    def __init__(self, observer: FetchObserver, follows_batches: bool) -> None:
         self.observer = observer
+        self.follows_batches = follows_batches
         self.topics: list[tuple[TopicKey, list[FetchedPartition]]] = []
         """What is not yet shown. The last is the topic that the walk is at."""
         self.has_all = False
@@ -260,7 +268,8 @@ def _walk(  # noqa: PLR0912, PLR0915 - in one piece, from top to bottom as the s
     Yields the position from which on it needs bytes that have not come, and is sent the next piece.
     """
     count, head_bytes = form.count, form.head.size
-    read_rows = form.read_rows if shown is not None else None
+    follows_batches = shown is not None and shown.follows_batches
+    read_rows = form.read_rows if shown is not None and not follows_batches else None
     fetched: list[FetchedPartition] = []
     head: tuple[int, ...] = ()
     data, pos, end, limit = yield 0
@@ -328,6 +337,11 @@ def _walk(  # noqa: PLR0912, PLR0915 - in one piece, from top to bottom as the s
                     index, error_code, high, stable, start = *head, *form.absent
                     is_whole = records_bytes and after <= end
                     last = end_of_batches(data, pos, after) if is_whole else None
+                    if follows_batches and after > end:
+                        piece, last = yield from _follow_batches(
+                            data, pos, end, limit, records_bytes
+                        )
+                        data, after, end, limit = piece
                     fetched.append((index, error_code, high, stable, start, records_bytes, last))
                 pos = after
             if shown is not None and not partitions and topics_left == 1:
@@ -362,6 +376,30 @@ def _skip_tags(data: Buffer, pos: int, end: int, limit: int) -> Generator[int, _
             data, pos, end, limit = yield pos
         pos = found[0] + found[1]
     return data, pos, end, limit
+
+
+def _follow_batches(
+    data: Buffer, pos: int, end: int, limit: int, records_bytes: int
+) -> Generator[int, _Piece, tuple[_Piece, int | None]]:
+    """Follow the walk through records; return the piece at whose position they end.
+
+    With it comes the offset behind the last whole batch, as `end_of_batches` returns it.
+    """
+    left, last = records_bytes, None
+    while left >= BATCH_HEAD_BYTES:
+        while pos + BATCH_HEAD_BYTES > end:
+            data, pos, end, limit = yield pos
+        batch = read_batch_head(data, pos)
+        if batch is None:
+            last = None
+            break
+        batch_bytes, batch_end = batch
+        if batch_bytes > left:
+            break
+        last = batch_end
+        pos += batch_bytes
+        left -= batch_bytes
+    return (data, pos + left, end, limit), last
 
 
 def _decoded(name: bytes) -> str:

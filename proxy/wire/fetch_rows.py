@@ -10,8 +10,14 @@ from struct import Struct
 from typing import TypeAlias
 
 from proxy.wire.fetch import FetchedPartition
-from proxy.wire.layout import Buffer
-from proxy.wire.produce import end_of_batches
+from proxy.wire.layout import VARINT_MORE, VARINT_PAYLOAD, VARINT_PAYLOAD_BITS, Buffer
+from proxy.wire.produce import (
+    BATCH_MAGIC,
+    BATCH_PREFIX_BYTES,
+    MAX_LOG_OFFSET,
+    MIN_BATCH_BYTES,
+    end_of_batches,
+)
 
 ReadRows: TypeAlias = Callable[
     [Buffer, int, int, int, int, list[FetchedPartition]], tuple[int, int]
@@ -24,16 +30,11 @@ the first that is not like most, or whose fields are not all in the piece."""
 
 _NONE = 1
 """The greatest length of an array or of bytes that has nothing in it, as a varint; 0: null."""
-_MORE, _PAYLOAD, _PAYLOAD_BITS = 0x80, 0x7F, 7
-_TWO_PAYLOADS_BITS = 2 * _PAYLOAD_BITS
+_TWO_PAYLOADS_BITS = 2 * VARINT_PAYLOAD_BITS
 _LENGTH_BYTES_BEHIND = 2
 """The lengths of records that are read here have one byte, one more, or two more."""
 
 _BATCH_HEADER = Struct(">qi4xb6xi")  # offset, length, magic, last offset delta
-_OVERHEAD_BYTES = 12  # offset and length, which the length does not count
-_BATCH_MAGIC = 2
-_MIN_BATCH_BYTES = 61
-_MAX_OFFSET = 2**63 - 1
 
 
 def usual_rows(head: Struct, replica_bytes: int) -> ReadRows:
@@ -57,11 +58,11 @@ def usual_rows(head: Struct, replica_bytes: int) -> ReadRows:
             at += least_bytes
             if aborted > _NONE:
                 return found, pos
-            if size >= _MORE:
-                size = size & _PAYLOAD | (second & _PAYLOAD) << _PAYLOAD_BITS
+            if size >= VARINT_MORE:
+                size = size & VARINT_PAYLOAD | (second & VARINT_PAYLOAD) << VARINT_PAYLOAD_BITS
                 at += 1
-                if second >= _MORE:
-                    if third >= _MORE:
+                if second >= VARINT_MORE:
+                    if third >= VARINT_MORE:
                         return found, pos
                     size |= third << _TWO_PAYLOADS_BITS
                     at += 1
@@ -72,14 +73,14 @@ def usual_rows(head: Struct, replica_bytes: int) -> ReadRows:
                 return found, pos
             last_end = None
             if size and after <= end:
-                if size >= _MIN_BATCH_BYTES:
+                if size >= MIN_BATCH_BYTES:
                     offset, length, magic, delta = unpack_batch(data, at)
                     if (  # one batch and nothing else
-                        length == size - _OVERHEAD_BYTES
-                        and magic == _BATCH_MAGIC
+                        length == size - BATCH_PREFIX_BYTES
+                        and magic == BATCH_MAGIC
                         and offset >= 0
                         and delta >= 0
-                        and offset + delta < _MAX_OFFSET
+                        and offset + delta < MAX_LOG_OFFSET
                     ):
                         last_end = offset + delta + 1
                     else:

@@ -25,10 +25,10 @@ MAX_HEADER_BYTES = 64 * 1024
 """A longer request header is refused, so that no more than this is held while waiting for its end.
 The longest client id has 32 KiB, and no client sends tagged fields in the header."""
 
-_LENGTH = Struct(">i")
+INT32 = Struct(">i")
 _HEADER_V0 = Struct(">ihhi")
 _HEADER_V1 = Struct(">ihhih")
-_RESPONSE_HEADER = Struct(">ii")
+RESPONSE_HEADER = Struct(">ii")
 
 _MIN_LENGTH = _HEADER_V0.size - LENGTH_BYTES
 
@@ -63,7 +63,7 @@ def parse_request_head(view: Buffer, *, max_request_bytes: int) -> RequestHead |
     have = len(view)
     if have < LENGTH_BYTES:
         return None
-    (length,) = _LENGTH.unpack_from(view)
+    (length,) = INT32.unpack_from(view)
     if not _MIN_LENGTH <= length <= max_request_bytes:
         raise _bad_length(bytes(view[:LENGTH_BYTES]), length, max_request_bytes)
     frame_bytes = LENGTH_BYTES + length
@@ -91,10 +91,17 @@ def parse_response_head(view: Buffer) -> tuple[int, int] | None:
     """
     if len(view) < RESPONSE_HEADER_BYTES:
         return None
-    length, correlation_id = _RESPONSE_HEADER.unpack_from(view)
+    length, correlation_id = RESPONSE_HEADER.unpack_from(view)
     if length < RESPONSE_HEADER_BYTES - LENGTH_BYTES:
         raise MalformedResponse(f"a response of {length} bytes")
     return LENGTH_BYTES + length, correlation_id
+
+
+def check_whole(frame: Buffer) -> None:
+    """Raise MalformedResponse when a response frame is not whole, or has no room for a header."""
+    size = len(frame)
+    if size < RESPONSE_HEADER_BYTES or INT32.unpack_from(frame)[0] != size - LENGTH_BYTES:
+        raise MalformedResponse(f"a response of {size} bytes that is not a whole frame")
 
 
 def response_body(api_key: int, version: int, frame: Buffer) -> int:
@@ -102,9 +109,7 @@ def response_body(api_key: int, version: int, frame: Buffer) -> int:
 
     Raises MalformedResponse, also when the frame is not whole.
     """
-    size = len(frame)
-    if size < RESPONSE_HEADER_BYTES or _LENGTH.unpack_from(frame)[0] != size - LENGTH_BYTES:
-        raise MalformedResponse(f"a response of {size} bytes that is not a whole frame")
+    check_whole(frame)
     if not plan_of(api_key, version).is_flexible:
         return RESPONSE_HEADER_BYTES
     try:
@@ -128,7 +133,7 @@ def ends_with_frame(data: Buffer) -> bool:
     """Return whether `data`, which starts with a frame, holds whole frames and nothing else."""
     pos = 0
     while pos + LENGTH_BYTES <= len(data):
-        pos += LENGTH_BYTES + max(_LENGTH.unpack_from(data, pos)[0], 0)
+        pos += LENGTH_BYTES + max(INT32.unpack_from(data, pos)[0], 0)
     return pos == len(data)
 
 

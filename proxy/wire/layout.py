@@ -9,12 +9,12 @@ buffer ends first, and ValueError for bytes that cannot be.
 """
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import groupby, repeat, takewhile
 from struct import Struct
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from proxy.wire.apis import APIS, is_known
 
@@ -22,6 +22,17 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 Skip: TypeAlias = Callable[[Buffer, int], int]
 PartitionRow: TypeAlias = tuple[Any, int, tuple[Any, ...]]
 """A topic's name or id; a partition's position and some of its fields."""
+
+_T = TypeVar("_T")
+Steps: TypeAlias = Generator[None, None, _T]
+"""Work that is done a step at a time, each of which takes less than a millisecond, and its result.
+A message may have a million elements."""
+
+STEP_ELEMENTS, _STEP_GROUPS = 64, 8
+"""So many elements of an array are read, and edited, in one step; or so many that have arrays."""
+
+_STEPPED_LEVELS = 2
+"""Topics, and their partitions."""
 
 INCOMPLETE = (IndexError, struct.error)
 UNREADABLE = (*INCOMPLETE, ValueError)
@@ -31,10 +42,10 @@ NULL = -1
 """As a length or count."""
 MAX_UVARINT_BYTES = 5
 """Kafka's varints hold 32 bits, seven in each byte (KIP-482)."""
-MAX_KNOWN, MAX_KNOWN_BYTES = 1024, 256
+MAX_KNOWN, MAX_KNOWN_MESSAGE_BYTES = 1024, 256
 """How many messages of a kind are kept to know others like them, and the longest of these."""
 _MAX_UVARINT = 2**32 - 1
-_MORE, _PAYLOAD, _PAYLOAD_BITS = 0x80, 0x7F, 7
+VARINT_MORE, VARINT_PAYLOAD, VARINT_PAYLOAD_BITS = 0x80, 0x7F, 7
 _NULL_STRUCT = 0xFF
 _CODES = {1: "b", 2: "h", 4: "i", 8: "q", 16: "16s"}
 """Of `struct`, by the size of a field: integers come out signed, ids as bytes."""
@@ -43,26 +54,26 @@ _CODES = {1: "b", 2: "h", 4: "i", 8: "q", 16: "16s"}
 def read_uvarint(data: Buffer, pos: int) -> tuple[int, int]:
     """Read a number of at most 32 bits."""
     first = data[pos]
-    if first < _MORE:
+    if first < VARINT_MORE:
         return first, pos + 1
-    value, bits = first & _PAYLOAD, _PAYLOAD_BITS
+    value, bits = first & VARINT_PAYLOAD, VARINT_PAYLOAD_BITS
     for place in range(pos + 1, pos + MAX_UVARINT_BYTES):
         byte = data[place]
-        value |= (byte & _PAYLOAD) << bits
-        if byte < _MORE:
+        value |= (byte & VARINT_PAYLOAD) << bits
+        if byte < VARINT_MORE:
             if value > _MAX_UVARINT:
                 break
             return value, place + 1
-        bits += _PAYLOAD_BITS
+        bits += VARINT_PAYLOAD_BITS
     raise ValueError("a varint has more than 32 bits")
 
 
 def write_uvarint(value: int) -> bytes:
     """Return the shortest form of `value`, 0 to 2^32 - 1."""
     out = bytearray()
-    while value >= _MORE:
-        out.append((value & _PAYLOAD) | _MORE)
-        value >>= _PAYLOAD_BITS
+    while value >= VARINT_MORE:
+        out.append((value & VARINT_PAYLOAD) | VARINT_MORE)
+        value >>= VARINT_PAYLOAD_BITS
     out.append(value)
     return bytes(out)
 
@@ -111,7 +122,7 @@ class Length(NamedTuple):
 
 def _read_compact(data: Buffer, pos: int) -> tuple[int, int]:
     first = data[pos]
-    if first < _MORE:
+    if first < VARINT_MORE:
         return first + NULL, pos + 1
     number, pos = read_uvarint(data, pos)
     return number + NULL, pos
@@ -270,6 +281,34 @@ class _OptionalRecord:
         return pos + 1 if data[pos] == _NULL_STRUCT else self.record.skip(data, pos + 1)
 
 
+def seek_end(layout: RecordLayout, data: Buffer, pos: int) -> Steps[int]:
+    """Return where the tag section of the record at `pos` begins, in steps.
+
+    Elements of its arrays, and of the arrays in these, are skipped a few at a time.
+    """
+    for node in layout.fields.values():
+        pos = yield from _skip_in_steps(node, data, pos, _STEPPED_LEVELS)
+    return pos
+
+
+def _skip_in_steps(node: Any, data: Buffer, pos: int, levels: int) -> Steps[int]:
+    if not (levels and isinstance(node, _Array) and isinstance(node.element, RecordLayout)):
+        return int(node.skip(data, pos))
+    count, pos = node.count(data, pos)
+    element = node.element
+    for number in range(1, count + 1):
+        if levels > 1:
+            for field in element.fields.values():
+                pos = yield from _skip_in_steps(field, data, pos, levels - 1)
+            if element.tags is not None:
+                pos = skip_tags(data, pos)
+        else:
+            pos = element.skip(data, pos)
+        if not number % (_STEP_GROUPS if levels > 1 else STEP_ELEMENTS):
+            yield
+    return pos
+
+
 @cache
 def _message_layout(kind: str, api_key: int, version: int) -> RecordLayout:
     if not is_known(api_key, version):
@@ -297,7 +336,7 @@ class KnownMessages:
     The fields with which a partition begins have fixed sizes, and where other bytes lie does not
     depend on them. So where all bytes around them are those of a known message, they are at the
     same place, and the topic is the same. Keeps one form for each length, and so many topics, that
-    MAX_KNOWN_BYTES and MAX_KNOWN bound both.
+    MAX_KNOWN_MESSAGE_BYTES and MAX_KNOWN bound both.
     """
 
     __slots__ = ("_fields", "_forms", "_topics")
@@ -323,7 +362,7 @@ class KnownMessages:
     def add(self, data: Buffer, pos: int, row: PartitionRow) -> None:
         """Add the rest of the buffer, which was read and has this partition only."""
         size = len(data) - pos
-        if size > MAX_KNOWN_BYTES:
+        if size > MAX_KNOWN_MESSAGE_BYTES:
             return
         topic, place, _ = row
         before, fields = place - pos, self._fields

@@ -8,10 +8,10 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from proxy.wire.apis import APIS, LENGTH_BYTES, LIST_OFFSETS, plan_of
-from proxy.wire.frames import read_partitions
+from proxy.wire.frames import RESPONSE_HEADER, read_partitions
 from proxy.wire.layout import (
     MAX_KNOWN,
-    MAX_KNOWN_BYTES,
+    MAX_KNOWN_MESSAGE_BYTES,
     UNREADABLE,
     Buffer,
     PartitionFields,
@@ -34,7 +34,6 @@ _FIRST_VERSION = 1  # version 0, gone since Kafka 4.0, answers with lists; it is
 _is_read = range(_FIRST_VERSION, APIS[LIST_OFFSETS].max_version + 1).__contains__
 _ANSWER = ("partition_index", "error_code", "offset")
 _INT64 = Struct(">q")
-_RESPONSE_HEADER = Struct(">ii")  # length, correlation id
 _EMPTY_TAGS = write_tags([])
 _Fields: TypeAlias = Mapping[str, Any]
 _NO_MORE: _Fields = MappingProxyType({"error_code": 0, "timestamp": -1, "leader_epoch": -1})
@@ -65,7 +64,7 @@ def read_list_offsets_request(version: int, body: Buffer, correlation_id: int = 
 
     Nothing for version 0 and for versions that no schema here knows. Raises MalformedFrame.
     """
-    if len(body) <= MAX_KNOWN_BYTES:
+    if len(body) <= MAX_KNOWN_MESSAGE_BYTES:
         asked = _read_again(version, bytes(body))
     else:
         asked = _read_request(version, body)
@@ -148,8 +147,8 @@ def list_offsets_response(
 
 def _frame(version: int, correlation_id: int, body: bytes) -> bytes:
     header_tags = _EMPTY_TAGS if plan_of(LIST_OFFSETS, version).is_flexible else b""
-    length = _RESPONSE_HEADER.size - LENGTH_BYTES + len(header_tags) + len(body)
-    return b"".join((_RESPONSE_HEADER.pack(length, correlation_id), header_tags, body))
+    length = RESPONSE_HEADER.size - LENGTH_BYTES + len(header_tags) + len(body)
+    return b"".join((RESPONSE_HEADER.pack(length, correlation_id), header_tags, body))
 
 
 @lru_cache(MAX_KNOWN)

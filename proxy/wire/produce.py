@@ -12,15 +12,19 @@ from proxy.wire.malformed import MalformedFrame
 _FIRST_VERSION = 3  # Kafka 4.0 has none below; the schemas begin here, too
 _is_read = range(_FIRST_VERSION, APIS[PRODUCE].max_version + 1).__contains__
 _HEADER = Struct(">qi4xb")  # offset, length, magic: at the same places in every format
-_OVERHEAD_BYTES = 12  # offset and length, which the length does not count
-_BATCH_MAGIC = 2
-_MIN_BATCH_BYTES = 61
+BATCH_PREFIX_BYTES = 12
+"""Of a record batch, offset and length, which the length does not count."""
+
+BATCH_MAGIC = 2
+MIN_BATCH_BYTES = 61
 _MIN_MESSAGE_BYTES = 26
 """Whole, overhead included. Older message sets have magic 0 or 1."""
 
 _LAST_OFFSET_DELTA = Struct(">i")
 _LAST_OFFSET_DELTA_AT = 23
-_MAX_OFFSET = 2**63 - 1
+BATCH_HEAD_BYTES = _LAST_OFFSET_DELTA_AT + _LAST_OFFSET_DELTA.size
+"""What shows how long a record batch is, and where its offsets end."""
+MAX_LOG_OFFSET = 2**63 - 1
 
 
 class ProducedPartition(NamedTuple):
@@ -86,6 +90,21 @@ def read_produce_response(version: int, frame: Buffer) -> tuple[AppendedPartitio
     return tuple([AppendedPartition(topic, *values) for topic, _, values in rows])
 
 
+def read_batch_head(data: Buffer, start: int) -> tuple[int, int] | None:
+    """Return the length of the record batch that begins there, and the offset behind it.
+
+    None when it is none. Of a message set a message is taken for a batch. Needs BATCH_HEAD_BYTES.
+    """
+    offset, length, magic = _HEADER.unpack_from(data, start)
+    least = MIN_BATCH_BYTES if magic == BATCH_MAGIC else _MIN_MESSAGE_BYTES
+    if not 0 <= magic <= BATCH_MAGIC or BATCH_PREFIX_BYTES + length < least or offset < 0:
+        return None
+    delta = 0
+    if magic == BATCH_MAGIC:
+        (delta,) = _LAST_OFFSET_DELTA.unpack_from(data, start + _LAST_OFFSET_DELTA_AT)
+    return (BATCH_PREFIX_BYTES + length, offset + delta + 1) if delta >= 0 else None
+
+
 def end_of_batches(data: Buffer, start: int, end: int) -> int | None:
     """Return the offset behind the last whole record batch in `data[start:end]`.
 
@@ -99,19 +118,19 @@ def end_of_batches(data: Buffer, start: int, end: int) -> int | None:
     last_header = end - _HEADER.size
     while start <= last_header:
         offset, length, magic = _HEADER.unpack_from(data, start)
-        after = start + _OVERHEAD_BYTES + length
-        least = _MIN_BATCH_BYTES if magic == _BATCH_MAGIC else _MIN_MESSAGE_BYTES
-        if not 0 <= magic <= _BATCH_MAGIC or after - start < least or offset < low:
+        after = start + BATCH_PREFIX_BYTES + length
+        least = MIN_BATCH_BYTES if magic == BATCH_MAGIC else _MIN_MESSAGE_BYTES
+        if not 0 <= magic <= BATCH_MAGIC or after - start < least or offset < low:
             return None
         if after > end:
             break
         delta = 0
-        if magic == _BATCH_MAGIC:
+        if magic == BATCH_MAGIC:
             (delta,) = _LAST_OFFSET_DELTA.unpack_from(data, start + _LAST_OFFSET_DELTA_AT)
             if delta < 0:
                 return None
         found = low = offset + delta + 1
-        if found > _MAX_OFFSET:
+        if found > MAX_LOG_OFFSET:
             return None
         start = after
     return found

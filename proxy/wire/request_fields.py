@@ -4,7 +4,7 @@ from functools import cache
 from struct import Struct
 
 from proxy.wire.apis import FETCH, JOIN_GROUP, PRODUCE
-from proxy.wire.frames import RequestHead
+from proxy.wire.frames import INT32, RequestHead
 from proxy.wire.layout import (
     INCOMPLETE,
     UNREADABLE,
@@ -19,8 +19,6 @@ MAX_BYTES = 2**31 - 1
 
 DEFAULT_BATCH_BYTES = 1 << 20
 """About the largest record batch that a broker takes by default (message.max.bytes)."""
-
-_INT32 = Struct(">i")
 
 
 def produce_acks(head: RequestHead, frame: Buffer) -> int | None:
@@ -80,7 +78,7 @@ def lower_fetch_bytes(head: RequestHead, frame: memoryview | bytearray, max_byte
     """
     _, bytes_at = _limits(head.api_version)
     if bytes_at is not None:
-        _INT32.pack_into(frame, head.header_end + bytes_at, max_bytes)
+        INT32.pack_into(frame, head.header_end + bytes_at, max_bytes)
         return
     fields = request_partitions(FETCH, head.api_version)
     found: list[PartitionRow] = []
@@ -92,9 +90,9 @@ def lower_fetch_bytes(head: RequestHead, frame: memoryview | bytearray, max_byte
         pass
     limit = fields.partition.seek("partition_max_bytes", b"", 0)
     for _, pos, _ in found:
-        (asked_bytes,) = _INT32.unpack_from(frame, pos + limit)
+        (asked_bytes,) = INT32.unpack_from(frame, pos + limit)
         part_bytes = max(max_bytes // len(found), DEFAULT_BATCH_BYTES)
-        _INT32.pack_into(frame, pos + limit, min(asked_bytes, part_bytes))
+        INT32.pack_into(frame, pos + limit, min(asked_bytes, part_bytes))
 
 
 @cache
@@ -108,7 +106,7 @@ def _limits(version: int) -> tuple[Struct, int | None]:
     if "max_bytes" not in layout.fields:
         return Struct(f">{wait_at}xi"), None
     bytes_at = layout.seek("max_bytes", b"", 0)
-    return Struct(f">{wait_at}xi{bytes_at - wait_at - _INT32.size}xi"), bytes_at
+    return Struct(f">{wait_at}xi{bytes_at - wait_at - INT32.size}xi"), bytes_at
 
 
 def _read_int(api_key: int, head: RequestHead, frame: Buffer, field: str) -> int | None:

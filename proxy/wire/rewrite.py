@@ -7,25 +7,30 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from struct import Struct
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from proxy.wire.apis import (
     API_VERSIONS,
     LENGTH_BYTES,
     METADATA,
     RESPONSE_HEADER_BYTES,
-    api_of,
     is_known,
     max_safe_version,
+    plan_of,
 )
-from proxy.wire.frames import response_body
+from proxy.wire.frames import INT32, check_whole
 from proxy.wire.layout import (
+    INCOMPLETE,
     NULL,
+    STEP_ELEMENTS,
     UNREADABLE,
+    Buffer,
     RecordLayout,
+    Steps,
     read_tags,
     response_layout,
+    seek_end,
+    skip_tags,
     tagged_response_layout,
     write_tags,
 )
@@ -45,48 +50,78 @@ FALLBACK_NODE_ID = 1_999_999_973
 nor one that is 2^31 - 1 less it: that is under what id Kafka's consumers keep the connection to a
 broker as their group's coordinator. So it may not be close to 2^31 - 1."""
 
-KNOWN_ANSWERS, MAX_KNOWN_BYTES = 32, 1 << 16
+SPLICE_EDITS = 1024
+"""So many edits are applied in one step: some 0.3 ms."""
+
+KNOWN_ANSWERS, MAX_KNOWN_ANSWER_BYTES = 32, 1 << 16
 """So many answers to ApiVersions are remembered, of so many bytes at most."""
 
 _CONTROLLERS = 2
 _MAX_INT32 = 2**31 - 1
-_INT32 = Struct(">i")
 _ERROR_CODE_BYTES = 2
 
 _Edit: TypeAlias = tuple[int, int, bytes]
 """Start and end of the bytes to replace, and what comes in their place."""
 
+_T = TypeVar("_T")
 
-def rewrite_response(
+
+def rewriting(
     api_key: int,
     version: int,
-    frame: bytes,
+    frame: Buffer,
     advertise: Advertise,
     *,
     passes_unknown: bool = False,
     fallback: tuple[str, int] | None = None,
-) -> bytes:
-    """Return the response as clients may see it.
+) -> Steps[Buffer]:
+    """Return a response as clients may see it, in steps.
 
-    `frame` is the whole frame, length included; `version` is the request's. Brokers' addresses are
-    replaced by what `advertise` says. A broker without one is left out of Metadata,
-    DescribeCluster and node endpoints; FindCoordinator then answers COORDINATOR_NOT_AVAILABLE.
-    ApiVersions is capped to what is known here; APIs that are not stay in it only with
-    `passes_unknown`. Metadata names one more broker at `fallback`, if given, in each version: not
-    all who ask for the latest go back to their bootstrap servers. A response with nothing to change
-    is returned as the same object. Raises MalformedResponse.
+    `frame` is the whole frame, length included, or of Metadata up to what `brokers_end` says; that
+    it is of an API and version whose responses carry addresses is not checked. `version` is the
+    request's. Brokers' addresses are replaced by what `advertise` says. A broker without one is
+    left out of Metadata, DescribeCluster and node endpoints; FindCoordinator then answers
+    COORDINATOR_NOT_AVAILABLE. ApiVersions is capped to what is known here; APIs that are not stay
+    in it only with `passes_unknown`. Metadata names one more broker at `fallback`, if given, in
+    each version: not all who ask for the latest go back to their bootstrap servers. A response with
+    nothing to change is returned as the same object. Raises MalformedResponse.
     """
-    if api_key != API_VERSIONS and version < api_of(api_key).first_with_addresses:
-        return frame
-    if api_key == API_VERSIONS and len(frame) <= MAX_KNOWN_BYTES:
+    if api_key == API_VERSIONS and len(frame) <= MAX_KNOWN_ANSWER_BYTES:
         start, end = LENGTH_BYTES, RESPONSE_HEADER_BYTES
-        capped = _capped(version, frame[:start], frame[end:], passes_unknown=passes_unknown)
+        length, rest = bytes(frame[:start]), bytes(frame[end:])
+        capped = _capped(version, length, rest, passes_unknown=passes_unknown)
         return frame if capped is None else capped[:start] + frame[start:end] + capped[end:]
-    rewritten = _rewritten(api_key, version, frame, advertise, passes_unknown=passes_unknown)
-    if fallback is None or api_key != METADATA:
-        return rewritten
     with unreadable_is_malformed():
-        return _applied(rewritten, _fallback_edits(version, rewritten, *fallback))
+        edits = yield from _edits(
+            api_key, version, frame, advertise, passes_unknown=passes_unknown, fallback=fallback
+        )
+        return (yield from _applied(frame, edits)) if edits else frame
+
+
+def brokers_end(version: int, start: Buffer) -> int | None:
+    """Return where the brokers of a Metadata response end, by its first bytes; None: not in them.
+
+    Behind them it names no address. Raises MalformedResponse.
+    """
+    try:
+        layout, pos = _open(METADATA, version, start)
+        pos = layout.seek("brokers", start, pos)
+        end: int = layout.fields["brokers"].skip(start, pos)
+    except INCOMPLETE:
+        return None
+    except ValueError as error:
+        raise MalformedResponse(f"a response to rewrite: {error}") from None
+    return end if end <= len(start) else None
+
+
+def _all_of(steps: Steps[_T]) -> _T:
+    """Take all steps at once; return what they return."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            result: _T = done.value
+            return result
 
 
 @lru_cache(KNOWN_ANSWERS)
@@ -96,29 +131,27 @@ def _capped(version: int, length: bytes, rest: bytes, *, passes_unknown: bool) -
     Without its correlation id it is the same for all clients of a broker with the same version.
     """
     frame = length + bytes(RESPONSE_HEADER_BYTES - LENGTH_BYTES) + rest
-    capped = _rewritten(API_VERSIONS, version, frame, _nowhere, passes_unknown=passes_unknown)
-    return None if capped is frame else capped
+    check_whole(frame)
+    with unreadable_is_malformed():
+        edits = _all_of(
+            _edits(API_VERSIONS, version, frame, _nowhere, passes_unknown=passes_unknown)
+        )
+        return bytes(_all_of(_applied(frame, edits))) if edits else None
 
 
 def _nowhere(_node_id: int, _host: str, _port: int) -> None:
     """Return no address: ApiVersions has none."""
 
 
-def _rewritten(
-    api_key: int, version: int, frame: bytes, advertise: Advertise, *, passes_unknown: bool
-) -> bytes:
-    with unreadable_is_malformed():
-        edits = _edits(api_key, version, frame, advertise, passes_unknown=passes_unknown)
-    return _applied(frame, edits) if edits else frame
+def _applied(frame: Buffer, edits: list[_Edit]) -> Steps[bytearray]:
+    """Return a frame, or its first bytes, with its edits and so its length in place, in steps."""
+    changed = yield from _splice(frame, edits)
+    (length,) = INT32.unpack_from(frame)
+    INT32.pack_into(changed, 0, length + len(changed) - len(frame))
+    return changed
 
 
-def _applied(frame: bytes, edits: list[_Edit]) -> bytes:
-    """Return the whole frame with its edits, and so its length, in place."""
-    body = _splice(frame, edits)[LENGTH_BYTES:]
-    return _INT32.pack(len(body)) + body
-
-
-def set_throttle_time(api_key: int, version: int, frame: bytes, throttle_ms: int) -> bytes:
+def set_throttle_time(api_key: int, version: int, frame: Buffer, throttle_ms: int) -> Buffer:
     """Return the whole frame with throttle_time_ms raised to `throttle_ms`, never lowered.
 
     A response that has no such field, or whose API or version is not known, is returned as the
@@ -126,19 +159,20 @@ def set_throttle_time(api_key: int, version: int, frame: bytes, throttle_ms: int
     """
     if not is_known(api_key, version):
         return frame
+    check_whole(frame)
     with unreadable_is_malformed():
         layout, pos = _open(api_key, version, frame)
         if "throttle_time_ms" not in layout.fields:
             return frame
         changed = bytearray(frame)
         raise_throttle_time(changed, layout.seek("throttle_time_ms", frame, pos), throttle_ms)
-    return bytes(changed)
+    return changed
 
 
 def raise_throttle_time(head: bytearray | memoryview, offset: int, throttle_ms: int) -> None:
     """Raise the throttle_time_ms at `offset`, never lower it. The rest of the frame may lack."""
-    (present,) = _INT32.unpack_from(head, offset)
-    _INT32.pack_into(head, offset, min(max(present, throttle_ms), _MAX_INT32))
+    (present,) = INT32.unpack_from(head, offset)
+    INT32.pack_into(head, offset, min(max(present, throttle_ms), _MAX_INT32))
 
 
 @dataclass(slots=True)
@@ -146,7 +180,7 @@ class _Element:
     """An element of an array in a response: what its fields say, and how they are changed."""
 
     layout: RecordLayout
-    data: bytes
+    data: Buffer
     spans: dict[str, tuple[int, int]]
     """Where each field begins and ends."""
 
@@ -174,9 +208,11 @@ def unreadable_is_malformed() -> Iterator[None]:
         raise MalformedResponse(f"a response to rewrite: {error}") from None
 
 
-def _open(api_key: int, version: int, frame: bytes) -> tuple[RecordLayout, int]:
-    """Return the layout of a whole frame's body, and where it begins."""
-    start = response_body(api_key, version, frame)
+def _open(api_key: int, version: int, frame: Buffer) -> tuple[RecordLayout, int]:
+    """Return the layout of a frame's body, and where it begins."""
+    start = RESPONSE_HEADER_BYTES
+    if plan_of(api_key, version).is_flexible:
+        start = skip_tags(frame, start)
     error_code = int.from_bytes(frame[start : start + _ERROR_CODE_BYTES], "big")
     if api_key == API_VERSIONS and error_code == UNSUPPORTED_VERSION:
         version = 0  # so that any client can read it (KIP-511)
@@ -184,8 +220,14 @@ def _open(api_key: int, version: int, frame: bytes) -> tuple[RecordLayout, int]:
 
 
 def _edits(
-    api_key: int, version: int, frame: bytes, advertise: Advertise, *, passes_unknown: bool
-) -> list[_Edit]:
+    api_key: int,
+    version: int,
+    frame: Buffer,
+    advertise: Advertise,
+    *,
+    passes_unknown: bool,
+    fallback: tuple[str, int] | None = None,
+) -> Steps[list[_Edit]]:
     """Return the edits of a response, in order."""
     layout, pos = _open(api_key, version, frame)
     fields = layout.fields
@@ -193,76 +235,88 @@ def _edits(
         start = layout.seek("endpoint_type", frame, pos)
         if fields["endpoint_type"].read(frame, start)[0] == _CONTROLLERS:
             return []  # controllers serve no topic data, and the proxy has no port for them
+    add = None
+    if fallback is not None and api_key == METADATA:
+        add = partial(_fallback_broker, address=fallback)
     for array, edit in (
         ("api_keys", partial(_cap_version, passes_unknown=passes_unknown)),
         ("brokers", partial(_broker, advertise=advertise)),
         ("coordinators", partial(_coordinator, advertise=advertise)),
     ):
         if array in fields:
-            return _edit_elements(layout, array, frame, pos, edit)
+            return (yield from _edit_elements(layout, array, frame, pos, edit, add))
     if "host" in fields:
         return _coordinator(_Element(layout, frame, layout.spans(frame, pos)[0]), advertise)
-    return _edit_endpoints(api_key, version, frame, pos, partial(_broker, advertise=advertise))
+    endpoint = partial(_broker, advertise=advertise)
+    return (yield from _edit_endpoints(api_key, version, frame, pos, endpoint))
 
 
 def _edit_elements(
-    layout: RecordLayout, field: str, data: bytes, pos: int, edit: _EditElement
-) -> list[_Edit]:
-    """Edit each element of an array in the record at `pos`."""
+    layout: RecordLayout,
+    field: str,
+    data: Buffer,
+    pos: int,
+    edit: _EditElement,
+    add: Callable[[RecordLayout, set[int]], bytes] | None = None,
+) -> Steps[list[_Edit]]:
+    """Edit each element of an array in the record at `pos`, and add one behind them.
+
+    `add` makes it, and is given the ids of all nodes that the array names.
+    """
     array = layout.fields[field]
     count_start = layout.seek(field, data, pos)
     count, count_end = array.count(data, count_start)
     pos = count_end
     edits: list[_Edit] = []
+    node_ids: set[int] = set()
     kept = 0
-    for _ in range(count):
+    for number in range(1, count + 1):
         spans, end = array.element.spans(data, pos)
-        changes = edit(_Element(array.element, data, spans))
+        element = _Element(array.element, data, spans)
+        changes = edit(element)
         edits += [(pos, end, b"")] if changes is None else changes
         kept += changes is not None
+        if add is not None:
+            node_ids.add(element.value("node_id"))
         pos = end
+        if not number % STEP_ELEMENTS:
+            yield
+    if add is not None:
+        edits.append((pos, pos, add(array.element, node_ids)))
+        kept += 1
     if kept != count:
         edits.insert(0, (count_start, count_end, array.length.write(kept)))
     return edits
 
 
-def _fallback_edits(version: int, frame: bytes, host: str, port: int) -> list[_Edit]:
-    """Return the edits that add a broker to a Metadata response, under an id that none has."""
-    layout, pos = _open(METADATA, version, frame)
-    array = layout.fields["brokers"]
-    count_start = layout.seek("brokers", frame, pos)
-    count, count_end = array.count(frame, count_start)
-    element, node_ids, pos = array.element, set(), count_end
-    for _ in range(count):
-        node_ids.add(element.fields["node_id"].read(frame, pos)[0])
-        pos = element.skip(frame, pos)
+def _fallback_broker(element: RecordLayout, node_ids: set[int], address: tuple[str, int]) -> bytes:
+    """Return a broker of a Metadata response, under an id that none has."""
     fallback_id = FALLBACK_NODE_ID
     while {fallback_id, _MAX_INT32 - fallback_id} & node_ids:
         fallback_id -= 1
-    values = {"node_id": fallback_id, "host": host, "port": port}
+    values = dict(zip(("node_id", "host", "port"), (fallback_id, *address), strict=True))
     broker = b"".join(
         node.write(values[name]) if name in values else node.length.write(NULL)
         for name, node in element.fields.items()
     )
-    if element.tags is not None:
-        broker += write_tags([])
-    return [(count_start, count_end, array.length.write(count + 1)), (pos, pos, broker)]
+    return broker if element.tags is None else broker + write_tags([])
 
 
 def _edit_endpoints(
-    api_key: int, version: int, frame: bytes, pos: int, edit: _EditElement
-) -> list[_Edit]:
+    api_key: int, version: int, frame: Buffer, pos: int, edit: _EditElement
+) -> Steps[list[_Edit]]:
     """Edit the new leaders' addresses (KIP-951) in the tag section of the body at `pos`."""
     layout = response_layout(api_key, version)
     number = (layout.tags or {})["node_endpoints"]
     array = tagged_response_layout(api_key, version, "node_endpoints")
-    start = layout.seek(None, frame, pos)
+    start = yield from seek_end(layout, frame, pos)
     tags, end = read_tags(frame, start)
     fields = []
     for tag in tags:
-        value = frame[tag.start : tag.end]
+        value = bytes(frame[tag.start : tag.end])
         if tag.number == number:
-            value = _splice(value, _edit_elements(array, "node_endpoints", value, 0, edit))
+            edits = yield from _edit_elements(array, "node_endpoints", value, 0, edit)
+            value = bytes((yield from _splice(value, edits)))
         fields.append((tag.number, value))
     section = write_tags(fields)
     return [] if section == frame[start:end] else [(start, end, section)]
@@ -303,12 +357,15 @@ def _coordinator(coordinator: _Element, advertise: Advertise) -> list[_Edit]:
     return sorted(coordinator.edit(field, value) for field, value in none.items())
 
 
-def _splice(data: bytes, edits: list[_Edit]) -> bytes:
-    """Apply edits, which are in order and do not overlap."""
-    parts: list[bytes] = []
+def _splice(data: Buffer, edits: list[_Edit]) -> Steps[bytearray]:
+    """Apply edits, which are in order and do not overlap, in steps."""
+    changed = bytearray()
     pos = 0
-    for start, end, new in edits:
-        parts += (data[pos:start], new)
+    for number, (start, end, new) in enumerate(edits, 1):
+        changed += data[pos:start]
+        changed += new
         pos = end
-    parts.append(data[pos:])
-    return b"".join(parts)
+        if not number % SPLICE_EDITS:
+            yield
+    changed += memoryview(data)[pos:]
+    return changed

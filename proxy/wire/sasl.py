@@ -1,7 +1,9 @@
 """Who a client is, as far as its SASL exchange with the broker shows it.
 
 The broker decides; a name counts only once the broker's last answer says that it is so. Passwords
-and tokens are read and dropped within one call.
+and tokens are read and dropped within one call. Whoever can connect may send what is read here: its
+length is bounded, and the parts of it before they are taken apart, so that no message takes more
+than some milliseconds.
 """
 
 import base64
@@ -23,6 +25,23 @@ _Value = TypeVar("_Value")
 _PLAIN = "PLAIN"
 _OAUTHBEARER = "OAUTHBEARER"
 _SCRAM_DONE = b"v="  # the server's last SCRAM message starts so (RFC 5802)
+
+MAX_UNREAD_BYTES = 512 * 1024
+"""The longest SASL request; Kafka's own limit (sasl.server.max.receive.size). For what is not read
+here, such as GSSAPI's tokens: those of a user in many groups have 64 KiB and more."""
+
+MAX_READ_BYTES = 16 * 1024
+"""The longest SaslAuthenticate request of a mechanism that names the user: PLAIN, SCRAM."""
+
+MAX_BEARER_BYTES = 64 * 1024
+"""The same of OAUTHBEARER, whose token may hold the user's groups."""
+
+MAX_PAIRS = 64
+"""Extensions in one message. Kafka's clients send one or two."""
+
+MAX_CLAIM_PARTS = 6000
+"""Members, elements and commas in a token's claims: the longest token has as many if it names
+groups as LDAP does, with five commas in 50 bytes."""
 
 _BEARER_ERROR_READ = b"\1"
 """What an OAUTHBEARER client says to a server's reason for a refusal (RFC 7628). Kafka then ends
@@ -52,6 +71,15 @@ class SaslExchange:
     """The current login's first message was seen, which names the user."""
     _name: str | None = field(default=None, repr=False)
     _claims: deque[_Claim] = field(default_factory=deque, repr=False)
+
+    def max_bytes(self, api_key: int) -> int:
+        """Return how long the next request of this API may be."""
+        if api_key != SASL_AUTHENTICATE:
+            return MAX_UNREAD_BYTES
+        if self.mechanism == _OAUTHBEARER:
+            return MAX_BEARER_BYTES
+        is_read = self.mechanism == _PLAIN or _is_scram(self.mechanism)
+        return MAX_READ_BYTES if is_read else MAX_UNREAD_BYTES
 
     def request(self, head: RequestHead, frame: Buffer) -> None:
         """Take a whole request frame.
@@ -141,8 +169,9 @@ _PLAIN_PARTS = 3
 _JWT_PARTS = 3
 _BASE64_QUANTUM = 4
 
-_SASL_NAME = rb"(?:[\x01-\x2b\x2d-\x3c\x3e-\x7f]|=2C|=3D)+"
-_SCRAM_VALUE = rb"[\x01-\x2b\x2d-\x7f]+"
+# Possessive: nothing that follows may stand in a name or value, so there is no other way to match.
+_SASL_NAME = rb"(?:[\x01-\x2b\x2d-\x3c\x3e-\x7f]++|=2C|=3D)++"
+_SCRAM_VALUE = rb"[\x01-\x2b\x2d-\x7f]++"
 
 _SCRAM_FIRST = re.compile(
     rb"n,(?:a=(?P<authzid>" + _SASL_NAME + rb"))?,"
@@ -182,6 +211,7 @@ def scram_name(message: bytes) -> str | None:
     None with `tokenauth=true`: the name is then a delegation token's id, whose owner only the
     broker knows.
     """
+    _require_few(message, b"=", MAX_PAIRS)
     found = _SCRAM_FIRST.fullmatch(message)
     if found is None:
         raise ValueError("not what Kafka takes")
@@ -197,6 +227,7 @@ def bearer_name(message: bytes) -> str | None:
     ValueError when it is refused. None for a token of another form, or without `sub`: only a broker
     that is set up for such tokens takes it, and it alone knows the user.
     """
+    _require_few(message, b"\1", MAX_PAIRS)
     found = _BEARER_FIRST.fullmatch(message)
     if found is None:
         raise ValueError("not what Kafka takes")
@@ -221,8 +252,9 @@ def _subject(token: bytes) -> str | None:
     payload = parts[1].translate(_URL_SAFE_BASE64)
     payload += b"=" * (-len(payload) % _BASE64_QUANTUM)
     try:
-        text = base64.b64decode(payload, validate=True).decode()
-        claims = json.loads(text, object_pairs_hook=_without_doubles)
+        content = base64.b64decode(payload, validate=True)
+        _require_few(content, b"{[,", MAX_CLAIM_PARTS)
+        claims = json.loads(content.decode(), object_pairs_hook=_without_doubles)
     except (ValueError, RecursionError):
         raise ValueError("the token's claims can't be read") from None  # its text stays unseen
     if isinstance(claims, dict) and "sub" not in claims:
@@ -234,6 +266,12 @@ def _subject(token: bytes) -> str | None:
         raise ValueError("a subject with space around it, which Kafka may take away")
     subject.encode()  # no half of a surrogate pair, which JSON can write
     return subject
+
+
+def _require_few(data: bytes, marks: bytes, most: int) -> None:
+    """Refuse more parts than anybody needs, by the bytes that each of them begins or ends with."""
+    if len(data) - len(data.translate(None, marks)) > most:
+        raise ValueError(f"more than {most} parts")
 
 
 def _pairs(data: bytes, separator: bytes) -> dict[bytes, bytes]:

@@ -7,10 +7,10 @@ from proxy.members.quota_keys import QuotaKeys
 from proxy.members.slots import slot_of
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
 from proxy.quota.rules import RuleTable
-from proxy.workers.shared_keys import client_sets
+from proxy.workers.key_rules import client_sets
 from proxy.workers.slot_shares import share_slots
 
-UNNAMED = ("a", "b")
+STRANGERS = ("a", "b")
 """Stand for users and client ids that nothing names."""
 
 MEND_QUERIES = (
@@ -25,7 +25,7 @@ def keys_of(config: Config, table: RuleTable) -> QuotaKeys:
     return QuotaKeys(table.rules, client_sets(config), table)
 
 
-def find_hints(config: Config, table: RuleTable, keys: QuotaKeys) -> Iterator[str]:
+def find_key_hints(config: Config, table: RuleTable, keys: QuotaKeys) -> Iterator[str]:
     """Yield a line if there are workers, and all clients that rules bound must be at one."""
     if config.worker_count == 1:
         return
@@ -48,7 +48,7 @@ def find_hints(config: Config, table: RuleTable, keys: QuotaKeys) -> Iterator[st
         )
 
 
-def explain(config: Config, keys: QuotaKeys, identity: ClientIdentity) -> Iterator[str]:
+def explain_key(config: Config, keys: QuotaKeys, identity: ClientIdentity) -> Iterator[str]:
     """Yield a client's quota key with its slot and worker, and who else has it."""
     key = keys.key_of(identity)
     slot = slot_of(key)
@@ -65,16 +65,16 @@ def _possible_clients(config: Config, table: RuleTable) -> Iterator[ClientIdenti
     """Yield some whom nothing names, then one or more for each rule and query."""
     listeners = [listener.name for listener in config.listeners]
     for listener in listeners:
-        for user in (None, *UNNAMED):
-            for client_id in UNNAMED:
+        for user in (None, *STRANGERS):
+            for client_id in STRANGERS:
                 yield ClientIdentity(listener, user, client_id)
     for clients in client_sets(config):
         for client_id in clients.client_ids:
-            for user in (None, *UNNAMED):
+            for user in (None, *STRANGERS):
                 yield ClientIdentity(listeners[0], user, client_id)
     for rule in table.rules:
-        user = UNNAMED[0] if rule.user == DEFAULT else rule.user
-        for suffix in UNNAMED:
+        user = STRANGERS[0] if rule.user == DEFAULT else rule.user
+        for suffix in STRANGERS:
             client_id = suffix if rule.client_id in (None, DEFAULT) else rule.client_id
             if rule.client_id_prefix is not None:
                 client_id = rule.client_id_prefix + suffix

@@ -13,12 +13,12 @@ from typing import Any
 
 from structlog import get_logger
 
-LENGTH = Struct("!I")
+CALL_LENGTH = Struct("!I")
 
-MAX_FRAME_BYTES = 256 * 2**20
+MAX_CALL_BYTES = 256 * 2**20
 """More than the configuration with the most rules, or all that a state has, takes."""
 
-MAX_UNSENT_BYTES = MAX_FRAME_BYTES
+MAX_UNSENT_CALL_BYTES = MAX_CALL_BYTES
 """What may wait until the other side reads; one that does not read is lost."""
 
 MAX_HANDLED = 1_000
@@ -64,8 +64,8 @@ class ControlChannel:
         """Take what comes, until the other end is lost. Only after `open`."""
         try:
             while True:
-                (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
-                if length > MAX_FRAME_BYTES:
+                (length,) = CALL_LENGTH.unpack(await self._reader.readexactly(CALL_LENGTH.size))
+                if length > MAX_CALL_BYTES:
                     raise ConnectionError(f"a frame of {length} bytes")
                 self._take(json.loads(await self._reader.readexactly(length)))
         except (OSError, EOFError, ValueError, KeyError) as error:
@@ -116,10 +116,10 @@ class ControlChannel:
         if self._is_lost or writer is None:
             raise ChannelLostError("the other process has ended")
         body = json.dumps(document, separators=(",", ":")).encode()
-        if writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+        if writer.transport.get_write_buffer_size() > MAX_UNSENT_CALL_BYTES:
             self.close()
             raise ChannelLostError("the other process does not read")
-        writer.write(LENGTH.pack(len(body)) + body)
+        writer.write(CALL_LENGTH.pack(len(body)) + body)
 
     def _take(self, document: Mapping[str, Any]) -> None:
         if "call" not in document:

@@ -12,6 +12,7 @@ from typing import Any
 from structlog import get_logger
 
 from metrics import MemberInstruments
+from proxy.members.member_names import machine_of
 from proxy.members.slot_map import SlotMap
 from proxy.members.slots import SLOTS
 from proxy.state import GroupFence, Record, SlotStore, StateError
@@ -19,14 +20,14 @@ from proxy.workers.control_channel import ChannelLostError
 from proxy.workers.handing_over import let_go, take_up
 from proxy.workers.owed_records import OwedRecords
 from proxy.workers.peers import Peers
-from proxy.workers.post import CALL_LIMIT_S, Post, WorkerError, machine_of
+from proxy.workers.post import CALL_LIMIT_S, Post, WorkerError
 from proxy.workers.shown_owners import shown_owners
 from proxy.workers.stray_records import StrayRecords
 from proxy.workers.tier_rules import TierRules
 from proxy.workers.tier_state import TierState
 from proxy.workers.tier_store import COMMON_SLOT
 
-RETRY_S = 0.5
+TAKE_RETRY_S = 0.5
 """After slots could not be taken, or given."""
 
 _log = get_logger(__name__)
@@ -77,7 +78,7 @@ class FollowedMap:
         async with self._handing_over:
             yield {
                 "slot_map": self.applied.document(),
-                "keys": self._rules.in_force.pack(),
+                "keys": self._rules.in_force.text(),
                 "shown": self.shown().document(),
                 "writes": post is self._posts[0] and self._is_writing,
             }
@@ -126,7 +127,7 @@ class FollowedMap:
                     await self._step()
             except StateError as error:
                 _log.error("slots are not taken yet, trying again", error=str(error))
-                self._loop.call_later(RETRY_S, self._wanted.set)
+                self._loop.call_later(TAKE_RETRY_S, self._wanted.set)
 
     async def until_handed_over(self) -> None:
         """Return when others own all slots that this machine owned, or nobody takes them."""
@@ -203,7 +204,7 @@ class FollowedMap:
             self._may_have_strays = False
             if await self._strays.give(self.applied):
                 self._may_have_strays = True
-                self._loop.call_later(RETRY_S, self._wanted.set)
+                self._loop.call_later(TAKE_RETRY_S, self._wanted.set)
 
     async def _apply(self, slot_map: SlotMap, owed: Sequence[list[Any]] = ()) -> None:
         """Have workers let go what they do not own in a map any more, and take up the rest."""

@@ -10,14 +10,12 @@ from aiohttp import web
 from proxy.admin.gateway.tier_routes import TierRoutes
 from proxy.admin.port.guard import require_all_rights
 from proxy.admin.replies import ApiError, answer, json_body
-from proxy.admin.sliced_json import read_whole
+from proxy.admin.sliced_json import ROW_DEPTH, read_whole
 from proxy.state import Record, StateError
 from proxy.workers.peers import RECORDS_PATH
 
 MAX_HANDED_BYTES = 32 * 2**20
 """Of one message; one record has 8 MiB at most."""
-
-_ROW_DEPTH = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +35,7 @@ class MachineRoutes(TierRoutes):
         require_all_rights("ask as a machine of the tier")
         body = await json_body(request, MAX_HANDED_BYTES)
         try:
-            document: Any = await asyncio.to_thread(read_whole, body, _ROW_DEPTH)
+            document: Any = await asyncio.to_thread(read_whole, body, ROW_DEPTH)
             records = [
                 Record(str(key), str(text), int(version))
                 for key, text, version in document["records"]

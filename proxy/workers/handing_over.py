@@ -8,33 +8,34 @@ from structlog import get_logger
 
 from proxy.members.slot_map import SlotMap
 from proxy.workers.control_channel import ChannelLostError
+from proxy.workers.key_rules import KeyRules
 from proxy.workers.post import Post, WorkerError, call_all
-from proxy.workers.shared_keys import KeyRules
+from proxy.workers.shared_keys import debt_row
 
 HAND_OVER_LIMIT_S = 30.0
 """For workers to let clients go, and then to take them up; each step."""
 
-Rows = list[list[Any]]
+DebtRows = list[list[Any]]
 """Debts, as `debt_row` makes them."""
 
 _log = get_logger(__name__)
 
 
-async def let_go(posts: Sequence[Post], slot_map: SlotMap, keys: KeyRules) -> Rows:
+async def let_go(posts: Sequence[Post], slot_map: SlotMap, keys: KeyRules) -> DebtRows:
     """Have all workers let go what they do not own any more; return what its clients owe.
 
     What those owed that a worker had which is gone now is known by what it has told.
     """
-    what = {"slot_map": slot_map.document(), "keys": keys.pack()}
+    what = {"slot_map": slot_map.document(), "keys": keys.text()}
     calls = (post.call("let_go", HAND_OVER_LIMIT_S, **what) for post in posts)
-    owed: Rows = []
+    owed: DebtRows = []
     for post, result in zip(
         posts, await asyncio.gather(*calls, return_exceptions=True), strict=True
     ):
         if isinstance(result, list):
             owed += result
         elif isinstance(result, ChannelLostError):
-            owed += post.debts.left()
+            owed += map(debt_row, post.debts.left())
         elif isinstance(result, WorkerError):
             _log.error("a worker lets nothing go", worker=post.number, error=str(result))
         elif isinstance(result, BaseException):
@@ -42,7 +43,7 @@ async def let_go(posts: Sequence[Post], slot_map: SlotMap, keys: KeyRules) -> Ro
     return owed
 
 
-async def take_up(posts: Sequence[Post], owed: Rows, shown: SlotMap | None = None) -> None:
+async def take_up(posts: Sequence[Post], owed: DebtRows, shown: SlotMap | None = None) -> None:
     """Have all workers take up what they own by the map that they were given last.
 
     `shown` is the map by which clients are sent on, where that is another one.

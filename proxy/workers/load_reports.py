@@ -10,10 +10,10 @@ from proxy.member import MemberProcess
 from proxy.members.quota_keys import QuotaKeys
 from proxy.members.slots import slot_of
 from proxy.quota.entities import ClientIdentity
-from proxy.workers.rules_digest import digest_of
+from proxy.workers.key_rules import digest_in_force
 from proxy.workers.slot_loads import ClientTraffic, LoadMeter
 
-LOOK_INTERVAL_S = 1.0
+LOAD_INTERVAL_S = 1.0
 """Between two looks whether connections were measured, or rules have changed."""
 
 
@@ -49,7 +49,7 @@ class LoadReports:
             if connections.client_rates is not seen:
                 seen = connections.client_rates
                 await self._measure(ClientTraffic(seen, connections.client_exchanges))
-            await asyncio.sleep(LOOK_INTERVAL_S)
+            await asyncio.sleep(LOAD_INTERVAL_S)
 
     async def _measure(self, traffic: ClientTraffic) -> None:
         meter = self._meter
@@ -66,7 +66,7 @@ class LoadReports:
 
     async def _show_digest(self) -> None:
         quotas = self._member.quotas
-        make = partial(digest_of, quotas.table, enforce=quotas.settings.enforce)
+        make = partial(digest_in_force, quotas.table, enforce=quotas.settings.enforce)
         digest = await asyncio.to_thread(make)
         gauge = self._member.services.instruments.rules_digest
         gauge.clear()

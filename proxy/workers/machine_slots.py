@@ -7,22 +7,19 @@ from typing import Any
 
 from metrics import MemberInstruments
 from proxy.admin.gateway.member_client import MemberEndpoint
-from proxy.admin.gateway.merging.member_documents import Document
 from proxy.admin.gateway.tier_routes import TierRoutes
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.config import Config
 from proxy.config.stores import StateHolder, open_store
-from proxy.members.client_set import ClientSet
+from proxy.member import Work
 from proxy.members.slot_map import MemberAddresses
-from proxy.quota.rules import Rule
-from proxy.state import Store
+from proxy.state import Document, Store
 from proxy.state.watched import WATCH_KEY
+from proxy.workers.key_rules import KeyRules, client_sets
 from proxy.workers.machine_ports import MachinePorts
 from proxy.workers.post import CALL_LIMIT_S, Post, looping
-from proxy.workers.shared_keys import KeyRules
 from proxy.workers.shared_map import SharedMap
 from proxy.workers.slot_placement import SlotPlacement
-from proxy.workers.slot_sharing import Work
 
 
 class MachineSlots:
@@ -68,7 +65,7 @@ class MachineSlots:
         async with self._shared.begin() as shares:
             yield {
                 "slot_map": shares.slot_map.document(),
-                "keys": shares.key_rules.pack(),
+                "keys": shares.key_rules.text(),
                 "shown": None,
                 "writes": post is self._posts[0],
             }
@@ -100,14 +97,14 @@ class MachineSlots:
     def serves_again(self) -> None:
         """See SlotSharing."""
 
-    def use_rules(self, rules: Sequence[Rule]) -> None:
+    def use_rules(self, rules: str) -> None:
         """See SlotSharing."""
-        self._shared.use_keys(KeyRules(tuple(rules), self._shared.key_rules.together))
+        self._shared.use_keys(KeyRules(rules, self._shared.key_rules.together))
 
-    def use_config(self, config: Config, together: tuple[ClientSet, ...]) -> None:
+    def use_config(self, config: Config) -> None:
         """See SlotSharing."""
-        del config  # the first worker says by itself which rules are in force then
-        self._shared.use_keys(KeyRules(self._shared.key_rules.rules, together))
+        # The first worker says by itself which rules are in force then.
+        self._shared.use_keys(KeyRules(self._shared.key_rules.rules, client_sets(config)))
 
     async def pass_visits(self, owner: str, visits: list[Any]) -> Any:
         """See SlotSharing."""

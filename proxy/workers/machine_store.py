@@ -9,23 +9,23 @@ import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from threading import Lock
-from typing import Protocol
+from typing import Any, Protocol
 
 from proxy.state import Record, StateError, Store
 
-from .state_frames import PIECE_BYTES, FrameError, FrameSocket, Json
+from .state_frames import STATE_PIECE_BYTES, FrameError, FrameSocket
 
 CALL_TIMEOUT_S = 10.0
 """How long one call may take, of which a large read or write has several."""
 
-Row = tuple[str, str, int]
+KeptRow = tuple[str, str, int]
 """Key, text and version of a record."""
 
 
 class Transport(Protocol):
     """Calls the supervisor, for any thread."""
 
-    def call(self, method: str, params: Mapping[str, Json]) -> Json:
+    def call(self, method: str, params: Mapping[str, Any]) -> Any:
         """Return what a method returns.
 
         Raises StateError as the method did, or when there is no answer in time.
@@ -44,7 +44,7 @@ class SocketTransport:
         self._lock = Lock()
         self._numbers = count(1)
 
-    def call(self, method: str, params: Mapping[str, Json]) -> Json:
+    def call(self, method: str, params: Mapping[str, Any]) -> Any:
         """See Transport."""
         if not self._lock.acquire(timeout=self._timeout_s):
             raise self._late(method)
@@ -113,18 +113,18 @@ class MachineStore(Store):
         """Use the state no more, which stays open for others, as does the way to it."""
         self._closed = True
 
-    def _call(self, method: str, **params: Json) -> Json:
+    def _call(self, method: str, **params: Any) -> Any:
         if self._closed:
             raise RuntimeError("the state is closed")
         return self._transport.call(method, params)
 
 
-def pieces(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
-    """Cut rows into pieces of some PIECE_BYTES; one piece at least, of one row at least each."""
+def pieces(rows: Sequence[KeptRow]) -> Iterator[Sequence[KeptRow]]:
+    """Cut rows into pieces of some STATE_PIECE_BYTES: at least one, each of at least one row."""
     start = size = 0
     for position, (key, text, _) in enumerate(rows):
         added = len(key) + len(text)
-        if size and size + added > PIECE_BYTES:
+        if size and size + added > STATE_PIECE_BYTES:
             yield rows[start:position]
             start, size = position, 0
         size += added

@@ -10,13 +10,14 @@ import os
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from struct import Struct
 from typing import NoReturn
+
+from proxy.log_queue import log_queue
 
 MAKE_LIMIT_S = 10.0
 """For a new process."""
@@ -57,7 +58,7 @@ class Process:
         os.close(self.handle)
 
 
-Work = Callable[[socket.socket, socket.socket], int]
+WorkerMain = Callable[[socket.socket, socket.socket], int]
 """What a worker does, with its ends of the control channel and of that of the state; returns the
 exit code."""
 
@@ -65,7 +66,7 @@ exit code."""
 class Nursery:
     """The supervisor's side. Make it before there are threads, or anything open to be inherited."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: WorkerMain) -> None:
         gc.freeze()  # what is there now stays shared
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent = os.getpid()
@@ -132,14 +133,13 @@ def _leave(work: Callable[[], int]) -> NoReturn:
     try:
         code = work()
     except BaseException:  # nobody is left to whom it could be raised
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        log_queue.wait_written()
         os._exit(code)
 
 
-def _make_on_demand(sock: socket.socket, supervisor: int, work: Work) -> int:
+def _make_on_demand(sock: socket.socket, supervisor: int, work: WorkerMain) -> int:
     """Fork when it is asked for, until the supervisor has gone; then all ends."""
     _end_with(supervisor)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -15,7 +15,7 @@ from proxy.admin.gateway.tier_routes import (
     LONG_ALIVE_PATH,
     LONG_S,
     VISITS_PATH,
-    Rows,
+    VisitRows,
 )
 from proxy.state import Record
 
@@ -24,7 +24,7 @@ RECORDS_PATH = "/v1/tier/records"
 ALIVE_INTERVAL_S = 0.5
 """Between two questions to each machine."""
 
-ANSWER_TIMEOUT_S = 1.0
+PEER_TIMEOUT_S = 1.0
 """For each question. A machine that is busy for longer is asked again."""
 
 SILENT_AFTER_S = 2.0
@@ -34,7 +34,7 @@ LOOK_AGAIN_S, LOOKS = 0.05, 20
 """After a connection to a machine broke: between two looks whether it lives, and how many. Its
 workers may keep its port open for a moment."""
 
-MAX_ANSWER_BYTES = 16 * 2**20
+MAX_PEER_BYTES = 16 * 2**20
 
 _log = get_logger(__name__)
 
@@ -77,7 +77,7 @@ class Peers:
         self._session = aiohttp.ClientSession(
             headers=self._headers,
             connector=aiohttp.TCPConnector(ssl=True if self._tls is None else self._tls),
-            read_bufsize=MAX_ANSWER_BYTES,
+            read_bufsize=MAX_PEER_BYTES,
         )
         return self
 
@@ -106,7 +106,7 @@ class Peers:
             await asyncio.gather(*self._following.values(), return_exceptions=True)
             self._following.clear()
 
-    async def tell(self, machine: str, rows: Rows) -> Rows:
+    async def tell(self, machine: str, rows: VisitRows) -> VisitRows:
         """Report to a machine what visitors had here; return what its sensors owe.
 
         Raises PeerError.
@@ -135,7 +135,7 @@ class Peers:
     async def _until_broken(self, name: str) -> None:
         """Return when a machine has ended in order, or some time has passed; find out its death."""
         try:
-            await self._ask("GET", name, LONG_ALIVE_PATH, limit_s=LONG_S + ANSWER_TIMEOUT_S)
+            await self._ask("GET", name, LONG_ALIVE_PATH, limit_s=LONG_S + PEER_TIMEOUT_S)
         except (BrokenError, AwayError):
             await self._find_out(name)
         except PeerError as error:
@@ -194,7 +194,7 @@ class Peers:
         url = self._urls.get(machine)
         if url is None or self._session is None:
             raise PeerError(f"{machine} is not in the tier")
-        limit = aiohttp.ClientTimeout(total=limit_s or ANSWER_TIMEOUT_S)
+        limit = aiohttp.ClientTimeout(total=limit_s or PEER_TIMEOUT_S)
         try:
             request = self._session.request(method, url + path, json=body, timeout=limit)
             async with request as response:

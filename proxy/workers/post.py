@@ -7,6 +7,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from proxy.members.member_names import member_name
 from proxy.workers.control_channel import (
     CallFailedError,
     ChannelLostError,
@@ -22,11 +23,8 @@ from proxy.workers.told_debts import ToldDebts
 CALL_LIMIT_S = 30.0
 """For what takes a worker no time that one would notice."""
 
-FIRST = 0
+FIRST_WORKER = 0
 """Number of the worker that writes what concerns all; in a tier, on one of the machines."""
-
-SEPARATOR = "/"
-"""Between machine and number in a member's name."""
 
 SEND_LIMIT_S = 10.0
 """For the sockets to reach a new process."""
@@ -34,16 +32,6 @@ SEND_LIMIT_S = 10.0
 
 class WorkerError(Exception):
     """A worker cannot begin, or cannot do what it is asked for."""
-
-
-def member_name(number: int, machine: str | None) -> str:
-    """Return the name of a worker as a member, by itself or with its machine in a tier."""
-    return str(number) if machine is None else f"{machine}{SEPARATOR}{number}"
-
-
-def machine_of(member: str) -> str:
-    """Return the machine of a member of a tier."""
-    return member.rpartition(SEPARATOR)[0]
 
 
 class Post:

@@ -6,8 +6,9 @@ from contextlib import suppress
 
 from structlog import get_logger
 
-from proxy.members.slot_map import Address, MemberAddresses
-from proxy.workers.post import machine_of
+from proxy.cluster.upstream import Address
+from proxy.members.member_names import machine_of
+from proxy.members.slot_map import MemberAddresses
 
 CONNECT_LIMIT_S = 3.0
 """For a connection to the bootstrap port of another member."""

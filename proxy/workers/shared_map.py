@@ -14,8 +14,8 @@ from proxy.members.quota_keys import QuotaKeys
 from proxy.members.slot_map import MemberAddresses, SlotMap
 from proxy.members.slots import slot_of
 from proxy.workers.handing_over import let_go, take_up
+from proxy.workers.key_rules import KeyRules
 from proxy.workers.post import Post
-from proxy.workers.shared_keys import KeyRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class WorkerShares:
 
     def told(self) -> Mapping[str, Any]:
         """Return it as workers read it."""
-        return {"slot_map": self.slot_map.document(), "keys": self.key_rules.pack()}
+        return {"slot_map": self.slot_map.document(), "keys": self.key_rules.text()}
 
     def owner_of_query(self, client_id: str) -> str | None:
         """Return the worker that has a client's query."""

@@ -2,10 +2,8 @@
 
 from collections.abc import Collection, Sequence
 
-from proxy.workers.post import machine_of
-
-Owners = Sequence[str | None]
-"""The member of each slot."""
+from proxy.members.member_names import machine_of
+from proxy.members.slot_balance import Owners
 
 
 def shown_owners(

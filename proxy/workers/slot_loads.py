@@ -22,7 +22,7 @@ EXCHANGE_BYTES = 40_000
 LEAST_BYTES_PER_S = 1.0
 """Averages below are forgotten."""
 
-NAMED_SHARE, NAMED_CLIENTS = 0.3, 3
+NAMED_SHARE, MAX_NAMED_OF_SLOT = 0.3, 3
 """Of a slot that takes so much of its worker, so many clients are named."""
 
 WALKED_AT_ONCE = 100
@@ -113,7 +113,7 @@ class LoadMeter:
             if slot in large:
                 found[slot].append(client)
         self.clients = {
-            slot: [*map(_title, nlargest(NAMED_CLIENTS, clients, key=traffic.weight))]
+            slot: [*map(_title, nlargest(MAX_NAMED_OF_SLOT, clients, key=traffic.weight))]
             for slot, clients in found.items()
         }
 

@@ -1,20 +1,16 @@
 """What a supervisor asks about who owns which slots: of its machine alone, or of a tier."""
 
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from proxy.admin.gateway.member_client import MemberEndpoint
-from proxy.admin.gateway.merging.member_documents import Document
 from proxy.admin.gateway.tier_routes import TierRoutes
 from proxy.config import Config
 from proxy.config.stores import StateHolder
-from proxy.members.client_set import ClientSet
-from proxy.quota.rules import Rule
-from proxy.state import Store
+from proxy.member import Work
+from proxy.state import Document, Store
 from proxy.workers.post import Post
-
-Work = Callable[[], Coroutine[None, None, None]]
 
 
 class SlotSharing(Protocol):
@@ -67,10 +63,10 @@ class SlotSharing(Protocol):
     def changed(self) -> Callable[[], None]:
         """Follow that other workers are to own slots, or are elsewhere."""
 
-    def use_rules(self, rules: Sequence[Rule]) -> None:
-        """Follow that the first worker of this machine has these rules in force."""
+    def use_rules(self, rules: str) -> None:
+        """Follow that the first worker has these rules in force, as `rules_text` writes them."""
 
-    def use_config(self, config: Config, together: tuple[ClientSet, ...]) -> None:
+    def use_config(self, config: Config) -> None:
         """Follow another configuration."""
 
     @property

@@ -4,13 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from metrics.clock import clock_ms
-from proxy.members.slot_map import Address, MemberAddresses, SlotMap
+from proxy.cluster.upstream import Address
+from proxy.members.member_names import machine_of
+from proxy.members.slot_map import MemberAddresses, SlotMap
 from proxy.members.slots import slot_of
 from proxy.quota.entities import ClientIdentity
 from proxy.relay.steering import Visit
-from proxy.workers.post import machine_of
 
-MOVED_MS = 3000.0
+JUST_MOVED_MS = 3000.0
 """Clients look for their coordinator again in a second or two."""
 
 KeyOf = Callable[[ClientIdentity], str]
@@ -103,9 +104,9 @@ class SlotSteering:
         return self._owners[later[0] if later else others[0]]
 
     def has_moved(self, identity: ClientIdentity) -> bool:
-        """Return whether the slot of a client got another owner in the last MOVED_MS."""
+        """Return whether the slot of a client got another owner in the last JUST_MOVED_MS."""
         moved_ms = self._moved_ms.get(slot_of(self._key_of(identity))) if self._moved_ms else None
-        return moved_ms is not None and clock_ms() - moved_ms < MOVED_MS
+        return moved_ms is not None and clock_ms() - moved_ms < JUST_MOVED_MS
 
     def learned(self, node_id: int, host: str, port: int) -> None:
         """Announce a broker's real address: all members need that, and a port for it."""

@@ -6,17 +6,15 @@ from contextlib import suppress
 from struct import Struct
 from typing import Any
 
-MAX_FRAME_BYTES = 64 * 1024 * 1024
-"""Of one frame, which has PIECE_BYTES of records, or one larger record."""
+MAX_STATE_FRAME_BYTES = 64 * 1024 * 1024
+"""Of one frame, which has STATE_PIECE_BYTES of records, or one larger record."""
 
-PIECE_BYTES = 1024 * 1024
+STATE_PIECE_BYTES = 1024 * 1024
 """About how much of records goes into one frame: others have their turn between two."""
 
-READ_BYTES = 256 * 1024
+STATE_READ_BYTES = 256 * 1024
 
 _LENGTH = Struct(">I")
-
-Json = Any
 
 
 class FrameError(Exception):
@@ -35,10 +33,10 @@ class FrameSocket:
         self._received = bytearray()
         self._unsent = bytearray()
 
-    def send(self, document: Json) -> None:
+    def send(self, document: Any) -> None:
         """Send a document. Raises TimeoutError (it is sent with the next one), and OSError."""
         body = json.dumps(document, separators=(",", ":")).encode()
-        if len(body) > MAX_FRAME_BYTES:
+        if len(body) > MAX_STATE_FRAME_BYTES:
             raise FrameError(f"{len(body)} bytes are too many for one frame")
         self._unsent += _LENGTH.pack(len(body))
         self._unsent += body
@@ -46,11 +44,11 @@ class FrameSocket:
             sent = self._socket.send(self._unsent)
             del self._unsent[:sent]
 
-    def receive(self) -> Json:
+    def receive(self) -> Any:
         """Return the next document. Raises TimeoutError, FrameError, OSError."""
         self._receive_until(_LENGTH.size)
         (length,) = _LENGTH.unpack_from(self._received)
-        if length > MAX_FRAME_BYTES:
+        if length > MAX_STATE_FRAME_BYTES:
             raise FrameError(f"a frame of {length} bytes")
         end = _LENGTH.size + length
         self._receive_until(end)
@@ -69,7 +67,7 @@ class FrameSocket:
 
     def _receive_until(self, count: int) -> None:
         while len(self._received) < count:
-            read = self._socket.recv(READ_BYTES)
+            read = self._socket.recv(STATE_READ_BYTES)
             if not read:
                 raise FrameError("the other side has closed the connection")
             self._received += read

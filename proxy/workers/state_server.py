@@ -9,8 +9,8 @@ from structlog import get_logger
 
 from proxy.state import Record, StateError, Store
 
-from .machine_store import Row, pieces
-from .state_frames import FrameError, FrameSocket, Json
+from .machine_store import KeptRow, pieces
+from .state_frames import FrameError, FrameSocket
 
 MAX_UNDER_WAY = 16
 """Reads, and writes, in pieces on one connection: a worker has fewer threads that use the state. Of
@@ -52,9 +52,9 @@ class StateCalls:
     def __init__(self, store: Callable[[], Store]) -> None:
         self._store = store
         self._numbers = count(1)
-        self._readings: dict[int, Iterator[Sequence[Row]]] = {}
-        self._writings: dict[int, tuple[list[Row], list[str]]] = {}
-        self._methods: dict[str, Callable[..., Json]] = {
+        self._readings: dict[int, Iterator[Sequence[KeptRow]]] = {}
+        self._writings: dict[int, tuple[list[KeptRow], list[str]]] = {}
+        self._methods: dict[str, Callable[..., Any]] = {
             "get": self._get,
             "items": self._items,
             "more": self._more,
@@ -62,7 +62,7 @@ class StateCalls:
             "put_many": self._put_many,
         }
 
-    def answer(self, method: str, params: Mapping[str, Json]) -> dict[str, Json]:
+    def answer(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a method returns as `result`, or why it failed as `problem`."""
         try:
             return {"result": self._methods[method](**params)}
@@ -75,21 +75,21 @@ class StateCalls:
             problem = {"what": f"the state failed: {error!r}", "fix": "report this error"}
         return {"problem": problem}
 
-    def _get(self, key: str) -> Row | None:
+    def _get(self, key: str) -> KeptRow | None:
         record = self._store().get(key)
         return None if record is None else _row(record)
 
-    def _items(self, prefix: str) -> dict[str, Json]:
+    def _items(self, prefix: str) -> dict[str, Any]:
         rows = [_row(record) for record in self._store().items(prefix)]
         return self._next_piece(next(self._numbers), pieces(rows))
 
-    def _more(self, reading: int) -> dict[str, Json]:
+    def _more(self, reading: int) -> dict[str, Any]:
         if reading not in self._readings:
             text = f"more than {MAX_UNDER_WAY} reads of the state are under way"
             raise StateError(text, "read it again")
         return self._next_piece(reading, self._readings.pop(reading))
 
-    def _next_piece(self, reading: int, left: Iterator[Sequence[Row]]) -> dict[str, Json]:
+    def _next_piece(self, reading: int, left: Iterator[Sequence[KeptRow]]) -> dict[str, Any]:
         rows = next(left, ())
         following = next(left, None)
         if following is None:
@@ -98,7 +98,7 @@ class StateCalls:
         self._readings[reading] = _chained(following, left)
         return {"rows": rows, "reading": reading}
 
-    def _stage(self, writing: int | None, rows: list[Row], delete: list[str]) -> int:
+    def _stage(self, writing: int | None, rows: list[KeptRow], delete: list[str]) -> int:
         if writing is None:
             writing = next(self._numbers)
             _make_room(self._writings)
@@ -110,8 +110,8 @@ class StateCalls:
         gone += delete
         return writing
 
-    def _put_many(self, writing: int | None, rows: list[Row], delete: list[str]) -> int:
-        staged: list[Row] = []
+    def _put_many(self, writing: int | None, rows: list[KeptRow], delete: list[str]) -> int:
+        staged: list[KeptRow] = []
         gone: list[str] = []
         if writing is not None:
             if writing not in self._writings:
@@ -121,7 +121,9 @@ class StateCalls:
         return self._store().put_many(records, delete=[*gone, *delete])
 
 
-def _chained(first: Sequence[Row], left: Iterator[Sequence[Row]]) -> Iterator[Sequence[Row]]:
+def _chained(
+    first: Sequence[KeptRow], left: Iterator[Sequence[KeptRow]]
+) -> Iterator[Sequence[KeptRow]]:
     yield first
     yield from left
 
@@ -136,5 +138,5 @@ def _make_room(under_way: dict[int, Any]) -> None:
         del under_way[next(iter(under_way))]
 
 
-def _row(record: Record) -> Row:
+def _row(record: Record) -> KeptRow:
     return record.key, record.text, record.version

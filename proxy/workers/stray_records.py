@@ -6,10 +6,10 @@ from typing import Any
 
 from structlog import get_logger
 
+from proxy.members.member_names import machine_of
 from proxy.members.slot_map import SlotMap
 from proxy.state import Record
 from proxy.workers.peers import PeerError, Peers
-from proxy.workers.post import machine_of
 from proxy.workers.tier_rules import TierRules
 from proxy.workers.tier_state import TierState
 

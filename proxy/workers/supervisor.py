@@ -14,14 +14,17 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter
 from structlog import get_logger
 
-from metrics import MemberInstruments
+from metrics import DroppedLogLines, MemberInstruments
 from proxy.app import log_hints
 from proxy.cluster.upstream import Address
 from proxy.config import Config
 from proxy.config.reload import LoadAttempt, LoadLog, Reloader
 from proxy.config.secrets import Secrets, read_secrets
+from proxy.debt_records import KeptDebts
+from proxy.log_queue import log_queue
 from proxy.member import prepare_process
 from proxy.parts import access_of, bootstrap_of
+from proxy.quota.debts import Debt
 from proxy.relay.relay import log_listening
 from proxy.relay.take_over import Predecessor
 from proxy.state import KafkaStore, MemoryStore, WatchedStore
@@ -32,7 +35,6 @@ from proxy.workers.machine_ports import MachinePorts
 from proxy.workers.machine_slots import MachineSlots
 from proxy.workers.nursery import Nursery, NurseryLostError
 from proxy.workers.post import CALL_LIMIT_S, Post, WorkerError, call_all
-from proxy.workers.shared_keys import client_sets, unpack_rules
 from proxy.workers.slot_sharing import SlotSharing
 from proxy.workers.state_server import StateServer
 from proxy.workers.tier_slots import TierSlots
@@ -74,6 +76,7 @@ class Supervisor:
         self._way = bootstrap_of(config, self._secrets, lambda: None)
         self._store = WatchedStore(MemoryStore())
         self._state = StateServer(self._store)
+        self._debts = KeptDebts(config.state.kind, self._owed)
         self._ports = MachinePorts(config)
         self._folder = Path(tempfile.mkdtemp(prefix="quota-proxy-"))
         self._posts = [
@@ -82,6 +85,7 @@ class Supervisor:
         ]
         registry = CollectorRegistry()
         self._metrics = MemberInstruments(registry)
+        registry.register(DroppedLogLines(lambda: log_queue.dropped))
         self._sharing = self._share(config)
         self._store.watch_key = self._sharing.watch_key
         self._gateway = make_gateway(config, self._secrets, self._posts, registry, self._sharing)
@@ -123,6 +127,9 @@ class Supervisor:
             admin += bind_admin(self._config, succession.beside or ())
             holder = succession.holder
             self._store.use(await asyncio.to_thread(self._sharing.open_store, holder))
+            debts = await self._debts.read(self._store)
+            for post in self._posts:
+                post.debts.keep(debts)
             await _all(self._begin(post) for post in self._posts)
             await self._gateway.start(admin)
             await self._sharing.join(self._gateway.port)
@@ -143,6 +150,7 @@ class Supervisor:
             self.reloader.watch(),
             self._store.watch(),
             self._watch_nursery(),
+            self._debts.run(),
             *self._upkeep.works(),
         )
         self._tasks = [asyncio.create_task(work) for work in works]
@@ -181,6 +189,7 @@ class Supervisor:
         """
         await self._sharing.leave(for_successor=True)
         await self._gateway.stop()
+        await self._debts.close()
         await self._ask_all("release", limit_s)
         if self._config.state.kind != "memory":  # nobody else can have that
             await asyncio.to_thread(self._store.close)
@@ -200,6 +209,7 @@ class Supervisor:
         if self._config.state.kind != "memory":
             await asyncio.to_thread(self._store.close)
             self._store.use(await asyncio.to_thread(self._sharing.open_store, None))
+        await self._debts.read(self._store)
         await self._ask_all("resume")
         self._released = False
 
@@ -230,7 +240,7 @@ class Supervisor:
         handlers: Mapping[str, Handler] = {
             "learned": self._learned,
             "ports": partial(self._found_ports, post),
-            "rules": self._use_rules,
+            "rules": self._sharing.use_rules,
             "visits": self._sharing.pass_visits,
             "debts": post.debts.tell,
             "common_changed": partial(self._common_changed, post),
@@ -247,7 +257,7 @@ class Supervisor:
                 config=pack_config(self._config),
                 in_force=pack_config(self._in_force),
                 **shares,
-                owed=post.debts.left(),
+                owed=[debt.document() for debt in post.debts.left()],
                 layout=layout,
                 admin_path=str(post.admin_path),
                 splice=self._splice,
@@ -270,6 +280,9 @@ class Supervisor:
         _log.info("worker serves", worker=post.number, process=post.process.pid)
         post.restarts.started(time.monotonic())
 
+    async def _owed(self) -> list[Debt]:
+        return [debt for post in self._posts for debt in post.debts.left()]
+
     async def _watch_nursery(self) -> None:
         """Raise NurseryLostError when no worker can be made any more."""
         ended = asyncio.Event()
@@ -280,10 +293,6 @@ class Supervisor:
         finally:
             loop.remove_reader(self._nursery.handle)
         raise NurseryLostError("the process that makes workers has ended, and they with it")
-
-    def _use_rules(self, rules: str) -> None:
-        """Pass on which rules the first worker has in force."""
-        self._sharing.use_rules(unpack_rules(rules))
 
     def _common_changed(self, by: Post) -> None:
         """Have the other workers read what concerns all again; other machines see it written."""
@@ -324,7 +333,7 @@ class Supervisor:
         self._gateway.use_tls(secrets.admin)
         self._secrets, self._in_force = secrets, config
         await call_all(self._posts, "reload", RELOAD_LIMIT_S, config=pack_config(config))
-        self._sharing.use_config(config, client_sets(config))
+        self._sharing.use_config(config)
 
     async def _ask_all(self, method: str, limit_s: float = CALL_LIMIT_S) -> None:
         """Have all workers do something; the log says which did not."""

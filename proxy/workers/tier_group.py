@@ -11,6 +11,7 @@ from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.upstream import UpstreamError
 from proxy.config.models import TierSection
 from proxy.config.stores import RELEASE_TIMEOUT_S
+from proxy.members.member_names import machine_of
 from proxy.members.slot_map import SlotMap
 from proxy.membership.assignment import Assignment, Machine
 from proxy.membership.group_member import GroupMember, MembershipError
@@ -19,7 +20,6 @@ from proxy.membership.vacancy import until_vacant
 from proxy.state import GroupFence, StateError
 from proxy.workers.followed_map import FollowedMap
 from proxy.workers.peers import Peers
-from proxy.workers.post import machine_of
 from proxy.workers.reach import Reach
 from proxy.workers.tier_placement import TierPlacement
 from proxy.workers.tier_state import TierState
@@ -27,7 +27,7 @@ from proxy.workers.tier_state import TierState
 JOIN_LIMIT_S = 60.0
 """For a new machine; a dead one may be waited for meanwhile, which takes its session."""
 
-HAND_OVER_LIMIT_S = 5.0
+GIVE_AWAY_LIMIT_S = 5.0
 """For others to get all slots of a machine that is to end, which serves meanwhile: two rounds."""
 
 LEAVE_LIMIT_S = 10.0
@@ -150,7 +150,7 @@ class TierGroup:
             self.is_leaving = True
             member.request_rebalance(at_once=True)
             with suppress(TimeoutError):
-                async with asyncio.timeout(HAND_OVER_LIMIT_S):
+                async with asyncio.timeout(GIVE_AWAY_LIMIT_S):
                     await self._map.until_handed_over()
         self._map.has_left = not for_successor
         member.stop()

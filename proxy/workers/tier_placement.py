@@ -3,10 +3,10 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from proxy.members.slot_balance import SlotLoad, assign, find_moves
+from proxy.members.slot_balance import SlotLoad, find_moves, placed_slots
 from proxy.workers.shown_owners import stand_in_of
 
-LEAST_SHARE = 0.7
+LEAST_SLOTS_SHARE = 0.7
 """A member with less than this of the average number of slots is given more; beyond that what slots
 carry counts, not how many there are."""
 
@@ -36,8 +36,8 @@ class TierPlacement:
             for slot, owner in enumerate(owners)
         ]
         counts = Counter(wanted)
-        if min(counts[name] for name in members) < LEAST_SHARE * len(owners) / len(members):
-            return assign(wanted, members)
+        if min(counts[name] for name in members) < LEAST_SLOTS_SHARE * len(owners) / len(members):
+            return placed_slots(wanted, members)
         now_s = self._clock_s()
         for move in find_moves(wanted, loads, members, now_s, self._moved_s):
             wanted[move.slot], self._moved_s[move.slot] = move.target, now_s

@@ -7,13 +7,18 @@ from typing import Any
 from structlog import get_logger
 
 from proxy.config import Config
-from proxy.members.client_set import ClientSet
 from proxy.members.quota_keys import QuotaKeys
 from proxy.members.slots import slot_of
-from proxy.quota.rules import Rule
 from proxy.state import SlotStore, StateError, Store
-from proxy.workers.shared_keys import KeyRules, client_sets, identity_of
-from proxy.workers.tier_keys import KEYS_KEY, digest_of, keys_record, read_keys
+from proxy.workers.key_rules import (
+    KEYS_KEY,
+    KeyRules,
+    client_sets,
+    digest_of,
+    keys_record,
+    read_keys,
+)
+from proxy.workers.shared_keys import identity_of
 from proxy.workers.tier_store import RecordSlots
 
 _log = get_logger(__name__)
@@ -23,8 +28,8 @@ class TierRules:
     """Those of this machine's own, those that the tier wants, and those in force here."""
 
     def __init__(self, config: Config) -> None:
-        self._own = KeyRules(tuple(config.quota_settings.rules), client_sets(config))
-        self.digest = digest_of(self._own)
+        self._own = KeyRules.of(config)
+        self.digest = digest_of(self._own.text())
         """Of the rules in this machine's file."""
         self._are_own_whole = False
         """Whether the first worker has said by which rules it goes, those of others included."""
@@ -42,15 +47,15 @@ class TierRules:
         """Find slots by these rules, and the keys that they make, from now on."""
         self.in_force, self.records.keys = rules, keys
 
-    def use_rules(self, rules: Sequence[Rule]) -> None:
+    def use_rules(self, rules: str) -> None:
         """Follow that the first worker of this machine has these rules in force."""
-        self._own = KeyRules(tuple(rules), self._own.together)
+        self._own = KeyRules(rules, self._own.together)
         self._are_own_whole = True
 
-    def use_config(self, config: Config, together: tuple[ClientSet, ...]) -> None:
+    def use_config(self, config: Config) -> None:
         """Follow another configuration."""
-        self._own = KeyRules(self._own.rules, together)
-        self.digest = digest_of(KeyRules(tuple(config.quota_settings.rules), together))
+        self._own = KeyRules(self._own.rules, client_sets(config))
+        self.digest = digest_of(KeyRules.of(config).text())
 
     async def propose(self, store: SlotStore) -> bool:
         """Have all machines make their keys by our rules; return whether those are other ones.

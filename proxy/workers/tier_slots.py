@@ -9,21 +9,20 @@ from typing import Any
 
 from metrics import MemberInstruments
 from proxy.admin.gateway.member_client import MemberEndpoint
-from proxy.admin.gateway.merging.member_documents import Document
 from proxy.admin.replies import ApiError
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.config import Config
 from proxy.config.secrets import Secrets
-from proxy.members.client_set import ClientSet
+from proxy.member import Work
+from proxy.members.member_names import machine_of, member_name
 from proxy.membership.subscription import Announcement
-from proxy.quota.rules import Rule
+from proxy.state import Document
 from proxy.workers.followed_map import FollowedMap
 from proxy.workers.handed_records import MachineRoutes
 from proxy.workers.machine_ports import MachinePorts
 from proxy.workers.peers import Peers
-from proxy.workers.post import FIRST, Post, machine_of, member_name
+from proxy.workers.post import FIRST_WORKER, Post
 from proxy.workers.reach import Reach
-from proxy.workers.slot_sharing import Work
 from proxy.workers.tier_group import TierGroup
 from proxy.workers.tier_loads import TierLoads
 from proxy.workers.tier_peers import peer_access_of
@@ -84,7 +83,7 @@ class TierSlots:
         """See SlotSharing."""
         owner = self._map.common_owner
         machine = self._machine if owner is None else machine_of(owner)
-        return member_name(FIRST, machine)
+        return member_name(FIRST_WORKER, machine)
 
     @property
     def not_ready(self) -> str | None:
@@ -129,14 +128,14 @@ class TierSlots:
         """See SlotSharing."""
         self._map.look()
 
-    def use_rules(self, rules: Sequence[Rule]) -> None:
+    def use_rules(self, rules: str) -> None:
         """See SlotSharing."""
         self._rules.use_rules(rules)
         self._map.look()
 
-    def use_config(self, config: Config, together: tuple[ClientSet, ...]) -> None:
+    def use_config(self, config: Config) -> None:
         """See SlotSharing."""
-        self._rules.use_config(config, together)
+        self._rules.use_config(config)
         self.changed()
 
     def owner_of_client(self, client_id: str) -> str | None:

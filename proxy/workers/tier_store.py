@@ -10,7 +10,7 @@ from proxy.members.slots import slot_of
 from proxy.queries.record_owner import OwnerKind, owner_of
 from proxy.state import Record, SlotStore, Store
 from proxy.state.store import SEPARATOR
-from proxy.workers.shared_keys import key_of_pipeline
+from proxy.workers.key_rules import key_of_pipeline
 
 COMMON_SLOT = slot_of("common")
 """Has what concerns all members: overrides, pauses, audit."""

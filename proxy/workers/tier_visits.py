@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from proxy.admin.gateway.tier_routes import Rows
+from proxy.admin.gateway.tier_routes import VisitRows
+from proxy.members.member_names import machine_of
 from proxy.workers.followed_map import FollowedMap
 from proxy.workers.peers import Peers
-from proxy.workers.post import CALL_LIMIT_S, Post, machine_of
+from proxy.workers.post import CALL_LIMIT_S, Post
 from proxy.workers.tier_rules import TierRules
 
 
@@ -26,7 +27,7 @@ class TierVisits:
                 return await post.call("visited", CALL_LIMIT_S, visits=visits)
         return await self._peers.tell(machine_of(owner), visits)
 
-    async def take(self, rows: Rows) -> Rows:
+    async def take(self, rows: VisitRows) -> VisitRows:
         """Have the workers charge what their clients had at another machine."""
         shown, by_owner = self._map.shown(), dict[str, list[Any]]()
         for row in rows:

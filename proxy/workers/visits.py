@@ -49,11 +49,6 @@ class VisitLog:
             if not visits:
                 del self._by_owner[owner]
 
-    def put_back(self, owner: str, visits: Iterable[Visit]) -> None:
-        """Keep what an owner could not be told for the next time."""
-        for visit in visits:
-            self.add(owner, visit)
-
     def forget(self, owners: Iterable[str]) -> None:
         """Drop what is to be told to members that are gone."""
         for owner in owners:

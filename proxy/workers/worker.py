@@ -22,34 +22,33 @@ from proxy.config.reload import LoadAttempt
 from proxy.config.secrets import Secrets, read_secrets
 from proxy.config.worker_ports import share_of
 from proxy.config.workers import MAX_WORKERS
+from proxy.debt_records import LEAST_KEPT_MS
 from proxy.garbage import spare_full_collections
+from proxy.log_queue import log_queue
 from proxy.member import MemberProcess
+from proxy.members.member_names import machine_of
 from proxy.members.quota_keys import QuotaKeys
 from proxy.members.slot_map import SlotMap
 from proxy.members.slots import slot_of
 from proxy.parts import listener_of
+from proxy.quota.debts import Debt
 from proxy.relay.listener import ListenerSettings
 from proxy.relay.stay import MIN_VISIT_S
 from proxy.state.watched import WATCH_KEY
 from proxy.workers.control_channel import ControlChannel
+from proxy.workers.key_rules import KeyRules, rules_text
 from proxy.workers.load_reports import LoadReports
 from proxy.workers.machine_store import MachineStore, SocketTransport
-from proxy.workers.post import FIRST, machine_of
-from proxy.workers.shared_keys import (
-    KeyRules,
-    OwnedBoth,
-    SlotOwns,
-    debt_row,
-    pack_rules,
-    read_debt,
-)
+from proxy.workers.nursery import EXIT_CRASHED
+from proxy.workers.post import FIRST_WORKER
+from proxy.workers.shared_keys import OwnedBoth, SlotOwns, debt_row, read_debt
 from proxy.workers.slot_steering import SlotSteering
 from proxy.workers.tier_store import WATCH, slot_key
-from proxy.workers.told_debts import LEAST_TOLD_MS, TOLD_INTERVAL_S
+from proxy.workers.told_debts import TOLD_INTERVAL_S
 from proxy.workers.visit_exchanges import VisitExchanges
 from proxy.workers.visits import EXCHANGE_INTERVAL_S, VisitLog
 
-EXIT_DONE, EXIT_LOST, EXIT_CRASHED = 0, 3, 1
+EXIT_DONE, EXIT_LOST = 0, 3
 
 _log = get_logger(__name__)
 
@@ -111,6 +110,7 @@ class Worker:
         code = await self._ended
         if code == EXIT_LOST:
             _log.error("the supervisor has ended, so this worker ends")
+            log_queue.wait_written()
             os._exit(code)
         return code
 
@@ -129,7 +129,7 @@ class Worker:
         shown: Mapping[str, Any] | None,
         keys: str,
         writes: bool,
-        owed: Sequence[Sequence[Any]],
+        owed: Sequence[Mapping[str, Any]],
         layout: Sequence[tuple[str, int | None]],
         admin_path: str,
         splice: bool,
@@ -177,7 +177,7 @@ class Worker:
             by_listener.setdefault(listener, {})[node_id] = sock
         self._member.relay.use(by_listener)
         await self._member.load(MachineStore(self._state), self._owns)
-        self._member.quotas.shared.take_debts(map(read_debt, owed), clock_ms())
+        self._member.quotas.shared.take_debts(map(Debt.of, owed), clock_ms())
         await self._member.make_admin().start_at(Path(admin_path))
         if in_force != config:
             now = read_config(in_force)
@@ -214,7 +214,7 @@ class Worker:
     async def _owned(self, slot_map: Mapping[str, Any], keys: str) -> SlotOwns:
         """Return what this worker owns by a map and the rules of keys."""
         if self._made_keys is None or self._made_keys[0] != keys:
-            made = await asyncio.to_thread(lambda: KeyRules.unpack(keys).keys())
+            made = await asyncio.to_thread(lambda: KeyRules.read(keys).keys())
             self._made_keys = keys, made
         return SlotOwns(self._name, SlotMap.of(slot_map), self._made_keys[1])
 
@@ -291,9 +291,9 @@ class Worker:
         told_of = -1
         while True:
             quotas = self._member.quotas
-            if self._number == FIRST and quotas.generation != told_of:
+            if self._number == FIRST_WORKER and quotas.generation != told_of:
                 told_of = quotas.generation
-                rules = await asyncio.to_thread(pack_rules, quotas.table.rules)
+                rules = await asyncio.to_thread(rules_text, quotas.table.rules)
                 self._channel.notify("rules", rules=rules)
             self._exchanges.tell()
             await asyncio.sleep(EXCHANGE_INTERVAL_S)
@@ -303,10 +303,9 @@ class Worker:
         had_some = False
         while True:
             await asyncio.sleep(TOLD_INTERVAL_S)
-            walk = self._member.quotas.shared.owing(self._owns.has, clock_ms, LEAST_TOLD_MS)
-            debts = [debt for debt in await self._member.slices.collect(walk) if debt is not None]
+            debts = await self._member.owed(LEAST_KEPT_MS, self._owns.has)
             if debts or had_some:
-                self._channel.notify("debts", rows=[debt_row(debt) for debt in debts])
+                self._channel.notify("debts", owed=[debt.document() for debt in debts])
             had_some = bool(debts)
 
     def _learn(self, node_id: int, host: str, port: int) -> None:
@@ -332,7 +331,7 @@ class Worker:
 
     def _loaded(self, at_s: float, result: str, message: str) -> None:
         """Remember a load, which the first worker counts for all."""
-        if self._number == FIRST:
+        if self._number == FIRST_WORKER:
             self._member.loads.record(result, message)
         else:
             self._member.loads.add(LoadAttempt(at_s, result, message))

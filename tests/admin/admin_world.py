@@ -16,6 +16,7 @@ from proxy.admin.port.access import Access, AdminToken
 from proxy.admin.rates.observed_rates import ObservedRates
 from proxy.admin.server import AdminServer
 from proxy.admin.status import BrokerStatus, ConfigLoad, ListenerStatus, RelayStatus
+from proxy.progress.query_scope import QueryScope
 from proxy.quota.entities import QuotaKind
 from proxy.quota.rule_registry import RuleRegistry
 from proxy.quota.rules import QuotaSettings, Rule
@@ -79,8 +80,8 @@ RELAY = RelayStatus(
 class NoQueries:
     """A proxy that follows no queries."""
 
-    async def accept(self, raw: bytes) -> Mapping[str, object]:
-        raise AssertionError(f"nobody reports here: {raw!r}")
+    async def accept(self, raw: bytes, scope: QueryScope) -> Mapping[str, object]:
+        raise AssertionError(f"nobody reports here: {raw!r} of {scope}")
 
     def progress(self) -> Sequence[Mapping[str, object]]:
         return ()

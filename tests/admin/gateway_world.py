@@ -16,6 +16,7 @@ from proxy.admin.gateway.gateway import Gateway, MemberMetrics, MergeMetrics
 from proxy.admin.gateway.member_client import MemberEndpoint
 from proxy.admin.port.access import Access
 from proxy.admin.server import AdminServer
+from proxy.progress.query_scope import QueryScope
 from proxy.progress.report import Refusal, ReportRefused
 
 
@@ -40,7 +41,8 @@ class Reported(NoQueries):
     def __init__(self) -> None:
         self.taken: list[bytes] = []
 
-    async def accept(self, raw: bytes) -> Mapping[str, object]:
+    async def accept(self, raw: bytes, scope: QueryScope) -> Mapping[str, object]:
+        del scope
         if b"{" not in raw:
             raise ReportRefused(Refusal.MALFORMED, "not a report", "send one")
         self.taken.append(raw)

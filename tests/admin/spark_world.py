@@ -14,7 +14,9 @@ from proxy.admin.server import AdminServer
 from proxy.backpressure.query_advice import advise
 from proxy.progress.events import ProgressEvent
 from proxy.progress.query import ProgressSettings, QuerySettings
+from proxy.progress.query_scope import ALL_QUERIES, QueryScope
 from proxy.progress.report import ReportRefused, parse_report
+from proxy.progress.skipped_ranges import SkipReason
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rules import AdaptiveBound, Rule
 
@@ -53,16 +55,16 @@ class SparkWorld(AdminWorld, QueryWorld):
     def server(self, host: str = "127.0.0.1", port: int = 0, **changes: Any) -> AdminServer:
         return super().server(host, port, **({"reports": self} | changes))
 
-    async def accept(self, raw: bytes) -> Mapping[str, object]:
-        return self.take(raw)
+    async def accept(self, raw: bytes, scope: QueryScope) -> Mapping[str, object]:
+        return self.take(raw, scope)
 
-    def take(self, raw: bytes) -> Mapping[str, object]:
+    def take(self, raw: bytes, scope: QueryScope = ALL_QUERIES) -> Mapping[str, object]:
         try:
             report = parse_report(raw)
         except ReportRefused as error:
             self.registry.reports.refuse(error)
             raise
-        accepted = self.accept_report(report)
+        accepted = self.accept_report(report, scope)
         query = accepted.query
         pressed = self.backpressure.of_client(query.client_id)
         advise(
@@ -127,10 +129,14 @@ class Job:
         for partition in range(self.partitions):
             query.log_end(self.topic, partition, log_end, self.world.now_ms)
 
-    def log_start(self, offset: int) -> None:
-        """Let the broker remove what is below."""
-        for partition in range(self.partitions):
-            self.world.registry.log_start(self.topic, partition, offset, self.world.now_ms)
+    def lose(self, offset: int) -> None:
+        """Let the broker remove what is below and not read; its readers go on behind it."""
+        query = self.world.registry.query_of(self.client_id)
+        assert query is not None
+        for partition in query.partitions.values():
+            partition.log.record_start(offset)
+            lost_from, reason = self.at + self.step, SkipReason.OUT_OF_RANGE
+            partition.pass_over(lost_from, offset, reason, self.world.now_ms)
 
     def read(self, step: int) -> None:
         """Read `step` records of each partition."""
@@ -207,7 +213,7 @@ def scene() -> SparkWorld:
             job.tell(job.complete(1400 + 150 * turn))
             job.read(1200)
         world.registry.commits.committed("payments-progress", {}, world.now_ms)
-    audit.log_start(7500)
+    audit.lose(7500)
     audit.tell(audit.report("terminated", error="Job aborted due to stage failure: no space left"))
     world.registry.commits.failed("ledger", "the group has a live member, console-consumer-7")
     query = world.registry.query_of("clicks")

@@ -286,7 +286,7 @@ async def test_who_is_being_answered_is_not_closed_for_others(world: AdminWorld)
     answering, go_on = asyncio.Event(), asyncio.Event()
 
     class SlowReports(NoQueries):
-        async def accept(self, raw: bytes) -> Mapping[str, object]:
+        async def accept(self, raw: bytes, _: object) -> Mapping[str, object]:
             answering.set()
             await go_on.wait()
             return {"taken": len(raw)}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.admin.gateway.bundles import pack, unpack
+from proxy.admin.gateway.bundles import pack_bundle, unpack_bundle
 from proxy.admin.gateway.member_client import NoReply, Reply
 from proxy.admin.port.member_headers import CHANGES
 
@@ -16,12 +16,12 @@ TOLD = [
 
 
 def test_each_answer_comes_out_as_it_is():
-    assert unpack(bytes(pack(TOLD))) == TOLD
+    assert unpack_bundle(bytes(pack_bundle(TOLD))) == TOLD
 
 
 def test_headers_that_are_of_one_connection_only_stay_behind():
-    (reply,) = unpack(
-        bytes(pack([Reply("a/0", 200, {"Connection": "close", "Allow": "GET"}, b"")]))
+    (reply,) = unpack_bundle(
+        bytes(pack_bundle([Reply("a/0", 200, {"Connection": "close", "Allow": "GET"}, b"")]))
     )
     assert isinstance(reply, Reply)
     assert reply.headers == {"Allow": "GET"}
@@ -40,4 +40,4 @@ def test_headers_that_are_of_one_connection_only_stay_behind():
 )
 def test_what_is_no_bundle_is_refused(bundle: bytes):
     with pytest.raises(ValueError):  # noqa: PT011 - whatever is wrong with it
-        unpack(bundle)
+        unpack_bundle(bundle)

@@ -14,7 +14,7 @@ from proxy.admin.gateway.merging.lists import merged_connections
 from proxy.admin.gateway.merging.member_documents import MemberDocument
 from proxy.admin.gateway.routed_requests import peeked_client
 from proxy.admin.request_times import HISTOGRAMS, merged_times, quantile
-from proxy.admin.sliced_json import read_whole, written
+from proxy.admin.sliced_json import read_whole, written_pieces
 from proxy.quota.entities import QuotaKind
 
 KINDS = [str(kind) for kind in QuotaKind]
@@ -32,7 +32,7 @@ def test_json_is_read_and_written_in_steps_as_it_is_at_once(
     value: Any, depth: int, indent: int | None
 ):
     assert read_whole(json.dumps(value, indent=indent).encode(), depth) == value
-    assert "".join(written(value, depth)) == json.dumps(value)
+    assert "".join(written_pieces(value, depth)) == json.dumps(value)
 
 
 @pytest.mark.parametrize(

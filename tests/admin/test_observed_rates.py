@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.admin.rates.observed_rates import (
-    FORMAT,
     KEPT_HOURS,
+    RATES_FORMAT,
     SECONDS_PER_HOUR,
     ObservedClient,
     ObservedRates,
@@ -93,7 +93,7 @@ class RatesWorld:
 
     def reopen(self):
         self.rates = ObservedRates(self.counters, **self.limits)
-        refused = self.rates.load(self.store.items(FORMAT.prefix), self.now_s)
+        refused = self.rates.load(self.store.items(RATES_FORMAT.prefix), self.now_s)
         self.sample()
         return refused
 
@@ -199,18 +199,18 @@ def test_it_is_kept_for_a_week_and_outlives_a_restart():
     assert [key.client_id for key in world.rates.examples.values()] == ["etl", "other"]
     world.step(SECONDS_PER_HOUR, etl=MIB)
     world.write()
-    assert len(world.store.items(FORMAT.prefix)) == 3
+    assert len(world.store.items(RATES_FORMAT.prefix)) == 3
     world.step((KEPT_HOURS - 1) * SECONDS_PER_HOUR)
     world.step()
     assert world.seen(hours=999).total_bytes == MIB
     assert world.seen("other", hours=999) is None
     world.write()
-    assert len(world.store.items(FORMAT.prefix)) == 1
+    assert len(world.store.items(RATES_FORMAT.prefix)) == 1
     world.now_s += 2 * SECONDS_PER_HOUR
     world.reopen()
     world.write()
     assert world.seen(hours=999) is None
-    assert world.store.items(FORMAT.prefix) == []
+    assert world.store.items(RATES_FORMAT.prefix) == []
     assert world.rates.examples == {}
 
 
@@ -221,7 +221,7 @@ def test_several_processes_keep_what_each_has_seen_and_none_is_counted_twice():
         world.store = store
         world.step(etl=(number + 1) * MIB)
         world.write()
-    assert len(store.items(FORMAT.prefix)) == 3
+    assert len(store.items(RATES_FORMAT.prefix)) == 3
 
     def restart(count):
         """Let so many come after those that were there; give what each knows."""
@@ -237,7 +237,7 @@ def test_several_processes_keep_what_each_has_seen_and_none_is_counted_twice():
     assert restart(2) == [4, 2]  # the first one takes up what is nobody's
     assert restart(2) == [4, 2]
     assert restart(1) == [6]
-    assert len(store.items(FORMAT.prefix)) == 1
+    assert len(store.items(RATES_FORMAT.prefix)) == 1
     assert restart(3) == [6, 0, 0]
 
 
@@ -246,7 +246,7 @@ def test_what_one_hour_has_is_written_anew_as_it_grows():
     for size in (MIB, 2 * MIB, 3 * MIB):
         world.step(etl=size)
         world.write()
-    (record,) = world.store.items(FORMAT.prefix)
+    (record,) = world.store.items(RATES_FORMAT.prefix)
     assert json.loads(record.text)["total_bytes"] == 6 * MIB
 
 
@@ -256,14 +256,14 @@ def test_what_could_not_be_written_is_written_later():
     world.rates.journal.take()
     world.rates.journal.give_back()
     world.write()
-    assert len(world.store.items(FORMAT.prefix)) == 1
+    assert len(world.store.items(RATES_FORMAT.prefix)) == 1
 
 
 def test_a_damaged_record_is_left_out():
     world = RatesWorld()
     world.step(etl=MIB, other=MIB)
     world.write()
-    first, _ = world.store.items(FORMAT.prefix)
+    first, _ = world.store.items(RATES_FORMAT.prefix)
     world.store.put_many([Record(first.key, '{"user": 7}', 1)])
     (refused,) = world.reopen()
     assert first.key in refused

@@ -9,7 +9,7 @@ from gateway_world import GatewayWorld
 from rich.console import Console
 from status_page import CLIENTS
 
-from proxy.admin.top_tables import screen
+from proxy.admin.commands.top_tables import screen
 
 MEMBERS = "[...document.querySelectorAll('#members tr')].map(row => row.innerText)"
 

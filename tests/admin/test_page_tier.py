@@ -10,7 +10,7 @@ from rich.console import Console
 from status_page import CLIENTS
 from tier_world import TierWorld
 
-from proxy.admin.top_tables import screen
+from proxy.admin.commands.top_tables import screen
 
 MEMBERS = "[...document.querySelectorAll('#members tr')].map(row => row.innerText)"
 

@@ -88,7 +88,7 @@ async def test_the_server_gives_the_same(world: AdminWorld, ask: Ask):
 async def test_a_long_answer_goes_out_in_pieces(
     world: AdminWorld, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(replies, "PIECE_BYTES", 100)
+    monkeypatch.setattr(replies, "REPLY_PIECE_BYTES", 100)
     world.connect("etl-orders")(MIB)
     answer = await ask("GET", "/metrics")
     assert answer.text == generate_latest(world.prometheus).decode()

@@ -11,10 +11,10 @@ from pipeline_world import LATER, PipelineWorld, chain, scene
 from rich.console import Console
 from terminal import run_once
 
-from proxy.admin.pipeline_documents import MAX_NODES, MAX_SUMMARIES
+from proxy.admin.commands.top import FRAME_LINES
+from proxy.admin.commands.top_tables import PIPELINES, screen
+from proxy.admin.pipeline_documents import MAX_NODES, MAX_PIPELINE_SUMMARIES
 from proxy.admin.query_documents import COST_FACTOR, Cached
-from proxy.admin.top import FRAME_LINES
-from proxy.admin.top_tables import PIPELINES, screen
 
 
 @pytest.fixture
@@ -106,19 +106,19 @@ async def test_the_status_tells_pipelines_briefly(shown: PipelineWorld):
 async def test_the_status_shows_a_limited_number_of_pipelines_and_stages():
     many = [f"stage-{number:02}" for number in range(MAX_NODES + 12)]
     world = PipelineWorld(
-        *(chain(f"p{number}", f"s{number}") for number in range(MAX_SUMMARIES + 5)),
+        *(chain(f"p{number}", f"s{number}") for number in range(MAX_PIPELINE_SUMMARIES + 5)),
         chain("long", *many),
     )
     # The last stage is too slow: the one before is held, and then the ones before that.
     world.run(15, {many[-1]: (1500.0, 100.0, 5000)})
     status = await get(world, "/v1/status")
-    assert status["pipelines_total"] == MAX_SUMMARIES + 6
-    assert len(status["pipelines"]) == MAX_SUMMARIES
+    assert status["pipelines_total"] == MAX_PIPELINE_SUMMARIES + 6
+    assert len(status["pipelines"]) == MAX_PIPELINE_SUMMARIES
     long = status["pipelines"][0]
     assert (long["name"], long["stages_total"]) == ("long", len(many))
     names = [stage["name"] for stage in long["stages"]]
     assert names == [*many[: MAX_NODES - 1], many[-2]]
-    assert len((await get(world, "/v1/pipelines"))["pipelines"]) == MAX_SUMMARIES + 6
+    assert len((await get(world, "/v1/pipelines"))["pipelines"]) == MAX_PIPELINE_SUMMARIES + 6
 
 
 async def test_an_answer_does_not_grow_with_what_is_in_flight(shown: PipelineWorld):

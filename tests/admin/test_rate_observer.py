@@ -6,7 +6,7 @@ from contextlib import suppress
 from admin_world import MIB, Disk
 from structlog.testing import capture_logs
 
-from proxy.admin.rates.observed_rates import FORMAT, ObservedRates
+from proxy.admin.rates.observed_rates import RATES_FORMAT, ObservedRates
 from proxy.admin.rates.rate_observer import RateObserver
 from proxy.admin.slices import Slices
 from proxy.state import Record, StateError
@@ -64,7 +64,7 @@ async def test_what_was_seen_is_written_at_the_end_and_read_at_the_start():
     for hour in range(hours):
         world.move(1e12 + hour * 3600)  # far ahead: none is too old when it is read
     await world.stop()
-    kept = len(world.store.items(FORMAT.prefix))
+    kept = len(world.store.items(RATES_FORMAT.prefix))
     assert 0 < kept == sum(map(len, world.rates.by_series.values())) < hours
     later = ObserverWorld(world.store)
     await later.run()

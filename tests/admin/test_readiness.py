@@ -7,6 +7,7 @@ from proxy.admin.readiness import (
     REFUSED,
     SILENCE_GRACE_S,
     SILENT,
+    UNRESOLVED,
     Readiness,
     judge,
 )
@@ -40,3 +41,25 @@ def test_readiness(reachable, was_reachable, refusal, silent_s, expected):
     # What is wrong with the cluster comes first, and no client is sent away for the state.
     unkept = judge(**seen, silent_s=silent_s, writable=False)
     assert unkept == (Readiness(warning=NOT_WRITABLE) if reachable else expected)
+
+
+LOOP = "proxy:9092 is this proxy itself"
+
+
+@pytest.mark.parametrize(
+    ("reachable", "was_reachable", "expected"),
+    [
+        pytest.param(False, False, Readiness(LOOP), id="nothing else"),
+        pytest.param(False, True, Readiness(warning=LOOP), id="nothing else for a moment"),
+        pytest.param(True, True, Readiness(warning=LOOP), id="beside a broker"),
+    ],
+)
+def test_what_leads_to_the_proxy_itself(reachable, was_reachable, expected):
+    seen = {"reachable": reachable, "was_reachable": was_reachable, "refusal": None}
+    assert judge(**seen, silent_s=1.0, loop=LOOP, writable=True) == expected
+
+
+def test_names_that_do_not_resolve():
+    seen = {"reachable": True, "was_reachable": True, "refusal": None, "silent_s": None}
+    expected = Readiness(warning=f"{UNRESOLVED}: a, b")
+    assert judge(**seen, unresolved=["b", "a"], writable=True) == expected

@@ -13,10 +13,10 @@ from spark_world import REPORTS, Job, SparkWorld
 
 from proxy.admin.query_documents import (
     COST_FACTOR,
-    MAX_SUMMARIES,
+    MAX_QUERY_SUMMARIES,
     QueryDocuments,
     limited,
-    written,
+    written_queries,
 )
 from proxy.admin.slices import Slices
 from proxy.progress.query import QuerySettings
@@ -263,11 +263,11 @@ async def test_the_status_tells_queries_briefly(spark: SparkWorld, ask_spark: As
 
 
 async def test_the_status_shows_a_limited_number_of_queries():
-    names = [f"query-{number}" for number in range(MAX_SUMMARIES + 20)]
+    names = [f"query-{number}" for number in range(MAX_QUERY_SUMMARIES + 20)]
     spark = SparkWorld(tuple(QuerySettings(name=name, client_id=name) for name in names))
     async with serve(spark.server()) as ask:
         status = (await ask("GET", "/v1/status")).json
-        assert (status["followed"], len(status["queries"])) == (len(names), MAX_SUMMARIES)
+        assert (status["followed"], len(status["queries"])) == (len(names), MAX_QUERY_SUMMARIES)
         assert len((await ask("GET", "/v1/progress")).json["queries"]) == len(names)
 
 
@@ -322,7 +322,7 @@ DOCUMENT = st.fixed_dictionaries(
 
 @given(st.lists(DOCUMENT, max_size=3))
 def test_what_is_written_in_pieces_is_the_same_json(documents: list[dict[str, Any]]):
-    assert json.loads(written(documents, most=8)) == {"queries": documents}
+    assert json.loads(written_queries(documents, most=8)) == {"queries": documents}
 
 
 @given(DOCUMENT, st.integers(0, 7))

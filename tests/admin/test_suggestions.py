@@ -9,7 +9,7 @@ from admin_world import CONSUMER, MIB, PRODUCER, AdminWorld, Ask, running
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.admin.rates.suggestions import HEADROOM, round_up
+from proxy.admin.rates.suggestions import SUGGESTED_HEADROOM, round_up
 from proxy.cli import main
 from proxy.config import load_config
 from proxy.quota.entities import ClientIdentity
@@ -71,8 +71,29 @@ def bounds(settings: QuotaSettings, client_id: str, user: str | None = None) -> 
 @given(st.floats(0, 1e13))
 def test_a_rounded_bound_is_no_lower_and_not_much_higher(rate: float):
     size = parse_size(round_up(rate))
-    assert max(rate, 100 * 1024) <= size <= max(rate * 1.51, 1.2 * 100 * 1024) + 1
-    assert len(round_up(rate).rstrip("KMGiB").rstrip("05")) <= 4
+    assert max(rate, 100 * 1024) <= size <= max(rate, 100 * 1024) * 1.1 + 1
+    digits = round_up(rate).rstrip("KMGiB").replace(".", "").strip("0")
+    assert len(digits) <= 2
+
+
+@pytest.mark.parametrize(
+    ("rate", "bound"),
+    [
+        (0.0, "100KiB"),
+        (102_401.0, "110KiB"),
+        (1000 * 1024.0, "1000KiB"),
+        (1001 * 1024.0, "1MiB"),
+        (1.44 * MIB, "1.5MiB"),
+        (1.5 * MIB, "1.5MiB"),
+        (1.5 * MIB + 1, "1.6MiB"),
+        (9.91 * MIB, "10MiB"),
+        (101 * MIB, "110MiB"),
+        (1030 * MIB, "1.1GiB"),
+        (123_456 * 1024 * MIB, "130000GiB"),
+    ],
+)
+def test_a_bound_has_two_digits(rate: float, bound: str):
+    assert round_up(rate) == bound
 
 
 async def test_a_bound_is_the_p99_with_headroom(world: AdminWorld, ask: Ask, tmp_path: Path):
@@ -81,8 +102,8 @@ async def test_a_bound_is_the_p99_with_headroom(world: AdminWorld, ask: Ask, tmp
     answer = (await ask("GET", PATH)).json
     settings = configured(tmp_path, answer["yaml"])
     read, written = bounds(settings, "new-job")
-    assert 2 * MIB * HEADROOM <= read <= 2 * MIB * HEADROOM * 1.1 * 1.4
-    assert 3 * MIB * HEADROOM <= written <= 3 * MIB * HEADROOM * 1.1 * 1.4
+    assert 2 * MIB * SUGGESTED_HEADROOM <= read <= 2 * MIB * SUGGESTED_HEADROOM * 1.1 * 1.4
+    assert 3 * MIB * SUGGESTED_HEADROOM <= written <= 3 * MIB * SUGGESTED_HEADROOM * 1.1 * 1.4
     assert bounds(settings, "else") == [None, None]
     (client,) = answer["clients"]
     figures = {each["quota"]: each for each in client["quotas"]}
@@ -179,7 +200,7 @@ async def test_the_command_prints_rules(
     assert "in the last 1h" in text
     (rule,) = configured(tmp_path, text).rules
     assert rule.client_id == "new-job"
-    assert yaml.safe_load(text)["quotas"]["rules"][0]["consumer_byte_rate"] == "2MiB"
+    assert yaml.safe_load(text)["quotas"]["rules"][0]["consumer_byte_rate"] == "1.5MiB"
 
 
 async def test_who_is_left_out_is_counted(world: AdminWorld, ask: Ask):

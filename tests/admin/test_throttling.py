@@ -12,7 +12,7 @@ from rich.console import Console
 from status_page import CLIENTS, visited
 
 from proxy.admin.commands.admin_client import AdminAddress
-from proxy.admin.top import run_top
+from proxy.admin.commands.top import run_top
 from proxy.cli import main
 
 PATH = "/v1/throttling"
@@ -129,7 +129,7 @@ async def test_an_override_with_a_bad_end_is_refused(ask: Ask, wrong: dict[str, 
 
 def shown_by_top(url: str) -> str:
     console = Console(width=160, record=True, file=Path("/dev/null").open("w"))  # noqa: SIM115
-    assert run_top(AdminAddress(url), once=True, console=console) == 0
+    run_top(AdminAddress(url), once=True, console=console)
     return console.export_text()
 
 

@@ -17,7 +17,7 @@ from tokens import CLOSED, OPEN, bearer
 from proxy.admin.gateway.bundles import BUNDLE_TYPE
 from proxy.admin.log_level import log_level
 from proxy.admin.port.access import Access
-from proxy.admin.port.member_headers import AUTHOR, CHANGES, FIRST, ONLY, PEER, SCOPE
+from proxy.admin.port.member_headers import AUTHOR, CHANGES, FIRST_HEADER, ONLY, PEER, SCOPE
 from proxy.admin.request_times import HISTOGRAMS
 
 ETL = "/v1/quotas/client-id=etl-orders"
@@ -154,7 +154,7 @@ async def test_a_change_is_made_at_the_first_member_in_the_name_of_who_asks(
     tier: TierWorld, of: Of
 ):
     tier.first = "b/1"
-    forged = {AUTHOR: "root", PEER: "10.9.9.9", FIRST: "c/0"}
+    forged = {AUTHOR: "root", PEER: "10.9.9.9", FIRST_HEADER: "c/0"}
     put = await of("a")("PUT", ETL, json=BODY, headers=bearer("ops") | forged)
     assert (put.status, put.json["source"]) == (200, "override")
     pause = await of("c")("POST", "/v1/throttling", json={"off": "1h"}, headers=bearer("night"))
@@ -267,7 +267,7 @@ async def test_another_token_than_that_of_all_lets_no_machine_in(tier: TierWorld
 async def test_headers_of_machines_are_believed_with_all_rights_only(
     tier: TierWorld, access: Access
 ):
-    forged = {**SCOPED, AUTHOR: "root", PEER: "10.9.9.9", FIRST: "a/0", ONLY: "a/0"}
+    forged = {**SCOPED, AUTHOR: "root", PEER: "10.9.9.9", FIRST_HEADER: "a/0", ONLY: "a/0"}
     async with tier.asked(access=access) as of:
         for name in ("spark", "desk", "night", "wrong"):
             for method, path in (("GET", "/v1/status"), ("PUT", ETL), ("POST", REPORTS)):

@@ -17,12 +17,13 @@ from spark_world import scene
 from terminal import run_once
 from traffic import play
 
-from proxy.admin.top import AdminAddress, run_top
-from proxy.admin.top_tables import QUERIES, in_order, printable, rate_text, screen
+from proxy.admin.commands.admin_client import AdminAddress, AdminRefusal
+from proxy.admin.commands.top import run_top
+from proxy.admin.commands.top_tables import QUERIES, in_order, printable, rate_text, screen
 
 PROGRAM = """
 import sys
-from proxy.admin.top import AdminAddress, run_top
+from proxy.admin.commands.top import AdminAddress, run_top
 sys.exit(run_top(AdminAddress(sys.argv[1])))
 """
 END_OF_SCREEN = b"\x1b[?1049l"
@@ -39,11 +40,12 @@ async def url(world: AdminWorld) -> AsyncIterator[str]:
 
 async def run_plain(url: str) -> tuple[int, str, str]:
     """Run it as for a pipe; give exit code, output, complaint."""
-    out, complaint = StringIO(), StringIO()
-    code = await asyncio.to_thread(
-        run_top, AdminAddress(url), console=Console(file=out), errors=Console(file=complaint)
-    )
-    return code, out.getvalue(), complaint.getvalue()
+    out = StringIO()
+    try:
+        await asyncio.to_thread(run_top, AdminAddress(url), console=Console(file=out))
+    except AdminRefusal as error:
+        return 1, out.getvalue(), str(error)
+    return 0, out.getvalue(), ""
 
 
 async def test_without_a_terminal_it_prints_once(url: str):

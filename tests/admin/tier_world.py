@@ -14,15 +14,15 @@ from tokens import OPEN
 from yarl import URL
 
 from proxy.admin.gateway.member_client import MemberEndpoint
-from proxy.admin.gateway.merging.member_documents import Document
-from proxy.admin.gateway.tier_routes import Rows, TierRoutes
+from proxy.admin.gateway.tier_routes import TierRoutes, VisitRows
 from proxy.admin.port.access import Access
+from proxy.state import Document
 
 MACHINES = ("a", "b", "c")
 WORKERS = 2
 
 
-async def no_visits(_: Rows) -> Rows:
+async def no_visits(_: VisitRows) -> VisitRows:
     return []
 
 

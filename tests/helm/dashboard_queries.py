@@ -1,4 +1,4 @@
-"""The dashboard's queries as plain PromQL, so that a Prometheus can be asked them."""
+"""The dashboards' queries as plain PromQL, so that a Prometheus can be asked them."""
 
 import json
 import re
@@ -6,29 +6,27 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-DASHBOARD: Final = Path(__file__).parents[2] / "helm" / "dashboards" / "kafka-quota-proxy.json"
+DASHBOARDS: Final = sorted((Path(__file__).parents[2] / "helm" / "dashboards").glob("*.json"))
 
 EVERYTHING: Final = {
     "namespace": ".*",
     "instance": ".*",
     "entity": ".*",
+    "query": ".*",
     "__rate_interval": "1m",
 }
 """Grafana's variables as they are when nothing is selected."""
 
 
-def dashboard_queries(
-    text: str | None = None, variables: Mapping[str, str] = EVERYTHING
-) -> dict[str, str]:
-    """Return the PromQL of each panel's queries, by `PANEL / REF`.
+def dashboard_queries(variables: Mapping[str, str] = EVERYTHING) -> dict[str, str]:
+    """Return the PromQL of all dashboards' queries, by `DASHBOARD: PANEL / REF`.
 
-    `text` is the dashboard's JSON, by default the chart's file. Raises KeyError for a variable
-    that `variables` does not have.
+    Raises KeyError for a variable that `variables` does not have.
     """
-    dashboard = json.loads(DASHBOARD.read_text() if text is None else text)
     return {
-        f"{panel['title']} / {target['refId']}": _filled(target["expr"], variables)
-        for panel in panels(dashboard)
+        f"{path.stem}: {panel['title']} / {target['refId']}": _filled(target["expr"], variables)
+        for path in DASHBOARDS
+        for panel in panels(json.loads(path.read_text()))
         for target in panel.get("targets", ())
     }
 

@@ -1,4 +1,4 @@
-"""The dashboard: valid, complete in itself, and asking only for metrics that there are."""
+"""The dashboards: valid, complete in themselves, asking only for metrics that there are."""
 
 import json
 import re
@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 from chart import CHART, Helm
-from dashboard_queries import DASHBOARD, dashboard_queries, panels
+from dashboard_queries import DASHBOARDS, dashboard_queries, panels
 from prometheus_client import PROCESS_COLLECTOR, CollectorRegistry
 
-from metrics import Instruments, MemberInstruments
+from metrics import DroppedLogLines, Instruments, MemberInstruments
 from metrics.exposition import BOUND_METRIC, PREFIX
 from proxy.progress.progress_collector import ProgressCollector
 from proxy.progress.query import ProgressSettings
@@ -30,6 +30,7 @@ def exposed() -> set[str]:
     MemberInstruments(registry)
     book = QueryRegistry(ProgressSettings(), lambda _: False, lambda _: None)
     registry.register(ProgressCollector(book, lambda: 0.0, 1))
+    registry.register(DroppedLogLines(int))
     families = [*registry.collect(), *PROCESS_COLLECTOR.collect()]
     names = {"up", PREFIX + RATE_METRIC, PREFIX + BOUND_METRIC}
     for family in families:
@@ -58,16 +59,34 @@ def test_alerts_ask_for_metrics_that_there_are(exposed: set[str]) -> None:
             assert names <= exposed
 
 
+def _documented() -> list[str]:
+    """Return the PromQL that docs/spark.md shows."""
+    text = (CHART.parent / "docs" / "spark.md").read_text()
+    blocks = re.findall(r"^```promql\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    lines = re.sub(r"^#.*\n", "", "".join(blocks), flags=re.MULTILINE)
+    return re.split(r"\n(?! )", lines.strip())  # a line that goes on with another is indented
+
+
+def test_documented_queries_ask_for_metrics_that_there_are(exposed: set[str]) -> None:
+    assert len(_documented()) > 1
+    for query in _documented():
+        names = set(re.findall(r"kafka_quota_proxy_\w+", query))
+        assert names
+        assert names <= exposed
+
+
 def test_queries_are_promql(promtool: Callable[..., str], tmp_path: Path) -> None:
-    queries = dashboard_queries()
-    rules = [{"record": f"query:{n}", "expr": expr} for n, expr in enumerate(queries.values())]
+    queries = [*dashboard_queries().values(), *_documented()]
+    rules = [{"record": f"query:{n}", "expr": expr} for n, expr in enumerate(queries)]
     path = tmp_path / "queries.yaml"
     path.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
     assert f"{len(queries)} rules found" in promtool("check", "rules", path)
 
 
-def test_panels_say_what_they_show_and_do_not_overlap() -> None:
-    dashboard = json.loads(DASHBOARD.read_text())
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_panels_say_what_they_show_and_do_not_overlap(path: Path) -> None:
+    dashboard = json.loads(path.read_text())
+    assert dashboard["uid"] == path.stem
     taken: set[tuple[int, int]] = set()
     ids = set()
     for panel in panels(dashboard):
@@ -88,11 +107,11 @@ def test_panels_say_what_they_show_and_do_not_overlap() -> None:
     assert len(ids) == len(list(panels(dashboard)))
 
 
-def test_the_chart_carries_the_dashboard_unchanged(helm: Helm) -> None:
+def test_the_chart_carries_the_dashboards_unchanged(helm: Helm) -> None:
     made = helm.template(sets={"dashboard.enabled": "true"})
     (config_map,) = [
         item for item in made.of("ConfigMap") if "grafana_dashboard" in item["metadata"]["labels"]
     ]
-    (text,) = config_map["data"].values()
-    assert json.loads(text) == json.loads(DASHBOARD.read_text())
-    assert dashboard_queries(text) == dashboard_queries()
+    assert config_map["data"].keys() == {path.name for path in DASHBOARDS}
+    for path in DASHBOARDS:
+        assert json.loads(config_map["data"][path.name]) == json.loads(path.read_text())

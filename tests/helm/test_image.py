@@ -7,9 +7,13 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+import yaml
 from chart import ROOT, Helm
 
 PACKAGES = ("proxy", "metrics")
+CHART_VERSION = yaml.safe_load((ROOT / "helm" / "Chart.yaml").read_text())["appVersion"]
+DIGEST = "sha256:" + "0123456789abcdef" * 4
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 
 
@@ -19,9 +23,8 @@ def test_the_wheel_carries_every_file_of_the_packages(tmp_path: Path) -> None:
     for name in PACKAGES:
         shutil.copytree(ROOT / name, source / name, ignore=left_out)
     wanted = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
-    for name in ("pyproject.toml", "README.md"):
-        if (ROOT / name).exists():
-            shutil.copy(ROOT / name, source)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
     subprocess.run(
         [
             *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-index", "--no-deps"),
@@ -31,7 +34,10 @@ def test_the_wheel_carries_every_file_of_the_packages(tmp_path: Path) -> None:
         timeout=120,
     )
     (wheel,) = tmp_path.glob("*.whl")
-    assert wanted - set(zipfile.ZipFile(wheel).namelist()) == set()
+    carried = set(zipfile.ZipFile(wheel).namelist())
+    assert wanted - carried == set()
+    assert {"proxy/py.typed", "metrics/py.typed"} <= carried
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in carried)
 
 
 def test_everything_that_is_copied_passes_dockerignore() -> None:
@@ -42,6 +48,20 @@ def test_everything_that_is_copied_passes_dockerignore() -> None:
     ]
     kept = re.findall(r"^!(.+)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE)
     assert sorted(copied) == sorted(kept)
+
+
+@pytest.mark.parametrize(
+    ("sets", "image"),
+    [
+        ({}, f"r.example/p:{CHART_VERSION}"),
+        ({"image.tag": '"1.2"'}, "r.example/p:1.2"),
+        ({"image.digest": f'"{DIGEST}"', "image.tag": '"1.2"'}, f"r.example/p@{DIGEST}"),
+    ],
+    ids=["of this version", "by tag", "by digest"],
+)
+def test_the_image_is_the_one_that_is_named(helm: Helm, sets: dict[str, str], image: str) -> None:
+    made = helm.template(sets={"image.repository": '"r.example/p"', **sets})
+    assert made.pod["spec"]["containers"][0]["image"] == image
 
 
 def test_the_chart_runs_the_image_as_it_was_made_to(helm: Helm) -> None:

@@ -77,12 +77,15 @@ def test_tokens_with_rights_are_where_the_configuration_looks(
     found = {each.name: (each.rights, each.token_file.read_text()) for each in admin.tokens}
     assert found == {
         "spark": (("report",), "token token-spark"),
+        "team-a": (("report",), "token token-team-a"),
         "ops": (("read", "quotas"), "secret of ops"),
         "prometheus": (("read",), "token token-prometheus"),
     }
+    queries = {each.name: each.queries for each in admin.tokens if each.queries is not None}
+    assert queries == {"team-a": ("team-a-*", "orders")}
     (secret,) = made.of("Secret")
-    assert set(secret["data"]) == {"token", "token-spark", "token-prometheus"}
-    assert len(set(secret["data"].values())) == 3
+    assert set(secret["data"]) == {*("token", "token-spark", "token-team-a", "token-prometheus")}
+    assert len(set(secret["data"].values())) == 4
     (volume,) = (v for v in made.pod["spec"]["volumes"] if v["name"] == "admin-token")
     assert volume["projected"]["defaultMode"] == 0o440
 

@@ -16,6 +16,7 @@ from proxy.spark import QuotaListener
 # Helper modules are no test modules: under import mode importlib they are found by path only.
 sys.path.append(str(Path(__file__).parent))
 
+from parts.attached import attaching
 from support.proxy_process import ProxyProcess, config
 from support.streams import LOSS, Stream
 
@@ -60,18 +61,8 @@ def listen(
 ) -> Iterator[Callable[..., QuotaListener]]:
     """`listen(running)` lets Spark report its batches to a proxy, for this test."""
     assert proxy  # it outlives the listeners
-    listeners: list[QuotaListener] = []
-
-    def add(running: ProxyProcess) -> QuotaListener:
-        listener = QuotaListener(running.admin_url)
-        listeners.append(listener)
-        spark.streams.addListener(listener)
-        return listener
-
-    yield add
-    for listener in listeners:
-        spark.streams.removeListener(listener)
-        listener.close(0)
+    with attaching(spark) as attach:
+        yield lambda running: attach(QuotaListener(running.admin_url))
 
 
 @pytest.fixture

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 import trustme
 import yaml
+from parts.reports import ReportingDriver, uuid
 from support.forked import environment
+from support.machine import machine_config
 from support.operating import call, hang_up, quota_proxy, running, write
 from support.proxy_process import HOST, ProxyProcess, config, until
 
@@ -85,6 +87,33 @@ def test_who_changed_what_outlives_a_crash(
             "30MiB per second",
         )
         assert "ops-text" not in process.log_file.read_text()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_token_reports_on_its_own_queries_only(
+    kafka: EmbeddedBroker, tmp_path: Path, workers: int
+) -> None:
+    document = with_tokens(tmp_path, machine_config(kafka.bootstrap, workers))
+    document["admin"]["tokens"][1]["queries"] = ["team-a-*"]
+    names = [f"team-{team}-{number}" for team in "ab" for number in range(4)]
+    drivers = [ReportingDriver(name, query_id=uuid(name), sender=uuid(name)) for name in names]
+    with running(ProxyProcess(document, tmp_path)) as process:
+
+        def report(driver: ReportingDriver, event: str, **more: Any) -> tuple[int, str | None]:
+            body = driver.document(event, **more)
+            answer = call(process, "POST", "/v1/spark/batches", body, "spark-text")
+            return answer.status, answer.document.get("reason")
+
+        for driver in drivers:
+            own = driver.name is not None and driver.name.startswith("team-a")
+            for event in ("started", "running", "terminated"):
+                assert report(driver, event) == ((200, None) if own else (403, "not_allowed"))
+        assert report(drivers[-1], "started", client_id="team-a-0") == (403, "not_allowed")
+        queries = json.loads(process.get("/v1/progress")[1])["queries"]
+        assert {each["client_id"] for each in queries} == {f"team-a-{n}" for n in range(4)}
+        refused = audit(process)
+        assert {each["who"] for each in refused} == {"spark"}
+        assert {each["after"].split()[-1] for each in refused} >= {f"'team-b-{n}'" for n in "0123"}
 
 
 def test_a_secret_that_all_may_read_is_warned_of(tmp_path: Path) -> None:

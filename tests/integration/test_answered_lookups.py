@@ -44,7 +44,7 @@ class TwoProxies:
     def answered_share(self) -> float:
         """Return how much of the bytes of its look-ups the broker did not see."""
         asked, forwarded = map(self._bytes, (self.running, self._behind))
-        assert asked >= forwarded > 0
+        assert forwarded > 0
         return 1 - forwarded / asked
 
     def _bytes(self, process: ProxyProcess) -> float:
@@ -144,7 +144,8 @@ def test_batch_queries_are_not_answered(
         .load()
     )
     assert read.count() == 2000
-    assert proxies.answered_share() == 0
+    query.stop()
+    until(lambda: proxies.answered_share() == 0, "both proxies counted the same look-ups")
 
 
 def test_other_consumers_are_not_answered(

@@ -82,6 +82,27 @@ def clamped(query: Stream, after: int = -1) -> list[int]:
 
 
 @pytest.mark.usefixtures("no_data_loss")
+def test_a_query_of_which_nothing_is_known_starts_slowly(
+    proxy: Run, listen: Listen, stream: MakeStream, topic: MakeTopic
+) -> None:
+    """Where nothing is configured, the first of a backlog is a batch of min_rate's default."""
+    interval_s, min_rate, count = 2, 100, 3000
+    rule = {"client-id": "fresh", "consumer_byte_rate": HIGH_BOUND_BYTES, "adaptive": {}}
+    running = proxy(rules=[rule])
+    listen(running)
+    query = stream(running, "fresh", topic(2), row_ms=2)
+    query.feed(count, RECORD_BYTES)
+    query.start(f"{interval_s} seconds")
+    query.until(lambda: 0 in query.batches, "its first batch is known")
+    assert query.batches[0].rows == min_rate * interval_s
+    shown = "adaptive_withheld_records"
+    assert 0 < running.metrics().value(shown, query="fresh") < 2 * count
+    query.until(lambda: running.metrics().value(shown, query="fresh") == 0, "none is withheld")
+    query.until(lambda: sum(each.rows for each in query.batches.values()) == 2 * count, "all")
+    query.stop()
+
+
+@pytest.mark.usefixtures("no_data_loss")
 def test_batches_follow_the_rate_of_processing(
     kafka: EmbeddedBroker, proxy: Run, listen: Listen, stream: MakeStream, topic: MakeTopic
 ) -> None:
@@ -182,7 +203,8 @@ def test_bound_goes_when_reports_stop(
 
     until(is_back, "the rule's own bound is in force again")
     assert query.known()["adaptive"]["reason"].startswith(f"no report for more than {hold_s} s")
-    assert running.metrics().value("pid_bound_bytes", query="silent") == 200_000
+    for name in ("adaptive_bound_bytes", "pid_bound_bytes"):
+        assert running.metrics().value(name, query="silent") == 200_000
     query.stop()
     query.check_all_read(ends)
 
@@ -408,7 +430,9 @@ def test_a_driver_that_plans_no_batch_of_so_few_is_offered_more(
     query.feed(least, RECORD_BYTES)
     read_all_that_is_enough(4 * least)
     query.stop()
-    assert all(rows >= least for rows in query.sizes().values()), query.sizes()
+    first, *later = query.sizes().values()  # the first one Spark plans at once, however small
+    assert first <= PER_BATCH
+    assert all(rows >= least for rows in later), query.sizes()
     query.start()
     query.finish()
     query.check_all_read({0: 2 * least, 1: 2 * least})
@@ -472,9 +496,7 @@ def test_records_that_retention_removed(
     assert {skip["reason"] for skip in first["skipped"]} == {"retention"}
     skipped = [n for skip in first["skipped"] for n in range(skip["from"], skip["to"])]
     assert {*read[0], *skipped} == set(range(620))
-    # What was on its way to an executor when the log start rose may count as skipped as well.
-    assert len(read[0]) + len(skipped) - 620 <= max(query.sizes().values())
-    assert len(skipped) == len(set(skipped))
+    assert len(read[0]) + len(skipped) == 620
     assert first["skipped_records"] == len(skipped) > 100
     assert read[1] == list(range(620))
     assert second["skipped"] == []

@@ -52,7 +52,7 @@ BAD_BYTES = {
 def expect_one_rejection(running: ProxyProcess, reason: str) -> None:
     running.until_counts("connections_rejected_total", 1, reason=reason)
     assert running.metrics().value("connections_rejected_total") == 1
-    (line,) = running.log("client rejected")
+    (line,) = running.logged("client rejected")
     assert (line["reason"], line["listener"], line["peer"]) == (reason, "default", HOST)
 
 

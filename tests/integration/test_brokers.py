@@ -77,7 +77,7 @@ def test_broker_without_a_port_is_left_out(
             answer = client.ask(message(METADATA, version, topics=None))
             told = {broker.node_id: (broker.host, broker.port) for broker in answer.brokers}
             assert told == {1: (HOST, first + 1), 2: (HOST, first + 2)}
-    (line,) = [line for line in running.log() if line["event"].startswith("broker left out")]
+    (line,) = running.logged("broker left out: it has no port")
     assert (line["node_id"], line["level"]) == (3, "error")
     assert running.metrics().value("brokers_without_port", listener="default") == 1
     assert "broker_ports" in line["fix"]

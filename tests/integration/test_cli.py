@@ -142,6 +142,27 @@ def test_check_says_which_rule_a_client_gets(
     assert expected in out.splitlines()
 
 
+@pytest.mark.parametrize(
+    ("client", "expected"),
+    [
+        (("--user", "etl", "--client-id", "etl"), "max_connections: 40 connections"),
+        (("--user", "etl", "--client-id", "other"), "max_connections: 40 connections"),
+        (("--user", "other", "--client-id", "etl"), "max_connections: 20 connections"),
+        (("--client-id", "etl"), "max_connections: 5 connections"),
+    ],
+    ids=["the user", "by any name", "another user", "a stranger by that name"],
+)
+def test_the_rules_of_the_documentation_keep_strangers_out_of_places(
+    write: Callable[[str], Path], client: tuple[str, ...], expected: str
+) -> None:
+    _, _, rest = (ROOT / "docs/limits.md").read_text().partition("<!-- users: begin -->\n```yaml\n")
+    text, _, _ = rest.partition("```\n<!-- users: end -->")
+    file = write(yaml.safe_dump(config(NOBODY) | yaml.safe_load(text)))
+    code, out, err = quota_proxy("check", "-c", file, *client)
+    assert (code, err) == (0, "")
+    assert expected in out.splitlines()
+
+
 DEFAULT = {"client-id": "<default>", "consumer_byte_rate": "50MiB"}
 
 

@@ -10,7 +10,19 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from support.proxy_process import HOST, ProxyProcess, config, until
 from support.raw import RawClient, api_versions, fetch, message, produce
 
-from bench.attempts import ATTEMPTS, LOGIN, MODES, RATES, RULES, Attempt, Ground, Outcome, run_all
+from bench.attempts import (
+    ATTEMPTS,
+    BOUND,
+    LOGIN,
+    MODES,
+    PRODUCED_BYTES,
+    RATES,
+    RULES,
+    Attempt,
+    Ground,
+    Outcome,
+    run_all,
+)
 from proxy.devkit.broker import EmbeddedBroker
 from proxy.wire.apis import METADATA, SASL_AUTHENTICATE, SASL_HANDSHAKE
 
@@ -31,6 +43,7 @@ RECORD_BYTES = 500_000
 PRODUCE_BOUND_BYTES = 100_000
 SPENT_BYTES = 400_000
 """Four seconds of it: with a sensor that looks back on one, three more are owed."""
+ANNOUNCED_BYTES = 100_000_000
 UNACKNOWLEDGED = 20
 UNACKNOWLEDGED_BYTES = 50
 """So little that the proxy reads all of them at once."""
@@ -146,6 +159,25 @@ def test_other_requests_are_not_held(
             other.ask(api_versions(3))
         answered, _, _ = select.select([reader.sock, again.sock], [], [], 0)
         assert not answered, "these are fetches, and must wait"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_who_only_announces_records_holds_no_other_producer(
+    proxy: Callable[..., ProxyProcess], topic: Callable[..., str], mode: str
+) -> None:
+    """Of the clients that share a bound, one sends the head of a request, and then nothing."""
+    name = topic()
+    rules = [{"client-id": "<default>", "scope": "shared", "producer_byte_rate": BOUND}]
+    running = proxy(rules=rules, throttle={"mode": mode})
+    with RawClient(running.bootstrap, "cheat") as cheat, RawClient(running.bootstrap, "it") as it:
+        head = cheat.encode(produce(7, name, b""))
+        cheat.sock.sendall(ANNOUNCED_BYTES.to_bytes(4, "big") + head[4:60])
+        until(lambda: running.metrics().value("requests_total", api="Produce"), "it is read")
+        for _ in range(3):
+            assert it.ask(produce(7, name, bytes(PRODUCED_BYTES))).throttle_time_ms == 0
+        cheat.sock.close()
+    rate = running.metrics().value("rate_bytes", quota="producer_byte_rate")
+    assert rate < BOUND, "not what was announced"
 
 
 @pytest.mark.parametrize("is_used", [False, True], ids=["new connection", "used connection"])

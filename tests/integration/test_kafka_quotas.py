@@ -198,7 +198,7 @@ def test_kafka_configs_drives_the_proxy(
         etl_quotas("-consumer_byte_rate")
         until_bound(process, client, TOPIC, PLENTY_BYTES, NOTICED_WITHIN_S)
         assert listed(process) == [(selector, "file", True)]
-    read = process.log("quotas of the cluster read")
+    read = process.logged("quotas of the cluster read", 4)
     assert [line["rules"] for line in read] == [0, 1, 1, 0], "a line for each change, no more"
 
 
@@ -288,7 +288,7 @@ def test_the_last_quotas_stay_while_the_cluster_is_down(
             lambda: process.metrics().value("upstream_errors_total") >= errors + 2,
             "two failures are counted",
         )
-        (line,) = process.log(unread)
+        (line,) = process.logged(unread)
         assert (line["reason"], line["rules"]) == ("refused", 1)
         assert listed(process) == there
     finally:

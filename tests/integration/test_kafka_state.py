@@ -29,7 +29,7 @@ from support.proxy_process import until
 
 from proxy.cluster import kafka_client
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
-from proxy.cluster.upstream import CLOSED, UpstreamError
+from proxy.cluster.upstream import CONNECTION_CLOSED, UpstreamError
 from proxy.devkit.broker import EmbeddedBroker, EmbeddedCluster
 from proxy.devkit.broker_settings import Quorum, new_cluster_id
 from proxy.devkit.loopback import HOST, free_ports
@@ -258,12 +258,12 @@ def commits_lost(*, on_the_way_back: bool) -> Iterator[None]:
         commit = isinstance(request, EndTxnRequest) and request.committed
         answer = None if commit and not on_the_way_back else await ask(client, request, broker)
         if commit:
-            raise UpstreamError(CLOSED, "lost")
+            raise UpstreamError(CONNECTION_CLOSED, "lost")
         return answer
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(KafkaClient, "ask", ask_in_vain)
-        patch.setattr(kafka_client, "RETRY_INTERVAL_S", 600.0)  # it is not tried again
+        patch.setattr(kafka_client, "ASK_AGAIN_S", 600.0)  # it is not tried again
         yield
 
 

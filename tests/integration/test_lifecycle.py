@@ -85,7 +85,7 @@ def test_broker_that_is_down_at_start(
         client.send(api_versions(3))
         assert client.is_closed_by_peer()
     running.until_counts("upstream_errors_total", 1, reason="refused")
-    (line,) = running.log("upstream failed")
+    (line,) = running.logged("upstream failed")
     assert line["reason"] == "refused"
 
     own_broker.start()

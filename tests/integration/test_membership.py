@@ -18,6 +18,7 @@ from kafka.protocol.producer import (
     InitProducerIdRequest,
     TxnOffsetCommitRequest,
 )
+from parts.even_placement import even
 from support.detour import detour
 
 from proxy.cluster.broker_connection import CLIENT_ID, BrokerConnection
@@ -79,6 +80,7 @@ class Machine:
             on_assigned=self.assigned,
             on_revoked=self.release,
             on_lost=self.forget,
+            place=even,
             session_timeout_s=self.session_s,
         )
         self.task = asyncio.create_task(self.member.run())

@@ -105,7 +105,7 @@ def test_held_clients_are_let_through_by_a_command(
         before = held(process)
         read(process, record)
         assert (held(process), above(process) >= 3) == (before, True)
-        (line,) = process.log("throttling paused")
+        (line,) = process.logged("throttling paused")
         assert (line["selector"], line["by"]) == (f"client-id={CLIENT}", "anna")
 
         process.kill()

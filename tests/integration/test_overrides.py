@@ -83,12 +83,12 @@ def test_a_state_that_cannot_be_written_is_told_and_mends_itself(process: ProxyP
     try:
         assert put(OVERRIDE_BYTES + 1) == 503
         assert is_writable() == 0
-        (line,) = process.log("state not writable")
+        (line,) = process.logged("state not writable")
         assert line["fix"]
     finally:
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, no_limit)
     assert (put(OVERRIDE_BYTES + 2), is_writable()) == (200, 1)
-    assert process.log("state writable again")
+    process.logged("state writable again")
 
 
 def test_an_override_outlives_a_crash_until_it_is_taken_back(

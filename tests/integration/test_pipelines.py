@@ -292,7 +292,7 @@ def test_roots_that_take_too_long_fail(
     until_ledger(running, pending=0, completed=0)
     second.done(topics[1], 0, 5)
     assert completion(running)["counts"]["late_acks"] in (0, 1)
-    assert running.log("source batch not finished")[0]["batch"] == 0
+    assert running.logged("source batch not finished")[0]["batch"] == 0
 
 
 # Flow
@@ -700,7 +700,7 @@ def test_a_pipeline_goes_and_comes_back_while_a_root_is_pending(
     assert json.loads(running.get("/v1/pipelines")[1])["pipelines"] == []
     assert failed(running, "pipeline_changed") == 1
     assert NAME not in running.metrics().labels("ledger_pending", "pipeline")
-    (gone,) = running.log("pipeline is gone")
+    (gone,) = running.logged("pipeline is gone")
     assert gone["pending"] == 1
     first.write(topics[1], 5)
     first.done(topics[0], 30, 40)

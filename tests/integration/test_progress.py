@@ -1,9 +1,6 @@
 """What the proxy knows of real Spark queries, and commits for them, whatever happens to them."""
 
-import json
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,17 +8,17 @@ from uuid import uuid4
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
-from parts.reports import ReportingDriver, batch_document
 from pyspark.errors import StreamingQueryException
 from support.groups import Position, describe, offsets_of
 from support.proxy_process import HOST, WAIT_S, ProxyProcess, until
-from support.raw import RawClient, message
-from support.streams import Stream, feed, known, partition_of
+from support.raw import RawClient, list_offsets
+from support.report_poster import ReportPoster
+from support.streams import END_S, Stream, feed, known, partition_of
 
 from proxy.devkit.broker import EmbeddedBroker
 from proxy.devkit.loopback import free_ports
 from proxy.spark import QuotaListener
-from proxy.wire.apis import LIST_OFFSETS
+from proxy.wire.list_offsets import LATEST
 
 RECORD_BYTES = 100
 TRIGGER = "200 milliseconds"
@@ -38,7 +35,7 @@ def both(query: Stream, offset: int) -> dict[tuple[str, int], int]:
 
 
 def until_group_has(kafka: EmbeddedBroker, group: str, offsets: dict[tuple[str, int], int]) -> None:
-    until(lambda: offsets_of(kafka.bootstrap, group) == offsets, f"{group} is at {offsets}")
+    until(lambda: offsets_of(kafka.bootstrap, group) == offsets, f"{group} is at {offsets}", END_S)
 
 
 def partitions(query: Stream) -> list[dict[str, Any]]:
@@ -212,82 +209,53 @@ def test_proxy_is_killed_and_comes_back(
     assert query.known()["reports"]["refused"] == {}
 
 
-class Reporter:
-    """Sends reports by hand, as a listener does that may lie."""
-
-    def __init__(self, running: ProxyProcess, topic: str) -> None:
-        self.running = running
-        self.topic = topic
-        self.driver = ReportingDriver("liar", None, *(str(uuid4()) for _ in range(3)))
-
-    def event(self, event: str = "progress", **fields: Any) -> dict[str, Any]:
-        """Make a report that is right but for these fields."""
-        return self.driver.document(event, **fields)
-
-    def batch(
-        self, number: int, start: int | None, end: int, fields: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
-        """Make a batch of the topic's one partition."""
-        made = batch_document(number, start, end, self.topic, rows=5, took_ms=100)
-        return made | (fields or {})
-
-    def post(self, report: dict[str, Any] | bytes) -> tuple[int, dict[str, Any]]:
-        """Send it; return status and answer."""
-        body = report if isinstance(report, bytes) else json.dumps(report).encode()
-        request = urllib.request.Request(
-            f"{self.running.admin_url}/v1/spark/batches",
-            data=body,
-            headers={"Content-Type": "application/json"},
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=WAIT_S) as response:
-                return response.status, json.load(response)
-        except urllib.error.HTTPError as error:
-            return error.code, json.load(error)
-
-    def bad_reports(self) -> Iterator[tuple[str, int, str, dict[str, Any] | bytes]]:
-        """Yield what is wrong, the status and the reason that it gets, and the report."""
-        good = self.batch(1, 5, 10)
-        yield "no JSON", 400, "malformed", b"batch 1 is done"
-        yield "another event", 400, "malformed", self.event("finished")
-        yield "no batch", 400, "malformed", self.event()
-        yield "a number as text", 400, "malformed", self.event(batch=good, number="7")
-        yield "not a number", 400, "malformed", self.event(batch=good, age_ms=float("nan"))
-        yield "no ids", 400, "malformed", self.event(batch=good, run_id="me")
-        yield "nameless", 400, "no_client", self.event(batch=good, name=None)
-        yield "unknown", 404, "unknown_query", self.event(batch=good, name="nobody")
-        other = {"query_id": str(uuid4()), "run_id": str(uuid4())}
-        yield "another query", 409, "client_taken", self.event(batch=good, **other)
-        yield "an old number", 409, "repeated", self.event(batch=good, number=1)
-        yield "an old batch", 409, "repeated", self.event(batch=self.batch(0, None, 5))
-        yield "begun again", 409, "repeated", self.event("started")
-        went_back = self.event(batch=self.batch(1, 3, 10))
-        yield "from below what is done", 409, "out_of_order", went_back
-        rows = self.event(batch=self.batch(1, 5, 10, {"rows": -5}))
-        yield "negative rows", 422, "impossible", rows
-        yield "backwards", 422, "impossible", self.event(batch=self.batch(1, 5, 4))
-        yield "beyond the log", 422, "impossible", self.event(batch=self.batch(1, 5, 11))
+def bad_reports(
+    reporter: ReportPoster,
+) -> Iterator[tuple[str, int, str, dict[str, Any] | bytes]]:
+    """Yield what is wrong, the status and the reason that it gets, and the report."""
+    good = reporter.batch(1, 5, 10)
+    yield "no JSON", 400, "malformed", b"batch 1 is done"
+    yield "another event", 400, "malformed", reporter.event("finished")
+    yield "no batch", 400, "malformed", reporter.event()
+    yield "a number as text", 400, "malformed", reporter.event(batch=good, number="7")
+    yield "not a number", 400, "malformed", reporter.event(batch=good, age_ms=float("nan"))
+    yield "no ids", 400, "malformed", reporter.event(batch=good, run_id="me")
+    yield "nameless", 400, "no_client", reporter.event(batch=good, name=None)
+    yield "unknown", 404, "unknown_query", reporter.event(batch=good, name="nobody")
+    other = {"query_id": str(uuid4()), "run_id": str(uuid4())}
+    yield "another query", 409, "client_taken", reporter.event(batch=good, **other)
+    yield "an old number", 409, "repeated", reporter.event(batch=good, number=1)
+    yield "an old batch", 409, "repeated", reporter.event(batch=reporter.batch(0, None, 5))
+    yield "begun again", 409, "repeated", reporter.event("started")
+    went_back = reporter.event(batch=reporter.batch(1, 3, 10))
+    yield "from below what is done", 409, "out_of_order", went_back
+    rows = reporter.event(batch=reporter.batch(1, 5, 10, {"rows": -5}))
+    yield "negative rows", 422, "impossible", rows
+    yield "backwards", 422, "impossible", reporter.event(batch=reporter.batch(1, 5, 4))
+    yield "beyond the log", 422, "impossible", reporter.event(batch=reporter.batch(1, 5, 11))
 
 
 def test_bad_reports_change_nothing(kafka: EmbeddedBroker, proxy: Run, topic: MakeTopic) -> None:
     running = proxy(queries=[{"name": "liar"}])
-    reporter = Reporter(running, topic(1))
+    reporter = ReportPoster(running, topic(1), "liar")
     feed(kafka.bootstrap, reporter.topic, 10, RECORD_BYTES, [0])
     assert reporter.post(reporter.event("started"))[0] == 200
     with RawClient(running.bootstrap, "liar") as client:
-        client.ask(latest(reporter.topic))  # as Spark's driver learns the end of the log
+        client.ask(
+            list_offsets(reporter.topic, LATEST)
+        )  # as Spark's driver learns the end of the log
     assert reporter.post(reporter.event(batch=reporter.batch(0, None, 5)))[0] == 200
 
     def shown() -> dict[str, Any]:
         document = known(running, "liar")
         for partition in document["partitions"]:
             del partition["lag_s"]
-        others = ("reports", "totals", "advice")
+        others = ("reports", "totals", "advice", "report_age_s")
         return {key: value for key, value in document.items() if key not in others}
 
     before = shown()
     refused: dict[str, int] = {}
-    for what, status, reason, report in reporter.bad_reports():
+    for what, status, reason, report in bad_reports(reporter):
         answered, answer = reporter.post(report)
         assert (what, answered, answer.get("reason")) == (what, status, reason), answer
         assert answer["error"], what
@@ -305,13 +273,3 @@ def test_bad_reports_change_nothing(kafka: EmbeddedBroker, proxy: Run, topic: Ma
         assert metrics.value("spark_reports_total", result=reason) == count, reason
     assert reporter.post(reporter.event(batch=reporter.batch(1, 5, 10)))[0] == 200
     until(lambda: known(running, "liar")["totals"]["lag_records"] == 0, "the next one is taken in")
-
-
-def latest(topic: str) -> Any:
-    request = message(LIST_OFFSETS, 7, replica_id=-1, isolation_level=0)
-    wanted = type(request).ListOffsetsTopic
-    partition = wanted.ListOffsetsPartition(
-        partition_index=0, current_leader_epoch=-1, timestamp=-1
-    )
-    request.topics = [wanted(name=topic, partitions=[partition])]
-    return request

@@ -40,7 +40,7 @@ OF_ONE_PROCESS = [
     for panel, query in dashboard_queries().items()
     if not any(name in query for name in OF_MEMBERS)
 ]
-"""What the dashboard shows of a proxy without workers and tier."""
+"""What the dashboards show of a proxy without workers and tier."""
 
 BOUND_BYTES = 500_000
 RECORD_BYTES = 10_000
@@ -156,7 +156,9 @@ def run_stage(process: ProxyProcess) -> None:
         batch = batch_document(number, start, start + 20, "written", rows=20, **times)
         return driver.document("progress", batch=batch)
 
+    trigger = {"kind": "processing_time", "interval_ms": 1000}
     Librdkafka().consume(access, "written", 100)
+    assert post(process, driver.document("started", trigger=trigger)) == 200
     for number in range(3):
         if number == 2:
             Librdkafka().produce(access, OUTPUT, [(0, b"never read")])
@@ -242,7 +244,7 @@ def test_holds_are_counted_by_client_and_quota(scene: Scene, entity: str, quota:
 
 
 @pytest.mark.parametrize("panel", OF_ONE_PROCESS)
-def test_the_dashboard_shows_it(scene: Scene, panel: str) -> None:
+def test_the_dashboards_show_it(scene: Scene, panel: str) -> None:
     found = scene.prometheus.query(dashboard_queries()[panel], scene.ended_s)
     assert found, dashboard_queries()[panel]
 

@@ -136,12 +136,12 @@ def test_the_log_level_is_that_of_the_file_until_somebody_sets_another(
     assert not is_told()
     write(process, make(PLENTY_BYTES) | {"log_level": "debug"})
     until(lambda: reloads(process)["ok"] == 1, "it is loaded")
-    assert is_told()
+    until(is_told, "it is written")
     assert call(process, "PUT", "/v1/log_level", {"level": "warning"}).status == 200
     assert not is_told()
     hang_up(process)
     until(lambda: reloads(process)["ok"] == 2, "it is loaded")
-    assert is_told()
+    until(is_told, "it is written")
 
 
 def test_a_storm_of_signals_is_a_load_a_second(process: ProxyProcess) -> None:
@@ -272,7 +272,7 @@ def test_a_bad_file_changes_nothing(
         write(process, spoil(make(1)))
         until(lambda: reloads(process)["failed"] == 1, "it is refused")
         newest = loads(process)[0]
-        (line,) = process.log("configuration not reloaded, the old one stays")
+        (line,) = process.logged("configuration not reloaded, the old one stays")
         assert newest["result"] == "failed"
         assert newest["message"] == line["problems"]
         assert said in line["problems"]
@@ -295,6 +295,29 @@ def test_a_file_that_is_gone_changes_nothing(process: ProxyProcess, make: Make) 
     assert reloads(process)["failed"] == 1
 
 
+def test_rules_that_come_and_go_are_counted(process: ProxyProcess, make: Make) -> None:
+    """One who edits the wrong file, or half of one, sees it in the log."""
+
+    def of(*names: str) -> dict[str, Any]:
+        quotas = {"rules": [{"client-id": name, "consumer_byte_rate": "1MiB"} for name in names]}
+        return make(PLENTY_BYTES) | {"quotas": quotas}
+
+    told = []
+    for number, names in enumerate(["abcdefghij", "abc", "bcd", "bcd"], 1):
+        write(process, of(*names))
+        if number == 4:
+            hang_up(process)
+        until_reloads(process, ok=number, failed=0)
+        told.append(process.log("configuration reloaded")[-1]["message"])
+    assert told == [
+        "in force; rules 1 -> 10 (10 added, 1 removed)",
+        "in force; rules 10 -> 3 (7 removed)",
+        "in force; rules 3 -> 3 (1 added, 1 removed)",
+        "in force",
+    ]
+    assert [load["message"] for load in loads(process)[:4]] == told[::-1]
+
+
 def test_what_waits_for_a_restart_is_named(process: ProxyProcess, make: Make, records: str) -> None:
     """All the rest of the file is in force at once."""
     new = make(
@@ -309,6 +332,6 @@ def test_what_waits_for_a_restart_is_named(process: ProxyProcess, make: Make, re
     until_reloads(process, ok=1, failed=0)
     message = "after a restart: listeners, limits.max_client_entities"
     assert loads(process)[0]["message"] == message
-    (line,) = process.log("configuration reloaded")
+    (line,) = process.logged("configuration reloaded")
     assert line["message"] == message
     assert json.loads(process.get("/v1/status")[1])["throttle_mode"] == "mute"

@@ -142,7 +142,7 @@ def test_the_old_pair_stays_until_the_new_one_is_whole(
         first, second = reversed(steps) if key_first else steps
         first[0].write_bytes(first[1])
         until(lambda: reloads(process)["failed"] == 1, "refused", NOTICED_WITHIN_S)
-        (line,) = process.log("configuration not reloaded, the old one stays")
+        (line,) = process.logged("configuration not reloaded, the old one stays")
         assert "listeners[0].tls.key_file: " in line["problems"]
         assert "fix: name the key that this certificate was made with" in line["problems"]
         assert shown(process, trusting) == before
@@ -166,7 +166,7 @@ def test_a_bad_file_changes_nothing(
                 pair.cert_file.write_bytes(spoil)
             until(lambda: reloads(process)["failed"] == count, "refused", NOTICED_WITHIN_S)  # noqa: B023
             assert shown(process, trusting) == before
-        lines = process.log("configuration not reloaded, the old one stays")
+        lines = process.logged("configuration not reloaded, the old one stays", 3)
         for line in lines:
             assert "tls.cert_file: " in line["problems"]
             assert "fix: " in line["problems"]

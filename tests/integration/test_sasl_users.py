@@ -134,7 +134,7 @@ def test_an_uncertain_user_does_not_get_to_the_broker(
     with RawClient(running.bootstrap) as client, pytest.raises(ConnectionError):
         log_in(client, mechanism, first)
     running.until_counts("connections_rejected_total", 1, reason="bad_body")
-    (line,) = running.log("client rejected")
+    (line,) = running.logged("client rejected")
     assert "secret" not in json.dumps(line)
 
 

@@ -29,7 +29,7 @@ from support.slot_group import SlotGroup
 from proxy.cluster import kafka_client
 from proxy.cluster.kafka_client import KafkaClient
 from proxy.cluster.login import Credentials, Login
-from proxy.cluster.upstream import CLOSED, UpstreamError
+from proxy.cluster.upstream import CONNECTION_CLOSED, UpstreamError
 from proxy.devkit.broker import EmbeddedBroker, EmbeddedCluster
 from proxy.devkit.loopback import HOST, free_ports
 from proxy.state import KafkaStore, Record, StateError
@@ -52,7 +52,7 @@ from kafka.protocol.producer import EndTxnRequest, TxnOffsetCommitRequest
 from proxy.cluster import kafka_client
 from proxy.cluster.kafka_client import KafkaClient
 from proxy.cluster.login import Credentials, Login
-from proxy.cluster.upstream import CLOSED, UpstreamError
+from proxy.cluster.upstream import CONNECTION_CLOSED, UpstreamError
 from proxy.state import Record
 from proxy.state.kafka.slot_fence import GroupFence
 from proxy.state.kafka.slot_store import SlotStore
@@ -324,12 +324,12 @@ def commits_lost() -> Iterator[None]:
     async def ask_in_vain(client: KafkaClient, request: Any, broker: Any = None) -> Any:
         answer = await ask(client, request, broker)
         if isinstance(request, EndTxnRequest) and request.committed:
-            raise UpstreamError(CLOSED, "lost")
+            raise UpstreamError(CONNECTION_CLOSED, "lost")
         return answer
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(KafkaClient, "ask", ask_in_vain)
-        patch.setattr(kafka_client, "RETRY_INTERVAL_S", 600.0)
+        patch.setattr(kafka_client, "ASK_AGAIN_S", 600.0)
         yield
 
 

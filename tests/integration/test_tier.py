@@ -17,11 +17,11 @@ from support.tier import TierMachine, client_of, owner_of, report_to, tier_confi
 
 from proxy.devkit.broker import EmbeddedBroker
 from proxy.members.slots import SLOTS
-from proxy.workers.tier_placement import LEAST_SHARE
+from proxy.workers.tier_placement import LEAST_SLOTS_SHARE
 
 RECORDS = 200
 NAMES = ("a", "b", "c")
-SHARE = int(LEAST_SHARE * SLOTS / len(NAMES))
+SHARE = int(LEAST_SLOTS_SHARE * SLOTS / len(NAMES))
 """Slots that each machine has at least."""
 WAIT_S = 60
 BOUND_BYTES_S = 200_000

@@ -14,6 +14,7 @@ from proxy.cluster.kafka_client import Bootstrap
 from proxy.pipeline.graph import PipelineSettings, SourceSettings, StageSettings
 from proxy.progress.owns import owns_all
 from proxy.progress.query import ProgressSettings, QuerySettings
+from proxy.progress.query_scope import ALL_QUERIES
 from proxy.progress.report import Refusal, ReportRefused
 from proxy.queries.queries import Queries
 from proxy.quota.entities import ClientIdentity, QuotaKind
@@ -288,7 +289,7 @@ class Tier:
         raw = json.dumps(self.drivers[name].document(event, **more)).encode()
         while True:
             try:
-                return await self.member(name).queries.accept(raw)
+                return await self.member(name).queries.accept(raw, ALL_QUERIES)
             except ReportRefused as error:
                 if error.reason is not Refusal.OWNED_ELSEWHERE:
                     raise

@@ -9,6 +9,7 @@ from parts.quota_world import QuotaWorld
 from proxy.backpressure.backpressure import Backpressure
 from proxy.progress.query import ProgressSettings, QuerySettings
 from proxy.progress.query_registry import QueryRegistry
+from proxy.progress.query_scope import ALL_QUERIES, QueryScope
 from proxy.progress.report import Report
 from proxy.progress.report_handler import AcceptedReport
 
@@ -27,11 +28,15 @@ class QueryWorld(QuotaWorld):
         """Make what a process keeps of queries, over the quotas that it has."""
         self.registry = QueryRegistry(settings, knows_client, on_event)
         self.backpressure = Backpressure(
-            self.quotas, self.instruments.pid_bound_bytes, on_change=on_change
+            self.quotas,
+            self.instruments.adaptive_bound_bytes,
+            self.instruments.adaptive_withheld_records,
+            on_change=on_change,
         )
 
-    def accept_report(self, report: Report) -> AcceptedReport:
-        accepted = in_one_go(self.registry.reports.accepting(report, self.now_ms, self.now_s))
+    def accept_report(self, report: Report, scope: QueryScope = ALL_QUERIES) -> AcceptedReport:
+        reports = self.registry.reports
+        accepted = in_one_go(reports.accepting(report, self.now_ms, self.now_s, scope=scope))
         self.backpressure.record_report(accepted, self.now_ms)
         return accepted
 

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self
 
+from proxy.cluster.upstream import Address
 from proxy.members.slot_map import ListenerPorts, MemberAddresses, SlotMap
 from proxy.members.slots import SLOTS, slot_of
 from proxy.quota.entities import ClientIdentity
-from proxy.relay.steering import Address, Owner, Visit
+from proxy.relay.steering import Owner, Visit
 
 
 @dataclass(frozen=True, slots=True)

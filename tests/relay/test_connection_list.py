@@ -7,7 +7,7 @@ from relaylab.lab import LISTENER, LOCALHOST, fast_client, open_lab, slow_client
 from metrics.clock import clock_ms
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.relay.services import ThrottleMode
-from proxy.relay.traffic import INTERVAL_MS, Traffic
+from proxy.relay.traffic import TRAFFIC_INTERVAL_MS, Traffic
 
 CONSUMER, PRODUCER = QuotaKind.CONSUMER_BYTE_RATE, QuotaKind.PRODUCER_BYTE_RATE
 RESPONSE_BYTES = 100_000
@@ -17,7 +17,7 @@ def rows(lab):
     return sorted(lab.relay.list.rows(), key=lambda row: row.number)
 
 
-def measure(lab, after_ms=INTERVAL_MS):
+def measure(lab, after_ms=TRAFFIC_INTERVAL_MS):
     return len(list(lab.relay.list.measuring(clock_ms() + after_ms)))
 
 

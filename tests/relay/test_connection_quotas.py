@@ -13,6 +13,7 @@ from proxy.relay.services import Limits
 from proxy.wire.apis import API_VERSIONS, SASL_AUTHENTICATE, SASL_HANDSHAKE
 
 REASON = "too_many_connections_of_client"
+STRANGER = "127.0.0.2"
 RATE = 4
 """Connections per second."""
 
@@ -75,6 +76,44 @@ async def test_one_too_many_is_closed_before_the_broker_sees_it():
         assert await client.frame() == answer
         assert lab.rejected(REASON) == 1
     assert lab.services.connection_quotas.counts == {}
+
+
+async def test_an_idle_one_gives_way_to_an_address_with_fewer(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("proxy.relay.connection.GIVE_WAY_S", 0.0)
+    async with open_lab(rules=(most(4),)) as lab:
+        strangers = [await lab.pair(fetch_request(1), STRANGER) for _ in range(4)]
+        own = await lab.client()
+        await own.send(fetch_request(1))
+        assert await own.ended() == b"", "all of the stranger's are busy"
+        for client, broker in strangers[1:]:
+            await broker.send(fetch_response(1, 10))
+            await client.frame()
+        ours = [await lab.pair(fetch_request(1)) for _ in range(2)]
+        for client, broker in strangers[1:3]:
+            assert await client.ended() == await broker.ended() == b""
+        # Two of each address now: nobody gives way.
+        for address in (None, STRANGER):
+            late = await lab.client(address=address)
+            await late.send(fetch_request(1))
+            assert await late.ended() == b""
+        assert lab.services.connection_quotas.counts == {"client-id=test": 4}
+        assert lab.rejected(REASON) == 5
+        for client, broker in (*ours, strangers[0]):
+            await broker.send(fetch_response(1, 10))
+            assert await client.frame() == fetch_response(1, 10)
+    assert lab.services.connection_quotas.counts == {}
+
+
+async def test_one_that_was_used_lately_does_not_give_way():
+    async with open_lab(rules=(most(2),)) as lab:
+        for _ in range(2):
+            client, broker = await lab.pair(fetch_request(1), STRANGER)
+            await broker.send(fetch_response(1, 10))
+            await client.frame()
+        own = await lab.client()
+        await own.send(fetch_request(1))
+        assert await own.ended() == b""
+        assert lab.rejected(REASON) == 1
 
 
 async def test_a_user_is_counted_once_the_login_has_shown_it():

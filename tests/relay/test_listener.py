@@ -23,7 +23,7 @@ def opened(**settings):
         ListenerSettings("main", HOST, 0, "proxy.example", **settings),
         asyncio.get_running_loop(),
         lambda sock, origin: accepted.append((sock, origin.ip, origin.node_id)),
-        lambda: None,
+        lambda *_: None,
     )
     listener.open()
     listener.accept()

@@ -11,7 +11,7 @@ from metrics import BoundedLabels, SensorCollector
 from metrics.clock import clock_ms
 from proxy.quota.client_quotas import ThrottleTime
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
-from proxy.quota.gate import Waiter
+from proxy.quota.gate import FetchSizes, Waiter
 from proxy.quota.rules import Rule
 from proxy.relay.clients import ClientRegistry
 from proxy.wire.apis import FETCH
@@ -93,9 +93,9 @@ def test_what_waited_at_the_gate_and_exceeded_nothing_goes_as_well():
     consumer = QuotaKind.CONSUMER_BYTE_RATE
     proxy = Proxy(Rule(client_id=DEFAULT, bounds={consumer: 1000.0}))
     quotas = proxy.client_quotas("made-up-1")
-    _, under_way = quotas.grant(1 << 20, None, proxy.now_ms, holds=True)
+    _, under_way = quotas.grant(1 << 20, FetchSizes(), proxy.now_ms, holds=True)
     waiter = Waiter(lambda _: None)
-    assert not quotas.admit(consumer, waiter, proxy.now_ms)
+    assert not quotas.admit(consumer, waiter, None, proxy.now_ms)
     under_way.cancel()
     waited = ThrottleTime(proxy.now_ms, 100, consumer, waiter.entity)
     proxy.quotas.held(waited, waited.delay_ms, proxy.now_ms)

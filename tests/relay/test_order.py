@@ -10,6 +10,7 @@ from relaylab.lab import LISTENER, fast_client, open_lab, slow_client, turns, un
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.rules import QuotaSettings, Rule
 from proxy.relay.held_responses import LONGEST_MUTE_MS
+from proxy.relay.responses import MAX_HEAD_BYTES
 from proxy.relay.services import Limits, ThrottleMode
 
 BIG_BYTES = 300_000
@@ -98,6 +99,39 @@ async def test_a_metadata_response_of_10_mb():
         await sending
         assert list(frames.metadata_brokers(frame)) == [3]
         assert frame[-5_000_000:] == answer[-5_000_000:]
+
+
+@pytest.mark.parametrize("first_bytes", [3, 5_000, 100_000])
+@pytest.mark.parametrize("count", [0, 100, 3_000])
+async def test_metadata_is_sent_on_as_soon_as_its_brokers_are_there(count, first_bytes):
+    async with open_lab(broker_ports=None) as lab:
+        client, broker = await lab.pair(frames.metadata_request(1))
+        named = dict.fromkeys(range(count), ("real-host-with-a-long-name", 1))
+        answer = frames.metadata_response(1, named, 3_000_000)
+        size = len(answer) - 1
+        first = asyncio.create_task(broker.send(answer[:first_bytes], answer[first_bytes:size]))
+        start = await client.receive(12)
+        assert unpack_from(">iii", start)[1:] == (1, 0)  # no broker has a port
+        (length,) = unpack_from(">i", start)
+        assert length < size
+        await client.receive(length - 9)
+        await first
+        await broker.send(answer[size:])
+        assert await client.receive(1) == answer[size:]
+        assert set(lab.brokers.addresses) == set(named)
+        assert lab.services.kept_bytes.total == 0
+        await client.send(frames.metadata_request(2))
+        assert await broker.frame() == frames.metadata_request(2)
+
+
+async def test_metadata_whose_brokers_do_not_end():
+    async with open_lab() as lab:
+        client, broker = await lab.pair(frames.metadata_request(1))
+        named = dict.fromkeys(range(MAX_HEAD_BYTES // 200), ("h" * 200, 1))
+        sending = asyncio.create_task(broker.send(frames.metadata_response(1, named, 3_000_000)))
+        assert await client.ended() == b""
+        assert lab.upstream_errors("bad_response") == 1
+        sending.cancel()
 
 
 async def test_a_hold_in_the_middle_keeps_the_order():

@@ -3,11 +3,15 @@
 import asyncio
 
 import pytest
-from relaylab.frames import fetch_request, fetch_response
+from relaylab.frames import fetch_request, fetch_response, metadata_request, metadata_response
 from relaylab.lab import LIMIT_S, open_lab, turns, until
 
 from proxy.relay.frame_flow import TURNS_OF_NEW
 from proxy.relay.paced_steps import MOST_S, ROUND_S, PacedSteps
+
+PIPELINING, PIPELINED = 10, 20
+MOST_IN_A_ROUND = 8
+"""Of their pieces: what fits into MOST_S, and one that was begun before a round ended."""
 
 
 class Work:
@@ -79,6 +83,50 @@ async def test_fewer_of_them_run_in_a_round_while_rounds_take_long():
     assert work.done == list(range(40))
 
 
+async def test_what_goes_on_in_pieces_shares_the_time_of_a_round():
+    work = Work()
+
+    def pieces(name):
+        while True:
+            work.now_s += MOST_S / 2
+            work.done.append(name)
+            yield
+
+    first, second = pieces("first"), pieces("second")
+    while work.steps.may_go_on:
+        assert work.steps.go_on(first)
+    assert work.done == ["first", "first"]
+
+    def turn():
+        while work.steps.may_go_on:
+            work.steps.go_on(second)
+        if len(work.done) < 7:
+            work.steps.queue(turn)
+
+    work.steps.queue(turn)
+    work.add("newcomer", 0.0)
+    await turns(1)
+    assert work.done[2:] == ["second", "newcomer", "second"]
+    await turns(1)
+    assert work.done[5:] == ["second", "second"]
+
+
+async def test_pieces_end_as_they_will():
+    work = Work()
+    assert not work.steps.go_on(iter(()))
+
+    def broken():
+        yield
+        raise ValueError("broken")
+
+    pieces = broken()
+    assert work.steps.go_on(pieces)
+    with pytest.raises(ValueError, match="broken"):
+        work.steps.go_on(pieces)
+    await turns()
+    assert work.steps.may_go_on
+
+
 async def test_all_can_be_run_now():
     work = Work()
     for number in range(10):
@@ -87,6 +135,43 @@ async def test_all_can_be_run_now():
     assert work.done == list(range(10))
     await turns()
     assert work.done == list(range(10))
+
+
+async def test_all_who_ask_for_much_at_once_share_the_time_of_a_round():
+    """Each piece takes a millisecond here."""
+    async with open_lab() as lab:
+        loop, clock_s = asyncio.get_running_loop(), 0.0
+
+        def clock():
+            nonlocal clock_s
+            clock_s += MOST_S / 4
+            return clock_s
+
+        lab.services.paced_steps = steps = PacedSteps(loop, clock)
+        pairs = [await lab.pair(fetch_request(0)) for _ in range(PIPELINING)]
+        rounds, go_on = [0], steps.go_on
+
+        def next_round():
+            rounds.append(0)
+            ticking[0] = loop.call_soon(next_round)
+
+        def counted(work):
+            rounds[-1] += 1
+            return go_on(work)
+
+        steps.go_on = counted
+        ticking = [loop.call_soon(next_round)]
+        asked = [metadata_request(number) for number in range(1, PIPELINED + 1)]
+        answers = [metadata_response(number, {}) for number in range(1, PIPELINED + 1)]
+        for client, broker in pairs:
+            await client.send(b"".join(asked))
+            await broker.send(fetch_response(0, 10), b"".join(answers))
+        for client, _ in pairs:
+            assert await client.frame() == fetch_response(0, 10)
+            assert [await client.frame() for _ in answers] == answers
+        ticking[0].cancel()
+        assert sum(rounds) == PIPELINING * PIPELINED
+        assert max(rounds) <= MOST_IN_A_ROUND
 
 
 async def test_many_that_connect_at_once_are_all_served_and_leave_nothing():

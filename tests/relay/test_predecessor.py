@@ -17,7 +17,13 @@ from structlog.testing import capture_logs
 from proxy.cluster.upstream import Address
 from proxy.relay.listener import Listener, ListenerSettings
 from proxy.relay.ports import ListenerError
-from proxy.relay.take_over import FORM, Predecessor, Replaceable, TakeOverError, share
+from proxy.relay.take_over import (
+    TAKE_OVER_SCHEMA,
+    Predecessor,
+    Replaceable,
+    TakeOverError,
+    shares_port,
+)
 
 HOST = "127.0.0.1"
 TIMES = 20
@@ -44,7 +50,7 @@ asyncio.run(main(sys.argv[1], int(sys.argv[2])))
 def listener(port: int, accepted: list) -> Listener:
     settings = ListenerSettings("main", HOST, port, "proxy.example", None)
     loop = asyncio.get_running_loop()
-    return Listener(settings, loop, lambda sock, _: accepted.append(sock), lambda: None)
+    return Listener(settings, loop, lambda sock, _: accepted.append(sock), print)
 
 
 def python(script: str, *arguments: str) -> "subprocess.Popen[bytes]":
@@ -117,8 +123,8 @@ async def test_only_the_ports_of_the_predecessor_are_shared():
     ],
 )
 def test_a_port_is_shared_where_addresses_meet(host, other, shared):
-    assert share({(other, 9092)}, (host, 9092)) is shared
-    assert share({(other, 9092)}, (host, 9093)) is False
+    assert shares_port({(other, 9092)}, (host, 9092)) is shared
+    assert shares_port({(other, 9092)}, (host, 9093)) is False
 
 
 class ProxyInSteps:
@@ -257,7 +263,7 @@ async def test_what_is_no_proxy():
         process.communicate(b"\n")
 
 
-OTHER_FORM = {"form": FORM + 1, "replaced_by": None, "addresses": []}
+OTHER_FORM = {"form": TAKE_OVER_SCHEMA + 1, "replaced_by": None, "addresses": []}
 
 
 @pytest.mark.parametrize(
@@ -266,7 +272,10 @@ OTHER_FORM = {"form": FORM + 1, "replaced_by": None, "addresses": []}
         (b"", "does not answer: .*\n    fix: if it does not"),
         (b"hello\n", "does not answer: .*\n    fix: if it does not"),
         (b"[]\n", "does not answer: .*\n    fix: if it does not"),
-        (json.dumps({"form": FORM}).encode(), "does not answer: .*\n    fix: if it does not"),
+        (
+            json.dumps({"form": TAKE_OVER_SCHEMA}).encode(),
+            "does not answer: .*\n    fix: if it does not",
+        ),
         (json.dumps(OTHER_FORM).encode() + b"\n", "of a version .*\n    fix: stop it"),
     ],
 )

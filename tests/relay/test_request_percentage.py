@@ -1,41 +1,73 @@
 """Which time counts for request_percentage, and what happens when it is used up."""
 
+from struct import pack
+
 import pytest
 from relaylab import frames
 from relaylab.lab import open_lab, turns, until
+from test_shown_fetch import ShowingInterceptor
 
-from metrics.clock import clock_ms
-from proxy.quota.entities import QuotaKind
+from metrics.clock import MS_PER_SECOND, clock_ms
+from proxy.quota.busy import FIRST_USUAL_MS
+from proxy.quota.entities import BUSY_MS_PER_PERCENT, QuotaKind
 from proxy.quota.rules import Rule
 
 LONG_WAIT_MS = 60_000
-ASKED_BYTES = 10_000
+TOOK_MS = 400.0
 
 
 def bounded(percent: float) -> tuple[Rule, ...]:
     return (Rule(client_id="test", bounds={QuotaKind.REQUEST_PERCENTAGE: percent}),)
 
 
-def measured(lab) -> float:
-    (row,) = filter(None, lab.services.quotas.rows(clock_ms))
-    return row.rate
+LOG_END = 10
+"""High watermark of `frames.fetch17`."""
+
+
+def batch(end_offset: int, size: int) -> bytes:
+    """A record batch of so many bytes, whose last offset is the one before `end_offset`."""
+    return pack(">qi4xb6xi", 0, size - 12, 2, end_offset - 1) + bytes(size - 27)
+
+
+def batches(count: int, size: int) -> bytes:
+    """So many of them, the last of which ends at this offset."""
+    return b"".join(batch(number + 1, size) for number in range(count))
 
 
 @pytest.mark.parametrize(
-    ("answer_bytes", "counts"),
+    ("records", "counts"),
     [
-        pytest.param(ASKED_BYTES, True, id="a full answer: the broker did not wait"),
-        pytest.param(ASKED_BYTES // 2, True, id="half of what was asked for"),
-        pytest.param(100, False, id="a small answer: it may have waited for data"),
+        pytest.param([b""], False, id="no data"),
+        pytest.param([batch(LOG_END, 100)], False, id="one batch, to the log end"),
+        pytest.param([batches(LOG_END, 16_000)], False, id="many batches, to the log end"),
+        pytest.param([batch(LOG_END, 150_000)], False, id="a large batch, to the log end"),
+        pytest.param([batch(1, 100)], True, id="one batch, and there are more"),
+        pytest.param([batches(6, 16_000)], True, id="many batches, and there are more"),
+        pytest.param([batch(1, 150_000)], True, id="a large batch, and there are more"),
+        pytest.param([batches(LOG_END, 16_000)[:-1]], True, id="the last batch cut off"),
+        pytest.param([batch(LOG_END, 16_000)[:5000]], True, id="the only batch cut off"),
+        pytest.param([batch(LOG_END, 90_000), b"", batch(5, 200)], True, id="the last of three"),
     ],
 )
-async def test_a_fetch_counts_when_its_answer_shows_that_there_was_data(answer_bytes, counts):
+@pytest.mark.parametrize("is_shown", [False, True], ids=["", "followed"])
+async def test_all_time_of_a_fetch_counts_that_leaves_data_behind(records, counts, is_shown):
+    log = []
     async with open_lab(rules=bounded(1e6)) as lab:
-        asked = frames.fetch_request(1, max_bytes=ASKED_BYTES, max_wait_ms=LONG_WAIT_MS)
+        if is_shown:
+            lab.services.interceptor = lambda *_: ShowingInterceptor(log)
+        asked = frames.fetch_request(1, version=17, max_bytes=1 << 20, max_wait_ms=LONG_WAIT_MS)
         client, broker = await lab.pair(asked)
-        await broker.send(frames.fetch_response(1, answer_bytes))
-        await client.frame()
-        assert (measured(lab) > 0) is counts
+        (connection,) = lab.relay.connections
+        connection.in_flight[0].sent_ms -= TOOK_MS
+        sent, seen = frames.fetch17(1, records, {})
+        await broker.send(*frames.in_pieces(sent, (0.3, 0.31, 0.7), (40, 20)))
+        assert await client.frame() == seen
+        await until(lambda: not connection.responses.mid_frame)
+        (row,) = filter(None, lab.services.quotas.rows(clock_ms))
+        busy_ms = row.rate * row.window_ms / MS_PER_SECOND * BUSY_MS_PER_PERCENT
+        assert busy_ms > 0.9 * TOOK_MS if counts else 0 < busy_ms <= 2 * FIRST_USUAL_MS
+        shown = [what for _, what in log if isinstance(what, tuple)]
+        assert shown == [(index, len(data)) for index, data in enumerate(records) if is_shown]
 
 
 async def test_a_heartbeat_and_a_login_cost_no_time():

@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.upstream import UpstreamError
 from proxy.relay.brokers import Brokers
+from proxy.relay.channel import Channel
 
 REFUSING = ("127.0.0.1", 1)
 
@@ -169,4 +170,10 @@ class Dialler:
         self.addresses = {}
 
     def learn(self, node_id: int, host: str, port: int) -> None:
+        pass
+
+    def refuse_loop(self, client: Channel, client_id: str | None) -> None:
+        pass
+
+    def disconnected(self, channel: Channel) -> None:
         pass

@@ -18,6 +18,11 @@ def run() -> Run:
     return Run("orders")
 
 
+def look_every(monkeypatch: pytest.MonkeyPatch, pause_s: float) -> None:
+    monkeypatch.setattr(quota_listener, "FIRST_LOOKS_S", pause_s)
+    monkeypatch.setattr(quota_listener, "LOOK_EVERY_S", pause_s)
+
+
 def wait_for_heartbeats(receiver: Receiver, count: int) -> list[Report]:
     receiver.wait_for(lambda: len(receiver.heartbeats) >= count, f"{count} heartbeats")
     return receiver.heartbeats
@@ -26,7 +31,7 @@ def wait_for_heartbeats(receiver: Receiver, count: int) -> list[Report]:
 def test_a_proxy_that_comes_back_gets_a_heartbeat(
     receiver: Receiver, listen: Listen, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quota_listener, "HEARTBEAT_S", 1000.0)
+    look_every(monkeypatch, 1000.0)
     listener = listen(clients={"orders": "etl"})
     listener.onQueryStarted(run.started())
     listener.onQueryProgress(run.batch(7))
@@ -44,8 +49,9 @@ def test_a_proxy_that_comes_back_gets_a_heartbeat(
         "client_id": "etl",
         "age_ms": 0,
         "last_batch_id": 7,
-        "under_way": None,
+        "is_waiting": None,
         "trigger": None,
+        "known_age_ms": None,
     }
     listener.onQueryIdle(run.idle())
     assert listener.close(10)
@@ -56,7 +62,7 @@ def test_a_proxy_that_comes_back_gets_a_heartbeat(
 def test_what_waits_comes_before_the_heartbeat(
     receiver: Receiver, listen: Listen, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quota_listener, "HEARTBEAT_S", 1000.0)
+    look_every(monkeypatch, 1000.0)
     seen: list[str] = []
 
     async def note(request: object, report: Report) -> object:
@@ -79,7 +85,7 @@ def test_what_waits_comes_before_the_heartbeat(
 def test_each_run_that_lives_is_told_now_and_then(
     receiver: Receiver, listen: Listen, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quota_listener, "HEARTBEAT_S", 0.0)
+    look_every(monkeypatch, 0.0)
     listener, other, nameless = listen(), Run("other"), Run(None)
     listener.onQueryStarted(nameless.started())
     listener.onQueryStarted(run.started())
@@ -111,7 +117,7 @@ def test_a_proxy_that_knows_no_heartbeats_hears_one_for_each_connection(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(quota_listener, "HEARTBEAT_S", 0.0)
+    look_every(monkeypatch, 0.0)
     unknown = refuse(400, "malformed", "event: Input should be 'started'")
 
     async def old(request: object, report: Report) -> object:
@@ -151,6 +157,25 @@ def test_advice_is_logged_once(
     assert listener.sent == 2
 
 
+def test_information_is_logged_once_for_all_queries(
+    receiver: Receiver, listen: Listen, run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def inform(_request: web.Request, report: Report) -> web.Response:
+        return web.json_response({"information": [f"{report['name']} reads past the proxy"]})
+
+    receiver.behaviour = inform
+    listener = listen()
+    for each in (run, Run("other")):
+        listener.onQueryStarted(each.started())
+        listener.onQueryIdle(each.idle())
+    assert listener.close(10)
+    (record,) = caplog.records
+    assert record.levelname == "INFO"
+    assert record.getMessage().endswith("perhaps of others: orders reads past the proxy")
+
+
 @pytest.mark.parametrize(
     "body", [[], {"advice": None}, {"advice": 5}, {"advice": [[1], None]}, "x", None]
 )
@@ -175,7 +200,8 @@ def test_an_odd_answer_is_no_fault(
         ("AvailableNowTrigger", {"kind": "available_now", "interval_ms": None}),
         ("OneTimeTrigger", {"kind": "once", "interval_ms": None}),
         ("ContinuousTrigger(500)", {"kind": "continuous", "interval_ms": 500}),
-        ("RealTimeTrigger(500)", None),
+        ("RealTimeTrigger(500)", {"kind": "real_time", "interval_ms": 500}),
+        ("AnotherTrigger(500)", None),
         ("", None),
     ],
 )
@@ -187,15 +213,16 @@ def test_triggers(text: str, expected: object) -> None:
     ("is_active", "message", "expected"),
     [
         (False, "Initializing sources", None),  # a batch may be done again from the checkpoint
+        # What was looked up before is done, but a batch of what was just looked up may follow.
         (True, "Getting offsets from KafkaV2[Subscribe[t]]", False),
-        (True, "Writing offsets to log", True),
-        (True, "Processing new data", True),
-        (False, "Processing new data", False),
-        (True, "No new data but cleaning up state", True),
-        (True, "Waiting for data to arrive", False),
-        (False, "Waiting for next trigger", False),
+        (True, "Writing offsets to log", False),
+        (True, "Processing new data", False),
+        (False, "Processing new data", True),
+        (True, "No new data but cleaning up state", False),
+        (True, "Waiting for data to arrive", True),
+        (False, "Waiting for next trigger", True),
         (True, "Reconfiguring", None),
     ],
 )
-def test_under_way(is_active: bool, message: str, expected: bool | None) -> None:
-    assert quota_listener.is_under_way(is_active, message) is expected
+def test_between_batches(is_active: bool, message: str, expected: bool | None) -> None:
+    assert quota_listener.is_between_batches(is_active, message) is expected

@@ -209,3 +209,26 @@ def test_callbacks_never_raise(
     assert listener.close(10)
     assert receiver.numbers() == [1]
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+def test_only_the_queries_that_are_named(
+    receiver: Receiver, listen: Listen, caplog: pytest.LogCaptureFixture
+) -> None:
+    by_name, by_id, other, nameless = Run("orders"), Run("payments"), Run("other"), Run(None)
+    listener = listen(queries=["orders", str(by_id.query_id)])
+    for run in (by_name, by_id, other, nameless):
+        listener.onQueryStarted(run.started())
+        listener.onQueryProgress(run.batch())
+        listener.onQueryTerminated(run.terminated())
+    assert listener.close(10)
+    assert {report["name"] for report in receiver.taken} == {"orders", "payments"}
+    assert receiver.numbers() == [1, 2, 3, 4, 5, 6]
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    "queries", ["orders", [], [""], [5], [None], {"orders": "etl"}, 5, b"orders", iter(["orders"])]
+)
+def test_queries_that_are_no_list_of_names(receiver: Receiver, queries: Any) -> None:
+    with pytest.raises(ValueError, match="queries is a list of names or ids of queries"):
+        QuotaListener(receiver.url, queries=queries)

@@ -17,7 +17,7 @@ from typing import get_args
 import pytest
 import trustme
 import yaml
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proxy.config import Config, ConfigError, load_config
@@ -272,7 +272,7 @@ def test_defaults(folder: Path, load: Callable[[str | bytes], Config]) -> None:
         "source": "file",
         "window": 1.0,
         "samples": 11,
-        "burst": 0.5,
+        "burst": None,
         "rules": (),
     }
     assert config.queries == ()
@@ -827,17 +827,6 @@ def test_an_endpoint_survives_being_read(text: str) -> None:
     assert str(parse_bind(text)) == text
 
 
-@given(st.integers(1, 65535), st.integers(1, 65535), st.integers(-1, 70000))
-def test_broker_ports(first: int, last: int, node_id: int) -> None:
-    assume(first <= last)
-    ports = parse_broker_ports(f"{first}-{last}")
-    if first <= first + node_id <= last:
-        assert ports.port_of(node_id) == first + node_id
-    else:
-        with pytest.raises(ValueError, match="has no port"):
-            ports.port_of(node_id)
-
-
 def test_free_broker_ports() -> None:
     ports = parse_broker_ports(0)
-    assert (ports.any_free, ports.port_of(7), str(ports)) == (True, 0, "0")
+    assert (ports.any_free, str(ports)) == (True, "0")

@@ -13,9 +13,16 @@ from parts.at_once import in_one_go
 from parts.query_world import configured
 from parts.reports import ReportingDriver, batch_document, parsed
 
-from metrics import Instruments, MemberInstruments, Registry, SensorCollector
+from metrics import (
+    DroppedLogLines,
+    Instruments,
+    MemberInstruments,
+    Registry,
+    SensorCollector,
+)
 from metrics.instruments import InstrumentRow
 from metrics.merge_rules import GAUGE_RULES, SUM
+from proxy.progress.events import EventKind
 from proxy.progress.progress_collector import ProgressCollector
 from proxy.progress.query_registry import QueryRegistry
 from proxy.quota.entities import ClientIdentity, QuotaKind
@@ -38,11 +45,17 @@ def _sensors(instruments: Instruments) -> SensorCollector:
 
 
 def _progress() -> ProgressCollector:
-    """Return what a proxy shows that follows one partition and has had one batch report."""
+    """Return what a proxy shows that follows one partition, has had one batch and gives advice."""
     queries = QueryRegistry(configured("orders"), lambda _: True, lambda _: None)
     batch = batch_document(0, 0, 5, "orders", latest=9, rows=5)
-    report = ReportingDriver().document("progress", batch=batch)
-    in_one_go(queries.reports.accepting(parsed(report), 0.0, 0.0))
+    driver = ReportingDriver()
+    trigger = {"kind": "processing_time", "interval_ms": 1000}
+    for report in (
+        driver.document("started", trigger=trigger),
+        driver.document("progress", batch=batch),
+    ):
+        accepted = in_one_go(queries.reports.accepting(parsed(report), 0.0, 0.0))
+    accepted.query.advise(EventKind.INTERVAL, "another one", 0.0)
     queries.log_end("orders", 0, 9, 0.0)
     return ProgressCollector(queries, lambda: 0.0, 10)
 
@@ -52,9 +65,9 @@ def metric_rows() -> Iterator[InstrumentRow]:
     instruments = Instruments(CollectorRegistry(), max_label_sets=1)
     yield from instruments.rows
     yield from MemberInstruments(CollectorRegistry()).rows
-    for collector in (_sensors(instruments), _progress()):
+    for collector in (_sensors(instruments), _progress(), DroppedLogLines(int)):
         for family in collector.collect():
-            labels = tuple(next(iter(family.samples)).labels)
+            labels = tuple(name for name in next(iter(family.samples)).labels if name != "le")
             name = family.name + ("_total" if family.type == "counter" else "")
             yield InstrumentRow(name, family.type, labels, family.documentation)
 

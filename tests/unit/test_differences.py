@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from proxy.config import Config, load_config
-from proxy.config.differences import MAX_SHOWN_CHARS, MAX_SHOWN_KEYS, find_differences
+from proxy.config.differences import MAX_SHOWN_KEYS, MAX_VALUE_CHARS, find_differences
 
 TEXT = """\
 cluster: {bootstrap_servers: [broker-1:9092]}
@@ -92,10 +92,10 @@ def test_keys_that_differ(
 
 def test_a_file_that_is_new_as_a_whole_is_cut(load: Callable[[str], Config]) -> None:
     rules = ", ".join(
-        f"{{client-id: {'x' * 2 * MAX_SHOWN_CHARS}{number}, consumer_byte_rate: 1}}"
+        f"{{client-id: {'x' * 2 * MAX_VALUE_CHARS}{number}, consumer_byte_rate: 1}}"
         for number in range(2000)
     )
     was, is_now = find_differences(load(""), load(f"quotas: {{rules: [{rules}]}}\n"))
     assert was == {"more": f"{2000 * KEYS_OF_RULE - MAX_SHOWN_KEYS} further keys"}
     assert len(is_now) == MAX_SHOWN_KEYS + 1
-    assert max(len(str(value)) for value in is_now.values()) == MAX_SHOWN_CHARS + 3
+    assert max(len(str(value)) for value in is_now.values()) == MAX_VALUE_CHARS + 3

@@ -7,7 +7,7 @@ import yaml
 
 from proxy.config import load_config
 from proxy.config.reload import NEEDS_RESTART
-from proxy.config.tier_names import find_hints
+from proxy.config.tier_names import find_name_hints
 
 TIER = {"name": "t", "machine": "proxy-1"}
 
@@ -25,7 +25,7 @@ def hints(tmp_path: Path, host: str, tier: object = TIER) -> list[str]:
         "admin": {"bind": "127.0.0.1:0"},
     }
     file.write_text(yaml.safe_dump({**settings, **({"tier": tier} if tier else {})}))
-    return [*find_hints(load_config(file))]
+    return [*find_name_hints(load_config(file))]
 
 
 @pytest.mark.parametrize(

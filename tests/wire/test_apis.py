@@ -151,7 +151,7 @@ def test_family_and_byte_rate(api_key):
 
 @pytest.mark.parametrize(
     ("api_key", "takes_whole", "costs_time"),
-    [(17, True, False), (36, True, False), (3, True, True), (18, True, True), (11, False, False)],
+    [(17, True, False), (36, True, False), (3, False, True), (18, True, True), (11, False, False)],
 )
 def test_what_is_taken_whole_and_what_costs_time(api_key, takes_whole, costs_time):
     plan = apis.plan_of(api_key, 0)

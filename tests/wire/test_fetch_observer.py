@@ -292,6 +292,17 @@ def check_pieces(version, body, random, *, use_skip):
         assert got.end_offset in (None, true.end_offset)
 
 
+def check_ends(version, body, random):
+    """Feed random pieces to a walker that follows record batches."""
+    seen = Seen()
+    walker, taken = FetchWalker(version, len(body), seen, follows_batches=True), 0
+    cuts = sorted(random.randrange(len(body) + 1) for _ in range(random.randrange(12)))
+    for cut in [*cuts, len(body)]:
+        taken = advance(walker, body, taken, cut, random, use_skip=True)
+        walker.show()
+    assert (seen.sessions, seen.told) == expected(version, body)
+
+
 def advance(walker, body, taken, cut, random, *, use_skip):
     view = memoryview(body)
     while taken < cut and not walker.at_tail:
@@ -319,6 +330,7 @@ def test_it_is_told_what_the_decoder_reads(version, topics, session, nodes, rand
     feed_all(FetchWalker(version, len(body), whole), body + b"the next response")
     assert (whole.sessions, whole.told) == expected(version, body)
     check_pieces(version, body, random, use_skip=use_skip)
+    check_ends(version, body, random)
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from proxy.wire import fetch, layout, list_offsets
 from proxy.wire.apis import APIS, FETCH, LIST_OFFSETS, PRODUCE, plan_of
 from proxy.wire.fetch import read_fetch_request
-from proxy.wire.layout import MAX_KNOWN, MAX_KNOWN_BYTES, KnownMessages, PartitionFields
+from proxy.wire.layout import MAX_KNOWN, MAX_KNOWN_MESSAGE_BYTES, KnownMessages, PartitionFields
 from proxy.wire.list_offsets import read_list_offsets_request, read_list_offsets_response
 from proxy.wire.malformed import MalformedFrame, MalformedResponse
 from proxy.wire.produce import read_produce_response
@@ -268,7 +268,9 @@ def test_equal_look_ups_share_what_they_ask_for_and_cannot_change_it():
 
 
 def test_long_look_ups_are_not_kept():
-    body = list_offsets_request(5, [(0, [(index, 0) for index in range(MAX_KNOWN_BYTES)])], 1, "")
+    body = list_offsets_request(
+        5, [(0, [(index, 0) for index in range(MAX_KNOWN_MESSAGE_BYTES)])], 1, ""
+    )
     one, two = (read_list_offsets_request(5, body) for _ in range(2))
     assert one == two
     assert one.timestamps is not two.timestamps
@@ -293,7 +295,7 @@ def test_of_too_many_the_oldest_are_forgotten():
 
 
 @pytest.mark.parametrize(
-    ("size", "is_kept"), [(MAX_KNOWN_BYTES, True), (MAX_KNOWN_BYTES + 1, False)]
+    ("size", "is_kept"), [(MAX_KNOWN_MESSAGE_BYTES, True), (MAX_KNOWN_MESSAGE_BYTES + 1, False)]
 )
 def test_long_messages_are_not_kept(size, is_kept):
     message = bytes(size)

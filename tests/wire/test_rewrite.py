@@ -6,6 +6,7 @@ from struct import pack
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from parts.at_once import in_one_go
 
 from proxy.wire.apis import (
     API_VERSIONS,
@@ -18,11 +19,14 @@ from proxy.wire.apis import (
     max_safe_version,
     plan_of,
 )
+from proxy.wire.frames import check_whole
+from proxy.wire.layout import STEP_ELEMENTS
 from proxy.wire.malformed import MalformedResponse
 from proxy.wire.rewrite import (
     FALLBACK_NODE_ID,
+    brokers_end,
     raise_throttle_time,
-    rewrite_response,
+    rewriting,
     set_throttle_time,
 )
 
@@ -36,7 +40,15 @@ LEAVING_OUT = [case for case in REWRITTEN if case[0] != FIND_COORDINATOR]
 """Those that leave out a broker without address; FindCoordinator answers with an error."""
 
 SEEDS = range(12)
+MANY = 2000
+
 NO_CONTROLLERS = {"endpoint_type": 1}
+
+
+def rewrite_response(api_key, version, frame, advertise, **settings):
+    """Take all steps with a frame that is whole."""
+    check_whole(frame)
+    return in_one_go(rewriting(api_key, version, frame, advertise, **settings))
 
 
 def same(_node, host, port):
@@ -53,6 +65,15 @@ def tell_none(_node, _host, _port):
 
 def tell_long_names_of_even_nodes(node, _host, _port):
     return None if node % 2 else (f"broker-{node}.{'x' * 150}.example", 19100)
+
+
+def whole(steps):
+    """Take all steps."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            return done.value
 
 
 def decode(api_key, version, frame):
@@ -231,12 +252,6 @@ def test_golden_bytes(name):
     api_key, version, before, after = GOLDEN[name]
     frame = pack(">i", len(before)) + before
     assert rewrite_response(api_key, version, frame, tell_proxy) == pack(">i", len(after)) + after
-
-
-@pytest.mark.parametrize(("api_key", "version"), [(FETCH, 15), (PRODUCE, 9), (2, 9), (999, 1)])
-def test_other_responses_are_not_even_read(api_key, version):
-    frame = b"anything"
-    assert rewrite_response(api_key, version, frame, tell_none) is frame
 
 
 BROKER_VERSIONS = {  # key: what a broker offers -> what clients may use
@@ -427,3 +442,59 @@ def test_no_other_response_names_a_fallback(filler):
             frame = filler(1, values=NO_CONTROLLERS).response(api_key, version)
             expected = rewrite_response(api_key, version, frame, same)
             assert rewrite_response(api_key, version, frame, same, fallback=TOLD) == expected
+
+
+@pytest.mark.parametrize("version", range(APIS[METADATA].max_version + 1))
+def test_of_metadata_only_what_is_up_to_the_end_of_the_brokers_is_needed(filler, version):
+    for seed in SEEDS:
+        frame = filler(seed, unknown_tags=True).response(METADATA, version)
+        end = brokers_end(version, frame)
+        assert end is not None
+        for cut in range(8, end):
+            assert brokers_end(version, frame[:cut]) is None
+        expected = rewrite_response(METADATA, version, frame, tell_proxy, fallback=TOLD)
+        start = whole(rewriting(METADATA, version, frame[:end], tell_proxy, fallback=TOLD))
+        assert start + frame[end:] == expected
+
+
+@pytest.mark.parametrize(
+    ("api_key", "version", "fields"),
+    [
+        (METADATA, 9, {"brokers": lambda of: of(node_id=1, host="h", port=1)}),
+        (DESCRIBE_CLUSTER, 0, {"brokers": lambda of: of(broker_id=1, host="h", port=1)}),
+        (FIND_COORDINATOR, 4, {"coordinators": lambda of: of(key="g", host="h", port=1)}),
+    ],
+)
+def test_many_addresses_are_replaced_a_few_in_a_step(api_key, version, fields):
+    response, told = APIS[api_key].response, []
+    ((array, make),) = fields.items()
+    elements = [make(response._struct.fields[array].array_of)] * MANY
+    message = response(version=version, **{array: elements})
+    message.with_header(correlation_id=5)
+    frame = bytes(message.encode(header=True, framed=True))
+
+    def tell(*_):
+        told[-1] += 1
+        return TOLD
+
+    steps = rewriting(api_key, version, frame, tell)
+    told.append(0)
+    with contextlib.suppress(StopIteration):
+        while True:
+            next(steps)
+            told.append(0)
+    assert sum(told) == MANY
+    assert max(told) <= STEP_ELEMENTS
+
+
+@pytest.mark.parametrize(("topics", "partitions"), [(1, MANY), (MANY, 1), (50, 50)])
+def test_a_produce_response_with_many_partitions_is_read_in_steps(topics, partitions):
+    response = APIS[PRODUCE].response
+    topic = response.TopicProduceResponse
+    part = topic.PartitionProduceResponse(index=1, error_code=0, base_offset=5)
+    one = topic(name="t", partition_responses=[part] * partitions)
+    message = response(version=10, responses=[one] * topics)
+    message.with_header(correlation_id=5)
+    frame = bytes(message.encode(header=True, framed=True))
+    steps = rewriting(PRODUCE, 10, frame, tell_proxy)
+    assert sum(1 for _ in steps) >= topics * partitions // (8 * STEP_ELEMENTS)

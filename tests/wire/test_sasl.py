@@ -335,3 +335,64 @@ def test_any_message_is_refused_or_has_a_name(mechanism, data):
         return
     answer(exchange, b"v=x" if mechanism == SCRAM else b"", version=2)
     assert exchange.principal or data == b"\1"
+
+
+LONGEST = {  # by mechanism, of a SaslAuthenticate request
+    "PLAIN": 16 << 10,
+    "plain": 16 << 10,
+    SCRAM: 16 << 10,
+    "OAUTHBEARER": 64 << 10,
+    "GSSAPI": 512 << 10,
+    "ANOTHER": 512 << 10,
+}
+
+
+@pytest.mark.parametrize("mechanism", LONGEST)
+def test_what_is_read_has_a_length_by_its_mechanism(mechanism):
+    exchange = SaslExchange()
+    assert exchange.max_bytes(SASL_AUTHENTICATE) == 512 << 10
+    handshake(exchange, mechanism)
+    assert exchange.max_bytes(SASL_AUTHENTICATE) == LONGEST[mechanism]
+    assert exchange.max_bytes(SASL_HANDSHAKE) == 512 << 10
+
+
+COSTLY = {  # more parts than anybody needs; to take them apart would take the time of many logins
+    "SCRAM, extensions": (SCRAM, b"n,,n=a,r=b" + b",x=y" * 65),
+    "SCRAM, escapes": (SCRAM, b"n,,n=" + b"=2C" * 65 + b",r=b"),
+    "OAUTHBEARER, extensions": ("OAUTHBEARER", bearer({"sub": "a"}, suffix="\1x=y" * 65 + "\1\1")),
+    "OAUTHBEARER, objects": ("OAUTHBEARER", bearer({"sub": "a", "x": [{}] * 4000})),
+    "OAUTHBEARER, arrays": ("OAUTHBEARER", bearer({"sub": "a", "x": [[]] * 4000})),
+    "OAUTHBEARER, numbers": ("OAUTHBEARER", bearer({"sub": "a", "x": [0] * 7000})),
+}
+
+
+@pytest.mark.parametrize("name", COSTLY)
+def test_parts_are_counted_before_they_are_taken_apart(name, monkeypatch):
+    def reads(*_, **__):
+        raise AssertionError("taken apart")
+
+    is_in_token = name in ("OAUTHBEARER, objects", "OAUTHBEARER, arrays", "OAUTHBEARER, numbers")
+    monkeypatch.setattr("json.loads" if is_in_token else "proxy.wire.sasl._pairs", reads)
+    mechanism, first = COSTLY[name]
+    exchange = SaslExchange()
+    handshake(exchange, mechanism)
+    with pytest.raises(MalformedFrame) as refusal:
+        send(exchange, SASL_AUTHENTICATE, 1, auth_bytes=first)
+    assert refusal.value.reason == "bad_body"
+
+
+GROUPS = {
+    "named": [f"team-{number:05}" for number in range(3000)],
+    "of LDAP": [f"CN={n},OU=groups,OU=it,DC=corp,DC=example,DC=com" for n in range(900)],
+}
+
+
+@pytest.mark.parametrize("groups", GROUPS)
+def test_a_user_may_be_in_many_groups(groups):
+    message = bearer({"sub": "alice", "groups": GROUPS[groups]})
+    exchange = SaslExchange()
+    handshake(exchange, "OAUTHBEARER")
+    assert 50_000 < len(message) < exchange.max_bytes(SASL_AUTHENTICATE)
+    send(exchange, SASL_AUTHENTICATE, 1, auth_bytes=message)
+    answer(exchange)
+    assert exchange.principal == "alice"

@@ -2,25 +2,31 @@
 
 import json
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.client import HTTPException
-from typing import IO, Any
+from typing import IO
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 
+from proxy.state import Document
+
 DEFAULT_URL = "http://127.0.0.1:9644"
-TIMEOUT_S = 30.0
+COMMAND_TIMEOUT_S = 30.0
+
+
+_FIX_URL = "give the address of admin.bind as --url"
 
 
 class AdminRefusal(Exception):  # noqa: N818 - what came of it, for people
     """The admin server did not answer, or did not do what it was asked for: why, and the fix."""
 
-    def __init__(self, text: str, *, is_bad_input: bool = False) -> None:
-        super().__init__(text)
+    def __init__(self, problem: str, fix: str, *, is_bad_input: bool = False) -> None:
+        super().__init__(f"{problem}\n    fix: {fix}")
+        self.problem = problem
         self.is_bad_input = is_bad_input
         """Whether what was given to the command is the mistake, such as `--for abc`."""
 
@@ -36,7 +42,11 @@ class AdminAddress:
     token: str | None = field(default=None, repr=False)
 
     def open(
-        self, path: str, body: Mapping[str, object] | None = None, timeout_s: float = TIMEOUT_S
+        self,
+        path: str,
+        body: Mapping[str, object] | None = None,
+        timeout_s: float = COMMAND_TIMEOUT_S,
+        content_type: str = "application/json",
     ) -> AbstractContextManager[IO[bytes]]:
         """Ask for a path: `GET`, or `POST` with a body.
 
@@ -44,7 +54,7 @@ class AdminAddress:
         """
         if urlsplit(self.url).scheme not in ("http", "https"):
             raise ValueError("it is not a URL such as http://127.0.0.1:9644")
-        headers = {} if body is None else {"Content-Type": "application/json"}
+        headers = {} if body is None else {"Content-Type": content_type}
         data = None if body is None else json.dumps(body).encode()
         request = Request(f"{self.url.rstrip('/')}{path}", data, headers)
         if self.token is not None:
@@ -56,36 +66,53 @@ class AdminAddress:
         return answer
 
 
-def ask_admin(
-    address: AdminAddress, path: str, key: str, body: Mapping[str, object] | None = None
-) -> Any:
-    """Return what a path gives under a key: `GET`, or `POST` with a body. Raises AdminRefusal."""
+def read_answer(
+    address: AdminAddress,
+    path: str,
+    body: Mapping[str, object] | None = None,
+    timeout_s: float = COMMAND_TIMEOUT_S,
+) -> bytes:
+    """Return what a path answers: `GET`, or `POST` with a body. Raises AdminRefusal."""
     url = address.url
     try:
-        with address.open(path, body) as reply:
-            document = json.load(reply)
-        if not isinstance(document, dict) or key not in document:
-            raise ValueError("it is not a quota proxy of this version")
-        return document[key]
+        with address.open(path, body, timeout_s) as reply:
+            return reply.read()
     except HTTPError as error:
         is_bad_input = error.code == HTTPStatus.BAD_REQUEST
-        raise AdminRefusal(_refusal(url, error), is_bad_input=is_bad_input) from None
+        what, fix = reason_of(error)
+        if error.code == HTTPStatus.UNAUTHORIZED:
+            fix += "; give its file as --token-file"
+        problem = f"{url} refuses with {error.code}: {what}"
+        raise AdminRefusal(problem, fix, is_bad_input=is_bad_input) from None
     except URLError as error:
-        fix = "start the proxy, or give the address of admin.bind as --url"
-        raise AdminRefusal(f"{url} does not answer: {error.reason}\n    fix: {fix}") from None
+        fix = f"start the proxy, or {_FIX_URL}"
+        raise AdminRefusal(f"{url} does not answer: {error.reason}", fix) from None
     except (OSError, HTTPException, ValueError) as error:
-        fix = "give the address of admin.bind as --url"
-        text = f"{url!r} does not answer as a proxy would: {error}"
-        raise AdminRefusal(f"{text}\n    fix: {fix}") from None
+        problem = f"{url!r} does not answer as a proxy would: {error}"
+        raise AdminRefusal(problem, _FIX_URL) from None
 
 
-def _refusal(url: str, error: HTTPError) -> str:
-    """Return what the proxy says of a refused request."""
+def fetch_document(
+    address: AdminAddress,
+    path: str,
+    known: Set[str],
+    body: Mapping[str, object] | None = None,
+    timeout_s: float = COMMAND_TIMEOUT_S,
+) -> Document:
+    """Return the JSON object that a path answers with, which has these keys. As `read_answer`."""
+    try:
+        document = json.loads(read_answer(address, path, body, timeout_s))
+    except ValueError:
+        document = None
+    if not isinstance(document, dict) or not known <= document.keys():
+        raise AdminRefusal(f"{address.url} is not a quota proxy of this version", _FIX_URL)
+    return document
+
+
+def reason_of(error: HTTPError) -> tuple[str, str]:
+    """Return why the proxy refused a request, and the fix."""
     try:
         said = json.load(error)
-        what, fix = said["error"], said["fix"]
+        return str(said["error"]), str(said["fix"])
     except (OSError, HTTPException, ValueError, TypeError, KeyError):
-        fix = "see that it is a quota proxy of this version"
-        return f"{url} answered {error.code} {error.reason}\n    fix: {fix}"
-    token = "; give its file as --token-file" if error.code == HTTPStatus.UNAUTHORIZED else ""
-    return f"{url} refuses: {what}\n    fix: {fix}{token}"
+        return error.reason, "see that it is a quota proxy of this version"

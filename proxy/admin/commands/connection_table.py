@@ -7,18 +7,18 @@ from urllib.parse import urlencode
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from proxy.admin.commands.admin_client import AdminAddress
-from proxy.admin.top import EXIT_DONE, PLAIN_COLUMNS, UnreachableError, complain, fetch_document
-from proxy.admin.top_tables import (
+from proxy.admin.commands.admin_client import AdminAddress, fetch_document
+from proxy.admin.commands.top import PLAIN_COLUMNS
+from proxy.admin.commands.top_tables import (
     CALM,
     UNKNOWN,
     WARNING,
     Column,
-    Document,
     draw_table,
     figure,
     rate_text,
 )
+from proxy.state import Document
 
 WHERES = {
     "delay_queue": "response held",
@@ -35,27 +35,18 @@ WHERES = {
 
 
 def run_connections(
-    address: AdminAddress,
-    text: str,
-    limit: int,
-    *,
-    console: Console | None = None,
-    errors: Console | None = None,
-) -> int:
+    address: AdminAddress, text: str, limit: int, *, console: Console | None = None
+) -> None:
     """Print up to `limit` connections with `text` in what names them, most traffic first.
 
-    Returns the exit code: 0, or 1 when the proxy could not be reached.
+    Raises AdminRefusal.
     """
     console = console or Console()
     path = f"/v1/connections?{urlencode({'filter': text, 'limit': limit})}"
-    try:
-        document = fetch_document(address, path, {"connections", "total", "matching"})
-    except UnreachableError as error:
-        return complain(error, errors)
+    document = fetch_document(address, path, {"connections", "total", "matching"})
     if not console.is_terminal:
         console.width = PLAIN_COLUMNS
     console.print(table_of(document, console.width))
-    return EXIT_DONE
 
 
 def table_of(document: Document, width: int) -> RenderableType:

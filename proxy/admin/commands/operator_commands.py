@@ -15,13 +15,7 @@ MAX_CONNECTIONS_SHOWN = 1000
 
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `top`, `connections`, `pause`, `resume` and `suggest`."""
-    asked = argparse.ArgumentParser(add_help=False)
-    asked.add_argument("--url", default=DEFAULT_URL, help="the proxy's admin address")
-    asked.add_argument("--ca-file", type=Path, help="who may sign its certificate, with https")
-    cert_help = "certificate and key to show, where admin.tls.ca_file asks for one"
-    asked.add_argument("--cert-file", type=Path, help=cert_help)
-    token_help = "a token of admin.tokens, or that of admin.token_file"
-    asked.add_argument("--token-file", type=Path, help=token_help)
+    asked = asking_options(DEFAULT_URL)
 
     top = commands.add_parser("top", parents=[asked], help="watch a running proxy in the terminal")
     top.add_argument("--once", action="store_true", help="print once and end")
@@ -56,6 +50,19 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     suggest.set_defaults(command=_suggest)
 
 
+def asking_options(
+    url: str | None, token_help: str = "a token of admin.tokens, or that of admin.token_file"
+) -> argparse.ArgumentParser:
+    """Return the options that say where the proxy's admin port is, and what it wants to see."""
+    asked = argparse.ArgumentParser(add_help=False)
+    asked.add_argument("--url", default=url, help="the proxy's admin address")
+    asked.add_argument("--ca-file", type=Path, help="who may sign its certificate, with https")
+    cert_help = "certificate and key to show, where admin.tls.ca_file asks for one"
+    asked.add_argument("--cert-file", type=Path, help=cert_help)
+    asked.add_argument("--token-file", type=Path, help=token_help)
+    return asked
+
+
 def number_of(what: str, low: int, high: float) -> Callable[[str], int]:
     """Return what parses such a number: `what` says which, for people."""
 
@@ -74,7 +81,8 @@ def _login_name() -> str | None:
         return None
 
 
-def _address(options: argparse.Namespace) -> AdminAddress:
+def admin_address(options: argparse.Namespace) -> AdminAddress:
+    """Return what these options name. Raises AdminRefusal for a file that is of no use."""
     tls, token = ssl.create_default_context(), None
     if options.ca_file is not None:
         with _used_as("--ca-file", options.ca_file, "certificates of authorities, as PEM"):
@@ -106,8 +114,8 @@ def _used_as(option: str, path: Path, what: str) -> Iterator[None]:
         problem = getattr(error, "strerror", None) or str(error)
     else:
         return
-    text = f"{option} {path}: {problem}\n    fix: name a file with {what}"
-    raise AdminRefusal(text, is_bad_input=True)
+    fix = f"name a file with {what}"
+    raise AdminRefusal(f"{option} {path}: {problem}", fix, is_bad_input=True)
 
 
 def _selected(options: argparse.Namespace) -> dict[str, str]:
@@ -119,31 +127,31 @@ def _selected(options: argparse.Namespace) -> dict[str, str]:
 # What each needs is imported by itself: `run` needs none of it.
 
 
-def _top(options: argparse.Namespace) -> int:
-    from proxy.admin.top import run_top  # noqa: PLC0415
+def _top(options: argparse.Namespace) -> None:
+    from proxy.admin.commands.top import run_top  # noqa: PLC0415
 
-    return run_top(_address(options), once=options.once)
+    run_top(admin_address(options), once=options.once)
 
 
-def _connections(options: argparse.Namespace) -> int:
+def _connections(options: argparse.Namespace) -> None:
     from proxy.admin.commands.connection_table import run_connections  # noqa: PLC0415
 
-    return run_connections(_address(options), options.filter, options.limit)
+    run_connections(admin_address(options), options.filter, options.limit)
 
 
-def _pause(options: argparse.Namespace) -> int:
+def _pause(options: argparse.Namespace) -> None:
     from proxy.admin.commands.throttling_command import run_pause  # noqa: PLC0415
 
-    return run_pause(_address(options), _selected(options), options.how_long, options.by)
+    run_pause(admin_address(options), _selected(options), options.how_long, options.by)
 
 
-def _resume(options: argparse.Namespace) -> int:
+def _resume(options: argparse.Namespace) -> None:
     from proxy.admin.commands.throttling_command import run_resume  # noqa: PLC0415
 
-    return run_resume(_address(options), _selected(options), options.by)
+    run_resume(admin_address(options), _selected(options), options.by)
 
 
-def _suggest(options: argparse.Namespace) -> int:
+def _suggest(options: argparse.Namespace) -> None:
     from proxy.admin.commands.suggest_command import run_suggest  # noqa: PLC0415
 
-    return run_suggest(_address(options), options.since)
+    run_suggest(admin_address(options), options.since)

@@ -15,7 +15,7 @@ BUNDLE_TYPE = "application/x-quota-proxy-bundle"
 _MISSING_KEYS = ("why", "was_sent", "alive", "is_known")
 
 
-def pack(told: Sequence[Reply | NoReply]) -> bytearray:
+def pack_bundle(told: Sequence[Reply | NoReply]) -> bytearray:
     """Return the bundle."""
     index, bodies = [], []
     for each in told:
@@ -35,8 +35,8 @@ def pack(told: Sequence[Reply | NoReply]) -> bytearray:
     return bundle
 
 
-def unpack(bundle: bytes) -> list[Reply | NoReply]:
-    """Read what `pack` has made. Raises ValueError for anything else."""
+def unpack_bundle(bundle: bytes) -> list[Reply | NoReply]:
+    """Read what `pack_bundle` has made. Raises ValueError for anything else."""
     head, newline, _ = bundle.partition(b"\n")
     start = len(head) + len(newline)
     told: list[Reply | NoReply] = []

@@ -7,10 +7,11 @@ from typing import Any
 
 from aiohttp import web
 
-from proxy.admin.api import CONNECTIONS_PATH, MAX_NUMBER, tail_of
+from proxy.admin.api import CONNECTIONS_PATH, MAX_CONNECTION_NUMBER, tail_of
 from proxy.admin.gateway.members import target_of
-from proxy.admin.gateway.merging.member_documents import MEMBER, machine_of
+from proxy.admin.gateway.merging.member_documents import MEMBER
 from proxy.admin.replies import ApiError, parse_number
+from proxy.members.member_names import machine_of
 
 
 def show_machines(rows: list[dict[str, Any]]) -> None:
@@ -28,7 +29,7 @@ def after_at(request: web.Request, machine: str) -> str:
     of, _, digits = text.rpartition("/")
     number = parse_number(digits)
     if number is None:
-        fix = f"write MACHINE/N, or 0 to {MAX_NUMBER}"
+        fix = f"write MACHINE/N, or 0 to {MAX_CONNECTION_NUMBER}"
         raise ApiError(400, f"after: {text!r} is no id of a connection", fix)
     if of and machine > of:  # its connection with the same number comes behind
         number = max(number - 1, 0)

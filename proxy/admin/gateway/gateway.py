@@ -10,7 +10,7 @@ from typing import NamedTuple
 from aiohttp import web
 
 from proxy.admin.gateway.machine_relay import MachineRelay
-from proxy.admin.gateway.member_client import ANSWER_TIMEOUT_S, MemberClient, MemberEndpoint
+from proxy.admin.gateway.member_client import MEMBER_TIMEOUT_S, MemberClient, MemberEndpoint
 from proxy.admin.gateway.members import Asked, Members, none_answers, passed_on, target_of
 from proxy.admin.gateway.merged_answers import MergedAnswers, SlotsOf
 from proxy.admin.gateway.merged_suggestions import MergedSuggestions
@@ -19,14 +19,12 @@ from proxy.admin.gateway.tier_document import TierOf
 from proxy.admin.gateway.tier_routes import TierRoutes
 from proxy.admin.page_files import page_routes
 from proxy.admin.port.access import Access
-from proxy.admin.port.admin_port import PortLimits
+from proxy.admin.port.admin_port import DEFAULT_LIMITS, PortLimits
 from proxy.admin.port.tier_guard import TierGuard
 from proxy.admin.replies import CONTENT_TYPE, answer, answer_in_pieces, readiness_answer
 from proxy.admin.site import AdminSite
 from proxy.admin.slices import LONG_ANSWERS
 from proxy.admin.status import NotReady
-
-DEFAULT_LIMITS = PortLimits()
 
 
 class MemberMetrics(NamedTuple):
@@ -73,7 +71,7 @@ class Gateway(AdminSite):
         client_of: Callable[[str], str] = lambda name: name,
         limits: PortLimits = DEFAULT_LIMITS,
         tls: ssl.SSLContext | None = None,
-        timeout_s: float = ANSWER_TIMEOUT_S,
+        timeout_s: float = MEMBER_TIMEOUT_S,
         tier_routes: TierRoutes | None = None,
         tier: TierOf = lambda: None,
     ) -> None:

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from proxy.admin.gateway.bundles import BUNDLE_TYPE, pack
+from proxy.admin.gateway.bundles import BUNDLE_TYPE, pack_bundle
 from proxy.admin.gateway.member_client import MemberClient, MemberEndpoint, NoReply, Reply
 from proxy.admin.gateway.members import Members, target_of
 from proxy.admin.port.guard import SAFE_METHODS, current_author
-from proxy.admin.port.member_headers import FIRST, ONLY, headers_of
+from proxy.admin.port.member_headers import FIRST_HEADER, ONLY, headers_of
 from proxy.admin.replies import HEADERS, answer_in_pieces, json_body
 from proxy.admin.slices import LONG_ANSWERS
 from proxy.progress.report import MAX_REPORT_BYTES
@@ -47,14 +47,14 @@ class MachineRelay:
             if only is not None and not own:
                 why = "there is no such member"
                 told = [NoReply(only, why, was_sent=False, alive=False, is_known=False)]
-            bundle = await asyncio.to_thread(pack, told)
+            bundle = await asyncio.to_thread(pack_bundle, told)
         return answer_in_pieces(bundle, {**HEADERS, "Content-Type": BUNDLE_TYPE})
 
     async def _ask(
         self, endpoint: MemberEndpoint, request: web.Request, body: bytes | None
     ) -> Reply | NoReply:
         changes = request.method not in SAFE_METHODS
-        leaves_audit = changes and endpoint.name != request.headers.get(FIRST)
+        leaves_audit = changes and endpoint.name != request.headers.get(FIRST_HEADER)
         headers = headers_of(current_author(), leaves_audit=leaves_audit)
         if body is not None:
             headers["Content-Type"] = "application/json"

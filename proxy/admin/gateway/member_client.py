@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 from yarl import URL
 
-ANSWER_TIMEOUT_S = 2.0
+MEMBER_TIMEOUT_S = 2.0
 """For one answer as a whole. A member that is at work answers in milliseconds."""
 
 CHANGE_TIMEOUT_S = 15.0
@@ -21,7 +21,7 @@ SPARED_S = 2.0
 """For so long nobody waits again for a member that did not answer in time: who looks each second
 would have the answers of all others held up."""
 
-MAX_ANSWER_BYTES = 64 * 1024 * 1024
+MAX_MEMBER_BYTES = 64 * 1024 * 1024
 """10,000 sensors come to some 20 MB."""
 
 CONNECTIONS = 16
@@ -95,7 +95,7 @@ class MemberClient:
     """Keeps a session for each member. Only inside a running event loop; `close` it."""
 
     def __init__(
-        self, timeout_s: float = ANSWER_TIMEOUT_S, max_bytes: int = MAX_ANSWER_BYTES
+        self, timeout_s: float = MEMBER_TIMEOUT_S, max_bytes: int = MAX_MEMBER_BYTES
     ) -> None:
         self._timeout_s = timeout_s
         self._max_bytes = max_bytes

@@ -7,12 +7,12 @@ from http import HTTPStatus
 
 from aiohttp import web
 
-from proxy.admin.gateway.bundles import BUNDLE_TYPE, unpack
+from proxy.admin.gateway.bundles import BUNDLE_TYPE, unpack_bundle
 from proxy.admin.gateway.member_client import MemberClient, MemberEndpoint, NoReply, Reply
-from proxy.admin.gateway.merging.member_documents import machine_of
 from proxy.admin.port.guard import SAFE_METHODS, current_author
-from proxy.admin.port.member_headers import FIRST, MACHINE, ONLY, SCOPE, headers_of
+from proxy.admin.port.member_headers import FIRST_HEADER, ONE_MACHINE, ONLY, SCOPE, headers_of
 from proxy.admin.replies import ApiError
+from proxy.members.member_names import machine_of
 
 MEMBERS_FIX = "see members in GET /v1/status for which there are"
 
@@ -157,7 +157,7 @@ class Members:
         leaves_audit = changes and not is_elsewhere and endpoint.name != self.first
         headers = headers_of(current_author(), leaves_audit=leaves_audit)
         if is_elsewhere:
-            headers |= {SCOPE: MACHINE, FIRST: self.first}
+            headers |= {SCOPE: ONE_MACHINE, FIRST_HEADER: self.first}
             if asked.only is not None:
                 headers[ONLY] = asked.only
         if body is not None:
@@ -177,7 +177,7 @@ def _unpacked(reply: Reply) -> Sequence[Reply | NoReply]:
     """Return what the members of another machine answered to its gateway."""
     if reply.headers.get("Content-Type") == BUNDLE_TYPE:
         try:
-            return unpack(reply.body)
+            return unpack_bundle(reply.body)
         except ValueError as error:
             return [NoReply(reply.member, f"its answer is not understood: {error}", alive=None)]
     said = reply.body[:MAX_SAID_BYTES].decode(errors="replace")

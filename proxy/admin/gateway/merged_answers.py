@@ -10,9 +10,9 @@ from typing import Any
 from aiohttp import web
 
 from proxy.admin.api import (
-    ANY,
+    ANY_NAME,
     CLIENTS_PATH,
-    MAX_NUMBER,
+    MAX_CONNECTION_NUMBER,
     filter_and_limit,
     is_by_client,
 )
@@ -21,13 +21,14 @@ from proxy.admin.gateway.member_client import NoReply, Reply
 from proxy.admin.gateway.members import Answers, Members, none_answers, passed_on, target_of
 from proxy.admin.gateway.merging.client_lists import merged_clients, merged_unbounded
 from proxy.admin.gateway.merging.lists import joined, merged_connections, merged_entity
-from proxy.admin.gateway.merging.member_documents import MemberDocument, OwnerOf, machine_of
+from proxy.admin.gateway.merging.member_documents import MemberDocument, OwnerOf
 from proxy.admin.gateway.merging.status_document import member_figures, merged_status
 from proxy.admin.gateway.tier_document import TierOf, differing_rules
 from proxy.admin.replies import JSON_HEADERS, ApiError, answer_in_pieces, whole_number
 from proxy.admin.request_times import HISTOGRAMS
-from proxy.admin.sliced_json import read_whole, written
+from proxy.admin.sliced_json import ROW_DEPTH, read_whole, written_pieces
 from proxy.admin.status import NotReady
+from proxy.members.member_names import machine_of
 
 
 class NoneFitError(Exception):
@@ -51,7 +52,6 @@ _REFUSALS = range(401, 600)
 
 _NOT_UNDERSTOOD = "its answer is not understood; is it of another version?"
 
-_ROW_DEPTH = 2  # at which the rows of lists are
 _PARTITION_DEPTH = 4  # and the partitions of queries
 
 
@@ -74,7 +74,7 @@ class MergedAnswers:
         return [
             web.get("/v1/status", self._get_status),
             web.get("/v1/clients", self._get_clients),
-            web.get(CLIENTS_PATH + ANY, self._get_client),
+            web.get(CLIENTS_PATH + ANY_NAME, self._get_client),
             web.get("/v1/connections", self._get_connections),
             web.get("/v1/quotas", self._get_first),
             web.get("/v1/throttling", self._get_first),
@@ -119,7 +119,7 @@ class MergedAnswers:
             after_at(request, "")  # refuses what is no id
             target = partial(after_at, request)
         elif in_order:
-            whole_number(request, "after", 0, MAX_NUMBER)
+            whole_number(request, "after", 0, MAX_CONNECTION_NUMBER)
 
         def merge(told: Sequence[MemberDocument]) -> dict[str, Any]:
             document = merged_connections(told, limit, in_order=in_order)
@@ -163,7 +163,7 @@ class MergedAnswers:
         merge: Merge,
         *,
         target: str | Callable[[str], str] | None = None,
-        depth: int = _ROW_DEPTH,
+        depth: int = ROW_DEPTH,
         slots: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> web.StreamResponse:
         """Ask the members, and answer with what `merge` makes of their documents.
@@ -232,7 +232,7 @@ def _merged_body(
         answers.unreachable(), key=lambda each: _in_order(each["name"])
     )
     body = bytearray()
-    for piece in written(document, depth):
+    for piece in written_pieces(document, depth):
         body += piece.encode()
     return body
 

@@ -8,10 +8,8 @@ from aiohttp import web
 
 from proxy.admin.gateway.member_client import NoReply, Reply
 from proxy.admin.gateway.members import Members, lost, none_answers, passed_on
-from proxy.admin.rates.suggestion_routes import OBSERVED_PATH, SUGGESTIONS_PATH
-from proxy.admin.sliced_json import read_whole, written
-
-_SERIES_DEPTH = 2
+from proxy.admin.rates.suggestion_routes import OBSERVED_PATH, SERIES_DEPTH, SUGGESTIONS_PATH
+from proxy.admin.sliced_json import read_whole, written_pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,9 @@ def _put_together(replies: Sequence[Reply]) -> bytes:
     """Return the body that says what several have seen."""
     left_out, observed = 0, []
     for reply in replies:
-        document = read_whole(reply.body, _SERIES_DEPTH)
+        document = read_whole(reply.body, SERIES_DEPTH)
         left_out += document["left_out"]
         observed += document["observed"]
-    return "".join(written({"left_out": left_out, "observed": observed}, _SERIES_DEPTH)).encode()
+    return "".join(
+        written_pieces({"left_out": left_out, "observed": observed}, SERIES_DEPTH)
+    ).encode()

@@ -10,7 +10,7 @@ from aiohttp import web
 from structlog import get_logger
 
 from proxy.admin.api import (
-    ANY,
+    ANY_NAME,
     CONNECTIONS_PATH,
     MAX_OVERRIDE_BYTES,
     QUOTAS_PATH,
@@ -62,11 +62,11 @@ class RoutedRequests:
         """Return the handlers by method and path."""
         return [
             web.post(REPORT_PATH, self._post_report),
-            web.put(QUOTAS_PATH + ANY, self._put_quota),
-            web.delete(QUOTAS_PATH + ANY, self._delete_quota),
+            web.put(QUOTAS_PATH + ANY_NAME, self._put_quota),
+            web.delete(QUOTAS_PATH + ANY_NAME, self._delete_quota),
             web.post(THROTTLING_PATH, self._post_throttling),
             web.put(LOG_LEVEL_PATH, self._put_level),
-            web.delete(CONNECTIONS_PATH + ANY, self._delete_connection),
+            web.delete(CONNECTIONS_PATH + ANY_NAME, self._delete_connection),
         ]
 
     async def _post_report(self, request: web.Request) -> web.StreamResponse:
@@ -103,6 +103,7 @@ class RoutedRequests:
         while True:
             reply = await self.members.ask_one(name, request.method, target_of(request), body)
             if not isinstance(reply, NoReply):
+                await self._record(reply)
                 return passed_on(reply)
             if reply.was_sent or loop.time() >= until_s:
                 raise lost(reply, what)
@@ -147,7 +148,7 @@ class RoutedRequests:
         return passed_on(answers.replies[0])
 
     async def _record(self, reply: Reply) -> None:
-        """Have the first member record what another one changed. If it can't, the log says so."""
+        """Have the first member record what another one left it. If it can't, the log says so."""
         if CHANGES not in reply.headers:
             return
         changes = unquote(reply.headers[CHANGES])

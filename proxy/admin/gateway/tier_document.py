@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from proxy.admin.gateway.merging.member_documents import Document
+from proxy.state import Document
 
 TierOf = Callable[[], Document | None]
 """Gives the `tier` of the status: `name`, `generation`, and `machines`, each with its `name` and

@@ -9,10 +9,10 @@ from typing import Any
 
 from aiohttp import web
 
-from proxy.admin.gateway.merging.member_documents import Document
 from proxy.admin.port.guard import require_all_rights
 from proxy.admin.replies import ApiError, answer, json_body
-from proxy.admin.sliced_json import read_whole
+from proxy.admin.sliced_json import ROW_DEPTH, read_whole
+from proxy.state import Document
 
 ALIVE_PATH = "/v1/tier/alive"
 VISITS_PATH = "/v1/tier/visits"
@@ -26,9 +26,8 @@ LONG_S = 20.0
 MAX_VISITS_BYTES = 16 * 2**20
 """Of one message; 10,000 visits with long names come to less."""
 
-_ROW_DEPTH = 2
 
-Rows = Sequence[Sequence[Any]]
+VisitRows = Sequence[Sequence[Any]]
 """Of visits: listener, user, client id, address, kind and amount."""
 
 
@@ -41,7 +40,7 @@ class TierRoutes:
     """
 
     alive: Callable[[], Document]
-    visited: Callable[[Rows], Awaitable[Rows]]
+    visited: Callable[[VisitRows], Awaitable[VisitRows]]
     _ended: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     def begin(self) -> None:
@@ -75,9 +74,9 @@ class TierRoutes:
         return answer({"owed": owed})
 
 
-def _visits_of(body: bytes) -> Rows:
+def _visits_of(body: bytes) -> VisitRows:
     """Return the rows of a message. Raises ValueError, RecursionError."""
-    match read_whole(body, _ROW_DEPTH):
+    match read_whole(body, ROW_DEPTH):
         case {"visits": list() as rows}:
             for row in rows:
                 if not _is_visit(row):

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from urllib.parse import urlsplit
 
+from proxy.progress.query_scope import ALL_QUERIES, QueryScope
+
 OPEN_PATHS = ("/healthz", "/readyz", "/metrics")
 """What the kubelet and Prometheus ask for."""
 
@@ -29,11 +31,13 @@ class AdminToken:
     name: str
     text: str = field(repr=False)
     rights: Collection[Right] = tuple(Right)
+    queries: QueryScope = ALL_QUERIES
+    """On which it may report."""
 
     @property
     def has_all_rights(self) -> bool:
         """Whether it allows whatever can be done."""
-        return set(self.rights) >= set(Right)
+        return set(self.rights) >= set(Right) and self.queries == ALL_QUERIES
 
 
 @dataclass(frozen=True, slots=True)

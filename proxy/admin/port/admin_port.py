@@ -16,13 +16,13 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from structlog import get_logger
 
-ACCEPTS_PER_TURN = 4
+ADMIN_ACCEPTS_PER_TURN = 4
 """Connections taken before others run: each costs as much as some requests of clients."""
 
-OUT_OF_FILES_PAUSE_S = 0.5
+ADMIN_ACCEPT_PAUSE_S = 0.5
 """Pause of accepting when the process has no descriptor left."""
 
-BACKLOG = 128
+ADMIN_BACKLOG = 128
 
 UNIX_SIDE = "unix"
 """In the place of the address of who connects to a UNIX socket."""
@@ -45,6 +45,9 @@ class PortLimits:
     """From the end of one request's head to the end of the next one's."""
     unread: int = 16
     """How many may leave unread what was sent: for each, a whole answer may wait in memory."""
+
+
+DEFAULT_LIMITS = PortLimits()
 
 
 class PortConnection(asyncio.Protocol):
@@ -151,7 +154,7 @@ class AdminPort:
         self.addresses = [sock.getsockname()[:2] for sock in sockets]
         for sock in sockets:
             sock.setblocking(False)
-            sock.listen(BACKLOG)
+            sock.listen(ADMIN_BACKLOG)
             self._watch_socket(sock, make_http)
 
     def close(self) -> None:
@@ -212,7 +215,7 @@ class AdminPort:
             self._loop.add_reader(sock.fileno(), self._accept, sock, make_http)
 
     def _accept(self, sock: socket.socket, make_http: Callable[[], asyncio.Protocol]) -> None:
-        for _ in range(ACCEPTS_PER_TURN):
+        for _ in range(ADMIN_ACCEPTS_PER_TURN):
             try:
                 client, address = sock.accept()
             except (BlockingIOError, ConnectionError):
@@ -220,7 +223,7 @@ class AdminPort:
             except OSError as error:
                 _log.error("can't accept", error=str(error), listener="admin")
                 self._loop.remove_reader(sock.fileno())
-                self._loop.call_later(OUT_OF_FILES_PAUSE_S, self._watch_socket, sock, make_http)
+                self._loop.call_later(ADMIN_ACCEPT_PAUSE_S, self._watch_socket, sock, make_http)
                 return
             self._begin(client, str(address[0]) if address else UNIX_SIDE, make_http())
 

@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from structlog import get_logger
 
-from proxy.admin.audit import LOCAL, Author
+from proxy.admin.audit import LOCAL_AUTHOR, Author
 from proxy.admin.port.access import Access, AdminToken, Right
 from proxy.admin.replies import ApiError
 
@@ -83,12 +83,12 @@ class Guard:
         if not is_open:
             _require(token, right, request)
         if token is not None:
-            return Author(token.name, request.remote)
+            return Author(token.name, request.remote, token.queries)
         if not access.tokens or request.path not in access.open_paths:
             _refuse_foreign_host(request, access)
         if right is not Right.READ:
             _refuse_foreign_origin(request)
-        return Author(LOCAL, request.remote)
+        return Author(LOCAL_AUTHOR, request.remote)
 
 
 def current_author() -> Author:

@@ -6,7 +6,7 @@ from urllib.parse import quote
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from proxy.admin.audit import LOCAL, Author, audit_left
+from proxy.admin.audit import LOCAL_AUTHOR, Author, audit_left
 from proxy.admin.port.access import Access
 from proxy.admin.port.guard import Guard
 from proxy.admin.port.member_headers import CHANGES, LEAVE_AUDIT, author_of
@@ -30,4 +30,4 @@ class MemberGuard(Guard):
         return response
 
     def _admit(self, request: web.Request) -> Author:
-        return author_of(request.headers, LOCAL)
+        return author_of(request.headers, LOCAL_AUTHOR)

@@ -6,7 +6,7 @@ from aiohttp.typedefs import Handler
 from proxy.admin.audit import Author
 from proxy.admin.port.access import Access
 from proxy.admin.port.guard import Guard, require_all_rights
-from proxy.admin.port.member_headers import MACHINE, SCOPE, author_of
+from proxy.admin.port.member_headers import ONE_MACHINE, SCOPE, author_of
 from proxy.admin.replies import ApiError
 
 
@@ -32,6 +32,6 @@ class TierGuard(Guard):
         if scope is None:
             return author
         require_all_rights("ask as the gateway of another machine")
-        if scope != MACHINE:
-            raise ApiError(400, f"{SCOPE}: {scope!r} is unknown", f"write {MACHINE}")
+        if scope != ONE_MACHINE:
+            raise ApiError(400, f"{SCOPE}: {scope!r} is unknown", f"write {ONE_MACHINE}")
         return author_of(request.headers, author.name)

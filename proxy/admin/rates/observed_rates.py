@@ -17,7 +17,7 @@ from proxy.wire.apis import FETCH, PRODUCE, api_name
 LOOKED_AT_ONCE = 100
 """Counters in one step of a sample; some 50 microseconds."""
 
-INTERVAL_MS = 10_000.0
+OBSERVED_INTERVAL_MS = 10_000.0
 """Over so long a rate is taken: as long as Kafka's windows look back on."""
 
 SECONDS_PER_HOUR = 3600
@@ -105,7 +105,7 @@ class RatesForm(BaseModel):
     """The number of the process that has seen it, where there are several."""
 
 
-FORMAT = RecordFormat("rates", 1, RatesForm)
+RATES_FORMAT = RecordFormat("rates", 1, RatesForm)
 
 
 def observed_client(user: str, client_id: str) -> ObservedClient:
@@ -138,10 +138,10 @@ class ObservedRates:
     _hour: int = 0
 
     def __post_init__(self) -> None:
-        self.journal = Journal(self._record, lambda key: FORMAT.key(*self._key_parts(key)))
+        self.journal = Journal(self._record, lambda key: RATES_FORMAT.key(*self._key_parts(key)))
 
     def sample(self, now_ms: float, now_s: float) -> Iterator[None]:
-        """Take a sample in small steps; one every INTERVAL_MS.
+        """Take a sample in small steps; one every OBSERVED_INTERVAL_MS.
 
         Times are on the monotonic clock and since the Unix epoch. The first sample only begins.
         """
@@ -183,7 +183,7 @@ class ObservedRates:
         self._hour = int(now_s // SECONDS_PER_HOUR)
         for record in records:
             try:
-                form = FORMAT.read(record)
+                form = RATES_FORMAT.read(record)
                 client = ObservedClient(form.user, form.name, form.is_prefix)
                 series = RateSeries(client, QuotaKind(form.kind))
             except ValueError as error:
@@ -263,7 +263,7 @@ class ObservedRates:
         if sketch is None or example is None:
             return None
         client = series.client
-        return FORMAT.record(
+        return RATES_FORMAT.record(
             self._key_parts(key),
             {
                 "user": client.user,

@@ -9,8 +9,8 @@ from structlog import get_logger
 from metrics.clock import MS_PER_SECOND
 from proxy.admin.rates.observed_rates import (
     ALONE,
-    FORMAT,
-    INTERVAL_MS,
+    OBSERVED_INTERVAL_MS,
+    RATES_FORMAT,
     Counters,
     ObservedRates,
     RateShare,
@@ -18,13 +18,13 @@ from proxy.admin.rates.observed_rates import (
 from proxy.admin.slices import Slices
 from proxy.state import StateError, StateWriter, Store
 
-WRITE_INTERVAL_S = 300.0
+RATES_WRITE_INTERVAL_S = 300.0
 """So much is lost when the proxy is killed."""
 
 WRITTEN_AT_ONCE = 200
 """Records in one write: some 5 ms to make them."""
 
-WRITE_PAUSE_S = 0.2  # between two writes
+RATES_WRITE_PAUSE_S = 0.2  # between two writes
 
 _log = get_logger(__name__)
 
@@ -70,16 +70,16 @@ class RateObserver:
                 _log.warning("observed rates not taken up", problem=problem)
             if store is not None and self._store is store:  # and was not closed meanwhile
                 self._writer = StateWriter(store)
-        next_s = time.monotonic() + WRITE_INTERVAL_S
+        next_s = time.monotonic() + RATES_WRITE_INTERVAL_S
         while True:
             try:
                 await self._slices.collect(self.rates.sample(self._clock_ms(), time.time()))
                 if time.monotonic() >= next_s:
-                    next_s = time.monotonic() + WRITE_INTERVAL_S
-                    await self._write(WRITE_PAUSE_S)
+                    next_s = time.monotonic() + RATES_WRITE_INTERVAL_S
+                    await self._write(RATES_WRITE_PAUSE_S)
             except Exception as error:  # a defect of ours must not end the proxy
                 _log.error("unexpected error about observed rates", exc_info=error)
-            await asyncio.sleep(INTERVAL_MS / MS_PER_SECOND)
+            await asyncio.sleep(OBSERVED_INTERVAL_MS / MS_PER_SECOND)
 
     async def close(self) -> None:
         """Write what is not written yet, and nothing more."""
@@ -94,7 +94,7 @@ class RateObserver:
         await self._write(0.0)
 
     def _load(self, store: Store | None) -> list[str]:
-        records = [] if store is None else store.items(FORMAT.prefix)
+        records = [] if store is None else store.items(RATES_FORMAT.prefix)
         return self.rates.load(records, time.time())
 
     async def _write(self, pause_s: float) -> None:

@@ -23,7 +23,7 @@ DEFAULT_SINCE = "24h"
 MAX_OBSERVED_BYTES = 64 * 1024 * 1024
 """What other members have seen; some 300 bytes for each client and direction."""
 
-_SERIES_DEPTH = 2  # of the series in a body
+SERIES_DEPTH = 2  # of the series in a body
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class SuggestionRoutes:
         observed = Observed()
 
         def taking_in() -> Iterator[None]:
-            body: Any = yield from reading(text, _SERIES_DEPTH)
+            body: Any = yield from reading(text, SERIES_DEPTH)
             observed.left_out = int(body["left_out"])
             yield from observed.adding_documents(body["observed"])
 

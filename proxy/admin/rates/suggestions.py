@@ -1,33 +1,33 @@
 """Suggests rules from what was observed, as YAML with the figures behind each."""
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from operator import itemgetter
 
 from metrics.clock import MS_PER_SECOND
 from proxy.admin.client_documents import iso
 from proxy.admin.rates.observed_documents import Observed
-from proxy.admin.rates.observed_rates import INTERVAL_MS, SECONDS_PER_HOUR, ObservedClient
+from proxy.admin.rates.observed_rates import OBSERVED_INTERVAL_MS, SECONDS_PER_HOUR, ObservedClient
 from proxy.admin.rates.rate_sketch import RateSketch
 from proxy.admin.slices import Slices
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.rules import Match, RuleTable
+from proxy.quota.values import parse_size
+from proxy.state import Document
 
-HEADROOM = 1.5
+SUGGESTED_HEADROOM = 1.5
 """Of the p99: what a bound is before it is rounded up."""
 
 KIB, STEP = 1024, 1024
 LEAST_KIB = 100
 """No bound is lower: it should let a few record batches through in a second."""
 
-ROUNDED_TO = ((10, 1), (100, 5), (math.inf, 50))
-"""In its unit, a bound below the first figure is rounded up to a multiple of the second."""
+SUGGESTED_DIGITS = 2
+"""Of a bound in its unit, which are not zeros at the end; at least one stands before the point."""
 
 MAX_SUGGESTIONS = 1000
 """How many clients are named, those with most bytes first."""
-
-Document = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,9 @@ class Suggestion:
 
     def bounds(self) -> dict[QuotaKind, str]:
         """Return a bound for each direction in which it was seen."""
-        wanted = {kind: sketch.quantile(0.99) * HEADROOM for kind, sketch in self.seen.items()}
+        wanted = {
+            kind: sketch.quantile(0.99) * SUGGESTED_HEADROOM for kind, sketch in self.seen.items()
+        }
         return {kind: round_up(rate) for kind, rate in wanted.items()}
 
 
@@ -104,13 +106,16 @@ async def suggest(observed: Observed, table: RuleTable, slices: Slices) -> list[
 
 
 def round_up(rate: float) -> str:
-    """Return a size that is no lower than a rate in bytes per second, in few digits."""
-    size = max(rate / KIB, LEAST_KIB)
+    """Return the next size of SUGGESTED_DIGITS digits that is no lower than a rate in bytes/s."""
+    least = max(rate, LEAST_KIB * KIB)
+    size = least / KIB
     for unit in ("KiB", "MiB", "GiB"):
-        step = next(step for below, step in ROUNDED_TO if size < below)
-        rounded = math.ceil(size / step) * step
+        step = Decimal(10) ** (len(f"{int(size)}") - SUGGESTED_DIGITS)
+        rounded = max(int(size) // step, Decimal(1)) * step
+        while parse_size(text := f"{rounded.normalize():f}{unit}") < least:
+            rounded += step
         if rounded < STEP or unit == "GiB":
-            return f"{rounded}{unit}"
+            return text
         size /= STEP
     raise AssertionError("the last unit takes every size")
 
@@ -143,9 +148,10 @@ def as_yaml(
     suggestions: Sequence[Suggestion], since: str, now_s: float, left_out: int
 ) -> Iterator[str]:
     """Yield the lines of a `quotas` section, with the figures behind each rule as comments."""
-    interval_s = INTERVAL_MS / MS_PER_SECOND
+    interval_s = OBSERVED_INTERVAL_MS / MS_PER_SECOND
     yield f"# Suggested at {iso(now_s)} from what passed in the last {since}."
-    yield f"# A bound is the p99 of the client's rates, times {HEADROOM:g}, rounded up."
+    headroom = f"times {SUGGESTED_HEADROOM:g}, up to two digits"
+    yield f"# A bound is the p99 of the client's rates, {headroom}."
     yield f"# A rate is that of {interval_s:g} s with traffic; times without any do not count."
     yield "# p50, p95 and p99 are at most 9 % high."
     yield "# What goes over a bound waits: see whether a peak is worth a higher one."
@@ -191,7 +197,7 @@ def _figures(suggestion: Suggestion) -> Iterator[str]:
             f"p{round(share * 100)} {_rate(sketch.quantile(share))}" for share in (0.5, 0.95, 0.99)
         )
         yield f"    # {kind}: {quantiles}, peak {_rate(sketch.peak)}"
-        hours = sketch.count * INTERVAL_MS / MS_PER_SECOND / SECONDS_PER_HOUR
+        hours = sketch.count * OBSERVED_INTERVAL_MS / MS_PER_SECOND / SECONDS_PER_HOUR
         busy = f"{_size(sketch.total_bytes)} in {hours:.3g} h with traffic"
         yield f"    #   {busy}; {_bounded(kind, match)}"
 

@@ -20,7 +20,7 @@ from .producer import Producer
 from .state_reader import StateReader
 from .state_topic import FencedError, StateTopic
 
-TIMEOUT_S = 10.0
+STORE_TIMEOUT_S = 10.0
 """For a write with all its attempts."""
 
 LOAD_TIMEOUT_S = 60.0
@@ -60,7 +60,7 @@ class KafkaStore(MemoryStore):
         *,
         tls: ssl.SSLContext | None = None,
         login: Login | None = None,
-        timeout_s: float = TIMEOUT_S,
+        timeout_s: float = STORE_TIMEOUT_S,
         wait_ms: float = 0.0,
         before_wait: Callable[[Store], None] | None = None,
     ) -> None:

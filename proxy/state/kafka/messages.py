@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from proxy.state.store import Record, StateError
 
-FORM = 1
+MESSAGES_SCHEMA = 1
 """Number of this form. Whoever changes it counts on, and reads the older ones still."""
 
 FORM_HEADER = "form"
@@ -57,7 +57,7 @@ def to_message(key: str, content: Content) -> Message:
     """Return the message to write; its offset is not known yet."""
     if content is None:
         return Message(key.encode(), None)
-    form = (FORM_HEADER, b"%d" % FORM)
+    form = (FORM_HEADER, b"%d" % MESSAGES_SCHEMA)
     if isinstance(content, Record):
         version = (VERSION_HEADER, b"%d" % content.version)
         return Message(key.encode(), content.text.encode(), (form, version))
@@ -83,10 +83,10 @@ def read_message(topic: str, message: Message) -> tuple[str, Content]:
                 "name another topic as state.topic, to which nothing else writes",
             )
         form = int(headers[FORM_HEADER])
-        if form != FORM:
+        if form != MESSAGES_SCHEMA:
             raise StateError(
                 f"{place} was written by a newer version of quota-proxy: its form is {form}, "
-                f"this version knows {FORM}",
+                f"this version knows {MESSAGES_SCHEMA}",
                 "start that version, or name another topic as state.topic",
             )
         text = message.value.decode()

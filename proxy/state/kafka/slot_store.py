@@ -15,7 +15,7 @@ from proxy.cluster.login import Login
 from proxy.cluster.upstream import NOT_READY, Address, RefusedError, UpstreamError
 from proxy.state.store import Record, StateError, Store
 
-from .kafka_store import CLOSE_TIMEOUT_S, LOAD_TIMEOUT_S, TIMEOUT_S
+from .kafka_store import CLOSE_TIMEOUT_S, LOAD_TIMEOUT_S, STORE_TIMEOUT_S
 from .limits import MAX_STATE_BYTES, Explanation
 from .loop_thread import LoopThread
 from .messages import Content, to_message
@@ -26,7 +26,7 @@ from .slot_holds import LOST_FIX, SlotHolds
 from .slot_records import Place, SlotRecords
 from .state_topic import FencedError, StateTopic
 
-SEPARATOR = "/"
+TIER_SEPARATOR = "/"
 """Between tier and machine in a transactional id."""
 
 END_LIMIT_S = 5.0
@@ -67,7 +67,7 @@ class SlotStore(Store):
         slot_of_record: Callable[[str], int],
         tls: ssl.SSLContext | None = None,
         login: Login | None = None,
-        timeout_s: float = TIMEOUT_S,
+        timeout_s: float = STORE_TIMEOUT_S,
     ) -> None:
         self._common = common
         self._timeout_s = timeout_s
@@ -75,7 +75,7 @@ class SlotStore(Store):
         # Who reads much, or waits at a broker for what comes, holds up no write.
         self._clients = [KafkaClient(self._bootstrap) for _ in range(3)]
         writing, reading, following = (StateTopic(each, topic, slots) for each in self._clients)
-        prefix = tier + SEPARATOR
+        prefix = tier + TIER_SEPARATOR
         self._explanation = Explanation(
             topic,
             partitions=slots,

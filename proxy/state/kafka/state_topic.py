@@ -13,7 +13,14 @@ from proxy.cluster.kafka_client import (
     KafkaClient,
 )
 from proxy.cluster.partitions import Partition
-from proxy.cluster.upstream import NOT_READY, Address, RefusedError, UpstreamError, name_of
+from proxy.cluster.upstream import (
+    NOT_READY,
+    UNKNOWN_TOPIC,
+    Address,
+    RefusedError,
+    UpstreamError,
+    name_of,
+)
 from proxy.state.store import StateError
 
 MAX_REPLICAS = 3
@@ -30,14 +37,13 @@ READABLE_COMPRESSION = ("producer", "uncompressed", "gzip")
 
 CREATE_VERSION = 4
 CREATE_TIMEOUT_MS = 5000
-DESCRIBE_VERSION = 1
+DESCRIBE_CONFIGS_VERSION = 1
 """All versions of the state's requests are the newest that Kafka 2.5 has, and every later one."""
 
 KINDS = {GROUP_COORDINATOR: "group", TRANSACTION_COORDINATOR: "transaction"}
 """Of coordinators, for people."""
 
 TOPIC_RESOURCE = 2
-UNKNOWN_TOPIC = 3
 ALREADY_EXISTS = 36
 UNKNOWN_SERVER_ERROR = -1
 """The broker failed over it, as it may when several producers begin under one id at once."""
@@ -172,7 +178,7 @@ class StateTopic:
 
     async def _configs(self) -> dict[str, str]:
         resource = TOPIC_RESOURCE, self.name, ["cleanup.policy", "compression.type"]
-        request = DescribeConfigsRequest[DESCRIBE_VERSION](
+        request = DescribeConfigsRequest[DESCRIBE_CONFIGS_VERSION](
             resources=[resource], include_synonyms=False
         )
         (found,) = (await self.client.ask(request)).results

@@ -11,9 +11,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
+from threading import Lock
 
 _FORKING = multiprocessing.get_context("forkserver")
 _FORKING.set_forkserver_preload(["proxy.cli"])
+_changing_environment = Lock()
 
 
 def environment() -> dict[str, str]:
@@ -60,15 +62,16 @@ class ForkedCommand:
 
 @contextmanager
 def _imports_of_this_process() -> Iterator[None]:
-    """Let a server that is started here import from the same places."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = environment()["PYTHONPATH"]
-    try:
-        yield
-    finally:
-        os.environ.pop("PYTHONPATH")
-        if before is not None:
-            os.environ["PYTHONPATH"] = before
+    """Let a server that is started here import from the same places; one thread at a time."""
+    with _changing_environment:
+        before = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = environment()["PYTHONPATH"]
+        try:
+            yield
+        finally:
+            os.environ.pop("PYTHONPATH")
+            if before is not None:
+                os.environ["PYTHONPATH"] = before
 
 
 def _run(arguments: Sequence[str], output: Connection, errors: Connection) -> None:

@@ -3,6 +3,11 @@
 import asyncio
 import sys
 import time
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[2]))  # as a script it has no conftest.py
+
+from parts.even_placement import even
 
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.members.slot_map import MemberAddresses
@@ -28,6 +33,7 @@ async def main(bootstrap: str, group: str, session_s: float) -> None:
         on_assigned=lambda _map, _generation, _member_id: say(len(machine.owned)),
         on_revoked=release,
         on_lost=lambda: say("lost"),
+        place=even,
         session_timeout_s=session_s,
     )
     await machine.run()

@@ -74,10 +74,12 @@ class ProxyProcess:
         *,
         anew: bool = False,
         changes: str = "",
+        errors: int | None = None,
     ) -> None:
         """`anew` starts a new Python, as its users do, instead of a fork of one.
 
-        So do `changes`, which that Python executes first.
+        So do `changes`, which that Python executes first. `errors` is a descriptor that gets the
+        log in place of a file.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self.config_file = folder / "proxy.yaml"
@@ -88,6 +90,7 @@ class ProxyProcess:
         self._process: subprocess.Popen[bytes] | ForkedCommand | None = None
         self._output: TextIO | None = None
         self._log_start = 0
+        self._errors = errors
 
     def start(self) -> "ProxyProcess":
         """Return when it says `ready`."""
@@ -95,15 +98,16 @@ class ProxyProcess:
         self._output = open(readable)  # noqa: SIM115, PTH123 - as long as the process
         with self.log_file.open("a") as log, open(writable) as output:  # noqa: PTH123
             self._log_start = log.tell()
+            errors = log.fileno() if self._errors is None else self._errors
             if self._program is not None:
                 self._process = subprocess.Popen(
                     [sys.executable, *self._program, *self._command],
                     stdout=output,
-                    stderr=log,
+                    stderr=errors,
                     env=environment(),
                 )
             else:
-                self._process = ForkedCommand(self._command, output.fileno(), log.fileno())
+                self._process = ForkedCommand(self._command, output.fileno(), errors)
         said, _, _ = select.select([self._output], [], [], START_TIMEOUT_S)
         assert said, f"not ready in {START_TIMEOUT_S} s\n{self.log_file.read_text()}"
         line = self._output.readline()
@@ -149,11 +153,7 @@ class ProxyProcess:
 
     def check_log(self) -> None:
         """Require that the log is all JSON and tells of no fault of the proxy's own."""
-        faults = [
-            line
-            for line in self.log_file.read_text().splitlines()
-            if not line.startswith("{") or json.loads(line)["event"] == "unexpected error"
-        ]
+        faults = [line for line in self.log_file.read_text().splitlines() if _is_fault(line)]
         assert not faults, "\n".join(faults)
 
     def log(self, event: str | None = None) -> list[dict[str, Any]]:
@@ -161,6 +161,16 @@ class ProxyProcess:
         text = self.log_file.read_text()[self._log_start :]
         lines = [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
         return [line for line in lines if event in (None, line["event"])]
+
+    def logged(self, event: str, count: int = 1) -> list[dict[str, Any]]:
+        """Wait for so many lines of one event since the latest start, and require that these are
+        all. A line is written a little after it was logged.
+        """
+        found = until(
+            lambda: len(lines := self.log(event)) >= count and lines, f"in the log: {event}"
+        )
+        assert len(found) == count, found
+        return list(found)
 
     @property
     def bootstrap(self) -> str:
@@ -202,6 +212,14 @@ class ProxyProcess:
         """Wait until a metric has reached a value, and require that it is exactly that."""
         until(lambda: self.metrics().value(name, **labels) >= value, f"{name} {labels} = {value}")
         assert self.metrics().value(name, **labels) == value, f"{name} {labels}"
+
+
+def _is_fault(line: str) -> bool:
+    """Whether a line tells of a defect, or is what a library had to say."""
+    if not line.startswith("{"):
+        return True
+    said = json.loads(line)
+    return said["event"] == "unexpected error" or "logger" in said
 
 
 LISTENER = {

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from kafka.record.memory_records import MemoryRecordsBuilder
 
-from proxy.wire.apis import API_VERSIONS, APIS, FETCH, PRODUCE
+from proxy.wire.apis import API_VERSIONS, APIS, FETCH, LIST_OFFSETS, PRODUCE
 
 TIMEOUT_S = 30
 _MAGIC = 2
@@ -50,6 +50,17 @@ def fetch(
         max_bytes=max_bytes,
         topics=[wanted],
     )
+
+
+def list_offsets(topic: str, timestamp: int) -> Any:
+    """Return a look-up of an offset of partition 0, by EARLIEST, LATEST or a time."""
+    request = message(LIST_OFFSETS, 7, replica_id=-1, isolation_level=0)
+    wanted = type(request).ListOffsetsTopic
+    partition = wanted.ListOffsetsPartition(
+        partition_index=0, current_leader_epoch=-1, timestamp=timestamp
+    )
+    request.topics = [wanted(name=topic, partitions=[partition])]
+    return request
 
 
 def produce(
@@ -93,13 +104,17 @@ class RawClient:
         tls: ssl.SSLContext | None = None,
         server_name: str | None = None,
         receive_buffer_bytes: int | None = None,
+        source: str = "",
     ) -> None:
+        """Connect from the address `source`, if one is given."""
         host, _, port = address.rpartition(":")
         self.client_id = client_id
         self.sock = socket.socket()
         if receive_buffer_bytes is not None:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
         self.sock.settimeout(TIMEOUT_S)
+        if source:
+            self.sock.bind((source, 0))
         self.sock.connect((host, int(port)))
         if tls is not None:
             self.sock = tls.wrap_socket(self.sock, server_hostname=server_name or host)

@@ -17,7 +17,6 @@ from proxy.quota.rules import QuotaSettings, Rule
 from proxy.relay.brokers import Brokers
 from proxy.relay.clients import ClientRegistry
 from proxy.relay.listener import ListenerSettings
-from proxy.relay.pump import PipePool
 from proxy.relay.relay import Relay
 from proxy.relay.services import Limits, Reapers, Services, ThrottleMode
 
@@ -126,7 +125,6 @@ def _make(steering: MapSteering, bootstrap: str, rules: tuple[Rule, ...]) -> Mem
         quotas=quotas,
         reapers=Reapers(loop, instruments),
         instruments=instruments,
-        pipes=PipePool(),
         clients=ClientRegistry(instruments.bytes_total),
         steering=steering,
     )

@@ -21,7 +21,6 @@ from proxy.quota.rules import QuotaSettings, Rule
 from proxy.relay.brokers import Brokers
 from proxy.relay.clients import ClientRegistry
 from proxy.relay.listener import ListenerSettings
-from proxy.relay.pump import PipePool
 from proxy.relay.relay import Relay
 from proxy.relay.services import Limits, Reapers, Services, ThrottleMode
 from proxy.relay.steering import Steering
@@ -165,11 +164,15 @@ class Lab:
     def port(self) -> int:
         return self.relay.listeners[LISTENER].bootstrap_port
 
-    async def client(self, port: int | None = None) -> End:
-        name = "localhost" if self.client_tls else None
+    async def client(self, port: int | None = None, address: str | None = None) -> End:
+        """A client, that comes from an address if that is given."""
         end = End(
             *await asyncio.open_connection(
-                LOCALHOST, port or self.port, ssl=self.client_tls, server_hostname=name
+                LOCALHOST,
+                port or self.port,
+                ssl=self.client_tls,
+                server_hostname="localhost" if self.client_tls else None,
+                local_addr=(address, 0) if address else None,
             )
         )
         self.ends.append(end)
@@ -188,9 +191,9 @@ class Lab:
         """The broker's end of the next connection that the relay dials."""
         return await asyncio.wait_for(self.accepted.get(), LIMIT_S)
 
-    async def pair(self, first: bytes) -> tuple[End, End]:
+    async def pair(self, first: bytes, address: str | None = None) -> tuple[End, End]:
         """A client and the broker's end that its first request opened; that request is read."""
-        client = await self.client()
+        client = await self.client(address=address)
         await client.send(first)
         broker = await self.broker()
         assert await broker.frame() == first
@@ -241,7 +244,7 @@ async def open_lab(
         quotas=QuotaManager(settings, instruments, Registry(settings.max_sensors)),
         reapers=Reapers(loop, instruments),
         instruments=instruments,
-        pipes=PipePool(max_pipes),
+        max_pipes=max_pipes,
         clients=ClientRegistry(instruments.bytes_total),
         splice=splice,
         passes_unknown_apis=passes_unknown_apis,

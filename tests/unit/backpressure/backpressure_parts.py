@@ -107,7 +107,12 @@ class BackpressureWorld(QueryWorld):
 
     @property
     def gauge(self) -> float | None:
-        name = "kafka_quota_proxy_pid_bound_bytes"
+        name = "kafka_quota_proxy_adaptive_bound_bytes"
+        return self.prometheus.get_sample_value(name, {"query": LABEL})
+
+    @property
+    def withheld(self) -> float | None:
+        name = "kafka_quota_proxy_adaptive_withheld_records"
         return self.prometheus.get_sample_value(name, {"query": LABEL})
 
     def tick(self, ms: float = 0.0) -> None:

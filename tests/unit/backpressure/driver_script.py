@@ -80,8 +80,8 @@ class Run:
             seen = self.driver.answered(ask([0], each), VERSION, frame, self.world.now_ms)
             assert seen is frame
 
-    def earliest(self, offset: int) -> None:
-        tell_earliest(self.world, self.driver, {0: offset})
+    def earliest(self, offset: int, partition: int = 0) -> None:
+        tell_earliest(self.world, self.driver, {partition: offset})
 
     def waits(self, expected_ms: float, asked=None) -> None:
         """An answer should still wait so long for a report."""
@@ -92,9 +92,16 @@ class Run:
         """The client's next requests carry this correlation id."""
         self.number = number
 
-    def sends_heartbeat(self) -> None:
+    def sends_heartbeat(self, **how) -> None:
         """The listener says that the run lives."""
-        self.world.send("running")
+        self.world.send("running", **how)
+
+    def waits_for_data(self, times: int = 2, unreported: int = 0) -> None:
+        """The listener has looked so often, and seen it between two batches each time."""
+        last = self.world.query.last_batch_id + unreported
+        for _ in range(times):
+            self.after(1)
+            self.sends_heartbeat(is_waiting=True, last_batch_id=last)
 
     def reads(self, offset: int = END) -> None:
         """An executor asks for what follows an offset: a batch was planned."""

@@ -20,6 +20,7 @@ from backpressure_parts import (
 from proxy.quota.rules import Rule
 
 RECORD_BYTES = 200
+PROCESSING_TIME = {"kind": "processing_time", "interval_ms": INTERVAL_MS}
 ROUND_TRIP_MS = 1.0
 TRANSIT_MS = 2.0
 """Part of a report's way that its age leaves out."""
@@ -160,7 +161,7 @@ class Simulation:
     def _driver(self) -> Task:
         """As ProcessingTimeExecutor: at each multiple of the interval, or at once when late."""
         world = self.world
-        world.start()
+        world.start(trigger=PROCESSING_TIME)
         lookups = world.lookups()
         tell_earliest(world, lookups, dict(self.completed))
         while True:

@@ -76,10 +76,14 @@ def other_checkpoint(world: BackpressureWorld) -> None:
 
 RATE_MAKES = "100 records/s make 200 offsets for one batch"
 WAITED = running().looks(9000).after(INTERVAL_MS).waits(REPORT_WAIT_MS).after(REPORT_WAIT_MS)
-REFUSED = WAITED.waits(0).looks(9000, 1400).looks(9000, 1600).looks(9000, 1800)
-"""It was told of four batches and asks again, with nothing read meanwhile."""
+UNREAD = WAITED.waits(0).looks(9000, 1400).looks(9000, 1600).looks(9000, 1800)
+"""It was told of four batches, with nothing read meanwhile: all may have been read ahead."""
+REFUSED = running().looks(9000, END + PER_BATCH).waits_for_data()
+"""It was told of a batch, and waits for more."""
 
 INITIAL = fresh(initial_rate=RATE / 2)
+FRESH = fresh(min_rate=RATE / 2).starts().does(every_interval)
+STARTED = FRESH.earliest(0).looks(5000, 100).after(1).batch(100, ms=1000).after(10)
 AGAIN_FREE = running().sends("terminated")
 AGAIN = running(initial_rate=RATE / 2).sends("terminated")
 
@@ -119,7 +123,7 @@ SCRIPTS = {
     .looks(5000, 1002),
     "never above the truth even if the log was cut": running().looks(900, 900),
     "what lies below the log start takes no share": running()
-    .earliest(3000)
+    .another(fresh().earliest(3000))
     .looks(9000, 3000 + PER_BATCH),
     "other timestamps are left alone": running().leaves_alone(5000, *TIMESTAMPS),
     "with read_committed the stable end is the truth, but no log end": running()
@@ -189,22 +193,35 @@ SCRIPTS = {
     .looks(9_000_000, 9_000_000),
     "a very low rate still gets on": running(min_rate=0.01).limit(0.01).looks(5000, 1001),
     # minOffsetsPerTrigger: the driver plans no batch of fewer
-    "a driver that plans no batch is offered more": REFUSED.looks(9000, END + 8 * PER_BATCH)
-    .after(INTERVAL_MS)
-    .waits(0)
-    .looks(9000, END + 16 * PER_BATCH)
-    .sees(clamp_of, (3200, f"{RATE_MAKES}; the driver plans none of so few, 3,200 are offered")),
-    "never more than there is": REFUSED.looks(1850, 1850).after(INTERVAL_MS).looks(1860, 1860),
-    "what it takes at last is what it is offered from then on": REFUSED.looks(
-        90_000, END + 8 * PER_BATCH
+    "a driver that plans no batch is offered twice as much": REFUSED.looks(
+        9000, END + 2 * PER_BATCH
     )
+    .after(INTERVAL_MS)
+    .waits_for_data()
+    .looks(9000, END + 4 * PER_BATCH)
+    .sees(clamp_of, (800, f"{RATE_MAKES}; the driver plans none of so few, 800 are offered")),
+    "once for each time that it is seen to wait": REFUSED.looks(9000).looks(9000, 1400),
+    "never more than there is": REFUSED.looks(1250, 1250).waits_for_data().looks(1260, 1260),
+    "what it takes at last is what it is offered from then on": REFUSED.looks(90_000, 1400)
     .reads()
-    .next_batch(END + 8 * PER_BATCH, ms=2000)
+    .next_batch(1400, ms=2000)
     .after(10)
-    .looks(90_000, END + 16 * PER_BATCH),
-    "an idle event does not make done what it never read": REFUSED.sends("idle")
+    .looks(90_000, 1800),
+    "that nothing was read does not show that nothing was planned": UNREAD.looks(9000, 2000),
+    "a wait that may have been before the answer shows nothing": running()
+    .looks(9000, END + PER_BATCH)
+    .waits_for_data(times=1)
+    .looks(9000, END + PER_BATCH),
+    "nor does one after a batch that was not reported": running()
+    .looks(9000, END + PER_BATCH)
+    .waits_for_data(unreported=1)
+    .looks(9000, END + PER_BATCH),
+    "an idle event does not make done what it never read": running()
+    .looks(9000)
+    .after(INTERVAL_MS)
+    .sends("idle")
     .after(10)
-    .looks(9000, END + 4 * PER_BATCH),
+    .looks(9000, END + PER_BATCH),
     "a batch of what it seemed to refuse shows that its report was late": REFUSED.looks(9000)
     .batch(END + PER_BATCH)
     .sees(lambda world: world.query_backpressure.clamp.least_offsets, 0),
@@ -321,7 +338,9 @@ SCRIPTS = {
     .after(10_001)
     .looks(5000, 5000),
     # An earlier run may have read past this proxy, and Spark knows an end that nobody here does.
-    "initial_rate gives way to a driver that asks again and has read nothing": AGAIN.restarts()
+    "initial_rate gives way to a driver that asks a third time and reads nothing": AGAIN.restarts()
+    .looks(9000, END + 100)
+    .after(1000)
     .looks(9000, END + 100)
     .after(1000)
     .looks(9000, 9000)
@@ -339,6 +358,14 @@ SCRIPTS = {
     .looks(5000, END + 2 * PER_BATCH)
     .after(1000)
     .looks(5000, 5000),
+    "nor to one that has waited for data": AGAIN.restarts()
+    .looks(9000, END + 100)
+    .after(1)
+    .sends_heartbeat(is_waiting=True)
+    .after(1)
+    .sends_heartbeat(is_waiting=True)
+    .after(INTERVAL_MS)
+    .looks(9000, END + 200),
     "but not to one that has read": INITIAL.starts()
     .earliest(0)
     .looks(9000, 100)
@@ -350,6 +377,46 @@ SCRIPTS = {
     .looks(END)
     .after(1000)
     .looks(9000, END + 100),
+    # A slow start, where nothing is known
+    "a query of which nothing is known starts at min_rate": FRESH.earliest(300).looks(5000, 400),
+    "what came in since its last look-up is taken beside that": STARTED.looks(5400, 500),
+    "in all partitions together": FRESH.earliest(0)
+    .looks({0: 5000, 1: 0}, {0: 100, 1: 0})
+    .after(1)
+    .batch({0: 100, 1: 0}, ms=1000)
+    .after(10)
+    .looks({0: 5000, 1: 400}, {0: 100 + 370, 1: 30}),
+    "if it is more": STARTED.looks(5010, 200),
+    "not more than max_rate": fresh(min_rate=RATE / 2, max_rate=RATE)
+    .starts()
+    .does(every_interval)
+    .earliest(0)
+    .looks(5000, 100)
+    .after(1)
+    .batch(100, ms=1000)
+    .after(10)
+    .looks(9000, 100 + PER_BATCH),
+    "nor than another bound": STARTED.limit(RATE).looks(9000, 100 + PER_BATCH),
+    "a lower one holds from the first": FRESH.limit(10).earliest(0).looks(5000, 20),
+    "also where the trigger is not known": fresh()
+    .starts()
+    .limit(10)
+    .earliest(0)
+    .looks(5000, 5000)
+    .after(1)
+    .batch(5000, ms=1000)
+    .after(10)
+    .looks(9000, 5020),
+    "nor there is a batch above max_rate, before the first rate": fresh(max_rate=RATE)
+    .starts()
+    .earliest(0)
+    .looks(5000, 5000)
+    .after(1)
+    .batch(5000, ms=1000)
+    .after(10)
+    .looks(9000, 5000 + PER_BATCH),
+    "there it does not start slowly": fresh().starts().earliest(0).looks(5000, 5000),
+    "nor where it reads to the end once": FRESH.does(once).earliest(0).looks(5000, 5000),
     # Without initial_rate: what is known of the runs before, or what the rule lets be read
     "the second batch of a run goes at the rate of the run before": AGAIN_FREE.restarts()
     .looks(5000, 5000)
@@ -446,11 +513,15 @@ STEPS = st.lists(
 
 
 @settings(max_examples=150, deadline=None)
-@given(steps=STEPS, initial=st.sampled_from([None, 50.0]))
-def test_whatever_happens_the_driver_is_never_told_less_than_before(steps, initial):
+@given(
+    steps=STEPS,
+    initial=st.sampled_from([None, 50.0]),
+    trigger=st.sampled_from([None, {"kind": "processing_time", "interval_ms": INTERVAL_MS}]),
+)
+def test_whatever_happens_the_driver_is_never_told_less_than_before(steps, initial, trigger):
     """And never more than there is: Spark takes a step back for lost data."""
     world = world_of(initial_rate=initial)
-    world.start()
+    world.start(trigger=trigger)
     world.pass_ms(1)
     driver = world.lookups()
     tell_earliest(world, driver, {0: 0, 1: 0, 2: 0})
@@ -490,7 +561,7 @@ def test_whatever_happens_the_driver_is_never_told_less_than_before(steps, initi
             if more:  # else its end is not reported
                 world.send("terminated")
             world.pass_ms(number)
-            world.start()
+            world.start(trigger=trigger)
             driver = world.lookups()
         else:
             driver.closed()

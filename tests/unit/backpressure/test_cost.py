@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.backpressure.batch_cost import FIRST_NOISE, LEAST_NOISE, MOST_NOISE, BatchCost, CostState
-from proxy.backpressure.cost import LONGEST, WORTHWHILE, CostEstimator
+from proxy.backpressure.cost import GROWTH, LONGEST, PROBE, WORTHWHILE, CostEstimator
 from proxy.backpressure.estimator_inputs import FinishedBatch
 
 MIN_RATE = 1.0
@@ -118,13 +118,31 @@ def test_what_is_known_of_a_record_outlasts_a_trickle():
 
 
 @pytest.mark.parametrize("pause", [1.0, 10.0])
-def test_one_pause_does_not_starve_the_next_batch(pause):
+def test_one_pause_costs_one_small_batch(pause):
+    """For all one knows then, everything is slower from now on."""
     query = Query(0.1).runs(SMALL, LARGE, *BACKLOG)
     before = query.allowed
     query.runs(1e9, pause_ms=pause * INTERVAL_MS)
-    assert query.allowed > 0.6 * before
+    small = query.allowed
+    assert small == pytest.approx(before * min(PROBE, LONGEST / (1.1 + pause)), rel=0.1)
+    query.runs(1e9)
+    assert query.allowed >= min(0.8 * before, GROWTH * small)
     query.runs(1e9, 1e9)
     assert query.allowed > 0.8 * before
+
+
+@pytest.mark.parametrize("is_all", [False, True], ids=["each record", "everything"])
+@pytest.mark.parametrize(("fixed", "times"), [(0.0, 10), (0.02, 10), (0.05, 10), (0.0, 30)])
+def test_many_times_slower_is_one_long_batch(fixed, times, is_all):
+    """Batches of one size do not tell which of the two it is."""
+    query = Query(fixed, arrivals=LARGE / INTERVAL_MS * 1000).runs(*[LARGE] * 30)
+    query.each_ms *= times
+    query.fixed_ms *= times if is_all else 1
+    query.runs(LARGE)
+    for _ in range(20):
+        assert query.next_intervals <= 1.7
+        query.runs(1e9)
+    assert query.next_intervals >= 0.6, "it is as long as it may be, or a probe"
 
 
 def test_four_times_slower_is_believed_the_second_time():

@@ -1,12 +1,13 @@
 """What a driver has done, where its reports and what it was told do not say the same."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from backpressure_parts import BackpressureWorld
 
 from proxy.backpressure.advertised_ends import AdvertisedEnds
-from proxy.backpressure.driver_progress import EVENT_JITTER_MS, DriverProgress
+from proxy.backpressure.driver_progress import EVENT_JITTER_MS, RETRIES_MS, DriverProgress
 
 KEY = ("t", 0)
 HERE, ELSEWHERE = object(), object()
@@ -15,14 +16,15 @@ EVENT_MS = 1000.0
 
 
 def position(
-    done: int | None, *, is_resumed: bool = False, event_ms: float = EVENT_MS
+    done: int | None, *, is_resumed: bool = False, event_ms: float = EVENT_MS, **known: float
 ) -> DriverProgress:
     """Of a run that has reported all below `done`; None: nothing yet."""
     world = BackpressureWorld()
     world.start()
     if done is not None:
         world.batch({0: done})
-    return DriverProgress(world.query, AdvertisedEnds(), event_ms, is_resumed)
+    known = {"waited_ms": -math.inf, "answered_ms": 0.0, **known}
+    return DriverProgress(world.query, AdvertisedEnds(), event_ms, is_resumed=is_resumed, **known)
 
 
 def test_a_batch_that_took_less_than_was_told_is_reported():
@@ -38,10 +40,8 @@ def test_what_was_told_just_before_an_event_may_be_of_a_later_batch():
     assert there.is_unreported(KEY, HERE)
     assert there.done_by_now(KEY, HERE, is_overdue=False) is None
     assert there.done_by_now(KEY, HERE, is_overdue=True) == 150
-    assert there.is_refused(KEY, HERE), "nothing was read since"
-    there.query.reader().fetch_asked("t", None, [(0, 100)], EVENT_MS)
-    later = DriverProgress(there.query, there.advertised, EVENT_MS, is_resumed=False)
-    assert not later.is_refused(KEY, HERE)
+    assert not there.is_refused(KEY, HERE), "it may have been read ahead"
+    assert replace(there, waited_ms=EVENT_MS).is_refused(KEY, HERE)
 
 
 def test_a_batch_that_ends_where_was_told_before_is_the_one_before():
@@ -58,7 +58,7 @@ def test_a_run_whose_place_is_proved_is_not_guessed_at(done, is_resumed):
     there.advertised.record(KEY, END, 150, HERE, 2.0)
     assert there.done_by_now(KEY, HERE, is_overdue=False) is None
     there.advertised.record(KEY, END, 200, HERE, 3.0)
-    assert not there.knows_more([KEY], HERE)
+    assert not there.knows_more([KEY], HERE, RETRIES_MS)
 
 
 def test_a_new_run_knew_what_was_no_news_to_it():
@@ -67,7 +67,9 @@ def test_a_new_run_knew_what_was_no_news_to_it():
     assert there.done_by_now(KEY, HERE, is_overdue=False) is None
     there.advertised.record(KEY, END, 150, HERE, 2.0)
     assert there.done_by_now(KEY, HERE, is_overdue=False) == 150
-    assert not there.knows_more([KEY], HERE)
+    assert not there.knows_more([KEY], HERE, RETRIES_MS)
     there.advertised.record(KEY, END, 200, HERE, 3.0)
-    assert there.knows_more([KEY], HERE)
-    assert not there.knows_more([KEY], ELSEWHERE)
+    assert not there.knows_more([KEY], HERE, RETRIES_MS - 1)
+    assert there.knows_more([KEY], HERE, RETRIES_MS)
+    assert not there.knows_more([KEY], ELSEWHERE, RETRIES_MS)
+    assert not replace(there, waited_ms=1.0).knows_more([KEY], HERE, RETRIES_MS)

@@ -4,12 +4,18 @@ The report on the batch before may come a little later than the driver asks.
 """
 
 import pytest
-from backpressure_parts import INTERVAL_MS, ask
+from backpressure_parts import INTERVAL_MS, BackpressureWorld, ask
 from driver_script import END, PER_BATCH, RATE, fresh, running
 
 from proxy.backpressure.clamp import REPORT_WAIT_MS
 from proxy.backpressure.driver_connections import LIFE_WAIT_MS
+from proxy.progress.report import TriggerReport
 from proxy.wire.list_offsets import EARLIEST
+
+
+def once(world: BackpressureWorld) -> None:
+    world.query.trigger = TriggerReport(kind="available_now")
+
 
 RECONNECTED = running().reconnects()
 ASKS_AGAIN = running().looks(5000).reads().after(INTERVAL_MS)
@@ -37,6 +43,15 @@ SCRIPTS = {
     .fetches()
     .after(500)
     .another(fresh().looks(5000, 5000)),
+    # It looks where its log starts and ends, time and again; all that it reads it has read before.
+    "an executor that connects again is known before it fetches": running()
+    .looks(5000, END + PER_BATCH)
+    .another(fresh().earliest(0).looks(5000, 5000).earliest(0).looks(5000, 5000))
+    .next_batch(END + PER_BATCH)
+    .looks(5000, END + 2 * PER_BATCH),
+    "who asks where a log starts that was not read yet may be the driver": running()
+    .earliest(0, partition=1)
+    .looks(5000, END + PER_BATCH),
     "what an untrusted driver was told counts as told": RECONNECTED.looks(3000)
     .starts()
     .looks(3500)
@@ -148,7 +163,12 @@ SCRIPTS = {
     .after(REPORT_WAIT_MS)
     .waits(0)
     .looks(5000, 5000),
-    "but not where the first batch is not bounded": fresh().connects().waits(0),
+    "also where no rate is known: it starts slowly": fresh().connects().waits(REPORT_WAIT_MS),
+    "but not where the runs read to the end, once": running()
+    .does(once)
+    .sends("terminated")
+    .reconnects()
+    .waits(0),
     "it does not wait when something else is asked for": ASKS_AGAIN.waits(0, ask([0], EARLIEST))
     .waits(0, ask([1]))
     .waits(0, ask([])),

@@ -1,18 +1,18 @@
 """A driver over many outages at random moments, in virtual time: no batch above its bound."""
 
+import math
 from dataclasses import dataclass, field
 from random import Random
 
 import pytest
-from backpressure_parts import INTERVAL_MS, ask, told
+from backpressure_parts import INTERVAL_MS, ask, tell_earliest, told
 from driver_script import PER_BATCH, RATE, world_of
 
 BACKLOG = 1_000_000
-MOST = 1.5
-"""Of its bound, that a batch may have."""
+PROCESSING_TIME = {"kind": "processing_time", "interval_ms": INTERVAL_MS}
 NUMBERS_PER_LOOKUP = 4
 CHECK_MS = 20.0
-HEARTBEAT_MS = 2000.0
+HEARTBEAT_MS = 500.0
 FIRST_HEARTBEAT_MS = 1000.0
 """The longest time from the proxy's return to the first heartbeat."""
 
@@ -25,20 +25,26 @@ class Driver:
     max_report_ms: float
     reads_ahead: float
     """Share of batches that find all their records read ahead."""
+    least: int = 1
+    """It plans no smaller batch, as with minOffsetsPerTrigger."""
+    settings: dict = field(default_factory=lambda: {"min_rate": RATE, "max_rate": RATE})
     world: object = field(init=False)
 
     def __post_init__(self) -> None:
-        self.world = world_of(min_rate=RATE, max_rate=RATE)
+        self.world = world_of(**self.settings)
         self.number = 6
         self.done = 0
+        self.last_batch_id: int | None = None
+        self.is_waiting = False
         self.sizes: list[int] = []
         self.waits: list[float] = []
         self.reports: list[tuple[float, int, int, float]] = []
         """When each is due, from and to where the batch went, when it was done."""
         self.heartbeat_ms = 0.0
-        self.world.start()
+        self.world.start(trigger=PROCESSING_TIME)
         self.world.pass_ms(1)
         self.lookups = self.world.lookups()
+        tell_earliest(self.world, self.lookups, {0: 0})
 
     def pass_ms(self, ms: float) -> None:
         """Let time pass, with the reports and heartbeats that come meanwhile."""
@@ -54,7 +60,8 @@ class Driver:
                 age_ms = self.world.now_ms - done_ms
                 self.world.batch({0: end}, starts={0: start}, rate=RATE, age_ms=age_ms)
             else:
-                self.world.send("running")
+                known = {"is_waiting": self.is_waiting, "last_batch_id": self.last_batch_id}
+                self.world.send("running", **known)
                 self.heartbeat_ms = self.world.now_ms + HEARTBEAT_MS
         self.world.now_ms = until_ms
         self.world.backpressure.tick(until_ms)
@@ -89,6 +96,7 @@ class Driver:
 
     def trigger(self, *, is_killed: bool) -> None:
         """Plan a batch and do it, with an outage in it somewhere if so wanted."""
+        self.is_waiting = False
         trigger_ms = self.world.now_ms
         moment = self.chance.choice(["before", "answered", "amid", "done"]) if is_killed else ""
         if moment == "before":
@@ -101,9 +109,10 @@ class Driver:
             self.outage()
             self.number += NUMBERS_PER_LOOKUP
             end = self.look()
-        if end > self.done:
+        if end - self.done >= self.least:
             self.sizes.append(end - self.done)
-            if self.chance.random() >= self.reads_ahead:
+            # Nobody has read ahead before the first batch of a run.
+            if len(self.sizes) == 1 or self.chance.random() >= self.reads_ahead:
                 self.world.query.reader().fetch_asked(
                     "t", None, [(0, self.done)], self.world.now_ms
                 )
@@ -111,28 +120,63 @@ class Driver:
                 self.pass_ms(self.chance.uniform(0, 500))
                 self.outage()
             self.pass_ms(self.chance.uniform(10, 1.2 * INTERVAL_MS))
-            due_ms = self.world.now_ms + self.chance.uniform(1, self.max_report_ms)
+            due_ms = math.inf
+            if self.max_report_ms < math.inf:
+                due_ms = self.world.now_ms + self.chance.uniform(1, self.max_report_ms)
             due_ms = max([due_ms, *(each[0] for each in self.reports)])
+            self.last_batch_id = (-1 if self.last_batch_id is None else self.last_batch_id) + 1
             self.reports.append((due_ms, self.done, end, self.world.now_ms))
             self.done = end
         if moment == "done":
             self.outage()
         elapsed_ms = self.world.now_ms - trigger_ms
+        self.is_waiting = True
         self.pass_ms(max(1.0, INTERVAL_MS - elapsed_ms))
 
 
 @pytest.mark.parametrize("reads_ahead", [0.0, 0.9], ids=["each batch fetches", "read ahead"])
-@pytest.mark.parametrize("max_report_ms", [50.0, 900.0, 5000.0], ids="reports in {:g} ms".format)
+@pytest.mark.parametrize(
+    "max_report_ms", [50.0, 900.0, 5000.0, 30000.0], ids="reports in {:g} ms".format
+)
 @pytest.mark.parametrize("seed", range(8))
 def test_no_batch_is_above_its_bound(seed, max_report_ms, reads_ahead):
     driver = Driver(Random(seed), max_report_ms, reads_ahead)
-    for _ in range(3):
+    for count in range(3):
         driver.world.query.reader().fetch_asked("t", None, [(0, driver.done)], driver.world.now_ms)
         driver.done += PER_BATCH
         told(driver.world, driver.lookups, {0: driver.done}, correlation_id=driver.number)
         driver.pass_ms(INTERVAL_MS)
         driver.world.batch({0: driver.done}, rate=RATE)
+        driver.last_batch_id = count
     for count in range(60):
         driver.trigger(is_killed=count % 3 == 2)
     assert len(driver.sizes) > 30
-    assert max(driver.sizes) <= MOST * PER_BATCH, driver.sizes
+    assert max(driver.sizes) <= PER_BATCH, driver.sizes
+
+
+@pytest.mark.parametrize("reads_ahead", [0.0, 0.9, 1.0], ids="{:g} of batches read ahead".format)
+@pytest.mark.parametrize("max_report_ms", [50.0, 5000.0, 30000.0, math.inf])
+@pytest.mark.parametrize(
+    "bound",
+    [{"min_rate": RATE, "max_rate": RATE}, {"initial_rate": RATE, "max_rate": RATE}],
+    ids=["slow start", "initial rate"],
+)
+@pytest.mark.parametrize("seed", range(4))
+def test_no_first_batch_of_a_run_is_above_its_bound(seed, bound, max_report_ms, reads_ahead):
+    driver = Driver(Random(seed), max_report_ms, reads_ahead, settings=bound)
+    for _ in range(40):
+        driver.trigger(is_killed=False)
+    assert driver.sizes[0] == PER_BATCH
+    assert len(driver.sizes) > 30
+    assert max(driver.sizes) <= PER_BATCH, driver.sizes
+
+
+@pytest.mark.parametrize("max_report_ms", [50.0, 5000.0, 30000.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_driver_that_plans_no_small_batch_gets_on(seed, max_report_ms):
+    least = 30 * PER_BATCH
+    driver = Driver(Random(seed), max_report_ms, 0.9, least)
+    for _ in range(80):
+        driver.trigger(is_killed=False)
+    assert len(driver.sizes) > 10
+    assert max(driver.sizes) <= 2 * least, driver.sizes

@@ -94,6 +94,26 @@ def test_the_client_has_connected(query, known, expected):
 
 
 @pytest.mark.parametrize(
+    ("query", "known", "rules", "advice", "is_outside"),
+    [
+        pytest.param(make(batches=2), [], [], None, True, id="past the proxy"),
+        pytest.param(make(batches=2), [], [rule(DEFAULT, None)], None, True, id="others' rules"),
+        pytest.param(make(batches=1), [], [], None, False, id="it may connect yet"),
+        pytest.param(make(batches=2), ["etl"], [], "add a rule", False, id="connected"),
+        pytest.param(make(batches=2), ["orders"], [], "a client 'orders' has", False, id="name"),
+        pytest.param(make(batches=2), [], [rule()], "set kafka.client.id", False, id="a rule"),
+        pytest.param(make(batches=2), [], [rule("orders")], "set kafka.client.id", False, id="of"),
+    ],
+)
+def test_a_query_that_nobody_names_may_be_meant_to_read_past_the_proxy(
+    query, known, rules, advice, is_outside
+):
+    found = find(query, *rules, known=known).get("names")
+    assert query.is_outside is is_outside
+    assert advice in found if advice else found is None
+
+
+@pytest.mark.parametrize(
     ("trigger", "interval_ms", "expected"),
     [
         pytest.param(EACH_TWO_SECONDS, 2000.0, {}, id="the same"),
@@ -115,6 +135,8 @@ def test_the_client_has_connected(query, known, expected):
         ),
         pytest.param(TriggerReport(kind="available_now"), 2000.0, {"trigger": "availableNow"}),
         pytest.param(TriggerReport(kind="once"), 2000.0, {"trigger": "the trigger once"}),
+        pytest.param(TriggerReport(kind="real_time"), 2000.0, {"trigger": "real-time trigger"}),
+        pytest.param(TriggerReport(kind="whenever"), 2000.0, {"trigger": "not known to this"}),
         pytest.param(TriggerReport(kind="once"), None, {}, id="no rule is adaptive"),
     ],
 )

@@ -411,6 +411,33 @@ def test_there_is_a_bound_on_how_many_there_are(monkeypatch):
     assert [pressure is not None for pressure in made] == [True, True, False]
 
 
+def test_what_the_driver_is_not_told_of_is_shown():
+    """An autoscaler sees no overload in batches that are short: this is its signal."""
+    trigger = {"kind": "processing_time", "interval_ms": INTERVAL_MS}
+    world = BackpressureWorld()
+    world.start(trigger=trigger)
+    world.pass_ms(1)
+    driver = world.lookups()
+    tell_earliest(world, driver, {0: 0})
+    assert told(world, driver, {0: 10**6}) == {0: 200}
+    assert world.document["clamp"]["withheld"] == world.withheld == 10**6 - 200
+    world.send("terminated")
+    assert world.document["clamp"]["withheld"] == world.withheld == 0
+    world.start(trigger=trigger)
+    assert told(world, driver, {0: 10**6})[0] < 10**6
+    assert world.withheld > 0
+    assert told(world, driver, {0: 200}) == {0: 200}
+    assert world.withheld == 0
+
+
+def test_no_gauge_is_left_of_a_query_without_an_adaptive_rule():
+    world = steady()
+    told(world, world.lookups(), {0: 10**6})
+    world.update(Rule(client_id=CLIENT, bounds={CONSUMER: STATIC}))
+    world.tick()
+    assert (world.gauge, world.withheld) == (None, None)
+
+
 def test_the_document_can_be_written_as_json():
     world = BackpressureWorld()
     assert json.loads(json.dumps(world.query_backpressure.document(world.now_ms)))["rate"] is None

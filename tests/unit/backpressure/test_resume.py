@@ -167,7 +167,7 @@ SCRIPTS = {
     .sends("idle", age_ms=1000)
     .looks(900, 900)
     .looks(950, 950),
-    "what lies below the log start takes no share": HEARD.earliest(3000).looks(
+    "what lies below the log start takes no share": HEARD.another(fresh().earliest(3000)).looks(
         9000, 3000 + PER_BATCH
     ),
     "a new partition is told truly": HEARD.looks(

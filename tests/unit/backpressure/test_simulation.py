@@ -35,6 +35,7 @@ def steady(_since_start_ms: float) -> float:
     return FAST_MS
 
 
+NO_BOUND = 1e9
 AMPLE = 100_000_000.0
 """A bound of the rule that no batch comes near, in bytes per second."""
 
@@ -131,12 +132,30 @@ def test_a_steady_query_is_left_alone():
 
 def test_a_long_first_batch_does_not_keep_the_rate_at_its_lowest():
     """Hundreds of intervals of work before there is a rate, and no debt for it afterwards."""
-    simulation = run(Load(INPUT, steady, backlog=1_000_000), 300.0)
+    simulation = run(Load(INPUT, steady, backlog=1_000_000), 300.0, initial_rate=NO_BOUND)
     bounded = [b for b in simulation.batches if b.rate is not None]
     assert simulation.batches[0].took_ms > 40 * INTERVAL_MS
     assert max(b.took_ms for b in bounded) <= LONG * INTERVAL_MS
     assert all(b.rate is not None and b.rate > 10 * MIN_RATE for b in bounded)
     assert bounded[2 * SETTLED].rate == pytest.approx(9700, rel=0.15)
+
+
+@pytest.mark.parametrize("estimator", ["cost", "pid"])
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_a_query_of_which_nothing_is_known_has_no_long_batch_either(overlaps, estimator):
+    """It starts slowly, and is at its full size a few batches later."""
+    load = Load(INPUT, steady, backlog=1_000_000, overlaps=overlaps)
+    simulation = run(load, 120.0, estimator=estimator)
+    assert max(b.took_ms for b in simulation.batches) <= LONG * INTERVAL_MS
+    assert simulation.batches[0].records == MIN_RATE * INTERVAL_MS / 1000
+    assert simulation.batches[2 * SETTLED].rate == pytest.approx(9700, rel=0.15)
+    assert_every_record_once(simulation)
+
+
+def test_what_comes_in_is_not_held_back_by_a_slow_start():
+    """Not while the first report is late, and not after it."""
+    simulation = run(Load(INPUT, steady, report_ms=5000.0), 30.0)
+    assert {b.records for b in simulation.batches[1:]} <= set(range(7990, 8011))
 
 
 def test_with_an_initial_rate_there_is_no_long_batch_at_all():

@@ -27,6 +27,7 @@ def test_figures_of_a_query() -> None:
         max_lag=200,
         completion_s=1.5,
         complete=True,
+        first=0.5,
         longest=2.0,
         share=0.5,
         rows=100,
@@ -53,7 +54,7 @@ def test_a_query_that_was_given_up_is_not_complete() -> None:
 )
 def test_ratios(mean_lag: float, completion_s: float, wanted: tuple[float, float]) -> None:
     none, adaptive = (
-        Figures(lag, 1000, seconds, True, 1.0, 1.0, 100, 10)
+        Figures(lag, 1000, seconds, True, 1.0, 1.0, 1.0, 100, 10)
         for lag, seconds in ((1000, 10.0), (mean_lag, completion_s))
     )
     found = ratios(adaptive, none)

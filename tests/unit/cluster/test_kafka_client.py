@@ -11,7 +11,7 @@ from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 
 from proxy.cluster.kafka_client import ANSWER_TIMEOUT_S, METADATA_VERSION, Bootstrap, KafkaClient
 from proxy.cluster.login import Credentials, Login
-from proxy.cluster.upstream import CLOSED, RefusedError, UpstreamError, name_of
+from proxy.cluster.upstream import CONNECTION_CLOSED, RefusedError, UpstreamError, name_of
 
 HOST = "127.0.0.1"
 HANDSHAKE, AUTHENTICATE = 17, 36
@@ -142,7 +142,7 @@ async def test_without_a_login_the_end_of_a_connection_is_an_error() -> None:
                 UpstreamError, match=f"{broker.address[1]}: the broker closed"
             ) as no:
                 await client.metadata()
-            assert no.value.reason == CLOSED
+            assert no.value.reason == CONNECTION_CLOSED
 
 
 async def test_who_gives_up_leaves_no_answer_to_another_question() -> None:

@@ -11,7 +11,7 @@ import pytest
 from aiokafka.conn import ScramAuthenticator
 from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 
-from proxy.cluster.login import RETRY_INTERVAL_S, Credentials, Login
+from proxy.cluster.login import LOGIN_RETRY_S, Credentials, Login
 from proxy.cluster.upstream import LOGIN_REFUSED, UpstreamError
 
 Exchange = Generator[Any, Any, None]
@@ -171,11 +171,11 @@ def test_a_wrong_signature_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_refused_is_left_alone_for_a_while(refusals: Refusals) -> None:
     refused = refusals.login.refused(BROKER, 58, "no")
     refusals.login.check(OTHER)
-    refusals.now_s = RETRY_INTERVAL_S - 0.1
+    refusals.now_s = LOGIN_RETRY_S - 0.1
     with pytest.raises(UpstreamError) as caught:
         refusals.login.check(BROKER)
     assert str(caught.value) == str(refused)
-    refusals.now_s = RETRY_INTERVAL_S
+    refusals.now_s = LOGIN_RETRY_S
     refusals.login.check(BROKER)
     assert refusals.count == 1
 

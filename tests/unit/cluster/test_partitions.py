@@ -4,16 +4,16 @@ from collections import Counter
 
 import pytest
 
-from proxy.cluster.partitions import MAX_PARTITIONS, by_topic, named
+from proxy.cluster.partitions import MAX_REQUEST_PARTITIONS, named, requests_by_topic
 
 
-@pytest.mark.parametrize("count", [0, 1, MAX_PARTITIONS, 2 * MAX_PARTITIONS + 1])
+@pytest.mark.parametrize("count", [0, 1, MAX_REQUEST_PARTITIONS, 2 * MAX_REQUEST_PARTITIONS + 1])
 def test_requests_are_bounded(count: int) -> None:
     partitions = {(f"t{number % 3}", number): number for number in range(count)}
-    parts = list(by_topic(partitions))
+    parts = list(requests_by_topic(partitions))
     sizes = [sum(map(len, topics.values())) for topics in parts]
     assert sum(sizes) == count
-    assert all(size == MAX_PARTITIONS for size in sizes[:-1])
+    assert all(size == MAX_REQUEST_PARTITIONS for size in sizes[:-1])
     rows = Counter(
         ((topic, number), value)
         for topics in parts

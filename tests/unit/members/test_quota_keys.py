@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.members.client_set import ClientSet
-from proxy.members.quota_keys import MAX_KNOWN, QuotaKeys
+from proxy.members.quota_keys import MAX_KNOWN_KEYS, QuotaKeys
 from proxy.quota.entities import CONSUMER_BYTE_RATE, DEFAULT, ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveBound, Rule, RuleTable
 
@@ -262,6 +262,6 @@ def test_values_cannot_be_taken_for_other_keys():
 
 def test_what_is_remembered_is_bounded():
     keys = QuotaKeys([rule(client_id=DEFAULT)])
-    for at in range(MAX_KNOWN + 1):
+    for at in range(MAX_KNOWN_KEYS + 1):
         keys.key_of(client(str(at)))
     assert len(keys._known) == 1

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from itertools import count
 
+from parts.even_placement import even
 from tier_machines import announcement
 
 from proxy.membership.assignment import Assignment
@@ -63,8 +64,9 @@ class Group:
         self.processes[name].holding.lost()
 
     def lose(self, name: str) -> None:
-        """End a session by the machine's own clock, which is before Kafka's."""
+        """End a session by the machine's own clock, which is before Kafka's: it joins again."""
         self.processes[name].holding.lost()
+        self.processes[name].wants_round = True
 
     def expire(self, name: str) -> None:
         """End a session by Kafka's clock."""
@@ -112,7 +114,7 @@ class Group:
                 self.processes[name].wants_round = True
             return
         chief = self.processes[here[leader % len(here)]]
-        decided = assign(self.said, chief.holding.assignment, self.generation)
+        decided = assign(self.said, chief.holding.assignment, self.generation, even)
         self.assignment = Assignment.decode(decided.assignment.encode())
         for name in here:
             if name in deaf:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from parts.even_placement import even
 from tier_machines import announcement, member, subscription
 
 from proxy.membership.admission import admit
@@ -10,15 +11,15 @@ from proxy.membership.user_data import FormError
 
 
 def test_of_two_with_one_name_the_later_is_refused_until_the_older_has_gone() -> None:
-    first = assign({"1": subscription("a")}, None, 1).assignment
+    first = assign({"1": subscription("a")}, None, 1, even).assignment
     older = subscription("a", {0: "a/0"}, generation=1)
     later = subscription("a", process="other")
     said = {"0": later, "1": older}
-    second = assign(said, first, 2).assignment
+    second = assign(said, first, 2, even).assignment
     assert second.machines["a"].process == older.process
     assert list(second.refused) == ["0"]
     assert "another process has the machine name a" in second.refused["0"].reason
-    third = assign({"0": replace(later, generation=2)}, second, 3).assignment
+    third = assign({"0": replace(later, generation=2)}, second, 3, even).assignment
     assert not third.refused
     assert third.machines["a"].process == "other"
 
@@ -66,8 +67,8 @@ def test_who_is_refused_lets_go_what_it_has() -> None:
             "b", {255: "b/0"}, generation=4, said=announcement("b", cluster_id="two")
         ),
     }
-    previous = replace(assign(said, None, 4).assignment, unheard=frozenset())
-    decided = assign(said, previous, 5).assignment
+    previous = replace(assign(said, None, 4, even).assignment, unheard=frozenset())
+    decided = assign(said, previous, 5, even).assignment
     assert decided.slot_map.owners[255] is None
     assert decided.releasing[255] == "b/0"
     assert decided.slot_map.owners[:255] == ["a/0"] * 255

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from parts.even_placement import even
 from structlog.testing import capture_logs
 from tier_machines import announcement, load, member, subscription
 
 from proxy.members.slot_map import SlotMap
 from proxy.membership.assignment import Assignment, Machine, RefusedMachine
 from proxy.membership.leading import LARGE_GROUP_BYTES, group_bytes, lead
-from proxy.membership.placement import even
 from proxy.membership.subscription import Subscription
 from proxy.membership.user_data import MAX_DOCUMENT_BYTES, FormError, pack, unpack
 

@@ -47,8 +47,6 @@ def test_no_slot_has_two_owners_and_in_the_end_each_has_one(all_steps: list[tupl
         newest = process.holding.assignment
         if process.is_alive and (newest is None or newest.generation != group.generation):
             process.wants_round = True
-        elif stays(process) and not process.holding.owned:
-            process.wants_round = True  # what it lost it asks for
     settle(group)
     assert not group.wants_round
     alive = {n: process for n, process in group.processes.items() if process.is_alive}
@@ -92,6 +90,21 @@ def test_who_leaves_serves_until_others_have_what_it_owns() -> None:
     assert "a/0" in members, "clients are still sent to it"
     settle(group)
     assert set(group.assignment.slot_map.owners) == {"b/0"}
+
+
+def test_a_leader_that_missed_a_round_claims_nothing_by_what_it_remembers() -> None:
+    group = Group()
+    group.join("a", 1)
+    group.round(set(), set(), 0)
+    assert len(group.processes["a"].holding.owned) == SLOTS
+    group.join("b", 1)
+    group.expire("a")
+    group.round({"a"}, set(), 0)
+    group.round({"b"}, set(), 0)  # led by a, while b still serves all
+    group.check()
+    assert not group.processes["a"].holding.owned
+    settle(group)
+    assert len(group.processes["a"].holding.owned) == SLOTS // 2
 
 
 def settle(group: Group) -> None:

@@ -6,7 +6,7 @@ from tier_machines import announcement
 
 from proxy.members.slot_map import SlotMap
 from proxy.membership.assignment import Assignment, Machine, RefusedMachine
-from proxy.membership.group_protocol import Meaning, Place, explain, meaning_of
+from proxy.membership.group_protocol import Meaning, Place, explain_refusal, meaning_of
 from proxy.membership.holding import Holding, SessionClock
 from proxy.membership.tier_log import TierLog
 
@@ -42,7 +42,7 @@ def test_a_session_lasts_from_when_the_last_answered_request_was_sent() -> None:
 )
 def test_each_error_says_what_to_do(error_code: int, meaning: Meaning, text: str) -> None:
     assert meaning_of(error_code) is meaning
-    assert text in explain(error_code, PLACE)
+    assert text in explain_refusal(error_code, PLACE)
 
 
 def test_what_is_odd_about_the_tier_is_logged_once() -> None:

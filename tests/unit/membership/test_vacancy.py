@@ -46,7 +46,7 @@ class Coordinator:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vacancy, "LOOK_INTERVAL_S", 0.0)
+    monkeypatch.setattr(vacancy, "VACANCY_INTERVAL_S", 0.0)
 
 
 async def look(coordinator: Coordinator, limit_s: float = LIMIT_S) -> bool:

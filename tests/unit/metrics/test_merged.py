@@ -108,9 +108,9 @@ def busy(number: int = 1) -> MemberProcess:
         member.measure(f"client-id={client_id}", 1.5 * number, 1e9)
     member.instruments.connections.labels("default").set(number)
     member.instruments.ready.set(1)
-    member.instruments.pid_bound_bytes.of("nan").set(math.nan)
-    member.instruments.pid_bound_bytes.of("inf").set(math.inf)
-    member.instruments.pid_bound_bytes.of("less").set(-math.inf)
+    member.instruments.adaptive_bound_bytes.of("nan").set(math.nan)
+    member.instruments.adaptive_bound_bytes.of("inf").set(math.inf)
+    member.instruments.adaptive_bound_bytes.of("less").set(-math.inf)
     member.instruments.throttle_seconds.labels("consumer_byte_rate").observe(0.3)
     member.instruments.broker_seconds.labels("Fetch").observe(number)
     member.instruments.ledger_completion_seconds.of(HOSTILE).observe(number)
@@ -135,9 +135,9 @@ def test_counters_and_histograms_are_added_and_gauges_by_their_meaning(merged):
     assert (bytes_of(text, "own-1"), bytes_of(text, "own-2")) == (10, 100)
     assert value_of(text, "connections", listener="default") == 3
     assert value_of(text, "ready") == 0
-    assert math.isnan(value_of(text, "pid_bound_bytes", query="nan"))
-    assert value_of(text, "pid_bound_bytes", query="inf") == math.inf
-    assert value_of(text, "pid_bound_bytes", query="less") == -math.inf
+    assert math.isnan(value_of(text, "adaptive_bound_bytes", query="nan"))
+    assert value_of(text, "adaptive_bound_bytes", query="inf") == math.inf
+    assert value_of(text, "adaptive_bound_bytes", query="less") == -math.inf
     assert value_of(text, "broker_seconds_sum", api="Fetch") == 3
     assert value_of(text, "broker_seconds_count", api="Fetch") == 2
     assert value_of(text, "broker_seconds_bucket", api="Fetch", le="1.0") == 1

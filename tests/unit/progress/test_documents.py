@@ -58,6 +58,7 @@ def test_the_document_of_a_query(world):
         "trigger": None,
         "last_report": world.now_s - 2.5,
         "last_heard": world.now_s - 2.5,
+        "report_age_s": 2.5,
         "last_batch": 0,
         "run_batches": 1,
         "reports": {"received": 2, "lost": 0, "repeated": 0, "refused": {}},

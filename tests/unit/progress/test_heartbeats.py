@@ -17,6 +17,7 @@ def test_a_sign_of_life_is_no_event(world, driver):
     after = world.document()
     assert after.pop("last_heard") == before.pop("last_heard") + 5
     assert after.pop("trigger") == {"kind": "processing_time", "interval_s": 2.0}
+    assert after.pop("report_age_s") == before.pop("report_age_s") + 5
     del before["trigger"]
     assert after == before
     assert driver.batch(10, 20).lost_reports == 0

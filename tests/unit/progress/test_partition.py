@@ -263,52 +263,79 @@ def test_a_gap_without_a_lost_report_is_skipped_and_says_so():
 
 def test_a_gap_below_the_log_start_is_retention_and_the_rest_is_not():
     part = Part(10, 100)
-    part.record_log_start(25, 0.0)
+    part.log.record_start(25)
     part.batch(30, 40)
     assert part.skips == [(10, 25, "retention"), (25, 30, "unexplained")]
     assert part.skipped.records == 20
 
 
-def test_retention_is_noticed_by_itself_and_counted_once():
+def test_what_was_removed_is_lost_with_the_batches_that_should_have_had_it():
     part = Part(10, 100)
-    part.record_log_start(30, 5.0)
-    part.record_log_start(30, 6.0)
-    part.record_log_start(20, 7.0)
+    part.record_fetch_offset(10, 0.0)
+    part.log.record_start(50)
+    part.log.record_start(20)
+    assert part.skips == []
+    part.batch(10, 30)
     assert part.skips == [(10, 30, "retention")]
-    part.record_log_start(50, 8.0)
+    part.batch(30, 60)
     assert part.skips == [(10, 30, "retention"), (30, 50, "retention")]
-    part.batch(10, 60)
     assert (part.committed_to, part.skipped.records) == (60, 40)
 
 
-def test_retention_does_not_skip_what_is_in_flight():
+def test_what_was_removed_of_a_batch_that_was_not_seen_from_its_start_is_not_known():
     part = Part(10, 100)
+    part.log.record_start(50)
+    part.batch(10, 30)
+    part.record_fetch_offset(40, 0.0)
+    part.batch(30, 60)
+    assert part.skips == [(40, 50, "retention")]
+
+
+def test_what_was_delivered_is_not_lost():
+    part = Part(10, 100)
+    part.record_fetch_offset(10, 0.0)
     part.deliver(10, 20, 0.0)
-    part.record_log_start(30, 1.0)
+    part.log.record_start(30)
+    part.batch(10, 40)
     assert part.skips == [(20, 30, "retention")]
 
 
-def test_retention_takes_what_failed():
+def test_what_failed_and_was_removed_is_lost():
     part = Part(10, 100)
+    part.record_fetch_offset(10, 0.0)
     part.deliver(10, 40, 0.0)
     part.fail_pending()
-    part.record_log_start(30, 1.0)
+    part.log.record_start(30)
+    part.batch(10, 40, OTHER_RUN)
     assert part.skips == [(10, 30, "retention")]
-    assert list(part.failed) == [(30, 40)]
 
 
-def test_a_query_that_is_reset_below_the_log_start_has_lost_what_lies_between():
+def test_what_was_asked_for_again_and_is_not_there_is_lost_with_its_batch():
     part = Part(10, 100)
+    part.record_fetch_offset(10, 0.0)
+    part.deliver(10, 40, 0.0)
+    part.log.record_start(60)
+    part.pass_over(10, 60, SkipReason.OUT_OF_RANGE, 1.0)
+    assert part.skips == [(40, 60, "retention")]
     part.batch(10, 60)
-    part.record_log_start(50, 0.0)
+    assert part.skips == [(40, 60, "retention"), (10, 40, "retention")]
+
+
+def test_a_query_that_is_reset_below_the_log_start_loses_what_it_does_not_read_again():
+    part = Part(10, 100)
+    part.record_fetch_offset(10, 0.0)
+    part.batch(10, 60)
+    part.log.record_start(50)
     part.batch(0, 20, OTHER_RUN, gap=None)
+    assert part.skips == []
+    part.batch(20, 60, OTHER_RUN)
     assert part.skips == [(20, 50, "retention")]
 
 
 def test_an_offset_that_is_out_of_range_is_skipped_up_to_the_new_start():
     part = Part(10, 100)
     part.skip(10, 30, SkipReason.OUT_OF_RANGE, 0.0)
-    part.record_log_start(30, 0.0)
+    part.log.record_start(30)
     assert part.skips == [(10, 30, "out_of_range")]
     assert part.position == 30
 

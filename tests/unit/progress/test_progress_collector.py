@@ -1,10 +1,12 @@
 """What Prometheus reads of progress."""
 
 import pytest
+from parts.reports import batch_document
 from progress_world import Client, uuid
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from proxy.progress.events import EventKind
 from proxy.progress.progress_collector import ProgressCollector
 
 PREFIX = "kafka_quota_proxy_"
@@ -80,6 +82,67 @@ def test_reports_by_what_became_of_them(world):
         ("lost",): 2,
         ("impossible",): 1,
     }
+
+
+def test_how_long_batches_take_against_their_trigger(world):
+    driver = world.driver()
+    trigger = {"kind": "processing_time", "interval_ms": 2000}
+    driver.send("started", trigger=trigger)
+    assert "query_batch_seconds_count" not in scrape(world)
+    for number, took_ms in enumerate((1_000, 5_500)):
+        batch = batch_document(number, 10 * number, 10 * number + 10, rows=7, took_ms=took_ms)
+        driver.send("progress", batch=batch)
+    found = scrape(world)
+    orders = ("orders",)
+    assert found["query_trigger_seconds"] == {orders: 2}
+    assert found["query_rows_total"] == {orders: 14}
+    assert (found["query_batch_seconds_count"], found["query_batch_seconds_sum"]) == (
+        {orders: 2},
+        {orders: 6.5},
+    )
+    buckets = found["query_batch_seconds_bucket"]
+    assert [buckets["1.0", "orders"], buckets["5.0", "orders"], buckets["10.0", "orders"]] == [
+        *(1, 1, 2)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["available_now", "once", "continuous"])
+def test_other_triggers_have_no_interval_to_keep_to(world, kind):
+    world.driver().send("started", trigger={"kind": kind, "interval_ms": 1000})
+    assert "query_trigger_seconds" not in scrape(world)
+
+
+def test_a_query_has_failed_until_it_begins_again(world):
+    driver = world.driver()
+    driver.batch(None, 10)
+    assert scrape(world)["query_failed"] == {("orders",): 0}
+    driver.send("terminated", error="no such order")
+    assert scrape(world)["query_failed"] == {("orders",): 1}
+    driver.restart("run-2")
+    assert scrape(world)["query_failed"] == {("orders",): 0}
+    driver.send("terminated")
+    assert scrape(world)["query_failed"] == {("orders",): 0}
+
+
+def test_advice_is_shown_until_it_is_followed(world):
+    world.driver().batch(None, 10)
+    world.query().advise(EventKind.INTERVAL, "write batch_interval: 2s", world.now_ms)
+    assert scrape(world)["query_advice"] == {("interval", "orders"): 1}
+    world.query().advise(EventKind.INTERVAL, None, world.now_ms)
+    assert "query_advice" not in scrape(world)
+
+
+def test_queries_beyond_the_bound_are_other(world):
+    world.known |= {"a", "b", "c"}
+    for client_id in ("a", "b", "c"):
+        ids = {"query_id": uuid(client_id), "sender": uuid(client_id)}
+        driver = world.driver(name=client_id, client_id=client_id, **ids)
+        driver.send("started", trigger={"kind": "processing_time", "interval_ms": 2000})
+        driver.send("progress", batch=batch_document(0, None, 5, rows=5, took_ms=1000))
+    found = scrape(world, max_label_sets=2)  # `orders` has come first, and has done nothing
+    assert found["query_rows_total"] == {("orders",): 0, ("a",): 5, ("other",): 10}
+    assert found["query_trigger_seconds"] == {("a",): 2, ("other",): 2}
+    assert found["query_batch_seconds_count"] == {("a",): 1, ("other",): 2}
 
 
 def test_what_exceeds_the_bound_is_added_up_under_other(world):

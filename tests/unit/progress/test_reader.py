@@ -174,6 +174,8 @@ def test_what_is_delivered_first_is_not_lost_to_retention(world, client):
     world.driver().batch(10, 10)
     client.read(10, end=30, start=0)
     client.read(50, end=60, start=40)
+    assert world.skipped() == []
+    world.driver(number=1).batch(10, 60, batch_id=1)
     assert world.skipped() == [(30, 40, "retention")]
 
 

@@ -86,7 +86,7 @@ def histories(world, steps):
             world.pass_ms(values[0])
             part.check_stuck(world.now_ms, MAX_WAIT_MS)
         elif what == "start":
-            part.record_log_start(values[0], world.now_ms)
+            part.log.record_start(values[0])
         yield state(part, world)
 
 

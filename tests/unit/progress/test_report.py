@@ -104,17 +104,22 @@ RUNNING = {
     "event": "running",
     "age_ms": 0,
     "last_batch_id": 5,
-    "under_way": True,
+    "is_waiting": True,
     "trigger": {"kind": "processing_time", "interval_ms": 2000},
 }
 
 
 def test_a_sign_of_life():
     report = parse(RUNNING)
-    assert (report.number, report.last_batch_id, report.under_way) == (None, 5, True)
+    assert (report.number, report.last_batch_id, report.is_waiting) == (None, 5, True)
     assert (report.trigger.kind, report.trigger.interval_ms) == ("processing_time", 2000.0)
-    least = {**RUNNING, "last_batch_id": None, "under_way": None, "trigger": None}
+    least = {**RUNNING, "last_batch_id": None, "is_waiting": None, "trigger": None}
     assert parse(least).trigger is None
+
+
+def test_a_trigger_that_is_not_known_is_another_one():
+    trigger = {"kind": "whenever", "interval_ms": 20}
+    assert parse({**RUNNING, "trigger": trigger}).trigger.kind == "other"
 
 
 @pytest.mark.parametrize(
@@ -124,8 +129,8 @@ def test_a_sign_of_life():
         pytest.param({"event": "started"}, id="an event without a number"),
         pytest.param({"batch": REPORT["batch"]}, id="a batch"),
         pytest.param({"last_batch_id": -1}, id="no batch has this number"),
-        pytest.param({"under_way": 1}, id="neither true nor false"),
-        pytest.param({"trigger": {"kind": "sometimes"}}, id="an unknown trigger"),
+        pytest.param({"is_waiting": 1}, id="neither true nor false"),
+        pytest.param({"trigger": {"kind": 5}}, id="a trigger by number"),
         pytest.param({"trigger": {"kind": "once", "interval_ms": -1}}, id="a negative interval"),
         pytest.param({"trigger": "once"}, id="a trigger in words"),
     ],

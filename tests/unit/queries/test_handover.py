@@ -10,6 +10,7 @@ from parts.machine import Machine
 from parts.member_world import NOTHING, OF_PIPELINE, MemberWorld, Owned, Tier, joined
 from parts.reports import ReportingDriver
 
+from proxy.progress.query_scope import ALL_QUERIES
 from proxy.progress.report import Refusal, ReportRefused
 from proxy.quota.entities import ClientIdentity
 from proxy.state import SqliteStore, StateError
@@ -210,7 +211,7 @@ async def test_a_report_that_comes_too_late_is_to_be_sent_again():
     await tier.hand_over()
     document = ReportingDriver("one").document("started")
     with pytest.raises(ReportRefused) as caught:
-        await old.queries.accept(json.dumps(document).encode())
+        await old.queries.accept(json.dumps(document).encode(), ALL_QUERIES)
     assert (caught.value.reason, caught.value.status) == (Refusal.OWNED_ELSEWHERE, 503)
 
 

@@ -2,21 +2,26 @@
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from parts.quota_world import QuotaWorld
 
+from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.gate import Waiter
+from proxy.quota.gate import FetchSizes, Waiter
 from proxy.quota.manager import QuotaManager
-from proxy.quota.rules import Rule
+from proxy.quota.rules import QuotaSettings, Rule
+from proxy.quota.turns import TURN_BYTES
 
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
 PRODUCER = QuotaKind.PRODUCER_BYTE_RATE
 MB = 1_000_000
 BROKER_MS = 2.0
 WINDOW_MS = 11_000.0
+HEAD_BYTES = 60
+"""Of a Produce request, without records."""
 
 
 def make_manager(bound: float, **settings) -> QuotaManager:
@@ -37,6 +42,8 @@ class ClosedLoop:
     latencies_ms: list[float] = field(default_factory=list)
     under_way: dict[int, float] = field(default_factory=dict)
     """Requests without answer: connection -> since when."""
+    bounds: list[tuple[float, float]] = field(default_factory=list)
+    """(since when, bound), of `change_bound`."""
 
     def __post_init__(self) -> None:
         self.client = self.manager.client(ClientIdentity("l", None, "c"))
@@ -57,6 +64,24 @@ class ClosedLoop:
         inside = sorted(each for each in self.delivered if start_ms <= each[0] <= end_ms)
         seconds = (inside[-1][0] - inside[0][0]) / 1000
         return sum(size for at_ms, size in inside if at_ms > inside[0][0]) / seconds
+
+    def change_bound(self, bound: float) -> None:
+        """Put another bound in force now, as an override does."""
+        rule = Rule(client_id="c", bounds={CONSUMER: bound, PRODUCER: bound})
+        burst_ms = self.manager.settings.burst_ms
+        self.manager.update(QuotaSettings(rules=(rule,), burst_ms=burst_ms))
+        self.bounds.append((self.now_ms, bound))
+        for kind in tuple(self.client.meters):  # as the relay does where responses are held
+            self.client.owed_ms(kind, self.now_ms)
+
+    def allowed(self, start_ms: float, end_ms: float) -> float:
+        """Bytes that the bounds of `change_bound` allow in a time."""
+        total = 0.0
+        ends = [since_ms for since_ms, _ in self.bounds[1:]] + [math.inf]
+        for (since_ms, bound), until_ms in zip(self.bounds, ends, strict=True):
+            seconds = (min(until_ms, end_ms) - max(since_ms, start_ms)) / 1000
+            total += bound * max(seconds, 0.0)
+        return total
 
     def most_in(self, window_ms: float = WINDOW_MS) -> int:
         """The most bytes that any time of this length has seen."""
@@ -91,9 +116,14 @@ class Consumer:
     broker_ms: float = BROKER_MS
     mutes: bool = False
     ends_ms: float = float("inf")
-    last_bytes: int | None = None
+    sizes: FetchSizes = field(default_factory=FetchSizes)
+    client: ClientQuotas = None  # type: ignore[assignment]
+    """Whose connection it is; None: the world's client's."""
+    got: list[tuple[float, float, int]] = field(default_factory=list)
+    """(when asked, when it came, bytes) of each response."""
 
     def __post_init__(self) -> None:
+        self.client = self.client or self.world.client
         self._waiter = Waiter(lambda at_ms: self.world.at(at_ms, self._try))
         self._waits = False
 
@@ -105,14 +135,15 @@ class Consumer:
             self._try()
 
     def _try(self) -> None:
-        world, client = self.world, self.world.client
+        world, client = self.world, self.client
         if not self._waits:
             return
-        if client.admit(CONSUMER, self._waiter, world.now_ms, holds=not self.mutes):
+        size = self.sizes.last_bytes
+        if client.admit(CONSUMER, self._waiter, size, world.now_ms, holds=not self.mutes):
             self._waits = False
             self._waiter.since_ms = None
             granted, expected = client.grant(
-                self.asked_bytes, self.last_bytes, world.now_ms, holds=not self.mutes
+                self.asked_bytes, self.sizes, world.now_ms, holds=not self.mutes
             )
             # Whole batches within the limit, and at least one.
             batches = max(granted // self.batch_bytes, 1)
@@ -125,8 +156,7 @@ class Consumer:
         world = self.world
         if expected is not None:
             expected.answered(size)
-        self.last_bytes = size
-        charge = world.client.charge(CONSUMER, size, world.now_ms)
+        charge = self.client.charge(CONSUMER, size, world.now_ms)
         due_ms = charge.due_ms if charge is not None else world.now_ms
         world.holds.append((world.now_ms, due_ms - world.now_ms))
         if self.mutes:
@@ -138,7 +168,9 @@ class Consumer:
     def _delivered(self, size: int) -> None:
         world = self.world
         world.delivered.append((world.now_ms, size))
-        world.latencies_ms.append(world.now_ms - world.under_way.pop(self.number))
+        asked_ms = world.under_way.pop(self.number)
+        world.latencies_ms.append(world.now_ms - asked_ms)
+        self.got.append((asked_ms, world.now_ms, size))
 
     def again(self) -> None:
         self.world.at(self.world.now_ms + self.think_ms, self.ask)
@@ -152,26 +184,85 @@ class Producer:
     size: int
     reads: bool = True
     ends_ms: float = float("inf")
+    think_ms: float = 0.0
+    client: ClientQuotas = None  # type: ignore[assignment]
+    """Whose connection it is; None: the world's client's."""
+    got: list[tuple[float, float, int]] = field(default_factory=list)
+    """(when it began, when it was answered, bytes) of each request."""
 
     def __post_init__(self) -> None:
+        self.client = self.client or self.world.client
+        self._began_ms = 0.0
         self._waiter = Waiter(lambda at_ms: self.world.at(at_ms, self._try))
         self._waits = False
 
     def ask(self) -> None:
         if self.world.now_ms < self.ends_ms:
             self._waits = True
+            self._began_ms = self.world.now_ms
             self._try()
 
     def _try(self) -> None:
-        world, client = self.world, self.world.client
-        if self._waits and client.admit(PRODUCER, self._waiter, world.now_ms):
+        world, client = self.world, self.client
+        if self._waits and client.admit(PRODUCER, self._waiter, self.size, world.now_ms):
             self._waits = False
             self._waiter.since_ms = None
             charge = client.charge(PRODUCER, self.size, world.now_ms)
             world.delivered.append((world.now_ms, self.size))
             due_ms = charge.due_ms if charge is not None and self.reads else world.now_ms
             world.holds.append((world.now_ms, due_ms - world.now_ms))
-            world.at(max(due_ms, world.now_ms + BROKER_MS), self.ask)
+            answered_ms = max(due_ms, world.now_ms + BROKER_MS)
+            self.got.append((self._began_ms, answered_ms, self.size))
+            world.at(answered_ms + self.think_ms, self.ask)
+
+
+@dataclass
+class Announcer:
+    """One connection that begins requests, and lets their bodies follow so much later."""
+
+    world: ClosedLoop
+    size: int
+    later_ms: float = 0.0
+    chunk_bytes: int = 65_536
+    chunk_ms: float = 0.5
+    finished: int = 0
+    """Requests that came whole."""
+
+    def __post_init__(self) -> None:
+        self._waiter = Waiter(lambda at_ms: self.world.at(at_ms, self._try))
+        self._left = 0
+        self._waits = False
+
+    def ask(self) -> None:
+        self._waits = True
+        self._try()
+
+    def _try(self) -> None:
+        world, client = self.world, self.world.client
+        is_begun = self._left > 0
+        announced = min(self.size, TURN_BYTES)
+        if not self._waits or not client.admit(
+            PRODUCER, self._waiter, announced, world.now_ms, is_begun=is_begun
+        ):
+            return
+        self._waits = False
+        self._waiter.since_ms = None
+        if not is_begun:
+            self._left = self.size
+            client.charge(PRODUCER, HEAD_BYTES, world.now_ms)
+            world.at(world.now_ms + self.later_ms, self.ask)
+            return
+        chunk = min(self._left, self.chunk_bytes)
+        self._left -= chunk
+        charge = client.charge(PRODUCER, chunk, world.now_ms)
+        client.took(PRODUCER, chunk)
+        world.delivered.append((world.now_ms, chunk))
+        if self._left:
+            world.at(world.now_ms + self.chunk_ms, self.ask)
+            return
+        self.finished += 1
+        due_ms = charge.due_ms if charge is not None else world.now_ms
+        world.at(max(due_ms, world.now_ms + BROKER_MS), self.ask)
 
 
 def consumers(

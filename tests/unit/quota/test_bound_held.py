@@ -8,6 +8,7 @@ from closed_loop import (
     MB,
     PRODUCER,
     WINDOW_MS,
+    Announcer,
     ClosedLoop,
     Consumer,
     Producer,
@@ -87,6 +88,33 @@ def test_producers_get_their_bound_and_no_more(connections, size, reads):
         world.at(number * 0.1, Producer(world, size, reads).ask)
     world.run(END_MS)
     check_bound(world, MB, size)
+
+
+@pytest.mark.parametrize("later_ms", [0.0, 5000.0], ids=["at once", "all announced before"])
+@pytest.mark.parametrize("size", [200_000, MB])
+@pytest.mark.parametrize("connections", [1, 20, 200])
+def test_who_announces_before_it_sends_gains_nothing(connections, size, later_ms):
+    world = world_of()
+    announcers = [Announcer(world, size, later_ms) for _ in range(connections)]
+    for number, each in enumerate(announcers):
+        world.at(number * 0.1, each.ask)
+    world.run(END_MS)
+    assert world.most_in() <= LONGEST_WINDOW * MB * WINDOW_MS / 1000 + size
+    if not later_ms:
+        of_one = size / (END_MS - SETTLED_MS) * 1000  # which comes at once
+        assert world.rate(SETTLED_MS, END_MS) == pytest.approx(MB, abs=TOLERANCE * MB + of_one)
+    finished = sum(each.finished for each in announcers)
+    sent = sum(size for _, size in world.delivered)
+    assert finished * size >= 0.9 * sent, "what is begun is finished before others go on"
+
+
+def test_who_only_announces_takes_nothing_from_others():
+    world = world_of()
+    for number in range(200):
+        world.at(number * 100.0, Announcer(world, 100 * MB, later_ms=2 * END_MS).ask)
+    world.at(0.0, Producer(world, 100_000).ask)
+    world.run(END_MS)
+    check_bound(world, MB, 100_000)
 
 
 @pytest.mark.parametrize("mutes", [False, True], ids=["delay", "mute"])
@@ -185,20 +213,6 @@ def test_a_bound_changed_at_run_time_is_kept_from_that_moment():
         rate = world.rate(start_ms + SETTLED_MS, start_ms + 40_000)
         assert rate == pytest.approx(bound * MB, rel=0.03), f"bound {bound} MB/s"
         start_ms += 40_000
-
-
-def test_a_raised_bound_helps_those_who_wait_at_once():
-    world = world_of(1000.0)
-    consumers(world, 20, 20_000, batch_bytes=20_000)
-    world.run(5000.0)
-    before = len(world.holds)
-    rule = Rule(client_id="c", bounds={CONSUMER: 10.0 * MB})
-    world.manager.update(QuotaSettings(rules=(rule,)))
-    world.run(5010.0)
-    assert before < 20 <= len(world.holds)
-    assert not any(hold_ms for _, hold_ms in world.holds[before:20]), (
-        "and what they get is not held"
-    )
 
 
 def check_waves(waves, mutes, batch_bytes) -> None:

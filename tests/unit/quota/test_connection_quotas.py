@@ -1,5 +1,7 @@
 """Connections are counted and paced by the rules of their clients, on virtual time."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,6 +64,80 @@ def test_a_connection_beyond_the_number_is_refused_until_one_goes():
     for place in (second, third):
         world.connections.leave(place)
     assert world.connections.counts == {}
+
+
+class Crowd:
+    """Connections of one client id from several addresses, of which some are idle."""
+
+    def __init__(self, bound):
+        self.world = ConnectionWorld(most(bound, client_id="c"))
+        self.open = {}
+        self.numbers = iter(range(1000))
+
+    def come(self, address, *, is_idle=True):
+        """Return the number of a connection, or None when it is refused."""
+        number, quotas = next(self.numbers), self.world.connections
+
+        def give_way():
+            if is_idle:
+                quotas.leave(self.open.pop(number)[1])
+            return is_idle
+
+        identity = ClientIdentity("default", None, "c")
+        try:
+            place, _ = quotas.enter(identity, None, 0.0, address, give_way)
+        except ConnectionRefused:
+            return None
+        self.open[number] = address, place
+        return number
+
+    def counts(self):
+        return Counter(address for address, _ in self.open.values())
+
+
+def test_the_oldest_idle_one_of_the_address_with_most_gives_way():
+    crowd = Crowd(4)
+    for number in range(4):
+        crowd.come("stranger", is_idle=number > 0)
+    assert crowd.come("own") == 4
+    assert set(crowd.open) == {0, 2, 3, 4}
+    assert crowd.come("own") is not None
+    assert crowd.counts() == {"stranger": 2, "own": 2}
+    assert crowd.come("own") is crowd.come("stranger") is None
+    assert crowd.come("third") is not None, "it has none, another two"
+    assert sum(crowd.counts().values()) == 4
+
+
+def test_none_that_is_busy_gives_way():
+    crowd = Crowd(2)
+    for _ in range(2):
+        crowd.come("stranger", is_idle=False)
+    assert crowd.come("own") is None
+
+
+def test_none_gives_way_where_a_rule_was_lowered():
+    crowd = Crowd(4)
+    for _ in range(4):
+        crowd.come("stranger")
+    crowd.world.update(most(2, client_id="c"))
+    crowd.world.settle()
+    assert crowd.come("own") is None
+    assert crowd.counts() == {"stranger": 4}
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.booleans()), max_size=60))
+def test_an_address_gets_what_it_may_have_however_many_come(comers):
+    crowd = Crowd(6)
+    for address, is_idle in comers:
+        had = crowd.counts()
+        came = crowd.come(address, is_idle=is_idle) is not None
+        now = crowd.counts()
+        assert sum(now.values()) == min(sum(had.values()) + came, 6)
+        for each in had:  # who gave way had more than the one that came has then
+            assert now[each] >= had[each] or (each != address and now[each] >= now[address])
+    for _, place in crowd.open.values():
+        crowd.world.connections.leave(place)
+    assert crowd.world.connections.counts == crowd.world.connections._by_address == {}
 
 
 def test_a_shared_rule_counts_all_its_clients_together_another_each():

@@ -5,14 +5,18 @@ import math
 import pytest
 
 from proxy.quota.gate import (
+    BATCH_KNOWN_MS,
     EXPECTED_MS,
+    FEW_BATCHES,
     GRANT_MS,
-    GROWTH,
     LEAST_GRANT_BYTES,
-    ROUND_MS,
+    ROUND_GROWTH,
+    TURNS_ROUND_MS,
     UNDER_WAY_MS,
     USEFUL_GRANT_BYTES,
+    FetchSizes,
     Gate,
+    InFlightFetch,
     Waiter,
 )
 from proxy.quota.pacer import LARGE_DEBT_MS, REPAYING_SHARE, Pacer
@@ -37,6 +41,9 @@ class GateWorld:
 
     def waiter(self, name: str) -> Waiter:
         return Waiter(lambda at_ms: self.woken.append((name, at_ms)))
+
+    def expect(self, last_bytes: int | None = None, granted: int = 0) -> InFlightFetch:
+        return self.gate.expect(FetchSizes(last_bytes), 0.0, granted, holds=False)
 
     def waits(self, waiter: Waiter, now_ms: float, ahead_ms: float = AHEAD_MS) -> bool:
         if self.gate.lets(waiter, ahead_ms, now_ms):
@@ -88,7 +95,7 @@ def test_all_ask_again_when_the_bound_changes():
 
 def test_a_fetch_under_way_counts_with_what_is_expected_until_its_response_comes():
     world = GateWorld(owed_ms=500.0)
-    expected = world.gate.expect(int(BYTES_PER_MS * 600), 0.0)
+    expected = world.expect(int(BYTES_PER_MS * 600))
     waiter = world.waiter("a")
     assert world.waits(waiter, 0.0)
     assert world.woken == [("a", 100.0)]
@@ -98,7 +105,7 @@ def test_a_fetch_under_way_counts_with_what_is_expected_until_its_response_comes
 
 def test_one_that_takes_long_counts_no_more():
     world = GateWorld(owed_ms=500.0)
-    world.gate.expect(int(BYTES_PER_MS * 9000), 0.0)
+    world.expect(int(BYTES_PER_MS * 9000))
     waiter = world.waiter("a")
     assert world.waits(waiter, 0.0)
     assert world.woken == [("a", EXPECTED_MS)]
@@ -107,9 +114,9 @@ def test_one_that_takes_long_counts_no_more():
 
 def test_what_the_formula_lets_pass_may_be_under_way():
     world = GateWorld(bound=BOUND / 10, allowance_ms=1000.0)
-    world.gate.expect(None, 0.0)
+    world.expect()
     assert not world.waits(world.waiter("a"), 0.0)
-    world.gate.expect(None, 0.0)
+    world.expect()
     assert world.waits(world.waiter("b"), 0.0)
 
 
@@ -117,7 +124,7 @@ def test_who_has_no_allowance_left_has_one_large_fetch_under_way():
     world = GateWorld(bound=BOUND / 10)
     a, b = world.waiter("a"), world.waiter("b")
     assert not world.waits(a, 0.0)
-    expected = world.gate.expect(None, 0.0)
+    expected = world.expect()
     assert world.waits(b, 0.0)
     expected.answered(16_000)
     assert not world.waits(b, 1.0)
@@ -127,7 +134,9 @@ def test_who_has_no_allowance_left_has_one_large_fetch_under_way():
     ("bound", "under_way", "owed_ms", "granted"),
     [
         pytest.param(BOUND, 0, 0, GRANT_MS * BYTES_PER_MS, id="one connection"),
-        pytest.param(10 * BOUND, 99, 0, ROUND_MS / 100 * 10 * BYTES_PER_MS, id="100: a part each"),
+        pytest.param(
+            10 * BOUND, 99, 0, TURNS_ROUND_MS / 100 * 10 * BYTES_PER_MS, id="100: a part each"
+        ),
         pytest.param(BOUND, 31, 0, USEFUL_GRANT_BYTES, id="32: no less than is of use"),
         pytest.param(BOUND, 199, 0, 40_000, id="200: a round takes eight seconds"),
         pytest.param(
@@ -143,23 +152,23 @@ def test_who_has_no_allowance_left_has_one_large_fetch_under_way():
 def test_what_a_fetch_is_granted(bound, under_way, owed_ms, granted):
     world = GateWorld(owed_ms, bound)
     for _ in range(under_way):
-        world.gate.expect(1, 0.0)
+        world.expect(1)
     assert world.gate.grant(ASKED, 0.0) == granted
     assert world.gate.grant(100, 0.0) == 100
 
 
 UNDER_WAY = int(UNDER_WAY_MS * BYTES_PER_MS)
-NEAR_MS = ROUND_MS - 1
+NEAR_MS = TURNS_ROUND_MS - 1
 SMALL = 5000
 
 
 @pytest.mark.parametrize(
     ("allowance_ms", "in_flight", "last_bytes", "granted"),
     [
-        pytest.param(ROUND_MS, 0, None, ASKED, id="far below: no less than before"),
-        pytest.param(ROUND_MS, 1, ASKED, NEAR_MS * BYTES_PER_MS, id="what may still pass"),
+        pytest.param(TURNS_ROUND_MS, 0, None, ASKED, id="far below: no less than before"),
+        pytest.param(TURNS_ROUND_MS, 1, ASKED, NEAR_MS * BYTES_PER_MS, id="what may still pass"),
         pytest.param(NEAR_MS, 0, None, LEAST_GRANT_BYTES, id="a new connection"),
-        pytest.param(NEAR_MS, 0, SMALL, GROWTH * SMALL, id="one that got little"),
+        pytest.param(NEAR_MS, 0, SMALL, ROUND_GROWTH * SMALL, id="one that got little"),
         pytest.param(0, 0, ASKED, UNDER_WAY, id="one response may always be under way"),
         pytest.param(0, UNDER_WAY, ASKED, LEAST_GRANT_BYTES, id="and of each more a record batch"),
     ],
@@ -168,20 +177,20 @@ def test_a_response_that_is_not_held_is_limited_near_the_bound(
     allowance_ms, in_flight, last_bytes, granted
 ):
     world = GateWorld(allowance_ms=allowance_ms)
-    world.gate.expect(None, 0.0, in_flight)
+    world.expect(granted=in_flight)
     assert world.gate.limit(ASKED, last_bytes, 0.0) == pytest.approx(granted, abs=BYTES_PER_MS)
     assert world.gate.limit(100, last_bytes, 0.0) == 100
 
 
 def test_while_the_schedule_decides_what_the_formula_lets_pass_does_not_count():
-    world = GateWorld(owed_ms=1.0, allowance_ms=2 * ROUND_MS)
+    world = GateWorld(owed_ms=1.0, allowance_ms=2 * TURNS_ROUND_MS)
     assert world.gate.limit(ASKED, ASKED, 0.0) == UNDER_WAY
 
 
 @pytest.mark.parametrize("end", ["answered", "cancelled", "takes long"])
 def test_a_grant_counts_until_its_response_and_not_for_long(end):
     world = GateWorld(owed_ms=1.0)
-    fetch = world.gate.expect(None, 0.0, UNDER_WAY)
+    fetch = world.expect(granted=UNDER_WAY)
     now_ms = EXPECTED_MS - 1
     world.gate.grant(ASKED, now_ms)
     assert world.gate.limit(ASKED, ASKED, now_ms) == LEAST_GRANT_BYTES
@@ -195,3 +204,45 @@ def test_a_grant_counts_until_its_response_and_not_for_long(end):
     world.gate.grant(ASKED, now_ms)
     assert world.gate.limit(ASKED, ASKED, now_ms) == UNDER_WAY
     assert world.gate.granted_size == 0
+
+
+BATCH = 30_000
+ONE = LEAST_GRANT_BYTES
+ME = (None, "me")
+
+
+@pytest.mark.parametrize(
+    ("batch_bytes", "granted"),
+    [
+        pytest.param(BATCH, ONE, id="few fit"),
+        pytest.param(UNDER_WAY // FEW_BATCHES, UNDER_WAY, id="many fit"),
+        pytest.param(None, ONE, id="not known"),
+    ],
+)
+@pytest.mark.parametrize("holds", [True, False], ids=["delay", "mute"])
+def test_a_fetch_that_few_batches_fit_into_brings_one(batch_bytes, granted, holds):
+    world = GateWorld(owed_ms=BATCH_KNOWN_MS)
+    sizes = FetchSizes()
+    if batch_bytes is not None:
+        world.gate.expect(sizes, 0.0, ONE, holds=holds).answered(batch_bytes)
+    assert world.gate.whole(UNDER_WAY, sizes, ME, 0.0) == granted
+    assert world.gate.whole(UNDER_WAY, sizes, ME, BATCH_KNOWN_MS) == ONE, "it is asked for again"
+    assert world.gate.whole(100, sizes, ME, 0.0) == 100
+
+
+def test_batches_of_many_sizes_count_as_large_ones():
+    sizes = FetchSizes()
+    for size in (BATCH, 100, 100):
+        sizes.learn(size, 0.0)
+    assert 0.8 * BATCH < sizes.batch_bytes < BATCH
+
+
+def test_a_client_that_lags_behind_its_bound_is_not_limited_to_one_batch():
+    """From a broker far away one batch at a time may be less than the bound."""
+    world = GateWorld(owed_ms=1.0)
+    world.pacer.burst_ms = 500.0
+    assert world.gate.whole(UNDER_WAY, FetchSizes(), ME, 251.0) == ONE
+    assert world.gate.whole(UNDER_WAY, FetchSizes(), ME, 252.0) == UNDER_WAY
+    world.expect(UNDER_WAY)
+    assert world.gate.whole(UNDER_WAY, FetchSizes(), ME, 252.0) == ONE, "that is under way"
+    assert GateWorld().gate.whole(UNDER_WAY, FetchSizes(), ME, 0.0) == UNDER_WAY, "not held"

@@ -7,7 +7,7 @@ from parts.quota_world import QuotaWorld
 
 from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.entities import DEFAULT, QuotaKind
-from proxy.quota.gate import Waiter
+from proxy.quota.gate import FetchSizes, Waiter
 from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule, RuleTable
 
 CONSUMER, PRODUCER, REQUEST, *_ = QuotaKind
@@ -27,10 +27,10 @@ def counted(world: QuotaWorld, name: str, kind: QuotaKind = CONSUMER) -> float:
 def goes_on(client: ClientQuotas, now_ms: float, holds: bool = True) -> bool:
     """Whether nothing of a Fetch is held, lowered or kept waiting."""
     waiter = Waiter(lambda _: None)
-    is_admitted = client.admit(CONSUMER, waiter, now_ms, holds=holds)
+    is_admitted = client.admit(CONSUMER, waiter, None, now_ms, holds=holds)
     return (
         is_admitted
-        and client.grant(ASKED, None, now_ms, holds=holds) == (ASKED, None)
+        and client.grant(ASKED, FetchSizes(), now_ms, holds=holds) == (ASKED, None)
         and client.owed_ms(CONSUMER, now_ms) == 0.0
         and not client.is_paced(CONSUMER)
         and client.is_far_below(CONSUMER)
@@ -88,7 +88,7 @@ def test_the_relay_may_send_on_at_once(kind: QuotaKind | None):
     client.charge(CONSUMER, 100 * MB, 0.0)
     assert client.lets_pass(kind, 100 * MB, 0.0)
     waiter = Waiter(lambda _: None)
-    assert client.admits_whole(kind, waiter, ASKED, 0.0, holds=False)
+    assert client.admits_at_once(kind, waiter, 0.0)
 
 
 def test_only_the_quotas_of_the_rule_are_not_enforced():
@@ -108,11 +108,11 @@ def test_who_is_held_waits_for_nothing_once_it_is_not_enforced():
     woken: list[float] = []
     waiter = Waiter(woken.append)
     assert client.charge(CONSUMER, 100 * MB, 0.0) is not None
-    assert not client.admit(CONSUMER, waiter, 0.0, holds=True)
+    assert not client.admit(CONSUMER, waiter, None, 0.0, holds=True)
     woken.clear()
     world.quotas.update(QuotaSettings(rules=(OBSERVED,)))
     assert woken, "it is read again"
-    assert client.admit(CONSUMER, waiter, 1.0, holds=True)
+    assert client.admit(CONSUMER, waiter, None, 1.0, holds=True)
     assert goes_on(client, 1.0)
     assert client.charge(CONSUMER, MB, 1.0) is None
     (row,) = world.rows(1.0)

@@ -94,38 +94,71 @@ def test_no_client_is_locked_out_for_ever():
     assert fresh().charge(1e12, 1e12, 0.0) == MAX_CARRY_MS
 
 
-@pytest.mark.parametrize(
-    ("owed_ms", "bound", "rate", "throttle_ms", "then_ms"),
-    [
-        pytest.param(4000, 4 * MB, 9 * MB, 9999, 1000, id="raised: the same bytes, a shorter time"),
-        pytest.param(4000, 4 * MB, 9 * MB, 300, 300, id="raised: no longer than the formula says"),
-        pytest.param(4000, 0.5 * MB, 1 * MB, 9999, 4000, id="lowered: what was promised stays"),
-    ],
-)
-def test_a_changed_bound_while_pacing(owed_ms, bound, rate, throttle_ms, then_ms):
-    pacer = pacing(owed_ms)
-    pacer.change_bound(bound, rate, throttle_ms, 0.0)
-    assert pacer.owed_ms(0.0) == then_ms
-    assert pacer.charge(0.1 * MB, 0, 0.0) == then_ms + 0.1 * MB / bound * 1000
+SPAN_MS = 11_000.0
 
 
-def test_a_client_that_a_higher_bound_finds_below_it_is_judged_by_the_formula_again():
+def test_a_raised_bound_while_pacing():
+    """The same bytes take a shorter time, and the schedule goes on deciding for a while."""
     pacer = pacing(4000.0)
-    pacer.change_bound(4 * MB, 1 * MB, 0, 0.0)
+    pacer.raise_bound(4 * MB, 9000.0, SPAN_MS, 0.0)
+    assert pacer.owed_ms(0.0) == 1000
+    assert pacer.charge(0.4 * MB, 0, 0.0) == 1100
+    assert pacer.charge(4 * MB, 0, 5000.0) == 1000 - BURST_MS
+    assert pacer.charge(4 * MB, 0, 2 * SPAN_MS) == 0
+
+
+def test_a_raised_bound_while_the_formula_decides():
+    """It lets pass as much as under the old one, at once and no more, until it sees only this."""
+    pacer = fresh()
+    assert pacer.charge(4.5 * MB, 0, 0.0) == 0
+    pacer.raise_bound(2 * MB, 5000.0, SPAN_MS, 0.0)
+    assert pacer.allowance_ms(0.0) == 2500
+    assert pacer.charge(5 * MB, 0, 0.0) == 0
     assert not pacer.is_pacing
-    assert pacer.charge(1 * MB, 0, 0.0) == 0
+    assert pacer.charge(0.001 * MB, 0, 0.0) == 0
+    assert pacer.is_pacing
+    assert pacer.debt_ms(0.0) == 4500.5
+    assert pacer.charge(2 * MB, 0, 4500.5) == 1000
+
+
+def test_a_bound_raised_again_lends_no_more():
+    pacer = fresh()
+    pacer.charge(4.5 * MB, 0, 0.0)
+    pacer.raise_bound(2 * MB, 5000.0, SPAN_MS, 0.0)
+    pacer.raise_bound(4 * MB, 9000.0, SPAN_MS + 1, 1.0)
+    assert pacer.allowance_ms(1.0) == pytest.approx(1250, abs=1)
+
+
+def test_a_lowered_bound_while_pacing():
+    """What is owed is bytes; of what takes long by that, little is left when it is out of sight."""
+    pacer = pacing(500.0)
+    pacer.lower_bound(0.5 * MB, MB, SPAN_MS, 0.0)
+    assert pacer.owed_ms(0.0) == 1000
+    pacer.lower_bound(0.01 * MB, MB, SPAN_MS, 0.0)
+    assert pacer.debt_ms(0.0) == 50_000
+    assert pacer.owed_ms(0.0) == 1000
+    pacer.charge(0, 0, SPAN_MS)
+    assert pacer.debt_ms(SPAN_MS) == LARGE_DEBT_MS
+
+
+def test_bounds_up_and_down_change_nothing_of_what_is_owed():
+    pacer = pacing(1500.0)
+    for number in range(10):
+        pacer.lower_bound(0.01 * MB, MB, SPAN_MS + number, number)
+        pacer.raise_bound(1 * MB, 0.0, SPAN_MS + number, number)
+    assert pacer.debt_ms(9.0) == pytest.approx(1491, abs=1)
 
 
 def test_a_client_that_a_lower_bound_finds_above_it_is_paced_and_not_punished():
     pacer = fresh(100 * MB)
     pacer.charge(500 * MB, 0, 0.0)
-    pacer.change_bound(1 * MB, 50 * MB, 489_000, 70.0)
+    pacer.lower_bound(1 * MB, 50 * MB, SPAN_MS, 70.0)
     assert pacer.charge(1 * MB, 489_000, 70.0) == 1000
 
 
 def test_a_client_below_a_lower_bound_notices_nothing():
     pacer = fresh(100 * MB)
-    pacer.change_bound(10 * MB, 1 * MB, 0, 70.0)
+    pacer.lower_bound(10 * MB, 1 * MB, SPAN_MS, 70.0)
     assert not pacer.is_pacing
 
 

@@ -7,7 +7,7 @@ from parts.at_once import at_once
 from parts.quota_world import QuotaWorld
 
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
-from proxy.quota.kept_changes import NAMESPACE
+from proxy.quota.kept_changes import OVERRIDES
 from proxy.quota.pauses import PAUSES, QuotaPause, read_pause
 from proxy.quota.rule_registry import MAX_PAUSES, RuleRegistry
 from proxy.quota.rules import QuotaSettings, Rule, RuleTable
@@ -205,7 +205,7 @@ def test_an_override_ends_by_itself():
     (ended,) = world.end_due(NOON_S + 10).overrides
     assert ended.rule.bounds == made.rule.bounds
     assert world.is_held("a")
-    assert world.store.items(NAMESPACE) == []
+    assert world.store.items(OVERRIDES) == []
 
 
 def test_what_cannot_be_deleted_has_ended_all_the_same():

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from parts.quota_world import QuotaWorld
 
 from proxy.quota.entities import CONSUMER_BYTE_RATE, DEFAULT, ClientIdentity
+from proxy.quota.gate import FetchSizes
 from proxy.quota.manager import ADDRESS_PARTS, MAX_EXAMINED
 from proxy.quota.rules import Rule
 
@@ -63,7 +64,7 @@ def test_one_with_a_response_under_way_keeps_its_sensor():
     world = RoomWorld(ALL, max_client_entities=1)
     quotas = world.client_quotas("c")
     quotas.charge(CONSUMER_BYTE_RATE, 1.0, world.now_ms)
-    _, expected = quotas.grant(1000, None, world.now_ms, holds=True)
+    _, expected = quotas.grant(1000, FetchSizes(), world.now_ms, holds=True)
     quotas.close()
     world.now_ms += 2 * SPAN_MS
     assert world.flood(1) == 0

@@ -2,13 +2,12 @@
 
 from collections import deque
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parts.quota_world import QuotaWorld
 
 from proxy.quota.entities import DEFAULT, QuotaKind
-from proxy.quota.gate import InFlightFetch, Waiter
+from proxy.quota.gate import FetchSizes, InFlightFetch, Waiter
 from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
 
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
@@ -36,20 +35,17 @@ class FetchWorld(QuotaWorld):
             for number in range(CONNECTIONS)
         ]
         self.in_flight = [deque() for _ in self.waiters]
-        self.last_bytes = 0
+        self.sizes = FetchSizes(0)
         self.passed = 0
 
     def ask(self, number: int, asked_bytes: int, now_ms: float) -> object:
         waiter, client, holds = self.waiters[number], self.client, self.holds
-        if self.sends_first and client.admits_whole(
-            CONSUMER, waiter, asked_bytes, now_ms, holds=holds
-        ):
+        if self.sends_first and client.admits_at_once(CONSUMER, waiter, now_ms):
             self.passed += 1
             granted_bytes, expected = self.grant(asked_bytes, now_ms)
-            assert granted_bytes == asked_bytes, "it was sent already"
             self.in_flight[number].append(expected)
             return granted_bytes
-        if not client.admit(CONSUMER, waiter, now_ms, holds=holds):
+        if not client.admit(CONSUMER, waiter, None, now_ms, holds=holds):
             return "waits"
         waiter.since_ms = None
         granted_bytes, expected = self.grant(asked_bytes, now_ms)
@@ -57,7 +53,7 @@ class FetchWorld(QuotaWorld):
         return granted_bytes
 
     def grant(self, asked_bytes: int, now_ms: float) -> tuple[int, InFlightFetch | None]:
-        return self.client.grant(asked_bytes, self.last_bytes, now_ms, holds=self.holds)
+        return self.client.grant(asked_bytes, self.sizes, now_ms, holds=self.holds)
 
     def answer(self, number: int, size: int, now_ms: float) -> object:
         """Also where nothing was asked for, so that much can be charged at once."""
@@ -65,7 +61,6 @@ class FetchWorld(QuotaWorld):
         expected = self.in_flight[number].popleft() if self.in_flight[number] else None
         if expected is not None:
             expected.answered(size)
-            self.last_bytes = size
         charge = self.client.charge(CONSUMER, size, now_ms)
         if is_certain:
             self.passed += 1
@@ -152,17 +147,7 @@ def test_nothing_is_certain_of_a_client_at_its_bound():
     assert not world.client.lets_pass(CONSUMER, 11 * BOUND, 1.0)
     assert world.client.charge(CONSUMER, 11 * BOUND, 1.0) is not None
     assert not world.client.lets_pass(CONSUMER, 1, 2.0)
-    assert not world.client.admits_whole(CONSUMER, world.waiters[0], ASKED_BYTES, 2.0, holds=True)
-
-
-@pytest.mark.parametrize("holds", [True, False])
-def test_a_fetch_near_the_bound_is_certain_only_where_its_response_is_held(holds):
-    world = FetchWorld(sends_first=True, holds=holds)
-    assert world.client.charge(CONSUMER, 10 * BOUND, 0.0) is None
-    asked = CONSUMER, world.waiters[0], 2 * ASKED_BYTES, 8500.0
-    assert world.client.admits_whole(*asked, holds=holds) is holds
-    granted_bytes, _ = world.grant(2 * ASKED_BYTES, 8500.0)
-    assert (granted_bytes == 2 * ASKED_BYTES) is holds
+    assert not world.client.admits_at_once(CONSUMER, world.waiters[0], 2.0)
 
 
 def test_nothing_is_certain_before_changed_rules_are_looked_up():
@@ -176,7 +161,7 @@ def test_nothing_is_certain_before_changed_rules_are_looked_up():
         world.quotas.update(QuotaSettings(rules=CHANGES[change]))
         assert not world.client.lets_pass(CONSUMER, 1000, 1.0), change
         waiter = world.waiters[0]
-        assert not world.client.admits_whole(CONSUMER, waiter, 1000, 1.0, holds=True), change
+        assert not world.client.admits_at_once(CONSUMER, waiter, 1.0), change
 
 
 def test_nothing_is_certain_of_a_query_that_is_slowed_down():

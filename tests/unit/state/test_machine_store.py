@@ -12,7 +12,7 @@ from parts.machine import LIMIT_S, Machine
 
 from proxy.state import MemoryStore, Record, SqliteStore, StateError, StateWriter
 from proxy.workers.machine_store import MachineStore, SocketTransport, pieces
-from proxy.workers.state_frames import PIECE_BYTES
+from proxy.workers.state_frames import STATE_PIECE_BYTES
 from proxy.workers.state_server import MAX_UNDER_WAY
 
 
@@ -59,13 +59,13 @@ def test_thousands_of_records_go_in_pieces_and_stay_together(machine, size):
 
 
 def test_records_larger_than_a_piece(machine):
-    worker, large = machine.worker(), records(3, size=2 * PIECE_BYTES)
+    worker, large = machine.worker(), records(3, size=2 * STATE_PIECE_BYTES)
     worker.put_many(large)
     assert worker.items("") == large
 
 
 def test_pieces_are_bounded_and_complete():
-    rows = [(f"{number}", "x" * (PIECE_BYTES // 3), 1) for number in range(10)]
+    rows = [(f"{number}", "x" * (STATE_PIECE_BYTES // 3), 1) for number in range(10)]
     cut = list(pieces(rows))
     assert [row for piece in cut for row in piece] == rows
     assert {len(piece) for piece in cut} <= {1, 2}

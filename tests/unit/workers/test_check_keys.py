@@ -8,7 +8,7 @@ import yaml
 from proxy.config import load_config
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rules import RuleTable
-from proxy.workers.check_keys import MEND, MEND_QUERIES, explain, find_hints, keys_of
+from proxy.workers.check_keys import MEND, MEND_QUERIES, explain_key, find_key_hints, keys_of
 
 BOUND = {"consumer_byte_rate": 1000}
 QUERY = [{"name": "q", "client-id": "spark-q"}]
@@ -37,7 +37,7 @@ def said(
     table = RuleTable(config.quota_settings.rules)
     keys = keys_of(config, table)
     client = ClientIdentity("main", "anna", "spark-q")
-    return [*find_hints(config, table, keys)], [*explain(config, keys, client)]
+    return [*find_key_hints(config, table, keys)], [*explain_key(config, keys, client)]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from proxy.workers.control_channel import (
-    LENGTH,
+    CALL_LENGTH,
     CallFailedError,
     ChannelLostError,
     ControlChannel,
@@ -102,7 +102,7 @@ async def test_who_waits_is_told_that_the_other_end_is_lost():
 
 
 @pytest.mark.parametrize(
-    "junk", [b"\xff\xff\xff\xff", LENGTH.pack(3) + b"{}}", LENGTH.pack(2) + b"{}"]
+    "junk", [b"\xff\xff\xff\xff", CALL_LENGTH.pack(3) + b"{}}", CALL_LENGTH.pack(2) + b"{}"]
 )
 async def test_what_is_no_frame_ends_the_channel(junk: bytes):
     one, other = socket.socketpair()

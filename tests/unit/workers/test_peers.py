@@ -103,7 +103,7 @@ class Looks:
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers_module, "ALIVE_INTERVAL_S", 0.02)
     monkeypatch.setattr(peers_module, "SILENT_AFTER_S", 0.3)
-    monkeypatch.setattr(peers_module, "ANSWER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(peers_module, "PEER_TIMEOUT_S", 0.2)
 
 
 async def test_visits_are_told_with_the_token_and_what_is_owed_comes_back() -> None:

@@ -8,9 +8,9 @@ from proxy.members.slot_map import ListenerPorts, MemberAddresses
 from proxy.quota.debts import Debt
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.workers.control_channel import ChannelLostError
+from proxy.workers.key_rules import KeyRules
 from proxy.workers.post import Post
 from proxy.workers.restarts import LOOP_CRASHES
-from proxy.workers.shared_keys import KeyRules, debt_row
 from proxy.workers.shared_map import SharedMap
 from proxy.workers.slot_shares import share_slots
 
@@ -51,7 +51,7 @@ def handover() -> tuple[SharedMap, list[CalledPost], list[tuple[str, str]]]:
         looping = [post.name for post in posts if post.restarts.is_looping]
         return share_slots([post.name for post in posts], looping)
 
-    made = SharedMap(posts, KeyRules((), ()), addresses, owners, lambda _: None)
+    made = SharedMap(posts, KeyRules("[]", ()), addresses, owners, lambda _: None)
     return made, posts, calls
 
 
@@ -108,7 +108,7 @@ async def test_a_handover_waits_for_who_begins() -> None:
 async def test_what_clients_of_one_that_has_gone_owe_goes_along() -> None:
     made, (one, other), _ = handover()
     client = ClientIdentity("main", None, "c")
-    one.debts.tell([debt_row(Debt(client, "client-id=c", QuotaKind.CONSUMER_BYTE_RATE, 9e6))])
+    one.debts.keep([Debt(client, "client-id=c", QuotaKind.CONSUMER_BYTE_RATE, 9e6)])
     one.is_there = False
     loops(one)
     made.share()

@@ -9,7 +9,7 @@ from proxy.quota.entities import ClientIdentity
 from proxy.workers.slot_loads import (
     AVERAGE_S,
     EXCHANGE_BYTES,
-    NAMED_CLIENTS,
+    MAX_NAMED_OF_SLOT,
     WALKED_AT_ONCE,
     ClientTraffic,
     LoadMeter,
@@ -98,7 +98,7 @@ def test_the_biggest_clients_of_a_large_slot_are_named():
     sizes[client("x", "olaf")] = 1e6
     measure(meter, ClientTraffic(sizes, {}), 10 * AVERAGE_S, cpu_share=0.9)
     assert meter.clients[3][:2] == ["user=olaf,client-id=x", "client-id=n9"]
-    assert len(meter.clients[3]) == NAMED_CLIENTS
+    assert len(meter.clients[3]) == MAX_NAMED_OF_SLOT
     quiet = LoadMeter()
     measure(quiet, ClientTraffic(sizes, {}), 10 * AVERAGE_S, cpu_share=0.1)
     assert quiet.clients == {}

@@ -2,23 +2,23 @@
 
 from proxy.quota.debts import Debt
 from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.workers.shared_keys import debt_row, read_debt
 from proxy.workers.told_debts import ToldDebts
 
 
-def row(name: str, owed_ms: float) -> list[object]:
+def debt(name: str, owed_ms: float, held_ms: float = 0.0) -> Debt:
     client = ClientIdentity("main", None, name)
-    return debt_row(Debt(client, f"client-id={name}", QuotaKind.CONSUMER_BYTE_RATE, owed_ms))
+    return Debt(client, f"client-id={name}", QuotaKind.CONSUMER_BYTE_RATE, owed_ms, held_ms)
 
 
 def test_what_is_left() -> None:
     now_s = [5.0]
     told = ToldDebts(lambda: now_s[0])
     assert told.left() == []
-    told.tell([row("a", 3000.0), row("b", 1000.0)])
-    assert told.left() == [row("a", 3000.0), row("b", 1000.0)]
+    told.tell([debt("a", 3000.0, 1500.0).document(), debt("b", 1000.0).document()])
+    assert told.left() == [debt("a", 3000.0, 1500.0), debt("b", 1000.0)]
     now_s[0] += 1.0
-    assert told.left() == [row("a", 2000.0)]
-    assert [read_debt(each).identity.client_id for each in told.left()] == ["a"]
+    assert told.left() == [debt("a", 2000.0, 500.0)]
+    now_s[0] += 1.0
+    assert told.left() == [debt("a", 1000.0)]
     told.tell([])
     assert told.left() == []

@@ -7,7 +7,6 @@ from typing import Any
 
 from proxy.admin.gateway.merging.member_documents import (
     MEMBER,
-    Document,
     MemberDocument,
     OwnerOf,
     all_rows,
@@ -18,10 +17,11 @@ from proxy.admin.gateway.merging.quota_rows import (
     Row,
     clients_of,
     merged_row,
+    row_share,
     sensor_of,
-    share,
 )
 from proxy.quota.entities import QuotaKind
+from proxy.state import Document
 
 _KINDS = [str(kind) for kind in QuotaKind]
 
@@ -42,7 +42,7 @@ class _ClientGroup:
     @property
     def urgency(self) -> tuple[bool, float]:
         """Throttled ones are above the others, then those closer to their bound."""
-        return any(row["throttled"] for row in self.merged), max(map(share, self.merged))
+        return any(row["throttled"] for row in self.merged), max(map(row_share, self.merged))
 
     def left_at(self) -> list[str]:
         """Return the members where none of its clients is connected any more."""

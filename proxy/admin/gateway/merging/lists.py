@@ -9,10 +9,10 @@ from proxy.admin.gateway.merging.member_documents import (
     MemberDocument,
     OwnerOf,
     all_rows,
-    machine_of,
     total,
 )
 from proxy.admin.gateway.merging.quota_rows import Row, merged_row, sensor_of
+from proxy.members.member_names import machine_of
 
 
 def merged_connections(

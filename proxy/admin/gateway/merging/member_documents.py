@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-Document = Mapping[str, Any]
-"""A JSON object."""
+from proxy.state import Document
 
 OwnerOf = Callable[[str], str | None]
 """Gives the name of the member that owns a client id; None for one that nobody owns now."""
@@ -18,11 +17,6 @@ class MemberDocument(NamedTuple):
     member: str
     """Its name."""
     document: Document
-
-
-def machine_of(name: str) -> str:
-    """Return the machine of a member that is called MACHINE/N; empty for another name."""
-    return name.rpartition("/")[0]
 
 
 def of_member(told: MemberDocument, key: str) -> list[dict[str, Any]]:

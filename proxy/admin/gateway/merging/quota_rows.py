@@ -23,7 +23,7 @@ def clients_of(row: Mapping[str, Any]) -> list[tuple[str, str | None, str | None
     return [(each["listener"], each["user"], each["client_id"]) for each in row["clients"]]
 
 
-def share(row: Mapping[str, Any]) -> float:
+def row_share(row: Mapping[str, Any]) -> float:
     """Return the rate as a share of the bound."""
     return float(row["rate"] / row["bound"])
 

@@ -8,7 +8,6 @@ from typing import Any
 from proxy.admin.gateway.merging.client_lists import merged_clients, merged_unbounded
 from proxy.admin.gateway.merging.lists import query_urgency
 from proxy.admin.gateway.merging.member_documents import (
-    Document,
     MemberDocument,
     OwnerOf,
     all_rows,
@@ -16,10 +15,10 @@ from proxy.admin.gateway.merging.member_documents import (
     summed,
     total,
 )
-from proxy.admin.pipeline_documents import MAX_SUMMARIES as MAX_PIPELINES
-from proxy.admin.pipeline_documents import is_held
-from proxy.admin.query_documents import MAX_SUMMARIES as MAX_QUERIES
+from proxy.admin.pipeline_documents import MAX_PIPELINE_SUMMARIES, is_held
+from proxy.admin.query_documents import MAX_QUERY_SUMMARIES
 from proxy.admin.request_times import merged_times
+from proxy.state import Document
 
 
 def merged_status(
@@ -56,9 +55,9 @@ def merged_status(
         **merged_clients(told, limit, owner_of),
         **merged_unbounded(told, limit, owner_of),
         "followed": total(told, "followed"),
-        "queries": nlargest(MAX_QUERIES, all_rows(told, "queries"), key=query_urgency),
+        "queries": nlargest(MAX_QUERY_SUMMARIES, all_rows(told, "queries"), key=query_urgency),
         "pipelines_total": total(told, "pipelines_total"),
-        "pipelines": nlargest(MAX_PIPELINES, pipelines, key=_pipeline_urgency),
+        "pipelines": nlargest(MAX_PIPELINE_SUMMARIES, pipelines, key=_pipeline_urgency),
         "request_times": merged_times(_of_all(told, "request_times")),
     }
 

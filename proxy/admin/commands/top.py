@@ -1,6 +1,5 @@
 """`quota-proxy top`: the status of a running proxy, live in the terminal."""
 
-import json
 import os
 import select
 import signal
@@ -8,33 +7,32 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from http import HTTPStatus
-from http.client import HTTPException
-from typing import Any
-from urllib.error import HTTPError, URLError
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from proxy.admin.commands.admin_client import AdminAddress
-from proxy.admin.top_tables import CLIENTS, ORDERS, PIPELINES, QUERIES, VIEWS, order_of, screen
+from proxy.admin.commands.admin_client import AdminAddress, AdminRefusal, fetch_document
+from proxy.admin.commands.top_tables import (
+    CLIENTS,
+    ORDERS,
+    PIPELINES,
+    QUERIES,
+    VIEWS,
+    order_of,
+    screen,
+)
+from proxy.state import Document
 
-INTERVAL_S = 2.0
-TIMEOUT_S = 5.0
+STATUS_INTERVAL_S = 2.0
+STATUS_TIMEOUT_S = 5.0
 LIMIT = 200  # how many clients are asked for
 FRAME_LINES = 6  # of the view, that are not rows of its table
 PLAIN_COLUMNS = 160  # how wide the view is where no terminal says so
 QUIT_KEYS = ("q", "\x04")
 HELP = "q quit  c clients  s Spark queries  p pipelines  h held  n name  r rate"
-
-EXIT_DONE, EXIT_FAILED = 0, 1
-
-
-class UnreachableError(Exception):
-    """The proxy's admin server did not answer as it should."""
 
 
 def run_top(
@@ -42,19 +40,14 @@ def run_top(
     *,
     once: bool = False,
     console: Console | None = None,
-    errors: Console | None = None,
-) -> int:
+) -> None:
     """Show the status until `q`; where there is no terminal, or with `once`, print it once.
 
     A proxy that stops answering while the view is up is said so, and asked again. Printed once,
-    queries and pipelines follow the clients. Returns the exit code: 0, or 1 when the proxy could
-    not be reached at the start.
+    queries and pipelines follow the clients. Raises AdminRefusal at the start.
     """
     console = console or Console()
-    try:
-        status = fetch_status(address)
-    except UnreachableError as error:
-        return complain(error, errors)
+    status = fetch_status(address)
     if once or not (console.is_terminal and sys.stdin.isatty()):
         if not console.is_terminal:
             console.width = PLAIN_COLUMNS
@@ -62,48 +55,22 @@ def run_top(
         views += [QUERIES] if status["followed"] else []
         views += [PIPELINES] if status["pipelines_total"] else []
         console.print(screen(status, "held", console.width, views=views))
-        return EXIT_DONE
+        return
     with suppress(KeyboardInterrupt):
         _watch(address, status, console)
-    return EXIT_DONE
 
 
-def fetch_status(address: AdminAddress) -> dict[str, Any]:
-    """Return what `GET /v1/status?by=client` gives. Raises UnreachableError."""
+def fetch_status(address: AdminAddress) -> Document:
+    """Return what `GET /v1/status?by=client` gives. Raises AdminRefusal."""
     known = {"client_counts", "unbounded", "followed", "pipelines", "throttling"}
-    return fetch_document(address, f"/v1/status?by=client&limit={LIMIT}", known)
+    path = f"/v1/status?by=client&limit={LIMIT}"
+    return fetch_document(address, path, known, timeout_s=STATUS_TIMEOUT_S)
 
 
-def fetch_document(address: AdminAddress, path: str, known: Set[str]) -> dict[str, Any]:
-    """Return the document at a path, which has these keys. Raises UnreachableError."""
-    url = address.url
-    try:
-        with address.open(path, timeout_s=TIMEOUT_S) as reply:
-            document = json.load(reply)
-    except HTTPError as error:
-        wants = "; it wants --token-file" if error.code == HTTPStatus.UNAUTHORIZED else ""
-        raise UnreachableError(f"{url} answered {error.code} {error.reason}{wants}") from None
-    except URLError as error:
-        raise UnreachableError(f"{url} does not answer: {error.reason}") from None
-    except (OSError, HTTPException, ValueError) as error:
-        raise UnreachableError(f"{url!r} does not answer as a proxy would: {error}") from None
-    if not isinstance(document, dict) or not known <= document.keys():
-        raise UnreachableError(f"{url} is not a quota proxy of this version")
-    return document
-
-
-def complain(error: UnreachableError, errors: Console | None) -> int:
-    """Print why the proxy was not reached and how to mend it; return the exit code."""
-    text = f"{error}\n    fix: start the proxy, or give the address of admin.bind"
-    errors = errors or Console(stderr=True)
-    errors.print(text, markup=False, highlight=False, soft_wrap=True)
-    return EXIT_FAILED
-
-
-def _watch(address: AdminAddress, status: dict[str, Any], console: Console) -> None:
+def _watch(address: AdminAddress, status: Document, console: Console) -> None:
     order, view = "held", CLIENTS
     lost = ""
-    next_s = time.monotonic() + INTERVAL_S
+    next_s = time.monotonic() + STATUS_INTERVAL_S
     with _keys() as key_within, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             rows = console.height - FRAME_LINES
@@ -118,9 +85,9 @@ def _watch(address: AdminAddress, status: dict[str, Any], console: Console) -> N
             if time.monotonic() >= next_s:
                 try:
                     status, lost = fetch_status(address), ""
-                except UnreachableError as error:
-                    lost = f"{error}; trying again"
-                next_s = time.monotonic() + INTERVAL_S
+                except AdminRefusal as error:
+                    lost = f"{error.problem}; trying again"
+                next_s = time.monotonic() + STATUS_INTERVAL_S
 
 
 @contextmanager

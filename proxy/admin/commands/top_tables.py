@@ -1,6 +1,6 @@
 """Draws the status document as tables for the terminal: a column is one row of a table here."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,9 +10,7 @@ from rich.text import Text
 
 from proxy.admin.pipeline_documents import REDUCED, is_held
 from proxy.quota.entities import QuotaKind
-
-Document = Mapping[str, Any]
-"""A part of what `GET /v1/status` gives."""
+from proxy.state import Document
 
 SPARKS = "▁▂▃▄▅▆▇█"
 SPARK_COLUMNS = 24

@@ -1,0 +1,165 @@
+"""Keeps what clients owe in the state: a proxy that is killed must not forgive it."""
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from structlog import get_logger
+
+from metrics.clock import MS_PER_SECOND, clock_ms
+from proxy.quota.debts import Debt
+from proxy.state import Record, StateError, Store
+
+DEBTS = "debts/"
+DEBTS_SCHEMA = 1
+"""Version of what is written there."""
+
+DEBT_PARTS = 256
+"""Records of all debts together: one that changes is written with its part, and of 10,000 that all
+change no more than so many are written."""
+
+KEPT_INTERVAL_S = 1.0
+"""Between two writes."""
+
+LEAST_KEPT_MS = 500.0
+"""Less is not kept: who owes that owes as much again, or nothing, by the next time."""
+
+MOVED_DEBT_MS = 100.0
+"""A debt that ends no more than so much earlier or later than what is kept of it is the same."""
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_UP_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+_log = get_logger(__name__)
+
+
+class DebtRecords:
+    """The records in a store. All methods block; one call at a time."""
+
+    def __init__(self) -> None:
+        self._boot = ""
+        with suppress(OSError):
+            self._boot = BOOT_ID.read_text().strip()
+        self._kept: dict[int, dict[str, float]] = {}
+        """Until when what is kept is owed, by part and sensor; by the clock of `write`."""
+
+    def read(self, store: Store, now_ms: float) -> list[Debt]:
+        """Return what is still owed of what a store has; `write` goes on with that.
+
+        The time that has passed is that of the machine while it runs, whatever its clock was set
+        to, and after a restart of the machine that of the clock. What is owed never becomes more.
+        What cannot be read is left out, and logged. Raises StateError.
+        """
+        debts: list[Debt] = []
+        self._kept = {}
+        for record in store.items(DEBTS):
+            part: dict[str, float] = {}
+            try:
+                record.check_form(DEBTS_SCHEMA)
+                number, document = int(record.key.removeprefix(DEBTS)), _document(record)
+                passed_ms = self._passed_ms(document)
+                for each in document["owed"]:
+                    debt = Debt.of(each).after(passed_ms)
+                    part[debt.name] = now_ms + debt.owed_ms
+                    if 0 < debt.owed_ms < math.inf:
+                        debts.append(debt)
+            except (ValueError, KeyError, TypeError) as error:
+                _log.warning("debts not taken over", record=record.key, error=str(error))
+            else:
+                self._kept[number] = part
+        return debts
+
+    def write(self, store: Store, debts: Iterable[Debt], now_ms: float) -> None:
+        """Write what is owed now, as far as that is not kept by now. Raises StateError."""
+        parts: dict[int, dict[str, Debt]] = {}
+        for debt in debts:
+            parts.setdefault(crc32(debt.name.encode()) % DEBT_PARTS, {})[debt.name] = debt
+        moment: dict[str, Any] = {"boot": self._boot, "up_s": time.clock_gettime(_UP_CLOCK)}
+        moment["at_s"] = time.time()
+        records: list[Record] = []
+        kept = dict(self._kept)
+        for number in parts.keys() | kept.keys():
+            owed = parts.get(number, {})
+            until_ms = {name: now_ms + debt.owed_ms for name, debt in owed.items()}
+            if not owed:
+                del kept[number]
+            elif self._has_moved(number, until_ms, now_ms):
+                kept[number] = until_ms
+                rows = [debt.document() for debt in owed.values()]
+                records.append(
+                    Record.of(f"{DEBTS}{number}", {**moment, "owed": rows}, DEBTS_SCHEMA)
+                )
+        gone = [f"{DEBTS}{number}" for number in self._kept.keys() - kept.keys()]
+        if records or gone:
+            store.put_many(records, delete=gone)
+        self._kept = kept
+
+    def _has_moved(self, number: int, until_ms: Mapping[str, float], now_ms: float) -> bool:
+        """Return whether what a part owes is not what is kept of it, less the time."""
+        kept = self._kept.get(number, {})
+        least_ms = now_ms + LEAST_KEPT_MS
+        return any(
+            abs(until_ms.get(name, least_ms) - max(kept.get(name, least_ms), least_ms))
+            > MOVED_DEBT_MS
+            for name in until_ms.keys() | kept.keys()
+        )
+
+    def _passed_ms(self, document: Mapping[str, Any]) -> float:
+        if self._boot and document["boot"] == self._boot:
+            passed_s = time.clock_gettime(_UP_CLOCK) - float(document["up_s"])
+        else:
+            passed_s = time.time() - float(document["at_s"])
+        return max(0.0, passed_s) * MS_PER_SECOND
+
+
+class KeptDebts:
+    """Writes what clients owe each second. `read` first; `close` it before the store is closed.
+
+    `owed` returns debts above LEAST_KEPT_MS. Where the state is no file nothing is kept: memory
+    forgets it, and a topic would grow by each second of each client that is held.
+    """
+
+    def __init__(self, state_kind: str, owed: Callable[[], Awaitable[Iterable[Debt]]]) -> None:
+        self._is_kept = state_kind == "sqlite"
+        self._owed = owed
+        self._records = DebtRecords()
+        self._store: Store | None = None
+        self._writing = asyncio.Lock()
+
+    async def read(self, store: Store) -> list[Debt]:
+        """Return what another process has left, and write there from now on. Raises StateError."""
+        if not self._is_kept:
+            return []
+        self._store = store
+        return await asyncio.to_thread(self._records.read, store, clock_ms())
+
+    async def run(self) -> None:
+        """Write each second, until cancelled; what the state does not take now it takes later."""
+        while True:
+            await asyncio.sleep(KEPT_INTERVAL_S)
+            await self._write()
+
+    async def close(self) -> None:
+        """Write what is owed now, and then no more."""
+        await self._write()
+        self._store = None
+
+    async def _write(self) -> None:
+        async with self._writing:
+            if self._store is None:
+                return
+            debts = list(await self._owed())
+            with suppress(StateError):  # the log tells of it where the store is watched
+                await asyncio.to_thread(self._records.write, self._store, debts, clock_ms())
+
+
+def _document(record: Record) -> Mapping[str, Any]:
+    document: Any = record.value
+    if not isinstance(document, dict):
+        raise TypeError(f"{type(document).__name__} is no record of debts")
+    return document

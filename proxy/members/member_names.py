@@ -1,0 +1,13 @@
+"""Names of members: a worker's number, in a tier with its machine before it."""
+
+MACHINE_SEPARATOR = "/"
+
+
+def member_name(number: int, machine: str | None) -> str:
+    """Return the name of a worker as a member, by itself or with its machine in a tier."""
+    return str(number) if machine is None else f"{machine}{MACHINE_SEPARATOR}{number}"
+
+
+def machine_of(member: str) -> str:
+    """Return the machine of a member of a tier; empty for another name."""
+    return member.rpartition(MACHINE_SEPARATOR)[0]

@@ -1,0 +1,60 @@
+"""Finds out of a Fetch response whether the broker had data at once, or may have waited for it."""
+
+from collections.abc import Callable, Sequence
+
+from proxy.relay.interceptor import SeenRequest
+from proxy.wire.fetch import FetchedPartition, TopicKey
+from proxy.wire.fetch_response import FetchObserver
+
+
+class FetchWait(SeenRequest):
+    """Looks for a partition whose records end before its log: nobody waits who has more to send.
+
+    `had_data` is called once if there is one, when all partitions were seen. `seen` is what an
+    interceptor makes of the request; it is shown what it would be shown without this.
+    """
+
+    __slots__ = ("_had_data", "_is_cut", "_observer", "_seen")
+
+    takes_whole = False
+    follows_batches = True
+
+    def __init__(self, had_data: Callable[[], None], seen: SeenRequest | None) -> None:
+        self._had_data = had_data
+        self._seen = seen
+        self._observer: FetchObserver | None = None
+        self._is_cut = False
+
+    def held(self, start_ms: float, due_ms: float) -> None:
+        """See SeenRequest."""
+        if self._seen is not None:
+            self._seen.held(start_ms, due_ms)
+
+    def observer(self, now_ms: float) -> FetchObserver:
+        """See SeenRequest."""
+        if self._seen is not None:
+            self._observer = self._seen.observer(now_ms)
+        return self
+
+    def session(self, error_code: int, session_id: int) -> None:
+        """See FetchObserver."""
+        if self._observer is not None:
+            self._observer.session(error_code, session_id)
+
+    def partitions(self, topic: TopicKey, fetched: Sequence[FetchedPartition]) -> None:
+        """See FetchObserver."""
+        for _, _, high_watermark, stable, _, records_bytes, end in fetched:
+            # A reader of committed records gets none from the last stable offset on. Which one this
+            # is is in the request: where the two differ, the answer counts as one at the end.
+            log_end = stable if 0 <= stable < high_watermark else high_watermark
+            if records_bytes and (end is None or end < log_end):
+                self._is_cut = True
+        if self._observer is not None:
+            self._observer.partitions(topic, fetched)
+
+    def ended(self) -> None:
+        """See FetchObserver."""
+        if self._observer is not None:
+            self._observer.ended()
+        if self._is_cut:
+            self._had_data()

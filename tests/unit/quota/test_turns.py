@@ -1,0 +1,215 @@
+"""Clients that share a bound, on virtual time: none of them makes the others wait."""
+
+import itertools
+from collections import deque
+
+import pytest
+from closed_loop import CONSUMER, MB, PRODUCER, ClosedLoop, Consumer, Producer
+from hypothesis import given
+from hypothesis import strategies as st
+from parts.quota_world import QuotaWorld
+
+from proxy.quota.client_quotas import ClientQuotas
+from proxy.quota.entities import DEFAULT
+from proxy.quota.gate import FetchSizes
+from proxy.quota.rules import Rule
+from proxy.quota.turns import MOST_KNOWN, MOST_LEFT, TURN_BYTES, FairOrder, Turns
+
+END_MS = 60_000.0
+SETTLED_MS = 20_000.0
+"""What passes at once at the start is worked off by then."""
+BATCH = 16_384
+ENOUGH = 0.95
+LONGEST_WAIT_MS = 1000.0
+GREEDY_CONNECTIONS = 200
+LONGEST_FIRST_WAIT_MS = 4000.0
+"""Of one that was never there before, among a hundred."""
+WAYS = ["delay", "mute", "produce"]
+
+
+class SharedLoop(ClosedLoop):
+    """Clients under one rule with scope `shared`."""
+
+    def __init__(self, bound: float = MB) -> None:
+        rule = Rule(client_id=DEFAULT, scope="shared", bounds={CONSUMER: bound, PRODUCER: bound})
+        self.quotas = QuotaWorld(rule)
+        super().__init__(self.quotas.quotas)
+        self.numbers = itertools.count()
+
+    def client_of(self, client_id: str, user: str | None = None) -> ClientQuotas:
+        return self.quotas.client_quotas(client_id, user, "l")
+
+    def consumer(
+        self, client: ClientQuotas, asked_bytes: int = MB, start_ms: float = 0.0, **options
+    ) -> Consumer:
+        consumer = Consumer(self, next(self.numbers), asked_bytes, BATCH, client=client, **options)
+        self.at(start_ms + 0.1 * consumer.number, consumer.ask)
+        return consumer
+
+    def producer(self, client: ClientQuotas, start_ms: float = 0.0, **options) -> Producer:
+        producer = Producer(self, BATCH, client=client, **options)
+        self.at(start_ms + 0.1 * next(self.numbers), producer.ask)
+        return producer
+
+    def connect(self, way: str, client: ClientQuotas, **options) -> Consumer | Producer:
+        if way == "produce":
+            return self.producer(client, **options)
+        return self.consumer(client, mutes=way == "mute", **options)
+
+
+def got(*connections: Consumer | Producer) -> float:
+    """Bytes per second once the start is over."""
+    answers = itertools.chain.from_iterable(connection.got for connection in connections)
+    total = sum(size for _, at_ms, size in answers if at_ms > SETTLED_MS)
+    return total / (END_MS - SETTLED_MS) * 1000
+
+
+def waits_ms(world: ClosedLoop, connection: Consumer | Producer) -> list[float]:
+    waits = [at_ms - asked_ms for asked_ms, at_ms, _ in connection.got]
+    if isinstance(connection, Consumer) and connection.number in world.under_way:
+        waits.append(world.now_ms - world.under_way[connection.number])
+    return waits
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("greedy_clients", [1, 20, 100])
+def test_a_client_that_wants_less_than_its_share_gets_it_soon(greedy_clients, way):
+    """Each greedy client has as many connections as there is room for."""
+    world = SharedLoop()
+    for number in range(GREEDY_CONNECTIONS):
+        world.connect(way, world.client_of(f"greedy-{number % greedy_clients}"))
+    wanted = 0.9 * min(MB / (greedy_clients + 1), 0.05 * MB)
+    every_ms = BATCH / wanted * 1000
+    options = {} if way == "produce" else {"asked_bytes": BATCH}
+    modest = world.connect(
+        way, world.client_of("modest"), start_ms=SETTLED_MS, think_ms=every_ms, **options
+    )
+    world.run(END_MS)
+    first_ms, *later_ms = waits_ms(world, modest)
+    assert first_ms < LONGEST_FIRST_WAIT_MS
+    assert max(later_ms) < LONGEST_WAIT_MS
+    # It asks again so long after each answer.
+    assert len(later_ms) >= (END_MS - SETTLED_MS - first_ms) / (every_ms + LONGEST_WAIT_MS / 2) - 1
+    assert world.rate(SETTLED_MS, END_MS) == pytest.approx(MB, rel=0.02)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_clients_that_all_want_more_get_equal_shares(way):
+    world = SharedLoop()
+    clients = {
+        count: [world.connect(way, world.client_of(f"c-{count}")) for _ in range(count)]
+        for count in (5, 20, 100)
+    }
+    world.run(END_MS)
+    shares = [got(*connections) / MB for connections in clients.values()]
+    assert shares == pytest.approx([1 / len(clients)] * len(clients), rel=0.05)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_user_gains_nothing_by_many_client_ids(way):
+    world = SharedLoop()
+    many = [world.connect(way, world.client_of(f"c-{at % 50}", "alice")) for at in range(100)]
+    one = [world.connect(way, world.client_of("one", "bob")) for _ in range(20)]
+    world.run(END_MS)
+    assert got(*many) == pytest.approx(MB / 2, rel=0.05)
+    assert got(*one) == pytest.approx(MB / 2, rel=0.05)
+
+
+@pytest.mark.parametrize("user", [None, "mallory"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_client_with_a_new_name_for_each_request_starves_nobody(way, user):
+    """With so many requests at a time it is so many clients, or one where its user is known."""
+    at_once = 20
+    world = SharedLoop()
+    names = itertools.count()
+    for _ in range(at_once):
+        cheat = world.connect(way, world.client_of("cheat", user))
+
+        def ask_anew(cheat: Consumer | Producer = cheat, ask=cheat.ask) -> None:
+            cheat.client = world.client_of(f"cheat-{next(names)}", user)
+            cheat.sizes = FetchSizes()
+            ask()
+
+        cheat.ask = ask_anew  # type: ignore[method-assign]
+    honest = [world.connect(way, world.client_of("honest", user and "bob")) for _ in range(5)]
+    world.run(END_MS)
+    share = 1 / 2 if user else 1 / (at_once + 1)
+    assert got(*honest) >= ENOUGH * share * MB
+    assert next(names) > END_MS / 1000
+
+
+@given(st.lists(st.tuples(st.sampled_from(["join", "take", "leave"]), st.integers(0, 5))))
+def test_connections_of_one_client_take_turns_in_the_order_in_which_they_came(steps):
+    turns: Turns[int] = Turns()
+    model: deque[int] = deque()
+    client = (None, "c")
+    for step, number in steps:
+        if step == "join" and number not in model:
+            turns.join(number, client, BATCH)
+            model.append(number)
+        elif step == "take" and model:
+            turns.leave(model.popleft(), client, BATCH)
+        elif step == "leave" and number in model:
+            turns.leave(number, client)
+            model.remove(number)
+        assert turns.first == (model[0] if model else None)
+
+
+CLIENTS = st.tuples(st.sampled_from([None, "alice", "bob"]), st.sampled_from(["a", "b"]))
+
+
+@given(st.lists(st.tuples(st.booleans(), CLIENTS, st.integers(1, MB)), max_size=60))
+def test_whoever_waits_has_its_turn(steps):
+    turns: Turns[int] = Turns()
+    waiting = {}
+    for number, (joins, client, size) in enumerate(steps):
+        if joins or not waiting:
+            turns.join(number, client, size)
+            waiting[number] = client
+        else:
+            assert turns.first is not None
+            turns.leave(turns.first, waiting.pop(turns.first), size)
+    while waiting:
+        assert turns.first is not None
+        turns.leave(turns.first, waiting.pop(turns.first), 1)
+    assert turns.first is None
+
+
+@given(st.lists(st.integers(1, TURN_BYTES), min_size=2, max_size=8), st.integers(100, 300))
+def test_who_always_waits_has_no_more_than_a_turn_more_than_others(sizes, rounds):
+    order: FairOrder[int] = FairOrder()
+    had = dict.fromkeys(range(len(sizes)), 0)
+    for key, size in enumerate(sizes):
+        order.join(key, size)
+    for _ in range(rounds):
+        key = order.first
+        order.take(sizes[key])
+        had[key] += sizes[key]
+    assert max(had.values()) - min(had.values()) <= 2 * max(sizes)
+
+
+def test_of_those_that_left_no_more_is_kept_than_there_is_room_for():
+    order: FairOrder[int] = FairOrder()
+    order.join(-1, 0)
+    for key in range(5 * MOST_KNOWN):
+        order.join(key, 1)
+        if key % 2:
+            order.take(1)
+        order.leave(key)
+    assert len(order) == 1
+    assert len(order._had) <= MOST_KNOWN + 1
+    assert len(order._heap) <= MOST_LEFT + 2
+
+
+def test_a_large_request_counts_as_much_as_it_brings():
+    """What follows its head, which took the turn, counts like turns of its own."""
+    order: FairOrder[str] = FairOrder()
+    for key in "ab":
+        order.join(key, TURN_BYTES)
+    order.take(TURN_BYTES)
+    order.took("a", 3 * TURN_BYTES)
+    turns = []
+    for _ in range(5):
+        turns.append(order.first)
+        order.take(TURN_BYTES)
+    assert turns == ["b", "b", "b", "b", "a"]

@@ -1,0 +1,176 @@
+"""What quota keys are made of is the same in all processes, and gets through the state as it is."""
+
+import json
+import zlib
+from base64 import b64encode
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.config import load_config
+from proxy.members.client_set import ClientSet
+from proxy.quota.entities import ClientIdentity, QuotaKind
+from proxy.quota.pauses import QuotaPause
+from proxy.quota.rules import AdaptiveBound, Rule, RuleTable
+from proxy.state import MemoryStore, Record, StateError
+from proxy.workers.key_rules import (
+    KEYS_KEY,
+    KeyRules,
+    client_sets,
+    digest_in_force,
+    keys_record,
+    read_keys,
+    read_rules,
+    rules_text,
+)
+
+KINDS = [QuotaKind.CONSUMER_BYTE_RATE, QuotaKind.PRODUCER_BYTE_RATE]
+names = st.sampled_from(["a", "ab", "b,c", "ü", "d e"])
+users = st.none() | names
+
+
+@st.composite
+def rules(draw: st.DrawFn) -> Rule:
+    client_id, prefix = draw(st.sampled_from([(None, None), ("x", None), (None, "x")]))
+    user = draw(users)
+    if (user, client_id, prefix) == (None, None, None):
+        client_id = "y"
+    return Rule(
+        user=user,
+        client_id=client_id,
+        client_id_prefix=prefix,
+        listener=draw(users),
+        scope="each",
+        bounds=draw(st.dictionaries(st.sampled_from(KINDS), st.floats(1, 1e12), min_size=1)),
+        expected=draw(st.booleans()),
+        enforce=draw(st.booleans()),
+    )
+
+
+sets = st.builds(ClientSet, names, st.frozensets(names), st.lists(names).map(tuple))
+key_rules = st.builds(
+    KeyRules,
+    st.lists(rules(), max_size=4).map(rules_text),
+    st.lists(sets, max_size=3).map(tuple),
+)
+clients = st.builds(ClientIdentity, names, users, users)
+
+
+@given(key_rules, st.lists(clients, max_size=5))
+def test_keys_are_the_same_after_the_state(ours: KeyRules, asked: list[ClientIdentity]) -> None:
+    store = MemoryStore()
+    store.put_many([keys_record(ours)])
+    found = read_keys(store)
+    assert found == ours == KeyRules.read(ours.text())
+    mine, theirs = ours.keys(), found.keys()
+    for each in asked:
+        assert theirs.key_of(each) == mine.key_of(each)
+
+
+@given(key_rules)
+def test_the_same_rules_make_the_same_record(ours: KeyRules) -> None:
+    """Otherwise it would be written again and again."""
+    sorted_sets = [
+        replace(each, client_ids=frozenset(sorted(each.client_ids))) for each in ours.together
+    ]
+    again = KeyRules(ours.rules, tuple(sorted_sets))
+    assert keys_record(again) == keys_record(ours)
+
+
+def test_a_rule_that_adapts_stays_one() -> None:
+    bounds = {KINDS[0]: 10.0}
+    adapts = Rule(client_id="a", bounds=bounds, adaptive=AdaptiveBound(min_rate=5.0))
+    assert read_rules(rules_text([adapts])) == (adapts,)
+
+
+def test_what_the_release_before_wrote_is_read() -> None:
+    said = {"client_id": "a", "scope": "each", "number": 3, "bounds": {KINDS[0]: 5.0}}
+    text = json.dumps([[{**said, "adaptive": each} for each in (False, True)], [["q", ["a"], []]]])
+    store = MemoryStore()
+    store.put_many([Record.of(KEYS_KEY, b64encode(zlib.compress(text.encode())).decode(), 1)])
+    found = read_keys(store)
+    assert found is not None
+    bounds = {KINDS[0]: 5.0}
+    plain = Rule(client_id="a", bounds=bounds)
+    assert read_rules(found.rules) == (plain, replace(plain, adaptive=AdaptiveBound()))
+    assert found.together == (ClientSet("q", frozenset("a")),)
+
+
+def test_nobody_has_written_it_yet() -> None:
+    assert read_keys(MemoryStore()) is None
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        Record.of(KEYS_KEY, "bm90IHppcHBlZA==", 1),
+        Record.of(KEYS_KEY, "?", 1),
+        Record.of(KEYS_KEY, keys_record(KeyRules("[]", ())).value, 2),
+    ],
+)
+def test_what_cannot_be_read_is_said_with_how_to_mend_it(record: Record) -> None:
+    store = MemoryStore()
+    store.put_many([record])
+    with pytest.raises(StateError, match="the rules that the tier goes by cannot be read") as told:
+        read_keys(store)
+    assert "all machines" in told.value.fix
+
+
+DOCUMENT = {
+    "cluster": {"bootstrap_servers": ["kafka:9092"]},
+    "listeners": [
+        {"name": "main", "bind": "127.0.0.1:9092", "advertised_host": "p", "broker_ports": 0}
+    ],
+    "quotas": {
+        "rules": [
+            {"client-id": "<default>", "consumer_byte_rate": 1000},
+            {"user": "anna", "consumer_byte_rate": 2000},
+            {"client-id": "etl", "consumer_byte_rate": 3000, "adaptive": {"batch_interval": "1s"}},
+        ]
+    },
+    "queries": [{"name": "q", "client-id": "etl"}],
+}
+
+
+def test_what_a_worker_has_in_force_at_the_start_changes_nothing(tmp_path: Path):
+    file = tmp_path / "proxy.yaml"
+    file.write_text(yaml.safe_dump(DOCUMENT))
+    config = load_config(file)
+    in_force = rules_text(RuleTable(config.quota_settings.rules).rules)
+    assert KeyRules(in_force, client_sets(config)) == KeyRules.of(config)
+
+
+READ = QuotaKind.CONSUMER_BYTE_RATE
+ONE = Rule(client_id="a", bounds={READ: 1000.0}, number=1, place="here:1")
+OTHER = Rule(user="u", bounds={READ: 1000.0, QuotaKind.PRODUCER_BYTE_RATE: 5.0}, number=2)
+
+
+def digest(table: RuleTable) -> str:
+    return digest_in_force(table, enforce=True)
+
+
+def test_where_a_rule_stands_does_not_matter():
+    moved = [replace(OTHER, number=1), replace(ONE, number=2, place="there:9")]
+    assert digest(RuleTable([ONE, OTHER])) == digest(RuleTable(moved))
+
+
+def test_all_that_holds_clients_matters():
+    pause = QuotaPause({"client-id": "a"}, 1e9)
+    tables = [
+        RuleTable([]),
+        RuleTable([ONE]),
+        RuleTable([ONE, OTHER]),
+        RuleTable([ONE], pauses=[pause]),
+        RuleTable([replace(ONE, client_id="b")]),
+        RuleTable([replace(ONE, bounds={READ: 1001.0})]),
+        RuleTable([replace(ONE, enforce=False)]),
+        RuleTable([replace(ONE, adaptive=AdaptiveBound(min_rate=5.0))]),
+        RuleTable([replace(ONE, number=1), replace(ONE, number=2, bounds={READ: 1.0})]),
+        RuleTable([replace(ONE, number=2), replace(ONE, number=1, bounds={READ: 1.0})]),
+    ]
+    assert len({digest(table) for table in tables}) == len(tables)
+    assert digest_in_force(tables[0], enforce=False) != digest(tables[0])
