@@ -20,7 +20,22 @@ from parts.attached import attaching
 from support.proxy_process import ProxyProcess, config
 from support.streams import LOSS, Stream
 
+LOG_LINES = 40
+"""Of each proxy, shown of a test that fails."""
+
 DATA_PATHS = {"splice": (), "copy": ("--no-splice",)}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Show with a failure what the proxies in the test's folder logged last."""
+    report: Any = yield
+    folder = getattr(item, "funcargs", {}).get("tmp_path")
+    if report.failed and folder is not None:
+        for file in sorted(folder.rglob("proxy.log")):
+            lines = file.read_text().splitlines()[-LOG_LINES:]
+            report.sections.append((f"{file.relative_to(folder)}", "\n".join(lines)))
+    return report
 
 
 @pytest.fixture

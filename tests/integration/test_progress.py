@@ -34,8 +34,14 @@ def both(query: Stream, offset: int) -> dict[tuple[str, int], int]:
     return {(query.topic, 0): offset, (query.topic, 1): offset}
 
 
-def until_group_has(kafka: EmbeddedBroker, group: str, offsets: dict[tuple[str, int], int]) -> None:
-    until(lambda: offsets_of(kafka.bootstrap, group) == offsets, f"{group} is at {offsets}", END_S)
+def until_group_has(query: Stream, group: str, offset: int) -> None:
+    """Wait until this offset of both partitions is committed."""
+    wanted = both(query, offset)
+    try:
+        until(lambda: offsets_of(query.kafka, group) == wanted, f"{group} is at {wanted}", END_S)
+    except AssertionError as error:
+        error.add_note(f"it has {offsets_of(query.kafka, group)}; known is {query.known()}")
+        raise
 
 
 def partitions(query: Stream) -> list[dict[str, Any]]:
@@ -70,7 +76,7 @@ def test_progress_lag_and_commits(
     metrics = running.metrics()
     names = ("position", "high_watermark", "committed", "lag")
     assert [metrics.value(f"partition_{name}", **labels) for name in names] == [50, 50, 50, 0]
-    until_group_has(kafka, group, both(query, 50))
+    until_group_has(query, group, 50)
 
     query.gate.clear()
     hang(query)
@@ -84,7 +90,7 @@ def test_progress_lag_and_commits(
     query.until(lambda: query.known()["totals"]["lag_records"] == 0, "it goes on")
     assert [each["stuck_since"] for each in partitions(query)] == [None, None]
     assert {"stuck", "unstuck"} <= notes(query)
-    until_group_has(kafka, group, both(query, 80))
+    until_group_has(query, group, 80)
     query.stop()
     until(lambda: query.known()["state"] == "ended", "its end is reported")
 
@@ -100,7 +106,7 @@ def test_progress_lag_and_commits(
         assert each["completed_to"] == 80
     query.start()
     query.finish()
-    until_group_has(kafka, group, both(query, 100))
+    until_group_has(query, group, 100)
     query.check_all_read({0: 100, 1: 100})
     document = query.known()
     assert document["totals"].pop("partitions") == 2
@@ -133,7 +139,7 @@ def test_topic_made_anew(
     query.feed(40, RECORD_BYTES)
     query.start()
     query.finish()
-    until_group_has(kafka, group, both(query, 40))
+    until_group_has(query, group, 40)
 
     with AdminClient({"bootstrap.servers": kafka.bootstrap}) as admin:
         admin.delete_topics([query.topic])[query.topic].result(WAIT_S)
@@ -148,7 +154,7 @@ def test_topic_made_anew(
     for each in partitions(query):
         assert (each["high_watermark"], each["lag_records"]) == (25, 0)
     assert "recreated" in notes(query)
-    until_group_has(kafka, group, both(query, 25))
+    until_group_has(query, group, 25)
     # Kafka has them a moment before the proxy knows that it has.
     query.until(lambda: query.known()["commit"]["backwards"] >= 2, "it is counted")
     assert query.known()["commit"]["backwards"] == 2
@@ -201,7 +207,7 @@ def test_proxy_is_killed_and_comes_back(
         assert old["topic"] == new["topic"]
     query.until_read({0: 1520, 1: 1520})
     query.until(lambda: query.known()["totals"]["lag_records"] == 0, "all is reported")
-    until_group_has(kafka, group, both(query, 1520))
+    until_group_has(query, group, 1520)
     query.stop()
     query.check_all_read({0: 1520, 1: 1520})
     assert max(query.batches) > killed_at

@@ -107,10 +107,10 @@ def test_every_advertised_version_works_and_shows_no_real_address(
     proxy: Callable[..., ProxyProcess],
     used: tuple[str, Callable[[int, int], Any]],
 ) -> None:
-    """The real port must not be in any frame as an int32, as which Kafka writes ports."""
+    """The broker's host and port must be in no frame as Kafka writes them, one after the other."""
     name, request_of = used
     running = proxy()
-    real_port = struct.pack(">i", kafka.port)
+    real_address = HOST.encode() + struct.pack(">i", kafka.port)
     with RawClient(running.bootstrap) as client:
         known = advertised(client)
         client.ask(produce(9, name, b"first"))
@@ -124,7 +124,7 @@ def test_every_advertised_version_works_and_shows_no_real_address(
                 client.sock.sendall(client.encode(request))
                 frame = client.receive_frame()
                 client.forget()
-                assert real_port not in frame, case
+                assert real_address not in frame, case
                 answer = APIS[api_key].response.decode(frame, version=version, header=True)
                 assert not errors_in(answer.to_dict()), f"{case}: {answer}"
                 if api_key in (METADATA, DESCRIBE_CLUSTER):
