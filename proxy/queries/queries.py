@@ -66,7 +66,8 @@ PARSED_HERE_BYTES = 16 * 1024
 """A longer report is parsed in a thread: one of 10,000 partitions takes some 70 ms."""
 
 LOOK_UP_TIMEOUT_S = 2.0
-"""How long a report waits for the log ends that it goes beyond; then what is known must do."""
+"""How long a report waits for the log ends that it goes beyond, and before that for the names of
+topics; then what is known must do."""
 
 FLUSH_TIMEOUT_S = 3.0
 """How long the last commits may take when the proxy stops, or lets queries go; and, there, the last
@@ -111,6 +112,9 @@ class Queries:
         self._client = KafkaClient(bootstrap, limit_s=None)
         self._names_wanted = asyncio.Event()
         self._names = TopicNames(self._names_wanted.set)
+        self._name_tries: dict[bytes, int] = {}
+        """By topic id that is still wanted: how many look-ups did not find it."""
+        self._names_looked_up = asyncio.Event()
         self._committer = Committer(
             self._registry.commits, partial(KafkaClient, bootstrap), clock_ms
         )
@@ -253,6 +257,7 @@ class Queries:
         except ReportRefused as error:
             self._registry.reports.refuse(error)
             raise
+        await self._await_names()
         unknown = self._registry.reports.unknown_ends(report)
         await asyncio.sleep(0)  # there may be thousands: other work comes between two walks
         ends = await self._ends(unknown | self._pipelines.lost_ends(report, clock_ms()))
@@ -289,6 +294,18 @@ class Queries:
             "rate": pressed.rate if pressed else None,
             "bound": pressed.bound if pressed else None,
         }
+
+    async def _await_names(self) -> None:
+        """Wait until each topic of which only the id is known was looked up once.
+
+        Else a report could pass what its query's executors wrote and read before it.
+        """
+        new = set(self._names.wanted()) - self._name_tries.keys()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_UP_TIMEOUT_S):
+                while new:
+                    await self._names_looked_up.wait()
+                    new &= set(self._names.wanted()) - self._name_tries.keys()
 
     async def _ends(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
         """Return log ends that a report goes beyond; none if the cluster does not answer."""
@@ -357,7 +374,6 @@ class Queries:
         return False
 
     async def _resolve_names(self) -> None:
-        tries: dict[bytes, int] = {}
         while True:
             await self._names_wanted.wait()
             self._names_wanted.clear()
@@ -367,8 +383,12 @@ class Queries:
                 except UpstreamError as error:
                     _log.warning("topic names not looked up, trying again", error=str(error))
                 else:
-                    tries = {each: tries.get(each, 0) + 1 for each in self._names.wanted()}
-                    unknown = {each for each, count in tries.items() if count >= RESOLVE_TRIES}
+                    before, wanted = self._name_tries, self._names.wanted()
+                    self._name_tries = {each: before.get(each, 0) + 1 for each in wanted}
+                    self._names_looked_up.set()
+                    self._names_looked_up.clear()
+                    tries = self._name_tries.items()
+                    unknown = {each for each, count in tries if count >= RESOLVE_TRIES}
                     self._names.unresolvable(unknown)
                     if unknown:
                         text = "topics without a name, what was seen of them is lost"

@@ -96,9 +96,10 @@ def run(kafka: EmbeddedBroker, tmp_path: Path) -> Iterator[Run]:
     numbers = count()
     with ExitStack() as stack:
 
-        def start(*pipelines: Document, **parts: Any) -> ProxyProcess:
+        def start(*pipelines: Document, changes: str = "", **parts: Any) -> ProxyProcess:
             folder = tmp_path / f"proxy-{next(numbers)}"
-            process = ProxyProcess(whole(kafka.bootstrap, *pipelines, **parts), folder)
+            settings = whole(kafka.bootstrap, *pipelines, **parts)
+            process = ProxyProcess(settings, folder, changes=changes)
             stack.callback(process.kill)
             process.start()
             stack.callback(process.stop)
@@ -179,15 +180,38 @@ def until_ledger(running: ProxyProcess, **wanted: float) -> None:
 # Completion
 
 
-@pytest.mark.parametrize("by_id", [False, True], ids=["by name", "by id"])
+LATE_NAMES = """
+import asyncio
+from proxy.cluster.kafka_client import KafkaClient
+topic_names = KafkaClient.topic_names
+
+async def late_names(client, ids):
+    await asyncio.sleep(1)
+    return await topic_names(client, ids)
+
+KafkaClient.topic_names = late_names
+"""
+
+
+@pytest.mark.parametrize(
+    "by_id", [None, "", LATE_NAMES], ids=["by name", "by id", "by id, names come late"]
+)
 def test_a_source_batch_is_finished_when_the_last_stage_is(
-    run: Run, join: MakeStage, source: str, topic: MakeTopic, kafka: EmbeddedBroker, by_id: bool
+    run: Run,
+    join: MakeStage,
+    source: str,
+    topic: MakeTopic,
+    kafka: EmbeddedBroker,
+    by_id: str | None,
 ) -> None:
-    """Over three stages, one of which has a batch for the output of several."""
+    """Over three stages, one of which has a batch for the output of several.
+
+    `by_id`: what the proxy executes first; None: topics are named.
+    """
     began_s = time.monotonic()
     topics = [source, topic(2), topic()]
-    ids = {name: id_of(kafka.bootstrap, name) if by_id else None for name in topics}
-    running = run(pipeline(topics))
+    ids = {name: None if by_id is None else id_of(kafka.bootstrap, name) for name in topics}
+    running = run(pipeline(topics), changes=by_id or "")
     first, second, third = (join(running, name) for name in STAGES)
     for number in range(2):  # two roots
         start, end = first.write(topics[1], 3, partition=number, topic_id=ids[topics[1]])
@@ -199,7 +223,7 @@ def test_a_source_batch_is_finished_when_the_last_stage_is(
     second.read(topics[1])
     _, end = second.write(topics[2], 5, topic_id=ids[topics[2]])
     second.done(topics[1], {0: 0, 1: 0}, {0: 3, 1: 3})
-    until(lambda: waits_at(running) == ["third", "third"], "the last stage has them")
+    assert waits_at(running) == ["third", "third"]
     third.done(topics[2], 0, end - 1)
     assert pending(running) == 2
     third.done(topics[2], end - 1, end)

@@ -59,11 +59,12 @@ def test_progress_lag_and_commits(
     kafka: EmbeddedBroker, proxy: Run, listen: Listen, stream: MakeStream, topic: MakeTopic
 ) -> None:
     """A query works, hangs, is down, fails, and goes on from its checkpoint."""
-    group = "orders-progress"
+    name = topic(2)
+    group = f"{name}-progress"
     orders = {"name": "orders", "commit_group": group, "stuck_after": f"{STUCK_AFTER_S}s"}
     running = proxy(queries=[orders])
     listen(running)
-    query = stream(running, "orders", topic(2))
+    query = stream(running, "orders", name)
     query.feed(50, RECORD_BYTES)
     query.start(TRIGGER)
     query.until(lambda: query.known()["run_batches"] > 0, "a batch is reported")
