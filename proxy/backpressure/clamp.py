@@ -22,6 +22,7 @@ from .backpressure_record import BackpressureRecord, by_partition
 from .driver_connections import LIFE_WAIT_MS, DriverConnections, LookupConnection
 from .driver_progress import EVENT_JITTER_MS, DriverProgress
 from .estimator_inputs import TriggerInterval
+from .measurements import BatchMeasurements
 
 MAX_OFFSETS = 2**63
 """For one batch: there are no more."""
@@ -31,6 +32,10 @@ REPORT_WAIT_MS = 300.0
 
 LATE_MS = 100.0
 """Where a report came later than that after its batch, none is waited for at the next look-up."""
+
+OVERRUN = 1.1
+"""A driver that looks up again so many batch intervals after its last answer, or later, has had a
+batch for all that time: it would have waited for a trigger otherwise."""
 
 REFUSED_GROWTH = 2
 """How many times more is advertised to a driver that planned no batch of what it got."""
@@ -60,8 +65,7 @@ class Clamp:
 
     settings: AdaptiveBound
     _interval: TriggerInterval
-    _on_wait: Callable[[float, float], object]
-    """Is called with when an answer began to wait for a report, and when it was given."""
+    _measurements: BatchMeasurements
     _on_answered: Callable[[QueryProgress, bool, float], None]
     """Is called when drivers were answered, with whether they got something new, and the time."""
     rate: float | None = None
@@ -151,8 +155,10 @@ class Clamp:
         now_ms: float,
     ) -> PartitionOffsets:
         """Return what to advertise in place of these real ends; record it."""
+        asked_ms = now_ms
         if connection.waits_since_ms is not None:
-            self._on_wait(connection.waits_since_ms, now_ms)
+            asked_ms = connection.waits_since_ms
+            self._measurements.held.add(asked_ms, now_ms)
             connection.waits_since_ms = None
         progress = self._progress(query)
         why_not = self._why_not(progress, connection, now_ms)
@@ -160,7 +166,7 @@ class Clamp:
             why_not = "the driver asked again and read nothing: it knows more than is known here"
         ends = log_ends
         if why_not is None:
-            ends = self._clamped(progress, connection, log_ends)
+            ends = self._clamped(progress, connection, log_ends, asked_ms)
         else:
             self.state = ClampState(on=False, why=why_not, offsets=None)
         is_new, self.answered_ms = False, min(self.answered_ms, now_ms)
@@ -170,11 +176,19 @@ class Clamp:
         return ends
 
     def _clamped(
-        self, progress: DriverProgress, connection: LookupConnection, log_ends: PartitionOffsets
+        self,
+        progress: DriverProgress,
+        connection: LookupConnection,
+        log_ends: PartitionOffsets,
+        asked_ms: float,
     ) -> PartitionOffsets:
         is_overdue = connection.wait_failed or self._is_late
         new = self.advertised.new(log_ends)
         fitting, why = self._fitting(progress.query, new)
+        after = self._after_overrun(progress, connection, log_ends, asked_ms)
+        if after is not None and after < fitting:
+            fitting = after
+            why = f"the batch before, not reported yet, took long: {fitting:,} offsets for the next"
         if self._is_refused(progress, connection, log_ends):
             more = min(self._all_planned(progress) * REFUSED_GROWTH, MAX_OFFSETS)
             self.least_offsets = max(self.least_offsets, more)
@@ -203,6 +217,32 @@ class Clamp:
                 ends[key] = min(log_ends[key], max(bases[key] + parts[key], before))
         self.state = ClampState(on=True, why=why, offsets=offsets)
         return ends
+
+    def _after_overrun(
+        self,
+        progress: DriverProgress,
+        connection: LookupConnection,
+        keys: Collection[TopicPartition],
+        asked_ms: float,
+    ) -> int | None:
+        """Return how many offsets are to follow a batch that is not reported yet and took long.
+
+        None when it took no longer than the interval, or that is not known.
+        """
+        ends = self.advertised
+        unreported = [ends[key] for key in keys if progress.is_unreported(key, connection)]
+        planned_ms = max((end.raised_ms for end in unreported), default=math.inf)
+        took_ms = asked_ms - planned_ms
+        if not took_ms > OVERRUN * (self._interval_ms(progress.query) or math.inf):
+            return None
+        if any(end.answered_ms > planned_ms for end in unreported):
+            return None  # it has looked up since: there was a trigger without a batch
+        offsets = self._all_planned(progress)
+        for end in ends.values():  # other brokers may have answered to this trigger before
+            if end.previous is not None and end.raised_ms - planned_ms > took_ms / 2:
+                offsets -= end.offset - end.previous
+        rate = self._measurements.rate_after(offsets, planned_ms, asked_ms)
+        return None if rate is None else self._per_batch(progress.query, rate)
 
     def _rate(self, query: QueryProgress) -> float | None:
         if self.start_rate is None or query.trigger_kind is not TriggerKind.PROCESSING_TIME:

@@ -1,6 +1,8 @@
 """What the batches of a query show: how many records it can take, and what a record costs."""
 
 import math
+from copy import copy
+from dataclasses import replace
 
 from metrics.clock import MS_PER_SECOND
 from proxy.progress.offset_ranges import RangeSet
@@ -40,6 +42,7 @@ class BatchMeasurements:
         self.processing_rate: float | None = None
         """Records per second in its latest batch, the proxy's own holds left out."""
         self._estimator = _estimator(settings)
+        self._latest: FinishedBatch | None = None
         self._input_rate = InputRate()
         self.scheduling_delay = SchedulingDelay()
         self.throttled_rate = ThrottledRate()
@@ -124,21 +127,32 @@ class BatchMeasurements:
         left, arrivals = advertised.left(batch.ranges), self._input_rate.rate
         size = self.bytes_per_record.steady
         per_offset = 1 / (self.offsets_per_record.value or 1.0)
-        rate = self._estimator.compute(
-            FinishedBatch(
-                time_ms=batch.timestamp_ms + execution_ms,
-                records=records,
-                processing_ms=processing_ms,
-                waited_ms=waited_ms,
-                left=None if left is None else left * per_offset,
-                arrivals=None if arrivals is None else arrivals * per_offset,
-                most=math.inf if size is None else static / size,
-            )
+        self._latest = FinishedBatch(
+            time_ms=batch.timestamp_ms + execution_ms,
+            records=records,
+            processing_ms=processing_ms,
+            waited_ms=waited_ms,
+            left=None if left is None else left * per_offset,
+            arrivals=None if arrivals is None else arrivals * per_offset,
+            most=math.inf if size is None else static / size,
         )
+        rate = self._estimator.compute(self._latest)
         summary = f"batch {batch.batch_id}: {records:,} records in {execution_ms:,.0f} ms"
         if held_ms > 0:
             summary += f" (held {held_ms:,.0f} ms left out)"
         return rate, summary
+
+    def rate_after(self, offsets: float, start_ms: float, end_ms: float) -> float | None:
+        """Return the rate as it would be after a batch of so many offsets; None: not known.
+
+        Nothing is learnt of it: its report will come.
+        """
+        if self._latest is None or not isinstance(self._estimator, CostEstimator):
+            return None
+        records = offsets / (self.offsets_per_record.value or 1.0)
+        took_ms = max(MIN_PROCESSING_MS, end_ms - start_ms - self.held.covered(start_ms, end_ms))
+        batch = replace(self._latest, records=records, processing_ms=took_ms, left=None)
+        return copy(self._estimator).compute(batch)
 
     def state(self) -> dict[str, Json]:
         """Return what a BackpressureRecord has of it."""

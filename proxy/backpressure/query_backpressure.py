@@ -84,9 +84,7 @@ class QueryBackpressure:
         self._interval = TriggerInterval()
         self._measurements = measurements = BatchMeasurements(self._settings)
         self.record_bytes, self.record_hold = measurements.record_bytes, measurements.record_hold
-        self.clamp = Clamp(
-            self._settings, self._interval, measurements.held.add, self._after_answer
-        )
+        self.clamp = Clamp(self._settings, self._interval, measurements, self._after_answer)
         self._run_id: str | None = None
         self._has_ended = False
         self._label: str | None = None
