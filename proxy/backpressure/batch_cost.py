@@ -29,8 +29,8 @@ OUTLIER, FAR_WIDER = 3.0, 2.0
 too, on the same side, or it is so many times as large as any."""
 
 FIRST_DOUBT, CHANGE_DOUBT = 0.5, 0.5
-"""Uncertainty, as a part of it, of the fixed time after one batch; of both costs at a restart, and
-where everything takes longer than it did, or less."""
+"""Uncertainty, as a part of it, of what most of one batch's time went to, after that batch; of both
+costs at a restart, and where everything takes longer than it did, or less."""
 
 MIN_CERTAINTY = 0.1
 """The cost of a record is as good as unknown when less than this part of its square is certain."""
@@ -86,7 +86,7 @@ class BatchCost:
         A short one is fixed time mostly; that of a long one near the interval: users choose it so.
         """
         fixed_ms = took_ms * interval_ms / (took_ms + interval_ms)
-        variance = (FIRST_DOUBT * fixed_ms) ** 2
+        variance = (FIRST_DOUBT * max(fixed_ms, took_ms - fixed_ms)) ** 2
         noise = (FIRST_NOISE * took_ms) ** 2
         each_ms, each_variance = (took_ms - fixed_ms) / records, (variance + noise) / records**2
         return cls(fixed_ms, each_ms, variance, each_variance, -variance / records, records)
@@ -129,7 +129,7 @@ class BatchCost:
         if surprise and surprise == self.surprise:
             now = now._changed(*self.latest)
             gap_ms, noise = took_ms - now.time_ms(records), now.noise * took_ms**2
-        elif surprise and records > FAR_WIDER * self.widest:
+        elif surprise and records >= FAR_WIDER * self.widest:
             now = now._doubted(MAX_DRIFT, math.inf, took_ms)
             noise = now.noise * min(expected_ms, took_ms) ** 2
         elif surprise:

@@ -69,7 +69,7 @@ class CostEstimator:
     the target time, at most. After one that took too long, nothing is tried out; after one that
     took far longer than expected, the next is as small as if all were slower from now on. A query
     that falls behind, or drains a backlog in batches of more than the interval, gets a smaller
-    batch from time to time: only batches of different sizes tell fixed from per-record cost.
+    batch from time to time, or twice the smallest: only different sizes tell the two costs apart.
 
     The settings' batch interval has to be known before the first batch is added.
     """
@@ -114,10 +114,13 @@ class CostEstimator:
             safe = min(safe, GROWTH * records, self._readable(target_ms))
             self._allowed = max(self._allowed, safe)
             growth = max(GROWTH, target_ms / took_ms)
-            can_shrink = took_ms >= FULL * target_ms and PROBE * records >= self._least
-            if self._needs_probe(cost, records, took_ms) and can_shrink:
+            needs_probe = self._needs_probe(cost, records, took_ms)
+            can_shrink = PROBE * records >= self._least
+            if needs_probe and can_shrink and took_ms >= FULL * target_ms:
                 growth = PROBE
             self._allowed = min(self._allowed, max(growth * records, self._least))
+            if needs_probe and not can_shrink:
+                self._allowed = max(self._allowed, records / PROBE)
         most = self._at_most_as_usual(before, cost, records, took_ms)
         self._allowed = min(self._allowed, most)
         return self.rate

@@ -187,6 +187,18 @@ def test_a_query_that_is_ten_times_slower_has_one_very_long_batch(per_s, fixed, 
     assert cost.long <= 2
 
 
+@pytest.mark.parametrize("fixed", [1.5, 2.75, 4.0])
+@pytest.mark.parametrize("report_ms", [30.0, 900.0])
+def test_a_slow_start_ends_though_the_smallest_batch_takes_longer_than_an_interval(
+    fixed, report_ms
+):
+    """As on a busy driver: all of that time seems to be the records', until there are more."""
+    load = partial(steady, 500, fixed, 0.0001, backlog=600, report_ms=report_ms)
+    none, cost = (run(load(), **WAYS[way]) for way in ("none", "cost"))
+    assert cost.completion_s <= WORSE * none.completion_s
+    assert cost.mean_lag <= 1.5 * none.mean_lag
+
+
 STARVED = ["of 0.5, which only longer batches keep up with", "of 1.1", "of 1.1 and nothing else"]
 
 
