@@ -99,7 +99,7 @@ def test_a_worker_that_hangs_is_named_and_the_others_are_shown(machine: ProxyPro
 def test_dashboards_and_alerts_take_several_members(
     machine: ProxyProcess, topic: Callable[..., str], tmp_path: Path
 ) -> None:
-    """No query meets several series where it takes one; a worker dies meanwhile."""
+    """No query meets several series where it takes one, nor tells members apart unawares."""
     name = topic()
     access = Access(machine.bootstrap, "held")
     target = f"{HOST}:{machine.log('admin')[0]['port']}"
@@ -114,7 +114,9 @@ def test_dashboards_and_alerts_take_several_members(
         prometheus.until_scraped(time.time())
         assert prometheus.value(f"count(count by (member) ({PREFIX}build_info))") == len(MEMBERS)
         for query in dashboard_queries().values():
-            prometheus.query(query)
+            is_of_each = "by (instance, member)" in query
+            for labels, _ in prometheus.query(query):
+                assert is_of_each or "member" not in labels, query
         groups = prometheus.get("rules")["groups"]
         rules = [rule for group in groups for rule in group["rules"]]
         assert [rule.get("lastError") for rule in rules if rule["health"] == "err"] == []
