@@ -200,8 +200,11 @@ class Machine:
             return [first, *first.children(recursive=True)]
         return []
 
-    def carried(self) -> Mapping[str, float]:
-        """Return the bytes of Fetch responses by client id; raises OSError, as when it is down."""
+    def carried(self, client_id: str) -> Mapping[str, float]:
+        """Return a client's bytes of Fetch responses by member.
+
+        Raises OSError, as when the machine is down.
+        """
         connection = http.client.HTTPConnection(HOST, self.admin_port, timeout=ADMIN_TIMEOUT_S)
         try:
             connection.request("GET", "/metrics")
@@ -213,9 +216,9 @@ class Machine:
         found: dict[str, float] = {}
         for labels, value in _BYTES.findall(text):
             named = dict(part.split("=", 1) for part in labels.split(","))
-            if named["api"] == '"Fetch"':
-                client_id = named["client_id"].strip('"')
-                found[client_id] = found.get(client_id, 0.0) + float(value)
+            if named["api"] == '"Fetch"' and named["client_id"] == f'"{client_id}"':
+                member = named["member"].strip('"')
+                found[member] = found.get(member, 0.0) + float(value)
         return found
 
     def log_tail(self) -> str:

@@ -62,7 +62,8 @@ class QueryTraffic:
     def __init__(self, machines: Sequence[Machine], client_id: str) -> None:
         self.arrivals = Arrivals()
         self._machines, self._client_id = machines, client_id
-        self._seen: dict[str, float] = {}
+        self._seen: dict[tuple[str, str], float] = {}
+        """By machine and member."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
         self._thread.start()
@@ -79,13 +80,14 @@ class QueryTraffic:
                 if not machine.is_up:
                     continue
                 try:
-                    now = machine.carried().get(self._client_id, 0.0)
+                    carried = machine.carried(self._client_id)
                 except OSError:
                     continue
-                before = self._seen.get(machine.name, 0.0)
-                # One that was started again begins at zero.
-                grown += now - before if now >= before else now
-                self._seen[machine.name] = now
+                for member, now in carried.items():
+                    before = self._seen.get((machine.name, member), 0.0)
+                    # One that was started again begins at zero.
+                    grown += now - before if now >= before else now
+                    self._seen[machine.name, member] = now
             self.arrivals.add(time.monotonic(), round(grown))
 
 

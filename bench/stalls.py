@@ -27,6 +27,7 @@ from proxy.admin.rates.observed_rates import ObservedRates
 from proxy.admin.server import AdminServer
 from proxy.admin.slices import Slices
 from proxy.admin.status import RelayStatus
+from proxy.members.member_names import ONLY_MEMBER
 from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
@@ -100,6 +101,7 @@ class _Proxy:
             "127.0.0.1",
             0,
             metrics=metrics,
+            member=ONLY_MEMBER,
             not_ready=lambda: None,
             quotas=self.quotas,
             rules=RuleRegistry(self.quotas, MemoryStore(), settings),

@@ -4,12 +4,11 @@ Pure: no I/O, no event loop, nothing of the proxy; time is an argument in monoto
 """
 
 from .dropped_log_lines import DroppedLogLines
-from .exposition import SensorCollector
+from .exposition import SensorCollector, join_scrapes
 from .instruments import BoundedLabels, Instruments
 from .lock_free_counter import CounterChild
 from .lock_free_histogram import HistogramChild
 from .member_instruments import MemberInstruments
-from .merged import MemberScrape, MergedMetrics
 from .registry import Registry, RegistryFull
 from .sensor import Metric, MetricName, QuotaViolation, Sensor
 from .stats import Count, MetricConfig, Quota, Rate, WindowedSum
@@ -22,8 +21,6 @@ __all__ = [
     "HistogramChild",
     "Instruments",
     "MemberInstruments",
-    "MemberScrape",
-    "MergedMetrics",
     "Metric",
     "MetricConfig",
     "MetricName",
@@ -35,4 +32,5 @@ __all__ = [
     "Sensor",
     "SensorCollector",
     "WindowedSum",
+    "join_scrapes",
 ]

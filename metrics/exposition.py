@@ -1,8 +1,9 @@
-"""Show the registry's sensors and their bounds to Prometheus."""
+"""Show the registry's sensors to Prometheus, and the scrapes of several members as one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import cast
 
 from prometheus_client.metrics_core import Metric as Family
@@ -16,7 +17,28 @@ PREFIX = "kafka_quota_proxy_"
 BOUND_METRIC = "bound_bytes"
 BOUND_HELP = "Bound that the quota sets for the measured value, in the same unit."
 
+_HELP = b"# HELP "
+
 Labels = tuple[tuple[str, str], ...]
+
+
+def join_scrapes(scrapes: Iterable[bytes]) -> bytes:
+    """Return one text of several, each as `generate_latest` writes it; no series is in two.
+
+    Each family has the HELP and TYPE of the first scrape that has it, and the samples of all as
+    they are written.
+    """
+    families: dict[bytes, list[bytes]] = {}
+    for scrape in scrapes:
+        # In a label a line's end is escaped: what begins a line is never part of one.
+        for block in (b"\n" + scrape).split(b"\n" + _HELP)[1:]:
+            help_line, _, rest = block.removesuffix(b"\n").partition(b"\n")
+            type_line, _, samples = rest.partition(b"\n")
+            head = [_HELP, help_line, b"\n", type_line, b"\n"]
+            parts = families.setdefault(help_line.partition(b" ")[0], head)
+            if samples:
+                parts += (samples, b"\n")
+    return b"".join(chain.from_iterable(families.values()))
 
 
 class SensorCollector(Collector):

@@ -159,7 +159,7 @@ class Declarations:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
-        self._registry = registry
+        self.registry = registry
         self.rows: list[InstrumentRow] = []
         """All of them, for documents."""
 
@@ -167,7 +167,7 @@ class Declarations:
         self, kind: type[M], series: str, meaning: str, bounded: bool = False, **options: Any
     ) -> M:
         name, *labels = re.findall(r"\w+", series)
-        registry = None if bounded else self._registry
+        registry = None if bounded else self.registry
         name = PREFIX + name
         metric = cast(Any, kind)(name, meaning, labels, registry=registry, **options)
         (family,) = metric.describe()
@@ -179,8 +179,8 @@ class Instruments(Declarations):
     """The own metrics of a process that relays; attributes are named like them.
 
     Metrics whose labels clients can influence are BoundedLabels, with at most `max_label_sets`
-    sets each: use `.of(...)`. The others are plain: use `.labels(...)`. Each gauge has its line in
-    `merge_rules`. Raises ValueError when `max_label_sets` is below 1.
+    sets each: use `.of(...)`. The others are plain: use `.labels(...)`. The label `member` is added
+    in each scrape. Raises ValueError when `max_label_sets` is below 1.
     """
 
     def __init__(self, registry: CollectorRegistry, *, max_label_sets: int) -> None:
@@ -384,7 +384,7 @@ class Instruments(Declarations):
         """Expose the metric that was declared last under another name as well."""
         row = self.rows[-1]._replace(name=PREFIX + name, meaning=meaning)
         self.rows.append(row)
-        self._registry.register(MetricAlias(metric, row))
+        self.registry.register(MetricAlias(metric, row))
 
     def _bounded(
         self, kind: type[Any], series: str, meaning: str, **options: Any
@@ -394,5 +394,5 @@ class Instruments(Declarations):
         made: BoundedLabels[Any] = BoundedLabels(
             metric, self.rows[-1].labels, open_labels, self._max_label_sets
         )
-        self._registry.register(made)
+        self.registry.register(made)
         return made

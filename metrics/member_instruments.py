@@ -8,9 +8,9 @@ from .instruments import Declarations
 class MemberInstruments(Declarations):
     """What a supervisor shows of the members; attributes are named like the metrics.
 
-    They live in a registry of the supervisor's own, whose text is merged with that of its workers
-    as if it were one more member. What a worker counts itself, as `visits_bytes_total`, is among
-    its Instruments. A process without a supervisor has none of these.
+    They live in a registry of the supervisor's own, whose text comes before that of its workers.
+    What a worker counts itself, as `visits_bytes_total`, is among its Instruments. A process
+    without a supervisor has none of these.
 
     `member` is a member's name in the slot map, `worker` the number of a worker.
     """
@@ -24,6 +24,9 @@ class MemberInstruments(Declarations):
         )
         self.workers_crash_looping = plain(
             Gauge, "workers_crash_looping", "Workers that die soon after each start."
+        )
+        self.member_up = plain(
+            Gauge, "member_up[member]", "1 if the member of this machine answered this scrape."
         )
         self.slots_owned = plain(
             Gauge, "slots_owned[member]", "Slots that a member of this machine owns."

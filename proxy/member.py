@@ -32,6 +32,7 @@ from proxy.config.secrets import Certificate, Secrets, read_secrets
 from proxy.garbage import FREED_INTERVAL_S, FreedMemory, collect_frozen
 from proxy.health import Health
 from proxy.log_queue import log_queue
+from proxy.members.member_names import ONLY_MEMBER
 from proxy.parts import access_of, bootstrap_of, limits_of, port_limits_of
 from proxy.progress.owns import Owns, owns_all
 from proxy.queries.queries import Queries
@@ -70,8 +71,8 @@ class MemberProcess:
     `listeners` says where clients come in, `steering` which other members there are, and `numbers`
     gives those of connections. One that `writes` keeps overrides and pauses in the store, which
     `on_written` is told of; the others read them there. `rate_share` says which observed rates it
-    keeps. `load` a store, `make_admin`, and `begin`; in the `end` connections drain, and before
-    that `release` lets the store be closed.
+    keeps, and `name` is that of the member. `load` a store, `make_admin`, and `begin`; in the `end`
+    connections drain, and before that `release` lets the store be closed.
     """
 
     rules: RuleRegistry
@@ -92,11 +93,12 @@ class MemberProcess:
         writes: bool = True,
         on_written: Callable[[], None] = lambda: None,
         rate_share: RateShare = ALONE,
+        name: str = ONLY_MEMBER,
     ) -> None:
         loop = asyncio.get_running_loop()
         settings = self._settings = config.quota_settings
         log_level.set(config.log_level)
-        self._writes, self._on_written = writes, on_written
+        self._name, self._writes, self._on_written = name, writes, on_written
         self._config = self._in_force = config
         self.store = WatchedStore(MemoryStore())
         self.metrics = CollectorRegistry()
@@ -189,6 +191,7 @@ class MemberProcess:
             bind.host,
             bind.port,
             metrics=self.metrics,
+            member=self._name,
             not_ready=lambda: self._health.readiness().reason,
             warning=lambda: self._health.readiness().warning,
             request_times=self._request_times.documents,

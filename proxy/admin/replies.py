@@ -147,26 +147,28 @@ class _FamilyPart(Collector):
         return (self._part,)
 
 
-async def scrape(registry: CollectorRegistry, slices: Slices) -> bytearray:
-    """Return all metrics in Prometheus' text format.
+async def scrape(registry: CollectorRegistry, member: str, slices: Slices) -> bytearray:
+    """Return all metrics of a member in Prometheus' text format.
 
     Sensors are measured here, in the thread that feeds them, each at its own moment.
     """
     text = bytearray()
     # Not joined in the end: several megabytes take milliseconds.
     async with slices.long_answers:
-        await slices.collect(map(text.extend, scrape_pieces(registry)))
+        await slices.collect(map(text.extend, scrape_pieces(registry, member)))
     return text
 
 
-def scrape_pieces(registry: CollectorRegistry) -> Iterator[bytes]:
+def scrape_pieces(registry: CollectorRegistry, member: str) -> Iterator[bytes]:
     """Yield the text that `generate_latest` gives, a few samples in each piece.
 
-    Families must not have `_created` series, which would stand behind the others.
+    Each sample has the label `member` beside its own. Families must not have `_created` series,
+    which would stand behind the others.
     """
+    label = {"member": member}
     for family in registry.collect():
         head = generate_latest(_FamilyPart(family, ()))
         yield head
-        samples = iter(family.samples)
+        samples = (each._replace(labels={**each.labels, **label}) for each in family.samples)
         while some := tuple(islice(samples, SAMPLES_AT_ONCE)):
             yield generate_latest(_FamilyPart(family, some)).removeprefix(head)

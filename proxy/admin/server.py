@@ -39,8 +39,9 @@ __all__ = ["PAGE_FILES", "AdminError", "AdminServer"]
 class AdminServer(AdminSite):
     """Serves operators on one address: metrics, health, the API and the status page.
 
-    Whoever made `history` takes its samples, whoever made `audit` closes it, and `clock_ms` is the
-    monotonic time that `quotas` is fed with.
+    Each sample of `metrics` is shown with the name of the `member`. Whoever made `history` takes
+    its samples, whoever made `audit` closes it, and `clock_ms` is the monotonic time that `quotas`
+    is fed with.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class AdminServer(AdminSite):
         port: int,
         *,
         metrics: CollectorRegistry,
+        member: str,
         not_ready: NotReady,
         quotas: QuotaManager,
         rules: RuleRegistry,
@@ -66,7 +68,7 @@ class AdminServer(AdminSite):
         connections: ConnectionSource | None = None,
     ) -> None:
         super().__init__(host, port, access, limits, tls)
-        self._metrics = metrics
+        self._metrics, self._member = metrics, member
         self._not_ready = not_ready
         self._warning = warning
         self._slices = Slices()
@@ -120,7 +122,7 @@ class AdminServer(AdminSite):
         return [*self._left_changes.routes(), *self._suggestions.member_routes()]
 
     async def _get_metrics(self, _: web.Request) -> web.Response:
-        body = await scrape(self._metrics, self._slices)
+        body = await scrape(self._metrics, self._member, self._slices)
         return answer_in_pieces(body, {"Content-Type": CONTENT_TYPE})
 
     async def _get_healthz(self, _: web.Request) -> web.Response:

@@ -2,6 +2,9 @@
 
 MACHINE_SEPARATOR = "/"
 
+ONLY_MEMBER = "0"
+"""The name of a process without workers."""
+
 
 def member_name(number: int, machine: str | None) -> str:
     """Return the name of a worker as a member, by itself or with its machine in a tier."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from http import HTTPStatus
@@ -30,7 +31,7 @@ LIMIT_S = 5.0
 MOST_CONNECTIONS = 1000
 MOST_PARTITIONS = 100
 
-_REFUSED = re.compile(r'^kafka_quota_proxy_spark_reports_total\{result="(\w+)"\} (\S+)$', re.M)
+_REFUSED = re.compile(r'^kafka_quota_proxy_spark_reports_total\{.*\bresult="(\w+)"\} (\S+)$', re.M)
 _TAKEN = frozenset({"accepted", "repeated"})
 
 
@@ -71,7 +72,9 @@ def _document(address: AdminAddress, path: str) -> Document:
 
 def _refused_reports(address: AdminAddress) -> dict[str, int]:
     text = read_answer(address, "/metrics", timeout_s=LIMIT_S).decode("utf-8", "replace")
-    counts = {match[1]: int(float(match[2])) for match in _REFUSED.finditer(text)}
+    counts: Counter[str] = Counter()
+    for match in _REFUSED.finditer(text):
+        counts[match[1]] += int(float(match[2]))
     return {why: count for why, count in counts.items() if count and why not in _TAKEN}
 
 

@@ -1,12 +1,10 @@
 """The admin port of one machine: a gateway to its workers."""
 
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from prometheus_client import CollectorRegistry, generate_latest
-
-from metrics import MemberScrape, MergedMetrics
-from proxy.admin.gateway.gateway import Gateway, MemberMetrics
+from metrics import MemberInstruments
+from proxy.admin.gateway.gateway import Gateway
 from proxy.admin.gateway.member_client import MemberEndpoint
 from proxy.config import Config
 from proxy.config.secrets import Secrets
@@ -14,29 +12,16 @@ from proxy.parts import access_of, port_limits_of
 from proxy.workers.post import Post, looping
 from proxy.workers.slot_sharing import SlotSharing
 
-SUPERVISOR = "supervisor"
-"""Stands for the supervisor itself among the members whose metrics are merged."""
-
 
 def make_gateway(
     config: Config,
     secrets: Secrets,
     posts: Sequence[Post],
-    registry: CollectorRegistry,
+    metrics: MemberInstruments,
     sharing: SlotSharing,
 ) -> Gateway:
-    """Make it; `registry` has the supervisor's own metrics."""
+    """Make it; `metrics` are the supervisor's own."""
     admin = config.admin
-    merged = MergedMetrics(max_label_sets=config.limits.max_client_entities)
-
-    def merge(texts: Mapping[str, MemberMetrics | None]) -> bytes:
-        scrapes: dict[str, MemberScrape | None] = {SUPERVISOR: own()}
-        for name, each in texts.items():
-            scrapes[name] = None if each is None else MemberScrape.read(each.text, each.run)
-        return merged.merge(scrapes)
-
-    def own() -> MemberScrape:
-        return MemberScrape.read(generate_latest(registry), 0)
 
     def query_client(name: str) -> str:
         return next((each.client_id for each in config.queries if each.name == name), name)
@@ -48,7 +33,7 @@ def make_gateway(
         members=lambda: [*map(_endpoint, posts), *sharing.machines()],
         owner_of=sharing.owner_of_client,
         first=lambda: sharing.first,
-        merge_metrics=merge,
+        metrics=metrics,
         access=access_of(config, secrets),
         not_ready=lambda: sharing.not_ready,
         warning=lambda: _warning(posts, sharing),
@@ -62,9 +47,7 @@ def make_gateway(
 
 
 def _endpoint(post: Post) -> MemberEndpoint:
-    return MemberEndpoint(
-        post.name, path=post.admin_path, alive=post.serves, run=post.restarts.count
-    )
+    return MemberEndpoint(post.name, path=post.admin_path, alive=post.serves)
 
 
 def _warning(posts: Sequence[Post], sharing: SlotSharing) -> str | None:

@@ -88,7 +88,9 @@ class Supervisor:
         registry.register(DroppedLogLines(lambda: log_queue.dropped))
         self._sharing = self._share(config)
         self._store.watch_key = self._sharing.watch_key
-        self._gateway = make_gateway(config, self._secrets, self._posts, registry, self._sharing)
+        self._gateway = make_gateway(
+            config, self._secrets, self._posts, self._metrics, self._sharing
+        )
         self._brokers: dict[int, Address] = {}
         """Of which a worker has heard."""
         uncounted = Counter(

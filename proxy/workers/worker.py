@@ -165,6 +165,7 @@ class Worker:
             writes=writes,
             on_written=lambda: self._channel.notify("common_changed"),
             rate_share=RateShare(number, self._config.worker_count),
+            name=name,
         )
         self._exchanges = VisitExchanges(
             visits, self._channel, self._member.quotas.shared, self._steering

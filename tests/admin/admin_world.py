@@ -16,6 +16,7 @@ from proxy.admin.port.access import Access, AdminToken
 from proxy.admin.rates.observed_rates import ObservedRates
 from proxy.admin.server import AdminServer
 from proxy.admin.status import BrokerStatus, ConfigLoad, ListenerStatus, RelayStatus
+from proxy.members.member_names import ONLY_MEMBER
 from proxy.progress.query_scope import QueryScope
 from proxy.quota.entities import QuotaKind
 from proxy.quota.rule_registry import RuleRegistry
@@ -133,6 +134,7 @@ class AdminWorld(QuotaWorld):
         tokens = () if token is None else (AdminToken("admin", token),)
         arguments: dict[str, Any] = {
             "metrics": self.prometheus,
+            "member": ONLY_MEMBER,
             "not_ready": lambda: self.not_ready,
             "warning": lambda: self.warning,
             "request_times": lambda: self.request_times,

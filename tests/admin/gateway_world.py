@@ -9,30 +9,16 @@ from typing import Any
 
 import aiohttp
 from admin_world import AdminWorld, Answer, Ask, NoQueries
+from prometheus_client import CollectorRegistry
 from yarl import URL
 
-from metrics import MemberScrape, MergedMetrics
-from proxy.admin.gateway.gateway import Gateway, MemberMetrics, MergeMetrics
+from metrics import MemberInstruments
+from proxy.admin.gateway.gateway import Gateway
 from proxy.admin.gateway.member_client import MemberEndpoint
 from proxy.admin.port.access import Access
 from proxy.admin.server import AdminServer
 from proxy.progress.query_scope import QueryScope
 from proxy.progress.report import Refusal, ReportRefused
-
-
-def merging_metrics() -> MergeMetrics:
-    """Return what merges the metrics of members for real."""
-    merged = MergedMetrics(max_label_sets=100)
-
-    def merge(scrapes: Mapping[str, MemberMetrics | None]) -> bytes:
-        return merged.merge(
-            {
-                name: None if each is None else MemberScrape.read(each.text, each.run)
-                for name, each in scrapes.items()
-            }
-        )
-
-    return merge
 
 
 class Reported(NoQueries):
@@ -80,7 +66,9 @@ class GatewayWorld:
         with tempfile.TemporaryDirectory() as folder:
             async with AsyncExitStack() as stack:
                 for name, world in self.worlds.items():
-                    more = {"reports": self.reports[name]} | dict((servers or {}).get(name, {}))
+                    more = {"reports": self.reports[name], "member": name} | dict(
+                        (servers or {}).get(name, {})
+                    )
                     server = self.servers[name] = world.server(**more)
                     path = Path(folder) / f"{name.replace('/', '-')}.sock"
                     await server.start_at(path)
@@ -92,7 +80,7 @@ class GatewayWorld:
                     members=lambda: list(self.endpoints.values()),
                     owner_of=self.owner_of,
                     first=lambda: self.first,
-                    merge_metrics=merging_metrics(),
+                    metrics=MemberInstruments(CollectorRegistry()),
                     access=access or Access(),
                     **changes,
                 )

@@ -9,9 +9,10 @@ import aiohttp
 import pipeline_world
 import pytest
 import spark_world
-from admin_world import MIB, PRODUCER, AdminWorld, Ask, serve, tick
+from admin_world import HOSTILE, MIB, PRODUCER, AdminWorld, Ask, serve, tick
 from connected import HELD, PLAIN, Connected
 from gateway_world import GatewayWorld, names
+from prometheus_client.parser import text_string_to_metric_families
 from tokens import CLOSED, OPEN, TOKENS, bearer
 from yarl import URL
 
@@ -428,24 +429,37 @@ async def test_queries_and_pipelines_come_from_the_members_that_have_them(tier: 
         assert status["pipelines"][0]["name"] == "orders"
 
 
-async def test_metrics_are_sums_that_never_go_back(tier: GatewayWorld, ask: Ask):
-    def count(name: str, amount: float) -> None:
-        labels = ("default", "", "etl", "Fetch")
-        tier.worlds[name].instruments.bytes_total.of(*labels).inc(amount)
-
-    async def counted(query: str = "") -> float:
-        text = (await ask("GET", f"/metrics{query}")).text
-        (line,) = (
-            line for line in text.splitlines() if line.startswith("kafka_quota_proxy_bytes_total{")
-        )
-        return float(line.rpartition(" ")[2])
-
+async def test_metrics_are_those_of_each_member_as_they_are(tier: GatewayWorld, ask: Ask):
+    labels = ("default", "", HOSTILE, "Fetch")
     for name, amount in (("0", 1.0), ("1", 20.0), ("2", 300.0)):
-        count(name, amount)
-    assert await asyncio.gather(*(counted() for _ in range(5))) == [321.0] * 5
-    assert await counted("?member=1") == 20.0
+        tier.worlds[name].instruments.bytes_total.of(*labels).inc(amount)
+        tier.worlds[name].instruments.throttle_seconds.labels("consumer_byte_rate").observe(amount)
+
+    async def shown(query: str = "") -> dict[str, dict[str, float]]:
+        """Return samples of each name by their member; each family must come once."""
+        text = (await ask("GET", f"/metrics{query}")).text
+        families = list(text_string_to_metric_families(text))
+        assert len({family.name for family in families}) == len(families)
+        found: dict[str, dict[str, float]] = {}
+        for family in families:
+            for sample in family.samples:
+                of_name = found.setdefault(sample.name.removeprefix("kafka_quota_proxy_"), {})
+                if sample.labels.get("client_id", HOSTILE) == HOSTILE:
+                    of_name[sample.labels.get("member", "")] = sample.value
+        return found
+
+    for found in await asyncio.gather(*(shown() for _ in range(5))):
+        assert found["bytes_total"] == {"0": 1.0, "1": 20.0, "2": 300.0}
+        assert found["throttle_seconds_sum"] == {"0": 1.0, "1": 20.0, "2": 300.0}
+        assert found["throttle_seconds_count"] == dict.fromkeys("012", 1.0)
+        assert found["member_up"] == dict.fromkeys("012", 1.0)
+    found = await shown("?member=1")
+    assert found["bytes_total"] == {"1": 20.0}
+    assert "member_up" not in found
     await tier.kill("2")
-    count("0", 4000.0)
-    assert await counted() == 4321.0
     tier.mark_dead("0")
-    assert await counted() == 4321.0
+    found = await shown()
+    assert found["bytes_total"] == {"1": 20.0}
+    assert found["member_up"] == {"0": 0.0, "1": 1.0, "2": 0.0}
+    await tier.kill("1")
+    assert (await shown())["member_up"] == dict.fromkeys("012", 0.0)

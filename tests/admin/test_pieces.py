@@ -5,10 +5,13 @@ import json
 import pytest
 from admin_world import CONSUMER, HOSTILE, MIB, AdminWorld, Ask
 from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from metrics import SensorCollector
 from proxy.admin import replies
 from proxy.admin.replies import SAMPLES_AT_ONCE, json_pieces, scrape_pieces
+from proxy.members.member_names import ONLY_MEMBER
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rules import Rule
 
@@ -50,10 +53,27 @@ class Measured(AdminWorld):
         self.instruments.bytes_total.forget(listener="default", user="", client_id=name)
 
 
-def test_metrics_are_those_of_generate_latest():
+def exposed(world: AdminWorld, member: str = ONLY_MEMBER) -> list[tuple[str, str, list[Sample]]]:
+    """Return what `generate_latest` writes, read and with the label `member`."""
+    return [
+        (family.name, family.type, [labelled(sample, member) for sample in family.samples])
+        for family in text_string_to_metric_families(generate_latest(world.prometheus).decode())
+    ]
+
+
+def labelled(sample: Sample, member: str) -> Sample:
+    return sample._replace(labels={**sample.labels, "member": member})
+
+
+def read(text: str) -> list[tuple[str, str, list[Sample]]]:
+    families = text_string_to_metric_families(text)
+    return [(family.name, family.type, family.samples) for family in families]
+
+
+def test_metrics_are_those_of_generate_latest_with_the_member():
     world = Measured()
-    found = list(scrape_pieces(world.prometheus))
-    assert b"".join(found) == generate_latest(world.prometheus)
+    found = list(scrape_pieces(world.prometheus, 'a"\n\\/0'))
+    assert read(b"".join(found).decode()) == exposed(world, 'a"\n\\/0')
     assert max(piece.count(b"\n") for piece in found) <= SAMPLES_AT_ONCE
     assert b"".join(found).count(b"kafka_quota_proxy_rate_bytes{") == len(world.names)
 
@@ -61,7 +81,7 @@ def test_metrics_are_those_of_generate_latest():
 def test_clients_that_come_and_go_between_two_pieces_do_not_disturb_the_others():
     world = Measured()
     found = []
-    for number, piece in enumerate(scrape_pieces(world.prometheus)):
+    for number, piece in enumerate(scrape_pieces(world.prometheus, ONLY_MEMBER)):
         found.append(piece)
         world.forget(f"client-{3 * SAMPLES_AT_ONCE - 1 - number}")
         world.count(f"new-{number}")
@@ -78,7 +98,7 @@ def test_clients_that_come_and_go_between_two_pieces_do_not_disturb_the_others()
 async def test_the_server_gives_the_same(world: AdminWorld, ask: Ask):
     world.connect("etl-orders")(MIB)
     answer = await ask("GET", "/metrics")
-    assert answer.text == generate_latest(world.prometheus).decode()
+    assert read(answer.text) == exposed(world)
     assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
     answer = await ask("GET", "/v1/status")
     assert answer.headers["Content-Type"] == "application/json; charset=utf-8"
@@ -91,7 +111,7 @@ async def test_a_long_answer_goes_out_in_pieces(
     monkeypatch.setattr(replies, "REPLY_PIECE_BYTES", 100)
     world.connect("etl-orders")(MIB)
     answer = await ask("GET", "/metrics")
-    assert answer.text == generate_latest(world.prometheus).decode()
+    assert read(answer.text) == exposed(world)
     length = answer.headers["Content-Length"]
     assert int(length) == len(answer.text.encode()) > 200
     head = await ask("HEAD", "/metrics")

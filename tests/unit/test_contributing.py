@@ -21,7 +21,6 @@ from metrics import (
     SensorCollector,
 )
 from metrics.instruments import InstrumentRow
-from metrics.merge_rules import GAUGE_RULES, SUM
 from proxy.progress.events import EventKind
 from proxy.progress.progress_collector import ProgressCollector
 from proxy.progress.query_registry import QueryRegistry
@@ -74,11 +73,10 @@ def metric_rows() -> Iterator[InstrumentRow]:
 
 def metric_table() -> str:
     """Return the table of all metrics, by name."""
-    lines = ["| metric | type | labels | meaning | of several workers |", "|---|---|---|---|---|"]
+    lines = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
     for row in sorted(metric_rows()):
         labels = ", ".join(f"`{label}`" for label in row.labels)
-        rule = GAUGE_RULES[row.name] if row.type == "gauge" else SUM
-        lines.append(f"| `{row.name}` | {row.type} | {labels} | {row.meaning} | {rule} |")
+        lines.append(f"| `{row.name}` | {row.type} | {labels} | {row.meaning} |")
     return "\n".join(lines) + "\n"
 
 

@@ -35,7 +35,7 @@ BUDGETS = {
     "proxy/quota": Budget(4300, 3100),
     "proxy/progress": Budget(4400, 2950),
     "proxy/state": Budget(2900, 1300),
-    "proxy/wire proxy/cluster proxy/log_queue.py metrics": Budget(5800, 4430),
+    "proxy/wire proxy/cluster proxy/log_queue.py metrics": Budget(5450, 4430),
     "proxy/spark": Budget(900, 650),
 }
 """By the folders and modules of each room."""

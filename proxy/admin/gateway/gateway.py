@@ -5,10 +5,11 @@ import json
 import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 from aiohttp import web
+from prometheus_client import generate_latest
 
+from metrics import MemberInstruments, join_scrapes
 from proxy.admin.gateway.machine_relay import MachineRelay
 from proxy.admin.gateway.member_client import MEMBER_TIMEOUT_S, MemberClient, MemberEndpoint
 from proxy.admin.gateway.members import Asked, Members, none_answers, passed_on, target_of
@@ -27,27 +28,12 @@ from proxy.admin.slices import LONG_ANSWERS
 from proxy.admin.status import NotReady
 
 
-class MemberMetrics(NamedTuple):
-    """What a member answered to a scrape."""
-
-    run: int
-    """That of its endpoint."""
-    text: bytes
-
-
-MergeMetrics = Callable[[Mapping[str, MemberMetrics | None]], bytes]
-"""Makes one scrape of those of all members, by their names; None for one that did not answer.
-
-Raises ValueError for a text that is no scrape of ours.
-"""
-
-
 class Gateway(AdminSite):
     """Serves operators on one address what `AdminServer` does for one process.
 
     `members` gives who there is now, `owner_of` the name of the member that owns a client id
     (None while nobody does), and `first` that of the member that writes what concerns all.
-    `merge_metrics` runs in a thread, one call at a time.
+    `metrics` are shown before those of the members.
     `client_of` gives the client id that a query's name stands for. `not_ready` and `warning` are
     what is wrong beside what members say themselves; `slots` what is known of members' slots, by
     their names. `timeout_s` is for one member's answer.
@@ -63,7 +49,7 @@ class Gateway(AdminSite):
         members: Callable[[], Sequence[MemberEndpoint]],
         owner_of: Callable[[str], str | None],
         first: Callable[[], str],
-        merge_metrics: MergeMetrics,
+        metrics: MemberInstruments,
         access: Access,
         not_ready: NotReady = lambda: None,
         warning: NotReady = lambda: None,
@@ -77,14 +63,13 @@ class Gateway(AdminSite):
     ) -> None:
         self._not_ready = not_ready
         self._warning = warning
-        self._merge_metrics = merge_metrics
+        self._metrics = metrics
         self._client = MemberClient(timeout_s)
         self._members = Members(members, first, self._client)
         guard = None
         if tier_routes is not None:
             guard = TierGuard(access, MachineRelay(self._members, self._client).answer)
         super().__init__(host, port, access, limits, tls, guard)
-        self._scraping = asyncio.Lock()
         self._long_answers = asyncio.Semaphore(LONG_ANSWERS)
         is_tier = tier_routes is not None
         self._merged = MergedAnswers(
@@ -130,21 +115,18 @@ class Gateway(AdminSite):
         endpoints = self._members.asked_here(request)
         asked = list(map(Asked, endpoints))
         target = target_of(request)
-        if "member" in request.query:  # as it is: what is merged is of all
+        async with self._long_answers:
             answers = await self._members.ask_all(asked, "GET", target)
-            if not answers.replies:
-                raise none_answers(answers.missing)
-            return passed_on(answers.replies[0])
-        # What was asked for before another scrape must not be merged after it: counters went back.
-        async with self._scraping, self._long_answers:
-            answers = await self._members.ask_all(asked, "GET", target)
+            if "member" in request.query:
+                if not answers.replies:
+                    raise none_answers(answers.missing)
+                return passed_on(answers.replies[0])
             texts = {reply.member: reply.body for reply in answers.ok}
-            scrapes = {
-                each.name: MemberMetrics(each.run, texts[each.name]) if each.name in texts else None
-                for each in endpoints
-            }
-            # Also of none: what those had counted that are away is kept.
-            body = await asyncio.to_thread(self._merge_metrics, scrapes)
+            for each in endpoints:
+                self._metrics.member_up.labels(each.name).set(each.name in texts)
+            own = generate_latest(self._metrics.registry)
+            # A thread: four members with 10,000 clients each have tens of megabytes.
+            body = await asyncio.to_thread(join_scrapes, (own, *texts.values()))
         return answer_in_pieces(body, {"Content-Type": CONTENT_TYPE})
 
     async def _get_healthz(self, _: web.Request) -> web.Response:

@@ -45,8 +45,6 @@ class MemberEndpoint:
     """Of another machine's admin port, such as `https://10.0.0.7:9644`; without a `path`."""
     alive: bool = True
     """Whether its process runs, or the machine is not silent; one that is not is not asked."""
-    run: int = 0
-    """Another one for each start of the member: its counters begin at 0 then."""
     token: str | None = field(default=None, repr=False)
     """Shown at `url`."""
     tls: ssl.SSLContext | None = field(default=None, repr=False)
