@@ -15,7 +15,6 @@ from structlog import get_logger
 
 from metrics.clock import clock_ms
 from proxy.cluster.upstream import UpstreamError
-from proxy.quota.client_quotas import ThrottleTime
 from proxy.quota.connection_quotas import TOO_MANY, ConnectionRefused
 from proxy.quota.delay_queue import Delayed
 from proxy.quota.entities import (
@@ -25,6 +24,7 @@ from proxy.quota.entities import (
     QuotaKind,
 )
 from proxy.quota.gate import Waiter
+from proxy.quota.meters import ThrottleTime
 from proxy.quota.turns import TURN_BYTES
 from proxy.relay.channel import Channel, ChannelLost
 from proxy.relay.frame_flow import SLOW_FRAME_S, FrameFlow

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from metrics.clock import clock_ms
 from proxy.quota.busy import BusyTime
-from proxy.quota.client_quotas import ThrottleTime
 from proxy.quota.delay_queue import Delayed
+from proxy.quota.meters import ThrottleTime
 from proxy.relay.frame_flow import FrameFlow
 from proxy.relay.lifecycle import DRAINING
 from proxy.relay.services import ThrottleMode

@@ -7,8 +7,8 @@ from struct import Struct
 from typing import TYPE_CHECKING
 
 from metrics.clock import clock_ms
-from proxy.quota.client_quotas import ThrottleTime, longest
 from proxy.quota.entities import CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE
+from proxy.quota.meters import ThrottleTime, longest
 from proxy.relay.fetch_wait import FetchWait
 from proxy.relay.frame_flow import (
     READ_BYTES,
