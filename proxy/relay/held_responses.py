@@ -1,21 +1,15 @@
 """Holds responses as long as a quota or an interceptor says, or has the client wait by itself."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from metrics.clock import clock_ms
 from proxy.quota.busy import BusyTime
 from proxy.quota.delay_queue import Delayed
 from proxy.quota.meters import ThrottleTime
 from proxy.relay.frame_flow import FrameFlow
 from proxy.relay.lifecycle import DRAINING
+from proxy.relay.pair_state import PairState
 from proxy.relay.services import ThrottleMode
 from proxy.relay.session import Exchange
 from proxy.wire.apis import FETCH, PRODUCE
-
-if TYPE_CHECKING:
-    from proxy.relay.connection import Connection
 
 LONGEST_MUTE_MS = 2000.0
 """A client that is told to wait may wait with its heartbeats, too. The gate keeps the rest."""
@@ -32,8 +26,8 @@ class HeldResponses(FrameFlow):
 
     __slots__ = ("_busy_time", "_delayed")
 
-    def __init__(self, conn: Connection, scratch: memoryview) -> None:
-        super().__init__(conn, scratch)
+    def __init__(self, pair: PairState, scratch: memoryview) -> None:
+        super().__init__(pair, scratch)
         self._delayed: Delayed | None = None
         self._busy_time = BusyTime()
 
@@ -51,7 +45,7 @@ class HeldResponses(FrameFlow):
         """Hold a response for no longer than the client's quotas ask for, which were changed."""
         if self._delayed is None or not self._delayed.waiting:
             return
-        exchange, now_ms = self._conn.in_flight[0], clock_ms()
+        exchange, now_ms = self._pair.in_flight[0], clock_ms()
         if exchange.charge is None:  # it waits for something else
             return
         owed_ms = exchange.session.quotas.owed_ms(exchange.charge.kind, now_ms)
@@ -70,11 +64,11 @@ class HeldResponses(FrameFlow):
         if self._delayed is not None and self._delayed.waiting and due_ms < self._delayed.due_ms:
             self._delayed.cancel()
             self._busy_time.held(due_ms)
-            self._pause_until(due_ms, self._conn.in_flight[0])
+            self._pause_until(due_ms, self._pair.in_flight[0])
 
     def resume(self) -> None:
         """See FrameFlow."""
-        in_flight = self._conn.in_flight
+        in_flight = self._pair.in_flight
         if in_flight and in_flight[0].timed is not None:
             in_flight[0].timed.released(clock_ms())
         super().resume()
@@ -87,9 +81,9 @@ class HeldResponses(FrameFlow):
 
     def _hold(self, exchange: Exchange, charge: ThrottleTime, now_ms: float) -> bool:
         """Start the hold of a response, or mute its client; return whether it must wait."""
-        services, api_key = self._conn.services, exchange.api_key
+        services, api_key = self._pair.services, exchange.api_key
         hold_ms = charge.due_ms - now_ms
-        if hold_ms < MIN_HOLD_MS or self._conn.life.state is DRAINING:
+        if hold_ms < MIN_HOLD_MS or self._pair.life.state is DRAINING:
             return False
         exchange.charge = charge
         services.count_throttled(charge, hold_ms)
@@ -98,7 +92,7 @@ class HeldResponses(FrameFlow):
         if services.mode is ThrottleMode.MUTE:
             mute_ms = min(hold_ms, LONGEST_MUTE_MS)
             exchange.throttle_ms = round(mute_ms)
-            self._conn.mute(now_ms + mute_ms, api_key, charge)
+            self._pair.mute(now_ms + mute_ms, api_key, charge)
             if exchange.timed is not None:
                 exchange.timed.told_to_wait(mute_ms)
             return False
@@ -112,7 +106,7 @@ class HeldResponses(FrameFlow):
         self.paused = True
         if exchange.timed is not None:
             exchange.timed.held(clock_ms())
-        reaper = self._conn.services.reapers.for_api(exchange.api_key)
+        reaper = self._pair.services.reapers.for_api(exchange.api_key)
         self._delayed = reaper.add(due_ms, self.resume)
 
     def _must_wait(self, exchange: Exchange) -> bool:
@@ -120,7 +114,7 @@ class HeldResponses(FrameFlow):
         assert exchange.seen is not None
         now_ms = clock_ms()
         wait_ms = exchange.seen.wait_ms(now_ms)
-        if wait_ms <= 0 or self._conn.life.state is DRAINING:
+        if wait_ms <= 0 or self._pair.life.state is DRAINING:
             return False
         self._pause_until(now_ms + min(wait_ms, WAIT_CHECK_MS), exchange)
         return True
