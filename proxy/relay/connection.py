@@ -15,7 +15,7 @@ from structlog import get_logger
 from metrics.clock import clock_ms
 from proxy.cluster.upstream import UpstreamError
 from proxy.quota.connection_quotas import TOO_MANY, ConnectionRefused
-from proxy.quota.delay_queue import Delayed
+from proxy.quota.delay_queue import NOT_DELAYED, Delayed
 from proxy.quota.entities import CONSUMER_BYTE_RATE
 from proxy.relay.channel import Channel, ChannelLost
 from proxy.relay.frame_flow import SLOW_FRAME_S
@@ -75,7 +75,8 @@ class Connection(PairState):
         self._dialling: asyncio.Task[None] | None = None
         self._on_heard: Callable[[], object] | None = on_heard
         self._on_close = on_close
-        self._crowded: Delayed | None = None
+        self.crowded = NOT_DELAYED
+        """Until its client's connection_rate lets it go on."""
         self._linger: Linger | None = None
         self.stay = Stay(self, self._let_go) if services.steering is not None else None
         """None where all clients are this process's own."""
@@ -112,7 +113,7 @@ class Connection(PairState):
         last = max(self.requests.last_active, self.responses.last_active)
         if self.life.state is State.NEW:
             timeout_s = min(timeout_s, FIRST_REQUEST_S)
-        if now_s - last < timeout_s or self.responses.held or self.life.is_held_back:
+        if now_s - last < timeout_s or self.responses.delayed.waiting or self.life.is_held_back:
             return
         if self.responses.sending_blocked:
             self._reject("client_not_reading", "the client takes no data")
@@ -141,8 +142,7 @@ class Connection(PairState):
         _log.debug("connection closed", reason=reason, **self._about)
         self.requests.close()
         self.responses.close()
-        if self._muted is not None:
-            self._muted.cancel()
+        self.muted.cancel()
         self._leave_gate()
         if self.stay is not None:
             self.stay.close()
@@ -155,8 +155,7 @@ class Connection(PairState):
             self._dialling.cancel()
             self._dialling.add_done_callback(self._forget_dialling)
         self.client.leave()
-        if self._crowded is not None:
-            self._crowded.cancel()
+        self.crowded.cancel()
         self.in_flight.clear()
         self._on_close(self)
         self.channel.sock.close()
@@ -251,7 +250,7 @@ class Connection(PairState):
             wait_ms = self._enter(head)
             if wait_ms:
                 self.pause(Pause.CROWDED)
-                self._crowded = self._delay(head, wait_ms, lambda: self.unpause(Pause.CROWDED))
+                self.crowded = self._delay(head, wait_ms, lambda: self.unpause(Pause.CROWDED))
             return not wait_ms
         if self.life.state is State.NEW:
             wait_ms = self._enter(head)
@@ -260,7 +259,7 @@ class Connection(PairState):
             self.requests.paused = True
             begin_dialling = partial(self._begin_dialling, head.client_id)
             if wait_ms:
-                self._crowded = self._delay(head, wait_ms, begin_dialling)
+                self.crowded = self._delay(head, wait_ms, begin_dialling)
             else:
                 begin_dialling()
         return False
@@ -273,24 +272,20 @@ class Connection(PairState):
     def _begin_dialling(self, client_id: str | None) -> None:
         self._dialling = self.services.loop.create_task(self._connect(client_id))
 
-    @property
-    def crowded_until_ms(self) -> float | None:
-        """Until when it waits because of its client's connection_rate; None when it does not."""
-        return self._crowded.due_ms if self._crowded is not None and self._crowded.waiting else None
-
     def shorten_waits(self) -> None:
         """Wait for no longer than the client's quotas ask for, which were changed."""
         self.responses.shorten_hold()
-        place, session = self.client.place, self.client.current
-        if place is not None and self._crowded is not None and self._crowded.waiting:
+        place, session, charge = self.client.place, self.client.current, self.muted_for
+        if place is not None and self.crowded.waiting:
             if not self.services.connection_quotas.is_paced(place):
-                self._crowded.release_now()
-            return
-        charge = self.muted_for if self.muted_until_ms is not None else None
-        if session is None or charge is None or self._muted is None:
-            return
-        if not session.quotas.owed_ms(charge.kind, clock_ms()):
-            self._muted.release_now()
+                self.crowded.release_now()
+        elif (
+            session is not None
+            and charge is not None
+            and self.muted.waiting
+            and not session.quotas.owed_ms(charge.kind, clock_ms())
+        ):
+            self.muted.release_now()
 
     def follow_owner(self) -> None:
         """Send the client on soon if another member owns it from now on."""

@@ -2,7 +2,7 @@
 
 from metrics.clock import clock_ms
 from proxy.quota.busy import BusyTime
-from proxy.quota.delay_queue import Delayed
+from proxy.quota.delay_queue import NOT_DELAYED
 from proxy.quota.meters import ThrottleTime
 from proxy.relay.frame_flow import FrameFlow
 from proxy.relay.lifecycle import DRAINING
@@ -24,47 +24,33 @@ WAIT_CHECK_MS = 20.0
 class HeldResponses(FrameFlow):
     """A flow of which the oldest response may be held."""
 
-    __slots__ = ("_busy_time", "_delayed")
+    __slots__ = ("_busy_time", "delayed")
 
     def __init__(self, pair: PairState, scratch: memoryview) -> None:
         super().__init__(pair, scratch)
-        self._delayed: Delayed | None = None
+        self.delayed = NOT_DELAYED
+        """The response that waits in the delay queue."""
         self._busy_time = BusyTime()
-
-    @property
-    def held(self) -> bool:
-        """Whether a response waits in the delay queue."""
-        return self._delayed is not None and self._delayed.waiting
-
-    @property
-    def held_until_ms(self) -> float | None:
-        """When the response that waits in the delay queue is due; None when none does."""
-        return self._delayed.due_ms if self._delayed is not None and self.held else None
 
     def shorten_hold(self) -> None:
         """Hold a response for no longer than the client's quotas ask for, which were changed."""
-        if self._delayed is None or not self._delayed.waiting:
-            return
-        exchange, now_ms = self._pair.in_flight[0], clock_ms()
-        if exchange.charge is None:  # it waits for something else
-            return
-        owed_ms = exchange.session.quotas.owed_ms(exchange.charge.kind, now_ms)
-        if now_ms + owed_ms >= self._delayed.due_ms:
-            return
-        self._delayed.cancel()
-        self._busy_time.held(now_ms + owed_ms)
-        if owed_ms:
-            self._pause_until(now_ms + owed_ms, exchange)
-        else:
-            self.resume()
+        if self.delayed.waiting:
+            exchange = self._pair.in_flight[0]
+            if exchange.charge is not None:  # else it waits for something else
+                owed_ms = exchange.session.quotas.owed_ms(exchange.charge.kind, clock_ms())
+                self.hold_at_most(owed_ms)
 
     def hold_at_most(self, most_ms: float) -> None:
         """Hold a response that waits for no longer than so many milliseconds from now."""
         due_ms = clock_ms() + most_ms
-        if self._delayed is not None and self._delayed.waiting and due_ms < self._delayed.due_ms:
-            self._delayed.cancel()
-            self._busy_time.held(due_ms)
+        if not self.delayed.waiting or due_ms >= self.delayed.due_ms:
+            return
+        self.delayed.cancel()
+        self._busy_time.held(due_ms)
+        if most_ms:
             self._pause_until(due_ms, self._pair.in_flight[0])
+        else:
+            self.resume()
 
     def resume(self) -> None:
         """See FrameFlow."""
@@ -75,8 +61,7 @@ class HeldResponses(FrameFlow):
 
     def close(self) -> None:
         """See FrameFlow."""
-        if self._delayed is not None:
-            self._delayed.cancel()
+        self.delayed.cancel()
         super().close()
 
     def _hold(self, exchange: Exchange, charge: ThrottleTime, now_ms: float) -> bool:
@@ -107,7 +92,7 @@ class HeldResponses(FrameFlow):
         if exchange.timed is not None:
             exchange.timed.held(clock_ms())
         reaper = self._pair.services.reapers.for_api(exchange.api_key)
-        self._delayed = reaper.add(due_ms, self.resume)
+        self.delayed = reaper.add(due_ms, self.resume)
 
     def _must_wait(self, exchange: Exchange) -> bool:
         """Return whether a whole response waits because its interceptor wants it; ask it again."""

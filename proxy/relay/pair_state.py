@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from metrics.clock import clock_ms
-from proxy.quota.delay_queue import Delayed
+from proxy.quota.delay_queue import NOT_DELAYED
 from proxy.quota.entities import PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE, QuotaKind
 from proxy.quota.gate import Waiter
 from proxy.quota.meters import ThrottleTime
@@ -56,11 +56,12 @@ class PairState(ABC):
         self.advertise = advertise
         self.origin = origin
         self.began_ms = clock_ms()
-        self._muted: Delayed | None = None
+        self.muted = NOT_DELAYED
+        """Until its client's throttle time is over."""
         self.muted_for: ThrottleTime | None = None
         """What the client was muted for last."""
         self.waiter = Waiter(self._wake_at)
-        self._gated: Delayed | None = None
+        self._gated = NOT_DELAYED
         self._gated_api = FETCH
 
     @abstractmethod
@@ -148,13 +149,11 @@ class PairState(ABC):
     def _leave_gate(self) -> None:
         """Give the turn at a quota's gate up, so that others come sooner."""
         self.waiter.leave(clock_ms())
-        if self._gated is not None:
-            self._gated.cancel()
+        self._gated.cancel()
 
     def _wake_at(self, at_ms: float) -> None:
         """Read the request that waits at a gate again at that time, and not before."""
-        if self._gated is not None:
-            self._gated.cancel()
+        self._gated.cancel()
         reaper = self.services.reapers.for_api(self._gated_api)
         self._gated = reaper.add(max(at_ms, clock_ms()), self._ask_again)
 
@@ -195,21 +194,15 @@ class PairState(ABC):
         if pauses & UNANSWERED and not (self.in_flight and Pause.SERIAL in pauses):
             self.unpause(UNANSWERED)
 
-    @property
-    def muted_until_ms(self) -> float | None:
-        """Until when the client is muted; None when it is not."""
-        return self._muted.due_ms if self._muted is not None and self._muted.waiting else None
-
     def mute(self, due_ms: float, api_key: int, charge: ThrottleTime) -> None:
         """Read no requests until `due_ms`, for what was charged."""
         self.muted_for = charge
-        if self._muted is not None and self._muted.waiting:
-            if self._muted.due_ms >= due_ms:
-                return
-            self._muted.cancel()
+        if self.muted.waiting and self.muted.due_ms >= due_ms:
+            return
+        self.muted.cancel()
         self.pause(Pause.MUTED)
         reaper = self.services.reapers.for_api(api_key)
-        self._muted = reaper.add(due_ms, lambda: self.unpause(Pause.MUTED))
+        self.muted = reaper.add(due_ms, lambda: self.unpause(Pause.MUTED))
 
     def pause(self, reason: Pause) -> None:
         """Read no further requests. Only when the pair is open."""
