@@ -25,7 +25,6 @@ from proxy.admin.history import History
 from proxy.admin.port.access import Access
 from proxy.admin.rates.observed_rates import ObservedRates
 from proxy.admin.server import AdminServer
-from proxy.admin.slices import Slices
 from proxy.admin.status import RelayStatus
 from proxy.members.member_names import ONLY_MEMBER
 from proxy.quota.client_quotas import ClientQuotas
@@ -35,6 +34,7 @@ from proxy.quota.rule_registry import RuleRegistry
 from proxy.quota.rules import QuotaSettings, Rule
 from proxy.relay.clients import ClientRegistry
 from proxy.relay.services import ThrottleMode
+from proxy.slices import Slices
 from proxy.state import MemoryStore
 from proxy.wire.apis import FETCH
 

@@ -22,7 +22,6 @@ from proxy.admin.rates.observed_rates import ALONE, RateShare
 from proxy.admin.rates.rate_observer import RateObserver
 from proxy.admin.request_times import RequestTimes
 from proxy.admin.server import AdminServer
-from proxy.admin.slices import Slices
 from proxy.cluster.kafka_client import KafkaClient
 from proxy.cluster.upstream import LOGIN_REFUSED
 from proxy.config import Config
@@ -51,6 +50,7 @@ from proxy.relay.relay import Relay
 from proxy.relay.services import Reapers, Services, ThrottleMode
 from proxy.relay.steering import Steering
 from proxy.release import VERSION
+from proxy.slices import Slices
 from proxy.state import MemoryStore, StateError, Store, WatchedStore
 
 EXPIRY_INTERVAL_S = 60.0  # between two looks for idle sensors

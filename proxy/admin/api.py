@@ -31,13 +31,13 @@ from proxy.admin.replies import (
     whole_number,
 )
 from proxy.admin.request_times import HISTOGRAMS
-from proxy.admin.slices import Slices
 from proxy.admin.status import Status
 from proxy.admin.throttling_routes import ThrottlingRoutes, throttling_document
 from proxy.progress.query import MAX_PARTITIONS
 from proxy.progress.report import MAX_REPORT_BYTES, Refusal, ReportRefused
 from proxy.quota.rule_registry import RuleRegistry
 from proxy.quota.selector import parse_selector, selector
+from proxy.slices import Slices
 from proxy.state import Document, StateError
 
 CLIENTS_PATH = "/v1/clients/"

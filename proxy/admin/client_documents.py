@@ -9,7 +9,6 @@ from metrics.clock import MS_PER_SECOND
 from proxy.admin.client_groups import ClientCounts, RowGroup, names_of
 from proxy.admin.history import History, Largest
 from proxy.admin.query_documents import QueryDocuments
-from proxy.admin.slices import Slices
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import QuotaRow
@@ -17,6 +16,7 @@ from proxy.quota.rule_registry import RuleRegistry
 from proxy.quota.rule_sources import RuleEntry
 from proxy.quota.rules import Rule, RuleTable
 from proxy.quota.selector import selector
+from proxy.slices import Slices
 from proxy.state import Document
 
 FRESH_MS = 500.0

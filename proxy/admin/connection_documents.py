@@ -7,11 +7,11 @@ from typing import Protocol
 from metrics.clock import MS_PER_SECOND
 from proxy.admin.client_documents import iso, rounded, rule_name
 from proxy.admin.history import Largest
-from proxy.admin.slices import Slices
 from proxy.quota.connection_row import ConnectionHold, ConnectionRow
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rule_registry import RuleRegistry
 from proxy.quota.rule_sources import RuleEntry
+from proxy.slices import Slices
 from proxy.state import Document
 
 

@@ -9,8 +9,8 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from metrics.clock import MS_PER_SECOND
 from proxy.quota.entities import QuotaKind
-from proxy.quota.manager import Clock, MeasuredRate
 from proxy.quota.meter import QuotaRow
+from proxy.quota.meters import Clock, MeasuredRate
 
 HISTORY_INTERVAL_MS = 5_000.0  # between two samples
 SAMPLES = 120  # kept for each series: ten minutes

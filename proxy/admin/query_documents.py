@@ -9,8 +9,8 @@ from heapq import nlargest
 from operator import itemgetter
 from typing import Generic, Protocol, TypeVar
 
-from proxy.admin.slices import Slices
 from proxy.progress.query_scope import QueryScope
+from proxy.slices import Slices
 from proxy.state import Document
 
 COST_FACTOR = 20.0

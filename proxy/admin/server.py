@@ -27,10 +27,10 @@ from proxy.admin.replies import (
     scrape,
 )
 from proxy.admin.site import AdminError, AdminSite
-from proxy.admin.slices import Slices
 from proxy.admin.status import NotReady, RelayStatus, Status
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rule_registry import RuleRegistry
+from proxy.slices import Slices
 from proxy.state import Document
 
 __all__ = ["PAGE_FILES", "AdminError", "AdminServer"]

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from proxy.wire.topic_partition import TopicPartition
 
 from .events import EventKind
-from .partition import PartitionProgress
 from .query import QueryProgress
 
 MAX_ERROR_CHARS = 1000
@@ -28,20 +27,17 @@ class Commits:
 
     def __init__(self, queries: Callable[[], Iterable[QueryProgress]]) -> None:
         self._queries = queries
-        self._due: dict[QueryProgress, dict[TopicPartition, PartitionProgress]] = {}
+        self._due: dict[QueryProgress, dict[TopicPartition, None]] = {}
         self.states: defaultdict[str, GroupState] = defaultdict(GroupState)
 
-    def changed(self, query: QueryProgress, partition: PartitionProgress) -> None:
+    def changed(self, query: QueryProgress, key: TopicPartition) -> None:
         """Add a partition whose completed offset may have changed to what is due."""
         if query.commit_group is not None:
-            self._due.setdefault(query, {})[partition.key] = partition
+            self._due.setdefault(query, {})[key] = None
 
-    def removed(self, query: QueryProgress, partition: PartitionProgress) -> None:
-        """Remove a partition that is not followed any more."""
-        due = self._due.get(query, {})
-        due.pop(partition.key, None)
-        if not due:
-            self._due.pop(query, None)
+    def forget(self, query: QueryProgress) -> None:
+        """Commit nothing more of a query."""
+        self._due.pop(query, None)
 
     def drop(self, groups: Collection[str]) -> None:
         """Forget what is due to these groups: another member commits to them from now on."""
@@ -51,26 +47,22 @@ class Commits:
     def regroup(self, query: QueryProgress) -> None:
         """Begin anew for a query that has another group: nothing is known of what that has."""
         self._due.pop(query, None)
-        for partition in query.partitions.values():
+        for key, partition in query.partitions.items():
             partition.group_offset = None
-            self.changed(query, partition)
+            self.changed(query, key)
 
     def due(self) -> dict[str, dict[TopicPartition, int]]:
         """Return by group the offset of the first record that is not complete. O(due)."""
         by_group: dict[str, dict[TopicPartition, int]] = {}
-        for query, partitions in list(self._due.items()):
+        for query, keys in list(self._due.items()):
             offsets: dict[TopicPartition, int] = {}
-            for key, partition in list(partitions.items()):
-                completed, committed = partition.committed_to, partition.group_offset
-                if completed is not None and (
-                    committed is None
-                    or completed > committed
-                    or (completed < committed and partition.may_go_back)
-                ):
-                    offsets[key] = completed
+            for key in list(keys):
+                partition = query.partitions.get(key)
+                if partition is None or (due := partition.due_to_commit) is None:
+                    del keys[key]
                 else:
-                    del partitions[key]
-            if not partitions:
+                    offsets[key] = due
+            if not keys:
                 del self._due[query]
             elif query.commit_group is not None:
                 by_group.setdefault(query.commit_group, {}).update(offsets)
@@ -95,10 +87,10 @@ class Commits:
                 if before is not None and offset < before:
                     state.backwards += 1
                     text = f"group {group} was moved back from {before} to {offset}"
-                    query.add_event(EventKind.COMMITTED_BACKWARDS, partition, text, now_ms)
+                    query.changes.add_event(EventKind.COMMITTED_BACKWARDS, key, text, now_ms)
                 if partition.may_go_back and offset == partition.committed_to:
                     partition.may_go_back = False
-                    query.changed(partition)  # its record says so
+                    query.changes.changed(key)  # its record says so
 
     def failed(self, group: str, message: str) -> None:
         """Record why what is due could not be committed, all or some of it."""

@@ -83,7 +83,7 @@ def query_document(
             "backwards": commit.backwards,
         },
         "advice": [_event(event, times) for event in query.advice.values()],
-        "notes": [_event(event, times) for event in reversed(query.events)],
+        "notes": [_event(event, times) for event in reversed(query.changes.events)],
         "partitions": partitions,
     }
 

@@ -1,8 +1,14 @@
 """What happened to a query's progress that somebody should know: never silently."""
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+
+from proxy.wire.topic_partition import TopicPartition
+
+MAX_EVENTS = 50
+"""The latest events of one query that are kept."""
 
 
 class EventKind(StrEnum):
@@ -71,3 +77,25 @@ class ProgressEvent:
 
 
 OnEvent = Callable[[ProgressEvent], None]
+
+
+class ChangeLog:
+    """What happens to one query, and which of its partitions' records are out of date."""
+
+    def __init__(
+        self, label: str, on_event: OnEvent, changed: Callable[[TopicPartition], None]
+    ) -> None:
+        self.label = label
+        self.on_event = on_event
+        self.changed = changed
+        """Called when a partition's record is out of date, or the partition is gone."""
+        self.events: deque[ProgressEvent] = deque(maxlen=MAX_EVENTS)
+
+    def add_event(
+        self, kind: EventKind, key: TopicPartition | None, text: str, now_ms: float
+    ) -> None:
+        """Record an event, of a partition or of the query, and pass it on."""
+        topic, partition = (None, None) if key is None else key
+        event = ProgressEvent(kind, self.label, topic, partition, text, now_ms)
+        self.events.append(event)
+        self.on_event(event)

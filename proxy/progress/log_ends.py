@@ -8,8 +8,9 @@ from kafka.protocol.consumer import ListOffsetsRequest
 from structlog import get_logger
 
 from proxy.cluster.kafka_client import KafkaClient
-from proxy.cluster.partitions import named, parts, requests_by_topic
+from proxy.cluster.partitions import named, requests_by_topic
 from proxy.cluster.upstream import Address, UpstreamError
+from proxy.slices import Slices
 from proxy.wire.list_offsets import EARLIEST, LATEST, READ_UNCOMMITTED
 from proxy.wire.topic_partition import TopicPartition
 
@@ -58,6 +59,7 @@ class LogEnds:
         self._absent: frozenset[TopicPartition] = frozenset()
         self._failing: set[TopicPartition] = set()
         """Those that had an error, or no leader: left out until all are asked for."""
+        self._slices = Slices()
         self._problems: dict[object, str | None] = {}
         """By poll."""
         self._logged_problem: str | None = None
@@ -76,7 +78,7 @@ class LogEnds:
 
         Raises UpstreamError, after all others have answered, when a broker could not be asked.
         """
-        followed = await _found(self._registry.partitions())
+        followed = set(await self._slices.collect(self._registry.partitions()))
         self._client.forget(*(self._followed - followed))
         self._followed = followed
         self._failing.clear()
@@ -84,7 +86,7 @@ class LogEnds:
 
     async def _poll_stale(self) -> None:
         """Ask for the ends that should be known better, as in `poll`."""
-        stale = await _found(self._registry.stale(self._clock_ms()))
+        stale = set(await self._slices.collect(self._registry.stale(self._clock_ms())))
         asked = stale - self._failing - self._absent
         await self._ask_leaders(asked, (LATEST,), self._failing.update)
 
@@ -181,11 +183,3 @@ class LogEnds:
         if absent - self._absent:
             _log.warning("followed partitions have no leader or are gone", partitions=named(absent))
         self._absent = frozenset(absent)
-
-
-async def _found(partitions: Iterable[TopicPartition]) -> set[TopicPartition]:
-    found: set[TopicPartition] = set()
-    for part in parts(partitions):
-        found.update(part)
-        await asyncio.sleep(0)  # to look at thousands takes milliseconds
-    return found

@@ -7,19 +7,16 @@ What lies above `committed_to` is kept as ranges, in sets with a bound. Times ar
 milliseconds.
 """
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from metrics.clock import MS_PER_SECOND
 from proxy.wire.topic_partition import TopicPartition
 
-from .events import EventKind
+from .events import ChangeLog, EventKind
 from .log_edges import MAX_FORMER_IDS, LogEdges
 from .offset_ranges import MAX_RANGES, OffsetRange, OffsetRanges
 from .report import BatchRange
 from .skipped_ranges import SkippedRanges, SkipReason
-
-if TYPE_CHECKING:
-    from .query import QueryProgress
 
 MERGED = "too many {} ranges: the nearest ones are kept as one"
 
@@ -28,18 +25,18 @@ class PartitionProgress:
     """One partition as one query reads it; see `log` for what is believed of the log's ends."""
 
     __slots__ = (
-        *("_query", "client_saw_end", "committed_at_s", "committed_to", "delivered", "failed"),
+        *("_changes", "client_saw_end", "committed_at_s", "committed_to", "delivered", "failed"),
         *("fetched_from", "fetched_from_ms", "group_offset", "is_dropped", "key", "leader", "log"),
         *("may_go_back", "open_ended", "out_of_range_at", "partition", "read_ms", "refetched"),
         *("refetched_records", "run_id", "seen_from", "skipped", "started_over", "stuck"),
         *("stuck_since_ms", "topic"),
     )
 
-    def __init__(self, topic: str, partition: int, query: "QueryProgress") -> None:
+    def __init__(self, topic: str, partition: int, changes: ChangeLog) -> None:
         self.topic: Final = topic
         self.partition: Final = partition
         self.key: Final[TopicPartition] = (topic, partition)
-        self._query = query
+        self._changes = changes
         self.log = LogEdges()
         self.leader: int | None = None
         """The broker that answered the last Fetch."""
@@ -117,6 +114,14 @@ class PartitionProgress:
     def lag_from(self) -> int | None:
         """What lag is measured from: `committed_to`, or `position` before the first report."""
         return self.committed_to if self.committed_to is not None else self.position
+
+    @property
+    def due_to_commit(self) -> int | None:
+        """The offset that the group is to have; None: it has that, or more and may not go back."""
+        done, committed = self.committed_to, self.group_offset
+        if done is None or committed is None or done > committed:
+            return done
+        return done if done < committed and self.may_go_back else None
 
     @property
     def pending(self) -> list[OffsetRange]:
@@ -234,7 +239,7 @@ class PartitionProgress:
             return False
         former, log.topic_id = log.topic_id, topic_id
         if former is None:
-            self._query.changed(self)
+            self._changes.changed(self.key)
         else:
             log.former_topic_ids = [*log.former_topic_ids, former][-MAX_FORMER_IDS:]
             self.start_over("the topic was made anew, it has another id", now_ms)
@@ -249,7 +254,7 @@ class PartitionProgress:
         self.started_over = True
         self.may_go_back = True
         self._add_event(EventKind.RECREATED, f"starts over: {why}", now_ms)
-        self._query.changed(self)
+        self._changes.changed(self.key)
 
     def may_be_another_log(self, offset: int) -> bool:
         """Return whether the log was seen to be another one, or to end below this offset."""
@@ -297,7 +302,7 @@ class PartitionProgress:
         lost = self.out_of_range_at
         self.skipped.known.remove_below(end if lost is None else min(end, lost))
         self.log.ends.forget_below(end)
-        self._query.changed(self)
+        self._changes.changed(self.key)
         if done != end:
             self._record_move(now_ms)
 
@@ -386,4 +391,4 @@ class PartitionProgress:
         self.stuck_since_ms = now_ms if lag else None
 
     def _add_event(self, kind: EventKind, text: str, now_ms: float) -> None:
-        self._query.add_event(kind, self, text, now_ms)
+        self._changes.add_event(kind, self.key, text, now_ms)

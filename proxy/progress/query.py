@@ -1,30 +1,24 @@
 """One query: its settings, its runs, its partitions, and what happened to it."""
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from functools import partial
 
 from metrics.clock import MS_PER_SECOND
 from metrics.instruments import COMPLETION_BUCKETS_S
 from metrics.lock_free_histogram import HistogramChild
 from proxy.wire.topic_partition import TopicPartition
 
-from .events import EventKind, ProgressEvent
+from .events import ChangeLog, EventKind, OnEvent, ProgressEvent
 from .partition import PartitionProgress
 from .reader import Reader
 from .report import BatchRange, BatchReport, Refusal, TriggerKind, TriggerReport
 from .skipped_ranges import SkipReason
 
-if TYPE_CHECKING:
-    from .query_clients import QueryClients
-
 MAX_PARTITIONS = 10_000
 """How many partitions of one query are followed."""
-
-MAX_EVENTS = 50
-"""The latest events of one query that are kept."""
 
 MAX_FORMER = 16
 """How many runs that are over are remembered, so that late reports of them are known."""
@@ -93,11 +87,14 @@ class LastBatch:
 class QueryProgress:
     """What the client of one query was given and has completed. Times: monotonic milliseconds."""
 
-    def __init__(self, client_id: str, name: str, clients: "QueryClients") -> None:
-        self.name = name
-        """The label: the query's name, or its id, or the client id while neither is known."""
+    def __init__(
+        self,
+        client_id: str,
+        on_event: OnEvent,
+        changed: Callable[["QueryProgress", TopicPartition], None],
+    ) -> None:
         self.client_id = client_id
-        self.clients = clients
+        self.changes = ChangeLog(client_id, on_event, partial(changed, self))
         self.settings: QuerySettings | None = None
         self.reported_name: str | None = None
         self.query_id: str | None = None
@@ -126,7 +123,6 @@ class QueryProgress:
         self.sender: str | None = None
         self.sender_lost = 0
         """How many reports its sender had lost at its last batch."""
-        self.events: deque[ProgressEvent] = deque(maxlen=MAX_EVENTS)
         self._reset_run(None, None)
 
     def _reset_run(self, run_id: str | None, began_ms: float | None) -> None:
@@ -152,6 +148,11 @@ class QueryProgress:
         """What is to be mended for this run; it is not among the events."""
         self._advised: set[EventKind] = set()
         """What of it was passed on."""
+
+    @property
+    def name(self) -> str:
+        """The label: the query's name, or its id, or the client id while neither is known."""
+        return self.changes.label
 
     @property
     def has_failed(self) -> bool:
@@ -231,11 +232,12 @@ class QueryProgress:
         """Return a partition, made when it is new; None when there are MAX_PARTITIONS."""
         progress = self.partitions.get((topic, partition))
         if progress is None and len(self.partitions) < MAX_PARTITIONS:
-            progress = self.partitions[topic, partition] = PartitionProgress(topic, partition, self)
+            progress = PartitionProgress(topic, partition, self.changes)
+            self.partitions[topic, partition] = progress
         elif progress is None and not self._too_many:
             self._too_many = True
             text = f"more than {MAX_PARTITIONS} partitions: the others are not followed"
-            self.add_event(EventKind.TOO_MANY, None, text, now_ms)
+            self.changes.add_event(EventKind.TOO_MANY, None, text, now_ms)
         return progress
 
     # What a report says: each yields after each partition, and others may do their work meanwhile.
@@ -329,17 +331,8 @@ class QueryProgress:
         partition.is_dropped = True
         del self.partitions[partition.key]
         self._too_many = False
-        self.add_event(EventKind.LEFT, partition, why, now_ms)
-        self.clients.removed(self, partition)
-
-    def add_event(
-        self, kind: EventKind, partition: PartitionProgress | None, text: str, now_ms: float
-    ) -> None:
-        """Record an event and pass it on."""
-        topic, number = (None, None) if partition is None else partition.key
-        event = ProgressEvent(kind, self.name, topic, number, text, now_ms)
-        self.events.append(event)
-        self.clients.add_event(event)
+        self.changes.add_event(EventKind.LEFT, partition.key, why, now_ms)
+        self.changes.changed(partition.key)
 
     def advise(self, kind: EventKind, text: str | None, now_ms: float) -> None:
         """Set what is to be mended, and pass it on once for each run; None: nothing is."""
@@ -351,7 +344,7 @@ class QueryProgress:
             event = self.advice[kind] = ProgressEvent(kind, self.name, None, None, text, now_ms)
         if kind not in self._advised:
             self._advised.add(kind)
-            self.clients.add_event(event)
+            self.changes.on_event(event)
 
     def _late_reports(self, now_ms: float) -> str | None:
         """Return what to do about reports that are late although the query runs."""
@@ -374,10 +367,6 @@ class QueryProgress:
             "they look (report_age_s): see what the driver's logger quota_listener says, and "
             "whether the driver reaches the proxy's admin address"
         )
-
-    def changed(self, partition: PartitionProgress) -> None:
-        """Record that a partition's record is out of date."""
-        self.clients.changed(self, partition)
 
     def _has_left(self, partition: PartitionProgress) -> bool:
         if self.run_batches < LEFT_AFTER_BATCHES or partition.run_id == self.run_id:

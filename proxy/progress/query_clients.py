@@ -5,11 +5,11 @@ are this member's; those whose client another member has are let go, and their r
 """
 
 from proxy.state import Journal
+from proxy.wire.topic_partition import TopicPartition
 
 from .commits import Commits
 from .events import EventKind, OnEvent
 from .owns import Owns, owns_all
-from .partition import PartitionProgress
 from .progress_records import FORMAT, key_of, record_of
 from .query import ProgressSettings, QueryProgress
 
@@ -21,7 +21,7 @@ class QueryClients:
     """The followed queries, and what of them is to be written and committed; times: monotonic."""
 
     def __init__(self, settings: ProgressSettings, on_event: OnEvent) -> None:
-        self.add_event = on_event
+        self._on_event = on_event
         self._queries: dict[str, QueryProgress] = {}
         self._leaving: dict[str, QueryProgress] = {}
         """Followed no more, and not yet committed and written to the end."""
@@ -115,7 +115,7 @@ class QueryClients:
         for query in gone.values():
             for partition in query.partitions.values():
                 partition.is_dropped = True
-                self.commits.removed(query, partition)
+            self.commits.forget(query)
             if query.commit_group is not None:
                 self.commits.states.pop(query.commit_group, None)
         if gone:
@@ -158,10 +158,11 @@ class QueryClients:
         """Remove a query and its records; `why` is for an event, None: without one."""
         if why is not None:
             text = f"not followed any more: {why}"
-            query.add_event(EventKind.FORGOTTEN, None, text, self.now_ms)
-        for partition in query.partitions.values():
+            query.changes.add_event(EventKind.FORGOTTEN, None, text, self.now_ms)
+        for key, partition in query.partitions.items():
             partition.is_dropped = True
-            self.removed(query, partition)
+            self.journal.mark_removed((query, key))
+        self.commits.forget(query)
         self._remove(query)
 
     def _remove(self, query: QueryProgress) -> None:
@@ -180,20 +181,16 @@ class QueryClients:
             elif query.settings is None and now_ms - seen_ms >= FORGET_AFTER_MS:
                 self.forget(query, "it was away for long")
 
-    def changed(self, query: QueryProgress, partition: PartitionProgress) -> None:
+    def _changed(self, query: QueryProgress, key: TopicPartition) -> None:
         """Record that a partition's record, and what is to be committed, may be out of date."""
         if not self._is_kept(query):
             return  # a connection of a client that went to another member may still read
-        self.journal.mark_changed((query, partition.key))
-        if query.client_id not in self._leaving:
-            self.commits.changed(query, partition)
-
-    def removed(self, query: QueryProgress, partition: PartitionProgress) -> None:
-        """Record that a partition's record is not wanted any more."""
-        if not self._is_kept(query):
+        if key not in query.partitions:
+            self.journal.mark_removed((query, key))
             return
-        self.journal.mark_removed((query, partition.key))
-        self.commits.removed(query, partition)
+        self.journal.mark_changed((query, key))
+        if query.client_id not in self._leaving:
+            self.commits.changed(query, key)
 
     def _is_kept(self, query: QueryProgress) -> bool:
         """Return whether its records are this member's to write."""
@@ -223,7 +220,7 @@ class QueryClients:
         old_label = query.name
         if label == old_label and self._labels.get(label) is query:
             return
-        query.name = label
+        query.changes.label = label
         if self._labels.get(old_label) is query:
             del self._labels[old_label]
             for key in query.partitions:
@@ -231,7 +228,7 @@ class QueryClients:
         self._labels[label] = query
 
     def _make(self, client_id: str) -> QueryProgress:
-        query = self._queries[client_id] = QueryProgress(client_id, client_id, self)
+        query = self._queries[client_id] = QueryProgress(client_id, self._on_event, self._changed)
         self.generation += 1
         self.relabel(query)
         return query

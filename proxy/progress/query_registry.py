@@ -150,7 +150,7 @@ class QueryRegistry(QueryClients):
                 elif (partition := restore(query, entry, self.now_ms)) is None:
                     refused[key] = "too many partitions"
                 else:
-                    self.commits.changed(query, partition)
+                    self.commits.changed(query, partition.key)
                     if key != FORMAT.key(query.client_id, *partition.key):
                         self.journal.mark_deleted(key)
                         self.journal.mark_changed((query, partition.key))

@@ -43,14 +43,12 @@ from proxy.queries.following import Following
 from proxy.queries.record_owner import owned, read_owned
 from proxy.queries.report_turns import ReportTurns
 from proxy.quota.manager import QuotaManager
+from proxy.slices import Slices
 from proxy.state import Document, Record, StateError, StateWriter, Store
 from proxy.wire.topic_partition import TopicPartition
 
 QUERIES_TICK_S = 1.0
 """Between two looks for alarms, bounds that are due to move, and records of progress to write."""
-
-SWEPT_AT_ONCE = 1000
-"""Partitions that are looked at for alarms before the event loop does other work: about 1 ms."""
 
 WRITE_PAUSE_S = 0.02
 """At least so long between two writes. What was advertised to a driver is written at once
@@ -122,7 +120,8 @@ class Queries:
         self._pipelines = RunningPipelines(
             pipelines, self._registry, self._backpressure.of_client, quotas, instruments
         )
-        self._turns = ReportTurns(clock_ms)
+        self._slices = Slices()
+        self._turns = ReportTurns(self._slices)
         self.following = Following(
             self._registry, self._backpressure, self._names, quotas, self._pipelines, self._turns
         )
@@ -338,9 +337,7 @@ class Queries:
             await asyncio.sleep(QUERIES_TICK_S)
             now_ms = clock_ms()
             try:
-                for number, _ in enumerate(self._registry.sweeping(now_ms), 1):
-                    if not number % SWEPT_AT_ONCE:
-                        await asyncio.sleep(0)
+                await self._slices.collect(self._registry.sweeping(now_ms))
                 self._backpressure.tick(now_ms)
             except Exception as error:  # a defect of ours must not end the proxy
                 _log.error("unexpected error about queries", exc_info=error)

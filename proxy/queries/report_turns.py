@@ -5,11 +5,10 @@ while one is applied, and where it cannot wait any longer the rest is applied at
 """
 
 import asyncio
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from typing import TypeVar
 
-SLICE_MS = 2.0
-"""For how long one slice keeps the event loop; its last step may end later."""
+from proxy.slices import Slices
 
 T = TypeVar("T")
 
@@ -17,10 +16,10 @@ T = TypeVar("T")
 class ReportTurns:
     """The reports of all queries take turns; each is a generator as of ReportHandler.accepting."""
 
-    def __init__(self, clock_ms: Callable[[], float]) -> None:
-        self._clock_ms = clock_ms
+    def __init__(self, slices: Slices) -> None:
+        self._slices = slices
         self._turn = asyncio.Lock()
-        self._slices: Iterator[None] = iter(())
+        self._steps: Iterator[None] = iter(())
         self.is_applying = False
         """Whether a report was applied in part."""
 
@@ -31,10 +30,9 @@ class ReportTurns:
         """
         result: list[T] = []
         async with self._turn:
-            self._slices = self._slicing(steps, result)
+            self._steps = self._marking(steps, result)
             try:
-                for _ in self._slices:
-                    await asyncio.sleep(0)
+                await self._slices.collect(self._steps)
             finally:
                 self.finish()
         return result[0]
@@ -42,19 +40,15 @@ class ReportTurns:
     def finish(self) -> None:
         """Apply the rest of a report that was applied in part."""
         if self.is_applying:
-            for _ in self._slices:
+            for _ in self._steps:
                 pass
 
-    def _slicing(self, steps: Generator[bool, None, T], result: list[T]) -> Iterator[None]:
-        """Take the steps, add what they return to `result`; yield after each slice."""
-        end_ms = self._clock_ms() + SLICE_MS
+    def _marking(self, steps: Generator[bool, None, T], result: list[T]) -> Iterator[None]:
+        """Take the steps, record after each whether it changed anything, and what they return."""
         try:
             while True:
-                has_changed = next(steps)
-                if self._clock_ms() >= end_ms:
-                    self.is_applying = has_changed
-                    yield
-                    self.is_applying = False
-                    end_ms = self._clock_ms() + SLICE_MS
+                self.is_applying = next(steps)
+                yield
+                self.is_applying = False
         except StopIteration as done:
             result.append(done.value)

@@ -1,16 +1,11 @@
 """Which connected clients have no sensor of their own: no rule bounds them, or all were taken."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
 from metrics import Instruments
 
 from .entities import ClientIdentity, QuotaKind
-
-if TYPE_CHECKING:
-    from .client_quotas import ClientQuotas
-    from .meter import Meter
+from .meter import Meter
 
 
 class ClientPlaces:
@@ -27,27 +22,27 @@ class ClientPlaces:
         for kind, sharing in self._overflow_clients.items():
             instruments.overflow_clients.labels(str(kind)).set_function(sharing.__len__)
 
-    def note(self, quotas: ClientQuotas) -> None:
-        """Record whether a rule bounds a connected client."""
-        if quotas.matches:
-            self.unbounded.pop(quotas.identity, None)
+    def note(self, client: ClientIdentity, bounded: Collection[QuotaKind]) -> None:
+        """Record which kinds of a connected client's traffic a rule bounds."""
+        if bounded:
+            self.unbounded.pop(client, None)
         else:
-            self.unbounded[quotas.identity] = None
+            self.unbounded[client] = None
         for kind, sharing in self._overflow_clients.items():
-            if kind not in quotas.matches:
-                sharing.pop(quotas.identity, None)
+            if kind not in bounded:
+                sharing.pop(client, None)
 
-    def note_place(self, quotas: ClientQuotas, meter: Meter) -> None:
-        """Record which sensor a connected client uses, for a kind of quota."""
-        meter.used_by = quotas.identity
+    def note_place(self, client: ClientIdentity, meter: Meter, *, is_connected: bool) -> None:
+        """Record which sensor a client uses, for a kind of quota."""
+        meter.used_by = client
         sharing = self._overflow_clients[meter.kind]
         if not meter.is_overflow:
-            sharing.pop(quotas.identity, None)
-        elif quotas.users:
-            sharing[quotas.identity] = None
+            sharing.pop(client, None)
+        elif is_connected:
+            sharing[client] = None
 
-    def forget(self, quotas: ClientQuotas) -> None:
+    def forget(self, client: ClientIdentity) -> None:
         """Drop a client that nobody has any more."""
-        self.unbounded.pop(quotas.identity, None)
+        self.unbounded.pop(client, None)
         for sharing in self._overflow_clients.values():
-            sharing.pop(quotas.identity, None)
+            sharing.pop(client, None)

@@ -1,9 +1,7 @@
 """The quotas of one client: what the relay asks about each of its requests and responses."""
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from .entities import (
     BUSY_MS_PER_PERCENT,
@@ -15,11 +13,9 @@ from .entities import (
 )
 from .gate import FetchSizes, InFlightFetch, Waiter
 from .meter import Meter
+from .meters import Meters, ThrottleTime
 from .rules import Match
 from .turns import ClientKey
-
-if TYPE_CHECKING:
-    from .manager import QuotaManager
 
 SESSION_PARTS = 3
 """A hold is at most this part of a group member's session timeout: its heartbeats, which may wait
@@ -29,35 +25,20 @@ SHORTEST_SESSION_MS = 6000.0
 """No shorter one shortens holds: brokers accept none by default (group.min.session.timeout.ms)."""
 
 
-@dataclass(frozen=True, slots=True)
-class ThrottleTime:
-    """A response that must be held."""
-
-    due_ms: float
-    delay_ms: int
-    """For how long it is held; above 0."""
-    kind: QuotaKind
-    entity: str
-
-
-def longest(charges: Iterable[ThrottleTime | None]) -> ThrottleTime | None:
-    """Return the charge with the latest due time: quotas never add up. None if none holds."""
-    holding = (charge for charge in charges if charge is not None)
-    return max(holding, key=lambda charge: charge.due_ms, default=None)
-
-
 @dataclass(slots=True, eq=False)
 class ClientQuotas:
     """The quotas of one client, shared by its connections; made by `QuotaManager.client`."""
 
-    manager: "QuotaManager"
+    sensors: Meters
+    handles: dict[ClientIdentity, "ClientQuotas"]
+    """Of all connected clients, from which it goes with its last connection."""
     identity: ClientIdentity
     address: str | None = None
     """From where its first connection came."""
     users: int = 0
     """How many have it from the manager and have not closed it."""
     generation: int = -1
-    """The update of the manager's rules that `matches` is of."""
+    """The update of the rules that `matches` is of."""
     matches: dict[QuotaKind, Match] = field(default_factory=dict)
     enforced: dict[QuotaKind, Match] = field(default_factory=dict)
     """Those of `matches` to which the client is held."""
@@ -101,7 +82,7 @@ class ClientQuotas:
         hold_ms = meter.hold_ms(value, now_ms)
         if meter.violated:
             meter.violated = False
-            self.manager.count_violation(meter)
+            self.sensors.count_violation(meter)
         if not hold_ms:
             return None
         delay_ms = round(min(hold_ms, self.longest_hold_ms))
@@ -114,7 +95,7 @@ class ClientQuotas:
 
         `kind` is the quota that bounds its bytes; `charge` of it must then come at the same time.
         """
-        if self.is_charged_first or self.generation != self.manager.generation:
+        if self.is_charged_first or self.generation != self.sensors.generation:
             return False
         if kind is None:
             return True
@@ -125,7 +106,7 @@ class ClientQuotas:
 
     def admits_at_once(self, kind: QuotaKind | None, waiter: Waiter, now_ms: float) -> bool:
         """Return whether `admit` is certain to let a request pass, without a wait before it."""
-        if self.is_charged_first or self.generation != self.manager.generation:
+        if self.is_charged_first or self.generation != self.sensors.generation:
             return False
         if kind is None:
             return True
@@ -238,7 +219,7 @@ class ClientQuotas:
         return self.identity.user, self.identity.client_id
 
     def _meter(self, kind: QuotaKind, now_ms: float) -> Meter | None:
-        if self.generation == self.manager.generation:
+        if self.generation == self.sensors.generation:
             meter = self.meters.get(kind)
             if meter is not None and not meter.sensor.retired:
                 return meter
@@ -247,10 +228,10 @@ class ClientQuotas:
         if match is None:
             return None
         paces = kind in self.paced_kinds
-        meter = self.manager.meter(kind, match, now_ms, self.address, paces=paces)
+        meter = self.sensors.meter(kind, match, now_ms, self.address, paces=paces)
         self.paced_kinds.discard(kind)
         self.meters[kind] = meter
-        self.manager.places.note_place(self, meter)
+        self.sensors.places.note_place(self.identity, meter, is_connected=self.users > 0)
         return meter
 
     def _observe(self, kind: QuotaKind, value: float, now_ms: float) -> None:
@@ -258,16 +239,16 @@ class ClientQuotas:
         meter = self.observed.get(kind)
         if meter is None or meter.sensor.retired:
             match = self.matches[kind]
-            meter = self.observed[kind] = self.manager.meter(kind, match, now_ms, self.address)
-            self.manager.places.note_place(self, meter)
+            meter = self.observed[kind] = self.sensors.meter(kind, match, now_ms, self.address)
+            self.sensors.places.note_place(self.identity, meter, is_connected=self.users > 0)
         if kind.is_time:
             value /= BUSY_MS_PER_PERCENT
         if meter.is_above(value, now_ms):
-            self.manager.count_violation(meter)
-            self.manager.count_would_throttle(meter, now_ms)
+            self.sensors.count_violation(meter)
+            self.sensors.count_would_throttle(meter, now_ms)
 
     def _matches_in_force(self) -> dict[QuotaKind, Match]:
-        if self.generation != self.manager.generation:
+        if self.generation != self.sensors.generation:
             self.resolve()
         return self.matches
 
@@ -275,17 +256,18 @@ class ClientQuotas:
         """Give the handle back, once for each `QuotaManager.client`. Sensors stay until idle."""
         self.users -= 1
         if self.users == 0:
-            self.manager.forget(self)
+            self.handles.pop(self.identity, None)
+            self.sensors.places.forget(self.identity)
 
     def resolve(self) -> None:
         """Find the rules that match anew."""
-        self.generation = self.manager.generation
+        self.generation = self.sensors.generation
         self.paced_kinds.update(self.meters)
         self.meters.clear()
         self.observed.clear()
-        matches = ((kind, self.manager.table.match(kind, self.identity)) for kind in TRAFFIC_KINDS)
+        matches = ((kind, self.sensors.table.match(kind, self.identity)) for kind in TRAFFIC_KINDS)
         self.matches = {kind: match for kind, match in matches if match is not None}
         self.enforced = {kind: match for kind, match in self.matches.items() if match.enforced}
         self.is_charged_first = not FORESEEN_KINDS.issuperset(self.matches)
         if self.users:
-            self.manager.places.note(self)
+            self.sensors.places.note(self.identity, self.matches)

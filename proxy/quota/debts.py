@@ -3,13 +3,12 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
+from .client_quotas import ClientQuotas
 from .entities import ClientIdentity, QuotaKind
 from .meter import Meter, sensor_name
-
-if TYPE_CHECKING:
-    from .manager import QuotaManager
+from .meters import Meters
 
 MAX_PENDING = 10_000
 """Sensors that are not there yet and owe something: as many as clients have sensors by default."""
@@ -69,46 +68,12 @@ class PendingDebt:
     of: Debt | None = None
     """What it was taken over from, if known."""
 
-
-class PendingDebts:
-    """What sensors owe that are not there yet, by their names. Bounded: the first make room."""
-
-    def __init__(self) -> None:
-        self._debts: dict[str, PendingDebt] = {}
-
-    def __len__(self) -> int:
-        return len(self._debts)
-
-    def add(self, name: str, debt: PendingDebt, now_ms: float) -> None:
-        """Keep until when a sensor owes; an earlier time than what is known changes nothing."""
-        known = self._debts.pop(name, debt)
-        if len(self._debts) >= MAX_PENDING:
-            self._drop_expired(now_ms)
-            if len(self._debts) >= MAX_PENDING:
-                del self._debts[next(iter(self._debts))]
-        self._debts[name] = max(known, debt, key=lambda each: each.until_ms)
-
-    def settle(self, meter: Meter, now_ms: float) -> None:
-        """Have a new sensor owe what was kept for it."""
-        debt = self._debts.pop(meter.sensor.name, None)
-        if debt is not None:
-            meter.owe(debt.until_ms, now_ms, debt.held_until_ms)
-
-    def debts(self, now_ms: float) -> list[Debt]:
-        """Return what is left of those that were taken over."""
-        return [
-            replace(
-                debt.of,
-                owed_ms=debt.until_ms - now_ms,
-                held_ms=max(debt.held_until_ms - now_ms, 0.0),
-            )
-            for debt in self._debts.values()
-            if debt.of is not None
-        ]
-
-    def _drop_expired(self, now_ms: float) -> None:
-        kept = {name: debt for name, debt in self._debts.items() if debt.until_ms > now_ms}
-        self._debts = kept
+    def left(self, now_ms: float) -> Debt | None:
+        """Return what is left of what was taken over; None for anything else."""
+        if self.of is None:
+            return None
+        held_ms = max(self.held_until_ms - now_ms, 0.0)
+        return replace(self.of, owed_ms=self.until_ms - now_ms, held_ms=held_ms)
 
 
 class SharedQuotas:
@@ -118,8 +83,18 @@ class SharedQuotas:
     what the client has had elsewhere, too, and says what they owe; elsewhere no less is owed then.
     """
 
-    def __init__(self, manager: "QuotaManager") -> None:
-        self._manager = manager
+    def __init__(
+        self,
+        meters: Meters,
+        client: Callable[[ClientIdentity, str], ClientQuotas],
+        sensors_of: Callable[[ClientIdentity], tuple[Meter, ...]],
+    ) -> None:
+        self._meters = meters
+        self._client = client
+        self._sensors_of = sensors_of
+        self._pending: dict[str, PendingDebt] = {}
+        """By the names of sensors. Bounded: the first make room."""
+        meters.on_new = self._settle
 
     def charge_visit(
         self, identity: ClientIdentity, address: str, kind: QuotaKind, amount: float, now_ms: float
@@ -130,7 +105,7 @@ class SharedQuotas:
         milliseconds, 0 or more, for `owe`. Nothing is held. The entity is None, and 0 is owed,
         where no rule bounds the client.
         """
-        quotas = self._manager.client(identity, address)
+        quotas = self._client(identity, address)
         try:
             quotas.charge(kind, amount, now_ms)
             meter = quotas.meter_of(kind)
@@ -172,7 +147,7 @@ class SharedQuotas:
         least_ms: float = 0.0,
     ) -> Iterator[Debt | None]:
         """Yield what there is of `debts` above `least_ms`; None for a step without one."""
-        for meter in self._manager.meters():
+        for meter in self._meters.meters():
             client = meter.used_by
             if client is None or meter.is_overflow or meter.sensor.retired:
                 yield None
@@ -183,8 +158,11 @@ class SharedQuotas:
                 yield Debt(client, meter.entity, meter.kind, owed_ms, held_ms)
             else:
                 yield None
-        for debt in self._manager.pending_debts.debts(clock_ms()):
-            yield debt if debt.owed_ms > least_ms and covers(debt.identity) else None
+        for pending in tuple(self._pending.values()):
+            debt = pending.left(clock_ms())
+            if debt is not None and not (debt.owed_ms > least_ms and covers(debt.identity)):
+                debt = None
+            yield debt
 
     def keep_strictly(
         self, covers: Callable[[ClientIdentity], bool], clock_ms: Callable[[], float]
@@ -194,7 +172,7 @@ class SharedQuotas:
         To be done when they come from a member that has measured them until now: by what was
         measured here, they had nothing for a while, and would get all that at once.
         """
-        for meter in self._manager.meters():
+        for meter in self._meters.meters():
             client = meter.used_by
             if client is not None and meter.is_enforced and covers(client):
                 meter.share(clock_ms())
@@ -207,15 +185,31 @@ class SharedQuotas:
             self._owe(debt.name, pending, now_ms)
 
     def _owe(self, name: str, debt: PendingDebt, now_ms: float) -> None:
-        meter = self._manager.meter_named(name)
+        meter = self._meters.meter_named(name)
         if meter is not None:
             meter.owe(debt.until_ms, now_ms, debt.held_until_ms)
         elif debt.until_ms > now_ms:
-            self._manager.pending_debts.add(name, debt, now_ms)
+            self._keep_pending(name, debt, now_ms)
+
+    def _keep_pending(self, name: str, debt: PendingDebt, now_ms: float) -> None:
+        """Keep until when a sensor owes; an earlier time than what is known changes nothing."""
+        known = self._pending.pop(name, debt)
+        if len(self._pending) >= MAX_PENDING:
+            left = self._pending.items()
+            self._pending = {name: each for name, each in left if each.until_ms > now_ms}
+            if len(self._pending) >= MAX_PENDING:
+                del self._pending[next(iter(self._pending))]
+        self._pending[name] = max(known, debt, key=lambda each: each.until_ms)
+
+    def _settle(self, meter: Meter, now_ms: float) -> None:
+        """Have a new sensor owe what was kept for it."""
+        debt = self._pending.pop(meter.sensor.name, None)
+        if debt is not None:
+            meter.owe(debt.until_ms, now_ms, debt.held_until_ms)
 
     def _entity_of(self, identity: ClientIdentity, kind: QuotaKind) -> str | None:
-        for meter in self._manager.sensors_of(identity):
+        for meter in self._sensors_of(identity):
             if meter.kind is kind:
                 return meter.entity
-        match = self._manager.table.match(kind, identity)
+        match = self._meters.table.match(kind, identity)
         return None if match is None else match.entity

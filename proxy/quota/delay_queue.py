@@ -36,6 +36,11 @@ class Delayed:
         """True until the entry was released or cancelled."""
         return self.release is not None
 
+    @property
+    def until_ms(self) -> float | None:
+        """When it is due; None when it has left the queue."""
+        return self.due_ms if self.release is not None else None
+
     def cancel(self) -> bool:
         """Leave the queue at once; the callback will not run. False if it had left already."""
         return self.take() is not None
@@ -135,6 +140,10 @@ class TimerHandle(Protocol):
     """What `call_at` gives back; `asyncio.TimerHandle` is one."""
 
     def cancel(self) -> None: ...  # noqa: D102
+
+
+NOT_DELAYED = Delayed(DelayQueue("request"), -math.inf, None)
+"""Stands for what waits for nothing."""
 
 
 class Reaper:

@@ -7,7 +7,6 @@ delay queue, and one log line and one count say why.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -15,41 +14,28 @@ from structlog import get_logger
 
 from metrics.clock import clock_ms
 from proxy.cluster.upstream import UpstreamError
-from proxy.quota.client_quotas import ThrottleTime
 from proxy.quota.connection_quotas import TOO_MANY, ConnectionRefused
-from proxy.quota.delay_queue import Delayed
-from proxy.quota.entities import (
-    CONSUMER_BYTE_RATE,
-    PRODUCER_BYTE_RATE,
-    REQUEST_PERCENTAGE,
-    QuotaKind,
-)
-from proxy.quota.gate import Waiter
-from proxy.quota.turns import TURN_BYTES
+from proxy.quota.delay_queue import NOT_DELAYED, Delayed
+from proxy.quota.entities import CONSUMER_BYTE_RATE
 from proxy.relay.channel import Channel, ChannelLost
-from proxy.relay.frame_flow import SLOW_FRAME_S, FrameFlow
+from proxy.relay.frame_flow import SLOW_FRAME_S
 from proxy.relay.interceptor import ClientSentOn
-from proxy.relay.lifecycle import OPEN, UNANSWERED, Lifecycle, Pause, State
+from proxy.relay.lifecycle import OPEN, Pause, State
 from proxy.relay.linger import Linger
 from proxy.relay.listener import Origin
+from proxy.relay.pair_state import AdvertiseTo, PairState
 from proxy.relay.requests import RequestFlow, RequestRefused
 from proxy.relay.responses import ResponseFlow
-from proxy.relay.services import Services, ThrottleMode
-from proxy.relay.session import ClientSession, Exchange, Identification
-from proxy.relay.stay import Stay
+from proxy.relay.services import Services
+from proxy.relay.session import ClientSession
+from proxy.relay.stay import LAST_HOLD_MS, Stay
 from proxy.relay.traffic import Traffic
-from proxy.wire.apis import FETCH
 from proxy.wire.frames import RequestHead
 from proxy.wire.malformed import MalformedFrame, MalformedResponse
-
-_GATES = {kind.value: kind for kind in QuotaKind}
-"""The quota at whose gate a request waits, by the byte rate of its API."""
 
 GIVE_WAY_S = 10.0
 """Without traffic for so long, a connection is closed for one of its client from elsewhere, where a
 rule allows no more. Members of a group have a heartbeat every 3 s by default."""
-
-_DELAY = ThrottleMode.DELAY
 
 FIRST_REQUEST_S = 30.0
 """A connection begins its first request within this time. All Kafka clients do so at once."""
@@ -57,7 +43,7 @@ FIRST_REQUEST_S = 30.0
 _log = get_logger(__name__)
 
 
-class Connection:
+class Connection(PairState):
     """A client, the broker it talks to, and the flow of frames each way.
 
     `channel` is the client's, `user` whom its TLS certificate names. `dial` connects to the broker
@@ -74,21 +60,12 @@ class Connection:
         user: str | None,
         *,
         dial: Callable[[Connection, str | None], Awaitable[Channel]],
-        advertise: Callable[[ClientSession, int, str, int], tuple[str, int] | None],
+        advertise: AdvertiseTo,
         on_heard: Callable[[], object],
         on_close: Callable[[Connection], None],
     ) -> None:
-        self.services = services
-        self.life = Lifecycle()
-        self.client = Identification(services, origin, user)
-        self.in_flight: deque[Exchange] = deque()
-        """Requests without a response yet, the oldest first."""
-        self.own_answers = 0
-        """How many of them an interceptor has answered, so that the broker has not got them."""
-        self.advertise = advertise
-        self.origin = origin
+        super().__init__(services, origin, user, advertise)
         self.number = next(services.numbers)
-        self.began_ms = clock_ms()
         self.traffic = Traffic(self.began_ms)
         self._about = origin.about
         self._node_id = origin.node_id
@@ -98,17 +75,12 @@ class Connection:
         self._dialling: asyncio.Task[None] | None = None
         self._on_heard: Callable[[], object] | None = on_heard
         self._on_close = on_close
-        self._muted: Delayed | None = None
-        self.muted_for: ThrottleTime | None = None
-        """What the client was muted for last."""
-        self._crowded: Delayed | None = None
-        self.waiter = Waiter(self._wake_at)
-        self._gated: Delayed | None = None
-        self._gated_api = FETCH
+        self.crowded = NOT_DELAYED
+        """Until its client's connection_rate lets it go on."""
         self._linger: Linger | None = None
-        self.stay = Stay(self) if services.steering is not None else None
+        self.stay = Stay(self, self._let_go) if services.steering is not None else None
         """None where all clients are this process's own."""
-        self.requests = RequestFlow(self)
+        self.requests: RequestFlow = RequestFlow(self)
         self.responses = ResponseFlow(self)
 
     def start(self) -> None:
@@ -141,7 +113,7 @@ class Connection:
         last = max(self.requests.last_active, self.responses.last_active)
         if self.life.state is State.NEW:
             timeout_s = min(timeout_s, FIRST_REQUEST_S)
-        if now_s - last < timeout_s or self.responses.held or self.life.is_held_back:
+        if now_s - last < timeout_s or self.responses.delayed.waiting or self.life.is_held_back:
             return
         if self.responses.sending_blocked:
             self._reject("client_not_reading", "the client takes no data")
@@ -152,11 +124,11 @@ class Connection:
         else:
             self.close("idle")
 
-    def close_stuck(self, flow: FrameFlow) -> None:
-        """Close the pair for a frame that one of its flows keeps in memory, which others need."""
-        if flow is self.responses and flow.sending_blocked:
+    def close_stuck(self, flow: object) -> None:
+        """See PairState."""
+        if flow is self.responses and self.responses.sending_blocked:
             self._reject("client_not_reading", "the client takes no data, and others wait for room")
-        elif flow is self.requests and not flow.sending_blocked:
+        elif flow is self.requests and not self.requests.sending_blocked:
             self._reject("slow_frame", "a request is not finished, and others wait for room")
         else:
             self._upstream_error("timeout", "the broker does not go on, and others wait for room")
@@ -170,8 +142,7 @@ class Connection:
         _log.debug("connection closed", reason=reason, **self._about)
         self.requests.close()
         self.responses.close()
-        if self._muted is not None:
-            self._muted.cancel()
+        self.muted.cancel()
         self._leave_gate()
         if self.stay is not None:
             self.stay.close()
@@ -184,8 +155,7 @@ class Connection:
             self._dialling.cancel()
             self._dialling.add_done_callback(self._forget_dialling)
         self.client.leave()
-        if self._crowded is not None:
-            self._crowded.cancel()
+        self.crowded.cancel()
         self.in_flight.clear()
         self._on_close(self)
         self.channel.sock.close()
@@ -214,26 +184,31 @@ class Connection:
         if self._dialling is not None:
             await asyncio.gather(self._dialling, return_exceptions=True)
 
-    def close_client_ended(self, *, mid_frame: bool) -> None:
-        """Close for the end of the client's stream. No Kafka client closes one side only."""
+    def close_ended(self, flow: object) -> None:
+        """See PairState. No Kafka client closes one side only."""
+        close = self._close_upstream_ended
+        if flow is self.requests:
+            close = partial(self._close_client_ended, mid_frame=self.requests.is_cut_off)
+        self.services.paced_steps.add(close)
+
+    def _close_client_ended(self, *, mid_frame: bool) -> None:
         self._charge_abandoned()
         if mid_frame:
             self._reject("truncated_frame", "the client closed within a request")
         else:
             self.close("client closed")
 
-    def close_upstream_ended(self, detail: str = "the broker closed the connection") -> None:
+    def _close_upstream_ended(self, detail: str = "the broker closed the connection") -> None:
         """Close for the end of the broker's stream; an error only when answers were due."""
+        if self.life.state is State.CLOSED:
+            return
         if self._answers_due:
             self._upstream_error("closed", f"{detail}, with answers due")
         else:
             self.close("broker closed")
 
     def close_failed(self, error: Exception) -> None:
-        """Close for an exception of a flow, or of dialling.
-
-        A lost connection is closed in its turn: a broker that ends loses thousands at once.
-        """
+        """See PairState. A broker that ends loses thousands at once: each is closed in its turn."""
         in_turn = self.services.paced_steps.add
         match error:
             case MalformedFrame() | RequestRefused():
@@ -243,7 +218,7 @@ class Connection:
             case MalformedResponse():
                 self._upstream_error("bad_response", str(error))
             case ChannelLost(channel=channel) if channel is self.upstream:
-                in_turn(partial(self.close_upstream_ended, f"connection lost: {error}"))
+                in_turn(partial(self._close_upstream_ended, f"connection lost: {error}"))
             case OSError():
                 in_turn(partial(self.close_abandoned, "client lost"))
             case ClientSentOn():
@@ -270,16 +245,12 @@ class Connection:
             self.close(reason)
 
     def takes(self, head: RequestHead) -> bool:
-        """Return whether a request can be taken that begins unlike earlier ones; else it is later.
-
-        The first one of a connection waits for the broker's, and for the client's connection_rate.
-        Raises RequestRefused when the client may not have this connection.
-        """
+        """See PairState."""
         if self.life.state is OPEN:
             wait_ms = self._enter(head)
             if wait_ms:
                 self.pause(Pause.CROWDED)
-                self._crowded = self._delay(head, wait_ms, lambda: self.unpause(Pause.CROWDED))
+                self.crowded = self._delay(head, wait_ms, lambda: self.unpause(Pause.CROWDED))
             return not wait_ms
         if self.life.state is State.NEW:
             wait_ms = self._enter(head)
@@ -288,7 +259,7 @@ class Connection:
             self.requests.paused = True
             begin_dialling = partial(self._begin_dialling, head.client_id)
             if wait_ms:
-                self._crowded = self._delay(head, wait_ms, begin_dialling)
+                self.crowded = self._delay(head, wait_ms, begin_dialling)
             else:
                 begin_dialling()
         return False
@@ -301,32 +272,44 @@ class Connection:
     def _begin_dialling(self, client_id: str | None) -> None:
         self._dialling = self.services.loop.create_task(self._connect(client_id))
 
-    @property
-    def crowded_until_ms(self) -> float | None:
-        """Until when it waits because of its client's connection_rate; None when it does not."""
-        return self._crowded.due_ms if self._crowded is not None and self._crowded.waiting else None
-
     def shorten_waits(self) -> None:
         """Wait for no longer than the client's quotas ask for, which were changed."""
         self.responses.shorten_hold()
-        place, session = self.client.place, self.client.current
-        if place is not None and self._crowded is not None and self._crowded.waiting:
+        place, session, charge = self.client.place, self.client.current, self.muted_for
+        if place is not None and self.crowded.waiting:
             if not self.services.connection_quotas.is_paced(place):
-                self._crowded.release_now()
-            return
-        charge = self.muted_for if self.muted_until_ms is not None else None
-        if session is None or charge is None or self._muted is None:
-            return
-        if not session.quotas.owed_ms(charge.kind, clock_ms()):
-            self._muted.release_now()
+                self.crowded.release_now()
+        elif (
+            session is not None
+            and charge is not None
+            and self.muted.waiting
+            and not session.quotas.owed_ms(charge.kind, clock_ms())
+        ):
+            self.muted.release_now()
 
     def follow_owner(self) -> None:
         """Send the client on soon if another member owns it from now on."""
         if self.stay is not None:
             self.stay.follow()
 
+    def session_of(self, head: RequestHead) -> ClientSession:
+        """See PairState."""
+        session = self.client.session(head.client_id)
+        if self.stay is not None:
+            self.stay.requested(head.api_key)
+        return session
+
+    def answer(self) -> None:
+        """See PairState."""
+        self.own_answers += 1
+        self.responses.run()
+
+    def _let_go(self) -> None:
+        self.drain()
+        self.responses.hold_at_most(LAST_HOLD_MS)
+
     def send_on(self) -> None:
-        """Take no further requests, and let the client go soon: it is to ask its owner."""
+        """See PairState."""
         if self.stay is None:
             self.services.loop.call_soon(self.drain)
         elif self.life.state is OPEN:
@@ -377,71 +360,6 @@ class Connection:
         self.responses.run()
         self.unpause(Pause.NONE)
 
-    def admits(self, exchange: Exchange) -> bool:
-        """Return whether quotas let a request be sent on; if not, it is read again later.
-
-        What a drain still sends on waits for nothing.
-        """
-        if self.life.state is not OPEN:
-            return True
-        plan, session = exchange.plan, exchange.session
-        is_used_up = plan.costs_time and session.quotas.is_paced(REQUEST_PERCENTAGE)
-        if is_used_up and self.in_flight:
-            self._leave_gate()  # others need not wait for its answer
-            self.pause(Pause.SERIAL)
-            return False
-        byte_rate = plan.api.byte_rate
-        if byte_rate is None:
-            return True
-        return self._passes_gate(exchange, _GATES[byte_rate], exchange.sent_ms)
-
-    def admits_more(self, exchange: Exchange) -> bool:
-        """Return whether more of a Produce request may be read; if not, it goes on later."""
-        if self.life.state is not OPEN:
-            return True
-        return self._passes_gate(exchange, PRODUCER_BYTE_RATE, clock_ms(), is_begun=True)
-
-    def _passes_gate(
-        self, exchange: Exchange, kind: QuotaKind, now_ms: float, *, is_begun: bool = False
-    ) -> bool:
-        waiter, session = self.waiter, exchange.session
-        holds = self.services.mode is _DELAY
-        self._gated_api = exchange.api_key
-        is_fetch = exchange.api_key == FETCH
-        # Of what a request announces no more than a turn: the rest counts when it comes.
-        announced = min(exchange.request_bytes, TURN_BYTES)
-        size = session.fetch_sizes.last_bytes if is_fetch else announced
-        if not session.quotas.admit(kind, waiter, size, now_ms, holds=holds, is_begun=is_begun):
-            self.pause(Pause.GATED)
-            return False
-        since_ms, waiter.since_ms = waiter.since_ms, None
-        if since_ms is not None and waiter.kind is not None and since_ms < now_ms:
-            exchange.gated_ms = waited_ms = now_ms - since_ms
-            charge = ThrottleTime(now_ms, round(waited_ms), waiter.kind, waiter.entity)
-            self.services.count_throttled(charge, waited_ms)
-            if exchange.api_key == FETCH and session.interceptor is not None:
-                session.interceptor.gated(since_ms, now_ms)
-        return True
-
-    def _leave_gate(self) -> None:
-        """Give the turn at a quota's gate up, so that others come sooner."""
-        self.waiter.leave(clock_ms())
-        if self._gated is not None:
-            self._gated.cancel()
-
-    def _wake_at(self, at_ms: float) -> None:
-        """Read the request that waits at a gate again at that time, and not before."""
-        if self._gated is not None:
-            self._gated.cancel()
-        reaper = self.services.reapers.for_api(self._gated_api)
-        self._gated = reaper.add(max(at_ms, clock_ms()), self._ask_again)
-
-    def _ask_again(self) -> None:
-        """Read on at a quota's gate: the next request, or the body that waits there."""
-        self.unpause(Pause.GATED)
-        if self.requests.under_way:  # whatever else keeps requests from being read
-            self.requests.run()
-
     def _charge_abandoned(self) -> None:
         """Charge what a client has asked for and does not wait for: the broker sends it anyway."""
         now_ms = clock_ms()
@@ -451,40 +369,8 @@ class Connection:
                 exchange.expected.cancel()
                 exchange.session.charge(kind, exchange.expected.size, now_ms)
 
-    def answered(self) -> None:
-        """Read requests again if there were too many unanswered ones."""
-        pauses = self.life.pauses
-        if pauses & UNANSWERED and not (self.in_flight and Pause.SERIAL in pauses):
-            self.unpause(UNANSWERED)
-
-    @property
-    def muted_until_ms(self) -> float | None:
-        """Until when the client is muted; None when it is not."""
-        return self._muted.due_ms if self._muted is not None and self._muted.waiting else None
-
-    def mute(self, due_ms: float, api_key: int, charge: ThrottleTime) -> None:
-        """Read no requests until `due_ms`, for what was charged."""
-        self.muted_for = charge
-        if self._muted is not None and self._muted.waiting:
-            if self._muted.due_ms >= due_ms:
-                return
-            self._muted.cancel()
-        self.pause(Pause.MUTED)
-        reaper = self.services.reapers.for_api(api_key)
-        self._muted = reaper.add(due_ms, lambda: self.unpause(Pause.MUTED))
-
-    def pause(self, reason: Pause) -> None:
-        """Read no further requests. Only when the pair is open."""
-        self.life.pause(reason)
-        self.requests.paused = True
-
-    def unpause(self, reason: Pause) -> None:
-        """Read requests again, if there is no other reason against it."""
-        if self.life.unpause(reason):
-            self.requests.resume()
-
     def finish_if_drained(self) -> None:
-        """Close the client's side of a draining pair when all that is due has been sent."""
+        """See PairState."""
         if self.life.state is not State.DRAINING or self.requests.under_way:
             return
         if self.requests.stash and not self.requests.send_unanswered():

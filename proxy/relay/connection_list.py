@@ -97,19 +97,19 @@ def row_of(connection: Connection, now_ms: float) -> ConnectionRow:
 def _hold_of(connection: Connection) -> ConnectionHold | None:
     session, pauses = connection.client.current, connection.life.pauses
     quotas = session.quotas if session is not None else None
-    held_until_ms = connection.responses.held_until_ms
+    held_until_ms = connection.responses.delayed.until_ms
     if held_until_ms is not None:
         charge = connection.in_flight[0].charge if connection.in_flight else None
         kind, entity = (charge.kind, charge.entity) if charge is not None else (None, None)
         return _hold("delay_queue", quotas, kind, entity, held_until_ms)
-    if connection.crowded_until_ms is not None and connection.client.place is not None:
+    if connection.crowded.until_ms is not None and connection.client.place is not None:
         place = connection.client.place
         match = connection.services.quotas.table.match(CONNECTION_RATE, place.identity)
-        rule, due_ms = match.rule if match is not None else None, connection.crowded_until_ms
+        rule, due_ms = match.rule if match is not None else None, connection.crowded.until_ms
         return ConnectionHold("connection_rate", CONNECTION_RATE, place.paced_as, rule, due_ms)
     if Pause.MUTED in pauses and connection.muted_for is not None:
         charge = connection.muted_for
-        return _hold("muted", quotas, charge.kind, charge.entity, connection.muted_until_ms)
+        return _hold("muted", quotas, charge.kind, charge.entity, connection.muted.until_ms)
     if Pause.GATED in pauses:
         waiter = connection.waiter
         until_ms = waiter.wakes_ms if waiter.wakes_ms < math.inf else None

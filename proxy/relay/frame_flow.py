@@ -9,16 +9,17 @@ it does not read, so a slow receiver slows the sender through TCP.
 closed by what it calls stops at the next step.
 """
 
-from __future__ import annotations
-
 import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from time import perf_counter
-from typing import TYPE_CHECKING
 
+from proxy.quota.client_quotas import ClientQuotas
+from proxy.quota.entities import QuotaKind
 from proxy.relay.channel import BLOCKED, Channel
 from proxy.relay.kept_bytes import UNCOUNTED_BYTES
 from proxy.relay.lifecycle import DRAINING
+from proxy.relay.pair_state import PairState
 from proxy.relay.pump import (
     CLOSED,
     END,
@@ -32,15 +33,8 @@ from proxy.relay.pump import (
     Wait,
 )
 from proxy.wire.frames import MAX_HEADER_BYTES
+from proxy.wire.layout import Buffer
 from proxy.wire.malformed import MalformedFrame
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from proxy.quota.client_quotas import ClientQuotas
-    from proxy.quota.entities import QuotaKind
-    from proxy.relay.connection import Connection
-    from proxy.wire.layout import Buffer
 
 READ_BYTES, READ_BYTES_HELD, READ_BYTES_LARGE = 64 << 10, 4096, 512
 """First read of a frame: all of it as a rule; less of one that may be held, so that it waits in the
@@ -69,17 +63,17 @@ class FrameFlow(ABC):
     """Moves frames from source to sink. Subclasses decide what happens to each."""
 
     __slots__ = (
-        *("_begun_s", "_conn", "_is_idle", "_loop", "_pump", "_reading", "_rest", "_running"),
+        *("_begun_s", "_pair", "_is_idle", "_loop", "_pump", "_reading", "_rest", "_running"),
         *("_scratch", "_sink", "_source", "_starved", "_turn", "_whole", "_whole_bytes"),
         *("_is_queued", "_turns_left", "_work", "_writing", "address", "closed", "first_bytes"),
         *("kept_bytes", "last_active", "paused", "read_bytes", "stash", "wait"),
     )
 
-    def __init__(self, conn: Connection, scratch: memoryview) -> None:
-        self._conn = conn
+    def __init__(self, pair: PairState, scratch: memoryview) -> None:
+        self._pair = pair
         self._scratch = scratch
         """Shared by all flows of one direction: what is in it does not outlive a call of `run`."""
-        self._loop = conn.services.loop
+        self._loop = pair.services.loop
         self._source: Channel | None = None
         self._sink: Channel | None = None
         self._pump: Pump | None = None
@@ -91,7 +85,7 @@ class FrameFlow(ABC):
         """The steps in which the frame that is there as a whole is handled."""
         self._is_queued = False
         """Whether they wait for their turn."""
-        self.address = conn.origin.ip
+        self.address = pair.origin.ip
         self.kept_bytes = 0
         self._starved = self._reading = self._writing = self._running = self._is_idle = False
         self._turn: asyncio.Handle | None = None
@@ -122,10 +116,6 @@ class FrameFlow(ABC):
         It may raise `_whole_bytes`, and is called again when so many bytes are there.
         """
 
-    @abstractmethod
-    def _ended(self) -> None:
-        """Close the pair for the end of the source's stream."""
-
     def _wait_paused(self) -> Wait:
         """Return what to wait for during a pause."""
         return OWNER
@@ -141,7 +131,7 @@ class FrameFlow(ABC):
         """Set the sockets, as soon as each is there."""
         self._source, self._sink = source, sink
         if source is not None and sink is not None:
-            self._pump = Pump(source, sink, self._conn.services.pipes)
+            self._pump = Pump(source, sink, self._pair.services.pipes)
 
     def close(self) -> None:
         """Stop. Sockets are the owner's to close."""
@@ -153,7 +143,7 @@ class FrameFlow(ABC):
             self._pump.close()
         self.stash = self._rest = b""
         self._whole = self._work = None
-        self._conn.services.kept_bytes.release(self)
+        self._pair.services.kept_bytes.release(self)
 
     @property
     def mid_frame(self) -> bool:
@@ -187,13 +177,13 @@ class FrameFlow(ABC):
     @property
     def about(self) -> dict[str, str]:
         """What log lines say of it."""
-        session = self._conn.client.current
+        session = self._pair.client.current
         client_id = None if session is None else session.identity.client_id
-        return {**self._conn.origin.about, "client_id": client_id or ""}
+        return {**self._pair.origin.about, "client_id": client_id or ""}
 
     def give_up(self) -> None:
         """Close the pair, since others wait for the room of what is kept of its frame."""
-        self._conn.close_stuck(self)
+        self._pair.close_stuck(self)
 
     def resume(self) -> None:
         """End a pause."""
@@ -208,21 +198,21 @@ class FrameFlow(ABC):
         self._running = True
         try:
             wait = None
-            if self._is_idle and not self.paused and not self._conn.own_answers:
+            if self._is_idle and not self.paused and not self._pair.own_answers:
                 wait = self._read_idle()
             if wait is None:
                 wait = self._advance()
             if wait is CLOSED and not self.closed:
-                self._ended()
+                self._pair.close_ended(self)
         except Exception as error:  # whatever it is, it ends this pair only
             wait = CLOSED
-            self._conn.close_failed(error)
+            self._pair.close_failed(error)
         finally:
             self._running = False
         if self.closed:
             return
-        if self._conn.life.state is DRAINING:
-            self._conn.finish_if_drained()
+        if self._pair.life.state is DRAINING:
+            self._pair.finish_if_drained()
             if self.closed:
                 return
         if wait is not self.wait:
@@ -234,7 +224,7 @@ class FrameFlow(ABC):
             self._turn = self._loop.call_soon(self._take_turn)
         elif wait is PACED and not self._is_queued:
             self._is_queued = True
-            self._conn.services.paced_steps.queue(self._take_paced_turn)
+            self._pair.services.paced_steps.queue(self._take_paced_turn)
 
     def _take_paced_turn(self) -> None:
         self._is_queued = False
@@ -249,7 +239,7 @@ class FrameFlow(ABC):
 
         Thousands that connect at once, and then send all at once, would take one long round.
         """
-        steps = self._conn.services.paced_steps
+        steps = self._pair.services.paced_steps
         self._turns_left -= 1
         if not steps.has_time or not self._turns_left:
             self.wait = TURN  # so that `run` wants what it waits for anew
@@ -281,7 +271,7 @@ class FrameFlow(ABC):
                     return WRITE
                 self._sent_rest()
             if self.kept_bytes and self._whole is None:
-                self._conn.services.kept_bytes.release(self)
+                self._pair.services.kept_bytes.release(self)
             if self._pump is not None and self._pump.active:
                 unread = self._pump.unread
                 wait = self._move_body(self._pump, budget)
@@ -336,7 +326,7 @@ class FrameFlow(ABC):
         self._begun_s = self.last_active
         wait = self._handle(got, drained=got < size and not source.buffered_bytes())
         # What was just handled may have let requests be read that are answered here.
-        return None if wait is READ and self._conn.own_answers else wait
+        return None if wait is READ and self._pair.own_answers else wait
 
     def _handle(self, have: int, *, drained: bool) -> Wait | None:
         """Handle the first bytes of the scratch buffer; `drained`: the source has no more now."""
@@ -433,7 +423,7 @@ class FrameFlow(ABC):
         frame, budget = self._whole, FAIR_BYTES
         assert self._source is not None
         assert frame is not None
-        kept_bytes, steps = self._conn.services.kept_bytes, self._conn.services.paced_steps
+        kept_bytes, steps = self._pair.services.kept_bytes, self._pair.services.paced_steps
         while missing := self._whole_bytes - len(frame):
             if self._whole_bytes > UNCOUNTED_BYTES and not kept_bytes.reserve(
                 self, self._whole_bytes

@@ -4,7 +4,7 @@ import asyncio
 import socket
 import ssl
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -23,7 +23,6 @@ from proxy.relay.services import Services
 from proxy.relay.session import ClientSession
 from proxy.relay.silent_connections import SilentConnection, SilentConnections
 from proxy.relay.tls import principal_of, sni_of
-from proxy.relay.walk import ConnectionWalk
 
 IDLE_CHECKS_PER_TIMEOUT = 4  # an idle connection is found at most a quarter of the timeout late
 MAX_IDLE_CHECK_S = 5.0  # and a request that was begun and not finished at most this late
@@ -54,9 +53,8 @@ class Relay:
         self.connected_through: Counter[str] = Counter()
         """How many clients are connected, by the name of their listener."""
         self._empty = asyncio.Event()
-        loop, connections = services.loop, self.connections
-        self._quota_walk = ConnectionWalk(loop, connections, Connection.shorten_waits)
-        self._owner_walk = ConnectionWalk(loop, connections, Connection.follow_owner)
+        self._walks: dict[Callable[[Connection], None], list[Connection]] = {}
+        """With which connections something is still to be done."""
         services.quotas.on_update = self.follow_quotas
         if services.steering is not None:
             services.steering.on_change = self.follow_owners
@@ -117,14 +115,29 @@ class Relay:
 
         In the next rounds of the event loop: there may be thousands.
         """
-        self._quota_walk.begin()
+        self._walk(Connection.shorten_waits)
 
     def follow_owners(self) -> None:
         """Send clients on that another member owns from now on, and keep those that have come.
 
         In the next rounds of the event loop: there may be thousands.
         """
-        self._owner_walk.begin()
+        self._walk(Connection.follow_owner)
+
+    def _walk(self, step: Callable[[Connection], None]) -> None:
+        """Do something with all that are open now. It may close them, and must not raise."""
+        is_under_way = bool(self._walks.get(step))
+        self._walks[step] = list(self.connections)
+        if not is_under_way:
+            self._services.paced_steps.queue(partial(self._walk_on, step))
+
+    def _walk_on(self, step: Callable[[Connection], None]) -> None:
+        left = self._walks[step]
+        connection = left.pop() if left else None
+        if left:
+            self._services.paced_steps.queue(partial(self._walk_on, step))
+        if connection in self.connections:
+            step(connection)
 
     def close_draining(self) -> None:
         """Close the connections of clients that were let go, whatever they still wait for."""

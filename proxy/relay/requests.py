@@ -1,13 +1,10 @@
 """From the client to the broker: read each request's head, remember it, send it on."""
 
-from __future__ import annotations
-
 from asyncio import TimerHandle
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from struct import Struct
 from time import thread_time
-from typing import TYPE_CHECKING
 
 from metrics import CounterChild
 from metrics.clock import MS_PER_SECOND, clock_ms
@@ -15,6 +12,7 @@ from proxy.quota.entities import PRODUCER_BYTE_RATE, QuotaKind
 from proxy.relay.frame_flow import READ_BYTES_HELD, FrameFlow, new_scratch
 from proxy.relay.interceptor import INTERCEPTED_APIS, ClientSentOn
 from proxy.relay.lifecycle import Pause
+from proxy.relay.pair_state import PairState
 from proxy.relay.pump import CLOSED, END, OWNER, Pump, Wait
 from proxy.relay.services import ThrottleMode
 from proxy.relay.session import ClientSession, Exchange
@@ -41,11 +39,6 @@ from proxy.wire.request_fields import (
     produce_acks,
     session_timeout_ms,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from proxy.relay.connection import Connection
 
 MAX_SEEN_BYTES = 4 << 20
 """The longest request that is read as a whole for an interceptor: a Fetch of some 100,000
@@ -129,8 +122,8 @@ class RequestFlow(FrameFlow):
     _collecting: tuple[RequestHead, Exchange]
     """What is taken whole: a login, or what an interceptor is to see."""
 
-    def __init__(self, conn: Connection) -> None:
-        super().__init__(conn, _scratch)
+    def __init__(self, pair: PairState) -> None:
+        super().__init__(pair, _scratch)
         self._kinds: dict[int, _RequestKind] = {}
         """The latest of each API and version."""
         self._produced: Exchange | None = None
@@ -159,7 +152,7 @@ class RequestFlow(FrameFlow):
         if exchange is None:
             return pump.run(budget)
         unread = pump.unread
-        if unread and not self._conn.admits_more(exchange):
+        if unread and not self._pair.admits_more(exchange):
             return OWNER
         try:
             return pump.run(budget)
@@ -172,7 +165,7 @@ class RequestFlow(FrameFlow):
         if exchange is None or frame is None:
             return OWNER if self._login_waits() else super()._collect_more()
         have = len(frame)
-        if have < self._whole_bytes and not self._conn.admits_more(exchange):
+        if have < self._whole_bytes and not self._pair.admits_more(exchange):
             return OWNER
         try:
             return super()._collect_more()
@@ -183,8 +176,8 @@ class RequestFlow(FrameFlow):
         """Return whether a login waits for others of its address; it goes on later by itself."""
         if self._work is not None or not self._collecting[1].plan.api.is_login:
             return False
-        services = self._conn.services
-        wait_ms = services.login_pace.wait_ms(self._conn.origin.ip, clock_ms())
+        services = self._pair.services
+        wait_ms = services.login_pace.wait_ms(self._pair.origin.ip, clock_ms())
         if self._login is not None:
             self._login.cancel()
         self._login = self._loop.call_later(wait_ms / MS_PER_SECOND, self.run) if wait_ms else None
@@ -192,12 +185,12 @@ class RequestFlow(FrameFlow):
 
     def _is_raw_login(self, head: RequestHead, frame: bytearray) -> bool:
         """Read a login, as `Identification.login_request`; record what that takes."""
-        conn, began_s = self._conn, thread_time()
+        pair, began_s = self._pair, thread_time()
         try:
-            return conn.client.login_request(head, bytes(frame))
+            return pair.client.login_request(head, bytes(frame))
         finally:
             took_ms = (thread_time() - began_s) * MS_PER_SECOND
-            conn.services.login_pace.took(conn.origin.ip, took_ms, clock_ms())
+            pair.services.login_pace.took(pair.origin.ip, took_ms, clock_ms())
 
     def _flowed(self, exchange: Exchange, count: int, *, is_whole: bool) -> None:
         """Charge and count the next bytes of a Produce request's body."""
@@ -210,20 +203,20 @@ class RequestFlow(FrameFlow):
             self._produced = None
             exchange.sent_ms = now_ms  # before that the broker was not at work for it
 
-    def _ended(self) -> None:
-        is_whole = not (self._starved or self.under_way) and ends_with_frame(self.stash)
-        conn = self._conn
-        conn.services.paced_steps.add(partial(conn.close_client_ended, mid_frame=not is_whole))
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether what was read ends within a request."""
+        return self._starved or self.under_way or not ends_with_frame(self.stash)
 
     def _take(self, view: memoryview) -> int:
-        conn = self._conn
+        pair = self._pair
         kind = self._known_kind(view)
         if kind is None:
-            limit_bytes = conn.services.limits.max_request_bytes
+            limit_bytes = pair.services.limits.max_request_bytes
             head = parse_request_head(view, max_request_bytes=limit_bytes)
             if head is None:
                 return self._need_more(view)
-            if not conn.takes(head):
+            if not pair.takes(head):
                 return 0
             kind = self._new_kind(head, view)
             if kind is None:
@@ -271,7 +264,7 @@ class RequestFlow(FrameFlow):
         """See FrameFlow."""
         if have < START_BYTES:
             return False
-        conn, scratch = self._conn, self._scratch
+        pair, scratch = self._pair, self._scratch
         length, api, correlation_id = _START.unpack_from(scratch)
         kind = self._kinds.get(api)
         if kind is None or length != have - LENGTH_BYTES:
@@ -281,8 +274,8 @@ class RequestFlow(FrameFlow):
             start is None
             or have < START_BYTES + len(start)
             or not _buffer.startswith(start, START_BYTES)
-            or session is not conn.client.current
-            or length > conn.services.limits.max_request_bytes
+            or session is not pair.client.current
+            or length > pair.services.limits.max_request_bytes
         ):
             return False
         quotas, interceptor, now_ms = session.quotas, session.interceptor, clock_ms()
@@ -294,14 +287,14 @@ class RequestFlow(FrameFlow):
                 and interceptor is not None
                 and interceptor.wants(kind.api_key, now_ms)
             )
-            or not quotas.admits_at_once(kind.bounded_by, conn.waiter, now_ms)
+            or not quotas.admits_at_once(kind.bounded_by, pair.waiter, now_ms)
         ):
             return False
         exchange = Exchange(
             session, kind.plan, kind.api_key, kind.version, correlation_id, have, now_ms
         )
         if max_bytes:
-            holds = conn.services.mode is _DELAY
+            holds = pair.services.mode is _DELAY
             granted_bytes, exchange.expected = quotas.grant(
                 max_bytes, session.fetch_sizes, now_ms, holds=holds
             )
@@ -317,15 +310,15 @@ class RequestFlow(FrameFlow):
 
     def _take_login(self, kind: _RequestKind, exchange: Exchange, view: memoryview) -> int:
         """Take the whole of a login. Raises RequestRefused for one that is too long."""
-        conn, frame_bytes = self._conn, exchange.request_bytes
-        max_bytes = conn.client.max_login_bytes(kind.api_key)
+        pair, frame_bytes = self._pair, exchange.request_bytes
+        max_bytes = pair.client.max_login_bytes(kind.api_key)
         if frame_bytes > max_bytes:
             text = f"a login of {frame_bytes} bytes, more than {max_bytes}"
             raise RequestRefused("too_long", text)
         self._count(kind, exchange, frame_bytes)
         self._collecting = kind.head(frame_bytes, exchange.correlation_id), exchange
         # What follows is read when it is known who sends it.
-        conn.pause(Pause.LOGIN)
+        pair.pause(Pause.LOGIN)
         return self._collect(view, frame_bytes)
 
     def _known_kind(self, view: memoryview) -> _RequestKind | None:
@@ -337,9 +330,9 @@ class RequestFlow(FrameFlow):
         if (
             kind is None
             or view[START_BYTES : kind.end] != kind.start
-            or kind.session is not self._conn.client.current
+            or kind.session is not self._pair.client.current
             or LENGTH_BYTES + length < kind.end
-            or length > self._conn.services.limits.max_request_bytes
+            or length > self._pair.services.limits.max_request_bytes
         ):
             return None
         return kind
@@ -349,7 +342,7 @@ class RequestFlow(FrameFlow):
 
         Raises RequestRefused for one that may not reach a broker.
         """
-        services, api_key, version = self._conn.services, head.api_key, head.api_version
+        services, api_key, version = self._pair.services, head.api_key, head.api_version
         plan, end = plan_of(api_key, version), head.header_end
         how = plan.handling
         if how is Handling.REFUSE or (how is Handling.UNKNOWN and not services.passes_unknown_apis):
@@ -364,9 +357,7 @@ class RequestFlow(FrameFlow):
         is_changed = api_key == API_VERSIONS and downgrade_api_versions(view, version)
         if is_changed:
             version, plan = 0, plan_of(api_key, 0)
-        session = self._conn.client.session(head.client_id)
-        if self._conn.stay is not None:
-            self._conn.stay.requested(api_key)
+        session = self._pair.session_of(head)
         start = bytes(view[START_BYTES:end])
         is_intercepted = api_key in INTERCEPTED_APIS and acks != NO_ACKS
         is_looked_into = plan.api.is_login or api_key == JOIN_GROUP
@@ -410,7 +401,7 @@ class RequestFlow(FrameFlow):
                 self._need_more(view)
                 return False
             session.quotas.joined(timeout_ms)
-        if not self._conn.admits(exchange):
+        if not self._pair.admits(exchange):
             return False
         if asked is not None:
             max_wait_ms, max_bytes = asked
@@ -423,7 +414,7 @@ class RequestFlow(FrameFlow):
                 max_bytes,
                 session.fetch_sizes,
                 exchange.sent_ms,
-                holds=self._conn.services.mode is _DELAY,
+                holds=self._pair.services.mode is _DELAY,
             )
             if granted_bytes < max_bytes:
                 head = kind.head(exchange.request_bytes, exchange.correlation_id)
@@ -436,7 +427,7 @@ class RequestFlow(FrameFlow):
 
         Those of a Produce request are charged now, what it announces beyond them when it flows.
         """
-        conn, session = self._conn, exchange.session
+        pair, session = self._pair, exchange.session
         kind.count.value += 1
         if kind.acks is not None:
             if have < exchange.request_bytes:
@@ -448,15 +439,15 @@ class RequestFlow(FrameFlow):
             if kind.acks == NO_ACKS:  # without a response; what can be held is the next request
                 session.count_bytes(exchange.api_key, exchange.request_bytes)
                 return
-        conn.in_flight.append(exchange)
+        pair.in_flight.append(exchange)
         times = kind.times
         times.left -= 1
         if times.left <= 0 or exchange.sent_ms >= times.due_ms:
             exchange.timed = times.begin(exchange.sent_ms, exchange.gated_ms, clock_ms())
             if self._is_sending:
                 self._timed = exchange.timed
-        if len(conn.in_flight) >= conn.services.limits.max_in_flight_requests:
-            conn.pause(Pause.FULL)
+        if len(pair.in_flight) >= pair.services.limits.max_in_flight_requests:
+            pair.pause(Pause.FULL)
 
     def send_unanswered(self) -> bool:
         """Send on requests without a response that were read, whatever they wait for.
@@ -469,7 +460,7 @@ class RequestFlow(FrameFlow):
         try:
             self._take_unanswered()
         except Exception as error:  # whatever it is, it ends this pair only
-            self._conn.close_failed(error)
+            self._pair.close_failed(error)
             return False
         if self.under_way:
             self.run()
@@ -502,18 +493,17 @@ class RequestFlow(FrameFlow):
 
     def _is_for_broker(self, head: RequestHead, exchange: Exchange, frame: memoryview) -> bool:
         """Show a request, the latest of those in flight; return whether it is to be sent on."""
-        conn, interceptor = self._conn, exchange.session.interceptor
+        pair, interceptor = self._pair, exchange.session.interceptor
         assert interceptor is not None
         try:
             exchange.seen = interceptor.request(head, frame, exchange.sent_ms)
         except ClientSentOn:
-            conn.in_flight.pop()
-            conn.send_on()
+            pair.in_flight.pop()
+            pair.send_on()
             return False
         if exchange.seen.answer is None:
             return True
-        conn.own_answers += 1
-        conn.responses.run()
+        pair.answer()
         return False
 
     def _whole_frame(self, frame: bytearray) -> Iterator[None]:

@@ -1,14 +1,12 @@
 """From the broker to the client: measure each response, hold it if a quota says so, send it on."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from functools import partial
 from struct import Struct
-from typing import TYPE_CHECKING
 
 from metrics.clock import clock_ms
-from proxy.quota.client_quotas import ThrottleTime, longest
 from proxy.quota.entities import CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE
+from proxy.quota.meters import ThrottleTime, longest
 from proxy.relay.fetch_wait import FetchWait
 from proxy.relay.frame_flow import (
     READ_BYTES,
@@ -19,7 +17,7 @@ from proxy.relay.frame_flow import (
 from proxy.relay.held_responses import HeldResponses
 from proxy.relay.kept_bytes import UNCOUNTED_BYTES
 from proxy.relay.lifecycle import NO_PAUSE, Pause
-from proxy.relay.own_answers import is_own_answer_next, send_own_answer
+from proxy.relay.pair_state import PairState
 from proxy.relay.pump import READ, SPLICE_MIN_BYTES, Wait
 from proxy.relay.session import ClientSession, Exchange
 from proxy.relay.told_addresses import telling_addresses
@@ -32,15 +30,10 @@ from proxy.wire.apis import (
 )
 from proxy.wire.fetch_response import FetchWalker, neutral_tail
 from proxy.wire.frames import INT32, check_whole, parse_response_head
+from proxy.wire.layout import Buffer
 from proxy.wire.malformed import MalformedResponse
 from proxy.wire.produce_response import ProduceResponseShapes
 from proxy.wire.rewrite import brokers_end, raise_throttle_time, set_throttle_time
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from proxy.relay.connection import Connection
-    from proxy.wire.layout import Buffer
 
 MAX_COLLECTED_BYTES = 64 << 20
 """The longest response that is taken into memory: the coordinators of a million groups."""
@@ -63,8 +56,8 @@ class ResponseFlow(HeldResponses):
 
     __slots__ = ("_collecting", "_free_ms", "_shapes", "_walker")
 
-    def __init__(self, conn: Connection) -> None:
-        super().__init__(conn, _scratch)
+    def __init__(self, pair: PairState) -> None:
+        super().__init__(pair, _scratch)
         self._collecting: Exchange | None = None
         self._walker: FetchWalker | None = None
         self._shapes = ProduceResponseShapes()
@@ -76,31 +69,28 @@ class ResponseFlow(HeldResponses):
         """See FrameFlow."""
         return self._walker is not None or super().mid_frame
 
-    def _ended(self) -> None:
-        self._conn.services.paced_steps.add(self._conn.close_upstream_ended)
-
     def _sent_rest(self) -> None:
         """See FrameFlow."""
         self._free_ms = clock_ms()
 
     def _read(self) -> Wait | None:
         """See FrameFlow. Between two frames an interceptor's own answers go out."""
-        if self._walker is None and send_own_answer(self._conn, self._send):
+        if self._walker is None and self._pair.send_own_answer(self._send):
             return None
         wait = super()._read()
         # What was just answered may have let requests be read: they are not waited for.
-        is_due = wait is READ and self._walker is None and is_own_answer_next(self._conn)
+        is_due = wait is READ and self._walker is None and self._pair.is_own_answer_next
         return None if is_due else wait
 
     def _pass_on(self, have: int) -> bool:
         """See FrameFlow. Its charge is what it would have been before."""
-        conn, scratch = self._conn, self._scratch
-        in_flight = conn.in_flight
+        pair, scratch = self._pair, self._scratch
+        in_flight = pair.in_flight
         if (
             not in_flight
             or have < RESPONSE_HEADER_BYTES
             or self._walker is not None
-            or conn.life.pauses is not NO_PAUSE
+            or pair.life.pauses is not NO_PAUSE
         ):
             return False
         exchange = in_flight[0]
@@ -135,13 +125,13 @@ class ResponseFlow(HeldResponses):
     def _take(self, view: memoryview) -> int:
         if self._walker is not None:
             return self._walk_on(self._walker, view)
-        if self._conn.own_answers and send_own_answer(self._conn, self._send):
+        if self._pair.own_answers and self._pair.send_own_answer(self._send):
             return 0  # this frame comes after it
         head = parse_response_head(view)
         if head is None:
             return self._need_more(view)
         frame_bytes, correlation_id = head
-        in_flight = self._conn.in_flight
+        in_flight = self._pair.in_flight
         if not in_flight or in_flight[0].correlation_id != correlation_id:
             text = f"a response with correlation id {correlation_id} was not asked for"
             raise MalformedResponse(text)
@@ -179,8 +169,8 @@ class ResponseFlow(HeldResponses):
             exchange.timed.done(clock_ms())
         # Only now, while the client is at work already.
         exchange.session.count_bytes(exchange.api_key, exchange.request_bytes + frame_bytes)
-        if self._conn.life.pauses is not NO_PAUSE:
-            self._conn.answered()
+        if self._pair.life.pauses is not NO_PAUSE:
+            self._pair.answered()
         return taken
 
     def _names_no_broker(self, exchange: Exchange, view: memoryview, frame_bytes: int) -> bool:
@@ -303,8 +293,8 @@ class ResponseFlow(HeldResponses):
             enough = UNCOUNTED_BYTES if have < UNCOUNTED_BYTES else MAX_HEAD_BYTES
             self._whole_bytes = min(frame_bytes, enough)
             return
-        self._conn.services.kept_bytes.shrink(self, have)
-        head = yield from telling_addresses(self._conn, exchange, start[:end])
+        self._pair.services.kept_bytes.shrink(self, have)
+        head = yield from telling_addresses(self._pair, exchange, start[:end])
         data = b"".join((head, start[end:]))
         if have < frame_bytes:
             self._send_begun(memoryview(data))
@@ -317,13 +307,13 @@ class ResponseFlow(HeldResponses):
         api_key, version = exchange.api_key, exchange.version
         response: Buffer = frame
         if exchange.plan.api.is_login:
-            self._conn.client.login_response(api_key, version, bytes(frame))
+            self._pair.client.login_response(api_key, version, bytes(frame))
         if exchange.seen is not None:
             response = exchange.seen.response(version, bytes(frame), clock_ms())
         if exchange.plan.handling is not Handling.PASS:
             check_whole(response)
             before = response
-            response = yield from telling_addresses(self._conn, exchange, response)
+            response = yield from telling_addresses(self._pair, exchange, response)
             if api_key == PRODUCE and response is before:
                 self._shapes.learn(version, bytes(response))
         if exchange.throttle_ms:
@@ -331,7 +321,7 @@ class ResponseFlow(HeldResponses):
         self._send_own(response)
         self._sent_collected(exchange)
         if exchange.plan.api.is_login:
-            self._conn.unpause(Pause.LOGIN)
+            self._pair.unpause(Pause.LOGIN)
 
     def _sent_collected(self, exchange: Exchange) -> None:
         self._collecting = None

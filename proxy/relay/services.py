@@ -13,10 +13,10 @@ from structlog import get_logger
 from metrics import CounterChild
 from metrics.clock import MS_PER_SECOND, clock_ms
 from metrics.instruments import OTHER, Instruments
-from proxy.quota.client_quotas import ThrottleTime
 from proxy.quota.connection_quotas import TOO_MANY, ConnectionQuotas
 from proxy.quota.delay_queue import DelayQueue, Reaper
 from proxy.quota.manager import QuotaManager
+from proxy.quota.meters import ThrottleTime
 from proxy.relay.clients import ClientRegistry
 from proxy.relay.interceptor import Interceptor
 from proxy.relay.kept_bytes import KeptBytes

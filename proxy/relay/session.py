@@ -7,10 +7,11 @@ from zlib import crc32
 
 from metrics import CounterChild
 from proxy.cluster.upstream import Address
-from proxy.quota.client_quotas import ClientQuotas, ThrottleTime
+from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.connection_quotas import ConnectionPlace
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.gate import FetchSizes, InFlightFetch
+from proxy.quota.meters import ThrottleTime
 from proxy.relay.interceptor import ClientInterceptor, SeenRequest
 from proxy.relay.listener import Origin
 from proxy.relay.services import Services

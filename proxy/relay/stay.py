@@ -1,18 +1,14 @@
 """How long the client of a connection stays: for good, or until it is to go to its owner."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from structlog import get_logger
 
 from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.relay.lifecycle import OPEN
+from proxy.relay.pair_state import PairState
 from proxy.wire.apis import API_VERSIONS, FETCH, LIST_OFFSETS, PRODUCE, api_of
-
-if TYPE_CHECKING:
-    from proxy.relay.connection import Connection
 
 MIN_VISIT_S = 1.0
 """No connection is let go that is younger: a client that ignores addresses makes no hot loop."""
@@ -31,10 +27,11 @@ _log = get_logger(__name__)
 class Stay:
     """One connection's; there is none without steering."""
 
-    __slots__ = ("_carries_data", "_conn", "_is_decided", "_is_sent_on", "_timer")
+    __slots__ = ("_carries_data", "_drain", "_is_decided", "_is_sent_on", "_pair", "_timer")
 
-    def __init__(self, conn: Connection) -> None:
-        self._conn = conn
+    def __init__(self, pair: PairState, drain: Callable[[], None]) -> None:
+        self._pair = pair
+        self._drain = drain
         self._is_decided = self._carries_data = self._is_sent_on = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -48,7 +45,7 @@ class Stay:
 
     def follow(self) -> None:
         """Send the client on soon if another member owns it now, and stay if we do."""
-        session = self._conn.client.current
+        session = self._pair.client.current
         if session is None or not self._is_decided or self._is_sent_on:
             return
         session.follow_owner()
@@ -64,9 +61,9 @@ class Stay:
 
     def _let_go_soon(self) -> None:
         if self._timer is None:
-            age_s = (clock_ms() - self._conn.began_ms) / MS_PER_SECOND
+            age_s = (clock_ms() - self._pair.began_ms) / MS_PER_SECOND
             delay_s = max(MIN_VISIT_S - age_s, 0.0)
-            self._timer = self._conn.services.loop.call_later(delay_s, self._let_go)
+            self._timer = self._pair.services.loop.call_later(delay_s, self._let_go)
 
     def close(self) -> None:
         """Send nobody on."""
@@ -77,7 +74,7 @@ class Stay:
     @property
     def _is_visitor(self) -> bool:
         """Whether the client has to go, and has somewhere to go to."""
-        session, origin = self._conn.client.current, self._conn.origin
+        session, origin = self._pair.client.current, self._pair.origin
         owner = session.owner if session is not None else None
         if owner is None:
             return False
@@ -86,15 +83,14 @@ class Stay:
         return owner.address_of(origin.name, origin.node_id) is not None
 
     def _let_go(self) -> None:
-        conn, self._timer = self._conn, None
-        session = conn.client.current
-        if session is None or conn.life.state is not OPEN:
+        pair, self._timer = self._pair, None
+        session = pair.client.current
+        if session is None or pair.life.state is not OPEN:
             return
         if session.owner is None and not self._is_sent_on:
             return
-        conn.services.instruments.steered_connections_total.inc()
+        pair.services.instruments.steered_connections_total.inc()
         owner = session.owner.name if session.owner is not None else None
         about = {"owner": owner, "client_id": session.identity.client_id}
-        _log.debug("client let go to its owner", **about, **conn.origin.about)
-        conn.drain()
-        conn.responses.hold_at_most(LAST_HOLD_MS)
+        _log.debug("client let go to its owner", **about, **pair.origin.about)
+        self._drain()

@@ -1,24 +1,19 @@
 """Puts into responses where a client is to go for each broker: by its owner, also after a move."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import TYPE_CHECKING
 
+from proxy.relay.pair_state import PairState
+from proxy.relay.session import Exchange
 from proxy.wire.apis import FIND_COORDINATOR, METADATA
+from proxy.wire.layout import Buffer, Steps
 from proxy.wire.rewrite import rewriting
-
-if TYPE_CHECKING:
-    from proxy.relay.connection import Connection
-    from proxy.relay.session import Exchange
-    from proxy.wire.layout import Buffer, Steps
 
 LAST_KEPT_COORDINATOR_VERSION = 2
 """librdkafka, which asks for no later one, keeps the address of its group's coordinator as long as
 that has the same number, also when it is of a dead machine. It forgets it when there is none."""
 
 
-def telling_addresses(conn: Connection, exchange: Exchange, response: Buffer) -> Steps[Buffer]:
+def telling_addresses(pair: PairState, exchange: Exchange, response: Buffer) -> Steps[Buffer]:
     """Return a response with the addresses that its client is told, in steps; see `rewriting`."""
     api_key, version, session = exchange.api_key, exchange.version, exchange.session
     is_hidden = (
@@ -30,8 +25,8 @@ def telling_addresses(conn: Connection, exchange: Exchange, response: Buffer) ->
         api_key,
         version,
         response,
-        _no_address if is_hidden else partial(conn.advertise, session),
-        passes_unknown=conn.services.passes_unknown_apis,
+        _no_address if is_hidden else partial(pair.advertise, session),
+        passes_unknown=pair.services.passes_unknown_apis,
         fallback=session.fallback() if api_key == METADATA else None,
     )
 

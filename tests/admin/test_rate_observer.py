@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from proxy.admin.rates.observed_rates import RATES_FORMAT, ObservedRates
 from proxy.admin.rates.rate_observer import RateObserver
-from proxy.admin.slices import Slices
+from proxy.slices import Slices
 from proxy.state import Record, StateError
 
 LIMIT_S = 20.0

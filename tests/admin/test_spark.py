@@ -18,9 +18,9 @@ from proxy.admin.query_documents import (
     limited,
     written_queries,
 )
-from proxy.admin.slices import Slices
 from proxy.progress.query import QuerySettings
 from proxy.progress.report import MAX_REPORT_BYTES, Refusal
+from proxy.slices import Slices
 
 JSON = {"Content-Type": "application/json"}
 

@@ -215,6 +215,22 @@ async def test_what_the_broker_sent_before_it_closed_arrives_when_its_hold_is_ov
         assert lab.upstream_errors("closed") == 0
 
 
+async def test_an_end_whose_turn_comes_late_finds_the_pair_closed(monkeypatch):
+    async with open_lab() as lab:
+        _, broker = await lab.pair(frames.metadata_request(1))
+        (connection,) = lab.relay.connections
+        steps = []
+        monkeypatch.setattr(lab.services.paced_steps, "add", steps.append)
+        await broker.close()
+        await until(lambda: steps)
+        steps[0]()  # reads the end
+        close = steps[-1]
+        connection.close("idle")
+        await turns()
+        close()
+        assert lab.upstream_errors("closed") == 0
+
+
 async def test_a_muted_client_that_goes_leaves_the_delay_queue_at_once():
     async with open_lab(rules=(slow_client(),), mode=ThrottleMode.MUTE) as lab:
         client, broker = await lab.pair(frames.fetch_request(1))

@@ -9,9 +9,9 @@ from prometheus_client import generate_latest
 
 from metrics import BoundedLabels, SensorCollector
 from metrics.clock import clock_ms
-from proxy.quota.client_quotas import ThrottleTime
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
 from proxy.quota.gate import FetchSizes, Waiter
+from proxy.quota.meters import ThrottleTime
 from proxy.quota.rules import Rule
 from proxy.relay.clients import ClientRegistry
 from proxy.wire.apis import FETCH

@@ -68,7 +68,7 @@ async def test_the_rest_of_a_response_waits_at_the_broker(rules):
         broker.writer.write(frames.fetch_response(1, BIG_BYTES))
         (connection,) = lab.relay.connections
         responses = connection.responses
-        await until(lambda: responses.held or responses.sending_blocked)
+        await until(lambda: responses.delayed.waiting or responses.sending_blocked)
         assert broker.writer.transport.get_write_buffer_size() > BIG_BYTES / 2
         broker.reset()
 

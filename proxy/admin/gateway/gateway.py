@@ -24,8 +24,8 @@ from proxy.admin.port.admin_port import DEFAULT_LIMITS, PortLimits
 from proxy.admin.port.tier_guard import TierGuard
 from proxy.admin.replies import CONTENT_TYPE, answer, answer_in_pieces, readiness_answer
 from proxy.admin.site import AdminSite
-from proxy.admin.slices import LONG_ANSWERS
 from proxy.admin.status import NotReady
+from proxy.slices import LONG_ANSWERS
 
 
 class Gateway(AdminSite):

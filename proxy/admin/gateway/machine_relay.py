@@ -11,8 +11,8 @@ from proxy.admin.gateway.members import Members, target_of
 from proxy.admin.port.guard import SAFE_METHODS, current_author
 from proxy.admin.port.member_headers import FIRST_HEADER, ONLY, headers_of
 from proxy.admin.replies import HEADERS, answer_in_pieces, json_body
-from proxy.admin.slices import LONG_ANSWERS
 from proxy.progress.report import MAX_REPORT_BYTES
+from proxy.slices import LONG_ANSWERS
 
 TIME_SHARE = 0.75
 """Of the time that the other gateway waits: it gets the rest when one member here hangs."""

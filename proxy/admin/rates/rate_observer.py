@@ -15,7 +15,7 @@ from proxy.admin.rates.observed_rates import (
     ObservedRates,
     RateShare,
 )
-from proxy.admin.slices import Slices
+from proxy.slices import Slices
 from proxy.state import StateError, StateWriter, Store
 
 RATES_WRITE_INTERVAL_S = 300.0

@@ -12,9 +12,9 @@ from proxy.admin.rates.observed_rates import KEPT_HOURS, SECONDS_PER_HOUR, Obser
 from proxy.admin.rates.suggestions import as_documents, as_yaml, suggest
 from proxy.admin.replies import ApiError, answer_in_slices, json_body
 from proxy.admin.sliced_json import reading
-from proxy.admin.slices import Slices
 from proxy.quota.manager import QuotaManager
 from proxy.quota.values import BadValueError, parse_duration
+from proxy.slices import Slices
 
 SUGGESTIONS_PATH = "/v1/suggestions"
 OBSERVED_PATH = "/member/observed"

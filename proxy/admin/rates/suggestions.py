@@ -10,10 +10,10 @@ from proxy.admin.client_documents import iso
 from proxy.admin.rates.observed_documents import Observed
 from proxy.admin.rates.observed_rates import OBSERVED_INTERVAL_MS, SECONDS_PER_HOUR, ObservedClient
 from proxy.admin.rates.rate_sketch import RateSketch
-from proxy.admin.slices import Slices
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.rules import Match, RuleTable
 from proxy.quota.values import parse_size
+from proxy.slices import Slices
 from proxy.state import Document
 
 SUGGESTED_HEADROOM = 1.5

@@ -14,24 +14,14 @@ TWO_SECONDS = AdaptiveBound(batch_interval_ms=2000.0)
 EACH_TWO_SECONDS = TriggerReport(kind="processing_time", interval_ms=2000.0)
 
 
-class Sink:
-    """Keeps what the proxy's log would show."""
-
-    def __init__(self) -> None:
-        self.events: list[ProgressEvent] = []
-
-    def add_event(self, event: ProgressEvent) -> None:
-        self.events.append(event)
-
-    def changed(self, query: object, partition: object) -> None: ...
-
-    def removed(self, query: object, partition: object) -> None: ...
+def ignore(*_: object) -> None: ...
 
 
 def make(
-    client_id="etl", name="orders", batches=0, rows=5, trigger=None, sink=None
+    client_id="etl", name="orders", batches=0, rows=5, trigger=None, on_event=ignore
 ) -> QueryProgress:
-    query = QueryProgress(client_id, name, sink or Sink())
+    query = QueryProgress(client_id, on_event, changed=ignore)
+    query.changes.label = name
     list(query.beginning_run("run", None, 0.0))
     query.reported_name = name
     query.trigger = trigger
@@ -157,8 +147,9 @@ def test_of_several_rules_that_of_the_client_tells_the_interval():
 
 
 def test_each_is_said_once_for_a_run_and_goes_when_it_is_mended():
-    sink = Sink()
-    query = make(trigger=TriggerReport(kind="processing_time", interval_ms=9000), sink=sink)
+    events: list[ProgressEvent] = []
+    trigger = TriggerReport(kind="processing_time", interval_ms=9000)
+    query = make(trigger=trigger, on_event=events.append)
     two, three, nine = (
         rule(adaptive=AdaptiveBound(batch_interval_ms=interval_ms))
         for interval_ms in (2e3, 3e3, 9e3)
@@ -167,8 +158,8 @@ def test_each_is_said_once_for_a_run_and_goes_when_it_is_mended():
     assert "batch_interval is 3 s" in find(query, three)["interval"]
     assert find(query, nine) == {}
     find(query, two)
-    assert [event.kind for event in query.clients.events] == [EventKind.INTERVAL]
+    assert [event.kind for event in events] == [EventKind.INTERVAL]
     list(query.beginning_run("another run", 5.0, 5.0))
     assert list(query.advice) == []
     find(query)
-    assert [event.kind for event in query.clients.events] == [EventKind.INTERVAL, EventKind.NAMES]
+    assert [event.kind for event in events] == [EventKind.INTERVAL, EventKind.NAMES]

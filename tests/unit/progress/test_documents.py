@@ -4,7 +4,8 @@ import json
 
 from progress_world import FOREIGN, Client, uuid
 
-from proxy.progress.query import LIVE_MS, MAX_EVENTS, STUCK_AFTER_MS
+from proxy.progress.events import MAX_EVENTS
+from proxy.progress.query import LIVE_MS, STUCK_AFTER_MS
 
 
 def test_a_stuck_partition_is_noted_and_the_document_says_since_when(world, driver):

@@ -25,10 +25,10 @@ class Sink:
         self.events = []
         self.changes = 0
 
-    def add_event(self, kind, _partition, text, _now_ms):
+    def add_event(self, kind, _key, text, _now_ms):
         self.events.append((kind, text))
 
-    def changed(self, _partition):
+    def changed(self, _key):
         self.changes += 1
 
     @property

@@ -11,6 +11,7 @@ from proxy.progress.topics import TopicNames
 from proxy.queries.following import Following
 from proxy.queries.report_turns import ReportTurns
 from proxy.quota.entities import ClientIdentity
+from proxy.slices import Slices
 from proxy.wire.apis import APIS, FETCH, LIST_OFFSETS
 from proxy.wire.frames import RequestHead
 from proxy.wire.list_offsets import EARLIEST, LATEST, list_offsets_response
@@ -31,7 +32,7 @@ class AnsweringWorld(QueryWorld):
         pipelines = RunningPipelines(
             (), self.registry, self.backpressure.of_client, self.quotas, self.instruments
         )
-        turns = ReportTurns(lambda: self.now_ms)
+        turns = ReportTurns(Slices())
         self.following = Following(
             self.registry, self.backpressure, self.names, self.quotas, pipelines, turns
         )

@@ -11,6 +11,7 @@ from proxy.queries.report_turns import ReportTurns
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
 from proxy.relay.interceptor import INTERCEPTED_APIS
+from proxy.slices import Slices
 from proxy.wire.apis import APIS, FETCH, LIST_OFFSETS, PRODUCE
 from proxy.wire.frames import RequestHead
 from proxy.wire.list_offsets import LATEST
@@ -51,7 +52,7 @@ class FollowingWorld(QueryWorld):
         super().__init__(*map(bounded, adaptive))
         self.open_queries(configured(*queries))
         self.appends = Appends(*writers)
-        names, turns = TopicNames(), ReportTurns(lambda: self.now_ms)
+        names, turns = TopicNames(), ReportTurns(Slices())
         self.following = Following(
             self.registry, self.backpressure, names, self.quotas, self.appends, turns
         )

@@ -1,7 +1,6 @@
 """A report of many partitions is applied in slices, and look-ups see all of it or nothing."""
 
 import asyncio
-from itertools import count
 from struct import pack
 
 import pytest
@@ -12,9 +11,10 @@ from proxy.pipeline.running import RunningPipelines
 from proxy.progress.report import ReportRefused
 from proxy.progress.topics import TopicNames
 from proxy.queries.following import APPLIED_WAIT_MS, Following
-from proxy.queries.report_turns import SLICE_MS, ReportTurns
+from proxy.queries.report_turns import ReportTurns
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveBound, Rule
+from proxy.slices import Slices
 from proxy.wire.apis import APIS, LIST_OFFSETS
 from proxy.wire.frames import RequestHead
 from proxy.wire.list_offsets import LATEST
@@ -36,7 +36,7 @@ class TurnsWorld(QueryWorld):
         pipelines = RunningPipelines(
             (), self.registry, self.backpressure.of_client, self.quotas, self.instruments
         )
-        self.turns = ReportTurns(count(0, SLICE_MS).__next__)
+        self.turns = ReportTurns(Slices(0.0))
         following = Following(
             self.registry, self.backpressure, TopicNames(), self.quotas, pipelines, self.turns
         )

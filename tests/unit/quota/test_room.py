@@ -6,7 +6,7 @@ from parts.quota_world import QuotaWorld
 
 from proxy.quota.entities import CONSUMER_BYTE_RATE, DEFAULT, ClientIdentity
 from proxy.quota.gate import FetchSizes
-from proxy.quota.manager import ADDRESS_PARTS, MAX_EXAMINED
+from proxy.quota.meters import ADDRESS_PARTS, MAX_EXAMINED
 from proxy.quota.rules import Rule
 
 BOUND = 1_000_000.0

@@ -158,7 +158,7 @@ def test_who_is_not_bounded_owes_nothing():
     other = ClientIdentity("default", None, "other")
     assert made.quotas.shared.charge_visit(other, "ip", CONSUMER, 1e9, made.now_ms) == (None, 0)
     made.quotas.shared.owe(other, CONSUMER, 1000.0, made.now_ms)
-    assert not made.quotas.pending_debts
+    assert not made.quotas.shared._pending
     assert made.quotas.clients() == []
 
 
@@ -233,13 +233,13 @@ def test_a_large_debt_is_worked_off_slowly():
 def test_debts_that_nobody_comes_for_are_bounded(monkeypatch):
     monkeypatch.setattr(debts, "MAX_PENDING", 3)
     made = world()
-    pending = made.quotas.pending_debts
+    shared = made.quotas.shared
     for number in range(10):
-        made.quotas.shared.owe(f"entity-{number}", CONSUMER, 1000.0, made.now_ms)
-        assert len(pending) <= 3
+        shared.owe(f"entity-{number}", CONSUMER, 1000.0, made.now_ms)
+        assert len(shared._pending) <= 3
     made.pass_ms(2000.0)
-    made.quotas.shared.owe("late", CONSUMER, 1000.0, made.now_ms)
-    assert len(pending) == 1
+    shared.owe("late", CONSUMER, 1000.0, made.now_ms)
+    assert len(shared._pending) == 1
 
 
 @pytest.mark.parametrize("owed_ms", [-1.0, math.nan])

@@ -3,7 +3,7 @@
 import asyncio
 from itertools import pairwise
 
-from proxy.admin.slices import Slices
+from proxy.slices import Slices
 
 
 async def test_nothing_is_lost_and_the_order_is_kept():

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from time import perf_counter
 from typing import TypeVar
 
-ADMIN_SLICE_S = 0.002
+SLICE_S = 0.002
 """For how long one slice keeps the event loop; its last step may end later."""
 
 LONG_ANSWERS = 4
@@ -20,14 +20,14 @@ class Slices:
     `slice_s` is for how long a slice goes on taking steps; with 0 it is one step.
     """
 
-    def __init__(self, slice_s: float = ADMIN_SLICE_S) -> None:
+    def __init__(self, slice_s: float = SLICE_S) -> None:
         self._slice_s = slice_s
         self._turn = asyncio.Lock()
         self.long_answers = asyncio.Semaphore(LONG_ANSWERS)
         """To be held while a long answer is made."""
 
     async def collect(self, steps: Iterable[T]) -> list[T]:
-        """Return what `steps` yields, each of which should take well under ADMIN_SLICE_S to make.
+        """Return what `steps` yields, each of which should take well under SLICE_S to make.
 
         The walk may be over things that change meanwhile: it must allow for that between steps.
         """

@@ -1,0 +1,362 @@
+"""The sensors of all clients under the rules in force. Sans-I/O, one thread."""
+
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
+
+from metrics import Instruments, Registry, Sensor
+
+from .client_places import ClientPlaces
+from .entities import QuotaKind
+from .meter import AdaptedBound, Meter, RecentHolds, TimesAbove, sensor_name
+from .rules import Match, QuotaSettings, Rule, RuleTable
+
+OnState = Callable[[str, QuotaKind, Rule, bool, float, float], None]
+Clock = Callable[[], float]
+"""Gives the monotonic time in milliseconds."""
+
+MAX_EXAMINED = 500
+"""How many sensors are looked at for an idle one when a new client finds no room: some 5 ms."""
+
+ADDRESS_PARTS = 2
+"""Clients of one address have at most this part of the places: who makes up client ids leaves the
+other addresses theirs."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThrottleTime:
+    """A response that must be held."""
+
+    due_ms: float
+    delay_ms: int
+    """For how long it is held; above 0."""
+    kind: QuotaKind
+    entity: str
+
+
+def longest(charges: Iterable[ThrottleTime | None]) -> ThrottleTime | None:
+    """Return the charge with the latest due time: quotas never add up. None if none holds."""
+    holding = (charge for charge in charges if charge is not None)
+    return max(holding, key=lambda charge: charge.due_ms, default=None)
+
+
+class MeasuredRate(NamedTuple):
+    """What one sensor measures, in bytes per second or percent."""
+
+    entity: str
+    kind: QuotaKind
+    rate: float
+    bound: float
+
+
+class Meters:
+    """All sensors, under rules that may change at run time.
+
+    A rule with scope `each` gives every client a sensor until there are `max_client_entities` of
+    them for a kind. When there is no room, sensors without history make it: what they measured
+    and what their clients owe counts no more, so that nothing is gained by it. Further clients
+    share one sensor of their rule, named `other`: they are held to one bound together, never
+    unmetered. So do those of an address that has more than its part of the places.
+
+    Args:
+        registry: make it with `settings.max_sensors`, and expire it only through `expiring`.
+        on_overflow: called once per rule and kind when clients share its sensor `other`.
+        on_state: called once when the throttling of an entity begins and once when it has ended,
+            with entity, kind, rule, whether it is throttled, rate and bound.
+
+    """
+
+    def __init__(
+        self,
+        settings: QuotaSettings,
+        instruments: Instruments,
+        registry: Registry,
+        on_overflow: Callable[[Rule, QuotaKind], None] = lambda *_: None,
+        on_state: OnState = lambda *_: None,
+    ) -> None:
+        self._instruments = instruments
+        self._registry = registry
+        self._on_overflow = on_overflow
+        self._on_state = on_state
+        # Those whose throttling has begun and not ended, in this order.
+        self._throttled: dict[str, Meter] = {}
+        self.places = ClientPlaces(instruments)
+        self._meters: dict[str, Meter] = {}
+        # By sensor name; kept apart from the meters, which come and go.
+        self._adapted: dict[str, AdaptedBound] = {}
+        self._client_sensors: Counter[QuotaKind] = Counter()
+        # Of the clients' sensors: when each may have no history at the earliest, in this order, and
+        # from which address its first client came.
+        self._quiet: dict[QuotaKind, OrderedDict[str, tuple[float, str | None]]] = {
+            kind: OrderedDict() for kind in QuotaKind
+        }
+        self._of_address: Counter[tuple[QuotaKind, str | None]] = Counter()
+        self.generation = -1
+        """Counts the updates; handles look up their rules again when it changes."""
+        self.paces_new = False
+        """Whether a new sensor paces from its first byte, with no more than the burst at once: its
+        clients may have had at another member what the formula would let pass here."""
+        self.on_new: Callable[[Meter, float], None] = lambda *_: None
+        """Called with each new sensor and the time: what is owed already is charged to it."""
+        self.on_update: Callable[[], None] = lambda: None
+        """Called after each update: what waits for a quota may go sooner, or at once."""
+        self.update(settings)
+
+    def update(self, settings: QuotaSettings, table: RuleTable | None = None) -> None:
+        """Put other rules in force; what was measured for an entity that remains is kept.
+
+        `table` is that of the rules, if it was made before: for thousands it takes long.
+        """
+        self.settings = settings
+        self._registry.max_sensors = max(self._registry.max_sensors, settings.max_sensors)
+        if table is None:
+            table = RuleTable(settings.rules, enforce=settings.enforce)
+        self.table = table
+        self._instruments.throttling_paused.set(bool(table.pauses))
+        self.generation += 1
+        self._has_outdated = bool(self._meters)
+        self._overflowed: set[str] = set()
+        for meter in self._meters.values():
+            meter.gate.open()
+        self.on_update()
+
+    def adapt(
+        self, kind: QuotaKind, entity: str, bound: float | None, reason: str | None, now_ms: float
+    ) -> None:
+        """Lower the bound of a query whose rule is adaptive, or of a producer, from now on.
+
+        It stays until the next call, also when the sensor expires and is made anew, and through
+        updates: the bound in force is the lower one of this and the rule's own, for a query as long
+        as its rule is adaptive. `entity` is a `Rule.entity`; `bound` is bytes per second above 0,
+        or None for the rule's own; `reason` is for people. Neither bound nor reason: the entity is
+        forgotten, which who adapts it must see to. Raises ValueError for a bound that is not a
+        finite number above 0, or has no reason.
+        """
+        name = sensor_name(kind, entity)
+        if bound is not None and not (math.isfinite(bound) and bound > 0):
+            raise ValueError(f"the bound of {entity} must be above 0, not {bound!r}")
+        if bound is not None and reason is None:
+            raise ValueError(f"the bound of {entity} is {bound!r} without a reason")
+        self._adapted.pop(name, None)
+        if reason is not None:
+            self._adapted[name] = AdaptedBound(bound, reason)
+        if name in self._meters:
+            self._meters[name].adapt(self._adapted.get(name), now_ms)
+
+    def measured_rates(self, clock_ms: Clock) -> Iterator[MeasuredRate]:
+        """Yield what each sensor measures, for a fraction of the cost of `rows`."""
+        for meter in tuple(self._meters.values()):
+            if not meter.sensor.retired:
+                rate = meter.metric.measure(clock_ms())
+                yield MeasuredRate(meter.entity, meter.kind, rate, meter.bound)
+
+    def held(self, charge: ThrottleTime, hold_ms: float, now_ms: float) -> None:
+        """Record that a response is really held for a charge, beginning now.
+
+        Call it once for each response that waits. A hold that is cut short counts in full, and none
+        where the sensor has gone meanwhile: nobody would drop what counts it.
+        """
+        name = sensor_name(charge.kind, charge.entity)
+        meter = self._meters.get(name)
+        if meter is None:
+            return
+        self._instruments.throttled_responses_total.of(charge.entity, str(charge.kind)).inc()
+        meter.holds = meter.holds or RecentHolds()
+        if meter.holds.add(hold_ms, charge.due_ms, now_ms):
+            self._throttled[name] = meter
+            self._report_state(meter, throttled=True, now_ms=now_ms)
+
+    def sweeping(self, now_ms: float) -> Iterator[bool]:
+        """Yield for each throttled entity whether that ends, and report it; run it each second."""
+        for name, meter in tuple(self._throttled.items()):
+            ended = self._throttled.get(name) is meter and (
+                meter.holds is None or meter.holds.end_if_quiet(now_ms)
+            )
+            if ended:
+                del self._throttled[name]
+                self._report_state(meter, throttled=False, now_ms=now_ms)
+            yield ended
+
+    def expiring(self, now_ms: float) -> Iterator[bool]:
+        """Drop the sensors that are idle for an hour or that no rule names any more.
+
+        Run it every minute or so. Yields for each sensor that is examined whether it was dropped.
+        """
+        for name in self._registry.expiring(now_ms):
+            yield self._drop_expired(name, now_ms)
+        if not self._has_outdated:
+            return
+        generation, remain = self.generation, False
+        # A handle in use renews its sensors at the next charge. One that does not has nothing to
+        # lose as soon as the history is empty.
+        for meter in tuple(self._meters.values()):
+            is_outdated = meter.generation != self.generation and not meter.sensor.retired
+            drop = is_outdated and not meter.has_history(now_ms)
+            if drop:
+                self._registry.remove(meter.sensor.name)
+                self._drop(meter, now_ms)
+            remain |= is_outdated and not drop
+            yield drop
+        if generation == self.generation:
+            self._has_outdated = remain
+
+    def meter(
+        self,
+        kind: QuotaKind,
+        match: Match,
+        now_ms: float,
+        address: str | None = None,
+        *,
+        paces: bool = False,
+    ) -> Meter:
+        """Return the sensor for a match: the one in use, a new one, or the rule's overflow.
+
+        `paces`: a new one paces from its first byte, as its client was measured by another one.
+        """
+        rule = match.rule
+        meter = self._meters.get(sensor_name(kind, match.entity))
+        if meter is None:
+            if rule.is_open and not self._make_room(kind, address, now_ms):
+                meter = self._overflow(kind, match, now_ms)
+            else:
+                meter = self._create(kind, match.entity, rule, now_ms)
+                meter.is_clients = rule.is_open
+                if meter.is_clients:
+                    self._client_sensors[kind] += 1
+                    self._of_address[kind, address] += 1
+                    quiet_ms = now_ms + self.settings.span_ms
+                    self._quiet[kind][meter.sensor.name] = quiet_ms, address
+        if meter.generation != self.generation:
+            enforced = match.enforced
+            meter.follow(rule, self.settings, self.generation, now_ms, enforced=enforced)
+            self._show_expected(meter, is_expected=rule.expected)
+        if meter.is_new:
+            meter.is_new = False
+            if (paces or self.paces_new) and meter.is_enforced:
+                meter.share(now_ms)
+            self.on_new(meter, now_ms)
+        return meter
+
+    def meters(self) -> tuple[Meter, ...]:
+        """Return all sensors in use."""
+        return tuple(meter for meter in self._meters.values() if not meter.sensor.retired)
+
+    def meter_named(self, name: str) -> Meter | None:
+        """Return the sensor with this `sensor_name`; None when it is not there."""
+        meter = self._meters.get(name)
+        return None if meter is None or meter.sensor.retired else meter
+
+    def _overflow(self, kind: QuotaKind, match: Match, now_ms: float) -> Meter:
+        rule, entity = match.rule, self.table.overflow_entity(kind, match)
+        name = sensor_name(kind, entity)
+        if name not in self._overflowed:
+            self._overflowed.add(name)
+            self._on_overflow(rule, kind)
+        meter = self._meters.get(name) or self._create(kind, entity, rule, now_ms)
+        meter.is_overflow = True
+        return meter
+
+    def _create(self, kind: QuotaKind, entity: str, rule: Rule, now_ms: float) -> Meter:
+        # Only sensors whose number the rules decide get here without room: they must be measured.
+        self._registry.max_sensors = max(self._registry.max_sensors, len(self._registry) + 1)
+        name = sensor_name(kind, entity)
+        sensor = self._registry.get_or_create(name, lambda: Sensor(name), now_ms)
+        meter = self._meters[name] = Meter(kind, entity, sensor, rule)
+        meter.adapted = self._adapted.get(name)
+        return meter
+
+    def _make_room(self, kind: QuotaKind, address: str | None, now_ms: float) -> bool:
+        """Drop no more idle sensors than it takes; return whether there is room for a client."""
+        most = self.settings.max_client_entities
+        of_address = most if address is None else max(most // ADDRESS_PARTS, 1)
+
+        def has_room() -> bool:
+            is_among_clients = self._client_sensors[kind] < most
+            is_within = self._of_address[kind, address] < of_address
+            return (
+                is_among_clients and is_within and len(self._registry) < self._registry.max_sensors
+            )
+
+        examined = islice(self._registry.expiring(now_ms), MAX_EXAMINED)
+        return (
+            has_room()
+            or any(self._drop_expired(name, now_ms) and has_room() for name in examined)
+            or any(has_room() for _ in self._dropping_quiet(kind, now_ms))
+        )
+
+    def _dropping_quiet(self, kind: QuotaKind, now_ms: float) -> Iterator[None]:
+        """Drop sensors of clients without history; yield after each. Looks at MAX_EXAMINED.
+
+        Each is looked at once in the time in which its history could end, however many ask.
+        """
+        quiet = self._quiet[kind]
+        for _ in range(min(len(quiet), MAX_EXAMINED)):
+            name, (quiet_ms, address) = next(iter(quiet.items()))
+            if quiet_ms > now_ms:
+                return
+            meter = self._meters[name]
+            if meter.is_in_use(now_ms) or name in self._throttled:
+                quiet[name] = now_ms + self.settings.span_ms, address
+                quiet.move_to_end(name)
+            else:
+                self._registry.remove(name)
+                self._drop(meter, now_ms)
+                yield
+
+    def _drop_expired(self, name: str | None, now_ms: float) -> bool:
+        """Drop the meter of a sensor that the registry let go, if it did; return whether so."""
+        meter = self._meters.get(name) if name is not None else None
+        if meter is not None:
+            self._drop(meter, now_ms)
+        return meter is not None
+
+    def _drop(self, meter: Meter, now_ms: float) -> None:
+        name = meter.sensor.name
+        del self._meters[name]
+        meter.gate.open()
+        if self._throttled.pop(name, None) is not None:
+            self._report_state(meter, throttled=False, now_ms=now_ms)
+        self._show_expected(meter, is_expected=False)
+        if meter.is_clients:
+            self._client_sensors[meter.kind] -= 1
+            _, address = self._quiet[meter.kind].pop(name)
+            self._of_address[meter.kind, address] -= 1
+            if not self._of_address[meter.kind, address]:
+                del self._of_address[meter.kind, address]
+        # A request may wait at the gate before the bound is exceeded for the first time.
+        if meter.violations is not None or meter.holds is not None:
+            # Make room for the label sets of the clients to come.
+            labels = {"quota_entity": meter.entity, "quota": str(meter.kind)}
+            self._instruments.violations_total.forget(**labels)
+            self._instruments.throttled_responses_total.forget(**labels)
+            self._instruments.would_throttle_total.forget(**labels)
+            self._instruments.would_throttle_seconds_total.forget(**labels)
+
+    def _show_expected(self, meter: Meter, *, is_expected: bool) -> None:
+        """Show whether the clients of a sensor are expected to be at their bound."""
+        expected = self._instruments.expected_throttling
+        if not is_expected:
+            expected.forget(quota_entity=meter.entity, quota=str(meter.kind))
+        elif not expected.is_full:  # else it would be said of all that are counted as others
+            expected.of(meter.entity, str(meter.kind)).set(1)
+
+    def _report_state(self, meter: Meter, *, throttled: bool, now_ms: float) -> None:
+        rate = meter.metric.measure(now_ms)
+        self._on_state(meter.entity, meter.kind, meter.rule, throttled, rate, meter.bound)
+
+    def count_violation(self, meter: Meter) -> None:
+        """Count that a sensor is above its bound."""
+        if meter.violations is None:
+            meter.violations = self._instruments.violations_total.of(meter.entity, str(meter.kind))
+        meter.violations.inc()
+
+    def count_would_throttle(self, meter: Meter, now_ms: float) -> None:
+        """Count that a sensor is above its bound, which is not enforced."""
+        meter.above = meter.above or TimesAbove()
+        labels = meter.entity, str(meter.kind)
+        self._instruments.would_throttle_total.of(*labels).inc()
+        if meter.above.add(now_ms):
+            self._instruments.would_throttle_seconds_total.of(*labels).inc()

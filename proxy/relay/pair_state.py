@@ -1,0 +1,215 @@
+"""What both flows of a connection work on: who the client is, what is in flight, what pauses it."""
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from metrics.clock import clock_ms
+from proxy.quota.delay_queue import NOT_DELAYED
+from proxy.quota.entities import PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE, QuotaKind
+from proxy.quota.gate import Waiter
+from proxy.quota.meters import ThrottleTime
+from proxy.quota.turns import TURN_BYTES
+from proxy.relay.lifecycle import OPEN, UNANSWERED, Lifecycle, Pause
+from proxy.relay.listener import Origin
+from proxy.relay.services import Services, ThrottleMode
+from proxy.relay.session import ClientSession, Exchange, Identification
+from proxy.wire.apis import FETCH
+from proxy.wire.frames import RequestHead
+
+_GATES = {kind.value: kind for kind in QuotaKind}
+"""The quota at whose gate a request waits, by the byte rate of its API."""
+
+_DELAY = ThrottleMode.DELAY
+
+AdvertiseTo = Callable[[ClientSession, int, str, int], tuple[str, int] | None]
+
+
+class _Requests(Protocol):
+    """The flow of requests, as its pauses need it."""
+
+    paused: bool
+
+    @property
+    def under_way(self) -> bool: ...
+    def resume(self) -> None: ...
+    def run(self) -> None: ...
+
+
+class PairState(ABC):
+    """The state of a pair, and what its flows ask of the connection."""
+
+    requests: _Requests
+
+    def __init__(
+        self, services: Services, origin: Origin, user: str | None, advertise: AdvertiseTo
+    ) -> None:
+        self.services = services
+        self.life = Lifecycle()
+        self.client = Identification(services, origin, user)
+        self.in_flight: deque[Exchange] = deque()
+        """Requests without a response yet, the oldest first."""
+        self.own_answers = 0
+        """How many of them an interceptor has answered, so that the broker has not got them. They
+        wait like any other: the client gets its responses in the order of its requests."""
+        self.advertise = advertise
+        self.origin = origin
+        self.began_ms = clock_ms()
+        self.muted = NOT_DELAYED
+        """Until its client's throttle time is over."""
+        self.muted_for: ThrottleTime | None = None
+        """What the client was muted for last."""
+        self.waiter = Waiter(self._wake_at)
+        self._gated = NOT_DELAYED
+        self._gated_api = FETCH
+
+    @abstractmethod
+    def close_ended(self, flow: object) -> None:
+        """Close the pair for the end of what one of its flows reads, in its turn."""
+
+    @abstractmethod
+    def close_failed(self, error: Exception) -> None:
+        """Close the pair for an exception of a flow, or of dialling."""
+
+    @abstractmethod
+    def close_stuck(self, flow: object) -> None:
+        """Close the pair for a frame that one of its flows keeps in memory, which others need."""
+
+    @abstractmethod
+    def finish_if_drained(self) -> None:
+        """Close the client's side of a draining pair when all that is due has been sent."""
+
+    @abstractmethod
+    def takes(self, head: RequestHead) -> bool:
+        """Return whether a request can be taken that begins unlike earlier ones; else it is later.
+
+        The first one of a connection waits for the broker's, and for the client's connection_rate.
+        Raises RequestRefused when the client may not have this connection.
+        """
+
+    @abstractmethod
+    def session_of(self, head: RequestHead) -> ClientSession:
+        """Return the session of the client that sends a request."""
+
+    @abstractmethod
+    def send_on(self) -> None:
+        """Take no further requests, and let the client go soon: it is to ask its owner."""
+
+    @abstractmethod
+    def answer(self) -> None:
+        """Send what an interceptor has answered to the latest request, in its turn."""
+
+    def admits(self, exchange: Exchange) -> bool:
+        """Return whether quotas let a request be sent on; if not, it is read again later.
+
+        What a drain still sends on waits for nothing.
+        """
+        if self.life.state is not OPEN:
+            return True
+        plan, session = exchange.plan, exchange.session
+        is_used_up = plan.costs_time and session.quotas.is_paced(REQUEST_PERCENTAGE)
+        if is_used_up and self.in_flight:
+            self._leave_gate()  # others need not wait for its answer
+            self.pause(Pause.SERIAL)
+            return False
+        byte_rate = plan.api.byte_rate
+        if byte_rate is None:
+            return True
+        return self._passes_gate(exchange, _GATES[byte_rate], exchange.sent_ms)
+
+    def admits_more(self, exchange: Exchange) -> bool:
+        """Return whether more of a Produce request may be read; if not, it goes on later."""
+        if self.life.state is not OPEN:
+            return True
+        return self._passes_gate(exchange, PRODUCER_BYTE_RATE, clock_ms(), is_begun=True)
+
+    def _passes_gate(
+        self, exchange: Exchange, kind: QuotaKind, now_ms: float, *, is_begun: bool = False
+    ) -> bool:
+        waiter, session = self.waiter, exchange.session
+        holds = self.services.mode is _DELAY
+        self._gated_api = exchange.api_key
+        is_fetch = exchange.api_key == FETCH
+        # Of what a request announces no more than a turn: the rest counts when it comes.
+        announced = min(exchange.request_bytes, TURN_BYTES)
+        size = session.fetch_sizes.last_bytes if is_fetch else announced
+        if not session.quotas.admit(kind, waiter, size, now_ms, holds=holds, is_begun=is_begun):
+            self.pause(Pause.GATED)
+            return False
+        since_ms, waiter.since_ms = waiter.since_ms, None
+        if since_ms is not None and waiter.kind is not None and since_ms < now_ms:
+            exchange.gated_ms = waited_ms = now_ms - since_ms
+            charge = ThrottleTime(now_ms, round(waited_ms), waiter.kind, waiter.entity)
+            self.services.count_throttled(charge, waited_ms)
+            if exchange.api_key == FETCH and session.interceptor is not None:
+                session.interceptor.gated(since_ms, now_ms)
+        return True
+
+    def _leave_gate(self) -> None:
+        """Give the turn at a quota's gate up, so that others come sooner."""
+        self.waiter.leave(clock_ms())
+        self._gated.cancel()
+
+    def _wake_at(self, at_ms: float) -> None:
+        """Read the request that waits at a gate again at that time, and not before."""
+        self._gated.cancel()
+        reaper = self.services.reapers.for_api(self._gated_api)
+        self._gated = reaper.add(max(at_ms, clock_ms()), self._ask_again)
+
+    def _ask_again(self) -> None:
+        """Read on at a quota's gate: the next request, or the body that waits there."""
+        self.unpause(Pause.GATED)
+        if self.requests.under_way:  # whatever else keeps requests from being read
+            self.requests.run()
+
+    @property
+    def is_own_answer_next(self) -> bool:
+        """Whether the oldest request in flight is one that the broker has not got."""
+        if not (self.own_answers and self.in_flight):
+            return False
+        seen = self.in_flight[0].seen
+        return seen is not None and seen.answer is not None
+
+    def send_own_answer(self, send: Callable[[bytes], None]) -> bool:
+        """Send the answer to the oldest request in flight if it is the interceptor's own.
+
+        Return whether it was. One for each call: `send` may keep a part that is to be sent first.
+        """
+        if not self.is_own_answer_next:
+            return False
+        exchange = self.in_flight.popleft()
+        self.own_answers -= 1
+        assert exchange.seen is not None
+        answer = exchange.seen.answer
+        assert answer is not None
+        send(answer)
+        exchange.session.count_bytes(exchange.api_key, exchange.request_bytes + len(answer))
+        self.answered()
+        return True
+
+    def answered(self) -> None:
+        """Read requests again if there were too many unanswered ones."""
+        pauses = self.life.pauses
+        if pauses & UNANSWERED and not (self.in_flight and Pause.SERIAL in pauses):
+            self.unpause(UNANSWERED)
+
+    def mute(self, due_ms: float, api_key: int, charge: ThrottleTime) -> None:
+        """Read no requests until `due_ms`, for what was charged."""
+        self.muted_for = charge
+        if self.muted.waiting and self.muted.due_ms >= due_ms:
+            return
+        self.muted.cancel()
+        self.pause(Pause.MUTED)
+        reaper = self.services.reapers.for_api(api_key)
+        self.muted = reaper.add(due_ms, lambda: self.unpause(Pause.MUTED))
+
+    def pause(self, reason: Pause) -> None:
+        """Read no further requests. Only when the pair is open."""
+        self.life.pause(reason)
+        self.requests.paused = True
+
+    def unpause(self, reason: Pause) -> None:
+        """Read requests again, if there is no other reason against it."""
+        if self.life.unpause(reason):
+            self.requests.resume()
