@@ -16,12 +16,12 @@ from support.raw import RawClient, fetch, produce
 from support.tier import TierMachine, client_of, owner_of, report_to, tier_config, until_shared
 
 from proxy.devkit.broker import EmbeddedBroker
+from proxy.members.slot_balance import LEAST_LOAD
 from proxy.members.slots import SLOTS
-from proxy.workers.tier_placement import LEAST_SLOTS_SHARE
 
 RECORDS = 200
 NAMES = ("a", "b", "c")
-SHARE = int(LEAST_SLOTS_SHARE * SLOTS / len(NAMES))
+SHARE = int(LEAST_LOAD * SLOTS / len(NAMES))
 """Slots that each machine has at least."""
 WAIT_S = 60
 BOUND_BYTES_S = 200_000
