@@ -65,6 +65,23 @@ def test_all_clients_read_and_write(
     assert read.count == RECORDS
 
 
+def test_the_command_says_who_owns_what(tier: list[TierMachine]) -> None:
+    code, text, _ = quota_proxy("tier", "--json", "--url", tier[0].admin_url)
+    assert code == 0
+    said = json.loads(text)
+    assert (said["name"], said["machine"], said["slots"]) == ("tier", "a", SLOTS)
+    owned = {each["name"]: each["slots"] for each in said["members"]}
+    assert sorted(slot for slots in owned.values() for slot in slots) == list(range(SLOTS))
+    for machine in tier:
+        assert machine.slots() == len(owned[f"{machine.name}/0"])
+    answers = {each["name"]: (each["answers"], each["problem"]) for each in said["machines"]}
+    assert answers == {"a": (None, None), "b": (True, None), "c": (True, None)}
+    code, text, _ = quota_proxy("tier", "--url", tier[1].admin_url)
+    assert code == 0
+    assert f"generation {said['generation']}  slots {SLOTS}, settled" in text
+    assert all(f"{name}/0" in text for name in NAMES)
+
+
 def test_an_override_is_in_force_everywhere(tier: list[TierMachine]) -> None:
     assert put_somewhere(tier, "/v1/quotas/client-id=slow", {"consumer_byte_rate": 1234})
     for machine in tier:
