@@ -53,6 +53,13 @@ def test_an_assignment_is_read_as_it_was_written() -> None:
     assert not sent.is_settled
 
 
+def test_an_assignment_of_a_version_without_targets_and_loads_is_read() -> None:
+    sent = Assignment(5, SlotMap(9, {}, [None, None]), targets={1: "b/0"})
+    document = unpack(sent.encode())
+    del document["targets"], document["loads"]
+    assert Assignment.decode(pack(document)) == Assignment(5, SlotMap(9, {}, [None, None]))
+
+
 @given(st.binary(max_size=200))
 def test_bytes_of_others_are_no_documents(data: bytes) -> None:
     for kind in (Subscription, Assignment):
