@@ -266,19 +266,6 @@ def _draw_stalls(axes: Any, rows: Sequence[Sample]) -> None:
     axes.set_xlabel("longest round of the event loop, ms", fontsize=TINY)
 
 
-def _draw_scale_members(axes: Any, rows: Sequence[Sample]) -> None:
-    """Draw how uneven the load is, round by round after it shifted."""
-    shifts = [row["samples"] for row in rows if "imbalance" in row["samples"]]
-    colours = (FREE_COLOUR, OTHER_COLOUR, MAIN_COLOUR, TEXT_COLOUR)
-    for samples, colour in zip(shifts, colours, strict=False):
-        rounds = range(len(samples["imbalance"]))
-        label = f"{samples['members']:,} members"
-        axes.plot(rounds, samples["imbalance"], label=label, color=colour, linewidth=1.2)
-    axes.set_xlabel("rounds after the load shifted", fontsize=TINY)
-    axes.set_ylabel("most of mean", fontsize=TINY)
-    axes.legend(fontsize=TINY, frameon=False)
-
-
 def _ratio(seconds: Mapping[str, Sequence[float]], way: str) -> float:
     """Return the median of the rounds' ratios to reading directly."""
     return _median(
@@ -302,7 +289,6 @@ PANELS: Mapping[str, tuple[str, Draw]] = {
     "spark": ("Spark reads 1 GB and drops it", _draw_spark),
     "entities": ("What a charge costs", _draw_entities),
     "stalls": ("For how long the event loop is kept from its traffic", _draw_stalls),
-    "scale-members": ("How uneven the members' loads are", _draw_scale_members),
 }
 
 if __name__ == "__main__":

@@ -13,10 +13,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from bench.report import Row, Verdict
 from proxy.members.slot_balance import (
-    MAX_IMBALANCE,
-    MIN_LOAD,
+    LEAST_LOAD,
+    MOST_LOAD,
     SlotLoad,
-    find_moves,
     overloaded_slots,
     placed_slots,
 )
@@ -34,9 +33,6 @@ MEAN_LOAD = 0.4
 TAIL, MOST_OF_MEAN = 1.5, 200.0
 # In a load shift the keys of so many of the members come down to so much of what they did.
 QUIET_MEMBERS, QUIET_LOAD = 0.3, 0.1
-ROUND_S = 30.0
-MOST_ROUNDS = 200
-QUIET_ROUNDS = 12
 # Of the group protocol, request and response with their headers.
 HEARTBEAT_BYTES = 150
 FIRST_PORT, PORTS = 20_000, 100
@@ -60,7 +56,7 @@ def measure(quick: bool) -> list[Row]:
 
 def _rows(slots: Sequence[int], members: int) -> Iterator[Row]:
     names = [_name(at) for at in range(members)]
-    owners, _ = _settle([None] * SLOTS, names, None)
+    owners, _ = _settle([None] * SLOTS, names, {})
     title = f"{members:,} members"
     yield _leave(title, owners, names)
     yield _join(title, owners, names)
@@ -72,11 +68,11 @@ def _name(at: int) -> str:
     return f"proxy-{at // WORKERS_PER_MACHINE}/{at % WORKERS_PER_MACHINE}"
 
 
-def _settle(owners: Owners, names: Sequence[str], loads: Loads | None) -> tuple[Owners, list[int]]:
-    """Share the slots out until nothing changes; return how many moved in each round."""
+def _settle(owners: Owners, names: Sequence[str], loads: Loads) -> tuple[Owners, list[int]]:
+    """Place the slots until nothing changes; return how many moved in each round."""
     moved: list[int] = []
     while True:
-        after = placed_slots(owners, names, loads)
+        after: Owners = [*placed_slots(owners, names, loads)]
         changes = sum(one != other for one, other in zip(owners, after, strict=True))
         if not changes:
             return owners, moved
@@ -86,28 +82,28 @@ def _settle(owners: Owners, names: Sequence[str], loads: Loads | None) -> tuple[
 
 def _leave(title: str, owners: Owners, names: Sequence[str]) -> Row:
     own = owners.count(names[0])
-    _, moved = _settle(owners, names[1:], None)
+    _, moved = _settle(owners, names[1:], {})
     return Row(
         FIGURE,
         f"{title}, one leaves",
-        f"only its {own:,} slots move",
+        f"its {own:,} slots move, and as many others at most",
         f"{sum(moved):,} of {SLOTS:,} slots, {len(moved)} rounds",
-        Verdict.of(sum(moved) == own),
+        Verdict.of(own <= sum(moved) <= 2 * own),
         {"slots_moved": moved},
     )
 
 
 def _join(title: str, owners: Owners, names: Sequence[str]) -> Row:
-    fair = SLOTS // (len(names) + 1)
-    after, moved = _settle(owners, [*names, _name(len(names))], None)
-    counts = Counter(after).values()
+    new = _name(len(names))
+    fair = SLOTS / (len(names) + 1)
+    after, moved = _settle(owners, [*names, new], {})
+    counts = Counter(after)
     return Row(
         FIGURE,
         f"{title}, one joins",
-        f"at most {fair + 1:,} slots move, counts differ by 1",
-        f"{sum(moved):,} of {SLOTS:,} slots, {len(moved)} rounds, differ by "
-        f"{max(counts) - min(counts)}",
-        Verdict.of(sum(moved) <= fair + 1 and max(counts) - min(counts) <= 1),
+        f"it gets {LEAST_LOAD * fair:,.0f} slots at least, and no others move",
+        f"{sum(moved):,} of {SLOTS:,} slots, {len(moved)} rounds; it has {counts[new]:,}",
+        Verdict.of(sum(moved) == counts[new] >= LEAST_LOAD * fair),
         {"slots_moved": moved},
     )
 
@@ -131,7 +127,7 @@ def _shift(title: str, owners: Owners, names: Sequence[str], slots: Sequence[int
     loads = _loads(slots, len(names), quiet)
     _, moves, imbalance = _balance(balanced, names, loads)
     heaviest = max(load.share for load in loads.values()) / MEAN_LOAD
-    limit = max(1 + MAX_IMBALANCE, MIN_LOAD / MEAN_LOAD, heaviest + 1e-6)
+    limit = max(MOST_LOAD, MOST_LOAD * heaviest)
     active = [at + 1 for at, count in enumerate(moves) if count]
     rounds = max(active, default=0)
     return Row(
@@ -139,7 +135,7 @@ def _shift(title: str, owners: Owners, names: Sequence[str], slots: Sequence[int
         f"{title}, load leaves {len(quiet_names):,} of them",
         f"most of mean at most {limit:.2f}",
         f"most of mean {imbalance[0]:.2f} -> {imbalance[-1]:.2f}, {sum(moves):,} slots in {rounds} "
-        f"rounds of {ROUND_S:.0f} s; {len(overloaded_slots(loads, names))} slots fill a member",
+        f"rounds; {len(overloaded_slots(loads, names))} slots fill a member",
         Verdict.of(imbalance[-1] <= limit),
         {"slots_moved": moves, "imbalance": imbalance, "members": len(names)},
     )
@@ -148,21 +144,14 @@ def _shift(title: str, owners: Owners, names: Sequence[str], slots: Sequence[int
 def _balance(
     owners: Owners, names: Sequence[str], loads: Loads
 ) -> tuple[Owners, list[int], list[float]]:
-    """Even load out, a round each `ROUND_S`, until nothing has moved for some rounds."""
-    owners, now_s = list(owners), 0.0
-    moved_s: dict[int, float] = {}
+    """Even load out, until nothing moves."""
     moves: list[int] = []
     imbalance = [_imbalance(owners, names, loads)]
-    quiet = 0
-    while quiet < QUIET_ROUNDS and len(moves) < MOST_ROUNDS:
-        found = find_moves(owners, loads, names, now_s, moved_s)
-        for move in found:
-            owners[move.slot] = move.target
-            moved_s[move.slot] = now_s
-        moves.append(len(found))
+    while not moves or moves[-1]:
+        after: Owners = [*placed_slots(owners, names, loads)]
+        moves.append(sum(one != other for one, other in zip(owners, after, strict=True)))
+        owners = after
         imbalance.append(_imbalance(owners, names, loads))
-        quiet = 0 if found else quiet + 1
-        now_s += ROUND_S
     return owners, moves, imbalance
 
 

@@ -41,7 +41,7 @@ def access_of(config: Config, secrets: Secrets) -> Access:
         tokens.append(AdminToken(ALL_RIGHTS, secrets.tokens[ALL_RIGHTS]))
     hosts = (
         admin.bind.host,
-        *admin.hosts,
+        *map(config.named, admin.hosts),
         *(config.named(each.advertised_host) for each in config.listeners),
     )
     return Access(tokens, admin.read_needs_token, admin.open_paths, {*map(str.lower, hosts)})

@@ -49,15 +49,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- dict "keys" $keys | toJson -}}
 {{- end -}}
 
-{{/* Names of the admin Service, and of each replica there, as {"names": [...]}. */}}
+{{/* Names of the admin Service, and of the pod there, as {"names": [...]}. The pod puts its own name
+in: were those of all replicas here, another one would restart them all. */}}
 {{- define "quota-proxy.adminNames" -}}
-{{- $name := include "quota-proxy.fullname" . -}}
-{{- $places := list (printf "%s-admin" $name) -}}
-{{- range $number := until (int .Values.replicas) -}}
-  {{- $places = append $places (printf "%s-%d.%s-admin" $name $number $name) -}}
-{{- end -}}
+{{- $service := printf "%s-admin" (include "quota-proxy.fullname" .) -}}
 {{- $names := list -}}
-{{- range $place := $places -}}
+{{- range $place := list $service (printf "{machine}.%s" $service) -}}
   {{- $namespace := $.Release.Namespace -}}
   {{- range $rest := list "" (printf ".%s" $namespace) (printf ".%s.svc" $namespace) (printf ".%s.svc.cluster.local" $namespace) -}}
     {{- $names = append $names (print $place $rest) -}}

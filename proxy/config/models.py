@@ -34,7 +34,7 @@ MAX_PATTERN_BYTES = 4096
 
 def _host_name() -> str:
     """Return the first label of this machine's host name, which on Kubernetes is the pod's."""
-    return endpoints.parse_machine(socket.gethostname().partition(".")[0])
+    return socket.gethostname().partition(".")[0]
 
 
 _Mechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
@@ -286,7 +286,8 @@ class AdminSection(fields.Section):
     """The HTTP server for metrics, health and the API; others may reach it only with a token.
 
     `token_file` holds a token with all rights. `open_paths` need no token also where reading does.
-    `hosts` are names that the server is asked by.
+    `hosts` are names that the server is asked by; `{machine}` in one is this machine's name, also
+    without a tier.
     """
 
     bind: fields.Bind = endpoints.HostPort("127.0.0.1", 9644)
@@ -299,7 +300,7 @@ class AdminSection(fields.Section):
         "/readyz",
         "/metrics",
     )
-    hosts: tuple[fields.HostName, ...] = ()
+    hosts: tuple[fields.AdvertisedHost, ...] = ()
     max_connections: fields.Count = 500
     max_connections_per_ip: fields.Count = 200
     head_timeout: fields.Duration = 10.0
@@ -334,13 +335,13 @@ class TierSection(fields.Section):
     """Several machines that serve one cluster as one; each holds its own part of the clients.
 
     `machine` is the name of this one, by default its host name; it stands for `{machine}` in
-    `advertised_host`, `tls.sni` and here. Other machines reach this one's admin port at
-    `admin_host`, by default the first listener's `advertised_host`, with the token of
+    `advertised_host`, `tls.sni`, `admin.hosts` and here. Other machines reach this one's admin
+    port at `admin_host`, by default the first listener's `advertised_host`, with the token of
     `admin.token_file`.
     """
 
     name: Topic = Field(examples=["name: quota-proxy"])
-    machine: fields.MachineName = Field(default_factory=_host_name)
+    machine: fields.MachineName = Field(default_factory=_host_name, validate_default=True)
     admin_host: fields.AdvertisedHost | None = None
 
 
@@ -406,9 +407,8 @@ class Config(fields.Section):
 
     def named(self, host: str) -> str:
         """Return a host, or a pattern of hosts, with this machine's name where it is to stand."""
-        if self.tier is None:
-            return host
-        return host.replace(endpoints.MACHINE_PLACEHOLDER, self.tier.machine)
+        machine = _host_name() if self.tier is None else self.tier.machine
+        return host.replace(endpoints.MACHINE_PLACEHOLDER, machine)
 
     @property
     def quota_settings(self) -> QuotaSettings:

@@ -1,39 +1,37 @@
-"""Share the slots out among members: evenly, and with as few handovers as that takes.
+"""Place the slots at members: evenly by load, with as few handovers as that takes.
 
-Each handover makes clients connect anew, so that what has an owner moves slowly: a member that
-joined gets its share over some rounds, and measured load is evened out a few slots at a time.
+A pure function of who has which slot and what each carries: it remembers nothing, so that any
+machine can lead the next round. Each handover makes clients connect anew, so what has an owner
+stays with it until a member has far more, or far less, than its part.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
-Owners = Sequence[str | None]
+Owners: TypeAlias = Sequence[str | None]
 """The name of the member for each slot; None while nobody owns it."""
 
-MOVES_PER_ROUND = 1 / 8
-"""Of all slots, the share that members who have too few are given in one round of `placed_slots`: a
-second member has its half after four rounds."""
+MOVES_PER_ROUND = 1 / 3
+"""Of all slots, the share that may move in one call: whatever is to move has moved in three."""
 
 MEMBER_BYTES_PER_S = 500e6
 """Roughly what one member relays with a whole core; a slot's share of a member follows from it."""
 
-MAX_IMBALANCE = 0.25
-"""Load is evened out from a member on that has so much more than the average."""
+MOST_LOAD, LEAST_LOAD = 1.15, 0.7
+"""In times of a fair part. While all members are between them, nothing moves."""
 
-SETTLED_IMBALANCE = 0.1
-"""And until it has this much more at most, lest the next change begins it again."""
+SETTLED_IMBALANCE = 0.05
+"""How far from its part a member may be that slots were moved from or to."""
 
-MIN_LOAD = 0.3
-"""Share of one member's capacity. Below it no member is in need, however uneven the loads are."""
+IDLE_LOAD = 0.1
+"""Share of one member's capacity. With less for each, how many slots it has counts as well."""
 
-MOVES_PER_CALL = 1 / 64
-"""Of all slots, the share that `find_moves` gives away at once; one at least."""
+CLIENTS_LOAD = 0.02
+"""How many slots a member has counts so much at least, of all that it carries."""
 
 LEAST_MOVED = 0.1
 """In times of the average slot of the same member. Moving one with less load helps nobody."""
-
-REST_S = 300.0
-"""A slot that moved stays for so long, and what its clients then do is measured first."""
 
 WEIGHT_DIGITS = 9
 """To which loads are compared, so that the order in which they were added up does not matter."""
@@ -56,136 +54,126 @@ class SlotLoad:
         return max(self.cpu_share, self.bytes_per_s / MEMBER_BYTES_PER_S)
 
 
-@dataclass(frozen=True, slots=True)
-class SlotMove:
-    """A slot that is to change its owner."""
+NO_LOAD = SlotLoad(0.0, 0.0)
 
-    slot: int
-    source: str
-    target: str
+Placement: TypeAlias = Callable[[Owners, Sequence[str], Mapping[int, SlotLoad]], Owners]
+"""Returns the wanted member of each slot, as `placed_slots`."""
 
 
 class _Shares:
     """Who has which slots, and how much each of them and all of them weigh."""
 
-    def __init__(
-        self, owners: Owners, members: Collection[str], weights: Mapping[int, float]
-    ) -> None:
+    def __init__(self, owners: Sequence[str], members: Sequence[str], weights: list[float]) -> None:
         self.weights = weights
-        self.slots: dict[str, set[int]] = {name: set() for name in sorted(members)}
+        self.fair = _fair(weights, len(members))
+        """What each has when all have as much, but those that one slot fills."""
+        self.slots: dict[str, set[int]] = {name: set() for name in members}
         self.total = dict.fromkeys(self.slots, 0.0)
         for slot, owner in enumerate(owners):
-            if owner in self.slots:
-                self.give(slot, owner)
+            self.slots[owner].add(slot)
+            self.total[owner] += weights[slot]
 
-    def give(self, slot: int, target: str, source: str | None = None) -> None:
-        if source is not None:
-            self.slots[source].remove(slot)
-            self.total[source] -= self.weights[slot]
-        self.slots[target].add(slot)
-        self.total[target] += self.weights[slot]
+    def has_too_much(self, name: str, most: float) -> bool:
+        """Return whether a member has more than `most` times its part, or its largest slot."""
+        limit = most * self.fair
+        if self.total[name] <= limit:
+            return False
+        return self.total[name] > most * max(self.weights[slot] for slot in self.slots[name])
 
-    def rank(self, name: str) -> tuple[float, int, str]:
+    def move(self, poor: Collection[str], rich: Collection[str]) -> tuple[int, str] | None:
+        """Move the slot that evens out most to one of the poor, or else from one of the rich.
+
+        Return it with who has it now; None: they have their parts, or no slot is small enough.
+        """
+        enough = (1 - SETTLED_IMBALANCE) * self.fair
+        in_need = [name for name in poor if self.total[name] < enough]
+        target = min(in_need or self.total, key=self._rank)
+        sources = [name for name in self.slots if self.total[name] > self.fair]
+        # Each gives a part of what is missing, lest the largest slots of a few fill the gap.
+        most = (self.fair - self.total[target]) / max(1, len(sources)) if in_need else self.fair
+        for source in sorted(sources, key=self._rank, reverse=True):
+            if in_need or (source in rich and self.has_too_much(source, 1 + SETTLED_IMBALANCE)):
+                slot = self._best_slot(source, target, most)
+                if slot is not None:
+                    self._give(slot, source, target)
+                    return slot, target
+        return None
+
+    def _rank(self, name: str) -> tuple[float, int, str]:
         """Return the place of a member among all, the one that has the least first."""
         return round(self.total[name], WEIGHT_DIGITS), len(self.slots[name]), name
 
-    def least(self) -> str:
-        return min(self.slots, key=self.rank)
+    def _give(self, slot: int, source: str, target: str) -> None:
+        self.slots[source].remove(slot)
+        self.total[source] -= self.weights[slot]
+        self.slots[target].add(slot)
+        self.total[target] += self.weights[slot]
 
-    def heaviest_first(self) -> list[str]:
-        return sorted(self.slots, key=lambda name: (-self.total[name], name))
+    def _best_slot(self, source: str, target: str, most: float) -> int | None:
+        """Return the slot nearest to what the source is to give, `most` at most, if any.
 
-    def best_slot(
-        self, source: str, target: str, least: float = 0.0, resting: Collection[int] = ()
-    ) -> int | None:
-        """Return the slot whose move lowers the larger of two members' weights most, if any.
-
-        It weighs more than `least` and is not `resting`; of equal ones the lightest.
+        Its move leaves both with less than the source had. Of equal ones it is the lightest.
         """
         gap = self.total[source] - self.total[target]
+        wanted = min(gap / 2, self.total[source] - self.fair, most)
+        least = LEAST_MOVED * self.total[source] / len(self.slots[source])
         weights = self.weights
         fitting = (
-            (round(abs(weights[slot] - gap / 2), WEIGHT_DIGITS), weights[slot], slot)
+            (round(abs(weights[slot] - wanted), WEIGHT_DIGITS), weights[slot], slot)
             for slot in self.slots[source]
-            if least < weights[slot] < gap - 10**-WEIGHT_DIGITS and slot not in resting
+            if least < weights[slot] < gap - least
         )
         best = min(fitting, default=None)
         return None if best is None else best[-1]
 
 
-def placed_slots(previous: Owners, members: Collection[str]) -> list[str | None]:
-    """Return the owners for one round: no slot is without one of the `members`, at least one.
+def placed_slots(
+    owners: Owners, members: Collection[str], loads: Mapping[int, SlotLoad]
+) -> list[str]:
+    """Return the wanted owner of each slot, one of the `members`, of which there is at least one.
 
-    Slots without an owner, or of one that left, go to those who have the fewest, at once. Members
-    with too few get some of the others', at most `MOVES_PER_ROUND`: call again until nothing
-    changes.
+    Slots of a member that is gone stay with their stand-ins, so that its clients move once. Of the
+    others at most `MOVES_PER_ROUND` move: call again until nothing changes. A slot that is not in
+    `loads` counts as the average one.
     """
-    owners = list(previous)
-    shares = _Shares(owners, members, dict.fromkeys(range(len(owners)), 1.0))
-    for slot, owner in enumerate(previous):
-        if owner not in shares.slots:
-            owners[slot] = target = shares.least()
-            shares.give(slot, target)
-    enough = len(owners) / len(shares.slots)
-    for _ in range(max(1, int(len(owners) * MOVES_PER_ROUND))):
-        target = shares.least()
-        if shares.total[target] >= enough:
-            break
-        move = _feed(shares, target)
-        if move is None:
-            break
-        owners[move.slot] = target
-    return owners
+    names = sorted(members)
+    known = set(names)
+    placed = [
+        owner if owner in known else stand_in_of(slot, names) for slot, owner in enumerate(owners)
+    ]
+    shares = _Shares(placed, names, _weights(len(placed), loads, len(names)))
+    poor = [name for name in names if shares.total[name] < LEAST_LOAD * shares.fair]
+    rich = {name for name in names if shares.has_too_much(name, MOST_LOAD)}
+    moves = max(1, int(len(placed) * MOVES_PER_ROUND)) if poor or rich else 0
+    while moves and (moved := shares.move(poor, rich)) is not None:
+        slot, placed[slot] = moved
+        moves -= 1
+    return placed
 
 
-def _feed(shares: _Shares, target: str) -> SlotMove | None:
-    """Give a member one slot of the heaviest that has one to give."""
-    for source in shares.heaviest_first():
-        slot = shares.best_slot(source, target) if len(shares.slots[source]) > 1 else None
-        if slot is not None:
-            shares.give(slot, target, source)
-            return SlotMove(slot, source, target)
-    return None
-
-
-def find_moves(
-    owners: Owners,
-    loads: Mapping[int, SlotLoad],
-    members: Collection[str],
-    now_s: float,
-    moved_s: Mapping[int, float],
-) -> list[SlotMove]:
-    """Return which slots to hand over so that no member has much more than the others.
-
-    Few at a time; `moved_s`: when slots moved last, on the clock of `now_s`; they rest for
-    `REST_S`. Each move leaves both members with less than the one had. None where the loads are
-    small or even.
-    """
-    weights = {slot: loads[slot].share if slot in loads else 0.0 for slot in range(len(owners))}
-    shares = _Shares(owners, members, weights)
-    if not shares.slots:
-        return []
-    mean = sum(shares.total.values()) / len(shares.slots)
-    resting = {slot for slot, at_s in moved_s.items() if now_s - at_s < REST_S}
-    moves: list[SlotMove] = []
-    most = max(1, int(len(owners) * MOVES_PER_CALL))
-    for source in shares.heaviest_first():
-        # Whom this lowers is not looked at again; a member that one slot fills stays as it is.
-        if shares.total[source] <= max(MIN_LOAD, mean * (1 + MAX_IMBALANCE)):
-            break
-        least = LEAST_MOVED * shares.total[source] / len(shares.slots[source])
-        while len(moves) < most and shares.total[source] > mean * (1 + SETTLED_IMBALANCE):
-            target = shares.least()
-            slot = shares.best_slot(source, target, least, resting)
-            if slot is None:
-                break
-            shares.give(slot, target, source)
-            resting.add(slot)
-            moves.append(SlotMove(slot, source, target))
-    return moves
+def stand_in_of(slot: int, serving: Sequence[str]) -> str:
+    """Return who of those that are `serving`, in order, has a slot whose owner is gone."""
+    return serving[slot % len(serving)]
 
 
 def overloaded_slots(loads: Mapping[int, SlotLoad], members: Collection[str]) -> list[int]:
     """Return the slots that fill a member alone: no other share of slots can help these."""
     fair = sum(load.share for load in loads.values()) / max(1, len(members))
     return sorted(slot for slot, load in loads.items() if load.share > max(OVERLOAD, fair))
+
+
+def _weights(slots: int, loads: Mapping[int, SlotLoad], members: int) -> list[float]:
+    """Return what each slot weighs: its load, and a little for being a slot."""
+    average = sum(load.share for load in loads.values()) / max(1, len(loads))
+    base = max(CLIENTS_LOAD * average, IDLE_LOAD * members / max(1, slots) - average)
+    return [base + (loads[slot].share if slot in loads else average) for slot in range(slots)]
+
+
+def _fair(weights: Collection[float], members: int) -> float:
+    """Return the part of each member, but of those that a single slot gives more than that."""
+    rest = sum(weights)
+    for weight in sorted(weights, reverse=True):
+        if weight * members <= rest or members == 1:
+            break
+        rest, members = rest - weight, members - 1
+    return rest / members

@@ -4,9 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from proxy.members.slot_balance import SlotLoad
 from proxy.members.slot_map import SlotMap
 
 from .user_data import FormError, pack, unpack
+
+LOAD_STEPS = 10_000
+"""In which a member's capacity is counted, where the load of a slot is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,10 @@ class Assignment:
     unheard: frozenset[str] = frozenset()
     """Processes of machines that may own more than is known; until they are heard, or gone, no
     slot without an owner is given to anybody."""
+    targets: Mapping[int, str] = field(default_factory=dict)
+    """The member that is to have each slot which nobody owns in the map."""
+    loads: Mapping[int, SlotLoad] = field(default_factory=dict)
+    """What is known of each slot's load."""
 
     @property
     def is_settled(self) -> bool:
@@ -73,6 +81,11 @@ class Assignment:
                 "generation": self.generation,
                 "map": self.slot_map.document(),
                 "releasing": sorted(self.releasing.items()),
+                "targets": sorted(self.targets.items()),
+                "loads": [
+                    round(self.loads[slot].share * LOAD_STEPS) if slot in self.loads else None
+                    for slot in range(len(self.slot_map.owners))
+                ],
                 "machines": {
                     name: [each.admin_url, each.process, each.rules_digest, each.clock_s]
                     for name, each in self.machines.items()
@@ -97,6 +110,13 @@ class Assignment:
             generation=int(document["generation"]),
             slot_map=SlotMap.of(document["map"]),
             releasing={int(slot): str(name) for slot, name in document["releasing"]},
+            # Machines of an earlier version do not say these two.
+            targets={int(slot): str(name) for slot, name in document.get("targets", ())},
+            loads={
+                slot: SlotLoad(0.0, steps / LOAD_STEPS)
+                for slot, steps in enumerate(document.get("loads", ()))
+                if steps is not None
+            },
             machines={name: Machine(*each) for name, each in document["machines"].items()},
             refused={key: RefusedMachine(*each) for key, each in document["refused"].items()},
             unheard=frozenset(map(str, document["unheard"])),

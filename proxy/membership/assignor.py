@@ -1,7 +1,8 @@
 """Assign the slots of a tier, so that nobody gets one that another machine may still have.
 
 As in Kafka's cooperative rebalancing (KIP-429) a slot moves in two rounds: in the first its owner
-is told to release it, in the second, which begins when that is done, it is given away. A machine's
+is told to release it, in the second, which begins when that is done, it is given away: to whom, and
+what each slot carries, goes with the assignment, as another machine may lead then. A machine's
 subscription may be older than what it got since: Kafka keeps a static member that does not rejoin
 in time, with the subscription it had. The leader then counts what the round before gave to it. One
 that does not know the round before counts no older one, not even for itself: others may have got
@@ -11,12 +12,11 @@ those slots since. It gives away nothing until each machine was heard again.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from proxy.members.slot_balance import SlotLoad
+from proxy.members.slot_balance import Placement, SlotLoad
 from proxy.members.slot_map import SlotMap
 
 from .admission import Subscriptions, admit, was_admitted
 from .assignment import Assignment, Machine
-from .placement import Placement
 from .subscription import Subscription
 
 
@@ -78,8 +78,10 @@ def assign(
     slots = max((said.announcement.slots for said in admitted.values()), default=0)
     owners: list[str | None] = [None] * slots
     releasing = {slot: claim.member for slot, claim in claims.items() if slot < slots}
+    targets: dict[int, str] = {}
+    loads = _loads(admitted, previous, slots)
     if staying:
-        wanted = place(_sticky(claims, previous, slots), sorted(staying), _loads(admitted))
+        wanted = place(_sticky(claims, previous, slots), sorted(staying), loads)
         for slot, name in enumerate(wanted):
             has = claims.get(slot)
             if has is None:
@@ -90,11 +92,15 @@ def assign(
             ) and not has.is_let_go:
                 owners[slot] = name
                 del releasing[slot]
+            if owners[slot] is None and name is not None:
+                targets[slot] = name
     slot_map = SlotMap(_map_generation(readable, previous, generation), members, owners)
     assignment = Assignment(
         generation=generation,
         slot_map=slot_map,
         releasing=releasing,
+        targets=targets,
+        loads=loads,
         machines={name: _machine(said) for name, said in admitted.items()},
         refused=refused,
         unheard=unheard,
@@ -141,19 +147,31 @@ def _claims(said: Subscription, may_have: Assignment | None) -> dict[int, _Claim
 def _sticky(
     claims: Mapping[int, _Claim], previous: Assignment | None, slots: int
 ) -> list[str | None]:
-    """Return who has each slot, or else had it: a machine that was restarted gets its own again."""
-    before = [] if previous is None else list(previous.slot_map.owners)
-    before += [None] * (slots - len(before))
+    """Return who has each slot, or else is to get it, or had it.
+
+    So a machine that was restarted gets its own again.
+    """
+    before: dict[int, str | None] = {}
+    if previous is not None:
+        before = {**dict(enumerate(previous.slot_map.owners)), **previous.targets}
     return [
-        claims[slot].member if slot in claims and not claims[slot].is_let_go else before[slot]
+        claims[slot].member if slot in claims and not claims[slot].is_let_go else before.get(slot)
         for slot in range(slots)
     ]
 
 
-def _loads(admitted: Mapping[str, Subscription]) -> dict[int, SlotLoad]:
-    return {
-        slot: load for said in admitted.values() for slot, load in said.announcement.loads.items()
-    }
+def _loads(
+    admitted: Mapping[str, Subscription], previous: Assignment | None, slots: int
+) -> dict[int, SlotLoad]:
+    """Return what each slot carries, as its owner says, or else as was known before.
+
+    Who has just got a slot has not measured it yet; if it counted as nothing its owner would get
+    more and more.
+    """
+    known = {} if previous is None else dict(previous.loads)
+    for said in admitted.values():
+        known |= said.announcement.loads
+    return {slot: load for slot, load in known.items() if slot < slots}
 
 
 def _map_generation(

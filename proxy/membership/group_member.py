@@ -15,6 +15,7 @@ from structlog import get_logger
 from proxy.cluster.broker_connection import BrokerConnection
 from proxy.cluster.kafka_client import GROUP_COORDINATOR, Bootstrap, KafkaClient
 from proxy.cluster.upstream import NOT_READY, RefusedError, UpstreamError
+from proxy.members.slot_balance import Placement
 from proxy.members.slot_map import SlotMap
 
 from .assignment import Assignment, RefusedMachine
@@ -29,7 +30,6 @@ from .group_protocol import (
 )
 from .holding import Holding, SessionClock
 from .leading import lead
-from .placement import Placement
 from .releases import Releases
 from .subscription import NO_GENERATION, Announcement
 from .tier_log import TierLog

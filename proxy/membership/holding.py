@@ -32,13 +32,11 @@ class Holding:
         names = {member.name for member in announcement.members}
         self._drop({slot for slot, name in self.owned.items() if name not in names})
         newest = self.assignment
+        # Of slots that were not measured here yet, what was known: who leads may be new.
+        loads = {**({} if newest is None else newest.loads), **announcement.loads}
+        own = {slot: load for slot, load in loads.items() if slot in self.owned}
         return Subscription(
-            announcement=replace(
-                announcement,
-                loads={
-                    slot: load for slot, load in announcement.loads.items() if slot in self.owned
-                },
-            ),
+            announcement=replace(announcement, loads=own),
             process=self.process,
             owned=dict(self.owned),
             letting_go=frozenset(self.letting_go),

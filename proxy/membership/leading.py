@@ -4,9 +4,10 @@ from collections.abc import Mapping
 
 from structlog import get_logger
 
+from proxy.members.slot_balance import Placement
+
 from .assignment import Assignment
 from .assignor import assign
-from .placement import Placement
 from .subscription import Subscription
 from .user_data import FormError
 

@@ -50,6 +50,11 @@ class Reach:
         more = "" if len(told) <= SHOWN else f" and {len(told) - SHOWN} more"
         return f"clients may not reach machine {', '.join(told[:SHOWN])}{more}; fix: {FIX}"
 
+    @property
+    def problems(self) -> Mapping[str, str]:
+        """Why machines are not reached where clients are told that they are, by their names."""
+        return {self._machines[at]: why for at, why in self._problems.items()}
+
     def use(self, members: Iterable[MemberAddresses]) -> None:
         """Have the watch look at these members of other machines, and forget all others."""
         self._machines = {

@@ -1,9 +1,9 @@
 """Decide which member clients are sent to while the owner of their slot is away. Sans-I/O."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from proxy.members.member_names import machine_of
-from proxy.members.slot_balance import Owners
+from proxy.members.slot_balance import Owners, stand_in_of
 
 
 def shown_owners(
@@ -22,8 +22,3 @@ def shown_owners(
             name = stand_in_of(slot, serving) if serving else None
         shown.append(name)
     return shown
-
-
-def stand_in_of(slot: int, serving: Sequence[str]) -> str:
-    """Return who of those that are `serving`, in order, has a slot whose owner is gone."""
-    return serving[slot % len(serving)]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from heapq import nlargest
 from typing import Any
 
-from proxy.members.slot_balance import SlotLoad
+from proxy.members.slot_balance import NO_LOAD, SlotLoad
 from proxy.quota.entities import ClientIdentity
 
 AVERAGE_S = 20.0
@@ -135,9 +135,6 @@ def _averaged(
         if load.bytes_per_s >= LEAST_BYTES_PER_S:
             loads[slot] = load
     return loads
-
-
-NO_LOAD = SlotLoad(0.0, 0.0)
 
 
 @dataclass(slots=True)

@@ -13,15 +13,17 @@ from typing import Any, Protocol
 from structlog import get_logger
 
 from metrics import MemberInstruments
-from proxy.members.slot_balance import REST_S, SlotLoad, find_moves, overloaded_slots
+from proxy.members.slot_balance import SlotLoad, overloaded_slots, placed_slots
+from proxy.members.slots import SLOTS
+from proxy.membership.announced_loads import LEAST_MEASURED_S, are_news, complete
 from proxy.workers.slot_loads import MachineLoads
 from proxy.workers.slot_shares import share_slots
 
 BALANCE_INTERVAL_S = 30.0
 """Between two looks at the loads."""
 
-LEAST_MEASURED_S = 60.0
-"""Before all workers have measured for so long, what they say is too low, and nothing moves."""
+WARN_AGAIN_S = 300.0
+"""Of a slot that fills a worker alone."""
 
 _log = get_logger(__name__)
 
@@ -57,7 +59,8 @@ class SlotPlacement:
         self._metrics = metrics
         self._moved: dict[int, str] = {}
         """The owners of slots that were moved for their load."""
-        self._moved_s: dict[int, float] = {}
+        self._weighed: Mapping[int, SlotLoad] = {}
+        """The loads that nothing was to be moved for."""
         self._overloaded_s: dict[int, float] = {}
         """When slots were overloaded last."""
         self._handed_over = self.owners()
@@ -85,23 +88,30 @@ class SlotPlacement:
         """Keep what a worker has measured."""
         self.loads.told(member, rows, measured_s)
 
-    def balance(self, now_s: float) -> bool:
+    def balance(self) -> bool:
         """Move slots away from workers that have much more to do; return whether any moves."""
-        serving = self._serving()
-        if not serving or self.loads.measured_s(serving) < LEAST_MEASURED_S:
+        loads = complete(self._known_loads(), range(SLOTS))
+        serving, before = self._serving(), self.owners()
+        # A worker that is away for a moment has its slots again when it is back.
+        if not set(before) <= set(serving) or self.loads.measured_s(serving) < LEAST_MEASURED_S:
             return False
-        moves = find_moves(self.owners(), self._known_loads(), serving, now_s, self._moved_s)
-        for move in moves:
-            self._moved[move.slot], self._moved_s[move.slot] = move.target, now_s
-            about = {"slot": move.slot, "source": move.source, "target": move.target}
-            _log.info("a slot moves to a worker with less to do", **about)
-        return bool(moves)
+        if not are_news(self._weighed, loads):
+            return False
+        moved = False
+        for slot, target in enumerate(placed_slots(before, serving, loads)):
+            if target != before[slot]:
+                moved, self._moved[slot] = True, target
+                about = {"slot": slot, "source": before[slot], "target": target}
+                _log.info("a slot moves to a worker with less to do", **about)
+        if not moved:
+            self._weighed = loads
+        return moved
 
     def warn(self, now_s: float) -> None:
         """Log which slots have begun to fill a worker alone."""
         for slot, load in self.overloaded().items():
             before_s, self._overloaded_s[slot] = self._overloaded_s.get(slot), now_s
-            if before_s is None or now_s - before_s > REST_S:
+            if before_s is None or now_s - before_s > WARN_AGAIN_S:
                 _log.warning(
                     "a slot fills a worker alone, so that more workers do not help its clients",
                     slot=slot,
@@ -116,9 +126,8 @@ class SlotPlacement:
         """Balance the loads, until cancelled; `share` has the workers follow what has changed."""
         while True:
             await asyncio.sleep(BALANCE_INTERVAL_S)
-            now_s = time.monotonic()
-            self.warn(now_s)
-            if self.balance(now_s):
+            self.warn(time.monotonic())
+            if self.balance():
                 share()
 
     def overloaded(self) -> dict[int, SlotLoad]:

@@ -1,7 +1,6 @@
 """Has a machine be in the Kafka group of its tier: it joins, follows what is said, and leaves."""
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
@@ -12,6 +11,7 @@ from proxy.cluster.upstream import UpstreamError
 from proxy.config.models import TierSection
 from proxy.config.stores import RELEASE_TIMEOUT_S
 from proxy.members.member_names import machine_of
+from proxy.members.slot_balance import placed_slots
 from proxy.members.slot_map import SlotMap
 from proxy.membership.assignment import Assignment, Machine
 from proxy.membership.group_member import GroupMember, MembershipError
@@ -21,7 +21,6 @@ from proxy.state import GroupFence, StateError
 from proxy.workers.followed_map import FollowedMap
 from proxy.workers.peers import Peers
 from proxy.workers.reach import Reach
-from proxy.workers.tier_placement import TierPlacement
 from proxy.workers.tier_state import TierState
 
 JOIN_LIMIT_S = 60.0
@@ -119,7 +118,7 @@ class TierGroup:
             on_assigned=self._assigned,
             on_revoked=self._map.release,
             on_lost=self._map.lose,
-            place=TierPlacement(time.monotonic),
+            place=placed_slots,
         )
         works = (self.member.run, self._map.follow, self._ask_peers, self._reach.watch)
         self._tasks = [asyncio.create_task(work(), name=work.__name__) for work in works]

@@ -1,16 +1,17 @@
 """What the slots of a machine in a tier carry: what the others are told, and the status shows."""
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from proxy.members.slot_balance import SlotLoad, overloaded_slots
+from proxy.membership.announced_loads import AnnouncedLoads, complete
 from proxy.membership.group_member import GroupMember
 from proxy.workers.followed_map import FollowedMap
 from proxy.workers.post import Post
 from proxy.workers.slot_loads import MachineLoads
-from proxy.workers.slot_placement import BALANCE_INTERVAL_S, LEAST_MEASURED_S, slot_documents
-from proxy.workers.tier_placement import are_news
+from proxy.workers.slot_placement import BALANCE_INTERVAL_S, slot_documents
 
 
 class TierLoads:
@@ -19,8 +20,12 @@ class TierLoads:
     def __init__(self, posts: Sequence[Post], followed: FollowedMap) -> None:
         self._posts, self._map = posts, followed
         self._loads = MachineLoads()
-        self.told: Mapping[int, SlotLoad] = {}
-        """What the others know of the loads of this machine's slots."""
+        self._announced = AnnouncedLoads()
+
+    @property
+    def told(self) -> Mapping[int, SlotLoad]:
+        """What the others are told of the loads of this machine's slots."""
+        return self._announced.loads
 
     def take_loads(self, member: str, measured_s: float, rows: Sequence[Sequence[Any]]) -> None:
         """See SlotSharing."""
@@ -42,10 +47,11 @@ class TierLoads:
         while True:
             await asyncio.sleep(BALANCE_INTERVAL_S)
             serving = [post.name for post in self._posts if post.serves]
-            own = self._map.own_slots()
-            loads = {slot: load for slot, load in self._loads.of_slots().items() if slot in own}
-            is_known = self._loads.measured_s(serving) >= LEAST_MEASURED_S
             in_group = member()
-            if is_known and in_group is not None and are_news(self.told, loads):
-                self.told = loads
+            newest = None if in_group is None else in_group.assignment
+            measured = complete(self._loads.of_slots(), self._map.own_slots())
+            known = {} if newest is None else newest.loads
+            measured_s = self._loads.measured_s(serving)
+            is_news = self._announced.take(measured, known, time.monotonic(), measured_s)
+            if is_news and in_group is not None:
                 in_group.request_rebalance()

@@ -25,6 +25,7 @@ from proxy.workers.post import FIRST_WORKER, Post
 from proxy.workers.reach import Reach
 from proxy.workers.tier_group import TierGroup
 from proxy.workers.tier_loads import TierLoads
+from proxy.workers.tier_overview import tier_overview
 from proxy.workers.tier_peers import peer_access_of
 from proxy.workers.tier_rules import TierRules
 from proxy.workers.tier_state import TierState
@@ -70,7 +71,9 @@ class TierSlots:
         self.pass_visits = self._visits.pass_on
         self.take_loads = self._loads.take_loads
         self.documents = self._loads.documents
-        self.tier_routes = MachineRoutes(self._alive, self._visits.take, followed.keep)
+        self.tier_routes = MachineRoutes(
+            self._alive, self._visits.take, self._overview, followed.keep
+        )
         metrics.members_silent.set_function(self._count_silent)
         metrics.tier_generation.labels(self._tier).set_function(self._generation)
         metrics.slots_overloaded.set_function(lambda: len(self._loads.overloaded()))
@@ -194,9 +197,19 @@ class TierSlots:
     def _alive(self) -> Mapping[str, Any]:
         newest = self._map.newest
         if newest is None:
-            text = f"this machine is not in tier {self._tier} now"
-            raise ApiError(503, text, "ask another one; its log says why")
+            raise self._not_in_tier()
         return {"machine": self._machine, "generation": newest.generation}
+
+    def _overview(self) -> Document:
+        assignment = self._group.assignment
+        if assignment is None or self._map.newest is None:
+            raise self._not_in_tier()
+        silent, unreached = self._peers.silent, self._reach.problems
+        return tier_overview(self._tier, self._machine, assignment, silent, unreached)
+
+    def _not_in_tier(self) -> ApiError:
+        text = f"this machine is not in tier {self._tier} now"
+        return ApiError(503, text, "ask another one; its log says why")
 
     def _generation(self) -> int:
         fence = self._map.fence

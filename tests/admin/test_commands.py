@@ -12,7 +12,7 @@ import pytest
 from proxy.cli import main
 
 NOBODY = "http://127.0.0.1:1"
-COMMANDS = (["top", "--once"], ["connections"], ["pause"], ["resume"], ["suggest"])
+COMMANDS = (["top", "--once"], ["connections"], ["tier"], ["pause"], ["resume"], ["suggest"])
 
 
 @asynccontextmanager

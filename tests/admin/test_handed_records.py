@@ -34,7 +34,7 @@ class NewOwner:
         async def no_visits(_: Any) -> Any:
             return []
 
-        return MachineRoutes(dict, no_visits, self.keep)
+        return MachineRoutes(dict, no_visits, dict, self.keep)
 
     @asynccontextmanager
     async def asked(self):

@@ -34,7 +34,7 @@ class Owner:
 
     @asynccontextmanager
     async def asked(self, access: Access | None = None):
-        routes = TierRoutes(lambda: {"machine": "near"}, self.visited)
+        routes = TierRoutes(lambda: {"machine": "near"}, self.visited, dict)
         async with GatewayWorld(("near/0",)).asked(access=access, tier_routes=routes) as ask:
             yield ask
 
@@ -50,7 +50,7 @@ async def test_a_machine_says_that_it_lives_and_what_visitors_owe():
 
 async def test_peers_are_understood_with_the_token_of_all():
     owner = Owner()
-    routes = TierRoutes(dict, owner.visited)
+    routes = TierRoutes(dict, owner.visited, dict)
     running = GatewayWorld(("near/0",)).running(access=CLOSED, tier_routes=routes)
     async with running as address, Peers("ops-text", None) as peers:
         peers.use({"near": address})

@@ -79,7 +79,7 @@ class TierWorld:
         async with AsyncExitStack() as stack:
             for name, machine in self.machines.items():
                 arguments = {
-                    "tier_routes": TierRoutes(lambda: {}, no_visits),
+                    "tier_routes": TierRoutes(lambda: {}, no_visits, dict),
                     "tier": self.tier,
                     "tls": server_tls,
                     "timeout_s": 1.0,

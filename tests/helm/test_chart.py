@@ -199,6 +199,16 @@ def test_only_what_a_reload_does_not_take_restarts_pods(
     assert (before.pod != after.pod) == restarts
 
 
+@pytest.mark.parametrize("example", [None, "production"])
+def test_one_more_replica_restarts_no_pod(helm: Helm, example: str | None) -> None:
+    values = [EXAMPLES[example]] if example else []
+    before, after = (helm.template(*values, sets={"replicas": count}) for count in ("3", "4"))
+    assert after.workload["spec"]["replicas"] == 4
+    assert after.pod == before.pod
+    # Those that go on are to have nothing that waits for a restart.
+    assert after.config == before.config
+
+
 def test_probes_reach_the_admin_port(rendered: Rendered) -> None:
     container = rendered.container
     ports = {port.get("name"): port["containerPort"] for port in container["ports"]}

@@ -1,5 +1,6 @@
 """The configuration in the ConfigMap is one that the proxy takes, and the Service fits it."""
 
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -37,8 +38,13 @@ def rendered(request: pytest.FixtureRequest, helm: Helm) -> Rendered:
 
 @pytest.fixture
 def config(
-    rendered: Rendered, secrets: Mapping[str, Mapping[str, bytes]], tmp_path: Path
+    rendered: Rendered,
+    secrets: Mapping[str, Mapping[str, bytes]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Config:
+    pod = f"{rendered.workload['metadata']['name']}-0"
+    monkeypatch.setattr(socket, "gethostname", lambda: pod)
     return load_config(lay_out(rendered, secrets, tmp_path))
 
 
@@ -104,7 +110,7 @@ def test_the_admin_service_is_asked_by_its_names(rendered: Rendered, config: Con
     name = service["metadata"]["name"]
     pod = f"{rendered.workload['metadata']['name']}-0"
     names = {name, f"{name}.data.svc", f"{pod}.{name}.data.svc", f"{name}.data.svc.cluster.local"}
-    assert names <= set(config.admin.hosts)
+    assert names <= {config.named(host) for host in config.admin.hosts}
 
 
 def test_numbers_stay_whole(helm: Helm, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from typing import Any
 
@@ -177,6 +178,14 @@ def test_the_topic_is_made_with_a_partition_for_each_slot(kafka, name, opened):
         found = admin.describe_configs([resource])[resource].result(30)
     wanted = settings(1)
     assert {key: found[key].value for key in wanted} == wanted
+
+
+def test_machines_that_start_at_once_wait_while_the_topic_is_made(opened):
+    """The brokers may take longer for it than a write may."""
+    with ThreadPoolExecutor() as starting:
+        machines = ("one", "two", "three")
+        made = [starting.submit(opened, each, slots=256, timeout_s=0.02) for each in machines]
+    assert [store.result().items("") for store in made] == [[], [], []]
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,12 @@ from support.raw import RawClient, fetch, produce
 from support.tier import TierMachine, client_of, owner_of, report_to, tier_config, until_shared
 
 from proxy.devkit.broker import EmbeddedBroker
+from proxy.members.slot_balance import LEAST_LOAD
 from proxy.members.slots import SLOTS
-from proxy.workers.tier_placement import LEAST_SLOTS_SHARE
 
 RECORDS = 200
 NAMES = ("a", "b", "c")
-SHARE = int(LEAST_SLOTS_SHARE * SLOTS / len(NAMES))
+SHARE = int(LEAST_LOAD * SLOTS / len(NAMES))
 """Slots that each machine has at least."""
 WAIT_S = 60
 BOUND_BYTES_S = 200_000
@@ -63,6 +63,23 @@ def test_all_clients_read_and_write(
     client.produce(Access(tier[0].bootstrap, client.name), name, values)
     read = client.consume(Access(tier[1].bootstrap, client.name), name, RECORDS)
     assert read.count == RECORDS
+
+
+def test_the_command_says_who_owns_what(tier: list[TierMachine]) -> None:
+    code, text, _ = quota_proxy("tier", "--json", "--url", tier[0].admin_url)
+    assert code == 0
+    said = json.loads(text)
+    assert (said["name"], said["machine"], said["slots"]) == ("tier", "a", SLOTS)
+    owned = {each["name"]: each["slots"] for each in said["members"]}
+    assert sorted(slot for slots in owned.values() for slot in slots) == list(range(SLOTS))
+    for machine in tier:
+        assert machine.slots() == len(owned[f"{machine.name}/0"])
+    answers = {each["name"]: (each["answers"], each["problem"]) for each in said["machines"]}
+    assert answers == {"a": (None, None), "b": (True, None), "c": (True, None)}
+    code, text, _ = quota_proxy("tier", "--url", tier[1].admin_url)
+    assert code == 0
+    assert f"generation {said['generation']}  slots {SLOTS}, settled" in text
+    assert all(f"{name}/0" in text for name in NAMES)
 
 
 def test_an_override_is_in_force_everywhere(tier: list[TierMachine]) -> None:

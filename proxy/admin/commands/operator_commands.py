@@ -14,7 +14,7 @@ MAX_CONNECTIONS_SHOWN = 1000
 
 
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `top`, `connections`, `pause`, `resume` and `suggest`."""
+    """Add `top`, `connections`, `tier`, `pause`, `resume` and `suggest`."""
     asked = asking_options(DEFAULT_URL)
 
     top = commands.add_parser("top", parents=[asked], help="watch a running proxy in the terminal")
@@ -29,6 +29,11 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     most = number_of(f"a number from 1 to {MAX_CONNECTIONS_SHOWN}", 1, MAX_CONNECTIONS_SHOWN)
     connections.add_argument("--limit", type=most, default=100, help="how many (default: 100)")
     connections.set_defaults(command=_connections)
+
+    tier = commands.add_parser("tier", parents=[asked], help="list who owns what in a tier")
+    json_help = "print what is known as JSON, with each member's slots"
+    tier.add_argument("--json", action="store_true", dest="as_json", help=json_help)
+    tier.set_defaults(command=_tier)
 
     chosen = argparse.ArgumentParser(add_help=False)
     for key in RULE_KEYS:
@@ -137,6 +142,12 @@ def _connections(options: argparse.Namespace) -> None:
     from proxy.admin.commands.connection_table import run_connections  # noqa: PLC0415
 
     run_connections(admin_address(options), options.filter, options.limit)
+
+
+def _tier(options: argparse.Namespace) -> None:
+    from proxy.admin.commands.tier_table import run_tier  # noqa: PLC0415
+
+    run_tier(admin_address(options), as_json=options.as_json)
 
 
 def _pause(options: argparse.Namespace) -> None:

@@ -14,6 +14,7 @@ from proxy.admin.replies import ApiError, answer, json_body
 from proxy.admin.sliced_json import ROW_DEPTH, read_whole
 from proxy.state import Document
 
+TIER_PATH = "/v1/tier"
 ALIVE_PATH = "/v1/tier/alive"
 VISITS_PATH = "/v1/tier/visits"
 
@@ -33,14 +34,16 @@ VisitRows = Sequence[Sequence[Any]]
 
 @dataclass(frozen=True, slots=True)
 class TierRoutes:
-    """The handlers, for who may do all.
+    """The handlers, but for the overview for who may do all.
 
-    `alive` gives what this machine says of itself. `visited` charges what visitors had elsewhere,
+    `alive` gives what this machine says of itself, `overview` what it knows of the tier; both raise
+    ApiError while it is in none. `visited` charges what visitors had elsewhere,
     and gives what their sensors owe; it raises ValueError for rows that are no visits.
     """
 
     alive: Callable[[], Document]
     visited: Callable[[VisitRows], Awaitable[VisitRows]]
+    overview: Callable[[], Document]
     _ended: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     def begin(self) -> None:
@@ -53,7 +56,14 @@ class TierRoutes:
 
     def routes(self) -> list[web.RouteDef]:
         """Return the handlers by method and path."""
-        return [web.get(ALIVE_PATH, self._get_alive), web.post(VISITS_PATH, self._post_visits)]
+        return [
+            web.get(TIER_PATH, self._get_tier),
+            web.get(ALIVE_PATH, self._get_alive),
+            web.post(VISITS_PATH, self._post_visits),
+        ]
+
+    async def _get_tier(self, _: web.Request) -> web.Response:
+        return answer(self.overview())
 
     async def _get_alive(self, request: web.Request) -> web.Response:
         require_all_rights("ask as a machine of the tier")

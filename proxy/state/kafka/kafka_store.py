@@ -145,8 +145,7 @@ class KafkaStore(MemoryStore):
 
     async def _look(self, reader: StateReader) -> None:
         """Read all once before it is taken from anybody: it may be that we cannot use it."""
-        async with self._client.within(self._timeout_s):
-            await self._topic.ensure()
+        await self._topic.ensure(self._timeout_s)
         async with self._client.within(LOAD_TIMEOUT_S, "not read to its end"):
             await self._load(reader)
 

@@ -209,8 +209,7 @@ class SlotStore(Store):
         self._loop.close(*(client.close for client in self._clients))
 
     async def _open(self, topic: StateTopic) -> None:
-        async with self._reading.within(self._timeout_s):
-            await topic.ensure()
+        await topic.ensure(self._timeout_s)
         async with self._writing.within(LOAD_TIMEOUT_S):
             await self._producer.take_over()
         async with self._reading.within(LOAD_TIMEOUT_S, "not read to its end"):

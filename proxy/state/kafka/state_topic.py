@@ -37,6 +37,10 @@ READABLE_COMPRESSION = ("producer", "uncompressed", "gzip")
 
 CREATE_VERSION = 4
 CREATE_TIMEOUT_MS = 5000
+
+NEW_TOPIC_LIMIT_S = 60.0
+"""For a new topic to be there, with a leader for each partition, whoever makes it."""
+
 DESCRIBE_CONFIGS_VERSION = 1
 """All versions of the state's requests are the newest that Kafka 2.5 has, and every later one."""
 
@@ -73,7 +77,7 @@ class StateTopic:
         self._found.update(wanted)
         leaders = await self.client.leaders(wanted)
         if sum(map(len, leaders.values())) < len(wanted):
-            finding = "is gone" if await self._find() is None else "has no leader"
+            finding = "is not there" if await self._find() is None else "has no leader"
             raise UpstreamError(NOT_READY, f"topic {self.name} {finding}")
         return {leader: [number for _, number in led] for leader, led in leaders.items()}
 
@@ -105,15 +109,20 @@ class StateTopic:
             raise UpstreamError(NOT_READY, text)
         raise RefusedError(f"{text}, {reason}" if reason else text, error_code)
 
-    async def ensure(self) -> None:
+    async def ensure(self, limit_s: float) -> None:
         """Make the topic if there is none, and check that state can be kept in it.
 
-        Raises StateError when it can not, UpstreamError, and RefusedError when the proxy may not
-        make it, or not see its settings.
+        `limit_s` is for a topic that is there. Raises StateError when state can not be kept in it,
+        UpstreamError, and RefusedError when the proxy may not make it, or not see its settings.
         """
-        retry, name = self.client.retry, self.name
         # At once when nobody answers; what comes later is given the time.
-        if await self._find() is None:
+        (seen,) = (await self.client.metadata([self.name])).topics
+        async with self.client.within(NEW_TOPIC_LIMIT_S if seen.error_code else limit_s):
+            await self._ensure()
+
+    async def _ensure(self) -> None:
+        retry, name = self.client.retry, self.name
+        if await retry(self._find) is None:
             await retry(self._create)
         await retry(lambda: self.leaders([0]))
         found = await retry(self._find)

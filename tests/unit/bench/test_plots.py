@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import bound, clients, entities, loop_rounds, own_quota, scale_members, spark_read
+from bench import bound, clients, entities, loop_rounds, own_quota, spark_read
 from bench.plots import (
     BEGIN,
     END,
@@ -69,7 +69,7 @@ def test_conditions_name_cores_and_versions_and_nothing_else_of_the_machine() ->
 
 
 def test_each_picture_is_of_a_figure_that_there_is() -> None:
-    modules = (bound, clients, entities, loop_rounds, own_quota, scale_members, spark_read)
+    modules = (bound, clients, entities, loop_rounds, own_quota, spark_read)
     assert set(PANELS) == {module.FIGURE for module in modules}
 
 
@@ -88,7 +88,6 @@ SAMPLES = {
     "spark": {"seconds": {"direct": [2.0, 2.1], "proxy": [2.2, 2.0], "haproxy": [2.2, 2.0]}},
     "entities": {"microseconds": {"10": [3.0], "1000": [3.1]}},
     "stalls": {"wall_ms": [1.0, 2.0], "cpu_ms": [1.0, 1.0]},
-    "scale-members": {"imbalance": [1.5, 1.2], "members": 10, "slots_moved": [3]},
 }
 
 

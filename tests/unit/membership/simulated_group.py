@@ -1,11 +1,13 @@
 """A group as Kafka's coordinator keeps it, with machines that miss any step of it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 
 from parts.even_placement import even
 from tier_machines import announcement
 
+from proxy.members.slot_balance import Placement, SlotLoad
 from proxy.membership.assignment import Assignment
 from proxy.membership.assignor import assign
 from proxy.membership.holding import Holding
@@ -25,6 +27,9 @@ class Process:
     in_group: bool = True
     wants_round: bool = True
 
+    def announcing(self, loads: Mapping[int, SlotLoad]) -> Announcement:
+        return replace(self.said, loads=loads)
+
     def take(self, assignment: Assignment) -> None:
         refused = any(each.machine == self.said.machine for each in assignment.refused.values())
         change = self.holding.take(assignment, self.said, is_refused=refused)
@@ -35,6 +40,8 @@ class Process:
 class Group:
     """Static members by machine name. A member that does not rejoin stays, with what it said."""
 
+    place: Placement = even
+    slots: int = SLOTS
     generation: int = 0
     said: dict[str, Subscription] = field(default_factory=dict)
     processes: dict[str, Process] = field(default_factory=dict)
@@ -49,7 +56,7 @@ class Group:
         if before is not None:
             before.is_alive = False
             before.holding.lost()
-        said = announcement(name, workers, slots=SLOTS)
+        said = announcement(name, workers, slots=self.slots)
         self.processes[name] = new = Process(said, Holding(f"{name}#{next(self.numbers)}"))
         was_there = name in self.said
         self.said[name] = new.holding.subscription(said)
@@ -114,7 +121,7 @@ class Group:
                 self.processes[name].wants_round = True
             return
         chief = self.processes[here[leader % len(here)]]
-        decided = assign(self.said, chief.holding.assignment, self.generation, even)
+        decided = assign(self.said, chief.holding.assignment, self.generation, self.place)
         self.assignment = Assignment.decode(decided.assignment.encode())
         for name in here:
             if name in deaf:

@@ -11,6 +11,7 @@ from parts.even_placement import even
 from structlog.testing import capture_logs
 from tier_machines import announcement, load, member, subscription
 
+from proxy.members.slot_balance import SlotLoad
 from proxy.members.slot_map import SlotMap
 from proxy.membership.assignment import Assignment, Machine, RefusedMachine
 from proxy.membership.leading import LARGE_GROUP_BYTES, group_bytes, lead
@@ -43,11 +44,20 @@ def test_an_assignment_is_read_as_it_was_written() -> None:
         {"a": Machine("http://a", "p", "d1", 17), "b": Machine("http://b", "q", "d2", 20)},
         {"id": RefusedMachine("c", "why")},
         frozenset({"q"}),
+        {1: "b/0"},
+        {0: SlotLoad(0.0, 0.0), 2: SlotLoad(0.0, 1.25)},
     )
     assert Assignment.decode(sent.encode()) == sent
     assert sent.rules_digests == {"d1": ["a"], "d2": ["b"]}
     assert sent.clocks_apart_s == 3
     assert not sent.is_settled
+
+
+def test_an_assignment_of_a_version_without_targets_and_loads_is_read() -> None:
+    sent = Assignment(5, SlotMap(9, {}, [None, None]), targets={1: "b/0"})
+    document = unpack(sent.encode())
+    del document["targets"], document["loads"]
+    assert Assignment.decode(pack(document)) == Assignment(5, SlotMap(9, {}, [None, None]))
 
 
 @given(st.binary(max_size=200))
@@ -117,7 +127,8 @@ def sizes(machines: int, workers: int, count: int) -> tuple[int, int, int]:
         )
         for name in names
     }
-    data = Assignment(9, SlotMap(9, members, owners), {}, listed).encode()
+    loads = {slot: SlotLoad(0.0, chance.random()) for slot in range(count)}
+    data = Assignment(9, SlotMap(9, members, owners), {}, listed, loads=loads).encode()
     return max(map(len, said.values())), len(data), group_bytes(said, data)
 
 

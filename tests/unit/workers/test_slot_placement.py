@@ -7,13 +7,14 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from metrics import MemberInstruments
-from proxy.members.slot_balance import MOVES_PER_CALL, REST_S
+from proxy.members.slot_balance import MOVES_PER_ROUND
 from proxy.members.slots import SLOTS
-from proxy.workers.slot_placement import LEAST_MEASURED_S, SlotPlacement
+from proxy.membership.announced_loads import LEAST_MEASURED_S
+from proxy.workers.slot_placement import SlotPlacement
 from proxy.workers.slot_shares import share_slots
 
 NAMES = ["0", "1"]
-MOST_MOVES = SLOTS * MOVES_PER_CALL
+MOST_MOVES = SLOTS * MOVES_PER_ROUND
 
 
 @dataclass
@@ -57,13 +58,13 @@ def test_it_begins_evenly():
     assert world.slots.owners() == share_slots(NAMES)
     assert world.value("slots_owned", member="0") == SLOTS / 2
     assert world.value("slot_moves_total") == 0
-    assert not world.slots.balance(0.0)
+    assert not world.slots.balance()
 
 
-def test_load_is_evened_out_a_few_slots_at_a_time():
+def test_load_is_evened_out_and_then_rests():
     world = World()
     world.tell(uneven())
-    assert world.slots.balance(1000.0)
+    assert world.slots.balance()
     moved = [s for s, name in enumerate(world.slots.owners()) if name != share_slots(NAMES)[s]]
     assert 0 < len(moved) <= MOST_MOVES
     assert world.value("slot_moves_total") == 0  # not before all follow
@@ -71,10 +72,10 @@ def test_load_is_evened_out_a_few_slots_at_a_time():
     assert world.value("slot_moves_total") == len(moved)
     assert world.value("slots_owned", member="1") == SLOTS / 2 + len(moved)
     world.tell(uneven())
-    world.slots.balance(1030.0)
+    world.slots.balance()
     world.change()
     world.tell(uneven())
-    assert not world.slots.balance(1060.0)
+    assert not world.slots.balance()
     carried = world.slots.documents()
     assert abs(carried["0"]["cpu_share"] - carried["1"]["cpu_share"]) < 0.2
 
@@ -82,18 +83,18 @@ def test_load_is_evened_out_a_few_slots_at_a_time():
 def test_nothing_moves_before_all_have_measured_long_enough():
     world = World()
     world.tell(uneven(), LEAST_MEASURED_S - 1)
-    assert not world.slots.balance(0.0)
+    assert not world.slots.balance()
     world.tell(uneven())
     world.places[1].serves = False
-    assert not world.slots.balance(0.0)  # there is nobody to move to
+    assert not world.slots.balance()  # there is nobody to move to
     world.places[1].serves = True
-    assert not world.slots.balance(0.0)  # the new one has measured nothing yet
+    assert not world.slots.balance()  # the new one has measured nothing yet
 
 
 def test_what_was_moved_stays_through_a_crash_and_comes_back_after_a_crash_loop():
     world = World()
     world.tell(uneven())
-    world.slots.balance(0.0)
+    world.slots.balance()
     balanced = world.slots.owners()
     world.places[1].serves = False
     assert world.slots.owners() == balanced
@@ -101,19 +102,6 @@ def test_what_was_moved_stays_through_a_crash_and_comes_back_after_a_crash_loop(
     assert set(world.slots.owners()) == {"0"}
     world.looping = []
     assert world.slots.owners() == balanced
-
-
-def test_a_slot_that_moved_rests():
-    world = World()
-    world.tell(uneven())
-    world.slots.balance(0.0)
-    moved = {s for s, name in enumerate(world.slots.owners()) if name != share_slots(NAMES)[s]}
-    back = dict.fromkeys(moved, 0.2)
-    world.tell(back)
-    world.slots.balance(REST_S - 1)
-    assert all(world.slots.owners()[slot] == "1" for slot in moved)
-    world.tell(back)
-    assert world.slots.balance(REST_S + 1)
 
 
 def test_an_overloaded_slot_is_shown_and_logged_once():

@@ -1,0 +1,165 @@
+"""Load is evened out in real rounds, with loads as machines measure and announce them."""
+
+import math
+from collections import Counter
+from random import Random
+
+import pytest
+from simulated_group import Group
+
+from proxy.members.slot_balance import SlotLoad, placed_slots
+from proxy.members.slots import SLOTS
+from proxy.membership.announced_loads import AnnouncedLoads
+
+MEAN_LOAD = 0.4
+"""Of one member's capacity."""
+
+LOOK_S, AVERAGE_S = 30.0, 20.0
+NOISE = 0.1
+HOURS_4 = int(4 * 3600 / LOOK_S)
+ENOUGH_ROUNDS = 20
+FEW_ROUNDS = 5
+MAX_OF_MEAN = 1.2
+MAX_OF_LEAST_MOVES = 1.1
+SEEDS = range(3)
+
+
+class Tier:
+    """Machines with one worker each, their clients' loads, and a clock that is moved on."""
+
+    def __init__(self, machines: int, seed: int = 0, heaviest: float = 0.5) -> None:
+        self.random = Random(seed)
+        self.group = Group(placed_slots, SLOTS)
+        self.now_s = 0.0
+        self.rounds = self.handovers = 0
+        self.announced: dict[str, AnnouncedLoads] = {}
+        self.started_s: dict[str, float] = {}
+        self.owners: dict[int, str] = {}
+        self.since_s: dict[int, float] = {}
+        weights = [min(self.random.paretovariate(1.5), 50.0) for _ in range(SLOTS)]
+        scale = MEAN_LOAD * machines / sum(weights)
+        self.loads = [min(weight * scale, heaviest * MEAN_LOAD) for weight in weights]
+        for number in range(machines):
+            self.join(f"m{number}")
+        self.settle()
+
+    def join(self, name: str) -> None:
+        self.group.join(name, 1)
+        self.announced[name], self.started_s[name] = AnnouncedLoads(), self.now_s
+
+    def settle(self, most: int = ENOUGH_ROUNDS) -> None:
+        """Hold rounds until none is wanted, each led by another machine."""
+        for _ in range(most):
+            for name in self.group.processes:
+                self.group.release(name)
+            if not self.group.wants_round:
+                return
+            self.rounds += 1
+            self.group.round(set(), set(), self.rounds)
+            self.group.check()
+            for process in self.group.processes.values():
+                for slot, owner in process.holding.owned.items():
+                    if self.owners.get(slot) != owner:
+                        self.handovers += slot in self.owners
+                        self.owners[slot], self.since_s[slot] = owner, self.now_s
+
+    def look(self) -> None:
+        """Have each machine measure its slots, and announce them if that is news."""
+        self.now_s += LOOK_S
+        for name, process in self.group.processes.items():
+            own, newest = process.holding.owned, process.holding.assignment
+            measured = {slot: SlotLoad(0.0, self.measured(slot)) for slot in own}
+            known = {} if newest is None else newest.loads
+            measured_s = self.now_s - self.started_s[name]
+            if self.announced[name].take(measured, known, self.now_s, measured_s):
+                process.wants_round = True
+            process.said = process.announcing(self.announced[name].loads)
+
+    def measured(self, slot: int) -> float:
+        risen = 1 - math.exp((self.since_s[slot] - self.now_s) / AVERAGE_S)
+        return self.loads[slot] * risen * self.random.uniform(1 - NOISE, 1 + NOISE)
+
+    def work(self, looks: int) -> int:
+        """Go on for so many looks; return how many slots were handed over meanwhile."""
+        before = self.handovers
+        for _ in range(looks):
+            self.look()
+            self.settle()
+        return self.handovers - before
+
+    def most_of_mean(self) -> float:
+        carried = Counter[str]()
+        for slot, owner in self.owners.items():
+            carried[owner] += self.loads[slot]
+        return max(carried.values()) * len(self.group.processes) / sum(self.loads)
+
+    def counts(self) -> Counter[str]:
+        return Counter(self.owners.values())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("machines", [2, 3, 5, 8])
+def test_load_is_even_within_few_rounds_and_then_rests(machines: int, seed: int) -> None:
+    tier = Tier(machines, seed)
+    while not any(announced.loads for announced in tier.announced.values()):
+        tier.look()
+    tier.settle(FEW_ROUNDS)
+    assert tier.most_of_mean() <= MAX_OF_MEAN
+    tier.work(HOURS_4 // 8)
+    assert tier.work(HOURS_4) == 0
+    assert tier.most_of_mean() <= MAX_OF_MEAN
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_load_that_moves_to_other_slots_is_even_again_within_few_rounds(seed: int) -> None:
+    tier = Tier(5, seed)
+    tier.work(HOURS_4 // 8)
+    quiet = {slot for slot, owner in tier.owners.items() if owner in ("m0/0", "m1/0")}
+    tier.loads = [load / 10 if slot in quiet else load for slot, load in enumerate(tier.loads)]
+    tier.look()
+    tier.settle(FEW_ROUNDS)
+    assert tier.most_of_mean() <= MAX_OF_MEAN
+    tier.work(HOURS_4 // 8)
+    assert tier.work(HOURS_4) == 0
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("heavy", [1.1, 2.0])
+def test_a_heavy_key_keeps_its_place(heavy: float, seed: int) -> None:
+    tier = Tier(3, seed)
+    tier.loads[seed] = heavy * MEAN_LOAD
+    tier.work(HOURS_4 // 8)
+    owner = tier.owners[seed]
+    assert tier.work(HOURS_4) == 0
+    alone = sum(tier.loads[slot] for slot, name in tier.owners.items() if name == owner)
+    assert alone <= max(MAX_OF_MEAN * tier.loads[seed], MAX_OF_MEAN * sum(tier.loads) / 3)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("machines", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_who_joins_gets_its_part_by_few_moves(machines: int, is_loaded: bool, seed: int) -> None:
+    tier = Tier(machines, seed)
+    if is_loaded:
+        tier.work(HOURS_4 // 8)
+    before, rounds = tier.handovers, tier.rounds
+    tier.join("new")
+    tier.settle()
+    moves, got = tier.handovers - before, tier.counts()["new/0"]
+    assert 0 < moves <= MAX_OF_LEAST_MOVES * got
+    assert tier.rounds - rounds <= FEW_ROUNDS
+    if is_loaded:
+        assert tier.most_of_mean() <= MAX_OF_MEAN
+        assert tier.work(HOURS_4) == 0
+    else:
+        assert got == pytest.approx(SLOTS / (machines + 1), rel=0.1)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_who_restarts_has_its_slots_again(seed: int) -> None:
+    tier = Tier(3, seed)
+    tier.work(HOURS_4 // 8)
+    before = dict(tier.owners)
+    tier.join("m1")
+    tier.work(HOURS_4)
+    assert tier.owners == before
