@@ -5,9 +5,9 @@ from asyncio import Lock, timeout
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from ssl import SSLContext
 from typing import Any, TypeVar
 
+from proxy.cluster.broker_connection import BrokerConnection
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.state.store import Record, StateError, Store
 
@@ -30,6 +30,19 @@ END_LIMIT_S = 5.0
 """For the last writes of a store that is closed; what hangs by then is ended as in a crash."""
 
 Value = TypeVar("Value")
+
+
+class WayForLoop(Bootstrap):
+    """The way of another event loop, whose certificate is shown here too, also one set later."""
+
+    def __init__(self, way: Bootstrap) -> None:
+        super().__init__(way.servers, login=way.login)
+        self._way = way
+
+    async def connect(self, *args: Any, **kwargs: Any) -> BrokerConnection:
+        """Connect as the other way would."""
+        self.tls = self._way.tls
+        return await super().connect(*args, **kwargs)
 
 
 class TopicStore(Store):
@@ -57,7 +70,7 @@ class TopicStore(Store):
         self._explanation = explanation
         self._timeout_s = timeout_s
         # Callers may be in an event loop of their own, so the clients' is in a thread of its own.
-        self._bootstrap = Bootstrap(way.servers, way.tls, login=way.login)
+        self._way = WayForLoop(way)
         self._clients: list[KafkaClient] = []
         self._topic = self._new_topic()
         self._writing = self._topic.client
@@ -73,10 +86,6 @@ class TopicStore(Store):
     @abstractmethod
     def taken(self) -> frozenset[int]:
         """The slots that may be written."""
-
-    def use_tls(self, tls: SSLContext | None) -> None:
-        """Connect with another certificate from now on."""
-        self._bootstrap.tls = tls
 
     def get(self, key: str) -> Record | None:
         """Return the record of that key, or None, also when its slot is not read here."""
@@ -121,7 +130,7 @@ class TopicStore(Store):
 
     def _new_topic(self) -> StateTopic:
         """Return the topic as a client of its own sees it."""
-        self._clients.append(client := KafkaClient(self._bootstrap))
+        self._clients.append(client := KafkaClient(self._way))
         return StateTopic(client, self._explanation.topic, self._explanation.partitions)
 
     def _run(self, work: Coroutine[Any, Any, Value], done: str) -> Value:
