@@ -246,7 +246,7 @@ class Supervisor:
             "loads": partial(self._sharing.take_loads, post.name),
         }
         sockets = self._ports.of(post.number)
-        async with self._sharing.begin(post) as shares:
+        async with self._sharing.begin() as shares:
             layout = await post.make(self._nursery, sockets, handlers, self._state)
             await post.call(
                 "start",
