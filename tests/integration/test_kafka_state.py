@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from proxy.devkit.broker import EmbeddedBroker
 from proxy.devkit.broker_settings import Quorum, new_cluster_id
 from proxy.devkit.loopback import HOST, free_ports
 from proxy.state import KafkaStore, Record, StateError, StateWriter
-from proxy.state.kafka import limits
+from proxy.state.kafka import limits, topic_store
 from proxy.state.kafka.producer import Producer
 from proxy.state.kafka.state_topic import StateTopic, settings
 
@@ -307,6 +308,27 @@ def test_a_write_that_failed_is_undone_when_the_state_is_closed(opened):
         store.put("a/b", "new")
     store.close()
     assert opened().items("") == []
+
+
+def test_a_write_that_hangs_while_the_state_is_closed_has_failed(opened, monkeypatch):
+    store = opened()
+    hangs = threading.Event()
+    ask = KafkaClient.ask
+
+    async def ask_for_ever(client: KafkaClient, request: Any, broker: Any = None) -> Any:
+        if isinstance(request, EndTxnRequest):
+            hangs.set()
+            await asyncio.Event().wait()
+        return await ask(client, request, broker)
+
+    monkeypatch.setattr(KafkaClient, "ask", ask_for_ever)
+    monkeypatch.setattr(topic_store, "END_LIMIT_S", 0.1)
+    with ThreadPoolExecutor() as threads:
+        write = threads.submit(store.put, "a/b", 1)
+        assert hangs.wait(30)
+        store.close()
+        with pytest.raises(RuntimeError, match="is closed"):
+            write.result(30)
 
 
 async def test_a_thousand_writers_share_transactions(opened):

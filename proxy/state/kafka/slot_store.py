@@ -95,7 +95,12 @@ class SlotStore(TopicStore):
 
     def drop_strays(self, keys: Collection[str]) -> None:
         """Delete strays of these keys. Raises StateError as `put_many`."""
-        self._run(self._drop_strays(frozenset(keys)), "written")
+
+        def dropped() -> dict[Place, Content]:
+            strays = self._records.strays()
+            return {(slot, key): None for slot, key in strays if key in keys and slot in self.taken}
+
+        self._run(self._write_all(dropped, self._timeout_s), "written")
 
     def take(self, slots: Collection[int], fence: GroupFence) -> None:
         """Read these slots to their end, then let them be written; renews the fence of all.
@@ -150,23 +155,6 @@ class SlotStore(TopicStore):
             await self._producer.take_over()
         async with self._reading.within(LOAD_TIMEOUT_S, "not read to its end"):
             await self._read((self._common,))
-
-    async def _drop_strays(self, keys: frozenset[str]) -> None:
-        async with self._put:
-            taken = self._holds.taken
-            changes: dict[Place, Content] = {
-                (slot, key): None
-                for slot, key in self._records.strays()
-                if key in keys and slot in taken
-            }
-            if changes:
-                await self._write(changes, self._timeout_s)
-
-    async def _flush(self, slots: Collection[int]) -> None:
-        """Write again what failed writes may have changed in these slots."""
-        async with self._put:
-            if changes := self._undoing(slots):
-                await self._write(changes, self._timeout_s)
 
     def _forget_uncertain(self, slots: Collection[int]) -> None:
         self._uncertain = {place for place in self._uncertain if place[0] not in slots}
@@ -227,7 +215,8 @@ class SlotStore(TopicStore):
     async def _release(self, slots: frozenset[int]) -> None:
         async with self._changing:
             try:
-                await self._flush(slots & self._holds.taken)
+                undoing = partial(self._undoing, slots & self._holds.taken)
+                await self._write_all(undoing, self._timeout_s)
             except (UpstreamError, RefusedError, FencedError, StateError) as error:
                 _log.warning("what a failed write left may count", problem=str(error))
             async with self._put:  # what was asked for meanwhile

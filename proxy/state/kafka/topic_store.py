@@ -144,11 +144,14 @@ class TopicStore(Store):
             try:
                 return self._loop.run(work)
             except CancelledError:
-                raise RuntimeError(f"the state in topic {self._explanation.topic} closes") from None
+                raise self._closed_error() from None
 
     def _check_open(self) -> None:
         if self._closed:
-            raise RuntimeError(f"the state in topic {self._explanation.topic} is closed")
+            raise self._closed_error()
+
+    def _closed_error(self) -> RuntimeError:
+        return RuntimeError(f"the state in topic {self._explanation.topic} is closed")
 
     def _begin(self, opening: Coroutine[Any, Any, None]) -> None:
         try:
@@ -176,9 +179,16 @@ class TopicStore(Store):
     async def _end(self) -> None:
         """Write what is to be written last, unless what has the producer is not done in time."""
         with suppress(TimeoutError):
-            async with timeout(END_LIMIT_S), self._put:
-                if changes := self._last_changes():
-                    await self._write(changes, CLOSE_TIMEOUT_S)
+            async with timeout(END_LIMIT_S):
+                await self._write_all(self._last_changes, CLOSE_TIMEOUT_S)
+
+    async def _write_all(
+        self, changes_now: Callable[[], Mapping[Place, Content]], limit_s: float
+    ) -> None:
+        """Write what there is to be written, if there is something, after writes under way."""
+        async with self._put:
+            if changes := changes_now():
+                await self._write(changes, limit_s)
 
     def _undoing(self, slots: Collection[int]) -> dict[Place, Content]:
         """Return what undoes failed writes to these slots."""
