@@ -25,7 +25,6 @@ from proxy.quota.manager import QuotaManager
 from proxy.relay.listener import ListenerSettings
 from proxy.relay.ports import ListenerError
 from proxy.relay.take_over import Predecessor, TakeOverError
-from proxy.state import KafkaStore
 from proxy.succession import Succession, bind_admin, reopen, serve_until
 
 PORT_ERRORS = (ListenerError, AdminError)
@@ -171,10 +170,6 @@ class App:
 
     async def _apply(self, config: Config, secrets: Secrets) -> None:
         """Put another configuration in force."""
-        if secrets.tls_digest != self._member.secrets.tls_digest:
-            inner = self._store.inner
-            if isinstance(inner, KafkaStore):
-                inner.use_tls(secrets.upstream)
         await self._member.apply(config, secrets)
         await self._member.record_change(config)
 

@@ -37,10 +37,8 @@ def open_store(config: Config, way: Bootstrap, holder: StateHolder | None = None
     wait_ms = RELEASE_TIMEOUT_S * MS_PER_SECOND if holder else 0.0
     if state.kind == "kafka":
         return KafkaStore(
-            way.servers,
+            way,
             state.topic,
-            tls=way.tls,
-            login=way.login,
             timeout_s=config.limits.connect_timeout,
             wait_ms=wait_ms,
             before_wait=holder.release if holder else None,

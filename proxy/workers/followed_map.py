@@ -16,11 +16,10 @@ from proxy.members.member_names import machine_of
 from proxy.members.slot_map import SlotMap
 from proxy.members.slots import SLOTS
 from proxy.state import GroupFence, Record, SlotStore, StateError
-from proxy.workers.control_channel import ChannelLostError
 from proxy.workers.handing_over import let_go, take_up
 from proxy.workers.owed_records import OwedRecords
 from proxy.workers.peers import Peers
-from proxy.workers.post import CALL_LIMIT_S, Post, WorkerError
+from proxy.workers.post import Post
 from proxy.workers.shown_owners import shown_owners
 from proxy.workers.stray_records import StrayRecords
 from proxy.workers.tier_rules import TierRules
@@ -61,7 +60,6 @@ class FollowedMap:
         """Whether clients are to go to other machines: this one has handed over, and ends."""
         self.in_force = asyncio.Event()
         """Set when workers follow the group; to be cleared before it is joined."""
-        self._is_writing = False
         self._handing_over = asyncio.Lock()
         self._wanted = asyncio.Event()
         self._followed = asyncio.Event()
@@ -73,14 +71,13 @@ class FollowedMap:
         return self.applied.owners[COMMON_SLOT] or self._owners_before[COMMON_SLOT]
 
     @asynccontextmanager
-    async def begin(self, post: Post) -> AsyncIterator[Mapping[str, Any]]:
+    async def begin(self) -> AsyncIterator[Mapping[str, Any]]:
         """See SlotSharing; one worker after the other."""
         async with self._handing_over:
             yield {
                 "slot_map": self.applied.document(),
                 "keys": self._rules.in_force.text(),
                 "shown": self.shown().document(),
-                "writes": post is self._posts[0] and self._is_writing,
             }
 
     def look(self) -> None:
@@ -198,7 +195,9 @@ class FollowedMap:
         await self._apply(SlotMap(newest.generation, newest.members, owners), owed)
         self._metrics.slot_moves_total.inc(len(self._own_slots(owners) - before))
         self.in_force.set()
-        if self._is_writing and await self._rules.propose(self._store):
+        common = self.applied.owners[COMMON_SLOT]
+        leads = common is not None and machine_of(common) == self._machine
+        if leads and await self._rules.propose(self._store):
             self._wanted.set()
         if self._may_have_strays:
             self._may_have_strays = False
@@ -212,9 +211,6 @@ class FollowedMap:
         rekeyed = rules != self._rules.in_force
         if rekeyed:
             keys = await asyncio.to_thread(rules.keys)
-        writes = self._first_writes(slot_map)
-        if not writes:
-            await self._have_written(writes=False)
         debts = await let_go(self._posts, slot_map, rules)
         gone = self._own_slots(self.applied.owners) - self._own_slots(slot_map.owners)
         slot_of = self._rules.slot_of_row
@@ -233,19 +229,6 @@ class FollowedMap:
                 self._owners_before[slot] = owner
         await take_up(self._posts, [*staying, *owed], self.shown())
         self._followed.set()
-        if writes:
-            await self._have_written(writes=True)
-
-    def _first_writes(self, slot_map: SlotMap) -> bool:
-        owner = slot_map.owners[COMMON_SLOT]
-        return owner is not None and machine_of(owner) == self._machine
-
-    async def _have_written(self, *, writes: bool) -> None:
-        """Have the first worker keep what concerns all, or not any more."""
-        if self._is_writing != writes:
-            self._is_writing = writes
-            with suppress(WorkerError, ChannelLostError):  # one that is away begins with it
-                await self._posts[0].call("write_for_all", CALL_LIMIT_S, writes=writes)
 
     @property
     def _store(self) -> SlotStore:

@@ -60,14 +60,13 @@ class MachineSlots:
         return open_store(self._config, self._way, holder)
 
     @asynccontextmanager
-    async def begin(self, post: Post) -> AsyncIterator[Mapping[str, Any]]:
+    async def begin(self) -> AsyncIterator[Mapping[str, Any]]:
         """See SlotSharing."""
         async with self._shared.begin() as shares:
             yield {
                 "slot_map": shares.slot_map.document(),
                 "keys": shares.key_rules.text(),
                 "shown": None,
-                "writes": post is self._posts[0],
             }
 
     def machines(self) -> Sequence[MemberEndpoint]:

@@ -24,7 +24,7 @@ CALL_LIMIT_S = 30.0
 """For what takes a worker no time that one would notice."""
 
 FIRST_WORKER = 0
-"""Number of the worker that writes what concerns all; in a tier, on one of the machines."""
+"""Number of the worker that writes what concerns all; in a tier the owner of its slot does."""
 
 SEND_LIMIT_S = 10.0
 """For the sockets to reach a new process."""

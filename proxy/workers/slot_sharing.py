@@ -10,7 +10,6 @@ from proxy.config import Config
 from proxy.config.stores import StateHolder
 from proxy.member import Work
 from proxy.state import Document, Store
-from proxy.workers.post import Post
 
 
 class SlotSharing(Protocol):
@@ -35,7 +34,7 @@ class SlotSharing(Protocol):
     def open_store(self, holder: StateHolder | None) -> Store:
         """Open the state; a `holder` is asked for it. Blocks. Raises StateError."""
 
-    def begin(self, post: Post) -> AbstractAsyncContextManager[Mapping[str, Any]]:
+    def begin(self) -> AbstractAsyncContextManager[Mapping[str, Any]]:
         """Give what a worker is told of this at its start, until it has begun.
 
         Nothing is handed over meanwhile.

@@ -27,7 +27,7 @@ from proxy.parts import access_of, bootstrap_of
 from proxy.quota.debts import Debt
 from proxy.relay.relay import log_listening
 from proxy.relay.take_over import Predecessor
-from proxy.state import KafkaStore, MemoryStore, WatchedStore
+from proxy.state import MemoryStore, WatchedStore
 from proxy.succession import Succession, bind_admin, reopen, serve_until
 from proxy.workers.control_channel import ChannelLostError, Handler
 from proxy.workers.machine_gateway import make_gateway
@@ -38,7 +38,6 @@ from proxy.workers.post import CALL_LIMIT_S, Post, WorkerError, call_all
 from proxy.workers.slot_sharing import SlotSharing
 from proxy.workers.state_server import StateServer
 from proxy.workers.tier_slots import TierSlots
-from proxy.workers.tier_store import TierStore
 from proxy.workers.upkeep import Upkeep
 
 START_LIMIT_S = 300.0
@@ -249,7 +248,7 @@ class Supervisor:
             "loads": partial(self._sharing.take_loads, post.name),
         }
         sockets = self._ports.of(post.number)
-        async with self._sharing.begin(post) as shares:
+        async with self._sharing.begin() as shares:
             layout = await post.make(self._nursery, sockets, handlers, self._state)
             await post.call(
                 "start",
@@ -325,8 +324,6 @@ class Supervisor:
         """Put another configuration in force, in all workers."""
         if secrets.tls_digest != self._secrets.tls_digest:
             self._way.tls = secrets.upstream
-            if isinstance(self._store.inner, KafkaStore | TierStore):
-                self._store.inner.use_tls(secrets.upstream)
         login, sasl = self._way.login, config.cluster.sasl
         if login is not None and secrets.password is not None and sasl == self._config.cluster.sasl:
             login.renew(secrets.password)

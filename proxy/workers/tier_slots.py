@@ -14,14 +14,14 @@ from proxy.cluster.kafka_client import Bootstrap
 from proxy.config import Config
 from proxy.config.secrets import Secrets
 from proxy.member import Work
-from proxy.members.member_names import machine_of, member_name
+from proxy.members.member_names import machine_of
 from proxy.membership.subscription import Announcement
 from proxy.state import Document
 from proxy.workers.followed_map import FollowedMap
 from proxy.workers.handed_records import MachineRoutes
 from proxy.workers.machine_ports import MachinePorts
 from proxy.workers.peers import Peers
-from proxy.workers.post import FIRST_WORKER, Post
+from proxy.workers.post import Post
 from proxy.workers.reach import Reach
 from proxy.workers.tier_group import TierGroup
 from proxy.workers.tier_loads import TierLoads
@@ -84,9 +84,7 @@ class TierSlots:
     @property
     def first(self) -> str:
         """See SlotSharing."""
-        owner = self._map.common_owner
-        machine = self._machine if owner is None else machine_of(owner)
-        return member_name(FIRST_WORKER, machine)
+        return self._map.common_owner or self._posts[0].name
 
     @property
     def not_ready(self) -> str | None:

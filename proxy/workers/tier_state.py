@@ -47,15 +47,13 @@ class TierState:
         """See `SlotSharing.open_store`."""
         state, way = self._config.state, self._way
         store = SlotStore(
-            way.servers,
+            way,
             state.topic,
             tier=self._tier,
             machine=self._machine,
             slots=SLOTS,
             common=COMMON_SLOT,
             slot_of_record=self._rules.records,
-            tls=way.tls,
-            login=way.login,
             timeout_s=self._config.limits.connect_timeout,
         )
         try:

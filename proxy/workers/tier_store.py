@@ -1,6 +1,5 @@
 """The state of a machine of a tier, as its workers have it."""
 
-import ssl
 from collections.abc import Collection, Iterable
 
 from structlog import get_logger
@@ -76,10 +75,6 @@ class TierStore(Store):
             if left_out:
                 _log.warning("not written, as another machine has it now", records=left_out)
         return self.slots.put_many(new, delete=gone)
-
-    def use_tls(self, tls: ssl.SSLContext | None) -> None:
-        """Connect with another certificate from now on."""
-        self.slots.use_tls(tls)
 
     def close(self) -> None:
         """See Store."""

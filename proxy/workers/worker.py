@@ -43,7 +43,7 @@ from proxy.workers.nursery import EXIT_CRASHED
 from proxy.workers.post import FIRST_WORKER
 from proxy.workers.shared_keys import OwnedBoth, SlotOwns, debt_row, read_debt
 from proxy.workers.slot_steering import SlotSteering
-from proxy.workers.tier_store import WATCH, slot_key
+from proxy.workers.tier_store import COMMON_SLOT, WATCH, slot_key
 from proxy.workers.told_debts import TOLD_INTERVAL_S
 from proxy.workers.visit_exchanges import VisitExchanges
 from proxy.workers.visits import EXCHANGE_INTERVAL_S, VisitLog
@@ -86,7 +86,6 @@ class Worker:
                 "take_up": self._take_up,
                 "show": self._show,
                 "cut_off": self._cut_off,
-                "write_for_all": self._write_for_all,
                 "visited": self._visited,
                 "learn": self._learn,
                 "reload": self._reload,
@@ -128,7 +127,6 @@ class Worker:
         slot_map: Mapping[str, Any],
         shown: Mapping[str, Any] | None,
         keys: str,
-        writes: bool,
         owed: Sequence[Mapping[str, Any]],
         layout: Sequence[tuple[str, int | None]],
         admin_path: str,
@@ -139,8 +137,7 @@ class Worker:
 
         `layout` says for which listener and broker each of the sockets is. `config` is that of the
         machine's start, `in_force` that of the latest load. Clients are sent on by the map
-        `shown`, by default `slot_map`. Who `writes` keeps what concerns all. Raises StateError,
-        AdminError.
+        `shown`, by default `slot_map`. Raises StateError, AdminError.
         """
         _mark_log(number)
         self._number, self._name = number, name
@@ -162,7 +159,7 @@ class Worker:
             splice=splice,
             steering=self._steering,
             numbers=count(MAX_WORKERS + number, MAX_WORKERS),
-            writes=writes,
+            writes=(writes := self._leads(self._owns.slot_map)),
             on_written=lambda: self._channel.notify("common_changed"),
             rate_share=RateShare(number, self._config.worker_count),
             name=name,
@@ -222,6 +219,8 @@ class Worker:
     async def _let_go(self, slot_map: Mapping[str, Any], keys: str) -> list[Any]:
         """Write and forget what another worker has from now on; return what its clients owe."""
         before, self._next_owns = self._owns, await self._owned(slot_map, keys)
+        if not self._leads(self._next_owns.slot_map):
+            await self._member.write_for_all(False)
         await self._member.queries.let_go(owns=OwnedBoth(before, self._next_owns))
         after = self._next_owns
         debts = self._member.quotas.shared.debts(
@@ -241,6 +240,7 @@ class Worker:
         finally:
             told = owns.slot_map if shown is None else SlotMap.of(shown)
             await self._steer(told, owns.keys)
+            await self._member.write_for_all(self._leads(owns.slot_map))
 
     async def _show(self, shown: Mapping[str, Any]) -> None:
         """Send clients on by another map; what this worker owns stays as it is."""
@@ -273,9 +273,11 @@ class Worker:
         self._member.relay.close_draining()
         self._cut_off(is_cut_off=True)  # others may come meanwhile
 
-    async def _write_for_all(self, writes: bool) -> None:
-        """Keep what concerns all from now on, or no more."""
-        await self._member.write_for_all(writes)
+    def _leads(self, slot_map: SlotMap) -> bool:
+        """Return whether this worker writes what concerns all by a map."""
+        if not machine_of(self._name):
+            return self._number == FIRST_WORKER
+        return slot_map.owners[COMMON_SLOT] == self._name
 
     def _watch_key(self) -> str | None:
         """Return the key of a record that this worker may always write, if there is one."""

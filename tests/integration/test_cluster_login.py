@@ -233,9 +233,9 @@ async def test_commits(
 
 def test_state(kafka: EmbeddedBroker, topic_names: Iterator[str], login: Login) -> None:
     name, records = f"state-{next(topic_names)}", [Record.of("test/a", 1), Record.of("test/b", 2)]
-    with closing(KafkaStore([sasl_port(kafka)], name, login=login)) as store:
+    with closing(KafkaStore(Bootstrap([sasl_port(kafka)], login=login), name)) as store:
         store.put_many(records)
-    with closing(KafkaStore([sasl_port(kafka)], name, login=login)) as store:
+    with closing(KafkaStore(Bootstrap([sasl_port(kafka)], login=login), name)) as store:
         assert store.items("test/") == records
 
 
@@ -251,7 +251,7 @@ async def test_a_session_that_the_broker_ends_is_begun_anew(kafka: EmbeddedBroke
 
 def test_state_outlives_a_session(kafka: EmbeddedBroker, topic_names: Iterator[str]) -> None:
     name = f"state-{next(topic_names)}"
-    with closing(KafkaStore([sasl_port(kafka)], name, login=by(SHORT_SESSION))) as store:
+    with closing(KafkaStore(Bootstrap([sasl_port(kafka)], login=by(SHORT_SESSION)), name)) as store:
         end_s = time.monotonic() + 2 * SESSION_MS / 1000
         while time.monotonic() < end_s:
             store.put_many([Record.of("test/at", time.monotonic())])
@@ -273,7 +273,9 @@ async def refusals_of(address: tuple[str, int], credentials: Credentials) -> lis
     with pytest.raises(UpstreamError) as unanswered:
         await client.metadata()
     with pytest.raises(StateError) as unopened:
-        await asyncio.to_thread(KafkaStore, [address], "no-state", login=Login(credentials))
+        await asyncio.to_thread(
+            KafkaStore, Bootstrap([address], login=Login(credentials)), "no-state"
+        )
     return [str(error.value) for error in (unreached, unanswered, unopened)]
 
 

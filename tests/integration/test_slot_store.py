@@ -28,7 +28,7 @@ from support.proxy_process import until
 from support.slot_group import SlotGroup
 
 from proxy.cluster import kafka_client
-from proxy.cluster.kafka_client import KafkaClient
+from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.login import Credentials, Login
 from proxy.cluster.upstream import CONNECTION_CLOSED, UpstreamError
 from proxy.devkit.broker import EmbeddedBroker, EmbeddedCluster
@@ -51,7 +51,7 @@ WRITER = """
 import os, signal, sys
 from kafka.protocol.producer import EndTxnRequest, TxnOffsetCommitRequest
 from proxy.cluster import kafka_client
-from proxy.cluster.kafka_client import KafkaClient
+from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.login import Credentials, Login
 from proxy.cluster.upstream import CONNECTION_CLOSED, UpstreamError
 from proxy.state import Record
@@ -60,7 +60,7 @@ from proxy.state.kafka.slot_store import SlotStore
 
 _, port, topic, group, generation, member, moment = sys.argv
 store = SlotStore(
-    [("127.0.0.1", int(port))], topic, tier="tier", machine="killed", slots=8, common=0,
+    Bootstrap([("127.0.0.1", int(port))]), topic, tier="tier", machine="killed", slots=8, common=0,
     slot_of_record=lambda key: int(key.split("/")[1]) % 8,
 )
 store.take(range(8), GroupFence(group, int(generation), member))
@@ -116,9 +116,13 @@ def opened(kafka: EmbeddedBroker, name: str) -> Iterator[Open]:
         each.close()
 
 
-def slot_store(port: int, topic: str, machine: str, **arguments: Any) -> SlotStore:
+def slot_store(
+    port: int, topic: str, machine: str, login: Login | None = None, **arguments: Any
+) -> SlotStore:
     wanted = {"slots": SLOTS, "common": COMMON, "slot_of_record": slot_of_record} | arguments
-    return SlotStore([(HOST, port)], topic, tier="tier", machine=machine, **wanted)
+    return SlotStore(
+        Bootstrap([(HOST, port)], login=login), topic, tier="tier", machine=machine, **wanted
+    )
 
 
 def values(store: SlotStore, prefix: str = "") -> dict[str, Any]:
@@ -206,13 +210,13 @@ def test_a_topic_that_is_not_made_for_slots_is_refused(topic, opened, partitions
 
 
 def test_the_topics_of_a_tier_and_of_one_proxy_are_told_apart(kafka, name, opened):
-    KafkaStore([(HOST, kafka.port)], name).close()
+    KafkaStore(Bootstrap([(HOST, kafka.port)]), name).close()
     alone = r"is that of a proxy without a tier.*\n    fix: name another topic as state.topic"
     with pytest.raises(StateError, match=alone):
         opened()
     opened(topic=f"{name}-slots")
     with pytest.raises(StateError, match=f"has {SLOTS} partitions, and state needs a topic of one"):
-        KafkaStore([(HOST, kafka.port)], f"{name}-slots")
+        KafkaStore(Bootstrap([(HOST, kafka.port)]), f"{name}-slots")
 
 
 def test_no_broker():
@@ -266,18 +270,6 @@ def test_a_write_of_many_batches_in_many_slots(opened, group):
     again = opened("two")
     again.take(range(SLOTS), group.generation("two")[0])
     assert again.items("") == sorted(records[2000:], key=lambda record: record.key)
-
-
-def test_too_much_is_refused(opened, group, monkeypatch):
-    store = opened()
-    store.take(range(SLOTS), group.generation("one")[0])
-    with pytest.raises(StateError, match="the record 'a/2' has 9000005 bytes"):
-        store.put_many([Record.of("a/1", 1), Record.of("a/2", "x" * 9_000_000)])
-    monkeypatch.setattr(store_module, "MAX_STATE_BYTES", 100)
-    store.put("a/1", "x" * 80)
-    with pytest.raises(StateError, match="has more than 100 bytes\n    fix: add machines"):
-        store.put("a/2", "x" * 80)
-    assert list(values(store)) == ["a/1"]
 
 
 @pytest.mark.slow

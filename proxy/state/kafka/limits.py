@@ -1,14 +1,15 @@
 """How large state may be, and what goes wrong with its topic, as errors for people."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from proxy.cluster.upstream import RefusedError, UpstreamError
-from proxy.state.store import Record, StateError
+from proxy.state.store import StateError
 
-from .messages import Content
-from .state_topic import MAX_RECORD_BYTES
+from .messages import Content, Place, size_of
+from .slot_records import SlotRecords
+from .state_topic import MAX_RECORD_BYTES, FencedError, NotYetError
 
 MAX_STATE_BYTES = 256 * 2**20
 """Of all keys and values together; they are in memory."""
@@ -36,7 +37,9 @@ class Explanation:
         what = f"the state in topic {self.topic} cannot be {done}"
         try:
             yield
-        except UpstreamError as error:
+        except NotYetError as error:
+            raise StateError(f"{what}: {error}", error.fix) from error
+        except (UpstreamError, FencedError) as error:
             raise StateError(
                 f"{what}: {error}",
                 "check that the brokers are up, and cluster.bootstrap_servers, tls and sasl",
@@ -44,34 +47,25 @@ class Explanation:
         except RefusedError as error:
             raise StateError(f"{what}: {error}", self._mend(error.error_code)) from error
 
-    def size_with(
-        self,
-        changes: Mapping[str, Content],
-        kept: Callable[[str], Record | None],
-        size_bytes: int,
-        limit_bytes: int,
-    ) -> int:
-        """Return how many bytes a state of `size_bytes` has with these changes.
-
-        Raises StateError: one of them, or all together, are too large.
-        """
-        for key, content in changes.items():
+    def check_changes(self, changes: Mapping[Place, Content], records: SlotRecords) -> None:
+        """Raise StateError when one of these changes, or all records with them, are too large."""
+        size_bytes = records.size_bytes
+        for place, content in changes.items():
             record_bytes = size_of(content)
             if record_bytes > MAX_RECORD_BYTES:
                 raise StateError(
-                    f"the record {key!r} has {record_bytes} bytes, and topic {self.topic} takes "
-                    f"{MAX_RECORD_BYTES}",
+                    f"the record {place[1]!r} has {record_bytes} bytes, and topic {self.topic} "
+                    f"takes {MAX_RECORD_BYTES}",
                     self.instead,
                 )
-            size_bytes += record_bytes - size_of(kept(key))
-        self.check_size(size_bytes, limit_bytes)
-        return size_bytes
+            size_bytes += record_bytes - size_of(records.at(place))
+        self.check_size(size_bytes)
 
-    def check_size(self, size_bytes: int, limit_bytes: int) -> None:
+    def check_size(self, size_bytes: int) -> None:
         """Raise StateError when the state is larger than it may be."""
-        if size_bytes > limit_bytes:
+        if size_bytes > MAX_STATE_BYTES:
             raise StateError(
-                f"the state in topic {self.topic} has more than {limit_bytes} bytes",
+                f"the state in topic {self.topic} has more than {MAX_STATE_BYTES} bytes",
                 self.make_room,
             )
 
@@ -90,10 +84,3 @@ class Explanation:
             f"see the brokers' log, or make the topic yourself: kafka-topics.sh --create --topic "
             f"{self.topic} --partitions {self.partitions} --config cleanup.policy=compact"
         )
-
-
-def size_of(content: Content) -> int:
-    """Return how many bytes a record's key and value have; 0 for anything else."""
-    if not isinstance(content, Record):
-        return 0
-    return len(content.key.encode()) + len(content.text.encode())

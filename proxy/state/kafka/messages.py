@@ -52,6 +52,16 @@ class StateOwner:
 Content: TypeAlias = Record | StateOwner | None
 """What stands under a key; None: nothing any more."""
 
+Place: TypeAlias = tuple[int, str]
+"""Slot and key: where a record stands."""
+
+
+def size_of(content: Content) -> int:
+    """Return how many bytes a record's key and value have; 0 for anything else."""
+    if not isinstance(content, Record):
+        return 0
+    return len(content.key.encode()) + len(content.text.encode())
+
 
 def to_message(key: str, content: Content) -> Message:
     """Return the message to write; its offset is not known yet."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from kafka.protocol.producer import AddOffsetsToTxnRequest, TxnOffsetCommitRequest
 
 from proxy.cluster.kafka_client import GROUP_COORDINATOR
-from proxy.cluster.upstream import NOT_READY, RefusedError, UpstreamError, name_of
+from proxy.cluster.upstream import RefusedError, name_of
 
 from .producer import Producer
 from .state_topic import StateTopic
@@ -30,14 +30,6 @@ for so long, and up to 10 s more until the brokers look."""
 
 class GenerationError(RefusedError):
     """The group's coordinator knows the writer no more as a member, or not in this generation."""
-
-
-class NotYetError(UpstreamError):
-    """The brokers answer, and what is waited for has not come yet; with how to mend that."""
-
-    def __init__(self, message: str, fix: str) -> None:
-        super().__init__(NOT_READY, message)
-        self.fix = fix
 
 
 @dataclass(frozen=True, slots=True)

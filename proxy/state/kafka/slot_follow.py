@@ -8,7 +8,6 @@ from structlog import get_logger
 from proxy.cluster.upstream import RefusedError, UpstreamError
 from proxy.state.store import StateError
 
-from .messages import read_message
 from .slot_holds import SlotHolds
 from .slot_records import SlotRecords
 from .state_reader import StateReader
@@ -70,10 +69,9 @@ class CommonFollower:
         began = self.position
         reader = StateReader(self._topic, {self._slot: began})
         async with self._topic.client.within(ASK_LIMIT_S):
-            messages = await reader.wait()
+            read = await reader.wait()
         if self.position == began and self._slot not in self._holds.taken:
-            read = [read_message(self._topic.name, message) for message in messages]
-            changed = self._records.change({(self._slot, key): content for key, content in read})
+            changed = self._records.change(read)
             self.position = reader.positions[self._slot]
             self._tell(changed)
 

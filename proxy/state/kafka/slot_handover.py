@@ -16,11 +16,10 @@ from structlog import get_logger
 from proxy.state.store import Record
 from proxy.wire.list_offsets import LATEST, READ_UNCOMMITTED
 
-from .messages import Message, read_message
+from .messages import Message
 from .producer import Producer
-from .slot_fence import NotYetError
 from .state_reader import StateReader, batches, offsets
-from .state_topic import StateTopic
+from .state_topic import NotYetError, StateTopic
 
 WRITER_HEADER = "writer"
 """Of each message: the transactional id under which it was written."""
@@ -70,12 +69,11 @@ class Handover:
         """
         reader = StateReader(self._topic, dict.fromkeys(slots))
         found: Records = {slot: {} for slot in slots}
-        async for message in reader.read():
-            key, content = read_message(self._topic.name, message)
+        async for (slot, key), content in reader.read():
             if isinstance(content, Record):
-                found[message.partition][key] = content
+                found[slot][key] = content
             else:
-                found[message.partition].pop(key, None)
+                found[slot].pop(key, None)
         return found, reader.positions
 
     async def _decided(self, ends: Mapping[int, int], seen: dict[str, float]) -> None:

@@ -2,15 +2,10 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from threading import Lock
-from typing import TypeAlias
 
 from proxy.state.store import Record
 
-from .limits import size_of
-from .messages import Content
-
-Place: TypeAlias = tuple[int, str]
-"""Slot and key: where a record stands."""
+from .messages import Content, Place, size_of
 
 
 class SlotRecords:

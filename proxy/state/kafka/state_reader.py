@@ -11,7 +11,7 @@ from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
 
 from proxy.wire.list_offsets import EARLIEST, LATEST, READ_COMMITTED
 
-from .messages import Message, damaged
+from .messages import Content, Message, Place, damaged, read_message
 from .state_topic import StateTopic
 
 FETCH_VERSION = 11
@@ -31,7 +31,7 @@ _ABORT = 0
 
 
 class StateReader:
-    """Messages of some partitions from their `positions` on, none of transactions that failed."""
+    """Reads some partitions from their `positions` on, nothing of transactions that failed."""
 
     def __init__(self, topic: StateTopic, positions: Mapping[int, int | None]) -> None:
         self._topic = topic
@@ -42,7 +42,7 @@ class StateReader:
         }
         """Offset of what is read next, by partition."""
 
-    async def read(self) -> AsyncIterator[Message]:
+    async def read(self) -> AsyncIterator[tuple[Place, Content]]:
         """Yield what was not read yet, as far as it is committed now; raises also StateError."""
         retry = self._topic.client.retry
         if self._unknown:
@@ -52,16 +52,16 @@ class StateReader:
         ends = await retry(lambda: offsets(self._topic, self.positions, LATEST))
         while left := [number for number, end in ends.items() if self.positions[number] < end]:
             for part in await retry(partial(self.fetch, left)):
-                for message in self._committed(part):
-                    yield message
+                for each in self._committed(part):
+                    yield each
 
-    async def wait(self) -> list[Message]:
+    async def wait(self) -> dict[Place, Content]:
         """Return what is committed next, or nothing when FETCH_WAIT_MS are over; raises as `read`.
 
         For partitions of one leader whose positions are known.
         """
         parts = await self._topic.client.retry(lambda: self.fetch(self.positions))
-        return [message for part in parts for message in self._committed(part)]
+        return {place: content for part in parts for place, content in self._committed(part)}
 
     async def fetch(self, partitions: Iterable[int], isolation: int = READ_COMMITTED) -> list[Any]:
         """Return what one of the leaders has of these partitions, at their positions."""
@@ -93,7 +93,7 @@ class StateReader:
             self._topic.check(part.error_code, doing)
         return parts
 
-    def _committed(self, part: Any) -> Iterator[Message]:
+    def _committed(self, part: Any) -> Iterator[tuple[Place, Content]]:
         number = part.partition_index
         aborted = part.aborted_transactions or ()
         failed = sorted(((each.first_offset, each.producer_id) for each in aborted), reverse=True)
@@ -108,13 +108,15 @@ class StateReader:
             elif not (batch.is_transactional and batch.producer_id in failing):
                 for record in records:
                     if record.offset >= self.positions[number]:
-                        yield Message(
+                        message = Message(
                             record.key or b"",
                             record.value,
                             tuple(record.headers),
                             record.offset,
                             number,
                         )
+                        key, content = read_message(self._topic.name, message)
+                        yield (number, key), content
             self.positions[number] = batch.next_offset
 
 

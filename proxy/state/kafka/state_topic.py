@@ -61,6 +61,14 @@ class FencedError(Exception):
     """Our producer may not write any more: another one came, or its transaction timed out."""
 
 
+class NotYetError(UpstreamError):
+    """The brokers answer, and what is waited for has not come yet; with how to mend that."""
+
+    def __init__(self, message: str, fix: str) -> None:
+        super().__init__(NOT_READY, message)
+        self.fix = fix
+
+
 class StateTopic:
     """A topic of so many partitions, as `client` sees it."""
 
@@ -102,7 +110,7 @@ class StateTopic:
         if not error_code:
             return
         if error_code in FENCED:
-            raise FencedError(name_of(error_code))
+            raise FencedError(f"the brokers say {name_of(error_code)}")
         text = f"{doing}: {name_of(error_code)}"
         if error_code == UNKNOWN_SERVER_ERROR or issubclass(for_code(error_code), RetriableError):
             self.client.forget(*self._found)

@@ -1,0 +1,203 @@
+"""What stores in Kafka have in common: records in memory, each change written before it counts."""
+
+from abc import abstractmethod
+from asyncio import Lock, timeout
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from proxy.cluster.broker_connection import BrokerConnection
+from proxy.cluster.kafka_client import Bootstrap, KafkaClient
+from proxy.state.store import Record, StateError, Store
+
+from .limits import Explanation
+from .loop_thread import LoopThread
+from .messages import Content, Message, Place, to_message
+from .producer import Producer
+from .slot_records import SlotRecords
+from .state_topic import StateTopic
+
+STORE_TIMEOUT_S = 10.0
+"""For a write with all its attempts."""
+
+LOAD_TIMEOUT_S = 60.0
+"""To read the whole topic, and to become its owner."""
+
+CLOSE_TIMEOUT_S = 2.0
+
+END_LIMIT_S = 5.0
+"""For the last writes of a store that is closed; what hangs by then is ended as in a crash."""
+
+Value = TypeVar("Value")
+
+
+class WayForLoop(Bootstrap):
+    """The way of another event loop, whose certificate is shown here too, also one set later."""
+
+    def __init__(self, way: Bootstrap) -> None:
+        super().__init__(way.servers, login=way.login)
+        self._way = way
+
+    async def connect(self, *args: Any, **kwargs: Any) -> BrokerConnection:
+        """Connect as the other way would."""
+        self.tls = self._way.tls
+        return await super().connect(*args, **kwargs)
+
+
+class TopicStore(Store):
+    """Records of a topic's slots, its partitions, of which those that are `writable` may change.
+
+    `put_many` is a transaction, and when it returned the brokers have it (acks=all). While no
+    broker answers writes fail, after `timeout_s` with all attempts, and a later one works again.
+    Where the answer to a commit was lost and the write is reported as failed, the next write that
+    works, or `close`, undoes it; a crash before that may leave it.
+
+    `way`, to at least one server, leads to Kafka 2.5 or later. `slot_of_record` returns the slot of
+    a record's key.
+    """
+
+    _producer: Producer
+    """Writes to `_topic`."""
+
+    def __init__(
+        self,
+        way: Bootstrap,
+        explanation: Explanation,
+        slot_of_record: Callable[[str], int],
+        timeout_s: float,
+    ) -> None:
+        self._explanation = explanation
+        self._timeout_s = timeout_s
+        # Callers may be in an event loop of their own, so the clients' is in a thread of its own.
+        self._way = WayForLoop(way)
+        self._clients: list[KafkaClient] = []
+        self._topic = self._new_topic()
+        self._writing = self._topic.client
+        self._records = SlotRecords(slot_of_record)
+        self._uncertain: set[Place] = set()
+        """Of writes that failed; the topic may have there what is not in memory."""
+        self._put = Lock()
+        """For whoever uses the producer."""
+        self._closed = False
+        self._loop = LoopThread("kafka-state")
+
+    @property
+    @abstractmethod
+    def taken(self) -> frozenset[int]:
+        """The slots that may be written."""
+
+    def get(self, key: str) -> Record | None:
+        """Return the record of that key, or None, also when its slot is not read here."""
+        self._check_open()
+        return self._records.at(self._records.place(key))
+
+    def items(self, prefix: str) -> list[Record]:
+        """Return the records read here whose key begins with `prefix`, sorted by key."""
+        self._check_open()
+        return self._records.items(prefix)
+
+    def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> int:
+        """Delete keys and write records, all or nothing; return how many were deleted."""
+        new = {record.key: record for record in records}
+        return self._run(self._change(new, tuple(delete)), "written")
+
+    def close(self) -> None:
+        """Wait for writes under way, undo failed ones, close; a second time does nothing."""
+        if self._closed:
+            return
+        # Who comes next takes the state also when it cannot be told so.
+        with suppress(StateError):
+            self._run(self._end(), "closed")
+        self._closed = True
+        self._shut_down()
+
+    @abstractmethod
+    def _check_writable(self, slots: Collection[int]) -> None:
+        """Raise StateError when not all of these slots may be written."""
+
+    @abstractmethod
+    async def _commit(self, messages: Sequence[Message]) -> None:
+        """Write all messages or none, if this store still may."""
+
+    def _message(self, place: Place, content: Content) -> Message:
+        """Return what is written there."""
+        return to_message(place[1], content)
+
+    def _last_changes(self) -> dict[Place, Content]:
+        """Return what is to be written when the store is closed."""
+        return self._undoing(self.taken)
+
+    def _new_topic(self) -> StateTopic:
+        """Return the topic as a client of its own sees it."""
+        self._clients.append(client := KafkaClient(self._way))
+        return StateTopic(client, self._explanation.topic, self._explanation.partitions)
+
+    def _run(self, work: Coroutine[Any, Any, Value], done: str) -> Value:
+        """Run this in the store's own event loop, to its end."""
+        try:
+            self._check_open()
+        except RuntimeError:
+            work.close()
+            raise
+        with self._explanation.of(done):
+            try:
+                return self._loop.run(work)
+            except CancelledError:
+                raise self._closed_error() from None
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise self._closed_error()
+
+    def _closed_error(self) -> RuntimeError:
+        return RuntimeError(f"the state in topic {self._explanation.topic} is closed")
+
+    def _begin(self, opening: Coroutine[Any, Any, None]) -> None:
+        try:
+            self._run(opening, "opened")
+        except BaseException:
+            self._shut_down()
+            raise
+
+    def _shut_down(self) -> None:
+        self._loop.close(*(client.close for client in self._clients))
+
+    async def _change(self, new: Mapping[str, Record], gone: Collection[str]) -> int:
+        place, at = self._records.place, self._records.at
+        async with self._put:
+            self._check_writable({place(key)[0] for key in (*gone, *new)})
+            there = {key for key in gone if at(place(key))}
+            changes = self._undoing(self.taken)
+            changes |= {place(key): None for key in gone if key in there or place(key) in changes}
+            changes |= {place(key): record for key, record in new.items()}
+            if changes:
+                self._explanation.check_changes(changes, self._records)
+                await self._write(changes, self._timeout_s)
+            return len(there)
+
+    async def _end(self) -> None:
+        """Write what is to be written last, unless what has the producer is not done in time."""
+        with suppress(TimeoutError):
+            async with timeout(END_LIMIT_S):
+                await self._write_all(self._last_changes, CLOSE_TIMEOUT_S)
+
+    async def _write_all(
+        self, changes_now: Callable[[], Mapping[Place, Content]], limit_s: float
+    ) -> None:
+        """Write what there is to be written, if there is something, after writes under way."""
+        async with self._put:
+            if changes := changes_now():
+                await self._write(changes, limit_s)
+
+    def _undoing(self, slots: Collection[int]) -> dict[Place, Content]:
+        """Return what undoes failed writes to these slots."""
+        return {place: self._records.at(place) for place in self._uncertain if place[0] in slots}
+
+    async def _write(self, changes: Mapping[Place, Content], limit_s: float) -> None:
+        messages = [self._message(place, content) for place, content in changes.items()]
+        self._uncertain |= changes.keys()
+        async with self._writing.within(limit_s):
+            await self._commit(messages)
+        self._uncertain -= changes.keys()
+        self._records.change(changes)
