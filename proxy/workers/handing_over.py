@@ -24,7 +24,8 @@ _log = get_logger(__name__)
 async def let_go(posts: Sequence[Post], slot_map: SlotMap, keys: KeyRules) -> DebtRows:
     """Have all workers let go what they do not own any more; return what its clients owe.
 
-    What those owed that a worker had which is gone now is known by what it has told.
+    What those owed that a worker had which is gone now is known by what it has told. One that does
+    not let go is ended: others own its clients and write its records from now on.
     """
     what = {"slot_map": slot_map.document(), "keys": keys.text()}
     calls = (post.call("let_go", HAND_OVER_LIMIT_S, **what) for post in posts)
@@ -34,10 +35,12 @@ async def let_go(posts: Sequence[Post], slot_map: SlotMap, keys: KeyRules) -> De
     ):
         if isinstance(result, list):
             owed += result
-        elif isinstance(result, ChannelLostError):
+        elif isinstance(result, ChannelLostError | WorkerError):
             owed += map(debt_row, post.debts.left())
-        elif isinstance(result, WorkerError):
-            _log.error("a worker lets nothing go", worker=post.number, error=str(result))
+            if isinstance(result, WorkerError):
+                text = "a worker that lets nothing go is ended"
+                _log.error(text, worker=post.number, error=str(result))
+                post.kill()
         elif isinstance(result, BaseException):
             raise result
     return owed
