@@ -225,10 +225,7 @@ class Clamp:
         keys: Collection[TopicPartition],
         asked_ms: float,
     ) -> int | None:
-        """Return how many offsets are to follow a batch that is not reported yet and took long.
-
-        None when it took no longer than the interval, or that is not known.
-        """
+        """Return how many offsets are to follow an unreported batch that took long, if it did."""
         ends = self.advertised
         unreported = [ends[key] for key in keys if progress.is_unreported(key, connection)]
         planned_ms = max((end.raised_ms for end in unreported), default=math.inf)

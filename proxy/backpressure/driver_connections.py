@@ -68,7 +68,7 @@ class LookupConnection:
     is_executor: bool = False
     """Whether it fetches."""
     first_id: int | None = None
-    """The correlation id of its first look-up of log ends; None before that."""
+    """The correlation id of its first look-up, 0 if that was of log starts; None before it."""
     waits_since_ms: float | None = None
     """Since when an answer has waited for a report; None: none waits."""
     wait_failed: bool = False

@@ -98,9 +98,11 @@ class OffsetLookups(LookupConnection):
         """Record a look-up; return what clamps it, None for an executor's or without a rule."""
         if self._clamp is None or self.is_executor:
             return None
-        starts = (key for key, asked in ask.timestamps.items() if asked == list_offsets.EARLIEST)
+        starts = [key for key, asked in ask.timestamps.items() if asked == list_offsets.EARLIEST]
         if any(self._clamp.has_completed(self._query, key) for key in starts):
             self.is_executor = True
             return None
-        self._clamp.connections.record_lookup(self, ask.correlation_id)
+        if not starts:
+            self._clamp.connections.record_lookup(self, ask.correlation_id)
+        self.first_id = self.first_id or 0  # an executor's number may be near the driver's
         return self._clamp

@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 from random import Random
 
 import pytest
-from backpressure_parts import INTERVAL_MS, ask, tell_earliest, told
+from backpressure_parts import INTERVAL_MS, VERSION, answer, ask, tell_earliest, told
 from driver_script import PER_BATCH, RATE, world_of
+
+from proxy.wire.list_offsets import EARLIEST, LATEST
 
 BACKLOG = 1_000_000
 PROCESSING_TIME = {"kind": "processing_time", "interval_ms": INTERVAL_MS}
@@ -28,6 +30,8 @@ class Driver:
     least: int = 1
     """It plans no smaller batch, as with minOffsetsPerTrigger."""
     settings: dict = field(default_factory=lambda: {"min_rate": RATE, "max_rate": RATE})
+    executor_first: float = 0.0
+    """Share of outages after which an executor that has read ahead looks up before the driver."""
     world: object = field(init=False)
 
     def __post_init__(self) -> None:
@@ -82,7 +86,20 @@ class Driver:
         self.pass_ms(self.chance.uniform(0, 1200))
         if self.chance.random() < 0.2:  # Spark makes a new client
             self.number = 6
+        if self.chance.random() < self.executor_first:
+            self._look_as_executor()
         self.lookups = self.world.lookups()
+
+    def _look_as_executor(self) -> None:
+        """Look up both ends of the log, by request numbers that may be near those of the driver."""
+        executor, number = self.world.lookups(), self.number + self.chance.randint(0, 900)
+        for timestamp in (EARLIEST, LATEST):
+            asked = ask([0], timestamp, correlation_id=number)
+            while (wait_ms := executor.wait_ms(asked, self.world.now_ms)) > 0:
+                self.pass_ms(min(wait_ms, CHECK_MS))
+            frame = answer({0: 0 if timestamp == EARLIEST else self.done + BACKLOG})
+            executor.answered(asked, VERSION, frame, self.world.now_ms)
+        executor.fetched()
 
     def look(self) -> int:
         """Ask for the end; return what is told."""
@@ -138,9 +155,10 @@ class Driver:
 @pytest.mark.parametrize(
     "max_report_ms", [50.0, 900.0, 5000.0, 30000.0], ids="reports in {:g} ms".format
 )
+@pytest.mark.parametrize("executor_first", [0.0, 0.8], ids=["", "executor first"])
 @pytest.mark.parametrize("seed", range(8))
-def test_no_batch_is_above_its_bound(seed, max_report_ms, reads_ahead):
-    driver = Driver(Random(seed), max_report_ms, reads_ahead)
+def test_no_batch_is_above_its_bound(seed, executor_first, max_report_ms, reads_ahead):
+    driver = Driver(Random(seed), max_report_ms, reads_ahead, executor_first=executor_first)
     for count in range(3):
         driver.world.query.reader().fetch_asked("t", None, [(0, driver.done)], driver.world.now_ms)
         driver.done += PER_BATCH
