@@ -34,7 +34,7 @@ LATE_MS = 100.0
 """Where a report came later than that after its batch, none is waited for at the next look-up."""
 
 OVERRUN = 1.1
-"""A driver that looks up again so many batch intervals after its last answer, or later, has had a
+"""A driver that looks up again so many trigger intervals after its last answer, or later, has had a
 batch for all that time: it would have waited for a trigger otherwise."""
 
 REFUSED_GROWTH = 2
@@ -229,8 +229,9 @@ class Clamp:
         ends = self.advertised
         unreported = [ends[key] for key in keys if progress.is_unreported(key, connection)]
         planned_ms = max((end.raised_ms for end in unreported), default=math.inf)
-        took_ms = asked_ms - planned_ms
-        if not took_ms > OVERRUN * (self._interval_ms(progress.query) or math.inf):
+        took_ms, query = asked_ms - planned_ms, progress.query
+        is_timed = query.trigger_kind is TriggerKind.PROCESSING_TIME
+        if not (is_timed and took_ms > OVERRUN * (query.trigger_interval_ms or math.inf)):
             return None
         if any(end.answered_ms > planned_ms for end in unreported):
             return None  # it has looked up since: there was a trigger without a batch
@@ -239,7 +240,7 @@ class Clamp:
             if end.previous is not None and end.raised_ms - planned_ms > took_ms / 2:
                 offsets -= end.offset - end.previous
         rate = self._measurements.rate_after(offsets, planned_ms, asked_ms)
-        return None if rate is None else self._per_batch(progress.query, rate)
+        return None if rate is None else self._per_batch(query, rate)
 
     def _rate(self, query: QueryProgress) -> float | None:
         if self.start_rate is None or query.trigger_kind is not TriggerKind.PROCESSING_TIME:

@@ -103,7 +103,7 @@ async def test_clients_that_no_rule_bounds_are_listed(ask_unruled: Ask, unruled:
             answer = (await ask_unruled("GET", f"/v1/{where}{path}")).json
             assert (answer["unbounded"], answer["unbounded_clients"]) == (3, expected), path
     metrics = (await ask_unruled("GET", "/metrics")).text
-    assert "kafka_quota_proxy_unbounded_clients 3.0" in metrics
+    assert 'kafka_quota_proxy_unbounded_clients{member="0"} 3.0' in metrics
     await ask_unruled("PUT", "/v1/quotas/client-id=%3Cdefault%3E", json={"consumer_byte_rate": 1})
     sum(unruled.quotas.settling())
     assert (await ask_unruled("GET", "/v1/clients")).json["unbounded_clients"] == []

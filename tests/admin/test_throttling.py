@@ -36,10 +36,14 @@ async def test_all_quotas_are_paused_and_enforced_again(world: AdminWorld, ask: 
     (row,) = (await ask("GET", "/v1/clients")).json["clients"]
     assert (row["enforced"], row["throttled"]) == (False, False)
     assert (row["would_throttle"], row["above_s"]) == (1, 1)
-    assert "kafka_quota_proxy_throttling_paused 1.0" in (await ask("GET", "/metrics")).text
+    assert (
+        'kafka_quota_proxy_throttling_paused{member="0"} 1.0' in (await ask("GET", "/metrics")).text
+    )
     assert (await ask("POST", PATH, json={"on": True})).json == ENFORCED
     assert (await ask("POST", PATH, json={"on": True})).json == ENFORCED
-    assert "kafka_quota_proxy_throttling_paused 0.0" in (await ask("GET", "/metrics")).text
+    assert (
+        'kafka_quota_proxy_throttling_paused{member="0"} 0.0' in (await ask("GET", "/metrics")).text
+    )
 
 
 async def test_some_are_paused(world: AdminWorld, ask: Ask):

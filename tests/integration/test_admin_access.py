@@ -215,8 +215,8 @@ def test_floods_keep_neither_operators_nor_clients_out(
         operator.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         answer = b"".join(iter(lambda: operator.recv(1 << 16), b""))
     assert answer.startswith(b"HTTP/1.1 200")
-    assert b'connections_rejected_total{reason="too_many_connections"}' in answer
-    assert b'connections_rejected_total{reason="out_of_files"} 0.0' in answer
+    assert b'connections_rejected_total{member="0",reason="too_many_connections"}' in answer
+    assert b'connections_rejected_total{member="0",reason="out_of_files"} 0.0' in answer
     assert line("can't accept") is None
     text = "too many connections to the admin port: those idle for longest are closed"
     assert line(text)["crowded_by"] != HOST
