@@ -17,14 +17,13 @@ def summaries(documents: Sequence[Document]) -> list[Document]:
 
     At most MAX_PIPELINE_SUMMARIES, with at most MAX_NODES stages and as many sources each.
     """
-    return [
-        _summary(document) for document in nlargest(MAX_PIPELINE_SUMMARIES, documents, key=_urgency)
-    ]
+    return nlargest(MAX_PIPELINE_SUMMARIES, map(_summary, documents), key=pipeline_urgency)
 
 
-def _urgency(document: Document) -> tuple[bool, int]:
-    nodes = (*document["sources"], *document["stages"])
-    return document["completion"]["pending"]["full"], sum(map(is_held, nodes))
+def pipeline_urgency(pipeline: Document) -> tuple[bool, int]:
+    """Return what puts a pipeline of the status before others: full, then what is held."""
+    nodes = (*pipeline["sources"], *pipeline["stages"])
+    return pipeline["pending"]["full"], sum(map(is_held, nodes))
 
 
 def is_held(node: Document) -> bool:

@@ -119,7 +119,7 @@ class QueryDocuments:
 
         At most MAX_QUERY_SUMMARIES. `now_s` is the time in seconds of the Unix epoch.
         """
-        documents = nlargest(MAX_QUERY_SUMMARIES, await self.documents(), key=_urgency)
+        documents = nlargest(MAX_QUERY_SUMMARIES, await self.documents(), key=query_urgency)
         return [_summary(document, now_s) for document in documents]
 
 
@@ -228,11 +228,12 @@ def _summary(document: Document, now_s: float) -> Document:
     }
 
 
-def _urgency(document: Document) -> tuple[bool, bool, bool, int]:
-    commit, totals = document["commit"], document["totals"]
+def query_urgency(query: Document) -> tuple[bool, bool, bool, int]:
+    """Return what puts a query, in full or briefly, before others: trouble, then its lag."""
+    commit, totals = query["commit"], query.get("totals", query)
     return (
         totals["stuck_partitions"] > 0,
-        document["state"] == "failed",
+        query["state"] == "failed",
         commit is not None and commit["error"] is not None,
         totals["lag_records"] or 0,
     )

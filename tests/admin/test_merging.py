@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,9 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.admin.gateway.merging.charts import merged_chart
-from proxy.admin.gateway.merging.client_lists import merged_clients, merged_unbounded
-from proxy.admin.gateway.merging.lists import merged_connections
-from proxy.admin.gateway.merging.member_documents import MemberDocument
+from proxy.admin.gateway.merging.client_lists import merged_clients
+from proxy.admin.gateway.merging.lists import (
+    CONNECTIONS_IN_ORDER,
+    CONNECTIONS_TABLE,
+    STATUS_TABLE,
+    UNBOUNDED,
+)
+from proxy.admin.gateway.merging.member_documents import DocumentTable, MemberDocument
 from proxy.admin.gateway.routed_requests import peeked_client
 from proxy.admin.request_times import HISTOGRAMS, merged_times, quantile
 from proxy.admin.sliced_json import read_whole, written_pieces
@@ -170,7 +176,7 @@ def test_paging_goes_through_all_connections(numbers: list[int], members: int, l
             rows = [{"id": n} for n in own if n > after]
             counts = {"total": len(own), "held": 0, "matching": len(rows)}
             pages.append(MemberDocument(str(member), {**counts, "connections": rows[:limit]}))
-        page = merged_connections(pages, limit, in_order=True)
+        page = CONNECTIONS_IN_ORDER.merged(pages, limit)
         assert page["total"] == len(numbers)
         found = [each["id"] for each in page["connections"]]
         if not found:
@@ -178,6 +184,41 @@ def test_paging_goes_through_all_connections(numbers: list[int], members: int, l
         seen += found
         after = found[-1]
     assert seen == sorted(numbers)
+
+
+rates = st.integers(0, 100).map(float)
+
+
+@given(st.lists(st.tuples(rates, st.integers(0, 2)), max_size=12), st.integers(0, 12))
+def test_the_rows_of_members_are_those_of_one_process(seen: list[tuple[float, int]], limit: int):
+    rows = [{"id": n, "received_rate": rate, "sent_rate": None} for n, (rate, _) in enumerate(seen)]
+
+    def document(own: list[dict[str, Any]]) -> dict[str, Any]:
+        shown = sorted(own, key=lambda row: row["received_rate"], reverse=True)[:limit]
+        return {"total": len(own), "held": 0, "matching": len(own), "connections": shown}
+
+    pages = [
+        MemberDocument(
+            str(member), document([rows[n] for n, at in enumerate(seen) if at[1] == member])
+        )
+        for member in range(3)
+    ]
+    merged, alone = CONNECTIONS_TABLE.merged(pages, limit), document(rows)
+    for page in (merged, alone):
+        page["connections"] = [row["received_rate"] for row in page["connections"]]
+    assert merged == alone
+
+
+def test_only_the_lists_that_take_the_limit_of_a_request_are_cut_off_by_it():
+    lists = {each.key: each.takes_limit for each in STATUS_TABLE.lists}
+    assert [key for key, takes_limit in lists.items() if takes_limit] == ["unbounded_clients"]
+    brokers = [{"node_id": node_id} for node_id in (2, 1)]
+    table = replace(
+        STATUS_TABLE, lists=[each for each in STATUS_TABLE.lists if each.key == "brokers"]
+    )
+    table = replace(table, fields={}, more=None)
+    pages = [MemberDocument(name, {"brokers": brokers}) for name in ("0", "1")]
+    assert table.merged(pages, 0) == {"brokers": [{"node_id": 1}, {"node_id": 2}]}
 
 
 def test_what_a_client_without_a_bound_moves_at_all_members_is_added():
@@ -192,7 +233,7 @@ def test_what_a_client_without_a_bound_moves_at_all_members_is_added():
             "1", {"unbounded": 2, "unbounded_clients": [client("a", 7.0), client("b", 8.0)]}
         ),
     ]
-    merged = merged_unbounded(tier, 9, lambda _: "0")
+    merged = DocumentTable([UNBOUNDED]).merged(tier, 9, lambda _: "0")
     assert merged["unbounded"] == 3
     rates = [
         (each["client_id"], each["rate"], each["member"]) for each in merged["unbounded_clients"]

@@ -8,20 +8,14 @@ from http import HTTPStatus
 from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
-from proxy.admin.api import (
-    ANY_NAME,
-    CLIENTS_PATH,
-    MAX_CONNECTION_NUMBER,
-    filter_and_limit,
-    is_by_client,
-)
+from proxy.admin.api import MAX_CONNECTION_NUMBER, filter_and_limit, is_by_client
 from proxy.admin.gateway.connection_ids import after_at, show_machines
 from proxy.admin.gateway.member_client import NoReply, Reply
 from proxy.admin.gateway.members import Answers, Members, none_answers, passed_on, target_of
-from proxy.admin.gateway.merging.client_lists import merged_clients, merged_unbounded
-from proxy.admin.gateway.merging.lists import joined, merged_connections, merged_entity
-from proxy.admin.gateway.merging.member_documents import MemberDocument, OwnerOf
+from proxy.admin.gateway.merging.lists import CONNECTIONS_IN_ORDER, CONNECTIONS_TABLE, TABLES
+from proxy.admin.gateway.merging.member_documents import DocumentTable, MemberDocument, OwnerOf
 from proxy.admin.gateway.merging.status_document import member_figures, merged_status
 from proxy.admin.gateway.tier_document import TierOf, differing_rules
 from proxy.admin.replies import JSON_HEADERS, ApiError, answer_in_pieces, whole_number
@@ -52,8 +46,6 @@ _REFUSALS = range(401, 600)
 
 _NOT_UNDERSTOOD = "its answer is not understood; is it of another version?"
 
-_PARTITION_DEPTH = 4  # and the partitions of queries
-
 
 @dataclass(frozen=True, slots=True)
 class MergedAnswers:
@@ -73,15 +65,12 @@ class MergedAnswers:
         """Return the handlers by method and path."""
         return [
             web.get("/v1/status", self._get_status),
-            web.get("/v1/clients", self._get_clients),
-            web.get(CLIENTS_PATH + ANY_NAME, self._get_client),
             web.get("/v1/connections", self._get_connections),
             web.get("/v1/quotas", self._get_first),
             web.get("/v1/throttling", self._get_first),
             web.get("/v1/audit", self._get_first),
             web.get("/v1/log_level", self._get_log_level),
-            web.get("/v1/progress", self._get_progress),
-            web.get("/v1/pipelines", self._get_pipelines),
+            *(web.get(path, self._get_by(table)) for path, table in TABLES.items()),
         ]
 
     async def _get_status(self, request: web.Request) -> web.StreamResponse:
@@ -99,19 +88,6 @@ class MergedAnswers:
 
         return await self._merged(request, merge, target=target, slots=self.slots())
 
-    async def _get_clients(self, request: web.Request) -> web.StreamResponse:
-        _, limit = filter_and_limit(request)
-
-        def merge(told: Sequence[MemberDocument]) -> dict[str, Any]:
-            clients = merged_clients(told, limit, self.owner_of)
-            unbounded = merged_unbounded(told, limit, self.owner_of)
-            return {**told[0].document, **clients, **unbounded}
-
-        return await self._merged(request, merge)
-
-    async def _get_client(self, request: web.Request) -> web.StreamResponse:
-        return await self._merged(request, lambda told: merged_entity(told, self.owner_of))
-
     async def _get_connections(self, request: web.Request) -> web.StreamResponse:
         _, limit = filter_and_limit(request)
         in_order, target = "after" in request.query, None
@@ -122,20 +98,24 @@ class MergedAnswers:
             whole_number(request, "after", 0, MAX_CONNECTION_NUMBER)
 
         def merge(told: Sequence[MemberDocument]) -> dict[str, Any]:
-            document = merged_connections(told, limit, in_order=in_order)
+            document = (CONNECTIONS_IN_ORDER if in_order else CONNECTIONS_TABLE).merged(told, limit)
             if self.tier is not None:
                 show_machines(document["connections"])
             return document
 
         return await self._merged(request, merge, target=target)
 
-    async def _get_progress(self, request: web.Request) -> web.StreamResponse:
-        return await self._merged(
-            request, lambda told: joined(told, "queries"), depth=_PARTITION_DEPTH
-        )
+    def _get_by(self, table: DocumentTable) -> Handler:
+        """Return the handler of a path whose documents are merged by the table alone."""
 
-    async def _get_pipelines(self, request: web.Request) -> web.StreamResponse:
-        return await self._merged(request, lambda told: joined(told, "pipelines"))
+        async def get(request: web.Request) -> web.StreamResponse:
+            takes_limit = any(each.takes_limit for each in table.lists)
+            limit = filter_and_limit(request)[1] if takes_limit else None
+
+            merge = partial(table.merged, limit=limit, owner_of=self.owner_of)
+            return await self._merged(request, merge, depth=table.depth)
+
+        return get
 
     async def _get_first(self, request: web.Request) -> web.StreamResponse:
         """Answer what is the same at all members: from the first one that answers."""

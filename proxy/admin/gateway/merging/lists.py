@@ -1,61 +1,108 @@
-"""Puts together the documents that are lists of what each member has of its own."""
+"""Declares for each path how the documents of several members are merged."""
 
 from collections.abc import Mapping, Sequence
-from heapq import nlargest, nsmallest
+from dataclasses import replace
+from heapq import nlargest
+from itertools import chain
+from operator import itemgetter
 from typing import Any
 
+from proxy.admin.api import ANY_NAME, CLIENTS_PATH
+from proxy.admin.gateway.merging.client_lists import merged_clients
 from proxy.admin.gateway.merging.member_documents import (
     MEMBER,
-    MemberDocument,
-    OwnerOf,
-    all_rows,
-    total,
+    DocumentTable,
+    Row,
+    RowList,
+    combined,
+    summed,
 )
-from proxy.admin.gateway.merging.quota_rows import Row, merged_row, sensor_of
+from proxy.admin.gateway.merging.quota_rows import merged_row, merged_unbounded_row, sensor_of
+from proxy.admin.pipeline_documents import MAX_PIPELINE_SUMMARIES, pipeline_urgency
+from proxy.admin.query_documents import MAX_QUERY_SUMMARIES, query_urgency
+from proxy.admin.request_times import merged_times
 from proxy.members.member_names import machine_of
+from proxy.state import Document
 
+_PARTITION_DEPTH = 4  # and the partitions of queries
 
-def merged_connections(
-    told: Sequence[MemberDocument], limit: int, *, in_order: bool
-) -> dict[str, Any]:
-    """Return `/v1/connections`: at most `limit`, those that move most first.
-
-    `in_order`: those with the lowest numbers, in their order; no two members of a machine use the
-    same one.
-    """
-    rows = all_rows(told, "connections")
-    if in_order:
-        shown = nsmallest(limit, rows, key=lambda row: (row["id"], machine_of(row[MEMBER])))
-    else:
-        shown = nlargest(limit, rows, key=_moved)
-    counts = {key: total(told, key) for key in ("total", "held", "matching")}
-    return {**counts, "connections": shown}
+_node_id = itemgetter("node_id")
 
 
 def _moved(row: Row) -> float:
     return (row["received_rate"] or 0.0) + (row["sent_rate"] or 0.0)
 
 
-def merged_entity(told: Sequence[MemberDocument], owner_of: OwnerOf) -> dict[str, Any]:
-    """Return `/v1/clients/ENTITY`: a row for each of its sensors."""
-    by_sensor: dict[tuple[str, str], list[Row]] = {}
-    for row in all_rows(told, "quotas"):
-        by_sensor.setdefault(sensor_of(row), []).append(row)
-    quotas = [merged_row(rows, owner_of) for rows in by_sensor.values()]
-    return {"entity": told[0].document["entity"], "quotas": quotas}
+def _number(row: Row) -> tuple[int, str]:
+    return row["id"], machine_of(row[MEMBER])
 
 
-def joined(told: Sequence[MemberDocument], key: str) -> dict[str, Any]:
-    """Return the rows of all members under a key: queries or pipelines, which one member has."""
-    return {key: all_rows(told, key)}
+def _merged_loads(told: Sequence[Sequence[Mapping[str, Any]]]) -> list[Document]:
+    """Return as many loads as a member keeps, the newest first; all members make the same ones."""
+    # By what came of them: the members are not done in the same second.
+    loads: list[Document] = []
+    for told_loads in told:
+        known = [(load["result"], load["message"]) for load in loads]
+        for load in told_loads:
+            outcome = load["result"], load["message"]
+            if outcome in known:
+                known.remove(outcome)
+            else:
+                loads.append(load)
+    return nlargest(max(map(len, told)), loads, key=itemgetter("at"))
 
 
-def query_urgency(query: Mapping[str, Any]) -> tuple[bool, bool, bool, int]:
-    """Return what puts a query of the status before others: trouble, then its lag."""
-    commit = query["commit"]
-    return (
-        query["stuck_partitions"] > 0,
-        query["state"] == "failed",
-        commit is not None and not commit["ok"],
-        query["lag_records"] or 0,
-    )
+UNBOUNDED = RowList(
+    "unbounded_clients",
+    itemgetter("listener", "user", "client_id"),
+    merged_unbounded_row,
+    rank=lambda row: row["rate"] or 0.0,
+    takes_limit=True,
+    counted={"unbounded": lambda _: True},
+)
+
+CONNECTIONS_TABLE = DocumentTable(
+    [RowList("connections", rank=_moved, takes_limit=True)],
+    {"total": sum, "held": sum, "matching": sum},
+)
+
+CONNECTIONS_IN_ORDER = replace(
+    CONNECTIONS_TABLE,
+    lists=[RowList("connections", rank=_number, is_ascending=True, takes_limit=True)],
+)
+"""With `after`: by their numbers; no two members of a machine use the same one."""
+
+TABLES = {
+    "/v1/clients": DocumentTable([UNBOUNDED], more=merged_clients),
+    CLIENTS_PATH + ANY_NAME: DocumentTable([RowList("quotas", sensor_of, merged_row)]),
+    "/v1/progress": DocumentTable([RowList("queries")], depth=_PARTITION_DEPTH),
+    "/v1/pipelines": DocumentTable([RowList("pipelines")]),
+}
+"""By the paths of which nothing else need be known."""
+
+STATUS_TABLE = DocumentTable(
+    [
+        UNBOUNDED,
+        # The members of a machine listen at one address; another machine has another one.
+        RowList(
+            "listeners",
+            itemgetter("name", "host", "port"),
+            lambda rows, _: combined(rows, {"connections": sum}),
+            names_member=False,
+        ),
+        RowList("brokers", _node_id, rank=_node_id, is_ascending=True, names_member=False),
+        RowList("certificates", itemgetter("section", "file"), names_member=False),
+        RowList("queries", rank=query_urgency, limit=MAX_QUERY_SUMMARIES),
+        RowList("pipelines", rank=pipeline_urgency, limit=MAX_PIPELINE_SUMMARIES),
+    ],
+    {
+        "uptime_s": max,
+        "cluster_answers": all,
+        "delay_queues": summed,
+        "config_loads": _merged_loads,
+        "followed": sum,
+        "pipelines_total": sum,
+        "request_times": lambda told: merged_times(chain.from_iterable(told)),
+    },
+    more=merged_clients,
+)

@@ -1,16 +1,14 @@
-"""Makes one row of those that several members have of one sensor."""
+"""Makes one row of those that several members have of one sensor, or of one client."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxy.admin.gateway.merging.charts import merged_chart
-from proxy.admin.gateway.merging.member_documents import MEMBER, OwnerOf
+from proxy.admin.gateway.merging.member_documents import MEMBER, Combine, OwnerOf, Row, combined
 
-Row = dict[str, Any]
+Identity = tuple[str, str | None, str | None]
 
 MAX_CLIENTS = 20  # named in one row, as a member does
-_ADDED = ("would_throttle", "holds", "held_s", "waiting")
-"""Each member counts what happened on its own connections."""
 
 
 def sensor_of(row: Mapping[str, Any]) -> tuple[str, str]:
@@ -18,9 +16,9 @@ def sensor_of(row: Mapping[str, Any]) -> tuple[str, str]:
     return row["quota"], row["entity"]
 
 
-def clients_of(row: Mapping[str, Any]) -> list[tuple[str, str | None, str | None]]:
+def clients_of(row: Mapping[str, Any]) -> list[Identity]:
     """Return the identities of the clients that a row names."""
-    return [(each["listener"], each["user"], each["client_id"]) for each in row["clients"]]
+    return list(_by_identity([row["clients"]]))
 
 
 def row_share(row: Mapping[str, Any]) -> float:
@@ -34,38 +32,50 @@ def merged_row(rows: Sequence[Row], owner_of: OwnerOf) -> Row:
     Rate, bound and rule are those of the client's owner: it counts what passes elsewhere as well.
     Where the owner is not among the members, or not known, they are of the highest rate.
     """
-    if len(rows) == 1:
-        return rows[0]
     rows = _owner_first(rows, owner_of)
-    main = rows[0]
-    clients = {identity: each for row in rows for identity, each in _named(row)}
-    ends = [row["hold_ends_in_s"] for row in rows if row["hold_ends_in_s"] is not None]
-    merged = {
-        **main,
-        **{key: sum(row[key] for row in rows) for key in _ADDED},
-        "held_s": round(sum(row["held_s"] for row in rows), 3),
-        "throttled": any(row["throttled"] for row in rows),
-        "above_s": max(row["above_s"] for row in rows),
-        "hold_ends_in_s": max(ends, default=None),
+    clients = _by_identity([row["clients"] for row in rows])
+    fields = {key: combine for key, combine in _FIELDS.items() if key in rows[0]}
+    return {
+        **combined(rows, fields),
         "client_count": max(len(clients), *(row["client_count"] for row in rows)),
-        "clients": list(clients.values())[:MAX_CLIENTS],
         "members": [row[MEMBER] for row in rows],
     }
-    if "history" in main:
-        merged["history"] = merged_chart([row["history"] for row in rows])
-    if "connected" in main:  # why each client has its rule
-        connected = {identity: each for row in rows for identity, each in _named(row, "connected")}
-        merged["connected"] = list(connected.values())
-    return merged
 
 
-def _named(row: Row, key: str = "clients") -> list[tuple[tuple[Any, ...], Mapping[str, Any]]]:
-    return [((each["listener"], each["user"], each["client_id"]), each) for each in row[key]]
+def merged_unbounded_row(rows: Sequence[Row], owner_of: OwnerOf) -> Row:
+    """Return one row for a client; its rate is that of its connections, wherever they are."""
+    return combined(_owner_first(rows, owner_of), {"rate": _added_rates})
+
+
+def _added_rates(rates: Sequence[float | None]) -> float | None:
+    known = [rate for rate in rates if rate is not None]
+    return round(sum(known), 1) if known else None
+
+
+def _by_identity(told: Sequence[Sequence[Row]]) -> dict[Identity, Row]:
+    """Return the clients of several rows, each once, as the last one has it."""
+    rows = (row for each in told for row in each)
+    return {(row["listener"], row["user"], row["client_id"]): row for row in rows}
+
+
+_FIELDS: Mapping[str, Combine] = {
+    # Each member counts what happened on its own connections.
+    "would_throttle": sum,
+    "holds": sum,
+    "held_s": lambda told: round(sum(told), 3),
+    "waiting": sum,
+    "throttled": any,
+    "above_s": max,
+    "hold_ends_in_s": lambda told: max((end for end in told if end is not None), default=None),
+    "clients": lambda told: list(_by_identity(told).values())[:MAX_CLIENTS],
+    "history": merged_chart,
+    "connected": lambda told: list(_by_identity(told).values()),  # why each client has its rule
+}
 
 
 def _owner_first(rows: Sequence[Row], owner_of: OwnerOf) -> list[Row]:
     """Return the rows with that of the owner before those of others, these by their rates."""
-    names = (each["client_id"] for row in rows for each in row["clients"] if each["client_id"])
-    name = next(names, None)
+    clients = (each for row in rows for each in row.get("clients", [row]))
+    name = next((each["client_id"] for each in clients if each["client_id"]), None)
     owner = None if name is None else owner_of(name)
-    return sorted(rows, key=lambda row: (row[MEMBER] == owner, row["rate"]), reverse=True)
+    return sorted(rows, key=lambda row: (row[MEMBER] == owner, row["rate"] or 0.0), reverse=True)
