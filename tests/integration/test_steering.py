@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,9 @@ from kafka.admin import ConfigResourceType
 from pyspark.sql import SparkSession
 from support.clients import CLIENTS, Access, Client, Librdkafka, Record
 from support.kafka_tools import run_tool, tool_jars
-from support.proxy_process import until
+from support.machine import machine_config
+from support.operating import running
+from support.proxy_process import ProxyProcess, until
 from support.two_relays import two_relays
 
 from proxy.devkit.broker import EmbeddedBroker
@@ -246,6 +249,16 @@ def test_what_tools_add_up_over_all_brokers_is_as_without_a_proxy(
         pair.learn(ONE_BROKER)
         for member in (pair.a, pair.b):
             assert sums(member.bootstrap) == direct
+
+
+@pytest.mark.parametrize("sums", [librdkafkas_sums, kafka_pythons_sums])
+def test_so_are_sums_through_workers(
+    kafka: EmbeddedBroker, tmp_path: Path, sums: Callable[[str], dict[str, Any]]
+) -> None:
+    with running(ProxyProcess(machine_config(kafka.bootstrap, 2), tmp_path)) as machine:
+        with closing(KafkaAdminClient(bootstrap_servers=machine.bootstrap)) as admin:
+            assert len(admin.list_transactions()) > 1  # the fallback is named
+        assert sums(machine.bootstrap) == sums(kafka.bootstrap)
 
 
 def test_kafkas_own_clients(kafka: EmbeddedBroker, topic: Callable[..., str]) -> None:
