@@ -3,7 +3,7 @@
 Each line on stdin is a JSON object: `start` names a job, `queries` gives each query's name, which
 is its client id, and number within its way, `topics` what it reads; without `start` all queries
 stop. Answers are JSON objects, one a line, too: `started` with the time, `stopped`, and for each
-progress of a query what it is in `_Batches`. The end of stdin ends the session.
+batch of a query what `_Batches` says. The end of stdin ends the session.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, count, count_if, expr, window
-from pyspark.sql.streaming import DataStreamWriter, StreamingQuery, StreamingQueryListener
+from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 from bench.backpressure_jobs import JOBS, PARTITIONS, TRIGGER_S, Job, Kind
 from bench.spark_session import JAVA_OPTIONS, spark_session
@@ -26,6 +26,8 @@ from proxy.spark import QuotaListener, client_options
 SLOTS = 48
 """Tasks at a time: more than all queries of a job have partitions. Sleeping needs no core."""
 CLOSE_TIMEOUT_S = 5.0
+LOOK_S = 0.3
+"""Between two looks at what the queries have done."""
 STEP_S = 0.05
 """Of a sleep, after which it is seen whether the job is slow now."""
 NEAR = "2 seconds"
@@ -49,7 +51,7 @@ def main() -> None:
     spark = _session(options.jars, options.work_dir)
     quota_listener = QuotaListener(options.proxy)
     spark.streams.addListener(quota_listener)
-    spark.streams.addListener(_Batches())
+    batches = _Batches()
     _say(ready=SLOTS)
     running: list[StreamingQuery] = []
     try:
@@ -58,39 +60,66 @@ def main() -> None:
             if "start" in wanted:
                 job = JOBS[wanted["start"]]
                 running = _start_all(spark, job, wanted, options)
+                batches.follow(running)
                 _say(started=time.time())
             else:
+                batches.follow(())
                 for query in running:
                     query.stop()
                 _say(stopped=len(running))
     finally:
+        batches.follow(())
         quota_listener.close(CLOSE_TIMEOUT_S)
         spark.stop()
 
 
-class _Batches(StreamingQueryListener):  # type: ignore[misc]  # pyspark's types are not read
-    """Prints what a query has done: name, trigger time, duration, rows, ends by source."""
+class _Batches:
+    """Prints what queries have done: name, trigger time, duration, rows, ends by source.
 
-    def onQueryStarted(self, event: Any) -> None:  # noqa: N802
-        pass
+    A thread asks the queries for it. Spark's bus tells a listener of a batch many seconds later
+    where cores are few: pyspark reads each field of an event with a call to the JVM.
+    """
 
-    def onQueryProgress(self, event: Any) -> None:  # noqa: N802
-        progress = json.loads(event.progress.json)
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[StreamingQuery, int] = {}
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def follow(self, queries: Sequence[StreamingQuery]) -> None:
+        """Look at these, and no others, from now on."""
+        with self._lock:
+            self._known = dict.fromkeys(queries, -1)
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                for query, known in self._known.items():
+                    self._known[query] = _say_batches(query, known)
+            time.sleep(LOOK_S)
+
+
+def _say_batches(query: StreamingQuery, known: int) -> int:
+    """Print the batches after this one, or why the query failed; return the last."""
+    found: list[dict[str, Any]] = []
+    for progress in reversed(query._jsq.recentProgress()):  # the public one is slow
+        if progress.batchId() <= known:
+            break
+        found.append(json.loads(progress.json()))
+    for read in reversed(found):
+        if "addBatch" not in read["durationMs"]:  # a trigger without a batch
+            continue
+        known = read["batchId"]
         _say(
-            query=progress["name"],
-            batch=progress["batchId"],
-            started=progress["timestamp"],
-            duration_ms=progress["durationMs"].get("triggerExecution", 0),
-            rows=progress["numInputRows"],
-            ends=[source["endOffset"] for source in progress["sources"]],
+            query=read["name"],
+            batch=known,
+            started=read["timestamp"],
+            duration_ms=read["durationMs"].get("triggerExecution", 0),
+            rows=read["numInputRows"],
+            ends=[source["endOffset"] for source in read["sources"]],
         )
-
-    def onQueryIdle(self, event: Any) -> None:  # noqa: N802
-        pass
-
-    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
-        if event.exception is not None:
-            _say(failed=event.exception)
+    if not query.isActive and (failure := query.exception()) is not None:
+        _say(failed=str(failure))
+    return known
 
 
 def _session(jars: str, work_dir: Path) -> SparkSession:

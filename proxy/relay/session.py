@@ -124,6 +124,11 @@ class ClientSession:
         member = steering.fallback_of(self.identity) if steering is not None else None
         return member.bootstrap_of(self._origin.name) if member is not None else None
 
+    @property
+    def is_at_fallback(self) -> bool:
+        """Whether the client may take this for the fallback broker: that is a bootstrap port."""
+        return self._origin.node_id is None and self.fallback() is not None
+
     def count_bytes(self, api_key: int, count: int) -> None:
         """Add to bytes_total."""
         counter = self._bytes.get(api_key)

@@ -4,9 +4,9 @@ from functools import partial
 
 from proxy.relay.pair_state import PairState
 from proxy.relay.session import Exchange
-from proxy.wire.apis import FIND_COORDINATOR, METADATA
+from proxy.wire.apis import FIND_COORDINATOR, METADATA, Handling
 from proxy.wire.layout import Buffer, Steps
-from proxy.wire.rewrite import rewriting
+from proxy.wire.rewrite import emptied, rewriting
 
 LAST_KEPT_COORDINATOR_VERSION = 2
 """librdkafka, which asks for no later one, keeps the address of its group's coordinator as long as
@@ -14,8 +14,13 @@ that has the same number, also when it is of a dead machine. It forgets it when 
 
 
 def telling_addresses(pair: PairState, exchange: Exchange, response: Buffer) -> Steps[Buffer]:
-    """Return a response with the addresses that its client is told, in steps; see `rewriting`."""
+    """Return a response with the addresses that its client is told, in steps; see `rewriting`.
+
+    Of what is asked of each broker return what the fallback has, which is nothing.
+    """
     api_key, version, session = exchange.api_key, exchange.version, exchange.session
+    if exchange.plan.handling is Handling.PER_BROKER:
+        return emptied(api_key, version, response)
     is_hidden = (
         api_key == FIND_COORDINATOR
         and version <= LAST_KEPT_COORDINATOR_VERSION

@@ -16,10 +16,14 @@ METADATA = 3
 CONTROLLED_SHUTDOWN = 7
 FIND_COORDINATOR = 10
 JOIN_GROUP = 11
+LIST_GROUPS = 16
 SASL_HANDSHAKE = 17
 API_VERSIONS = 18
+DESCRIBE_CONFIGS = 32
+DESCRIBE_LOG_DIRS = 35
 SASL_AUTHENTICATE = 36
 DESCRIBE_CLUSTER = 60
+LIST_TRANSACTIONS = 66
 
 LENGTH_BYTES = 4
 """Every frame starts with its length, which does not count itself."""
@@ -44,6 +48,8 @@ class Handling(Enum):
     """Nothing: it carries no broker's address."""
     REWRITE = "rewrite"
     """Put the response, or its start, through `rewriting`: broker addresses, versions."""
+    PER_BROKER = "per broker"
+    """Nothing; at the fallback put it through `emptied`: tools ask each broker, and add up."""
     WALK = "walk"
     """Send it on through a `FetchWalker`, with a neutral tail."""
     REFUSE = "refuse"
@@ -78,6 +84,8 @@ class Api:
     """Whether its messages say who the client is."""
     is_hidden: bool = False
     """Whether no client may use it, schema or not."""
+    is_per_broker: bool = False
+    """Whether tools ask each broker what it has itself."""
     is_membership: bool = False
     """Whether a late answer may cost the client its place in a group."""
 
@@ -132,6 +140,10 @@ _FACTS = (
     Api(METADATA, first_with_addresses=0),
     Api(FIND_COORDINATOR, first_with_addresses=0),
     Api(DESCRIBE_CLUSTER, first_with_addresses=0),
+    Api(LIST_GROUPS, is_per_broker=True),
+    Api(DESCRIBE_CONFIGS, is_per_broker=True),
+    Api(DESCRIBE_LOG_DIRS, is_per_broker=True),
+    Api(LIST_TRANSACTIONS, is_per_broker=True),
     Api(SASL_HANDSHAKE, is_login=True),
     Api(SASL_AUTHENTICATE, is_login=True),
     Api(JOIN_GROUP, is_membership=True),
@@ -234,7 +246,7 @@ def plan_of(api_key: int, version: int) -> ApiPlan:
     elif not 0 <= version <= api.max_version:
         handling = Handling.REFUSE
     elif version < api.first_with_addresses:
-        handling = Handling.PASS
+        handling = Handling.PER_BROKER if api.is_per_broker else Handling.PASS
     else:
         handling = Handling.WALK if api_key == FETCH else Handling.REWRITE
     # ApiVersions has no tag section, so that a client can read the answer to a version that the

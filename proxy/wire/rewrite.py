@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from proxy.wire.apis import (
     API_VERSIONS,
+    DESCRIBE_CONFIGS,
     LENGTH_BYTES,
     METADATA,
     RESPONSE_HEADER_BYTES,
@@ -57,6 +58,11 @@ KNOWN_ANSWERS, MAX_KNOWN_ANSWER_BYTES = 32, 1 << 16
 """So many answers to ApiVersions are remembered, of so many bytes at most."""
 
 _CONTROLLERS = 2
+_BROKER_RESOURCES = (4, 8)
+"""A broker's settings, and its loggers."""
+_PER_BROKER_ARRAYS = ("groups", "transaction_states")
+_NO_SIZE = -1
+"""Of a log dir: not known."""
 _MAX_INT32 = 2**31 - 1
 _ERROR_CODE_BYTES = 2
 
@@ -95,6 +101,25 @@ def rewriting(
         edits = yield from _edits(
             api_key, version, frame, advertise, passes_unknown=passes_unknown, fallback=fallback
         )
+        return (yield from _applied(frame, edits)) if edits else frame
+
+
+def emptied(api_key: int, version: int, frame: Buffer) -> Steps[Buffer]:
+    """Return a response to what is asked of each broker as one without any data has it, in steps.
+
+    That broker is the fallback: no groups, no transactions, no replicas in its log dirs, and no
+    configuration of its own where the one asked did not know its id. Log dirs themselves stay:
+    Java's Admin takes none at all for a lack of rights. Raises MalformedResponse.
+    """
+    with unreadable_is_malformed():
+        layout, pos = _open(api_key, version, frame)
+        if "results" in layout.fields:
+            empty = _empty_config if api_key == DESCRIBE_CONFIGS else _empty_log_dir
+            edits = yield from _edit_elements(layout, "results", frame, pos, empty)
+        else:
+            spans = layout.spans(frame, pos)[0]
+            body = _Element(layout, frame, spans)
+            edits = [body.no_elements(name) for name in _PER_BROKER_ARRAYS if name in spans]
         return (yield from _applied(frame, edits)) if edits else frame
 
 
@@ -191,6 +216,10 @@ class _Element:
     def edit(self, field: str, value: Any) -> _Edit:
         """Return the edit that gives a field another value."""
         return *self.spans[field], self.layout.fields[field].write(value)
+
+    def no_elements(self, field: str) -> _Edit:
+        """Return the edit that leaves nothing in an array."""
+        return *self.spans[field], self.layout.fields[field].length.write(0)
 
 
 _EditElement: TypeAlias = Callable[[_Element], list[_Edit] | None]
@@ -338,6 +367,25 @@ def _broker(broker: _Element, advertise: Advertise) -> list[_Edit] | None:
     if address is None or address == (host, port):
         return None if address is None else []
     return [broker.edit("host", address[0]), broker.edit("port", address[1])]
+
+
+def _empty_log_dir(log_dir: _Element) -> list[_Edit]:
+    """Leave no replicas in a log dir, and its sizes unknown: the real broker tells them."""
+    sizes = [name for name in ("total_bytes", "usable_bytes") if name in log_dir.spans]
+    return [log_dir.no_elements("topics"), *(log_dir.edit(name, _NO_SIZE) for name in sizes)]
+
+
+def _empty_config(result: _Element) -> list[_Edit]:
+    """Give the fallback a configuration without entries in place of an error."""
+    of_broker = result.value("resource_type") in _BROKER_RESOURCES
+    if not of_broker or result.value("resource_name") != str(FALLBACK_NODE_ID):
+        return []
+    no_text = result.layout.fields["error_message"].length.write(NULL)
+    return [
+        result.edit("error_code", 0),
+        (*result.spans["error_message"], no_text),
+        result.no_elements("configs"),
+    ]
 
 
 def _coordinator(coordinator: _Element, advertise: Advertise) -> list[_Edit]:

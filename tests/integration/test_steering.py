@@ -1,18 +1,25 @@
 """Real clients and two members: each client goes to its owner, wherever it begins."""
 
+import itertools
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource
 from kafka import KafkaAdminClient
+from kafka.admin import ConfigResource as PythonResource
+from kafka.admin import ConfigResourceType
 from pyspark.sql import SparkSession
 from support.clients import CLIENTS, Access, Client, Librdkafka, Record
 from support.kafka_tools import run_tool, tool_jars
-from support.proxy_process import until
+from support.machine import machine_config
+from support.operating import running
+from support.proxy_process import ProxyProcess, until
 from support.two_relays import two_relays
 
 from proxy.devkit.broker import EmbeddedBroker
@@ -153,8 +160,6 @@ def test_a_producer_loses_and_doubles_nothing(
 def test_what_admin_tools_make_of_the_fallback(kafka: EmbeddedBroker) -> None:
     """Those that ask for Metadata, as librdkafka's do, see it as a broker; those that ask for the
     cluster, as kafka-python's and Kafka's own do, see the brokers.
-
-    And what asks all brokers for their groups has each group once.
     """
     with two_relays(kafka.bootstrap) as pair:
         pair.learn(ONE_BROKER)
@@ -166,13 +171,94 @@ def test_what_admin_tools_make_of_the_fallback(kafka: EmbeddedBroker) -> None:
                 ONE_BROKER: owner,
                 FALLBACK_NODE_ID: fallback,
             }
-            groups = [each.group_id for each in admin.list_consumer_groups().result(WAIT_S).valid]
-            assert len(groups) == len(set(groups))
             nodes = admin.describe_cluster().result(WAIT_S).nodes
             assert {node.id for node in nodes} == {ONE_BROKER, FALLBACK_NODE_ID}
         with closing(KafkaAdminClient(bootstrap_servers=pair.a.bootstrap)) as python:
             (node,) = python.describe_cluster()["brokers"]
             assert (node["broker_id"], node["port"]) == (ONE_BROKER, owner)
+
+
+def librdkafkas_sums(bootstrap: str) -> dict[str, Any]:
+    """What librdkafka's Admin says of all brokers, and how many settings each has."""
+    with AdminClient({"bootstrap.servers": bootstrap}) as admin:
+        brokers = [str(each) for each in admin.list_topics(timeout=WAIT_S).brokers]
+        settings = [
+            admin.describe_configs([ConfigResource(ConfigResource.Type.BROKER, each)])
+            for each in brokers  # of one broker in a call
+        ]
+        return {
+            "groups": sorted(
+                each.group_id for each in admin.list_consumer_groups().result(WAIT_S).valid
+            ),
+            "groups of each broker": sorted(each.id for each in admin.list_groups(timeout=WAIT_S)),
+            "settings": sum(
+                len(each.result(WAIT_S)) for of_one in settings for each in of_one.values()
+            ),
+        }
+
+
+def kafka_pythons_sums(bootstrap: str) -> dict[str, Any]:
+    """What kafka-python's Admin says of all brokers."""
+    with closing(KafkaAdminClient(bootstrap_servers=bootstrap)) as admin:
+        dirs = [each["log_dirs"] for each in admin.describe_log_dirs()]
+        assert all(dirs)
+        brokers = [str(each) for each in admin.list_transactions()]
+        asked = [PythonResource(ConfigResourceType.BROKER, each) for each in brokers]
+        settings = admin.describe_configs(asked, config_filter="all")["broker"]
+        return {
+            "groups": sorted(each["group_id"] for each in admin.list_groups()),
+            "replicas": sorted(
+                (topic["name"], partition["partition_index"])
+                for log_dir in itertools.chain(*dirs)
+                for topic in log_dir["topics"]
+                for partition in topic["partitions"]
+            ),
+            "transactions": sorted(
+                str(each) for listed in admin.list_transactions().values() for each in listed
+            ),
+            "settings": sum(map(len, settings.values())),
+        }
+
+
+def javas_sums(bootstrap: str) -> dict[str, Any]:
+    """What Kafka's own tools print of all brokers."""
+    package, jars = "org.apache.kafka.tools", tool_jars()
+    groups = run_tool(
+        f"{package}.consumer.group.ConsumerGroupCommand", bootstrap, "--list", jars=jars
+    )
+    transactions = run_tool(f"{package}.TransactionsCommand", bootstrap, "list", jars=jars)
+    return {
+        "groups": sorted(groups.split()),
+        "transactions": sorted(line.split()[:1] for line in transactions.splitlines()),
+    }
+
+
+@pytest.mark.parametrize("sums", [librdkafkas_sums, kafka_pythons_sums, javas_sums])
+def test_what_tools_add_up_over_all_brokers_is_as_without_a_proxy(
+    kafka: EmbeddedBroker, topic: Callable[..., str], sums: Callable[[str], dict[str, Any]]
+) -> None:
+    """The fallback has no groups, transactions, replicas or settings."""
+    name = topic()
+    with closing(Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": name})) as consumer:
+        consumer.commit(offsets=[TopicPartition(name, 0, 1)], asynchronous=False)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": name})
+    producer.init_transactions(WAIT_S)
+    direct = sums(kafka.bootstrap)
+    assert name in direct["groups"]
+    with two_relays(kafka.bootstrap) as pair:
+        pair.learn(ONE_BROKER)
+        for member in (pair.a, pair.b):
+            assert sums(member.bootstrap) == direct
+
+
+@pytest.mark.parametrize("sums", [librdkafkas_sums, kafka_pythons_sums])
+def test_so_are_sums_through_workers(
+    kafka: EmbeddedBroker, tmp_path: Path, sums: Callable[[str], dict[str, Any]]
+) -> None:
+    with running(ProxyProcess(machine_config(kafka.bootstrap, 2), tmp_path)) as machine:
+        with closing(KafkaAdminClient(bootstrap_servers=machine.bootstrap)) as admin:
+            assert len(admin.list_transactions()) > 1  # the fallback is named
+        assert sums(machine.bootstrap) == sums(kafka.bootstrap)
 
 
 def test_kafkas_own_clients(kafka: EmbeddedBroker, topic: Callable[..., str]) -> None:

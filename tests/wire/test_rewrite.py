@@ -25,6 +25,7 @@ from proxy.wire.malformed import MalformedResponse
 from proxy.wire.rewrite import (
     FALLBACK_NODE_ID,
     brokers_end,
+    emptied,
     raise_throttle_time,
     rewriting,
     set_throttle_time,
@@ -41,6 +42,8 @@ LEAVING_OUT = [case for case in REWRITTEN if case[0] != FIND_COORDINATOR]
 
 SEEDS = range(12)
 MANY = 2000
+BROKER = 4
+"""The type of a resource."""
 
 NO_CONTROLLERS = {"endpoint_type": 1}
 
@@ -442,6 +445,40 @@ def test_no_other_response_names_a_fallback(filler):
             frame = filler(1, values=NO_CONTROLLERS).response(api_key, version)
             expected = rewrite_response(api_key, version, frame, same)
             assert rewrite_response(api_key, version, frame, same, fallback=TOLD) == expected
+
+
+PER_BROKER = [
+    (key, version)
+    for key, api in APIS.items()
+    if api.is_per_broker
+    for version in range(api.max_version + 1)
+]
+
+
+def expected_of_an_empty_broker(message):
+    """What is left of a decoded answer, as a tool may see it of a broker without any data."""
+    for array in ("groups", "transaction_states"):
+        if array in message:
+            message[array] = []
+    for result in message.get("results") or ():
+        if "topics" in result:
+            result["topics"] = []
+            result.update({size: -1 for size in ("total_bytes", "usable_bytes") if size in result})
+        elif result["resource_type"] == BROKER and result["resource_name"] == "1999999973":
+            result.update(error_code=0, error_message=None, configs=[])
+    return message
+
+
+@pytest.mark.parametrize(("api_key", "version"), PER_BROKER)
+def test_what_is_asked_of_each_broker_is_emptied_and_nothing_else(filler, api_key, version):
+    for seed in SEEDS:
+        for name in (str(FALLBACK_NODE_ID), "1"):
+            values = {"resource_type": BROKER, "resource_name": name}
+            frame = filler(seed, unknown_tags=True, values=values).response(api_key, version)
+            changed = whole(emptied(api_key, version, frame))
+            check_whole(changed)
+            expected = expected_of_an_empty_broker(decode(api_key, version, frame))
+            assert decode(api_key, version, changed) == expected
 
 
 @pytest.mark.parametrize("version", range(APIS[METADATA].max_version + 1))
