@@ -53,11 +53,11 @@ class RowList:
     """Whether each row says which `member` it is of."""
 
     def rows(self, told: Sequence[MemberDocument]) -> list[Row]:
-        """Return the rows of all members. Raises KeyError for a document without the list."""
+        """Return the rows of all members; one of another version may lack the list."""
         return [
             {MEMBER: each.member, **row} if self.names_member else row
             for each in told
-            for row in each.document[self.key]
+            for row in each.document.get(self.key, ())
         ]
 
     def alike(self, rows: Sequence[Row]) -> list[list[Row]]:
