@@ -249,6 +249,8 @@ def _subject(token: bytes) -> str | None:
     parts = token.split(b".")
     if len(parts) != _JWT_PARTS:  # opaque, or encrypted
         return None
+    if parts[2].endswith(b"="):  # no JSON web token is padded (RFC 7515, 2)
+        raise ValueError("a token whose signature is padded")
     payload = parts[1].translate(_URL_SAFE_BASE64)
     payload += b"=" * (-len(payload) % _BASE64_QUANTUM)
     try:

@@ -243,7 +243,8 @@ async def test_what_all_machines_have_seen_is_suggested_from_together(tier: Tier
 
 
 async def test_machines_ask_each_other_over_tls(tier: TierWorld):
-    async with tier.asked(authority=trustme.CA(), access=CLOSED) as of:
+    # A slow machine may take long for so many handshakes.
+    async with tier.asked(authority=trustme.CA(), access=CLOSED, timeout_s=30.0) as of:
         status = (await of("a")("GET", "/v1/status", headers=bearer("desk"))).json
         assert (members(status), status["unreachable"]) == (ALL, [])
         tier.first = "b/0"

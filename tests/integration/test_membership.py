@@ -377,13 +377,13 @@ async def test_nothing_moves_while_a_broker_restarts(
         a, b = tier.start("a", session_s=20.0), tier.start("b", session_s=20.0)
         await tier.shared(a, b)
         generation = a.member.generation
+        revoked = len(a.revoked), len(b.revoked)  # by who came first, if not both at once
         await asyncio.to_thread(own_broker.kill)
         await tier.until(lambda: bool(a.member.problem and b.member.problem), "seen")
         await asyncio.to_thread(own_broker.start)
         await tier.until(lambda: not a.member.problem and not b.member.problem, "back")
         assert a.lost == b.lost == 0
-        assert not a.revoked
-        assert not b.revoked
+        assert (len(a.revoked), len(b.revoked)) == revoked
         await tier.shared(a, b)
         assert a.member.generation <= generation + 1
 

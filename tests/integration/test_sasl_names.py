@@ -145,3 +145,10 @@ def test_kafka_takes_the_last_of_two(security: Any, name: str) -> None:
     assert kafkas(security, message) == user
     with pytest.raises(ValueError, match=r"twice|can't be read"):
         ours(message)
+
+
+def test_a_padded_signature_is_refused_as_kafka_does(security: Any) -> None:
+    message = b"n,,\1auth=Bearer " + token(CLAIMS[0]) + b"=\1\1"
+    for name in (bearer_name, lambda told: kafkas_bearer_name(security, told)):
+        with pytest.raises(ValueError, match=r"padded|^$"):
+            name(message)
