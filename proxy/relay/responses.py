@@ -186,6 +186,7 @@ class ResponseFlow(HeldResponses):
             plan.takes_whole
             or (seen is not None and seen.takes_whole)
             or (exchange.throttle_ms and exchange.api_key == PRODUCE)
+            or (plan.handling is Handling.PER_BROKER and exchange.session.is_at_fallback)
         ):
             if frame_bytes > MAX_COLLECTED_BYTES:
                 raise MalformedResponse(f"a response of {frame_bytes} bytes to rewrite")
@@ -195,11 +196,6 @@ class ResponseFlow(HeldResponses):
             self._collecting = exchange
             return self._collect(view, min(frame_bytes, len(view)))
         if plan.handling is not Handling.WALK and seen is None:
-            if plan.handling is Handling.PER_BROKER and exchange.session.is_at_fallback:
-                if frame_bytes > MAX_COLLECTED_BYTES:
-                    raise MalformedResponse(f"a response of {frame_bytes} bytes to empty")
-                self._collecting = exchange
-                return self._collect(view, frame_bytes)
             return self._forward(view, frame_bytes)
         start = plan.body_offset
         if frame_bytes <= start:
