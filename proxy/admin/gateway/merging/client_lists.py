@@ -38,7 +38,9 @@ class _ClientGroup:
 
     def __init__(self, rows: Sequence[Row], owner_of: OwnerOf) -> None:
         self.rows = rows
-        merged = CLIENT_ROWS.joined(CLIENT_ROWS.alike(rows), owner_of)
+        self.alike = CLIENT_ROWS.alike(rows)
+        """The rows of each sensor: all are in one group."""
+        merged = CLIENT_ROWS.joined(self.alike, owner_of)
         self.merged = sorted(merged, key=lambda row: (_KINDS.index(row["quota"]), row["entity"]))
 
     @property
@@ -67,11 +69,11 @@ def merged_clients(
     A sensor that several members have is one row. Figures are sums, less what is seen to be
     counted more than once; beyond the rows that the members gave that is not known.
     """
-    rows = CLIENT_ROWS.rows(told)
-    groups = [_ClientGroup(each, owner_of) for each in _joined(rows)]
+    groups = [_ClientGroup(each, owner_of) for each in _joined(CLIENT_ROWS.rows(told))]
+    alike = [rows for group in groups for rows in group.alike]
     shown = sorted(groups, key=lambda group: group.urgency, reverse=True)[:limit]
     return {
-        **CLIENT_ROWS.counts(told, CLIENT_ROWS.alike(rows)),
+        **CLIENT_ROWS.counts(told, alike),
         "client_counts": _counts(told, groups, shown),
         "clients": list(_rows_of(shown)),
     }
