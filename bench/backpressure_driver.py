@@ -22,6 +22,7 @@ from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 from bench.backpressure_jobs import JOBS, PARTITIONS, TRIGGER_S, Job, Kind
 from bench.spark_session import JAVA_OPTIONS, spark_session
 from proxy.spark import QuotaListener, client_options
+from proxy.spark.quota_listener import batches_after
 
 SLOTS = 48
 """Tasks at a time: more than all queries of a job have partitions. Sleeping needs no core."""
@@ -100,22 +101,15 @@ class _Batches:
 
 def _say_batches(query: StreamingQuery, known: int) -> int:
     """Print the batches after this one, or why the query failed; return the last."""
-    found: list[dict[str, Any]] = []
-    for progress in reversed(query._jsq.recentProgress()):  # the public one is slow
-        if progress.batchId() <= known:
-            break
-        found.append(json.loads(progress.json()))
-    for read in reversed(found):
-        if "addBatch" not in read["durationMs"]:  # a trigger without a batch
-            continue
-        known = read["batchId"]
+    for progress in batches_after(known, query._jsq):
+        known = progress.batchId
         _say(
-            query=read["name"],
+            query=progress.name,
             batch=known,
-            started=read["timestamp"],
-            duration_ms=read["durationMs"].get("triggerExecution", 0),
-            rows=read["numInputRows"],
-            ends=[source["endOffset"] for source in read["sources"]],
+            started=progress.timestamp,
+            duration_ms=progress.durationMs.get("triggerExecution", 0),
+            rows=progress.numInputRows,
+            ends=[source.endOffset for source in progress.sources],
         )
     if not query.isActive and (failure := query.exception()) is not None:
         _say(failed=str(failure))

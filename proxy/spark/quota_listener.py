@@ -709,12 +709,12 @@ def _look_at(query_id: str, run_id: str, batch_id: int | None) -> _Look:
         status = query.status()
         is_waiting = is_between_batches(status.isTriggerActive(), status.message())
         # After the status: then it knows of all batches that were done before the run waited.
-        return _Look(True, trigger, is_waiting, _batches_after(batch_id, query))
+        return _Look(True, trigger, is_waiting, batches_after(batch_id, query))
     except Exception:
         return _Look()
 
 
-def _batches_after(batch_id: int | None, query: Any) -> list[Any]:
+def batches_after(batch_id: int | None, query: Any) -> list[Any]:
     """Return the progress of later batches of Kafka, of those that Spark keeps: the last 100.
 
     A trigger that planned no batch has a progress, too, with the number of the next one.
