@@ -18,9 +18,10 @@ help:  ## Show this list
 
 setup: $(STAMP)  ## Install everything into .venv, as the lock file says
 
+# Without dependencies: the lock names them all, and a newer version of an extra must not disturb.
 $(STAMP): requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $(STAMP)
 
