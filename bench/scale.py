@@ -30,8 +30,8 @@ from bench.member_loads import (
 from bench.rates import quantile, rate_between
 from bench.report import Row, Verdict
 from proxy.devkit.broker import EmbeddedBroker
-from proxy.members.quota_keys import QuotaKeys
-from proxy.members.slots import slot_of
+from proxy.tier.keys.quota_keys import QuotaKeys
+from proxy.tier.slots import slot_of
 from proxy.quota.entities import ClientIdentity
 from proxy.workers.slot_shares import share_slots
 

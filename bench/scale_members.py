@@ -12,16 +12,16 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from bench.report import Row, Verdict
-from proxy.members.slot_balance import (
+from proxy.tier.slot_balance import (
     LEAST_LOAD,
     MOST_LOAD,
     SlotLoad,
     overloaded_slots,
     placed_slots,
 )
-from proxy.members.slot_map import ListenerPorts, MemberAddresses, SlotMap
-from proxy.members.slots import slot_of
-from proxy.membership.group_member import HEARTBEAT_INTERVAL_S
+from proxy.tier.slot_map import ListenerPorts, MemberAddresses, SlotMap
+from proxy.tier.slots import slot_of
+from proxy.tier.group.group_member import HEARTBEAT_INTERVAL_S
 
 FIGURE = "scale-members"
 SLOTS = 4096

@@ -26,7 +26,7 @@ from proxy.admin.port.access import Access
 from proxy.admin.rates.observed_rates import ObservedRates
 from proxy.admin.server import AdminServer
 from proxy.admin.status import RelayStatus
-from proxy.members.member_names import ONLY_MEMBER
+from proxy.tier.member_names import ONLY_MEMBER
 from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager

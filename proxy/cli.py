@@ -20,13 +20,15 @@ import uvloop
 from proxy.admin.commands.admin_client import AdminRefusal
 from proxy.admin.commands.operator_commands import add_commands, number_of
 from proxy.admin.log_level import log_level
-from proxy.app import PORT_ERRORS, App
 from proxy.config import Config, ConfigError, load_config
 from proxy.config.check_report import explain_quotas, find_hints
 from proxy.config.endpoints import MAX_PORT
 from proxy.devkit import DevkitError
 from proxy.garbage import spare_full_collections
+from proxy.launcher.launcher import Launcher
+from proxy.launcher.worker_handle import WorkerError
 from proxy.log_queue import LibraryLog, log_queue
+from proxy.member import PORT_ERRORS, Member
 from proxy.onboarding.doctor_command import add_doctor
 from proxy.onboarding.init_command import add_init
 from proxy.quota.entities import ClientIdentity
@@ -35,11 +37,8 @@ from proxy.quota.values import BadValueError
 from proxy.relay.take_over import Predecessor, TakeOverError
 from proxy.release import VERSION
 from proxy.state import StateError
-from proxy.workers import check_keys
-from proxy.workers.nursery import Nursery
-from proxy.workers.supervisor import WORKER_ERRORS, Supervisor
-from proxy.workers.tier_group import TIER_ERRORS
-from proxy.workers.worker_process import run_worker
+from proxy.tier import check_keys
+from proxy.tier.tier import TIER_ERRORS
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
@@ -63,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(f"{error}\n    fix: {fix}", EXIT_FAILED)
     except AdminRefusal as error:
         return _complain(str(error), EXIT_BAD_INPUT if error.is_bad_input else EXIT_FAILED)
-    except (DevkitError, StateError, TakeOverError, *WORKER_ERRORS, *TIER_ERRORS) as error:
+    except (DevkitError, StateError, TakeOverError, WorkerError, *TIER_ERRORS) as error:
         return _complain(str(error), EXIT_FAILED)
     except OSError as error:
         return _complain(f"{error}\n    fix: see that it is there and may be used", EXIT_FAILED)
@@ -152,38 +151,35 @@ def _say(line: str) -> None:
 def _run(options: argparse.Namespace) -> int:
     config = load_config(options.config)
     configure_logging(options.log_format)
-    # Before anything is open that workers would inherit.
-    nursery = Nursery(run_worker) if config.worker_count > 1 or config.tier is not None else None
     predecessor = None
     if options.take_over is not None:
         try:
             predecessor = Predecessor(options.take_over)
         except TakeOverError as error:
-            if nursery is not None:
-                nursery.close()
             return _complain(f"--take-over: {error}", EXIT_BAD_INPUT)
-    uvloop.run(_serve(config, options, predecessor, nursery))
+    # Members are forked from within a launcher's event loop, which uvloop's does not survive.
+    run = uvloop.run if config.worker_count == 1 else asyncio.run
+    run(_serve(config, options, predecessor))
     return EXIT_DONE
 
 
 async def _serve(
-    config: Config,
-    options: argparse.Namespace,
-    predecessor: Predecessor | None,
-    nursery: Nursery | None,
+    config: Config, options: argparse.Namespace, predecessor: Predecessor | None
 ) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     path, splice = options.config, not options.no_splice
-    app: App | Supervisor
-    if nursery is None:
-        app = App(config, path, splice=splice)
+    served: Member | Launcher
+    if config.worker_count == 1:
+        served = Member(config, path, splice=splice)
+        reload = served.reloader.request
     else:
-        app = Supervisor(config, path, nursery, splice=splice)
+        served = Launcher(config, path, splice=splice)
+        reload = served.reload
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    loop.add_signal_handler(signal.SIGHUP, app.reloader.request)
-    await app.run(stop, _started, predecessor)
+    loop.add_signal_handler(signal.SIGHUP, reload)
+    await served.run(stop, _started, predecessor)
 
 
 def _started() -> None:
@@ -255,7 +251,7 @@ def _check(options: argparse.Namespace) -> int:
     if (options.user, options.client_id, options.listener) != (None, None, None):
         identity = ClientIdentity(options.listener or names[0], options.user, options.client_id)
         lines += explain_quotas(config, table, identity)
-        lines += check_keys.explain_key(config, keys, identity)
+        lines += check_keys.explain_key(keys, identity)
     for line in lines:
         _say(line)
     return EXIT_DONE

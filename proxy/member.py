@@ -1,410 +1,275 @@
-"""What every process has that relays: quotas, connections, queries, and what shows them."""
+"""One member: it opens ports and state, joins its tier, is replaced, and ends."""
 
 import asyncio
-import ctypes
-import gc
-import resource
-import sys
-import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from itertools import count
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 
-from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry
 from structlog import get_logger
 
-from metrics import DroppedLogLines, Instruments, Registry, SensorCollector
 from metrics.clock import clock_ms
-from proxy.admin.audit import BY_FILE, AuditLog
-from proxy.admin.history import History
-from proxy.admin.log_level import log_level
-from proxy.admin.loop_lag import watch_lag
-from proxy.admin.rates.observed_rates import ALONE, RateShare
-from proxy.admin.rates.rate_observer import RateObserver
-from proxy.admin.request_times import RequestTimes
-from proxy.admin.server import AdminServer
-from proxy.cluster.kafka_client import KafkaClient
-from proxy.cluster.upstream import LOGIN_REFUSED
+from proxy.admin.server import AdminError, AdminServer
+from proxy.cluster.upstream import Address
 from proxy.config import Config
-from proxy.config.differences import find_differences
-from proxy.config.reload import LoadLog
-from proxy.config.secrets import Certificate, Secrets, read_secrets
-from proxy.garbage import FREED_INTERVAL_S, FreedMemory, collect_frozen
-from proxy.health import Health
-from proxy.log_queue import log_queue
-from proxy.members.member_names import ONLY_MEMBER
-from proxy.parts import access_of, bootstrap_of, limits_of, port_limits_of
-from proxy.progress.owns import Owns, owns_all
-from proxy.queries.queries import Queries
-from proxy.quota.debts import Debt
-from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.manager import QuotaManager
-from proxy.quota.rule_registry import Compose, RuleRegistry
-from proxy.quota.rule_sources import ComposedRules
-from proxy.quota.rules import Rule
-from proxy.quota.selector import selector
-from proxy.relay.brokers import Brokers
-from proxy.relay.clients import ClientRegistry
-from proxy.relay.kafka_quotas import KafkaQuotas
+from proxy.config.check_report import find_start_hints
+from proxy.config.models import HIDE_PASSWORD
+from proxy.config.reload import Reloader
+from proxy.config.secrets import Secrets
+from proxy.config.stores import StateHolder, open_store
+from proxy.config.worker_ports import share_of
+from proxy.debt_records import LEAST_KEPT_MS, KeptDebts
+from proxy.parts import listener_of
 from proxy.relay.listener import ListenerSettings
-from proxy.relay.relay import Relay
-from proxy.relay.services import Reapers, Services, ThrottleMode
-from proxy.relay.steering import Steering
-from proxy.release import VERSION
-from proxy.slices import Slices
-from proxy.state import MemoryStore, StateError, Store, WatchedStore
+from proxy.relay.ports import ListenerError, close_all
+from proxy.relay.take_over import Predecessor
+from proxy.state import Store
+from proxy.succession import Succession, bind_admin, reopen, serve_until
+from proxy.wiring import MemberProcess, prepare_process
 
-EXPIRY_INTERVAL_S = 60.0  # between two looks for idle sensors
-TICK_INTERVAL_S = 1.0  # between two looks for clients that are held no longer, and for the charts
+PORT_ERRORS = (ListenerError, AdminError)
+"""What `Member.start` raises for a port that cannot be opened."""
 
-THREAD_TURN_S = 0.001
-"""For how long a thread that computes keeps the event loop from going on; Python's own 5 ms would
-come on top of each of its rounds during a reload."""
-
-Work = Callable[[], Coroutine[None, None, None]]
+SETTLED_S = 30.0
+"""A member that has lived for so long after a crash loop has come out of it."""
 
 _log = get_logger(__name__)
 
 
-class MemberProcess:
-    """One process that relays, without its ports and its store. Make it inside an event loop.
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a launcher gives to one of the members of its host."""
 
-    `listeners` says where clients come in, `steering` which other members there are, and `numbers`
-    gives those of connections. One that `writes` keeps overrides and pauses in the store, which
-    `on_written` is told of; the others read them there. `rate_share` says which observed rates it
-    keeps, and `name` is that of the member. `load` a store, `make_admin`, and `begin`; in the `end`
-    connections drain, and before that `release` lets the store be closed.
+    number: int
+    """From 0."""
+    listeners: Mapping[str, Mapping[int | None, socket.socket]]
+    """Sockets by the names of listeners, and by broker, as `Listener.use` takes them."""
+    admin: Sequence[socket.socket]
+    """Of the port that is asked for all; the members of a host share it."""
+    own_admin: Sequence[socket.socket]
+    """Where other members ask this one."""
+    restarts: int = 0
+    """How often the member was started again."""
+    is_looping: bool = False
+    """Whether it has crashed again and again: others are to have its clients for now."""
+    is_successor: bool = False
+    """Whether the process before may still have its place in the tier."""
+    sockets: Sequence[socket.socket] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Add up all sockets."""
+        of_listeners = [sock for each in self.listeners.values() for sock in each.values()]
+        object.__setattr__(self, "sockets", [*of_listeners, *self.admin, *self.own_admin])
+
+
+class Member:
+    """One member. Make it inside a running event loop; `run` it, or `start` and `stop` it.
+
+    `place` is what a launcher gives; a member without opens its ports itself.
     """
 
-    rules: RuleRegistry
-    """All rules in force and where they come from. Only after `load`."""
-    admin: AdminServer
-    """Only after `make_admin`."""
-    audit: AuditLog
-    """What was changed, and by whom. Only after `load`."""
-
     def __init__(
-        self,
-        config: Config,
-        listeners: Callable[[Secrets], Sequence[ListenerSettings]],
-        *,
-        splice: bool = True,
-        steering: Steering | None = None,
-        numbers: Iterator[int] | None = None,
-        writes: bool = True,
-        on_written: Callable[[], None] = lambda: None,
-        rate_share: RateShare = ALONE,
-        name: str = ONLY_MEMBER,
+        self, config: Config, path: Path, *, splice: bool = True, place: Place | None = None
     ) -> None:
-        loop = asyncio.get_running_loop()
-        settings = self._settings = config.quota_settings
-        log_level.set(config.log_level)
-        self._name, self._writes, self._on_written = name, writes, on_written
-        self._config = self._in_force = config
-        self.store = WatchedStore(MemoryStore())
-        self.metrics = CollectorRegistry()
-        instruments = Instruments(self.metrics, max_label_sets=config.limits.max_client_entities)
-        instruments.build_info.labels(VERSION).set(1)
-        sensors = Registry(settings.max_sensors)
-        self.metrics.register(SensorCollector(sensors, clock_ms))
-        self.metrics.register(DroppedLogLines(lambda: log_queue.dropped))
-        for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
-            self.metrics.register(collector)
-        self.quotas = QuotaManager(
-            settings, instruments, sensors, on_overflow=_log_overflow, on_state=_log_state
-        )
-        errors = instruments.upstream_errors_total
-        self.secrets = read_secrets(config)
-        self.bootstrap = bootstrap_of(config, self.secrets, errors.labels(LOGIN_REFUSED).inc)
-        self.brokers = Brokers(self.bootstrap, splice=splice)
-        client = KafkaClient(self.bootstrap, limit_s=None)
-        self._kafka_quotas = KafkaQuotas(client, self._use_kafka, errors)
-        self._composing = asyncio.Lock()
-        self._clients = ClientRegistry(instruments.bytes_total)
-        self.queries = Queries(
-            config.progress_settings,
-            config.pipeline_settings,
-            self.quotas,
-            self.bootstrap,
-            instruments,
-            registry=self.metrics,
-            knows_client=self._clients.knows,
-        )
-        self.services = Services(
-            loop=loop,
-            limits=limits_of(config),
-            mode=ThrottleMode(config.throttle.mode),
-            quotas=self.quotas,
-            reapers=Reapers(loop, instruments),
-            instruments=instruments,
-            clients=self._clients,
-            interceptor=self.queries.following.client,
-            splice=splice,
-            passes_unknown_apis=config.cluster.unknown_apis == "pass",
-            numbers=numbers or count(1),
-            steering=steering,
-        )
-        self.relay = Relay(tuple(listeners(self.secrets)), self.brokers, self.services)
-        self.loads = LoadLog(instruments.config_reloads_total)
-        self._health = Health(
-            self.relay, self.services, self.store, self.loads, lambda: self.certificates
-        )
-        self._history = History(self.quotas.measured_rates)
-        apis = self.services.times.by_name
-        self._request_times = RequestTimes(
-            lambda: {api: (each.broker, each.proxy, each.hold) for api, each in apis.items()}
-        )
-        self.slices = Slices()
-        """For all long walks of this process."""
-        self._observer = RateObserver(
-            instruments.bytes_total.children,
-            config.limits.max_client_entities,
-            clock_ms,
-            self.slices,
-            rate_share,
-        )
-        self._tasks: list[asyncio.Task[None]] = []
+        self._config, self._place = config, place
+        number = 0 if place is None else place.number
+        listeners = partial(listeners_of, config, number=number)
+        self._parts = MemberProcess(config, listeners, splice=splice, number=number)
+        self._store = self._parts.store
+        self._debts = KeptDebts(config.state.kind, partial(self._parts.owed, LEAST_KEPT_MS))
+        self.reloader = Reloader(path, config, self._apply, self._parts.loads)
+        self._tasks: Sequence[asyncio.Task[None]] = ()
+        self._stop = asyncio.Event()
+        self._released = False
+        """Whether a successor may have the state."""
+        if self._parts.instruments is not None:
+            metrics, restarts = self._parts.instruments, 0 if place is None else place.restarts
+            metrics.workers.set(1)
+            metrics.worker_restarts_total.labels(str(number)).inc(restarts)
+            metrics.workers_crash_looping.set_function(lambda: self._is_settling)
 
-    async def load(self, store: Store, owns: Owns = owns_all) -> None:
-        """Take up what the store has, and write there from now on. Raises StateError.
+    @property
+    def admin(self) -> AdminServer:
+        """What serves operators. Only after `start`."""
+        return self._parts.admin
 
-        Of queries and pipelines only what this member owns.
+    async def start(self, predecessor: Predecessor | None = None) -> None:
+        """Open every port and the state, and join the tier; clients wait until `accept`.
+
+        `predecessor` is a proxy to replace. Its ports are shared, and what it has in its state is
+        read; only then it is told to release that, which is waited for. New connections wait
+        meanwhile; none is refused. When all is open it is told to stop. If that takes longer than
+        SERVE_TIMEOUT_S, this process is ended.
+        Raises ListenerError, AdminError, StateError, TakeOverError, MembershipError.
         """
-        self.store.use(store)
-        self.rules = RuleRegistry(
-            self.quotas,
-            self.store,
-            self._settings,
-            self._compose,
-            writes=self._writes,
-            on_written=self._on_written,
-        )
-        await self._end_due()
-        await self._kafka_quotas.follow(self._config.quotas.source == "kafka")
-        self.queries.load(self.store, owns)
-        self.audit = AuditLog(self.store)
-        self._observer.use(self.store)
+        prepare_process()
+        place, relay, tier = self._place, self._parts.relay, self._parts.tier
+        succession = Succession(predecessor, relay.take_over, self._stop)
+        admin: list[socket.socket] = []
+        site: AdminServer | None = None
+        try:
+            if place is None:
+                log_hints(self._config)
+                relay.open(succession.beside)
+                admin += bind_admin(self._config, succession.beside or ())
+            else:
+                relay.use(place.listeners)
+            store = await asyncio.to_thread(self._open_store, succession.holder)
+            await self._parts.load(store)
+            await self._take_debts()
+            site = self._parts.make_admin()
+            await site.start(admin or self._admin_sockets())
+            if tier is not None:
+                tier.is_settling = place is not None and place.is_looping
+                tier.is_successor |= place is not None and place.is_successor
+                await tier.join(self._admin_port, self._parts.learn)
+                if tier.is_settling:
+                    asyncio.get_running_loop().call_later(SETTLED_S, tier.settled)
+            succession.complete()
+        except BaseException:
+            if tier is not None:
+                await tier.leave(for_successor=True)
+            await relay.close()
+            if site is not None:
+                await site.stop()
+            await asyncio.to_thread(self._store.close)
+            close_all(admin)
+            raise
+        if place is None:
+            _log.info("admin", port=self.admin.port)
 
-    def make_admin(self) -> AdminServer:
-        """Make what serves operators; `start` it with sockets."""
-        bind = self._config.admin.bind
-        self.admin = AdminServer(
-            bind.host,
-            bind.port,
-            metrics=self.metrics,
-            member=self._name,
-            not_ready=lambda: self._health.readiness().reason,
-            warning=lambda: self._health.readiness().warning,
-            request_times=self._request_times.documents,
-            quotas=self.quotas,
-            rules=self.rules,
-            relay=self._health.relay_status,
-            history=self._history,
-            reports=self.queries,
-            rates=self._observer.rates,
-            connections=self.relay.list,
-            clock_ms=clock_ms,
-            audit=self.audit,
-            access=access_of(self._config, self.secrets),
-            limits=port_limits_of(self._config),
-            tls=self.secrets.admin,
-        )
-        return self.admin
+    def accept(self) -> None:
+        """Begin to work."""
+        self._tasks = self._parts.begin(self.reloader.watch, self._debts.run)
 
-    def begin(self, *more: Work) -> Sequence[asyncio.Task[None]]:
-        """Accept clients, and start the work that goes on; return its tasks, which do not end."""
-        self._health.show()
-        self.relay.accept()
-        works: Iterable[Work] = (
-            self.brokers.monitor,
-            self.store.watch,
-            self._watch_lag,
-            self.relay.watch_idle,
-            self._kafka_quotas.watch,
-            self._expire,
-            self._give_memory_back,
-            self._tick,
-            self._observer.run,
-            *self.queries.works(),
-            *more,
-        )
-        self._tasks = [asyncio.create_task(work(), name=work.__name__) for work in works]
-        return self._tasks
+    async def stop(self) -> None:
+        """Drain, then close everything; first what another process may wait for."""
+        try:
+            if self._parts.tier is not None:
+                await self._parts.tier.leave(for_successor=False)
+            if not self._released:
+                await self.release()
+            await self.admin.stop()  # a successor may have given this back, and not the state
+        finally:
+            await self._parts.end()
 
     async def release(self) -> None:
-        """Write all that is due; nothing is written any more, so that the store can be closed."""
-        await self.audit.close()
-        await self.queries.close()
-        await self._observer.close()
+        """Close admin port and state, for a successor; all is written by then."""
+        if self._parts.tier is not None:
+            await self._parts.tier.leave(for_successor=True)
+        await self.admin.stop()
+        await self._debts.close()
+        await self._parts.release()
+        if self._config.state.kind != "memory":  # nobody else can have that
+            await asyncio.to_thread(self._store.close)
+        self._parts.keep_changes()
+        self._released = True
 
-    async def end(self) -> None:
-        """Drain connections, then end the work."""
-        await self.relay.drain()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.services.reapers.close()
+    async def resume(self) -> None:
+        """Open state and admin port again: the successor has died, or given up.
 
-    async def reread(self) -> None:
-        """Read what another process has written that concerns all. Raises StateError."""
-        await self.rules.reread()
-        await self.audit.reread()
-
-    async def write_for_all(self, writes: bool) -> None:
-        """Keep what concerns all from now on, or leave it to another process.
-
-        Raises StateError when what there is cannot be read.
+        Where that fails the log says so. Clients are served in any case, as they were meanwhile.
         """
-        if writes == self._writes:
-            return
-        if not writes:
-            await self._observer.flush()
-        self._writes = self.rules.writes = self._observer.writes = writes
-        await self.reread()
+        await reopen(
+            (
+                ("state not opened again, nothing is kept", self._resume_state),
+                ("admin port not opened again", self._resume_admin),
+                ("tier not joined again", self._rejoin),
+            )
+        )
 
-    def keep_rates(self, keep: bool) -> None:
-        """Write what is observed of rates to the store, or leave that to another process."""
-        self._observer.writes = keep
+    def take_back(self) -> None:
+        """Have new connections come here again: the successor that gets them hangs."""
+        self._parts.relay.take_back()
+
+    def stopped(self) -> None:
+        """Begin to stop: a successor serves."""
+        self._stop.set()
+
+    async def run(
+        self, stop: asyncio.Event, ready: Callable[[], None], predecessor: Predecessor | None = None
+    ) -> None:
+        """Work until `stop` is set. Raises as `start`, or what a task of ours died of."""
+        self._stop = stop
+        await self.start(predecessor)
+        self.accept()
+        await serve_until(stop, ready, self, self._tasks)
+
+    def addresses(self) -> Iterable[Address]:
+        """Return where we listen."""
+        return [*self._parts.relay.addresses(), *self.admin.addresses()]
 
     @property
-    def writes(self) -> bool:
-        """Whether this process keeps what concerns all."""
-        return self._writes
-
-    async def owed(
-        self, least_ms: float, covers: Callable[[ClientIdentity], bool] = lambda _: True
-    ) -> list[Debt]:
-        """Return what clients owe, each more than that."""
-        walk = self.quotas.shared.owing(covers, clock_ms, least_ms)
-        return [debt for debt in await self.slices.collect(walk) if debt is not None]
-
-    def keep_changes(self) -> None:
-        """After `release`: keep in memory what the state does not take meanwhile."""
-        self.audit.resume(self.store)
-
-    def resume(self) -> None:
-        """Write to the store again, which is open again. Raises StateError."""
-        self.rules.use_store(self.store)
-        self.queries.resume(self.store)
-        self._observer.resume(self.store)
-
-    async def apply(self, config: Config, secrets: Secrets) -> None:
-        """Put quotas, throttling, limits and what the files say now in force.
-
-        And the log level of the file, whatever an operator has set.
-        """
-        self._use_secrets(config, secrets)
-        settings = await asyncio.to_thread(lambda: config.quota_settings)
-        await self.rules.use_file(settings)
-        await self._kafka_quotas.follow(config.quotas.source == "kafka")
-        self.bootstrap.connect_timeout_s = config.limits.connect_timeout
-        self.queries.update(config.progress_settings, config.pipeline_settings)
-        self.services.limits = limits_of(config)
-        self.services.mode = ThrottleMode(config.throttle.mode)
-        log_level.set(config.log_level)
-
-    async def record_change(self, config: Config) -> None:
-        """Record in the audit what another configuration has changed."""
-        before, self._in_force = self._in_force, config
-        was, is_now = await asyncio.to_thread(find_differences, before, config)
-        if was or is_now:
-            await self.audit.record(BY_FILE, "configuration", was, is_now, time.time())
+    def tasks(self) -> Sequence[asyncio.Task[None]]:
+        """The work that goes on and does not end, after `accept`."""
+        return self._tasks
 
     @property
-    def certificates(self) -> Sequence[Certificate]:
-        """Those that this proxy shows to clients and brokers now."""
-        return self.secrets.certificates
+    def _is_settling(self) -> bool:
+        return self._parts.tier is not None and self._parts.tier.is_settling
 
-    def _use_secrets(self, config: Config, secrets: Secrets) -> None:
-        """Show other certificates on new connections, log in with another password, and so on."""
-        login, sasl = self.bootstrap.login, config.cluster.sasl
-        if secrets.tls_digest != self.secrets.tls_digest:
-            for name, context in secrets.listeners.items():
-                self.relay.listeners[name].use_tls(context)
-            self.bootstrap.tls = secrets.upstream
-            self.admin.use_tls(secrets.admin)
-            _log.info("certificates renewed")
-        # The password of another user waits with that user for a restart.
-        if login is not None and secrets.password is not None and sasl == self._config.cluster.sasl:
-            login.renew(secrets.password)
-        # The texts of the tokens that there were at the start: others wait for a restart.
-        self.admin.use_access(access_of(self._config, secrets))
-        self.secrets = secrets
-        self._health.show_certificates()
+    @property
+    def _admin_port(self) -> int:
+        """Where other members ask this one."""
+        if self._place is not None and self._place.own_admin:
+            return int(self._place.own_admin[0].getsockname()[1])
+        return self.admin.port
 
-    async def _use_kafka(self, rules: Iterable[Rule]) -> None:
-        """Put the cluster's own quotas in force. Only after `load`."""
-        await self.rules.use_kafka(rules)
+    def _admin_sockets(self) -> list[socket.socket]:
+        """Return sockets for the admin port that may be closed, as those of the place stay."""
+        if self._place is None:
+            return bind_admin(self._config, ())
+        return [sock.dup() for sock in (*self._place.admin, *self._place.own_admin)]
 
-    async def _compose(self, compose: Compose) -> ComposedRules:
-        """Compose rules in a thread; one at a time, so that the event loop has its share."""
-        async with self._composing:
-            return await asyncio.to_thread(compose)
+    def _open_store(self, holder: StateHolder | None) -> Store:
+        if self._parts.tier is not None:
+            return self._parts.tier.open_store(holder)
+        return open_store(self._config, self._parts.bootstrap, holder)
 
-    async def _watch_lag(self) -> None:
-        """Measure the lag of the event loop, until cancelled."""
-        await watch_lag(self.services.instruments.event_loop_lag_seconds.observe, clock_ms)
+    async def _resume_state(self) -> None:
+        if self._config.state.kind != "memory":
+            await asyncio.to_thread(self._store.close)
+            self._store.use(await asyncio.to_thread(self._open_store, None))
+        self._parts.resume()
+        await self._take_debts()
+        self._released = False
 
-    async def _expire(self) -> None:
-        """Forget idle sensors and clients, until cancelled."""
-        frozen = gc.get_freeze_count()
-        while True:
-            await asyncio.sleep(EXPIRY_INTERVAL_S)
-            frozen = collect_frozen(frozen)
-            await self.slices.collect(self.quotas.expiring(clock_ms()))
-            await self.slices.collect(self._clients.forgetting(clock_ms()))
+    async def _resume_admin(self) -> None:
+        await self.admin.stop()
+        await self.admin.start(self._admin_sockets())
 
-    async def _give_memory_back(self) -> None:
-        """Give memory that was freed back to the system, until cancelled."""
-        memory = FreedMemory.of(ctypes.CDLL(None))
-        while True:
-            await asyncio.sleep(FREED_INTERVAL_S)
-            memory.give_back()
+    async def _rejoin(self) -> None:
+        if self._parts.tier is not None:
+            await self._parts.tier.join(self._admin_port, self._parts.learn)
 
-    async def _end_due(self) -> None:
-        """End overrides and pauses whose time has come."""
-        try:
-            ended = await self.rules.end_due(time.time())
-        except StateError as error:
-            _log.error("ended overrides or pauses are still in the state", error=str(error))
-            return
-        for entry in ended.overrides:
-            _log.info("quota override ended", selector=selector(entry.rule.keys), by=entry.by)
-        for pause in ended.pauses:
-            _log.info("throttling resumed", selector=pause.name, by=pause.by)
+    async def _take_debts(self) -> None:
+        """Have clients owe what they did where another process served them."""
+        debts = await self._debts.read(self._store)
+        self._parts.quotas.shared.take_debts(debts, clock_ms())
 
-    async def _tick(self) -> None:
-        """Apply changed quotas, end throttling, add to the charts, until cancelled."""
-        while True:
-            await asyncio.sleep(TICK_INTERVAL_S)
-            await self._end_due()
-            self.services.outages.sweep(clock_ms())
-            self.services.log.sweep()
-            self.services.login_pace.sweep(clock_ms())
-            self._request_times.sample(clock_ms())
-            await self.slices.collect(self.quotas.settling())
-            await self.slices.collect(self.services.connection_quotas.settling())
-            await self.slices.collect(self.quotas.sweeping(clock_ms()))
-            await self.slices.collect(self.relay.list.measuring(clock_ms()))
-            if self._history.due(clock_ms()):
-                await self.slices.collect(self._history.sample(clock_ms))
+    async def _apply(self, config: Config, secrets: Secrets) -> None:
+        """Put another configuration in force."""
+        await self._parts.apply(config, secrets)
+        await self._parts.record_change(config)
 
 
-def _log_overflow(rule: Rule, kind: QuotaKind) -> None:
-    text = "too many clients for sensors of their own: further ones share one"
-    fix = "raise limits.max_client_entities"
-    _log.warning(text, rule=rule.title, quota=str(kind), fix=fix)
+def listeners_of(config: Config, secrets: Secrets, number: int = 0) -> list[ListenerSettings]:
+    """Return where the listeners of a member are, the `number`th of its host."""
+    found = []
+    for section in config.listeners:
+        settings = listener_of(config, section, secrets)
+        if section.broker_ports is not None:
+            share = share_of(section.broker_ports, config.worker_count, number)
+            settings = replace(settings, broker_ports=(share.first, share.last))
+        found.append(settings)
+    return found
 
 
-def _log_state(
-    entity: str, kind: QuotaKind, rule: Rule, throttled: bool, rate: float, bound: float
-) -> None:
-    text = "throttling began" if throttled else "throttling ended"
-    about = {"client": entity, "quota": str(kind), "rule": rule.title}
-    _log.info(text, **about, rate=round(rate), bound=round(bound))
-
-
-def prepare_process() -> None:
-    """Give threads short turns, and open as many files as the system allows."""
-    sys.setswitchinterval(THREAD_TURN_S)
-    _, max_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))
+def log_hints(config: Config) -> None:
+    """Log what the author of a configuration should know of."""
+    if config.cluster.shows_password:
+        text = "the password of cluster.sasl goes to the brokers in the clear"
+        _log.warning(text, fix=HIDE_PASSWORD)
+    for hint in find_start_hints(config):
+        _log.warning("configuration hint", hint=hint)

@@ -63,9 +63,17 @@ class Succession:
 
         Raises StateError, ListenerError, TakeOverError; then it serves on.
         """
-        assert self._predecessor is not None
         read_overrides(state)
         read_pauses(state)
+        self.release_predecessor()
+
+    def release_predecessor(self) -> None:
+        """Get all new connections, and have the predecessor release what only one can have.
+
+        Raises ListenerError, TakeOverError; then it serves on.
+        """
+        if self._predecessor is None:
+            return
         self._check_wanted()
         # Also where a call never returns; it says where that is.
         faulthandler.dump_traceback_later(SERVE_TIMEOUT_S, exit=True)

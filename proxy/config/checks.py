@@ -6,6 +6,7 @@ listener does not hide them, and a user sees all mistakes at once.
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Final, TypeVar
@@ -13,6 +14,7 @@ from typing import Final, TypeVar
 from proxy.config import endpoints, pipeline_checks, worker_ports
 from proxy.config.document import ConfigProblem, Loc, YamlDocument, key_path
 from proxy.config.models import AdminSection, LimitsSection, StateSection
+from proxy.config.workers import count_workers, parse_workers
 from proxy.quota.entities import QuotaKind
 from proxy.quota.validation import RULE_KEYS, find_bound_problems, find_key_problems
 from proxy.quota.values import BadValueError, shown
@@ -271,6 +273,11 @@ def _tier_problems(document: YamlDocument, listeners: list[_Item]) -> Iterator[C
             message = "needs admin.token_file: with its token the machines ask each other"
             yield document.problem(("tier",), message, "write one token for all into that file")
         return
+    with suppress(BadValueError):
+        if (workers := count_workers(parse_workers(document.data.get("workers", 1)))) > 1:
+            message = f"{workers} workers are members of a tier, and there is no tier"
+            fix = "add tier: {name: NAME} and state: {kind: kafka, topic: NAME}, or 1 worker"
+            yield document.problem(("workers",), message, fix)
     for loc, listener in listeners:
         tls = listener.get("tls")
         values = (

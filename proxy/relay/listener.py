@@ -170,6 +170,11 @@ class Listener:
             self._leave_out(node_id, fix=f"make broker_ports reach first port + {node_id}")
         return None
 
+    @property
+    def open_ports(self) -> Mapping[int | None, int]:
+        """The ports of all its sockets by their brokers, None for the bootstrap port."""
+        return self._ports
+
     def _leave_out(self, node_id: int, **about: str) -> None:
         """Record that a broker has no port; the log says so once."""
         if node_id not in self._no_port_for:

@@ -10,7 +10,7 @@ from tokens import CLOSED, bearer
 
 from proxy.state import Record, StateError
 from proxy.workers.handed_records import MachineRoutes
-from proxy.workers.peers import RECORDS_PATH, PeerError, Peers
+from proxy.tier.peers import RECORDS_PATH, PeerError, Peers
 
 RECORD = Record.of("queries/etl", {"offset": 1}, 3)
 OWED = ["main", None, "etl", "client-id=etl", "consumer_byte_rate", 250.0]

@@ -12,7 +12,7 @@ from tokens import CLOSED, OPEN, bearer, password
 
 from proxy.admin.gateway.tier_routes import MAX_VISITS_BYTES, TierRoutes
 from proxy.admin.port.access import Access
-from proxy.workers.peers import ALIVE_PATH, VISITS_PATH, PeerError, Peers
+from proxy.tier.peers import ALIVE_PATH, VISITS_PATH, PeerError, Peers
 
 ROW = ["default", None, "etl", "10.0.0.9", "fetch", 1024.0]
 LIMIT_S = 20

@@ -16,8 +16,8 @@ from support.raw import RawClient, fetch, produce
 from support.tier import TierMachine, client_of, owner_of, report_to, tier_config, until_shared
 
 from proxy.devkit.broker import EmbeddedBroker
-from proxy.members.slot_balance import LEAST_LOAD
-from proxy.members.slots import SLOTS
+from proxy.tier.slot_balance import LEAST_LOAD
+from proxy.tier.slots import SLOTS
 
 RECORDS = 200
 NAMES = ("a", "b", "c")

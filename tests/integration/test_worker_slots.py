@@ -15,8 +15,8 @@ from support.prometheus import program
 from support.proxy_process import ProxyProcess, until
 
 from proxy.devkit.broker import EmbeddedBroker
-from proxy.members.quota_keys import QuotaKeys
-from proxy.members.slots import SLOTS, slot_of
+from proxy.tier.keys.quota_keys import QuotaKeys
+from proxy.tier.slots import SLOTS, slot_of
 from proxy.quota.entities import ClientIdentity
 from proxy.workers.slot_shares import share_slots
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from proxy.members.slot_balance import Owners, SlotLoad
+from proxy.tier.slot_balance import Owners, SlotLoad
 
 
 def even(owners: Owners, members: Sequence[str], loads: Mapping[int, SlotLoad], /) -> Owners:

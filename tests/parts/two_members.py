@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from proxy.cluster.upstream import Address
-from proxy.members.slot_map import ListenerPorts, MemberAddresses, SlotMap
-from proxy.members.slots import SLOTS, slot_of
+from proxy.tier.slot_map import ListenerPorts, MemberAddresses, SlotMap
+from proxy.tier.slots import SLOTS, slot_of
 from proxy.quota.entities import ClientIdentity
 from proxy.relay.steering import Owner, Visit
 

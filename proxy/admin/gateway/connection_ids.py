@@ -11,7 +11,7 @@ from proxy.admin.api import CONNECTIONS_PATH, MAX_CONNECTION_NUMBER, tail_of
 from proxy.admin.gateway.members import target_of
 from proxy.admin.gateway.merging.member_documents import MEMBER
 from proxy.admin.replies import ApiError, parse_number
-from proxy.members.member_names import machine_of
+from proxy.tier.member_names import machine_of
 
 
 def show_machines(rows: list[dict[str, Any]]) -> None:

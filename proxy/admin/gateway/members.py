@@ -12,7 +12,7 @@ from proxy.admin.gateway.member_client import MemberClient, MemberEndpoint, NoRe
 from proxy.admin.port.guard import SAFE_METHODS, current_author
 from proxy.admin.port.member_headers import FIRST_HEADER, ONE_MACHINE, ONLY, SCOPE, headers_of
 from proxy.admin.replies import ApiError
-from proxy.members.member_names import machine_of
+from proxy.tier.member_names import machine_of
 
 MEMBERS_FIX = "see members in GET /v1/status for which there are"
 

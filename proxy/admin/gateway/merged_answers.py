@@ -22,7 +22,7 @@ from proxy.admin.replies import JSON_HEADERS, ApiError, answer_in_pieces, whole_
 from proxy.admin.request_times import HISTOGRAMS
 from proxy.admin.sliced_json import ROW_DEPTH, read_whole, written_pieces
 from proxy.admin.status import NotReady
-from proxy.members.member_names import machine_of
+from proxy.tier.member_names import machine_of
 
 
 class NoneFitError(Exception):

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.members.client_set import ClientSet
-from proxy.members.quota_keys import MAX_KNOWN_KEYS, QuotaKeys
+from proxy.tier.keys.client_set import ClientSet
+from proxy.tier.keys.quota_keys import MAX_KNOWN_KEYS, QuotaKeys
 from proxy.quota.entities import CONSUMER_BYTE_RATE, DEFAULT, ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveBound, Rule, RuleTable
 
@@ -108,7 +108,7 @@ def test_also_with_many_rules(all_rules, sets):
 @given(st.lists(rules(), min_size=2, max_size=12), st.lists(client_sets, max_size=2))
 def test_also_with_more_forms_than_are_compared(all_rules, sets):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("proxy.members.tie_classes.MAX_COMPARED", 2)
+        patch.setattr("proxy.tier.keys.tie_classes.MAX_COMPARED", 2)
         check(all_rules, sets)
 
 
@@ -242,7 +242,7 @@ def test_two_users_adaptive_bounds_for_one_client_id_are_one():
 
 
 def test_more_forms_than_are_compared_come_to_one_key(monkeypatch):
-    monkeypatch.setattr("proxy.members.tie_classes.MAX_COMPARED", 1)
+    monkeypatch.setattr("proxy.tier.keys.tie_classes.MAX_COMPARED", 1)
     keys = QuotaKeys(
         [
             rule(CONSUMER, client_id_prefix="etl-", scope="shared"),

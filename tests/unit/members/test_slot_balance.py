@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.members.slot_balance import (
+from proxy.tier.slot_balance import (
     LEAST_LOAD,
     MEMBER_BYTES_PER_S,
     MOST_LOAD,

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from proxy.members.slot_map import ListenerPorts, MemberAddresses, SlotMap
+from proxy.tier.slot_map import ListenerPorts, MemberAddresses, SlotMap
 
 IN_RANGE = ListenerPorts("proxy-1", 9092, first=9100, last=9109)
 BY_NAME = ListenerPorts("proxy-1", 9092, first=9200, last=9200, sni="b{node_id}.proxy")

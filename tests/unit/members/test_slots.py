@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.partitioner import default as oracle
 
-from proxy.members.slots import SLOTS, murmur2, slot_of
+from proxy.tier.slots import SLOTS, murmur2, slot_of
 
 
 @given(st.binary(max_size=64))

@@ -7,11 +7,11 @@ from itertools import count
 from parts.even_placement import even
 from tier_machines import announcement
 
-from proxy.members.slot_balance import Placement, SlotLoad
-from proxy.membership.assignment import Assignment
-from proxy.membership.assignor import assign
-from proxy.membership.holding import Holding
-from proxy.membership.subscription import Announcement, Subscription
+from proxy.tier.slot_balance import Placement, SlotLoad
+from proxy.tier.group.assignment import Assignment
+from proxy.tier.group.assignor import assign
+from proxy.tier.group.holding import Holding
+from proxy.tier.group.subscription import Announcement, Subscription
 
 SLOTS = 12
 

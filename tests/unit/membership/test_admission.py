@@ -5,9 +5,9 @@ from dataclasses import replace
 from parts.even_placement import even
 from tier_machines import announcement, member, subscription
 
-from proxy.membership.admission import admit
-from proxy.membership.assignor import assign
-from proxy.membership.user_data import FormError
+from proxy.tier.group.admission import admit
+from proxy.tier.group.assignor import assign
+from proxy.tier.group.user_data import FormError
 
 
 def test_of_two_with_one_name_the_later_is_refused_until_the_older_has_gone() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from proxy.cluster.upstream import UpstreamError
 from proxy.membership import vacancy
-from proxy.membership.vacancy import until_vacant
+from proxy.tier.group.vacancy import until_vacant
 
 BROKER = ("kafka", 9092)
 GROUP = "quota-proxy-tier-t"

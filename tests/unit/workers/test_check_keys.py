@@ -8,7 +8,7 @@ import yaml
 from proxy.config import load_config
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rules import RuleTable
-from proxy.workers.check_keys import MEND, MEND_QUERIES, explain_key, find_key_hints, keys_of
+from proxy.tier.check_keys import MEND, MEND_QUERIES, explain_key, find_key_hints, keys_of
 
 BOUND = {"consumer_byte_rate": 1000}
 QUERY = [{"name": "q", "client-id": "spark-q"}]

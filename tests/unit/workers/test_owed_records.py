@@ -5,8 +5,8 @@ from parts.virtual_time import VirtualTime
 
 from proxy.state import MemoryStore, Record
 from proxy.workers import owed_records
-from proxy.workers.owed_records import OwedRecords
-from proxy.workers.tier_store import OWED, slot_key
+from proxy.tier.records import OwedRecords
+from proxy.tier.records import OWED, slot_key
 
 ETL = ["main", None, "etl", "client-id=etl", "consumer_byte_rate"]
 WEB = ["main", "anna", "web", "user=anna", "producer_byte_rate"]

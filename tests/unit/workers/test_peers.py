@@ -10,7 +10,7 @@ from aiohttp import web
 from proxy.admin.gateway.tier_routes import ALIVE_PATH, VISITS_PATH
 from proxy.state import Record
 from proxy.workers import peers as peers_module
-from proxy.workers.peers import RECORDS_PATH, PeerError, Peers
+from proxy.tier.peers import RECORDS_PATH, PeerError, Peers
 
 HOST = "127.0.0.1"
 ROW = ["main", None, "etl", "10.0.0.9", "consumer_byte_rate", 1024.0]

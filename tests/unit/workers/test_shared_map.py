@@ -4,13 +4,13 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from proxy.members.slot_map import ListenerPorts, MemberAddresses
+from proxy.tier.slot_map import ListenerPorts, MemberAddresses
 from proxy.quota.debts import Debt
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.workers.control_channel import ChannelLostError
-from proxy.workers.key_rules import KeyRules
+from proxy.tier.key_rules import KeyRules
 from proxy.workers.post import Post
-from proxy.workers.restarts import LOOP_CRASHES
+from proxy.launcher.restarts import LOOP_CRASHES
 from proxy.workers.shared_map import SharedMap
 from proxy.workers.slot_shares import share_slots
 

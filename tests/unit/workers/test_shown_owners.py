@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.members.member_names import machine_of
+from proxy.tier.member_names import machine_of
 from proxy.workers.shown_owners import shown_owners
 
 MEMBERS = ["a/0", "a/1", "b/0", "c/0"]

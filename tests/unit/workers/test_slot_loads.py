@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from proxy.members.slot_balance import SlotLoad
+from proxy.tier.slot_balance import SlotLoad
 from proxy.quota.entities import ClientIdentity
-from proxy.workers.slot_loads import (
+from proxy.tier.slot_loads import (
     AVERAGE_S,
     EXCHANGE_BYTES,
     MAX_NAMED_OF_SLOT,

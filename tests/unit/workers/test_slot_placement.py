@@ -7,9 +7,9 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from metrics import MemberInstruments
-from proxy.members.slot_balance import MOVES_PER_ROUND
-from proxy.members.slots import SLOTS
-from proxy.membership.announced_loads import LEAST_MEASURED_S
+from proxy.tier.slot_balance import MOVES_PER_ROUND
+from proxy.tier.slots import SLOTS
+from proxy.tier.announced_loads import LEAST_MEASURED_S
 from proxy.workers.slot_placement import SlotPlacement
 from proxy.workers.slot_shares import share_slots
 

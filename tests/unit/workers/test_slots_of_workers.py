@@ -4,11 +4,11 @@ from collections import Counter
 
 import pytest
 
-from proxy.members.slot_map import ListenerPorts, MemberAddresses, SlotMap
-from proxy.members.slots import SLOTS, slot_of
+from proxy.tier.slot_map import ListenerPorts, MemberAddresses, SlotMap
+from proxy.tier.slots import SLOTS, slot_of
 from proxy.quota.entities import ClientIdentity
 from proxy.workers.slot_shares import share_slots
-from proxy.workers.slot_steering import SlotSteering
+from proxy.tier.steering import SlotSteering
 
 NAMES = ["0", "1", "2"]
 

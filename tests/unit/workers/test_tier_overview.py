@@ -3,9 +3,9 @@
 from rich.console import Console
 
 from proxy.admin.commands.tier_table import tier_tables
-from proxy.members.slot_balance import SlotLoad
-from proxy.members.slot_map import MemberAddresses, SlotMap
-from proxy.membership.assignment import Assignment, Machine
+from proxy.tier.slot_balance import SlotLoad
+from proxy.tier.slot_map import MemberAddresses, SlotMap
+from proxy.tier.group.assignment import Assignment, Machine
 from proxy.workers.tier_overview import tier_overview
 
 MEMBERS = {name: MemberAddresses(name, {}) for name in ("a/0", "b/0")}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.relay.steering import Visit
-from proxy.workers.visits import MAX_VISITS, VisitLog, owed_rows, read_owed, read_visit, visit_row
+from proxy.tier.visits import MAX_VISITS, VisitLog, owed_rows, read_owed, read_visit, visit_row
 
 NAMES = st.sampled_from([None, "", "a", "b=\udcff,", "<default>"])
 VISITS = st.builds(

@@ -14,8 +14,8 @@ from proxy.admin.gateway.merging.member_documents import (
     summed,
 )
 from proxy.admin.gateway.merging.quota_rows import clients_of, merged_row, row_share, sensor_of
-from proxy.members.disjoint_sets import DisjointSets
 from proxy.quota.entities import QuotaKind
+from proxy.tier.keys.disjoint_sets import DisjointSets
 
 _KINDS = [str(kind) for kind in QuotaKind]
 

@@ -21,8 +21,8 @@ from proxy.admin.gateway.merging.quota_rows import merged_row, merged_unbounded_
 from proxy.admin.pipeline_documents import MAX_PIPELINE_SUMMARIES, pipeline_urgency
 from proxy.admin.query_documents import MAX_QUERY_SUMMARIES, query_urgency
 from proxy.admin.request_times import merged_times
-from proxy.members.member_names import machine_of
 from proxy.state import Document
+from proxy.tier.member_names import machine_of
 
 _PARTITION_DEPTH = 4  # and the partitions of queries
 

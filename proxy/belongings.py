@@ -1,0 +1,72 @@
+"""What a member leaves, and takes, when slots move: debts, queries, bounds, pipelines."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from structlog import get_logger
+
+from metrics.clock import clock_ms
+from proxy.quota.debts import Debt
+from proxy.relay.stay import MIN_VISIT_S
+from proxy.state import StateError
+from proxy.tier.owns import OwnedBoth, SlotOwns
+
+if TYPE_CHECKING:
+    from proxy.wiring import MemberProcess
+
+_log = get_logger(__name__)
+
+
+class MemberBelongings:
+    """Those of one member; see `proxy.tier.ownership.Belongings`."""
+
+    def __init__(self, member: "MemberProcess") -> None:
+        self._member = member
+        self._closing: asyncio.TimerHandle | None = None
+        """Closes what still waits for a cluster that cannot be reached."""
+
+    async def leave(self, before: SlotOwns, after: SlotOwns) -> list[Debt]:
+        """Write and forget what is owned no more; return what those clients owe."""
+        await self._member.queries.let_go(owns=OwnedBoth(before, after))
+        return self._member.quotas.shared.debts(
+            lambda client: before.has(client) and not after.has(client), clock_ms()
+        )
+
+    async def take(self, owns: SlotOwns, debts: Iterable[Debt]) -> None:
+        """Take up what is owned from now on, and have its clients owe this. Raises StateError."""
+        owed = [debt for debt in debts if owns.has(debt.identity)]
+        self._member.quotas.shared.take_debts(owed, clock_ms())
+        await self._member.queries.take_up(self._member.store, owns=owns)
+
+    async def pace(self, owns: SlotOwns, slots: frozenset[int]) -> None:
+        """Hold the clients of these slots to their bounds at once: another member had them."""
+        walk = self._member.quotas.shared.keep_strictly(
+            lambda client: owns.slot_of(client) in slots, clock_ms
+        )
+        await self._member.slices.collect(walk)
+
+    async def lead(self, is_leader: bool) -> None:
+        """Write what concerns all from now on, or leave that to another member."""
+        try:
+            await self._member.write_for_all(is_leader)
+        except StateError as error:
+            _log.error("what concerns all members is not read", error=str(error))
+
+    def cut_off(self, is_cut_off: bool) -> None:
+        """Follow whether this member has lost its place in the tier.
+
+        Its clients are let go then. Those that wait for the cluster would do so until they give
+        up by themselves, so they have no longer than in the drain of a member that stops.
+        """
+        if self._closing is not None:
+            self._closing.cancel()
+            self._closing = None
+        if is_cut_off:
+            limit_s = MIN_VISIT_S + self._member.services.limits.drain_timeout_s
+            loop = asyncio.get_running_loop()
+            self._closing = loop.call_later(limit_s, self._close_waiting)
+
+    def _close_waiting(self) -> None:
+        self._member.relay.close_draining()
+        self.cut_off(is_cut_off=True)  # others may come meanwhile

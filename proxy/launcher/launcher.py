@@ -1,0 +1,216 @@
+"""The parent of a host's members: it has their ports, and serves no client itself."""
+
+import asyncio
+import faulthandler
+import gc
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from structlog import get_logger
+
+from proxy.cluster.upstream import Address
+from proxy.config import Config
+from proxy.launcher.ports import HostPorts
+from proxy.launcher.worker import run_worker
+from proxy.launcher.worker_handle import (
+    ACCEPT,
+    BEAT_INTERVAL_S,
+    RELEASE,
+    RELOAD,
+    RESUME,
+    STOP,
+    WorkerError,
+    WorkerHandle,
+)
+from proxy.member import Place, log_hints
+from proxy.relay.relay import log_listening
+from proxy.relay.take_over import Predecessor
+from proxy.succession import Succession, serve_until
+from proxy.wiring import prepare_process
+
+START_LIMIT_S = 300.0
+"""For a member to take up the state, which takes seconds where it is large."""
+
+RELEASE_LIMIT_S = 30.0
+"""For members to give back what a successor is to have, or to take it back."""
+
+STOP_EXTRA_S = 30.0
+"""A member that has not ended so long after `drain_timeout` is killed: it hands over its slots,
+writes what is due, and drains."""
+
+SETTLED_INTERVAL_S = 1.0
+"""Between two looks whether members have come out of a crash loop."""
+
+_log = get_logger(__name__)
+
+
+class Launcher:
+    """Starts a member for each of `workers`. Make it inside a running event loop, and `run` it.
+
+    Not uvloop's: members are forked from it, and leave its event loop behind.
+    """
+
+    def __init__(self, config: Config, path: Path, *, splice: bool = True) -> None:
+        self._config, self._path, self._splice = config, path, splice
+        self._ports = HostPorts(config)
+        self._workers = [WorkerHandle(number) for number in range(config.worker_count)]
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stop = asyncio.Event()
+
+    def reload(self) -> None:
+        """Have all members load the configuration again."""
+        for worker in self._workers:
+            worker.say(RELOAD)
+
+    async def run(
+        self, stop: asyncio.Event, ready: Callable[[], None], predecessor: Predecessor | None = None
+    ) -> None:
+        """Work until `stop` is set. Raises as `start`, or what a task of ours died of."""
+        self._stop = stop
+        await self.start(predecessor)
+        await serve_until(stop, ready, self, self._tasks)
+
+    async def start(self, predecessor: Predecessor | None = None) -> None:
+        """Open every port and have all members serve, as `Member.start`.
+
+        Raises ListenerError, AdminError, WorkerError, TakeOverError.
+        """
+        prepare_process()
+        log_hints(self._config)
+        succession = Succession(predecessor, self._ports.take_over, self._stop)
+        try:
+            self._ports.open(succession.beside)
+            for each in self._ports.bootstrap_ports():
+                log_listening(*each)
+            succession.release_predecessor()
+            is_successor = predecessor is not None
+            gc.collect()
+            gc.freeze()  # what is there now stays shared
+            await _all(self._begin(each, is_successor=is_successor) for each in self._workers)
+            succession.complete()
+        except BaseException:
+            faulthandler.cancel_dump_traceback_later()
+            await self._kill_all()
+            self._ports.close()
+            raise
+        _log.info("admin", port=self._ports.admin_port)
+        for worker in self._workers:
+            self._accept(worker)
+        works = [*map(self._keep, self._workers), self._watch()]
+        self._tasks = [asyncio.create_task(work) for work in works]
+
+    async def stop(self) -> None:
+        """Have all members hand over, drain and end, at the same time; kill those that do not."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for worker in self._workers:
+            worker.say(STOP)
+        self._ports.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._config.limits.drain_timeout + STOP_EXTRA_S):
+                for worker in self._workers:
+                    await worker.ended.wait()
+        if late := [worker.number for worker in self._workers if worker.pid is not None]:
+            _log.error("killing workers that did not end", workers=late)
+        await self._kill_all()
+
+    async def release(self) -> None:
+        """Have all members release what only one process can have, for a successor."""
+        await self._ask_all(RELEASE)
+
+    async def resume(self) -> None:
+        """Have all members take back what they had released: the successor has ended."""
+        await self._ask_all(RESUME)
+
+    def take_back(self) -> None:
+        """Have new connections come here again: the successor that gets them hangs."""
+        self._ports.take_back()
+
+    def stopped(self) -> None:
+        """Begin to stop: a successor serves."""
+        self._stop.set()
+
+    def addresses(self) -> Iterable[Address]:
+        """Return where each of our sockets listens."""
+        return self._ports.addresses()
+
+    async def _begin(self, worker: WorkerHandle, *, is_successor: bool = False) -> None:
+        """Start a member, up to where it could accept clients. Raises WorkerError."""
+        place = Place(
+            worker.number,
+            *self._ports.of(worker.number),
+            restarts=worker.restarts.count,
+            is_looping=worker.restarts.is_looping,
+            is_successor=is_successor,
+        )
+        work = partial(run_worker, self._config, self._path, place, splice=self._splice)
+        await worker.fork(work)
+        await worker.until_ready(START_LIMIT_S)
+
+    def _accept(self, worker: WorkerHandle) -> None:
+        worker.say(ACCEPT)
+        worker.serves = True
+        worker.restarts.started(time.monotonic())
+        _log.info("worker serves", worker=worker.number, process=worker.pid)
+
+    async def _keep(self, worker: WorkerHandle) -> None:
+        """Start a member again whenever it has ended, until cancelled."""
+        while True:
+            await worker.ended.wait()
+            restarts = worker.restarts
+            was_looping = restarts.is_looping
+            delay_s = restarts.crashed(time.monotonic())
+            _log.error("a worker has ended, starting it again", worker=worker.number, in_s=delay_s)
+            if restarts.is_looping and not was_looping:
+                text = "a worker crashes again and again: others have its clients meanwhile"
+                _log.error(text, worker=worker.number, fix="see above what it died of")
+            await asyncio.sleep(delay_s)
+            try:
+                await self._begin(worker)
+            except WorkerError as error:
+                _log.error("a worker could not begin", worker=worker.number, error=str(error))
+                worker.kill()
+            else:
+                self._accept(worker)
+
+    async def _watch(self) -> None:
+        """Kill members that hang, and follow who has come out of a crash loop, until cancelled."""
+        while True:
+            await asyncio.sleep(min(SETTLED_INTERVAL_S, BEAT_INTERVAL_S))
+            now_s = time.monotonic()
+            for worker in self._workers:
+                if worker.serves and worker.hangs():
+                    _log.error("a worker hangs and is killed", worker=worker.number)
+                    worker.kill()
+            settled = [
+                worker.number
+                for worker in self._workers
+                if worker.serves and worker.restarts.has_settled(now_s)
+            ]
+            if settled:
+                _log.info("workers have settled: their clients come back", workers=settled)
+
+    async def _ask_all(self, word: str) -> None:
+        """Have all members do something; the log says which did not."""
+        asked = [each for each in self._workers if each.pid is not None]
+        calls = (worker.do(word, RELEASE_LIMIT_S) for worker in asked)
+        for result in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(result, BaseException):
+                _log.error("a worker does not follow", error=str(result))
+
+    async def _kill_all(self) -> None:
+        for worker in self._workers:
+            worker.kill()
+        for worker in self._workers:
+            await worker.ended.wait()
+
+
+async def _all(works: Iterable[Awaitable[None]]) -> None:
+    """Run these at the same time; raise what the first of them raises when all are done."""
+    for result in await asyncio.gather(*works, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result

@@ -1,0 +1,162 @@
+"""Opens the ports of all members of a host.
+
+The launcher keeps every socket: while a member is down, what connects to it waits.
+"""
+
+import socket
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain, count
+
+from proxy.admin.site import AdminError
+from proxy.cluster.upstream import Address
+from proxy.config import Config, ListenerSection
+from proxy.config.worker_ports import share_of
+from proxy.relay.listener import SNI_PORT
+from proxy.relay.ports import (
+    bind_ports,
+    close_all,
+    open_port,
+    open_ports,
+    steer,
+    take_over_port,
+)
+
+ADMIN = "admin"
+"""In the place of a listener's name, where a port cannot be opened."""
+
+MemberSockets = Mapping[str, Mapping[int | None, socket.socket]]
+"""Sockets of one member by listener, and by broker, as `Listener.use` takes them."""
+
+
+class HostPorts:
+    """The sockets of all members.
+
+    All members share the bootstrap ports and the admin port. Each has its own part of a listener's
+    ports for brokers, and an admin port of its own, where other members ask it: the Nth one behind
+    the shared one, or any free one.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._count = config.worker_count
+        self._bootstrap: dict[str, list[socket.socket]] = {}
+        self._brokers: dict[str, list[dict[int, socket.socket]]] = {}
+        """By listener, then of each member, by broker."""
+        self._admin: list[list[socket.socket]] = []
+        """The shared port: for each address of its host the sockets of all members."""
+        self._own_admin: list[list[socket.socket]] = []
+        """Of each member, one for each address of the host."""
+        self._before: Counter[Address] = Counter()
+
+    def open(self, beside: Collection[Address] | None = None) -> None:
+        """Open all ports. Raises ListenerError, AdminError; then none is open.
+
+        `beside` are the addresses of a process that is replaced: it shares its ports, and gets all
+        connections until `take_over`.
+        """
+        self._before = Counter(beside)
+        try:
+            for listener in self._config.listeners:
+                name, host, port = listener.name, listener.bind.host, listener.bind.port
+                self._bootstrap[name] = open_ports(name, host, port, self._count, beside)
+                of_members = self._brokers[name] = [{} for _ in range(self._count)]
+                for number, sockets in enumerate(of_members):
+                    for node_id, port in _broker_ports(listener, self._count, number):
+                        sockets[node_id] = open_port(name, host, port, beside)
+            self._open_admin(beside)
+        except BaseException:
+            self.close()
+            raise
+
+    def take_over(self) -> None:
+        """Have new connections come here. Raises ListenerError."""
+        for name, group in self._groups():
+            take_over_port(name, group, self._before)
+
+    def take_back(self) -> None:
+        """Have new connections come here again, and none to the one that took them over."""
+        for _, group in self._groups():
+            steer(group[0], 0, len(group))
+
+    def close(self) -> None:
+        """Close the launcher's copies; those that share a port in one go."""
+        for _, group in self._groups():
+            close_all(group)
+        for owned in (self._bootstrap, self._brokers, self._admin, self._own_admin):
+            owned.clear()
+
+    def addresses(self) -> Iterator[Address]:
+        """Yield where each socket listens."""
+        for _, group in self._groups():
+            for sock in group:
+                yield sock.getsockname()[:2]
+
+    def bootstrap_ports(self) -> Iterator[tuple[str, str, int]]:
+        """Yield name, host and bootstrap port of each listener."""
+        for listener in self._config.listeners:
+            port = int(self._bootstrap[listener.name][0].getsockname()[1])
+            yield listener.name, listener.bind.host, port
+
+    @property
+    def admin_port(self) -> int:
+        """The shared one."""
+        return int(self._admin[0][0].getsockname()[1])
+
+    def of(self, number: int) -> tuple[MemberSockets, list[socket.socket], list[socket.socket]]:
+        """Return a member's sockets: of listeners, of the shared admin port, of its own one."""
+        listeners = {
+            name: {None: sockets[number], **self._brokers[name][number]}
+            for name, sockets in self._bootstrap.items()
+        }
+        return listeners, [group[number] for group in self._admin], self._own_admin[number]
+
+    def _open_admin(self, beside: Collection[Address] | None) -> None:
+        host, port = self._config.admin.bind.host, self._config.admin.bind.port
+        shared = _bind_admin(host, port, beside)
+        for sock in shared:
+            address, taken = sock.getsockname()[:2]
+            group = [sock]
+            self._admin.append(group)
+            beside_us = {*(beside or ()), (address, taken)}
+            for _ in range(1, self._count):
+                group += _bind_admin(address, taken, beside_us)
+        own = count(port + 1) if port else count(0, 0)
+        for _, own_port in zip(range(self._count), own, strict=False):
+            self._own_admin.append(_bind_admin(host, own_port, beside))
+        if beside is None:
+            for sock in chain(*self._admin, *self._own_admin):
+                sock.listen()
+
+    def _groups(self) -> Iterator[tuple[str, Sequence[socket.socket]]]:
+        """Yield the sockets that share a port, with the name of their listener."""
+        for name, sockets in self._bootstrap.items():
+            yield name, sockets
+            for of_member in self._brokers.get(name, ()):
+                for sock in of_member.values():
+                    yield name, (sock,)
+        for group in self._admin:
+            yield ADMIN, group
+        for own in self._own_admin:
+            for sock in own:
+                yield ADMIN, (sock,)
+
+
+def _bind_admin(host: str, port: int, beside: Collection[Address] | None) -> list[socket.socket]:
+    try:
+        return bind_ports(host, port, beside or ())
+    except OSError as error:
+        raise AdminError(f"admin.bind: {host}:{port}: {error.strerror or error}") from None
+
+
+def _broker_ports(
+    listener: ListenerSection, members: int, number: int
+) -> Iterator[tuple[int, int]]:
+    """Yield the brokers, and their ports, of one member; SNI_PORT stands for all of them."""
+    ports = listener.broker_ports
+    if listener.tls is not None and listener.tls.sni is not None:
+        first = 0 if ports is None or ports.any_free else ports.first + number
+        yield SNI_PORT, first
+    elif ports is not None and not ports.any_free:
+        share = share_of(ports, members, number)
+        yield from enumerate(range(share.first, share.last + 1))

@@ -1,0 +1,137 @@
+"""Be a member that a launcher has forked: it works as it is told."""
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import Any
+
+import structlog
+import uvloop
+from structlog import get_logger
+
+from proxy.config import Config
+from proxy.garbage import spare_full_collections
+from proxy.launcher.worker_handle import (
+    ACCEPT,
+    BEAT,
+    BEAT_INTERVAL_S,
+    DONE,
+    EXIT_CRASHED,
+    EXIT_DONE,
+    EXIT_LOST,
+    FAILED,
+    READY,
+    RELEASE,
+    RELOAD,
+    RESUME,
+    STOP,
+)
+from proxy.log_queue import log_queue
+from proxy.member import PORT_ERRORS, Member, Place
+from proxy.state import StateError
+from proxy.tier.group.group_member import MembershipError
+
+_log = get_logger(__name__)
+
+
+def run_worker(
+    config: Config, path: Path, place: Place, channel: socket.socket, *, splice: bool
+) -> int:
+    """Work until the launcher says that it is to stop; return the exit code."""
+    _mark_log(place.number)
+    return uvloop.run(_work(config, path, place, channel, splice=splice))
+
+
+async def _work(
+    config: Config, path: Path, place: Place, channel: socket.socket, *, splice: bool
+) -> int:
+    return await _Worker(channel).run(config, path, place, splice=splice)
+
+
+class _Worker:
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._lost_task: asyncio.Future[asyncio.Task[None]] = (
+            asyncio.get_running_loop().create_future()
+        )
+        """Work that has ended and should not have."""
+
+    async def run(self, config: Config, path: Path, place: Place, *, splice: bool) -> int:
+        reader, self._writer = await asyncio.open_connection(sock=self._channel)
+        beating = asyncio.create_task(self._beat())
+        try:
+            member = Member(config, path, splice=splice, place=place)
+            await member.start()
+            return await self._obey(member, reader)
+        except (*PORT_ERRORS, StateError, MembershipError, OSError) as error:
+            self._say(f"{FAILED} {json.dumps(str(error))}")
+            await self._writer.drain()
+            return EXIT_CRASHED
+        finally:
+            beating.cancel()
+
+    async def _obey(self, member: Member, reader: asyncio.StreamReader) -> int:
+        self._say(READY)
+        lost = self._lost_task
+        while True:
+            reading = asyncio.ensure_future(reader.readline())
+            await asyncio.wait((reading, lost), return_when=asyncio.FIRST_COMPLETED)
+            if lost.done():
+                return _explain(lost.result())
+            match reading.result().decode().rstrip():
+                case "":
+                    _log.error("the launcher has ended, so this member ends")
+                    log_queue.wait_written()
+                    os._exit(EXIT_LOST)  # its ports must be free
+                case word if word == ACCEPT:
+                    spare_full_collections()
+                    member.accept()
+                    for task in member.tasks:
+                        task.add_done_callback(self._lost)
+                case word if word == RELOAD:
+                    member.reloader.request()
+                case word if word == RELEASE:
+                    await member.release()
+                    self._say(DONE)
+                case word if word == RESUME:
+                    await member.resume()
+                    self._say(DONE)
+                case word if word == STOP:
+                    await member.stop()
+                    return EXIT_DONE
+
+    def _lost(self, task: asyncio.Task[None]) -> None:
+        if not self._lost_task.done():
+            self._lost_task.set_result(task)
+
+    async def _beat(self) -> None:
+        while True:
+            self._say(BEAT)
+            await asyncio.sleep(BEAT_INTERVAL_S)
+
+    def _say(self, line: str) -> None:
+        self._writer.write(f"{line}\n".encode())
+
+
+def _explain(task: asyncio.Task[None]) -> int:
+    """Log why the member ends; the launcher starts another one."""
+    error = None if task.cancelled() else task.exception()
+    if isinstance(error, StateError | MembershipError):
+        _log.error("this member ends", error=str(error))
+    else:
+        _log.error("unexpected end of work", work=task.get_name(), exc_info=error)
+    return EXIT_CRASHED
+
+
+def _mark_log(number: int) -> None:
+    """Have each line of the log say which worker writes it."""
+
+    def add_worker(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        event["worker"] = number
+        return event
+
+    # In place: loggers that were used before have this list.
+    structlog.get_config()["processors"].insert(0, add_worker)

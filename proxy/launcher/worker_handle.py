@@ -1,0 +1,173 @@
+"""One member as its launcher has it: its process, and the channel between the two.
+
+Both sides say lines. The launcher: ACCEPT, RELEASE, RESUME, RELOAD, STOP. The member: BEAT every
+BEAT_INTERVAL_S while its event loop runs, READY when it could accept, DONE when what it was told is
+done, FAILED with what it ends of. Whose channel ends has lost the other one.
+"""
+
+import asyncio
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NoReturn
+
+from proxy.launcher.restarts import Restarts
+from proxy.log_queue import log_queue
+
+ACCEPT, RELEASE, RESUME, RELOAD, STOP = "accept", "release", "resume", "reload", "stop"
+BEAT, READY, DONE, FAILED = "beat", "ready", "done", "failed"
+
+BEAT_INTERVAL_S, HANG_S = 2.0, 10.0
+"""A member that has not said anything for HANG_S hangs, and is killed."""
+
+MAX_LINE_BYTES = 64 * 1024
+
+EXIT_DONE, EXIT_CRASHED, EXIT_LOST = 0, 1, 3
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The launcher says what is to be done on these."""
+
+_PR_SET_PDEATHSIG = 1  # Linux's prctl; the os module has no name for it
+
+
+class WorkerError(Exception):
+    """A member cannot begin, or does not do what it is told."""
+
+
+class WorkerHandle:
+    """One member. All but `fork` is for the launcher's event loop."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.restarts = Restarts()
+        self.serves = False
+        """Whether it was told to accept clients."""
+        self.pid: int | None = None
+        self.ended = asyncio.Event()
+        """Set while there is no process."""
+        self.ended.set()
+        self.heard_s = 0.0
+        """When it said something last, in the loop's time."""
+        self._loop = asyncio.get_running_loop()
+        self._pidfd = -1
+        self._failure: str | None = None
+        self._is_ready = asyncio.Event()
+        self._is_done = asyncio.Event()
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    async def fork(self, work: Callable[[socket.socket], int]) -> None:
+        """Start a process that does this work, with its end of the channel."""
+        ours, theirs = socket.socketpair()
+        parent = os.getpid()
+        # A signal that arrives in between would be the launcher's, and told to both.
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            for number in SIGNALS:
+                signal.signal(number, signal.SIG_IGN)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+            ours.close()
+            _end_with(parent)
+            _leave(lambda: work(theirs))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        theirs.close()
+        self.pid, self._failure, self.heard_s = pid, None, self._loop.time()
+        self._pidfd = os.pidfd_open(pid)
+        for event in (self.ended, self._is_ready, self._is_done):
+            event.clear()
+        self._loop.add_reader(self._pidfd, self._has_ended)
+        reader, self._writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE_BYTES)
+        self._reading = asyncio.create_task(self._read(reader))
+
+    async def until_ready(self, limit_s: float) -> None:
+        """Return when it could accept clients. Raises WorkerError."""
+        await self._until(self._is_ready, "begin", limit_s)
+
+    async def do(self, word: str, limit_s: float) -> None:
+        """Have it do something, and return when that is done. Raises WorkerError."""
+        self._is_done.clear()
+        self.say(word)
+        await self._until(self._is_done, word, limit_s)
+
+    def say(self, word: str) -> None:
+        """Tell it something, if it is there."""
+        if self._writer is not None:
+            self._writer.write(f"{word}\n".encode())
+
+    def kill(self) -> None:
+        """End its process at once; `ended` is set a moment later."""
+        if self.pid is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def hangs(self) -> bool:
+        """Return whether its event loop stands still."""
+        return self.pid is not None and self._loop.time() - self.heard_s > HANG_S
+
+    async def _until(self, event: asyncio.Event, what: str, limit_s: float) -> None:
+        waiting = [asyncio.create_task(each.wait()) for each in (event, self.ended)]
+        try:
+            await asyncio.wait(waiting, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
+        if self.ended.is_set():
+            raise WorkerError(self._failure or f"worker {self.number} has ended; see the log")
+        if not event.is_set():
+            text = f"worker {self.number} did not {what} within {limit_s:g} s"
+            raise WorkerError(text)
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        while line := await reader.readline():
+            self.heard_s = self._loop.time()
+            word, _, rest = line.decode().rstrip().partition(" ")
+            if word == READY:
+                self._is_ready.set()
+            elif word == DONE:
+                self._is_done.set()
+            elif word == FAILED:
+                self._failure = str(json.loads(rest))
+
+    def _has_ended(self) -> None:
+        """Follow that the process has ended; what it said last is read first."""
+        self._loop.remove_reader(self._pidfd)
+        self._loop.create_task(self._forget())
+
+    async def _forget(self) -> None:
+        pid, self.serves = self.pid, False
+        assert pid is not None
+        if self._reading is not None:
+            await asyncio.wait((self._reading,), timeout=1)
+            self._reading.cancel()
+        if self._writer is not None:
+            self._writer.close()
+        os.waitpid(pid, 0)  # noqa: ASYNC222 - it has ended
+        os.close(self._pidfd)
+        self.pid = self._writer = self._reading = None
+        self.ended.set()
+
+
+def _leave(work: Callable[[], int]) -> NoReturn:
+    """End this process with its work, whatever else the one before had planned."""
+    code = EXIT_CRASHED
+    try:
+        code = work()
+    except BaseException:  # nobody is left to whom it could be raised
+        sys.excepthook(*sys.exc_info())
+    finally:
+        log_queue.wait_written()
+        os._exit(code)
+
+
+def _end_with(parent: int) -> None:
+    """Have the system kill this process when its parent ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended before
+        os._exit(EXIT_LOST)

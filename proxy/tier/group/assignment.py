@@ -1,0 +1,123 @@
+"""What every machine gets from the leader: the whole map, who is in the tier, who is refused."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from proxy.tier.slot_balance import SlotLoad
+from proxy.tier.slot_map import SlotMap
+
+from .user_data import FormError, pack, unpack
+
+LOAD_STEPS = 10_000
+"""In which a member's capacity is counted, where the load of a slot is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine as it announced itself."""
+
+    admin_url: str
+    process: str
+    """Differs between two processes of one machine name."""
+    rules_digest: str
+    clock_s: int
+    """Its clock as it joined, in whole seconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedMachine:
+    """A machine that is in the group and must not be in the tier."""
+
+    machine: str
+    reason: str
+    """What is wrong and how to mend it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The outcome of one round; all machines get the same."""
+
+    generation: int
+    """Of the group."""
+    slot_map: SlotMap
+    releasing: Mapping[int, str] = field(default_factory=dict)
+    """The member that has each slot which is to move; in the map nobody owns it."""
+    machines: Mapping[str, Machine] = field(default_factory=dict)
+    """By their names."""
+    refused: Mapping[str, RefusedMachine] = field(default_factory=dict)
+    """By their member ids in the group."""
+    unheard: frozenset[str] = frozenset()
+    """Processes of machines that may own more than is known; until they are heard, or gone, no
+    slot without an owner is given to anybody."""
+    targets: Mapping[int, str] = field(default_factory=dict)
+    """The member that is to have each slot which nobody owns in the map."""
+    loads: Mapping[int, SlotLoad] = field(default_factory=dict)
+    """What is known of each slot's load."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is left to do in another round."""
+        return not self.releasing and not self.unheard
+
+    @property
+    def rules_digests(self) -> dict[str, list[str]]:
+        """The machines by the digest of their rules; more than one while a change is rolled out."""
+        machines: dict[str, list[str]] = {}
+        for name, machine in sorted(self.machines.items()):
+            machines.setdefault(machine.rules_digest, []).append(name)
+        return machines
+
+    @property
+    def clocks_apart_s(self) -> int:
+        """How far the clocks are apart; some seconds are only the time that joining takes."""
+        clocks = [machine.clock_s for machine in self.machines.values()]
+        return max(clocks) - min(clocks) if clocks else 0
+
+    def encode(self) -> bytes:
+        """Return the bytes that `decode` reads."""
+        return pack(
+            {
+                "generation": self.generation,
+                "map": self.slot_map.document(),
+                "releasing": sorted(self.releasing.items()),
+                "targets": sorted(self.targets.items()),
+                "loads": [
+                    round(self.loads[slot].share * LOAD_STEPS) if slot in self.loads else None
+                    for slot in range(len(self.slot_map.owners))
+                ],
+                "machines": {
+                    name: [each.admin_url, each.process, each.rules_digest, each.clock_s]
+                    for name, each in self.machines.items()
+                },
+                "refused": {key: [each.machine, each.reason] for key, each in self.refused.items()},
+                "unheard": sorted(self.unheard),
+            }
+        )
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """Read what was encoded; raises FormError."""
+        document = unpack(data)
+        try:
+            return cls._of(document)
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise FormError(f"not as a proxy writes it: {error!r}") from error
+
+    @classmethod
+    def _of(cls, document: Mapping[str, Any]) -> Self:
+        return cls(
+            generation=int(document["generation"]),
+            slot_map=SlotMap.of(document["map"]),
+            releasing={int(slot): str(name) for slot, name in document["releasing"]},
+            # Machines of an earlier version do not say these two.
+            targets={int(slot): str(name) for slot, name in document.get("targets", ())},
+            loads={
+                slot: SlotLoad(0.0, steps / LOAD_STEPS)
+                for slot, steps in enumerate(document.get("loads", ()))
+                if steps is not None
+            },
+            machines={name: Machine(*each) for name, each in document["machines"].items()},
+            refused={key: RefusedMachine(*each) for key, each in document["refused"].items()},
+            unheard=frozenset(map(str, document["unheard"])),
+        )

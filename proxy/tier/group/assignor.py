@@ -1,0 +1,188 @@
+"""Assign the slots of a tier, so that nobody gets one that another machine may still have.
+
+As in Kafka's cooperative rebalancing (KIP-429) a slot moves in two rounds: in the first its owner
+is told to release it, in the second, which begins when that is done, it is given away: to whom, and
+what each slot carries, goes with the assignment, as another machine may lead then. A machine's
+subscription may be older than what it got since: Kafka keeps a static member that does not rejoin
+in time, with the subscription it had. The leader then counts what the round before gave to it. One
+that does not know the round before counts no older one, not even for itself: others may have got
+those slots since. It gives away nothing until each machine was heard again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from proxy.tier.slot_balance import Placement, SlotLoad
+from proxy.tier.slot_map import SlotMap
+
+from .admission import Subscriptions, admit, was_admitted
+from .assignment import Assignment, Machine
+from .subscription import Subscription
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one round decided."""
+
+    assignment: Assignment
+    """All machines get the same."""
+    is_another_round_wanted: bool
+    """Whether the leader has to begin the next round itself; what is released begins one anyway."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """A slot that a machine has, as far as is known."""
+
+    member: str
+    process: str
+    is_let_go: bool
+
+
+def assign(
+    subscriptions: Subscriptions,
+    previous: Assignment | None,
+    generation: int,
+    place: Placement,
+) -> Round:
+    """Decide who owns which slot from now on.
+
+    `previous` is the newest assignment that the leader has; `generation` is the group's, now.
+    """
+    is_informed = previous is not None and previous.generation == generation - 1
+    admitted, refused = admit(subscriptions, previous)
+    readable = [said for said in subscriptions.values() if isinstance(said, Subscription)]
+    unheard = _unheard(readable, previous, generation, is_informed=is_informed)
+    claims: dict[int, _Claim] = {}
+    for said in readable:
+        is_member = admitted.get(said.machine) is said or was_admitted(said, previous)
+        is_stale = said.generation != generation - 1
+        may_have = previous if is_informed and is_member and is_stale else None
+        for slot, claim in _claims(said, may_have).items():
+            # Where two say that they have it, one of them errs: both are to let it go.
+            claims[slot] = replace(claim, is_let_go=True) if slot in claims else claim
+    processes = {
+        member.name: said.process
+        for said in admitted.values()
+        for member in said.announcement.members
+    }
+    members = {
+        member.name: member for said in admitted.values() for member in said.announcement.members
+    }
+    present = [said.announcement for said in admitted.values() if not said.announcement.is_leaving]
+    steady = [announced for announced in present if not announced.is_settling] or present
+    staying = [member.name for announced in steady for member in announced.members]
+    slots = max((said.announcement.slots for said in admitted.values()), default=0)
+    owners: list[str | None] = [None] * slots
+    releasing = {slot: claim.member for slot, claim in claims.items() if slot < slots}
+    targets: dict[int, str] = {}
+    loads = _loads(admitted, previous, slots)
+    if staying:
+        wanted = place(_sticky(claims, previous, slots), sorted(staying), loads)
+        for slot, name in enumerate(wanted):
+            has = claims.get(slot)
+            if has is None:
+                owners[slot] = None if unheard else name
+            elif (has.member, has.process) == (
+                name,
+                processes.get(name or ""),
+            ) and not has.is_let_go:
+                owners[slot] = name
+                del releasing[slot]
+            if owners[slot] is None and name is not None:
+                targets[slot] = name
+    slot_map = SlotMap(_map_generation(readable, previous, generation), members, owners)
+    assignment = Assignment(
+        generation=generation,
+        slot_map=slot_map,
+        releasing=releasing,
+        targets=targets,
+        loads=loads,
+        machines={name: _machine(said) for name, said in admitted.items()},
+        refused=refused,
+        unheard=unheard,
+    )
+    return Round(
+        assignment=assignment,
+        is_another_round_wanted=bool(unheard) and not is_informed,
+    )
+
+
+def _unheard(
+    readable: list[Subscription],
+    previous: Assignment | None,
+    generation: int,
+    *,
+    is_informed: bool,
+) -> frozenset[str]:
+    """Return the processes that may have got slots of which neither they nor we can tell."""
+    silent = {said.process for said in readable if said.generation != generation - 1}
+    if is_informed and previous is not None:
+        return previous.unheard & silent
+    # One machine alone is the leader, and knows what it has.
+    return frozenset(silent) if len(readable) > 1 else frozenset()
+
+
+def _claims(said: Subscription, may_have: Assignment | None) -> dict[int, _Claim]:
+    """Return the slots that a machine says it has, and those that `may_have` gave to it."""
+    claims = {
+        slot: _Claim(member, said.process, slot in said.letting_go)
+        for slot, member in said.owned.items()
+    }
+    if may_have is None:
+        return claims
+    own = {member.name for member in said.announcement.members} | set(said.owned.values())
+    for slot, owner in enumerate(may_have.slot_map.owners):
+        if owner in own:
+            claims[slot] = _Claim(owner, said.process, False)
+    for slot, member in may_have.releasing.items():
+        if member in own:
+            claims[slot] = _Claim(member, said.process, True)
+    return claims
+
+
+def _sticky(
+    claims: Mapping[int, _Claim], previous: Assignment | None, slots: int
+) -> list[str | None]:
+    """Return who has each slot, or else is to get it, or had it.
+
+    So a machine that was restarted gets its own again.
+    """
+    before: dict[int, str | None] = {}
+    if previous is not None:
+        before = {**dict(enumerate(previous.slot_map.owners)), **previous.targets}
+    return [
+        claims[slot].member if slot in claims and not claims[slot].is_let_go else before.get(slot)
+        for slot in range(slots)
+    ]
+
+
+def _loads(
+    admitted: Mapping[str, Subscription], previous: Assignment | None, slots: int
+) -> dict[int, SlotLoad]:
+    """Return what each slot carries, as its owner says, or else as was known before.
+
+    Who has just got a slot has not measured it yet; if it counted as nothing its owner would get
+    more and more.
+    """
+    known = {} if previous is None else dict(previous.loads)
+    for said in admitted.values():
+        known |= said.announcement.loads
+    return {slot: load for slot, load in known.items() if slot < slots}
+
+
+def _map_generation(
+    readable: list[Subscription], previous: Assignment | None, generation: int
+) -> int:
+    """Return a generation above all that any machine has seen, even where Kafka began anew."""
+    seen = [said.map_generation for said in readable]
+    if previous is not None:
+        seen.append(previous.slot_map.generation)
+    return max(generation, 1 + max(seen, default=0))
+
+
+def _machine(said: Subscription) -> Machine:
+    announced = said.announcement
+    return Machine(
+        announced.admin_url, said.process, announced.rules_digest, round(announced.clock_s)
+    )

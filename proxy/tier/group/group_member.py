@@ -1,0 +1,403 @@
+"""Keep this machine a member of its tier's group: join, learn the map, stay, leave.
+
+Rounds (JoinGroup, SyncGroup) and heartbeats go over two connections: a round may take as long as
+the session of a machine that died, and all the while the coordinator has to hear of this one.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from uuid import uuid4
+
+from structlog import get_logger
+
+from proxy.cluster.broker_connection import BrokerConnection
+from proxy.cluster.kafka_client import GROUP_COORDINATOR, Bootstrap, KafkaClient
+from proxy.cluster.upstream import NOT_READY, RefusedError, UpstreamError
+from proxy.tier.slot_balance import Placement
+from proxy.tier.slot_map import SlotMap
+
+from .assignment import Assignment, RefusedMachine
+from .group_protocol import (
+    MEMBER_ID_REQUIRED,
+    NO_MEMBER_ID,
+    REBALANCE_IN_PROGRESS,
+    Meaning,
+    Place,
+    explain_refusal,
+    meaning_of,
+)
+from .holding import Holding, SessionClock
+from .leading import lead
+from .releases import Releases
+from .subscription import NO_GENERATION, Announcement
+from .tier_log import TierLog
+from .user_data import FormError
+
+SESSION_TIMEOUT_S = 10.0
+"""A dead machine's slots are given away after it. Brokers allow 6 s and more by default, and a
+coordinator that moves to another broker takes some of it."""
+
+HEARTBEAT_INTERVAL_S = 1.0
+"""So soon a machine learns of a round, and of a dead coordinator."""
+
+UNSETTLED_INTERVAL_S = 0.2
+"""Between heartbeats while slots wait for another round."""
+
+BEAT_AGAIN_S = 0.3
+"""After a heartbeat that was not answered."""
+
+ANSWER_LIMIT_S = 2.0
+"""To connect, and for each answer but a round's; several tries fit into a session."""
+
+ROUND_MARGIN_S = 5.0
+"""The coordinator answers a round after the rebalance timeout at the latest, and may be slow."""
+
+REJOIN_INTERVAL_S = 5.0
+"""Between two rounds that this machine asks for."""
+
+PROCESS_CHARS = 8
+"""Enough to tell two processes of one machine; every machine gets those of all."""
+
+MIN_JOIN_BACKOFF_S = 0.1
+MAX_JOIN_BACKOFF_S = 2.0
+"""Between two tries to join; doubled from try to try."""
+
+_log = get_logger(__name__)
+
+
+class MembershipError(Exception):
+    """The process cannot be in the group, and waiting does not mend that."""
+
+
+class GroupMember:
+    """One machine of a tier.
+
+    `announce` is called for each round and says what the machine is by then; its machine name must
+    stay the same. `on_assigned(map, generation, member_id)` is called after each round, and then
+    `on_revoked(slots)`, in a task, when slots are to be released. When it returned, or was
+    cancelled after RELEASE_LIMIT_S, others get them: nothing may be written for them any more.
+    `on_lost()`: all slots may have new owners by now; nothing may be written for any, until the
+    next `on_assigned`. Those two are not awaited, and must be quick.
+    """
+
+    def __init__(
+        self,
+        bootstrap: Bootstrap,
+        group_id: str,
+        announce: Callable[[], Announcement],
+        *,
+        on_assigned: Callable[[SlotMap, int, str], None],
+        on_revoked: Callable[[frozenset[int]], Awaitable[None]],
+        on_lost: Callable[[], None],
+        place: Placement,
+        session_timeout_s: float = SESSION_TIMEOUT_S,
+        heartbeat_interval_s: float = HEARTBEAT_INTERVAL_S,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._bootstrap = bootstrap
+        self._client = KafkaClient(bootstrap, ANSWER_LIMIT_S)
+        self._announce = announce
+        self._on_assigned = on_assigned
+        self._on_lost = on_lost
+        self._placement = place
+        self._heartbeat_interval_s = heartbeat_interval_s
+        self._clock_s = clock_s
+        machine = announce().machine
+        self._place = Place(group_id, machine, session_timeout_s, session_timeout_s)
+        self._coordinator_key = GROUP_COORDINATOR, group_id
+        self._holding = Holding(uuid4().hex[:PROCESS_CHARS])
+        self._session = SessionClock(session_timeout_s)
+        self.member_id = NO_MEMBER_ID
+        """By which the coordinator knows this process; empty when it does not."""
+        self.generation = NO_GENERATION
+        """Of the group, since this machine last joined."""
+        self.is_leader = False
+        """Whether this machine decided the newest round."""
+        self._tier_log = TierLog(group_id)
+        self._wanted = asyncio.Event()
+        """A round is wanted, by us or by another machine."""
+        self._stopping = asyncio.Event()
+        self._beats_now = asyncio.Event()
+        self._round: asyncio.Task[bool] | None = None
+        self._releases = Releases(self._holding, on_revoked, self._wanted.set)
+        self._asked_s = -REJOIN_INTERVAL_S
+        self._asking: asyncio.TimerHandle | None = None
+
+    @property
+    def instance_id(self) -> str:
+        """The machine's name, as what Kafka knows its place (group.instance.id)."""
+        return self._place.instance_id
+
+    @property
+    def problem(self) -> str | None:
+        """Why the machine is not in the tier, or may soon be out of it; None: it is in."""
+        return self._tier_log.problem
+
+    @property
+    def process(self) -> str:
+        """What tells this process from others of the same machine name."""
+        return self._holding.process
+
+    @property
+    def assignment(self) -> Assignment | None:
+        """The newest assignment, with all machines of the tier."""
+        return self._holding.assignment
+
+    @property
+    def owned(self) -> Mapping[int, str]:
+        """The member for each slot that this machine has and has not released."""
+        return dict(self._holding.owned)
+
+    @property
+    def refusal(self) -> RefusedMachine | None:
+        """Why the tier refused this machine; None: it did not."""
+        newest = self._holding.assignment
+        return None if newest is None else newest.refused.get(self.member_id)
+
+    def request_rebalance(self, *, at_once: bool = False) -> None:
+        """Have a round soon, in which all machines announce themselves anew.
+
+        For new addresses or loads; at most one in REJOIN_INTERVAL_S, unless `at_once`.
+        """
+        if at_once:
+            self._wanted.set()
+        elif self._asking is None:
+            loop = asyncio.get_running_loop()
+            wait_s = max(0.0, self._asked_s + REJOIN_INTERVAL_S - self._clock_s())
+            self._asking = loop.call_later(wait_s, self._ask_now)
+
+    def stop(self) -> None:
+        """Release all slots, leave the group and let `run` return."""
+        self._stopping.set()
+        self._wanted.set()
+        self._interrupt()
+
+    async def run(self) -> None:
+        """Be a member until `stop`; when cancelled, the place is kept for a session's time.
+
+        Raises MembershipError: another process has the machine's name, or the group is of another
+        kind.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                helpers = [tasks.create_task(self._beat()), tasks.create_task(self._watch())]
+                await self._follow(tasks)
+                await self._releases.finish()
+                await self._leave()
+                for helper in helpers:
+                    helper.cancel()
+        except BaseExceptionGroup as failures:
+            fatal = failures.subgroup(MembershipError)
+            if fatal is not None:
+                raise fatal.exceptions[0] from None
+            raise
+        finally:
+            if self._asking is not None:
+                self._asking.cancel()
+            self._lose("it stopped")
+            self._client.close()
+
+    async def _follow(self, tasks: asyncio.TaskGroup) -> None:
+        """Take part in round after round."""
+        backoff_s = MIN_JOIN_BACKOFF_S
+        self._wanted.set()
+        while True:
+            await self._wanted.wait()
+            if self._stopping.is_set():
+                return
+            self._wanted.clear()
+            self._round = tasks.create_task(self._try_round(tasks))
+            await asyncio.wait((self._round,))
+            is_done = not self._round.cancelled() and self._round.result()
+            self._round = None
+            if is_done:
+                backoff_s = MIN_JOIN_BACKOFF_S
+                continue
+            self._wanted.set()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(backoff_s):
+                    await self._stopping.wait()
+            backoff_s = min(2 * backoff_s, MAX_JOIN_BACKOFF_S)
+
+    async def _try_round(self, tasks: asyncio.TaskGroup) -> bool:
+        """Take part in a round; return whether it gave an assignment."""
+        try:
+            coordinator = await self._coordinator()
+            connection = await self._bootstrap.connect((coordinator,), limit_s=ANSWER_LIMIT_S)
+            try:
+                return await self._take_part(connection, tasks)
+            finally:
+                connection.close()
+        except (UpstreamError, RefusedError, FormError) as error:
+            self._client.forget(self._coordinator_key)
+            self._tier_log.failed(str(error))
+            return False
+
+    async def _take_part(self, connection: BrokerConnection, tasks: asyncio.TaskGroup) -> bool:
+        announcement = self._announce()
+        subscription = self._holding.subscription(announcement)
+        limit_s = self._place.rebalance_timeout_s + ROUND_MARGIN_S
+        member_id = self.member_id
+        joined = await connection.ask(self._place.join(member_id, subscription.encode()), limit_s)
+        if joined.error_code == MEMBER_ID_REQUIRED:
+            self.member_id = joined.member_id
+        if not self._check(joined.error_code, member_id):
+            return False
+        self.member_id, self.generation = joined.member_id, joined.generation_id
+        self._beats_now.set()
+        assignments: dict[str, bytes] = {}
+        is_another_round_wanted = False
+        self.is_leader = joined.leader == joined.member_id
+        if self.is_leader:
+            said = {each.member_id: bytes(each.metadata) for each in joined.members}
+            newest = self._holding.assignment
+            assignments, is_another_round_wanted = lead(
+                said, newest, self.generation, self._placement
+            )
+        sent_s = self._clock_s()
+        request = self._place.sync(self.member_id, self.generation, assignments)
+        synced = await connection.ask(request, limit_s)
+        if not self._check(synced.error_code, joined.member_id):
+            return False
+        if self._clock_s() - sent_s >= self._place.session_timeout_s:
+            # This process stood still; what it got may be another's by now.
+            self._tier_log.failed("the answer to SyncGroup is older than the session")
+            return False
+        assignment = Assignment.decode(bytes(synced.assignment))
+        self._session.heard(sent_s)
+        self._take(assignment, announcement, tasks)
+        if is_another_round_wanted:
+            self._wanted.set()
+        return True
+
+    def _take(
+        self, assignment: Assignment, announcement: Announcement, tasks: asyncio.TaskGroup
+    ) -> None:
+        refusal = assignment.refused.get(self.member_id)
+        change = self._holding.take(assignment, announcement, is_refused=refusal is not None)
+        self._tier_log.tier_is(assignment, self.member_id)
+        self._tier_log.problem_is(
+            None if refusal is None else f"the tier refuses this machine: {refusal.reason}"
+        )
+        self._on_assigned(assignment.slot_map, self.generation, self.member_id)
+        if change.revoked:
+            self._releases.begin(change.revoked, tasks)
+        if change.must_rejoin:
+            self._wanted.set()
+
+    async def _leave(self) -> None:
+        self._session.stop()
+        member_id, self.member_id = self.member_id, NO_MEMBER_ID
+        self.generation = NO_GENERATION
+        if member_id:
+            with suppress(UpstreamError, RefusedError, TimeoutError):
+                async with asyncio.timeout(ANSWER_LIMIT_S):
+                    await self._client.ask(self._place.leave(member_id), await self._coordinator())
+
+    async def _beat(self) -> None:
+        """Send heartbeats while there is a place in the group."""
+        while True:
+            newest = self._holding.assignment
+            is_settled = newest is None or newest.is_settled
+            interval_s = self._heartbeat_interval_s
+            with suppress(TimeoutError):
+                async with asyncio.timeout(interval_s if is_settled else UNSETTLED_INTERVAL_S):
+                    await self._beats_now.wait()
+            self._beats_now.clear()
+            if not self.member_id or self.generation == NO_GENERATION:
+                continue
+            member_id, generation, sent_s = self.member_id, self.generation, self._clock_s()
+            try:
+                coordinator = await self._coordinator()
+                request = self._place.heartbeat(member_id, generation)
+                answer = await self._client.ask(request, coordinator)
+                self._heard(answer.error_code, member_id, generation, sent_s)
+            except (UpstreamError, RefusedError) as error:
+                self._client.forget(self._coordinator_key)
+                self._tier_log.failed(str(error))
+                self._interrupt()  # a round at a coordinator that is gone would wait for long
+                await asyncio.sleep(BEAT_AGAIN_S)
+                self._beats_now.set()
+
+    def _heard(self, error_code: int, member_id: str, generation: int, sent_s: float) -> None:
+        if member_id != self.member_id:
+            return  # it was about a place that we had before
+        meaning = meaning_of(error_code)
+        is_in_round = self._round is not None
+        if meaning is Meaning.REJOIN:
+            # With a generation that is over, the coordinator did not begin the session anew.
+            if error_code == REBALANCE_IN_PROGRESS:
+                self._session.heard(sent_s)
+            if not is_in_round and generation == self.generation:
+                self._wanted.set()
+        elif self._check(error_code, member_id):
+            self._session.heard(sent_s)
+            if not is_in_round and self.refusal is None:
+                self._tier_log.problem_is(None)
+        elif meaning is Meaning.UNKNOWN:
+            self._interrupt()
+            self._wanted.set()
+
+    async def _watch(self) -> None:
+        """Give up what we have when the session may be over by our own clock."""
+        while True:
+            ends_s = self._session.ends_s
+            left_s = self._heartbeat_interval_s if ends_s is None else ends_s - self._clock_s()
+            if left_s > 0:
+                await asyncio.sleep(min(left_s, self._heartbeat_interval_s))
+                continue
+            self._lose(f"the coordinator was not heard for {self._place.session_timeout_s:g} s")
+            self._wanted.set()
+            self._interrupt()
+
+    def _check(self, error_code: int, member_id: str) -> bool:
+        """Return whether this is no error; do what an error asks for at once.
+
+        Raises MembershipError for one that stays, UpstreamError and RefusedError for others.
+        """
+        meaning = meaning_of(error_code)
+        if meaning is Meaning.FINE:
+            return True
+        if meaning is Meaning.REJOIN:
+            return False
+        text = explain_refusal(error_code, self._place)
+        if meaning is Meaning.UNKNOWN:
+            if member_id == self.member_id:
+                self.member_id, self.generation = NO_MEMBER_ID, NO_GENERATION
+                self._lose(text)
+            return False
+        if meaning in (Meaning.FENCED, Meaning.NEVER):
+            self._lose(text)
+            self._tier_log.problem_is(text)
+            raise MembershipError(text)
+        if meaning is Meaning.MOVED:
+            raise UpstreamError(NOT_READY, f"the coordinator is not ready: {text}")
+        raise RefusedError(text, error_code)
+
+    async def _coordinator(self) -> tuple[str, int]:
+        def check(error_code: int) -> None:
+            self._check(error_code, self.member_id)
+
+        return await self._client.coordinator(self._coordinator_key, check)
+
+    def _lose(self, reason: str) -> None:
+        """Own nothing any more, and say so, if we had a place at all."""
+        self._releases.cancel()
+        had_slots = bool(self._holding.owned)
+        had_session = self._session.ends_s is not None
+        self._session.stop()
+        self._holding.lost()
+        if had_slots or had_session:
+            _log.warning("the place in the tier is lost", machine=self.instance_id, reason=reason)
+            self._on_lost()
+
+    def _interrupt(self) -> None:
+        if self._round is not None:
+            self._round.cancel()
+
+    def _ask_now(self) -> None:
+        self._asking = None
+        self._asked_s = self._clock_s()
+        self._wanted.set()

@@ -1,0 +1,130 @@
+"""What a machine tells the others when it joins: who it is, what it owns, what that costs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from proxy.tier.slot_balance import SlotLoad
+from proxy.tier.slot_map import MemberAddresses
+from proxy.tier.slots import SLOTS
+
+from .user_data import FormError, pack, unpack
+
+NO_GENERATION = -1
+"""Of the group, before a machine had its first assignment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """What a machine says of itself; the group adds what it owns."""
+
+    machine: str
+    """Its name, which no other machine of the tier has."""
+    members: Sequence[MemberAddresses]
+    admin_url: str
+    cluster_id: str
+    """Of the cluster that its clients reach through it."""
+    rules_digest: str
+    """Of the configuration's rules; it may differ while a change is rolled out."""
+    clock_s: float
+    """Seconds since the epoch."""
+    slots: int = SLOTS
+    loads: Mapping[int, SlotLoad] = field(default_factory=dict)
+    """By slot, of those that it owns."""
+    is_leaving: bool = False
+    """Whether it is to own nothing any more, and serves until others have what it owns."""
+    is_settling: bool = False
+    """Whether it has crashed again and again: it owns something only where all are so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """An announcement, and what the machine owns as it joins."""
+
+    announcement: Announcement
+    process: str
+    """Differs between two processes of one machine name."""
+    owned: Mapping[int, str]
+    """The member that owns each slot which the machine has, and has not yet released."""
+    letting_go: frozenset[int] = frozenset()
+    """Those of `owned` that it is about to release."""
+    generation: int = NO_GENERATION
+    """Of the group, when the machine got its last assignment."""
+    map_generation: int = 0
+    """Of the newest map that it knows."""
+
+    @property
+    def machine(self) -> str:
+        """The machine's name."""
+        return self.announcement.machine
+
+    def encode(self) -> bytes:
+        """Return the bytes that `decode` reads."""
+        said = self.announcement
+        names = [member.name for member in said.members]
+        names += sorted(set(self.owned.values()) - set(names))
+        return pack(
+            {
+                "machine": said.machine,
+                "process": self.process,
+                "members": [member.document() for member in said.members],
+                "admin_url": said.admin_url,
+                "cluster_id": said.cluster_id,
+                "rules_digest": said.rules_digest,
+                "clock_s": round(said.clock_s, 3),
+                "slots": said.slots,
+                "loads": [
+                    [slot, round(load.bytes_per_s), round(load.cpu_share, 4)]
+                    for slot, load in sorted(said.loads.items())
+                ],
+                "owned": {
+                    name: [slot for slot, owner in sorted(self.owned.items()) if owner == name]
+                    for name in names
+                },
+                "letting_go": sorted(self.letting_go),
+                "is_leaving": said.is_leaving,
+                "is_settling": said.is_settling,
+                "generation": self.generation,
+                "map_generation": self.map_generation,
+            }
+        )
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """Read what was encoded; raises FormError."""
+        document = unpack(data)
+        try:
+            return cls._of(document)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise FormError(f"not as a proxy writes it: {error!r}") from error
+
+    @classmethod
+    def _of(cls, document: Mapping[str, Any]) -> Self:
+        slots = int(document["slots"])
+        said = Announcement(
+            machine=str(document["machine"]),
+            members=tuple(MemberAddresses.of(each) for each in document["members"]),
+            admin_url=str(document["admin_url"]),
+            cluster_id=str(document["cluster_id"]),
+            rules_digest=str(document["rules_digest"]),
+            clock_s=float(document["clock_s"]),
+            slots=slots,
+            loads={
+                int(slot): SlotLoad(float(rate), float(share))
+                for slot, rate, share in document["loads"]
+            },
+            is_leaving=bool(document["is_leaving"]),
+            is_settling=bool(document.get("is_settling", False)),
+        )
+        owned = {int(slot): name for name, each in document["owned"].items() for slot in each}
+        letting_go = frozenset(map(int, document["letting_go"]))
+        if not all(0 <= slot < slots for slot in {*owned, *said.loads, *letting_go}):
+            raise ValueError(f"a slot is not among 0 to {slots - 1}")
+        return cls(
+            announcement=said,
+            process=str(document["process"]),
+            owned=owned,
+            letting_go=letting_go,
+            generation=int(document["generation"]),
+            map_generation=int(document["map_generation"]),
+        )

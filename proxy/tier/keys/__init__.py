@@ -1,0 +1,1 @@
+"""Which clients share a quota, and so one owner. Sans-I/O."""

@@ -1,0 +1,124 @@
+"""What this member's slots carry: what the others are told, and the status shows."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from structlog import get_logger
+
+from proxy.quota.entities import ClientIdentity
+from proxy.state import Document
+from proxy.tier.announced_loads import AnnouncedLoads, complete
+from proxy.tier.keys.quota_keys import QuotaKeys
+from proxy.tier.ownership import SlotOwnership
+from proxy.tier.slot_balance import NO_LOAD, SlotLoad, overloaded_slots
+from proxy.tier.slot_loads import ClientTraffic, LoadMeter
+from proxy.tier.slots import slot_of
+
+LOAD_INTERVAL_S = 1.0
+"""Between two looks whether connections were measured."""
+
+WARN_AGAIN_S = 300.0
+"""Of a slot that fills a member alone."""
+
+_log = get_logger(__name__)
+
+
+class TierLoads:
+    """Measures the loads of the slots that `ownership` has.
+
+    `traffic` gives the newest rates of clients, the same object until they are measured anew.
+    """
+
+    def __init__(
+        self, name: str, ownership: SlotOwnership, traffic: Callable[[], ClientTraffic]
+    ) -> None:
+        self._name, self._ownership, self._traffic = name, ownership, traffic
+        self._meter = LoadMeter()
+        self._announced = AnnouncedLoads()
+        self._slot_of: tuple[QuotaKeys, Callable[[ClientIdentity], int]] | None = None
+        self._warned_s: dict[int, float] = {}
+        """When a slot was overloaded last."""
+
+    @property
+    def told(self) -> Mapping[int, SlotLoad]:
+        """What the others are told of the loads of this member's slots."""
+        return self._announced.loads
+
+    async def watch(
+        self,
+        collect: Callable[[Any], Any],
+        known: Callable[[], Mapping[int, SlotLoad] | None],
+        request_rebalance: Callable[[], None],
+    ) -> None:
+        """Measure, and have the group look at the loads again when ours have changed.
+
+        `collect` runs a walk in slices, `known` gives what the group knows of the loads; None: it
+        is not followed. Runs until cancelled.
+        """
+        seen: ClientTraffic | None = None
+        while True:
+            traffic = self._traffic()
+            if seen is None or traffic.bytes_per_s is not seen.bytes_per_s:
+                seen = traffic
+                now_s, cpu_s = time.monotonic(), time.process_time()
+                await collect(self._meter.measuring(traffic, self._finder(), now_s, cpu_s))
+                self._warn(time.monotonic())
+                measured = complete(self._meter.loads, self._ownership.owns.slots)
+                told = known()
+                is_news = self._announced.take(
+                    measured, told or {}, time.monotonic(), self._meter.measured_s
+                )
+                if is_news and told is not None:
+                    request_rebalance()
+            await asyncio.sleep(LOAD_INTERVAL_S)
+
+    def document(self) -> Document:
+        """Return what the status shows of this member's slots."""
+        loads, owned = self._meter.loads, self._ownership.owns.slots
+        rates = sum(load.bytes_per_s for load in loads.values())
+        return {
+            "owned": len(owned),
+            "bytes_per_s": round(rates),
+            "cpu_share": round(sum(load.cpu_share for load in loads.values()), 3),
+            "overloaded": [
+                {
+                    "slot": slot,
+                    "bytes_per_s": round(load.bytes_per_s),
+                    "cpu_share": round(load.cpu_share, 3),
+                    "clients": self._meter.clients.get(slot, []),
+                }
+                for slot, load in self.overloaded().items()
+                if slot in owned
+            ],
+        }
+
+    def overloaded(self) -> Mapping[int, SlotLoad]:
+        """Return those of our slots that fill a member alone, with their loads."""
+        loads, newest = self._meter.loads, self._ownership.newest
+        members = [self._name] if newest is None else list(newest.members)
+        return {slot: loads[slot] for slot in overloaded_slots(loads, members)}
+
+    def _warn(self, now_s: float) -> None:
+        """Log which slots have begun to fill this member alone."""
+        for slot in self.overloaded():
+            before_s, self._warned_s[slot] = self._warned_s.get(slot), now_s
+            if before_s is None or now_s - before_s > WARN_AGAIN_S:
+                load = self._meter.loads.get(slot, NO_LOAD)
+                _log.warning(
+                    "a slot fills a member alone, so that more members do not help its clients",
+                    slot=slot,
+                    member=self._name,
+                    cpu_share=round(load.cpu_share, 2),
+                    bytes_per_s=round(load.bytes_per_s),
+                    clients=self._meter.clients.get(slot, []),
+                    fix="see KafkaQuotaProxySlotOverloaded in docs/operations.md",
+                )
+
+    def _finder(self) -> Callable[[ClientIdentity], int]:
+        """Return what finds a client's slot, the same one for the same keys."""
+        keys = self._ownership.owns.keys
+        if self._slot_of is None or self._slot_of[0] is not keys:
+            self._slot_of = keys, lambda client: slot_of(keys.key_of(client))
+        return self._slot_of[1]

@@ -1,0 +1,268 @@
+"""What this member owns: slots are left, taken from the state, and served, as the group decides.
+
+The group's map says what is wanted. In the map that is followed this member owns only what it has
+taken: whose records it has read, and nobody else writes any more.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from prometheus_client import Counter
+from structlog import get_logger
+
+from proxy.quota.debts import Debt
+from proxy.state import GroupFence, Record, SlotStore, StateError
+from proxy.tier.misplaced_records import MisplacedRecords
+from proxy.tier.owns import SlotOwns
+from proxy.tier.peers import Peers
+from proxy.tier.records import COMMON_SLOT, DebtSnapshots
+from proxy.tier.rules import TierRules
+from proxy.tier.slot_balance import Owners, stand_in_of
+from proxy.tier.slot_map import SlotMap
+from proxy.tier.slots import SLOTS
+from proxy.tier.steering import SlotSteering
+
+TAKE_RETRY_S = 0.5
+"""After slots could not be taken, or given."""
+
+_log = get_logger(__name__)
+
+
+class Belongings(Protocol):
+    """What a member has of the clients in its slots."""
+
+    async def leave(self, before: SlotOwns, after: SlotOwns) -> list[Debt]:
+        """Write and forget what is owned no more; return what those clients owe."""
+
+    async def take(self, owns: SlotOwns, debts: Iterable[Debt]) -> None:
+        """Take up what is owned from now on, and have its clients owe this. Raises StateError."""
+
+    async def pace(self, owns: SlotOwns, slots: frozenset[int]) -> None:
+        """Hold the clients of these slots to their bounds at once: another member had them."""
+
+    async def lead(self, is_leader: bool) -> None:
+        """Write what concerns all from now on, or leave that to another member."""
+
+    def cut_off(self, is_cut_off: bool) -> None:
+        """Follow whether this member has lost its place in the tier."""
+
+
+class SlotOwnership:
+    """Follows what the group decides, for the member `name`. Make it inside an event loop."""
+
+    def __init__(
+        self,
+        name: str,
+        belongings: Belongings,
+        *,
+        steering: SlotSteering,
+        store: Callable[[], SlotStore],
+        rules: TierRules,
+        peers: Peers,
+        moves: Counter,
+    ) -> None:
+        self._name, self._belongings, self._steering = name, belongings, steering
+        self._store, self._rules, self._peers, self._moves = store, rules, peers, moves
+        self._misplaced = MisplacedRecords(name, store, rules, peers)
+        self._may_have_misplaced = False
+        self._loop = asyncio.get_running_loop()
+        self.newest: SlotMap | None = None
+        """What the group has decided last; None while this member is not in it."""
+        self.fence: GroupFence | None = None
+        self.owns = SlotOwns(name, SlotMap(0, {}, [None] * SLOTS), rules.keys)
+        """What this member has taken, and who has the rest."""
+        self._owners_before: list[str | None] = [None] * SLOTS
+        """The latest owner of each slot."""
+        self.has_left = False
+        """Whether clients are to go to other members: this one has handed over, and ends."""
+        self.in_force = asyncio.Event()
+        """Set when the group is followed; to be cleared before it is joined."""
+        self._changing = asyncio.Lock()
+        self._wanted = asyncio.Event()
+        self._steering_tasks: set[asyncio.Task[None]] = set()
+        self._followed = asyncio.Event()
+        """Set when another map is followed than before."""
+
+    @property
+    def leader(self) -> str:
+        """Who has what concerns all; nobody has it for a moment, then the one before."""
+        owner = self.owns.slot_map.owners[COMMON_SLOT] or self._owners_before[COMMON_SLOT]
+        return owner or self._name
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this member writes what concerns all."""
+        return self.owns.slot_map.owners[COMMON_SLOT] == self._name
+
+    def look(self) -> None:
+        """Follow the group and the rules again: something is another one, or has failed."""
+        self._wanted.set()
+
+    def use(self, slot_map: SlotMap, fence: GroupFence) -> None:
+        """Follow what the group has decided."""
+        self.fence = fence
+        self._store().fence(fence)
+        if self.newest is None:
+            self._belongings.cut_off(False)
+        self.newest = slot_map
+        self._wanted.set()
+
+    def lose(self) -> None:
+        """Own nothing: this member is not in the group any more."""
+        self._store().lost()
+        self.newest = None
+        self.show()
+        self._belongings.cut_off(not self.has_left)
+        self._wanted.set()
+
+    async def release(self, slots: frozenset[int]) -> None:
+        """Release slots, with all that their clients owe."""
+        async with self._changing:
+            await self._apply(self._without(slots))
+            await asyncio.to_thread(self._store().release, slots)
+
+    async def follow(self) -> None:
+        """Follow what the group decides, until cancelled."""
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            try:
+                async with self._changing:
+                    await self._step()
+            except StateError as error:
+                _log.error("slots are not taken yet, trying again", error=str(error))
+                self._loop.call_later(TAKE_RETRY_S, self._wanted.set)
+
+    async def until_handed_over(self) -> None:
+        """Return when others own all slots that this member owned, or nobody takes them."""
+        while (newest := self.newest) is not None:
+            owners = set(newest.owners)
+            is_given = None not in owners or owners == {None}
+            if is_given and self._name not in owners and not self.owns.slots:
+                return
+            self._followed.clear()
+            await self._followed.wait()
+
+    async def keep(self, records: Sequence[Record], debts: Sequence[Debt]) -> None:
+        """Keep records that are ours by now, and take them up. Raises StateError."""
+        async with self._changing:
+            store, applied = self._store(), self.owns.slot_map
+            slots = {self._rules.records(record.key) for record in records}
+            slots |= {self._rules.slot_of(debt.identity) for debt in debts}
+            if self.newest is None or not slots <= store.taken:
+                what = f"member {self._name} has not all of these slots by its rules now"
+                raise StateError(what, "send it again in a second")
+            await self._apply(self._without(slots))
+            # What was written here since is newer than what another member had.
+            new = [record for record in records if store.get(record.key) is None]
+            if new:
+                await asyncio.to_thread(store.put_many, new)
+            own = await asyncio.to_thread(DebtSnapshots(store).take, slots)
+            await self._apply(applied, [*own, *debts])
+
+    def routes(self) -> SlotMap:
+        """Return the map by which clients are sent on."""
+        silent = set(self._peers.silent)
+        if self.has_left or (self.newest is None and self.in_force.is_set()):
+            silent.add(self._name)
+        applied = self.owns.slot_map
+        owners = route_owners(applied.owners, self._owners_before, applied.members, silent)
+        return SlotMap(applied.generation, applied.members, owners)
+
+    def show(self) -> None:
+        """Send clients on by other members: some have fallen silent, or answer again."""
+        task = self._loop.create_task(self._steer())
+        self._steering_tasks.add(task)
+        task.add_done_callback(self._steering_tasks.discard)
+
+    async def _steer(self) -> None:
+        """Send clients on by the routes now; who comes here with that gets no more than one."""
+        gained = self._steering.use(self.routes(), self.owns.keys.key_of)
+        if gained:
+            await self._belongings.pace(self.owns, gained)
+
+    async def _step(self) -> None:
+        newest, applied = self.newest, self.owns.slot_map
+        if newest is None:
+            lost = [None if owner == self._name else owner for owner in applied.owners]
+            await self._apply(SlotMap(applied.generation, applied.members, lost))
+            return
+        store = self._store()
+        debts: list[Debt] = []
+        if gained := newest.slots_of(self._name) - store.taken:
+            self._may_have_misplaced = True
+            assert self.fence is not None
+            await asyncio.to_thread(store.take, gained, self.fence)
+            debts = await asyncio.to_thread(DebtSnapshots(store).take, gained)
+        taken = store.taken
+        owners = [
+            None if owner == self._name and slot not in taken else owner
+            for slot, owner in enumerate(newest.owners)
+        ]
+        before = self.owns.slots
+        await self._apply(SlotMap(newest.generation, newest.members, owners), debts)
+        self._moves.inc(len(self.owns.slots - before))
+        self.in_force.set()
+        if self.is_leader and await self._rules.propose(store):
+            self._wanted.set()
+        if self._may_have_misplaced:
+            self._may_have_misplaced = await self._misplaced.give(self.owns.slot_map)
+            if self._may_have_misplaced:
+                self._loop.call_later(TAKE_RETRY_S, self._wanted.set)
+
+    async def _apply(self, slot_map: SlotMap, debts: Iterable[Debt] = ()) -> None:
+        """Leave what is not owned in a map any more, then take what is."""
+        rules, keys = self._rules.wanted, self._rules.keys
+        is_rekeyed = rules != self._rules.in_force
+        if is_rekeyed:
+            keys = await asyncio.to_thread(rules.keys)
+        before, after = self.owns, SlotOwns(self._name, slot_map, keys)
+        if slot_map.owners[COMMON_SLOT] != self._name:
+            await self._belongings.lead(False)
+        left = await self._belongings.leave(before, after)
+        gone = before.slots - after.slots
+        leaving = [(slot, debt) for debt in left if (slot := before.slot_of(debt.identity)) in gone]
+        if leaving and self.newest is not None:
+            with suppress(StateError):
+                await asyncio.to_thread(DebtSnapshots(self._store()).write, leaving)
+        if is_rekeyed:
+            self._rules.put_in_force(rules, keys)
+            self._may_have_misplaced = True
+            staying = [debt for debt in left if before.slot_of(debt.identity) not in gone]
+            await self._misplaced.rekey(staying, slot_map)
+        self.owns = after
+        for slot, owner in enumerate(slot_map.owners):
+            if owner is not None:
+                self._owners_before[slot] = owner
+        try:
+            await self._belongings.take(after, debts)
+        finally:
+            await self._steer()
+            await self._belongings.lead(self.is_leader)
+        self._followed.set()
+
+    def _without(self, slots: Collection[int]) -> SlotMap:
+        """Return the map that is followed with nobody in these slots."""
+        applied = self.owns.slot_map
+        owners = [None if slot in slots else each for slot, each in enumerate(applied.owners)]
+        return SlotMap(applied.generation, applied.members, owners)
+
+
+def route_owners(
+    owners: Owners, before: Owners, members: Collection[str], silent: Collection[str]
+) -> list[str | None]:
+    """Return whom clients of each slot are sent to; None for all when nobody serves.
+
+    That is the owner, or in a handover the one `before`. For who is `silent`, or is gone, a member
+    stands in, the same by the reckoning of every member that knows the same.
+    """
+    serving = sorted(name for name in members if name not in silent)
+    routes: list[str | None] = []
+    for slot, (owner, earlier) in enumerate(zip(owners, before, strict=True)):
+        name = owner if owner is not None else earlier
+        if name not in serving:
+            name = stand_in_of(slot, serving) if serving else None
+        routes.append(name)
+    return routes

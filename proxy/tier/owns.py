@@ -1,0 +1,58 @@
+"""What a member owns by one map of slots and the keys of clients."""
+
+from dataclasses import dataclass
+
+from proxy.quota.entities import ClientIdentity
+from proxy.tier.key_rules import key_of_pipeline
+from proxy.tier.keys.quota_keys import QuotaKeys
+from proxy.tier.slot_map import SlotMap
+from proxy.tier.slots import slot_of
+
+
+@dataclass(frozen=True, slots=True)
+class SlotOwns:
+    """What the member `name` owns; see `proxy.progress.owns.Owns`."""
+
+    name: str
+    slot_map: SlotMap
+    keys: QuotaKeys
+
+    @property
+    def slots(self) -> frozenset[int]:
+        """The slots that are this member's."""
+        return self.slot_map.slots_of(self.name)
+
+    def client(self, client_id: str) -> bool:
+        """Return whether a client is this member's, with its query and its adaptive bound."""
+        return self._has(self.keys.key_of_query(client_id))
+
+    def pipeline(self, name: str) -> bool:
+        """Return whether a pipeline is this member's, with its ledger."""
+        return self._has(key_of_pipeline(self.keys, name))
+
+    def has(self, identity: ClientIdentity) -> bool:
+        """Return whether a client is this member's."""
+        return self._has(self.keys.key_of(identity))
+
+    def slot_of(self, identity: ClientIdentity) -> int:
+        """Return the slot of a client."""
+        return slot_of(self.keys.key_of(identity))
+
+    def _has(self, key: str) -> bool:
+        return self.slot_map.owners[slot_of(key)] == self.name
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedBoth:
+    """What a member owned before and owns afterwards."""
+
+    before: SlotOwns
+    after: SlotOwns
+
+    def client(self, client_id: str) -> bool:
+        """See Owns."""
+        return self.before.client(client_id) and self.after.client(client_id)
+
+    def pipeline(self, name: str) -> bool:
+        """See Owns."""
+        return self.before.pipeline(name) and self.after.pipeline(name)

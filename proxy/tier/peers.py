@@ -1,0 +1,234 @@
+"""Asks the other members of a tier: whether they live, and to take what their clients had here."""
+
+import asyncio
+import math
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, Self
+
+import aiohttp
+from structlog import get_logger
+
+from proxy.admin.gateway.tier_routes import (
+    ALIVE_PATH,
+    LONG_ALIVE_PATH,
+    LONG_S,
+    RECORDS_PATH,
+    VISITS_PATH,
+    VisitRows,
+)
+from proxy.config import Config
+from proxy.config.secrets import ALL_RIGHTS, Secrets
+from proxy.quota.debts import Debt
+from proxy.state import Record
+
+ALIVE_INTERVAL_S = 0.5
+"""Between two questions to each member."""
+
+PEER_TIMEOUT_S = 1.0
+"""For each question. A member that is busy for longer is asked again."""
+
+SILENT_AFTER_S = 2.0
+"""A member that has not answered for so long is silent: others serve its clients meanwhile."""
+
+LOOK_AGAIN_S, LOOKS = 0.05, 20
+"""After a connection to a member broke: between two looks whether it lives, and how many. Its
+port may stay open for a moment."""
+
+MAX_PEER_BYTES = 16 * 2**20
+
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAccess:
+    """How a member shows the others who it is, and knows them."""
+
+    token: str | None = field(default=None, repr=False)
+    """That of `admin.token_file`, which all have."""
+    tls: ssl.SSLContext | None = field(default=None, repr=False)
+    """None where admin ports have none."""
+
+    @classmethod
+    def of(cls, config: Config, secrets: Secrets) -> Self:
+        """Return that of a configuration.
+
+        The members trust what the system does, `admin.tls.ca_file`, and the certificate of this
+        one, which this one shows.
+        """
+        tls = None
+        if (given := config.admin.tls) is not None:
+            tls = ssl.create_default_context()
+            tls.load_verify_locations(given.ca_file or given.cert_file)
+            tls.load_verify_locations(given.cert_file)
+            tls.load_cert_chain(given.cert_file, given.key_file)
+        return cls(secrets.tokens.get(ALL_RIGHTS), tls)
+
+
+class PeerError(Exception):
+    """A member has not answered, or not as it should."""
+
+
+class BrokenError(PeerError):
+    """The connection to a member broke before it answered."""
+
+
+class AwayError(PeerError):
+    """Nobody listens at a member's port."""
+
+
+class Peers:
+    """The other members of a tier, asked over HTTP at their admin ports. Use it as a context."""
+
+    def __init__(self, access: PeerAccess, on_silent: Callable[[], None] = lambda: None) -> None:
+        token = access.token
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._tls = access.tls
+        self._on_silent = on_silent
+        self._session: aiohttp.ClientSession | None = None
+        self._urls: dict[str, str] = {}
+        self._answered_s: dict[str, float] = {}
+        self.silent: frozenset[str] = frozenset()
+        """Those that have not answered for SILENT_AFTER_S, or have died."""
+        self._following: dict[str, asyncio.Task[None]] = {}
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            headers=self._headers,
+            connector=aiohttp.TCPConnector(ssl=True if self._tls is None else self._tls),
+            read_bufsize=MAX_PEER_BYTES,
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    def use(self, urls: Mapping[str, str]) -> None:
+        """Ask these members from now on: the URLs of their admin ports by name."""
+        now_s = asyncio.get_running_loop().time()
+        self._urls = dict(urls)
+        self._answered_s = {name: self._answered_s.get(name, now_s) for name in urls}
+        self._judge(now_s)
+
+    async def watch(self) -> None:
+        """Ask each member in turn whether it lives, until cancelled."""
+        try:
+            while True:
+                await asyncio.gather(*(self._poll(name) for name in self._urls))
+                self._judge(asyncio.get_running_loop().time())
+                self._follow()
+                await asyncio.sleep(ALIVE_INTERVAL_S)
+        finally:
+            for task in self._following.values():
+                task.cancel()
+            await asyncio.gather(*self._following.values(), return_exceptions=True)
+            self._following.clear()
+
+    async def tell(self, member: str, rows: VisitRows) -> VisitRows:
+        """Report to a member what visitors had here; return what its sensors owe.
+
+        Raises PeerError.
+        """
+        answer = await self._ask("POST", member, VISITS_PATH, {"visits": rows})
+        owed = answer.get("owed") if isinstance(answer, dict) else None
+        if not isinstance(owed, list):
+            raise PeerError(f"{member}: {VISITS_PATH} was not understood")
+        return owed
+
+    async def give(self, member: str, records: Sequence[Record], debts: Sequence[Debt]) -> None:
+        """Have a member keep records, and what clients owe, as its own. Raises PeerError."""
+        rows = [(each.key, each.text, each.version) for each in records]
+        owed = [debt.document() for debt in debts]
+        await self._ask("POST", member, RECORDS_PATH, {"records": rows, "owed": owed})
+
+    def _follow(self) -> None:
+        """Have a connection to each member that answers, which breaks when it dies."""
+        for name, task in tuple(self._following.items()):
+            if task.done():
+                del self._following[name]
+        for name in self._urls.keys() - self._following.keys() - self.silent:
+            self._following[name] = asyncio.create_task(self._until_broken(name))
+
+    async def _until_broken(self, name: str) -> None:
+        """Return when a member has ended in order, or some time has passed; find out its death."""
+        try:
+            await self._ask("GET", name, LONG_ALIVE_PATH, limit_s=LONG_S + PEER_TIMEOUT_S)
+        except (BrokenError, AwayError):
+            await self._find_out(name)
+        except PeerError as error:
+            _log.debug("member is not followed", member=name, error=str(error))
+
+    async def _find_out(self, name: str) -> None:
+        """Look again until a member answers, or nobody listens there: then it is silent."""
+        for _ in range(LOOKS):
+            try:
+                await self._look(name)
+            except AwayError:
+                self._heard(name, -math.inf)
+                self._judge(asyncio.get_running_loop().time())
+                return
+            except PeerError:
+                await asyncio.sleep(LOOK_AGAIN_S)
+            else:
+                return
+
+    async def _poll(self, name: str) -> None:
+        try:
+            await self._look(name)
+        except PeerError as error:
+            _log.debug("member does not answer", member=name, error=str(error))
+
+    async def _look(self, name: str) -> None:
+        """Ask a member whether it lives. Raises PeerError."""
+        await self._ask("GET", name, ALIVE_PATH)
+        self._heard(name, asyncio.get_running_loop().time())
+
+    def _heard(self, name: str, at_s: float) -> None:
+        if name in self._answered_s:  # it may have left the tier meanwhile
+            self._answered_s[name] = at_s
+
+    def _judge(self, now_s: float) -> None:
+        silent = frozenset(
+            name for name, at_s in self._answered_s.items() if now_s - at_s >= SILENT_AFTER_S
+        )
+        if silent == self.silent:
+            return
+        for name in silent - self.silent:
+            _log.warning("member does not answer, others serve its clients", member=name)
+        for name in self.silent & self._answered_s.keys() - silent:
+            _log.info("member answers again", member=name)
+        self.silent = silent
+        self._on_silent()
+
+    async def _ask(
+        self,
+        method: str,
+        member: str,
+        path: str,
+        body: Any = None,
+        limit_s: float | None = None,
+    ) -> Any:
+        url = self._urls.get(member)
+        if url is None or self._session is None:
+            raise PeerError(f"{member} is not in the tier")
+        limit = aiohttp.ClientTimeout(total=limit_s or PEER_TIMEOUT_S)
+        try:
+            request = self._session.request(method, url + path, json=body, timeout=limit)
+            async with request as response:
+                if response.status != HTTPStatus.OK:
+                    raise PeerError(f"{member}: {path} answers {response.status}")
+                return await response.json()
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            kind = _kind_of(error)
+            raise kind(f"{member}: {str(error) or 'no answer in time'}") from None
+
+
+def _kind_of(error: Exception) -> type[PeerError]:
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return AwayError if isinstance(error.os_error, ConnectionRefusedError) else PeerError
+    if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError):
+        return BrokenError
+    return PeerError

@@ -1,0 +1,138 @@
+"""The records of a member: the slot of each, and what clients owe while their slot moves."""
+
+import time
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from structlog import get_logger
+
+from metrics.clock import MS_PER_SECOND
+from proxy.queries.record_owner import OwnerKind, owner_of
+from proxy.quota.debts import Debt
+from proxy.state import Record, SlotStore, Store
+from proxy.state.store import SEPARATOR
+from proxy.tier.key_rules import key_of_pipeline
+from proxy.tier.keys.quota_keys import QuotaKeys
+from proxy.tier.slots import slot_of
+
+COMMON_SLOT = slot_of("common")
+"""Has what concerns all members: overrides, pauses, audit."""
+
+OWED, WATCH = "owed", "watch"
+"""Namespaces of records that name their slot."""
+
+DEBT_SNAPSHOT_SCHEMA = 2
+"""Of what clients owe."""
+
+_log = get_logger(__name__)
+
+
+def slot_key(namespace: str, slot: int) -> str:
+    """Return the key of a record that names its slot."""
+    return f"{namespace}{SEPARATOR}{slot}"
+
+
+class RecordSlots:
+    """Gives the slot of each record, by `keys`, which may be set anew; for several threads."""
+
+    def __init__(self, keys: QuotaKeys) -> None:
+        self.keys = keys
+
+    def __call__(self, key: str) -> int:
+        """Return the slot of a record's key."""
+        namespace, _, rest = key.partition(SEPARATOR)
+        if namespace in (OWED, WATCH) and rest.isdecimal():
+            return int(rest)
+        owner = owner_of(key)
+        if owner is None:
+            return COMMON_SLOT
+        if owner.kind is OwnerKind.CLIENT:
+            return slot_of(self.keys.key_of_query(owner.name))
+        return slot_of(key_of_pipeline(self.keys, owner.name))
+
+
+class TierStore(Store):
+    """Writes together what is asked for together, as far as this member has the slots.
+
+    What belongs to a client, or a pipeline, that another member has now is that one's to write;
+    here it is left out, as otherwise nothing that is asked for with it could be kept.
+    """
+
+    def __init__(self, slots: SlotStore, slot_of_record: RecordSlots) -> None:
+        self.slots = slots
+        self._slot_of = slot_of_record
+
+    def get(self, key: str) -> Record | None:
+        """See Store."""
+        return self.slots.get(key)
+
+    def items(self, prefix: str) -> list[Record]:
+        """See Store."""
+        return self.slots.items(prefix)
+
+    def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> int:
+        """See Store. Raises StateError also for what concerns all, where another keeps that."""
+        new, gone = list(records), list(delete)
+        if not new and not gone:
+            return 0
+        if taken := self.slots.taken:  # else this member is in no group, and that is the error
+            kept = [record for record in new if self._is_ours(record.key, taken)]
+            left_out = len(new) - len(kept)
+            new, gone = kept, [key for key in gone if self._is_ours(key, taken)]
+            if left_out:
+                _log.warning("not written, as another member has it now", records=left_out)
+        return self.slots.put_many(new, delete=gone)
+
+    def close(self) -> None:
+        """See Store."""
+        self.slots.close()
+
+    def _is_ours(self, key: str, taken: Collection[int]) -> bool:
+        return owner_of(key) is None or self._slot_of(key) in taken
+
+
+class DebtSnapshots:
+    """What the clients of a slot owe while it moves: a record in the slot. All methods block."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def write(self, debts: Iterable[tuple[int, Debt]]) -> None:
+        """Write debts with their slots. Raises StateError."""
+        by_slot: dict[int, list[dict[str, Any]]] = {}
+        for slot, debt in debts:
+            by_slot.setdefault(slot, []).append(debt.document())
+        at_s = time.time()
+        records = [
+            Record.of(slot_key(OWED, slot), {"at_s": at_s, "owed": rows}, DEBT_SNAPSHOT_SCHEMA)
+            for slot, rows in by_slot.items()
+        ]
+        if records:
+            self._store.put_many(records)
+
+    def take(self, slots: Collection[int]) -> list[Debt]:
+        """Return what is still owed in these slots, and delete that. Raises StateError.
+
+        The clock that it was written by may be another one: what is owed never becomes more.
+        """
+        keys = {slot_key(OWED, slot) for slot in slots}
+        found = [record for key in keys if (record := self._store.get(key)) is not None]
+        if not found:
+            return []
+        self._store.put_many((), delete=[record.key for record in found])
+        debts: list[Debt] = []
+        for record in found:
+            try:
+                record.check_form(DEBT_SNAPSHOT_SCHEMA)
+                debts += _still_owed(record)
+            except (ValueError, KeyError, TypeError) as error:
+                _log.warning("debts not taken over", record=record.key, error=str(error))
+        return debts
+
+
+def _still_owed(record: Record) -> list[Debt]:
+    document: Any = record.value
+    passed_ms = max(0.0, (time.time() - float(document["at_s"])) * MS_PER_SECOND)
+    rows: Iterable[Mapping[str, Any]] = document["owed"]
+    debts = (Debt.of(row).after(passed_ms) for row in rows)
+    return [debt for debt in debts if debt.owed_ms > 0]

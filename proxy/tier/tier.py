@@ -1,0 +1,469 @@
+"""Be a member of a tier: join, follow the group, answer peers, leave."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from structlog import get_logger
+
+from metrics import MemberInstruments
+from proxy.admin.gateway.member_client import MemberEndpoint
+from proxy.admin.gateway.tier_routes import VisitRows
+from proxy.admin.replies import ApiError
+from proxy.cluster.kafka_client import Bootstrap, KafkaClient
+from proxy.cluster.upstream import UpstreamError
+from proxy.config import Config
+from proxy.config.secrets import Secrets
+from proxy.config.stores import RELEASE_TIMEOUT_S, StateHolder
+from proxy.quota.debts import SharedQuotas
+from proxy.quota.rules import Rule
+from proxy.state import Document, GroupFence, SlotStore, StateError, Store
+from proxy.tier.group.assignment import Assignment, Machine
+from proxy.tier.group.group_member import GroupMember, MembershipError
+from proxy.tier.group.subscription import Announcement
+from proxy.tier.group.vacancy import until_vacant
+from proxy.tier.loads import TierLoads
+from proxy.tier.member_names import machine_of
+from proxy.tier.ownership import Belongings, SlotOwnership
+from proxy.tier.peers import PeerAccess, Peers
+from proxy.tier.reachability import ReachabilityProbe
+from proxy.tier.records import COMMON_SLOT, WATCH, TierStore, slot_key
+from proxy.tier.rules import TierRules
+from proxy.tier.slot_balance import placed_slots
+from proxy.tier.slot_loads import ClientTraffic
+from proxy.tier.slot_map import MemberAddresses, SlotMap
+from proxy.tier.slots import SLOTS
+from proxy.tier.steering import SlotSteering
+from proxy.tier.visits import VisitExchanges, VisitLog
+
+JOIN_LIMIT_S = 60.0
+"""For a new member; a dead one may be waited for meanwhile, which takes its session."""
+
+GIVE_AWAY_LIMIT_S = 5.0
+"""For others to get all slots of a member that is to end, which serves meanwhile: two rounds."""
+
+LEAVE_LIMIT_S = 10.0
+"""For all slots to be released, and the group to hear of it. Who is in it for longer is taken for
+dead when its session is over."""
+
+PRIVATE = ("rates/", "watch/", "owed/", "tier/")
+"""What begins so nobody has to read again when another member wrote it."""
+
+_log = get_logger(__name__)
+
+
+class TierError(StateError):
+    """A member cannot be in its tier: what is wrong, where, how to mend it."""
+
+
+TIER_ERRORS = (TierError, MembershipError)
+"""What `Tier.join` raises, and what a member ends with that may not stay."""
+
+
+class Tier:
+    """The tier as the member `name` has it. Make it inside an event loop.
+
+    `traffic` gives the newest rates of clients, `addresses` where clients reach this member, and
+    `on_common` is called when another member has written what concerns all.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: Config,
+        secrets: Secrets,
+        way: Bootstrap,
+        metrics: MemberInstruments,
+        *,
+        steering: SlotSteering,
+        visits: VisitLog,
+        belongings: Belongings,
+        shared: SharedQuotas,
+        traffic: Callable[[], ClientTraffic],
+        addresses: Callable[[], MemberAddresses],
+        on_common: Callable[[], None],
+    ) -> None:
+        tier = config.tier
+        assert tier is not None
+        self.name, self._tier = name, tier.name
+        self._config, self._way = config, way
+        self._addresses, self._on_common = addresses, on_common
+        self._loop = asyncio.get_running_loop()
+        self._group_id = f"quota-proxy-tier-{tier.name}"
+        self._access = PeerAccess.of(config, secrets)
+        self._admin_url = self._cluster_id = ""
+        self._opened: SlotStore | None = None
+        self.is_successor = False
+        """Whether the process before is to leave the group first."""
+        self.is_settling = False
+        """Whether this member has crashed again and again, and is to own nothing for now."""
+        self._is_leaving = False
+        """Whether this member is to own nothing any more, as it ends."""
+        # Each of these knows only those before it.
+        self._rules = rules = TierRules(config)
+        self._peers = peers = Peers(self._access, lambda: self._ownership.show())  # noqa: PLW0108 - made below
+        self._probe = ReachabilityProbe(lambda: peers.silent)
+        self._ownership = ownership = SlotOwnership(
+            name,
+            belongings,
+            steering=steering,
+            store=lambda: self.store,
+            rules=rules,
+            peers=peers,
+            moves=metrics.slot_moves_total,
+        )
+        self._loads = TierLoads(name, ownership, traffic)
+        self._exchanges = VisitExchanges(visits, shared, steering, peers)
+        self.owner_of = lambda client_id: ownership.owns.slot_map.owners[
+            rules.slot_of_query(client_id)
+        ]
+        self.keep = ownership.keep
+        self.slots = self._loads.document
+        self.visited: Callable[[VisitRows], Any] = self._exchanges.charge
+        self._member: GroupMember | None = None
+        """None while this process is not to be in the group."""
+        self._tasks: list[asyncio.Task[None]] = []
+        self._failed: asyncio.Future[None] = self._loop.create_future()
+        metrics.members_silent.set_function(lambda: len(peers.silent))
+        metrics.tier_generation.labels(tier.name).set_function(self._generation)
+        metrics.slots_overloaded.set_function(lambda: len(self._loads.overloaded()))
+        metrics.slots_owned.set_function(lambda: len(ownership.owns.slots))
+
+    @property
+    def store(self) -> SlotStore:
+        """The records of the slots, once `open_store` has opened them."""
+        assert self._opened is not None
+        return self._opened
+
+    @property
+    def leader(self) -> str:
+        """The name of the member that writes what concerns all."""
+        return self._ownership.leader
+
+    @property
+    def owns(self) -> Any:
+        """What this member owns now; see `Owns`."""
+        return self._ownership.owns
+
+    @property
+    def not_ready(self) -> str | None:
+        """Why clients should go elsewhere; None: they can be served."""
+        if self._ownership.newest is not None or self._ownership.has_left:
+            return None
+        problem = None if self._member is None else self._member.problem
+        return f"this member is out of tier {self._tier}: {problem or 'it joins'}"
+
+    @property
+    def warning(self) -> str | None:
+        """What is wrong although clients can be served."""
+        if (assignment := self._assignment) is None:
+            return None
+        warnings = []
+        if len(digests := assignment.rules_digests) > 1:
+            told = "; ".join(f"{digest}: {', '.join(names)}" for digest, names in digests.items())
+            warnings.append(f"members of tier {self._tier} have different rules: {told}")
+        if silent := sorted(self._peers.silent):
+            warnings.append(f"members that do not answer: {', '.join(silent)}")
+        if (unreached := self._probe.warning) is not None:
+            warnings.append(unreached)
+        if self.is_settling:
+            warnings.append(f"member {self.name} crashes again and again; the log says why")
+        return "; ".join(warnings) or None
+
+    def open_store(self, holder: StateHolder | None) -> Store:
+        """Open the state; a `holder` is asked for it. Blocks. Raises StateError."""
+        state, machine = self._config.state, self.name
+        store = SlotStore(
+            self._way,
+            state.topic,
+            tier=self._tier,
+            machine=machine,
+            slots=SLOTS,
+            common=COMMON_SLOT,
+            slot_of_record=self._rules.records,
+            timeout_s=self._config.limits.connect_timeout,
+        )
+        try:
+            if holder is not None:
+                holder.release(store)
+                self.is_successor = True
+            self._rules.read(store)
+            store.follow_common(self._follow_common)
+        except BaseException:
+            store.close()
+            raise
+        self._opened = store
+        return TierStore(store, self._rules.records)
+
+    def watch_key(self) -> str | None:
+        """Return the key of a record that may always be written; None: there is none now."""
+        taken = () if self._opened is None else self._opened.taken
+        return slot_key(WATCH, min(taken)) if taken else None
+
+    async def join(self, admin_port: int, learn: Callable[[int, str, int], None]) -> None:
+        """Return when clients can be served; `learn` gets the brokers that there are.
+
+        Other members ask at `admin_port`. Raises TierError, MembershipError, StateError.
+        """
+        self._admin_url = self._url_at(admin_port)
+        client = KafkaClient(self._way)
+        try:
+            metadata = await client.metadata()
+            for broker in metadata.brokers:
+                learn(broker.node_id, broker.host, broker.port)
+            self._cluster_id = metadata.cluster_id
+            if self.is_successor:
+                self.is_successor = False
+                left = await until_vacant(client, self._group_id, self.name, RELEASE_TIMEOUT_S)
+                if not left:
+                    _log.warning("the proxy to be replaced is still in the tier")
+        except UpstreamError as error:
+            fix = "check that the brokers are up, and cluster.bootstrap_servers, tls and sasl"
+            raise TierError(f"tier {self._tier} cannot be joined: {error}", fix) from error
+        finally:
+            client.close()
+        self._is_leaving = self._ownership.has_left = False
+        self._ownership.in_force.clear()
+        member = self._member = GroupMember(
+            self._way,
+            self._group_id,
+            self._announce,
+            on_assigned=self._assigned,
+            on_revoked=self._ownership.release,
+            on_lost=self._ownership.lose,
+            place=placed_slots,
+        )
+        works = (
+            member.run,
+            self._ownership.follow,
+            self._ask_peers,
+            self._probe.watch,
+            self._exchanges.run,
+        )
+        self._tasks = [asyncio.create_task(work(), name=work.__name__) for work in works]
+        for task in self._tasks:
+            task.add_done_callback(self._ended)
+        in_force = asyncio.create_task(self._ownership.in_force.wait())
+        try:
+            await asyncio.wait(
+                (in_force, self._failed),
+                timeout=JOIN_LIMIT_S,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if self._failed.done():
+                self._failed.result()
+            if not in_force.done():
+                problem = member.problem or "nobody gives it a map of slots"
+                fix = "see the log; give the machine a name of its own, and look at the brokers"
+                raise TierError(f"tier {self._tier} is not joined: {problem}", fix)
+        finally:
+            in_force.cancel()
+
+    async def leave(self, *, for_successor: bool) -> None:
+        """Give back what others are to have, while clients are still served."""
+        member = self._member
+        if member is None:
+            return
+        if not for_successor and not self._failed.done():
+            self._is_leaving = True
+            member.request_rebalance(at_once=True)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(GIVE_AWAY_LIMIT_S):
+                    await self._ownership.until_handed_over()
+        self._ownership.has_left = not for_successor
+        member.stop()
+        if not self._failed.done():
+            await asyncio.wait((self._tasks[0],), timeout=LEAVE_LIMIT_S)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._member, self._ownership.newest = None, None
+
+    async def watch(self) -> None:
+        """Raise what the work in the tier has ended by."""
+        while True:
+            await asyncio.wait((self._failed,))
+            self._failed.result()
+
+    async def watch_loads(self, collect: Callable[[Any], Any]) -> None:
+        """Measure the loads of the slots, until cancelled; `collect` runs a walk in slices."""
+        await self._loads.watch(collect, self._known_loads, self.request_rebalance)
+
+    def request_rebalance(self) -> None:
+        """Have the group look at this member again, which is another one now."""
+        if self._member is not None:
+            self._member.request_rebalance()
+
+    async def use_rules(self, rules: Iterable[Rule]) -> None:
+        """Follow that this member has these rules in force."""
+        await self._rules.use_rules(rules)
+        self._ownership.look()
+
+    def use_config(self, config: Config) -> None:
+        """Follow another configuration."""
+        self._rules.use_config(config)
+        self._ownership.look()
+        self.request_rebalance()
+
+    def settled(self) -> None:
+        """Own slots again, after crashes in a row."""
+        self.is_settling = False
+        self.request_rebalance()
+
+    def members(self) -> Sequence[MemberEndpoint]:
+        """Return how all members of the tier are asked, this one included."""
+        token, tls, silent = self._access.token, self._access.tls, self._peers.silent
+        urls = {name: each.admin_url for name, each in self._others.items()}
+        return [
+            MemberEndpoint(name, url=url, alive=name not in silent, token=token, tls=tls)
+            for name, url in sorted({**urls, self.name: self._admin_url}.items())
+        ]
+
+    def document(self) -> Document | None:
+        """Return what the status shows of the tier."""
+        assignment, fence = self._assignment, self._ownership.fence
+        if assignment is None or fence is None:
+            return None
+        members = [
+            {"name": name, "rules": each.rules_digest}
+            for name, each in sorted(assignment.machines.items())
+        ]
+        return {"name": self._tier, "generation": fence.generation, "machines": members}
+
+    def alive(self) -> Document:
+        """Return what this member says of itself. Raises ApiError while it is in no tier."""
+        newest = self._ownership.newest
+        if newest is None:
+            raise self._not_in_tier()
+        return {"member": self.name, "generation": newest.generation}
+
+    def overview(self) -> Document:
+        """Return who owns what, what that carries, and who is reached. Raises ApiError."""
+        assignment = self._assignment
+        if assignment is None or self._ownership.newest is None:
+            raise self._not_in_tier()
+        silent, unreached = self._peers.silent, self._probe.problems
+        return tier_overview(self._tier, self.name, assignment, silent, unreached)
+
+    @property
+    def _assignment(self) -> Assignment | None:
+        """The newest decision of the group, with all members."""
+        return None if self._member is None else self._member.assignment
+
+    @property
+    def _others(self) -> Mapping[str, Machine]:
+        assignment = self._assignment
+        members = {} if assignment is None else dict(assignment.machines)
+        members.pop(self.name, None)
+        return members
+
+    def _announce(self) -> Announcement:
+        return Announcement(
+            machine=self.name,
+            members=[self._addresses()],
+            admin_url=self._admin_url,
+            cluster_id=self._cluster_id,
+            rules_digest=self._rules.digest,
+            clock_s=time.time(),
+            loads=self._loads.told,
+            is_leaving=self._is_leaving,
+            is_settling=self.is_settling,
+        )
+
+    def _assigned(self, slot_map: SlotMap, generation: int, member_id: str) -> None:
+        member = self._member
+        assert member is not None
+        if member.refusal is not None:
+            if not self._ownership.in_force.is_set() and not self._failed.done():
+                what, _, fix = member.refusal.reason.partition(": ")
+                text = f"tier {self._tier} refuses member {self.name}: {what}"
+                self._failed.set_exception(TierError(text, fix or "see the tier's log"))
+            return
+        fence = GroupFence(self._group_id, generation, member_id, member.instance_id)
+        self._ownership.use(slot_map, fence)
+        self._peers.use({name: each.admin_url for name, each in self._others.items()})
+        self._probe.use(each for each in slot_map.members.values() if each.name != self.name)
+
+    async def _ask_peers(self) -> None:
+        async with self._peers:
+            await self._peers.watch()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Have the member end with work that has ended by a fault."""
+        if not task.cancelled() and (error := task.exception()) and not self._failed.done():
+            self._failed.set_exception(error)
+
+    def _follow_common(self, keys: frozenset[str]) -> None:
+        """Follow what another member has written that concerns all; called in a thread."""
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._common_came, keys)
+
+    def _common_came(self, keys: Collection[str]) -> None:
+        if self._opened is not None and self._rules.follow(keys, self._opened):
+            self._ownership.look()
+        if not all(key.startswith(PRIVATE) for key in keys):
+            self._on_common()
+
+    def _known_loads(self) -> Mapping[int, Any] | None:
+        return None if (assignment := self._assignment) is None else assignment.loads
+
+    def _generation(self) -> int:
+        fence = self._ownership.fence
+        return 0 if fence is None or self._ownership.newest is None else fence.generation
+
+    def _not_in_tier(self) -> ApiError:
+        text = f"this member is not in tier {self._tier} now"
+        return ApiError(503, text, "ask another one; its log says why")
+
+    def _url_at(self, port: int) -> str:
+        tier, listener = self._config.tier, self._config.listeners[0]
+        assert tier is not None
+        host = self._config.named(tier.admin_host or listener.advertised_host)
+        scheme = "http" if self._config.admin.tls is None else "https"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def tier_overview(
+    tier: str,
+    member: str,
+    assignment: Assignment,
+    silent: Collection[str],
+    unreached: Mapping[str, str],
+) -> Document:
+    """Return what `GET /v1/tier` answers at a member, of the group's newest decision.
+
+    `silent` are members that do not answer this one, `unreached` says of members why clients may
+    not reach them.
+    """
+    owners, loads = assignment.slot_map.owners, assignment.loads
+    members: list[dict[str, Any]] = []
+    for name in sorted(assignment.slot_map.members):
+        own = [slot for slot, owner in enumerate(owners) if owner == name]
+        carried = [loads[slot].share for slot in own if slot in loads]
+        known = assignment.machines.get(name)
+        members.append(
+            {
+                "name": name,
+                "machine": machine_of(name),
+                "owned": len(own),
+                "releasing": Counter(assignment.releasing.values())[name],
+                "awaiting": Counter(assignment.targets.values())[name],
+                "load": round(sum(carried), 3) if carried else None,
+                "slots": own,
+                "rules": None if known is None else known.rules_digest,
+                "admin_url": None if known is None else known.admin_url,
+                "answers": None if name == member else name not in silent,
+                "problem": unreached.get(name),
+            }
+        )
+    return {
+        "name": tier,
+        "member": member,
+        "generation": assignment.generation,
+        "settled": assignment.is_settled,
+        "slots": len(owners),
+        "members": members,
+    }

@@ -1,0 +1,172 @@
+"""Tell owners what their clients had here, and charge ours with what they had elsewhere."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from structlog import get_logger
+
+from metrics.clock import clock_ms
+from proxy.quota.debts import SharedQuotas
+from proxy.quota.entities import ClientIdentity, QuotaKind
+from proxy.relay.steering import Visit
+from proxy.tier.peers import PeerError, Peers
+from proxy.tier.steering import SlotSteering
+
+CHARGED_AT_ONCE = 200
+"""Visits between two turns of others: some milliseconds."""
+
+VISITS_KEPT_S = 5.0
+"""How long an owner that cannot be told of visits is told again."""
+
+EXCHANGE_INTERVAL_S = 0.1
+"""Between two messages: so long a visitor may have what it has had elsewhere."""
+
+MAX_VISITS = 10_000
+"""In one message. More would take the owner too long at once; the rest waits for the next one."""
+
+MAX_KEPT = 100_000
+"""Clients and kinds of one owner that is not told; what more of them have is not charged there."""
+
+_Key = tuple[ClientIdentity, QuotaKind]
+
+_log = get_logger(__name__)
+
+
+class VisitLog:
+    """What visitors have had since their owners were told last, by owner."""
+
+    def __init__(self) -> None:
+        self._by_owner: defaultdict[str, dict[_Key, Visit]] = defaultdict(dict)
+
+    def add(self, owner: str, visit: Visit) -> None:
+        """Add to what a client has had of one kind."""
+        visits, key = self._by_owner[owner], (visit.identity, visit.kind)
+        before = visits.get(key)
+        if before is None and len(visits) >= MAX_KEPT:
+            return
+        if before is not None:
+            amount = before.amount + visit.amount
+            visit = Visit(visit.identity, visit.address, visit.kind, amount)
+        visits[key] = visit
+
+    def take(self, busy: Container[str] = ()) -> Iterator[tuple[str, Sequence[Visit]]]:
+        """Yield each owner and what it is to be told, at most MAX_VISITS each; drop that here.
+
+        Nothing for those that are `busy`.
+        """
+        for owner, visits in tuple(self._by_owner.items()):
+            if owner in busy:
+                continue
+            keys = tuple(visits)[:MAX_VISITS]
+            yield owner, [visits.pop(key) for key in keys]
+            if not visits:
+                del self._by_owner[owner]
+
+    def forget(self, owners: Iterable[str]) -> None:
+        """Drop what is to be told to members that are gone."""
+        for owner in owners:
+            self._by_owner.pop(owner, None)
+
+
+def visit_row(visit: Visit) -> list[Any]:
+    """Return a visit as JSON has it; `read_visit` reads that."""
+    identity = visit.identity
+    names = [identity.listener, identity.user, identity.client_id]
+    return [*names, visit.address, visit.kind.value, visit.amount]
+
+
+def read_visit(row: Sequence[Any]) -> Visit:
+    """Read a `visit_row`. Raises ValueError for anything else."""
+    match row:
+        case [
+            str(listener),
+            str() | None as user,
+            str() | None as client_id,
+            str(address),
+            str(kind),
+            float() | int() as amount,
+        ]:
+            identity = ClientIdentity(listener, user, client_id)
+            return Visit(identity, address, QuotaKind(kind), float(amount))
+    raise ValueError(f"{row!r} is no visit")
+
+
+def owed_rows(visits: Sequence[Visit], owed_ms: Iterable[float]) -> list[list[Any]]:
+    """Return what the owner's sensors owe after some visits, as JSON has it; see `read_owed`."""
+    return [
+        [*visit_row(visit)[:-1], owed]
+        for visit, owed in zip(visits, owed_ms, strict=True)
+        if owed > 0
+    ]
+
+
+def read_owed(rows: Iterable[Sequence[Any]]) -> Mapping[_Key, float]:
+    """Return for how many ms each visitor's sensor owes. Raises ValueError for bad rows."""
+    visits = map(read_visit, rows)
+    return {(visit.identity, visit.kind): visit.amount for visit in visits}
+
+
+class VisitExchanges:
+    """Those of this member; `visits` is what `steering` has seen of visitors."""
+
+    def __init__(
+        self, visits: VisitLog, shared: SharedQuotas, steering: SlotSteering, peers: Peers
+    ) -> None:
+        self._visits, self._shared, self._steering, self._peers = visits, shared, steering, peers
+        self._loop = asyncio.get_running_loop()
+        self._failing_since_s: dict[str, float] = {}
+        """Since when an owner is not told of visits."""
+        self._telling: dict[str, asyncio.Task[None]] = {}
+        """By the owners that are being told of visits: one at a time each."""
+
+    async def run(self) -> None:
+        """Tell owners every EXCHANGE_INTERVAL_S, until cancelled."""
+        while True:
+            for owner, visits in self._visits.take(busy=self._telling):
+                task = self._telling[owner] = asyncio.create_task(self._tell(owner, visits))
+                task.add_done_callback(partial(self._told, owner))
+            await asyncio.sleep(EXCHANGE_INTERVAL_S)
+
+    async def charge(self, rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
+        """Charge what visitors had at other members; return what they owe.
+
+        Raises ValueError for rows that are no visits.
+        """
+        visits = [read_visit(row) for row in rows]
+        owed = []
+        for number, visit in enumerate(visits):
+            if not number % CHARGED_AT_ONCE:
+                await asyncio.sleep(0)
+            _, owed_ms = self._shared.charge_visit(
+                visit.identity, visit.address, visit.kind, visit.amount, clock_ms()
+            )
+            owed.append(owed_ms)
+        return owed_rows(visits, owed)
+
+    def _told(self, owner: str, task: asyncio.Task[None]) -> None:
+        del self._telling[owner]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("unexpected error about visits", owner=owner, exc_info=error)
+
+    async def _tell(self, owner: str, visits: Sequence[Visit]) -> None:
+        try:
+            answer = await self._peers.tell(owner, [visit_row(visit) for visit in visits])
+        except PeerError as error:  # it may have charged them: then twice
+            self._tell_again(owner, visits, str(error))
+            return
+        self._failing_since_s.pop(owner, None)
+        for (client, kind), owed_ms in read_owed(answer).items():
+            self._shared.owe(client, kind, owed_ms, clock_ms())
+
+    def _tell_again(self, owner: str, visits: Sequence[Visit], problem: str) -> None:
+        """Keep for a while what an owner could not be told, for it or who is the owner then."""
+        now_s = self._loop.time()
+        if owner not in self._failing_since_s:
+            _log.warning("an owner was not told of visits", owner=owner, error=problem)
+        if now_s - self._failing_since_s.setdefault(owner, now_s) > VISITS_KEPT_S:
+            return
+        for visit in visits:
+            self._steering.visited(visit)

@@ -1,0 +1,504 @@
+"""Wires a member together: quotas, connections, queries, its tier, and what shows them."""
+
+import asyncio
+import ctypes
+import gc
+import resource
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
+from itertools import count
+
+from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry
+from structlog import get_logger
+
+from metrics import (
+    DroppedLogLines,
+    Instruments,
+    MemberInstruments,
+    Registry,
+    SensorCollector,
+)
+from metrics.clock import clock_ms
+from proxy.admin.audit import BY_FILE, AuditLog
+from proxy.admin.history import History
+from proxy.admin.log_level import log_level
+from proxy.admin.loop_lag import watch_lag
+from proxy.admin.rates.rate_observer import RateObserver
+from proxy.admin.request_times import RequestTimes
+from proxy.admin.server import AdminServer
+from proxy.belongings import MemberBelongings
+from proxy.cluster.kafka_client import KafkaClient
+from proxy.cluster.upstream import LOGIN_REFUSED
+from proxy.config import Config
+from proxy.config.differences import find_differences
+from proxy.config.reload import LoadLog
+from proxy.config.secrets import Certificate, Secrets, read_secrets
+from proxy.config.workers import MAX_WORKERS
+from proxy.garbage import FREED_INTERVAL_S, FreedMemory, collect_frozen
+from proxy.health import Health
+from proxy.log_queue import log_queue
+from proxy.parts import access_of, bootstrap_of, limits_of, port_limits_of
+from proxy.progress.owns import owns_all
+from proxy.queries.queries import Queries
+from proxy.quota.debts import Debt
+from proxy.quota.entities import ClientIdentity, QuotaKind
+from proxy.quota.manager import QuotaManager
+from proxy.quota.rule_registry import Compose, RuleRegistry
+from proxy.quota.rule_sources import ComposedRules
+from proxy.quota.rules import Rule
+from proxy.quota.selector import selector
+from proxy.relay.brokers import Brokers
+from proxy.relay.clients import ClientRegistry
+from proxy.relay.kafka_quotas import KafkaQuotas
+from proxy.relay.listener import ListenerSettings
+from proxy.relay.relay import Relay
+from proxy.relay.services import Reapers, Services, ThrottleMode
+from proxy.release import VERSION
+from proxy.slices import Slices
+from proxy.state import MemoryStore, StateError, Store, WatchedStore
+from proxy.tier.key_rules import digest_in_force
+from proxy.tier.member_names import ONLY_MEMBER, member_name
+from proxy.tier.slot_loads import ClientTraffic
+from proxy.tier.slot_map import MemberAddresses
+from proxy.tier.steering import SlotSteering, ports_of
+from proxy.tier.tier import Tier
+from proxy.tier.visits import VisitLog
+
+EXPIRY_INTERVAL_S = 60.0  # between two looks for idle sensors
+RULES_INTERVAL_S = 0.2  # between two looks whether other rules are in force
+TICK_INTERVAL_S = 1.0  # between two looks for clients that are held no longer, and for the charts
+
+THREAD_TURN_S = 0.001
+"""For how long a thread that computes keeps the event loop from going on; Python's own 5 ms would
+come on top of each of its rounds during a reload."""
+
+Work = Callable[[], Coroutine[None, None, None]]
+
+_log = get_logger(__name__)
+
+
+class MemberProcess:
+    """One process that relays, without its ports and its store. Make it inside an event loop.
+
+    `listeners` says where clients come in, and `number` is the member's among those of its host,
+    from 0. `load` a store, `make_admin`, and `begin`; in the `end` connections drain, and before
+    that `release` lets the store be closed.
+    """
+
+    rules: RuleRegistry
+    """All rules in force and where they come from. Only after `load`."""
+    admin: AdminServer
+    """Only after `make_admin`."""
+    audit: AuditLog
+    """What was changed, and by whom. Only after `load`."""
+
+    def __init__(
+        self,
+        config: Config,
+        listeners: Callable[[Secrets], Sequence[ListenerSettings]],
+        *,
+        splice: bool = True,
+        number: int = 0,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        settings = self._settings = config.quota_settings
+        log_level.set(config.log_level)
+        machine = None if config.tier is None else config.tier.machine
+        self.name = member_name(number, machine) if machine else ONLY_MEMBER
+        self._writes = config.tier is None
+        self._config = self._in_force = config
+        self.store = WatchedStore(MemoryStore())
+        self.metrics = CollectorRegistry()
+        instruments = Instruments(self.metrics, max_label_sets=config.limits.max_client_entities)
+        instruments.build_info.labels(VERSION).set(1)
+        sensors = Registry(settings.max_sensors)
+        self.metrics.register(SensorCollector(sensors, clock_ms))
+        self.metrics.register(DroppedLogLines(lambda: log_queue.dropped))
+        for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
+            self.metrics.register(collector)
+        self.quotas = QuotaManager(
+            settings, instruments, sensors, on_overflow=_log_overflow, on_state=_log_state
+        )
+        errors = instruments.upstream_errors_total
+        self.secrets = read_secrets(config)
+        self.bootstrap = bootstrap_of(config, self.secrets, errors.labels(LOGIN_REFUSED).inc)
+        self.brokers = Brokers(self.bootstrap, splice=splice)
+        client = KafkaClient(self.bootstrap, limit_s=None)
+        self._kafka_quotas = KafkaQuotas(client, self._use_kafka, errors)
+        self._composing = asyncio.Lock()
+        self._clients = ClientRegistry(instruments.bytes_total)
+        self.queries = Queries(
+            config.progress_settings,
+            config.pipeline_settings,
+            self.quotas,
+            self.bootstrap,
+            instruments,
+            registry=self.metrics,
+            knows_client=self._clients.knows,
+        )
+        visits = VisitLog()
+        steering = None if machine is None else SlotSteering(self.name, self._learned, visits.add)
+        self.services = Services(
+            loop=loop,
+            limits=limits_of(config),
+            mode=ThrottleMode(config.throttle.mode),
+            quotas=self.quotas,
+            reapers=Reapers(loop, instruments),
+            instruments=instruments,
+            clients=self._clients,
+            interceptor=self.queries.following.client,
+            splice=splice,
+            passes_unknown_apis=config.cluster.unknown_apis == "pass",
+            # No two members of a host give a connection the same number.
+            numbers=count(1) if machine is None else count(MAX_WORKERS + number, MAX_WORKERS),
+            steering=steering,
+        )
+        self.relay = Relay(tuple(listeners(self.secrets)), self.brokers, self.services)
+        self.instruments: MemberInstruments | None = None
+        """Of a member of a tier."""
+        self.tier: Tier | None = None
+        self.loads = LoadLog(instruments.config_reloads_total)
+        self._health = Health(
+            self.relay, self.services, self.store, self.loads, lambda: self.certificates
+        )
+        self._history = History(self.quotas.measured_rates)
+        apis = self.services.times.by_name
+        self._request_times = RequestTimes(
+            lambda: {api: (each.broker, each.proxy, each.hold) for api, each in apis.items()}
+        )
+        self.slices = Slices()
+        """For all long walks of this process."""
+        self._observer = RateObserver(
+            instruments.bytes_total.children,
+            config.limits.max_client_entities,
+            clock_ms,
+            self.slices,
+        )
+        self._observer.writes = self._writes
+        self._tasks: list[asyncio.Task[None]] = []
+        if steering is not None:
+            # Who is new here may have had its bound at another member a moment ago.
+            self.quotas.paces_new = True
+            self.instruments = MemberInstruments(self.metrics)
+            self.tier = Tier(
+                self.name,
+                config,
+                self.secrets,
+                self.bootstrap,
+                self.instruments,
+                steering=steering,
+                visits=visits,
+                belongings=MemberBelongings(self),
+                shared=self.quotas.shared,
+                traffic=lambda: ClientTraffic(
+                    self.relay.list.client_rates, self.relay.list.client_exchanges
+                ),
+                addresses=self._addresses,
+                on_common=self._common_changed,
+            )
+            self.store.watch_key = self.tier.watch_key
+
+    async def load(self, store: Store) -> None:
+        """Take up what the store has, and write there from now on. Raises StateError.
+
+        Of queries and pipelines only what this member owns.
+        """
+        self.store.use(store)
+        self.rules = RuleRegistry(
+            self.quotas,
+            self.store,
+            self._settings,
+            self._compose,
+            writes=self._writes,
+        )
+        await self._end_due()
+        await self._kafka_quotas.follow(self._config.quotas.source == "kafka")
+        self.queries.load(self.store, owns_all if self.tier is None else self.tier.owns)
+        self.audit = AuditLog(self.store)
+        self._observer.use(self.store)
+
+    def make_admin(self) -> AdminServer:
+        """Make what serves operators; `start` it with sockets."""
+        bind = self._config.admin.bind
+        self.admin = AdminServer(
+            bind.host,
+            bind.port,
+            metrics=self.metrics,
+            member=self.name,
+            tier=self.tier,
+            client_of=self._client_of,
+            not_ready=lambda: self._health.readiness().reason,
+            warning=lambda: self._health.readiness().warning,
+            request_times=self._request_times.documents,
+            quotas=self.quotas,
+            rules=self.rules,
+            relay=self._health.relay_status,
+            history=self._history,
+            reports=self.queries,
+            rates=self._observer.rates,
+            connections=self.relay.list,
+            clock_ms=clock_ms,
+            audit=self.audit,
+            access=access_of(self._config, self.secrets),
+            limits=port_limits_of(self._config),
+            tls=self.secrets.admin,
+        )
+        return self.admin
+
+    def begin(self, *more: Work) -> Sequence[asyncio.Task[None]]:
+        """Accept clients, and start the work that goes on; return its tasks, which do not end."""
+        self._health.show()
+        self.relay.accept()
+        works: Iterable[Work] = (
+            self.brokers.monitor,
+            self.store.watch,
+            self._watch_lag,
+            self.relay.watch_idle,
+            self._kafka_quotas.watch,
+            self._expire,
+            self._give_memory_back,
+            self._tick,
+            self._observer.run,
+            *self.queries.works(),
+            *self._tier_works(),
+            *more,
+        )
+        self._tasks = [asyncio.create_task(work(), name=work.__name__) for work in works]
+        return self._tasks
+
+    async def release(self) -> None:
+        """Write all that is due; nothing is written any more, so that the store can be closed."""
+        await self.audit.close()
+        await self.queries.close()
+        await self._observer.close()
+
+    async def end(self) -> None:
+        """Drain connections, then end the work."""
+        await self.relay.drain()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.services.reapers.close()
+
+    async def reread(self) -> None:
+        """Read what another process has written that concerns all. Raises StateError."""
+        await self.rules.reread()
+        await self.audit.reread()
+
+    async def write_for_all(self, writes: bool) -> None:
+        """Keep what concerns all from now on, or leave it to another process.
+
+        Raises StateError when what there is cannot be read.
+        """
+        if writes == self._writes:
+            return
+        if not writes:
+            await self._observer.flush()
+        self._writes = self.rules.writes = self._observer.writes = writes
+        await self.reread()
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process keeps what concerns all."""
+        return self._writes
+
+    async def owed(
+        self, least_ms: float, covers: Callable[[ClientIdentity], bool] = lambda _: True
+    ) -> list[Debt]:
+        """Return what clients owe, each more than that."""
+        walk = self.quotas.shared.owing(covers, clock_ms, least_ms)
+        return [debt for debt in await self.slices.collect(walk) if debt is not None]
+
+    def keep_changes(self) -> None:
+        """After `release`: keep in memory what the state does not take meanwhile."""
+        self.audit.resume(self.store)
+
+    def resume(self) -> None:
+        """Write to the store again, which is open again. Raises StateError."""
+        self.rules.use_store(self.store)
+        self.queries.resume(self.store)
+        self._observer.resume(self.store)
+
+    async def apply(self, config: Config, secrets: Secrets) -> None:
+        """Put quotas, throttling, limits and what the files say now in force.
+
+        And the log level of the file, whatever an operator has set.
+        """
+        self._use_secrets(config, secrets)
+        settings = await asyncio.to_thread(lambda: config.quota_settings)
+        await self.rules.use_file(settings)
+        await self._kafka_quotas.follow(config.quotas.source == "kafka")
+        self.bootstrap.connect_timeout_s = config.limits.connect_timeout
+        self.queries.update(config.progress_settings, config.pipeline_settings)
+        self.services.limits = limits_of(config)
+        self.services.mode = ThrottleMode(config.throttle.mode)
+        log_level.set(config.log_level)
+        if self.tier is not None:
+            self.tier.use_config(config)
+
+    async def record_change(self, config: Config) -> None:
+        """Record in the audit what another configuration has changed."""
+        before, self._in_force = self._in_force, config
+        if not self._writes:
+            return
+        was, is_now = await asyncio.to_thread(find_differences, before, config)
+        if was or is_now:
+            await self.audit.record(BY_FILE, "configuration", was, is_now, time.time())
+
+    @property
+    def certificates(self) -> Sequence[Certificate]:
+        """Those that this proxy shows to clients and brokers now."""
+        return self.secrets.certificates
+
+    def _use_secrets(self, config: Config, secrets: Secrets) -> None:
+        """Show other certificates on new connections, log in with another password, and so on."""
+        login, sasl = self.bootstrap.login, config.cluster.sasl
+        if secrets.tls_digest != self.secrets.tls_digest:
+            for name, context in secrets.listeners.items():
+                self.relay.listeners[name].use_tls(context)
+            self.bootstrap.tls = secrets.upstream
+            self.admin.use_tls(secrets.admin)
+            _log.info("certificates renewed")
+        # The password of another user waits with that user for a restart.
+        if login is not None and secrets.password is not None and sasl == self._config.cluster.sasl:
+            login.renew(secrets.password)
+        # The texts of the tokens that there were at the start: others wait for a restart.
+        self.admin.use_access(access_of(self._config, secrets))
+        self.secrets = secrets
+        self._health.show_certificates()
+
+    async def _use_kafka(self, rules: Iterable[Rule]) -> None:
+        """Put the cluster's own quotas in force. Only after `load`."""
+        await self.rules.use_kafka(rules)
+
+    async def _compose(self, compose: Compose) -> ComposedRules:
+        """Compose rules in a thread; one at a time, so that the event loop has its share."""
+        async with self._composing:
+            return await asyncio.to_thread(compose)
+
+    def _client_of(self, query: str) -> str:
+        """Return the client id of a query by its name."""
+        found = (each.client_id for each in self._in_force.queries if each.name == query)
+        return next(found, query)
+
+    def _addresses(self) -> MemberAddresses:
+        """Return where clients reach this member."""
+        listeners = self.relay.listeners.items()
+        return MemberAddresses(self.name, {name: ports_of(each) for name, each in listeners})
+
+    def learn(self, node_id: int, host: str, port: int) -> None:
+        """Record a broker's real address, and open ports for it where any free ones do."""
+        self.relay.learn(node_id, host, port)
+        for listener in self.relay.listeners.values():
+            listener.address_of(node_id)
+
+    def _learned(self, node_id: int, host: str, port: int) -> None:
+        """Follow that a response named a broker: the others are to know our port for it."""
+        self.learn(node_id, host, port)
+        assert self.tier is not None
+        self.tier.request_rebalance()
+
+    def _common_changed(self) -> None:
+        """Read again what concerns all: another member has written it."""
+        self._rereading = asyncio.create_task(self._reread())
+
+    async def _reread(self) -> None:
+        try:
+            await self.reread()
+        except StateError as error:
+            _log.error("what another member has written is not read", error=str(error))
+
+    def _tier_works(self) -> Iterable[Work]:
+        if self.tier is None:
+            return ()
+        return self.tier.watch, self._watch_loads, self._follow_rules
+
+    async def _watch_loads(self) -> None:
+        assert self.tier is not None
+        await self.tier.watch_loads(self.slices.collect)
+
+    async def _follow_rules(self) -> None:
+        """Say which rules are in force here, until cancelled: keys are made of them."""
+        assert self.tier is not None
+        assert self._config.tier is not None
+        gauge, seen = self.services.instruments.rules_digest, -1
+        while True:
+            if self.quotas.generation != seen:
+                seen, table = self.quotas.generation, self.quotas.table
+                await self.tier.use_rules(table.rules)
+                make = partial(digest_in_force, table, enforce=self.quotas.settings.enforce)
+                digest = await asyncio.to_thread(make)
+                gauge.clear()
+                gauge.labels(self._config.tier.name, digest).set(1)
+            await asyncio.sleep(RULES_INTERVAL_S)
+
+    async def _watch_lag(self) -> None:
+        """Measure the lag of the event loop, until cancelled."""
+        await watch_lag(self.services.instruments.event_loop_lag_seconds.observe, clock_ms)
+
+    async def _expire(self) -> None:
+        """Forget idle sensors and clients, until cancelled."""
+        frozen = gc.get_freeze_count()
+        while True:
+            await asyncio.sleep(EXPIRY_INTERVAL_S)
+            frozen = collect_frozen(frozen)
+            await self.slices.collect(self.quotas.expiring(clock_ms()))
+            await self.slices.collect(self._clients.forgetting(clock_ms()))
+
+    async def _give_memory_back(self) -> None:
+        """Give memory that was freed back to the system, until cancelled."""
+        memory = FreedMemory.of(ctypes.CDLL(None))
+        while True:
+            await asyncio.sleep(FREED_INTERVAL_S)
+            memory.give_back()
+
+    async def _end_due(self) -> None:
+        """End overrides and pauses whose time has come."""
+        try:
+            ended = await self.rules.end_due(time.time())
+        except StateError as error:
+            _log.error("ended overrides or pauses are still in the state", error=str(error))
+            return
+        for entry in ended.overrides:
+            _log.info("quota override ended", selector=selector(entry.rule.keys), by=entry.by)
+        for pause in ended.pauses:
+            _log.info("throttling resumed", selector=pause.name, by=pause.by)
+
+    async def _tick(self) -> None:
+        """Apply changed quotas, end throttling, add to the charts, until cancelled."""
+        while True:
+            await asyncio.sleep(TICK_INTERVAL_S)
+            await self._end_due()
+            self.services.outages.sweep(clock_ms())
+            self.services.log.sweep()
+            self.services.login_pace.sweep(clock_ms())
+            self._request_times.sample(clock_ms())
+            await self.slices.collect(self.quotas.settling())
+            await self.slices.collect(self.services.connection_quotas.settling())
+            await self.slices.collect(self.quotas.sweeping(clock_ms()))
+            await self.slices.collect(self.relay.list.measuring(clock_ms()))
+            if self._history.due(clock_ms()):
+                await self.slices.collect(self._history.sample(clock_ms))
+
+
+def _log_overflow(rule: Rule, kind: QuotaKind) -> None:
+    text = "too many clients for sensors of their own: further ones share one"
+    fix = "raise limits.max_client_entities"
+    _log.warning(text, rule=rule.title, quota=str(kind), fix=fix)
+
+
+def _log_state(
+    entity: str, kind: QuotaKind, rule: Rule, throttled: bool, rate: float, bound: float
+) -> None:
+    text = "throttling began" if throttled else "throttling ended"
+    about = {"client": entity, "quota": str(kind), "rule": rule.title}
+    _log.info(text, **about, rate=round(rate), bound=round(bound))
+
+
+def prepare_process() -> None:
+    """Give threads short turns, and open as many files as the system allows."""
+    sys.setswitchinterval(THREAD_TURN_S)
+    _, max_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))

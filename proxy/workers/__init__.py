@@ -1,1 +1,0 @@
-"""The processes of one machine: a supervisor, and the workers that relay."""
