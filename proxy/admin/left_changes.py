@@ -1,4 +1,4 @@
-"""Takes in what was changed at another member, since one member alone keeps the audit."""
+"""Takes in what was changed at another member, since the leader alone keeps the audit."""
 
 import json
 import time
@@ -16,7 +16,7 @@ MAX_CHANGES_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class LeftChangeRoutes:
-    """The handler; only a gateway may ask it, by a UNIX socket."""
+    """The handler; only other members may ask it."""
 
     audit: AuditLog
 

@@ -1,9 +1,11 @@
-"""The admin HTTP server of one process: puts the paths together."""
+"""The admin HTTP server of a member: puts the paths together."""
 
+import socket
 import ssl
 from collections.abc import Callable, Sequence
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 from prometheus_client import CollectorRegistry
 
 from proxy.admin.api import ApiRoutes
@@ -13,8 +15,12 @@ from proxy.admin.connection_documents import ConnectionDocuments, ConnectionSour
 from proxy.admin.history import History
 from proxy.admin.left_changes import LeftChangeRoutes
 from proxy.admin.page_files import PAGE_FILES, page_routes
+from proxy.admin.peers.member_client import MEMBER_TIMEOUT_S
+from proxy.admin.peers.peer_answers import PeerAnswers
+from proxy.admin.peers.tier_protocol import Tier
 from proxy.admin.port.access import Access
 from proxy.admin.port.admin_port import DEFAULT_LIMITS, PortLimits
+from proxy.admin.port.guard import Guard
 from proxy.admin.query_documents import Cached, QueryDocuments, Reports
 from proxy.admin.rates.observed_rates import ObservedRates
 from proxy.admin.rates.suggestion_routes import SuggestionRoutes
@@ -42,6 +48,10 @@ class AdminServer(AdminSite):
     Each sample of `metrics` is shown with the name of the `member`. Whoever made `history` takes
     its samples, whoever made `audit` closes it, and `clock_ms` is the monotonic time that `quotas`
     is fed with.
+
+    With a `tier` it answers for all members, but for a request of one of them, which is for this
+    one alone. `client_of` gives the client id that a query's name stands for, and `timeout_s` is
+    for the answer of another member.
     """
 
     def __init__(
@@ -66,11 +76,17 @@ class AdminServer(AdminSite):
         warning: NotReady = lambda: None,
         request_times: Callable[[], Sequence[Document]] = tuple,
         connections: ConnectionSource | None = None,
+        tier: Tier | None = None,
+        client_of: Callable[[str], str] = lambda name: name,
+        timeout_s: float = MEMBER_TIMEOUT_S,
     ) -> None:
-        super().__init__(host, port, access, limits, tls)
+        super().__init__(host, port, Guard(access, in_tier=tier is not None), limits, tls)
         self._metrics, self._member = metrics, member
-        self._not_ready = not_ready
-        self._warning = warning
+        self._peers = None if tier is None else PeerAnswers(tier, client_of, timeout_s)
+        if tier is not None:
+            not_ready = _joined(lambda: tier.not_ready, not_ready)
+            warning = _joined(lambda: tier.warning, warning)
+        self._not_ready, self._warning = not_ready, warning
         self._slices = Slices()
         queries = QueryDocuments(reports, self._slices, clock_ms)
         source = connections or NoConnections()
@@ -89,6 +105,7 @@ class AdminServer(AdminSite):
             clock_ms(),
             warning,
             request_times,
+            dict if tier is None else tier.slots,
         )
         listed = ConnectionDocuments(source, rules, self._slices)
         self._api = ApiRoutes(
@@ -108,7 +125,7 @@ class AdminServer(AdminSite):
 
     def routes(self) -> list[web.RouteDef]:
         """Return the handlers by method and path."""
-        return [
+        own = [
             web.get("/metrics", self._get_metrics),
             web.get("/healthz", self._get_healthz),
             web.get("/readyz", self._get_readyz),
@@ -116,10 +133,37 @@ class AdminServer(AdminSite):
             *self._suggestions.routes(),
             *page_routes(),
         ]
+        peers, is_scoped = self._peers, self._guard.is_scoped
+        if peers is None:
+            return own
+        for_all = {(route.method, route.path): route.handler for route in peers.routes()}
+        for_members = [*self._left_changes.routes(), *self._suggestions.member_routes()]
 
-    def member_routes(self) -> list[web.RouteDef]:
-        """Return the handlers that only a gateway may ask."""
-        return [*self._left_changes.routes(), *self._suggestions.member_routes()]
+        def is_own(request: web.Request) -> bool:
+            return is_scoped(request) or peers.is_alone
+
+        return [
+            *(
+                _when(is_own, route, for_all.get((route.method, route.path), route.handler))
+                for route in own
+            ),
+            *(_when(is_scoped, route, _not_found) for route in for_members),
+            *peers.tier_routes.routes(),
+        ]
+
+    async def start(self, sockets: Sequence[socket.socket] = ()) -> None:
+        """Open the port, or accept on sockets that have it already. Raises AdminError."""
+        if self._peers is not None:
+            self._peers.tier_routes.begin()
+        await super().start(sockets)
+
+    async def stop(self) -> None:
+        """Close the port and every connection, those to other members too."""
+        if self._peers is not None:
+            self._peers.tier_routes.end()
+        await super().stop()
+        if self._peers is not None:
+            await self._peers.close()
 
     async def _get_metrics(self, _: web.Request) -> web.Response:
         body = await scrape(self._metrics, self._member, self._slices)
@@ -130,3 +174,23 @@ class AdminServer(AdminSite):
 
     async def _get_readyz(self, _: web.Request) -> web.Response:
         return readiness_answer(self._not_ready(), self._warning())
+
+
+def _when(
+    is_for: Callable[[web.Request], bool], route: web.RouteDef, other: Handler
+) -> web.RouteDef:
+    """Return a route for the requests that it is for; `other` answers the rest."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        return await (route.handler if is_for(request) else other)(request)
+
+    return web.route(route.method, route.path, handle, **route.kwargs)
+
+
+async def _not_found(_: web.Request) -> web.StreamResponse:
+    raise web.HTTPNotFound
+
+
+def _joined(*problems: NotReady) -> NotReady:
+    """Return what gives all problems that there are as one text."""
+    return lambda: "; ".join(text for each in problems if (text := each())) or None

@@ -1,23 +1,18 @@
 """What every admin server has: an address that it is asked at, and who may ask what there."""
 
-import asyncio
 import ipaddress
 import logging
 import socket
 import ssl
 from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
 
 from aiohttp import web
 
 from proxy.admin.port.access import Access
 from proxy.admin.port.admin_port import AdminPort, PortLimits, bind
 from proxy.admin.port.guard import Guard
-from proxy.admin.port.member_guard import MemberGuard
 
 SHUTDOWN_TIMEOUT_S = 1.0  # for requests in progress when the server stops
-SOCKET_MODE = 0o600  # who may connect to a UNIX socket may do everything there
 
 _quiet = logging.getLogger("proxy.admin.http")
 _quiet.addHandler(logging.NullHandler())
@@ -30,37 +25,25 @@ class AdminError(Exception):
 
 
 class AdminSite:
-    """Serves the routes of a subclass, on a TCP port or on a UNIX socket.
+    """Serves the routes of a subclass on a TCP port.
 
-    `host` is loopback unless `access` has tokens; `port` 0 is any free one.
-    `guard` is another one than the usual for `access`.
+    `host` is loopback unless the access has tokens; `port` 0 is any free one.
     """
 
     def __init__(
-        self,
-        host: str,
-        port: int,
-        access: Access,
-        limits: PortLimits,
-        tls: ssl.SSLContext | None,
-        guard: Guard | None = None,
+        self, host: str, port: int, guard: Guard, limits: PortLimits, tls: ssl.SSLContext | None
     ) -> None:
         self._host = host
         self._port = port
-        self._guard = guard or Guard(access)
+        self._guard = guard
         self._limits = limits
         self._tls = tls
         self._runner: web.AppRunner | None = None
         self._opened: AdminPort | None = None
-        self._socket_path: Path | None = None
 
     def routes(self) -> list[web.RouteDef]:
         """Return the handlers by method and path."""
         raise NotImplementedError
-
-    def member_routes(self) -> list[web.RouteDef]:
-        """Return the handlers that only a gateway may ask, which does so by a UNIX socket."""
-        return []
 
     @property
     def port(self) -> int:
@@ -79,7 +62,7 @@ class AdminSite:
             self._opened.tls = tls
 
     def addresses(self) -> list[tuple[str, int]]:
-        """Return where its sockets are; on a UNIX socket none. Only after `start`."""
+        """Return where its sockets are. Only after `start`."""
         return self._opened.addresses if self._opened else []
 
     async def start(self, sockets: Sequence[socket.socket] = ()) -> None:
@@ -89,7 +72,15 @@ class AdminSite:
         opened = AdminPort(self._limits, self._tls)
         app = web.Application(middlewares=[opened.watch, self._guard.answer])
         app.add_routes(self.routes())
-        runner = await _set_up(app)
+        # A compressed body is taken as it is, and so refused: none is long enough to need it.
+        runner = web.AppRunner(
+            app,
+            access_log=None,
+            logger=_quiet,
+            shutdown_timeout=SHUTDOWN_TIMEOUT_S,
+            auto_decompress=False,
+        )
+        await runner.setup()
         assert runner.server is not None
         try:
             opened.serve(sockets or await bind(self._host, self._port), runner.server)
@@ -99,23 +90,6 @@ class AdminSite:
             raise AdminError(f"admin.bind: {address}: {error.strerror or error}") from None
         self._runner, self._opened = runner, opened
 
-    async def start_at(self, path: Path) -> None:
-        """Serve a gateway on a UNIX socket instead; its directory must be ours alone.
-
-        Who can connect there may do everything, and is believed who makes a change. What is left
-        of an earlier socket at the path is replaced. Raises AdminError.
-        """
-        app = web.Application(middlewares=[MemberGuard().answer])
-        app.add_routes([*self.routes(), *self.member_routes()])
-        runner = await _set_up(app)
-        try:
-            await web.UnixSite(runner, path).start()
-            await asyncio.to_thread(path.chmod, SOCKET_MODE)
-        except OSError as error:
-            await runner.cleanup()
-            raise AdminError(f"admin socket {path}: {error.strerror or error}") from None
-        self._runner, self._socket_path = runner, path
-
     async def stop(self) -> None:
         """Close the port and every connection."""
         if self._opened is not None:
@@ -123,23 +97,6 @@ class AdminSite:
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
-        path, self._socket_path = self._socket_path, None
-        if path is not None:
-            with suppress(OSError):  # the directory may have gone before
-                await asyncio.to_thread(path.unlink, missing_ok=True)
-
-
-async def _set_up(app: web.Application) -> web.AppRunner:
-    # A compressed body is taken as it is, and so refused: none is long enough to need it.
-    runner = web.AppRunner(
-        app,
-        access_log=None,
-        logger=_quiet,
-        shutdown_timeout=SHUTDOWN_TIMEOUT_S,
-        auto_decompress=False,
-    )
-    await runner.setup()
-    return runner
 
 
 def _is_loopback(host: str) -> bool:

@@ -97,6 +97,7 @@ class Status:
     warning: NotReady = lambda: None
     """Gives what is wrong although clients can be served."""
     request_times: Callable[[], Sequence[Document]] = tuple
+    slots: Callable[[], Document] = dict  # of a member of a tier
 
     async def document(
         self,
@@ -154,4 +155,5 @@ class Status:
             ],
             "changes_total": changes_total,
             "changes": list(changes),
+            **({"slots": slots} if (slots := self.slots()) else {}),
         }

@@ -11,13 +11,13 @@ from typing import Any, Self
 import aiohttp
 from structlog import get_logger
 
-from proxy.admin.gateway.tier_routes import (
+from proxy.admin.peers.tier_protocol import VisitRows
+from proxy.admin.peers.tier_routes import (
     ALIVE_PATH,
     LONG_ALIVE_PATH,
     LONG_S,
     RECORDS_PATH,
     VISITS_PATH,
-    VisitRows,
 )
 from proxy.config import Config
 from proxy.config.secrets import ALL_RIGHTS, Secrets

@@ -10,17 +10,16 @@ from typing import Any
 from structlog import get_logger
 
 from metrics import MemberInstruments
-from proxy.admin.gateway.member_client import MemberEndpoint
-from proxy.admin.gateway.tier_routes import VisitRows
+from proxy.admin.peers.tier_protocol import MemberEndpoint, VisitRows
 from proxy.admin.replies import ApiError
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.upstream import UpstreamError
 from proxy.config import Config
 from proxy.config.secrets import Secrets
 from proxy.config.stores import RELEASE_TIMEOUT_S, StateHolder
-from proxy.quota.debts import SharedQuotas
+from proxy.quota.debts import Debt, SharedQuotas
 from proxy.quota.rules import Rule
-from proxy.state import Document, GroupFence, SlotStore, StateError, Store
+from proxy.state import Document, GroupFence, Record, SlotStore, StateError, Store
 from proxy.tier.group.assignment import Assignment, Machine
 from proxy.tier.group.group_member import GroupMember, MembershipError
 from proxy.tier.group.subscription import Announcement
@@ -117,12 +116,6 @@ class Tier:
         )
         self._loads = TierLoads(name, ownership, traffic)
         self._exchanges = VisitExchanges(visits, shared, steering, peers)
-        self.owner_of = lambda client_id: ownership.owns.slot_map.owners[
-            rules.slot_of_query(client_id)
-        ]
-        self.keep = ownership.keep
-        self.slots = self._loads.document
-        self.visited: Callable[[VisitRows], Any] = self._exchanges.charge
         self._member: GroupMember | None = None
         """None while this process is not to be in the group."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -322,6 +315,22 @@ class Tier:
             for name, url in sorted({**urls, self.name: self._admin_url}.items())
         ]
 
+    def owner_of(self, client_id: str) -> str | None:
+        """Return the member that has the query of a client id; None: nobody has."""
+        return self._ownership.owns.slot_map.owners[self._rules.slot_of_query(client_id)]
+
+    def slots(self) -> Document:
+        """Return what the status shows of this member's slots."""
+        return self._loads.document()
+
+    async def visited(self, rows: VisitRows) -> VisitRows:
+        """Charge what clients of ours had elsewhere; return what they owe. Raises ValueError."""
+        return await self._exchanges.charge(rows)
+
+    async def keep(self, records: Sequence[Record], debts: Sequence[Debt]) -> None:
+        """Keep records that are ours by now. Raises StateError."""
+        await self._ownership.keep(records, debts)
+
     def document(self) -> Document | None:
         """Return what the status shows of the tier."""
         assignment, fence = self._assignment, self._ownership.fence
@@ -443,7 +452,6 @@ def tier_overview(
     for name in sorted(assignment.slot_map.members):
         own = [slot for slot, owner in enumerate(owners) if owner == name]
         carried = [loads[slot].share for slot in own if slot in loads]
-        known = assignment.machines.get(name)
         members.append(
             {
                 "name": name,
@@ -453,12 +461,18 @@ def tier_overview(
                 "awaiting": Counter(assignment.targets.values())[name],
                 "load": round(sum(carried), 3) if carried else None,
                 "slots": own,
-                "rules": None if known is None else known.rules_digest,
-                "admin_url": None if known is None else known.admin_url,
-                "answers": None if name == member else name not in silent,
-                "problem": unreached.get(name),
             }
         )
+    machines = [
+        {
+            "name": name,
+            "rules": each.rules_digest,
+            "admin_url": each.admin_url,
+            "answers": None if name == member else name not in silent,
+            "problem": unreached.get(name),
+        }
+        for name, each in sorted(assignment.machines.items())
+    ]
     return {
         "name": tier,
         "member": member,
@@ -466,4 +480,5 @@ def tier_overview(
         "settled": assignment.is_settled,
         "slots": len(owners),
         "members": members,
+        "machines": machines,
     }

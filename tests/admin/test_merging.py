@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.admin.gateway.merging.charts import merged_chart
-from proxy.admin.gateway.merging.client_lists import merged_clients
-from proxy.admin.gateway.merging.lists import (
+from proxy.admin.peers.merging.charts import merged_chart
+from proxy.admin.peers.merging.client_lists import merged_clients
+from proxy.admin.peers.merging.lists import (
     CONNECTIONS_IN_ORDER,
     CONNECTIONS_TABLE,
     STATUS_TABLE,
     UNBOUNDED,
 )
-from proxy.admin.gateway.merging.member_documents import DocumentTable, MemberDocument
-from proxy.admin.gateway.routed_requests import peeked_client
+from proxy.admin.peers.merging.member_documents import DocumentTable, MemberDocument
+from proxy.admin.peers.routed_requests import peeked_client
 from proxy.admin.request_times import HISTOGRAMS, merged_times, quantile
 from proxy.admin.sliced_json import read_whole, written_pieces
 from proxy.quota.entities import QuotaKind

@@ -10,7 +10,7 @@ import pytest
 from gateway_world import GatewayWorld
 from tokens import CLOSED, OPEN, bearer, password
 
-from proxy.admin.gateway.tier_routes import MAX_VISITS_BYTES, TierRoutes
+from proxy.admin.peers.tier_routes import MAX_VISITS_BYTES, TierRoutes
 from proxy.admin.port.access import Access
 from proxy.tier.peers import ALIVE_PATH, VISITS_PATH, PeerError, Peers
 

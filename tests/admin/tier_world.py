@@ -1,64 +1,109 @@
-"""Three machines of a tier: a real gateway on each, and real admin servers behind each of them."""
+"""Members of a tier: a real admin server for each on its own port, with real quotas behind it."""
 
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import aiohttp
 import trustme
-from admin_world import Answer, Ask
-from gateway_world import GatewayWorld
+from admin_world import AdminWorld, Answer, Ask, NoQueries
 from tokens import OPEN
 from yarl import URL
 
-from proxy.admin.gateway.member_client import MemberEndpoint
-from proxy.admin.gateway.tier_routes import TierRoutes, VisitRows
+from proxy.admin.peers.tier_protocol import MemberEndpoint, VisitRows
 from proxy.admin.port.access import Access
-from proxy.state import Document
+from proxy.admin.server import AdminServer
+from proxy.tier.member_names import machine_of
+from proxy.progress.query_scope import QueryScope
+from proxy.progress.report import Refusal, ReportRefused
+from proxy.state import Document, Record
 
-MACHINES = ("a", "b", "c")
-WORKERS = 2
+NAMES = ("a/0", "a/1", "b/0", "b/1", "c/0", "c/1")
+
+Of = Callable[[str], Ask]
 
 
-async def no_visits(_: VisitRows) -> VisitRows:
-    return []
+class Reported(NoQueries):
+    """Keeps the reports that came to one member."""
+
+    def __init__(self) -> None:
+        self.taken: list[bytes] = []
+
+    async def accept(self, raw: bytes, scope: QueryScope) -> Mapping[str, object]:
+        del scope
+        if b"{" not in raw:
+            raise ReportRefused(Refusal.MALFORMED, "not a report", "send one")
+        self.taken.append(raw)
+        return {"accepted": True, "rate": None, "bound": None, "lost_reports": 0, "advice": []}
+
+
+class MemberTier:
+    """What one member knows of the tier: what the test says."""
+
+    not_ready: str | None = None
+    warning: str | None = None
+
+    def __init__(self, name: str, world: "TierWorld") -> None:
+        self.name = name
+        self.endpoints = {name: MemberEndpoint(name)}
+        self.own_slots: Document = {}
+        self._world = world
+
+    def members(self) -> Sequence[MemberEndpoint]:
+        return list(self.endpoints.values())
+
+    @property
+    def leader(self) -> str:
+        return self._world.leader
+
+    def owner_of(self, client_id: str) -> str | None:
+        return self._world.owners.get(client_id, self.leader)
+
+    def slots(self) -> Document:
+        return self.own_slots
+
+    def document(self) -> Document | None:
+        rules = self._world.rules
+        if rules is None:
+            return None
+        machines = [{"name": name, "rules": digest} for name, digest in rules.items()]
+        return {"name": "prod", "generation": 7, "machines": machines}
+
+    def overview(self) -> Document:
+        return {"name": "prod"}
+
+    def alive(self) -> Document:
+        return {"member": self.name}
+
+    async def visited(self, rows: VisitRows) -> VisitRows:
+        raise ValueError(f"{rows} are not for {self.name}")
+
+    async def keep(self, records: Sequence[Record], owed: Sequence[list[Any]]) -> None:
+        raise AssertionError(f"{records} and {owed} are not for {self.name}")
 
 
 class TierWorld:
-    """The machines, by their names; `a/0` keeps what concerns all."""
+    """The members, by their names."""
 
-    def __init__(self) -> None:
-        self.machines = {
-            name: GatewayWorld([f"{name}/{number}" for number in range(WORKERS)])
-            for name in MACHINES
-        }
+    def __init__(
+        self,
+        names: Sequence[str] = NAMES,
+        make_world: Callable[[], AdminWorld] = AdminWorld,
+        make_tier: Callable[[str, "TierWorld"], MemberTier] = MemberTier,
+    ) -> None:
+        self.names = names
+        self.worlds = {name: make_world() for name in names}
+        self.reports = {name: Reported() for name in names}
+        self.tiers = {name: make_tier(name, self) for name in names}
+        self.servers: dict[str, AdminServer] = {}
         self.owners: dict[str, str | None] = {}
-        """By client id; the first member owns all others."""
-        self.rules = dict.fromkeys(MACHINES, "d1")
-        self.first = "a/0"
-        self.urls: dict[str, str] = {}
+        """By client id; the leader owns all others."""
+        self.leader = names[0]
+        self.rules: dict[str, str | None] | None = dict.fromkeys(map(machine_of, names), "d1")
+        """Digests by machine; None: no tier is configured."""
         self._client_tls: ssl.SSLContext | None = None
-
-    @property
-    def first(self) -> str:
-        return self._first
-
-    @first.setter
-    def first(self, name: str) -> None:
-        self._first = name
-        for machine in self.machines.values():
-            machine.first = name
-            machine.owners = self.owners
-
-    def world(self, member: str) -> Any:
-        """Return what is behind a member."""
-        return self.machines[member.partition("/")[0]].worlds[member]
-
-    def tier(self) -> Document:
-        machines = [{"name": name, "rules": rules} for name, rules in self.rules.items()]
-        return {"name": "prod", "generation": 7, "machines": machines}
 
     @asynccontextmanager
     async def running(
@@ -66,44 +111,50 @@ class TierWorld:
         access: Access = OPEN,
         authority: trustme.CA | None = None,
         servers: Mapping[str, Mapping[str, Any]] | None = None,
-        token: str = "ops-text",
+        token: str | None = "ops-text",
         **changes: Any,
     ) -> AsyncIterator[Mapping[str, str]]:
-        """Run all; gives the addresses of the gateways by machine."""
+        """Run all; gives their addresses by name. `servers`: what is different at one."""
         server_tls = None
         if authority is not None:
             server_tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
             authority.issue_cert("127.0.0.1").configure_cert(server_tls)
             self._client_tls = ssl.create_default_context()
             authority.configure_trust(self._client_tls)
+        scheme = "http" if authority is None else "https"
         async with AsyncExitStack() as stack:
-            for name, machine in self.machines.items():
+            urls = {}
+            for name, world in self.worlds.items():
                 arguments = {
-                    "tier_routes": TierRoutes(lambda: {}, no_visits, dict),
-                    "tier": self.tier,
+                    "reports": self.reports[name],
+                    "member": name,
+                    "tier": self.tiers[name],
+                    "access": access,
                     "tls": server_tls,
                     "timeout_s": 1.0,
-                } | changes
-                running = machine.running(access, servers, **arguments)
-                url = await stack.enter_async_context(running)
-                self.urls[name] = url.replace("http:", "https:") if authority else url
-            for name, machine in self.machines.items():
-                for other in reversed([each for each in MACHINES if each != name]):
-                    machine.endpoints[other] = MemberEndpoint(
-                        other, url=self.urls[other], token=token, tls=self._client_tls
-                    )
-            yield self.urls
+                }
+                server = world.server(**(arguments | changes | dict((servers or {}).get(name, {}))))
+                await server.start()
+                stack.push_async_callback(server.stop)
+                self.servers[name] = server
+                urls[name] = f"{scheme}://127.0.0.1:{server.port}"
+            for member in self.tiers.values():
+                member.endpoints = {
+                    name: MemberEndpoint(name, url, token=token, tls=self._client_tls)
+                    for name, url in urls.items()
+                }
+            yield urls
 
     @asynccontextmanager
-    async def asked(self, **how: Any) -> AsyncIterator[Callable[[str], Ask]]:
-        """Run all; gives `of(machine)(method, path, **what aiohttp takes)`."""
+    async def asked(self, **how: Any) -> AsyncIterator[Of]:
+        """Run all; gives `of(member)(method, path, **what aiohttp takes)`."""
         async with self.running(**how) as urls:
             connector = aiohttp.TCPConnector(ssl=self._client_tls or True)
             async with aiohttp.ClientSession(connector=connector) as session:
 
-                def of(machine: str) -> Ask:
+                def of(member: str) -> Ask:
                     async def ask(method: str, path: str, **how: Any) -> Answer:
-                        url = URL(f"{urls[machine]}{path}", encoded=True)
+                        url = URL(f"{urls[member]}{path}", encoded=True)
                         async with session.request(method, url, **how) as response:
                             text = (await response.read()).decode(errors="replace")
                             is_json = response.content_type == "application/json" and text
@@ -114,19 +165,30 @@ class TierWorld:
 
                 yield of
 
-    async def kill(self, machine: str) -> None:
-        """Let a machine's gateway end; its port refuses connections."""
-        await self.machines[machine].gateway.stop()
+    async def kill(self, name: str) -> None:
+        """Let a member end while the others go on; its port refuses connections."""
+        await self.servers[name].stop()
 
-    def point(self, machine: str, url: str) -> None:
-        """Have the others find a machine elsewhere."""
-        self._change(machine, url=url)
+    def point(self, name: str, url: str) -> None:
+        """Have the others find a member elsewhere."""
+        self.change(name, url=url)
 
-    def mark_silent(self, machine: str) -> None:
-        """Have the others know that a machine is silent."""
-        self._change(machine, alive=False)
+    def mark_silent(self, name: str) -> None:
+        """Have the others know that a member is silent."""
+        self.change(name, alive=False)
 
-    def _change(self, machine: str, **changes: Any) -> None:
-        for name, other in self.machines.items():
-            if name != machine:
-                other.endpoints[machine] = replace(other.endpoints[machine], **changes)
+    def change(self, name: str, **changes: Any) -> None:
+        """Have the others know a member otherwise."""
+        for member in self.tiers.values():
+            if member.name != name:
+                member.endpoints[name] = replace(member.endpoints[name], **changes)
+
+
+def names(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the members that rows are of."""
+    return [row["member"] for row in rows]
+
+
+def members(document: Mapping[str, Any]) -> list[str]:
+    """Return the members that a merged document names."""
+    return [each["name"] for each in document["members"]]

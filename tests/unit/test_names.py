@@ -27,6 +27,7 @@ DOUBLED = {
     "MAX_QUERIES",
     "Offset",
     "PREFIX",
+    "RECORDS_PATH",  # until proxy/workers goes
     "Partition",
     "REPORT_PATH",  # the listener in a driver imports nothing of ours
     "ROOM_SHARE",

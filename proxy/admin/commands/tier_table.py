@@ -6,7 +6,7 @@ from rich.text import Text
 from proxy.admin.commands.admin_client import AdminAddress, fetch_document
 from proxy.admin.commands.top import PLAIN_COLUMNS
 from proxy.admin.commands.top_tables import ALARM, CALM, UNKNOWN, WARNING, Column, draw_table
-from proxy.admin.gateway.tier_routes import TIER_PATH
+from proxy.admin.peers.tier_routes import TIER_PATH
 from proxy.state import Document
 
 ANSWERS = {None: "is asked", True: "yes", False: "NO"}

@@ -24,9 +24,6 @@ ADMIN_ACCEPT_PAUSE_S = 0.5
 
 ADMIN_BACKLOG = 128
 
-UNIX_SIDE = "unix"
-"""In the place of the address of who connects to a UNIX socket."""
-
 LOG_INTERVAL_S = 60.0
 """Between two log lines about connections that were closed for others."""
 
@@ -225,7 +222,7 @@ class AdminPort:
                 self._loop.remove_reader(sock.fileno())
                 self._loop.call_later(ADMIN_ACCEPT_PAUSE_S, self._watch_socket, sock, make_http)
                 return
-            self._begin(client, str(address[0]) if address else UNIX_SIDE, make_http())
+            self._begin(client, str(address[0]), make_http())
 
     def _begin(self, client: socket.socket, address: str, http: asyncio.Protocol) -> None:
         self._make_room(address)

@@ -10,14 +10,24 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from structlog import get_logger
 
-from proxy.admin.audit import LOCAL_AUTHOR, Author
+from proxy.admin.audit import LOCAL_AUTHOR, Author, audit_left
 from proxy.admin.port.access import Access, AdminToken, Right
+from proxy.admin.port.member_headers import (
+    CHANGES,
+    LEAVE_AUDIT,
+    ONE_MEMBER,
+    SCOPE,
+    author_of,
+    written_changes,
+)
 from proxy.admin.replies import ApiError
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods that change nothing."""
 
 REPORT_PATH = "/v1/spark/batches"
+
+MEMBER_TASK = "ask as a member of the tier"
 
 _author: ContextVar[Author] = ContextVar("author")
 _may_do_all: ContextVar[bool] = ContextVar("may_do_all", default=False)
@@ -51,34 +61,47 @@ class Guard:
     attacker's name is. Where no tokens are, an `Origin`, which browsers add to what changes
     something, must be this server's. A token for a change is never taken as a password, which
     browsers send along by themselves.
+
+    With `in_tier` other members ask as well, with the header SCOPE and all rights. Of such a
+    request alone it is believed who asks.
     """
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: Access, *, in_tier: bool = False) -> None:
         self.access = access
         """May be replaced at any time."""
+        self._in_tier = in_tier
 
     @web.middleware
     async def answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answer a request that may pass; as a JSON error, one that may not or that fails."""
-        try:
+
+        async def admit(request: web.Request) -> web.StreamResponse:
             _author.set(self._admit(request))
-            return await handler(request)
-        except ApiError as error:
-            return error.response()
-        except web.HTTPException as error:
-            return _known(error).response()
-        except ConnectionError:  # the client has gone; nobody is left to answer
-            raise
-        except Exception:
-            _log.exception("admin request failed", method=request.method, path=request.path)
-            fix = "look at the proxy's log; the request may be sent again"
-            return ApiError(500, "the proxy failed to answer this request", fix).response()
+            is_scoped = self.is_scoped(request)
+            return await (answer_member(request, handler) if is_scoped else handler(request))
+
+        return await _answer(request, admit)
+
+    def is_scoped(self, request: web.Request) -> bool:
+        """Return whether a request is of a member, to this one alone."""
+        return self._in_tier and SCOPE in request.headers
 
     def _admit(self, request: web.Request) -> Author:
         """Return who asks. Raises ApiError for a request that must not pass."""
         access, right = self.access, _right_for(request)
         token = access.find(shown) if (shown := _shown_token(request, right)) else None
         _may_do_all.set(not access.tokens if token is None else token.has_all_rights)
+        author = self._author_of(request, right, token)
+        if not self.is_scoped(request):
+            return author
+        require_all_rights(MEMBER_TASK)
+        if (scope := request.headers[SCOPE]) != ONE_MEMBER:
+            raise ApiError(400, f"{SCOPE}: {scope!r} is unknown", f"write {ONE_MEMBER}")
+        return author_of(request.headers, author.name)
+
+    def _author_of(self, request: web.Request, right: Right, token: AdminToken | None) -> Author:
+        """Return who shows a token, or none. Raises ApiError as `_admit`."""
+        access = self.access
         is_open = access.is_open(right, request.path)
         if not is_open:
             _require(token, right, request)
@@ -89,6 +112,17 @@ class Guard:
         if right is not Right.READ:
             _refuse_foreign_origin(request)
         return Author(LOCAL_AUTHOR, request.remote)
+
+
+async def answer_member(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer a request of a member that may pass, with the changes that are left to it."""
+    if LEAVE_AUDIT not in request.headers:
+        return await _answer(request, handler)
+    with audit_left() as changes:
+        response = await _answer(request, handler)
+    if changes:
+        response.headers[CHANGES] = written_changes(changes)
+    return response
 
 
 def current_author() -> Author:
@@ -104,6 +138,22 @@ def require_all_rights(task: str) -> None:
     if not _may_do_all.get():
         fix = "send the header 'Authorization: Bearer TOKEN' with the text of admin.token_file"
         raise ApiError(403, f"only a token with all rights may {task}", fix)
+
+
+async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer a request; as a JSON error where it fails."""
+    try:
+        return await handler(request)
+    except ApiError as error:
+        return error.response()
+    except web.HTTPException as error:
+        return _known(error).response()
+    except ConnectionError:  # the client has gone; nobody is left to answer
+        raise
+    except Exception:
+        _log.exception("admin request failed", method=request.method, path=request.path)
+        fix = "look at the proxy's log; the request may be sent again"
+        return ApiError(500, "the proxy failed to answer this request", fix).response()
 
 
 def _right_for(request: web.Request) -> Right:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from proxy.admin.gateway.tier_routes import ALIVE_PATH, VISITS_PATH
+from proxy.admin.peers.tier_routes import ALIVE_PATH, VISITS_PATH
 from proxy.state import Record
 from proxy.workers import peers as peers_module
 from proxy.tier.peers import RECORDS_PATH, PeerError, Peers

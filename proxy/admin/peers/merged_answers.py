@@ -1,8 +1,7 @@
 """Answers what all members know together: asks them, and merges the documents in a thread."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -10,18 +9,26 @@ from typing import Any
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from proxy.admin.api import MAX_CONNECTION_NUMBER, filter_and_limit, is_by_client
-from proxy.admin.gateway.connection_ids import after_at, show_machines
-from proxy.admin.gateway.member_client import NoReply, Reply
-from proxy.admin.gateway.members import Answers, Members, none_answers, passed_on, target_of
-from proxy.admin.gateway.merging.lists import CONNECTIONS_IN_ORDER, CONNECTIONS_TABLE, TABLES
-from proxy.admin.gateway.merging.member_documents import DocumentTable, MemberDocument, OwnerOf
-from proxy.admin.gateway.merging.status_document import member_figures, merged_status
-from proxy.admin.gateway.tier_document import TierOf, differing_rules
-from proxy.admin.replies import JSON_HEADERS, ApiError, answer_in_pieces, whole_number
+from proxy.admin.api import filter_and_limit, is_by_client
+from proxy.admin.log_level import LOG_LEVEL_PATH
+from proxy.admin.peers.connection_ids import after_at, show_machines
+from proxy.admin.peers.member_client import NoReply, Reply
+from proxy.admin.peers.member_requests import (
+    Answers,
+    MemberRequests,
+    lost,
+    none_answers,
+    passed_on,
+    target_of,
+)
+from proxy.admin.peers.merging.lists import CONNECTIONS_IN_ORDER, CONNECTIONS_TABLE, TABLES
+from proxy.admin.peers.merging.member_documents import DocumentTable, MemberDocument
+from proxy.admin.peers.merging.status_document import member_figures, merged_status
+from proxy.admin.rates.suggestion_routes import OBSERVED_PATH, SERIES_DEPTH, SUGGESTIONS_PATH
+from proxy.admin.replies import JSON_HEADERS, ApiError, answer_in_pieces
 from proxy.admin.request_times import HISTOGRAMS
 from proxy.admin.sliced_json import ROW_DEPTH, read_whole, written_pieces
-from proxy.admin.status import NotReady
+from proxy.admin.throttling_routes import THROTTLING_PATH
 from proxy.tier.member_names import machine_of
 
 
@@ -35,8 +42,8 @@ class NoneFitError(Exception):
 
 Merge = Callable[[Sequence[MemberDocument]], dict[str, Any]]
 
-SlotsOf = Callable[[], Mapping[str, Mapping[str, Any]]]
-"""Gives what is known of members' slots, by their names, as the status shows it."""
+Figures = Callable[[MemberDocument], dict[str, Any]]
+"""Makes the row of a member that answered in the table of members."""
 
 _MISFITS = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 """What merging raises for a document that has not what it should."""
@@ -47,29 +54,27 @@ _REFUSALS = range(401, 600)
 _NOT_UNDERSTOOD = "its answer is not understood; is it of another version?"
 
 
-@dataclass(frozen=True, slots=True)
 class MergedAnswers:
-    """The handlers."""
+    """The handlers.
 
-    members: Members
-    owner_of: OwnerOf
-    not_ready: NotReady
-    warning: NotReady
-    slots: SlotsOf
-    long_answers: asyncio.Semaphore
-    """To be held while documents of megabytes are in memory."""
-    tier: TierOf | None = None
-    """None: this machine is alone."""
+    `long_answers` is to be held while documents of megabytes are in memory.
+    """
+
+    def __init__(self, members: MemberRequests, long_answers: asyncio.Semaphore) -> None:
+        self._members = members
+        self._tier = members.tier
+        self._long_answers = long_answers
 
     def routes(self) -> list[web.RouteDef]:
         """Return the handlers by method and path."""
         return [
             web.get("/v1/status", self._get_status),
             web.get("/v1/connections", self._get_connections),
-            web.get("/v1/quotas", self._get_first),
-            web.get("/v1/throttling", self._get_first),
-            web.get("/v1/audit", self._get_first),
-            web.get("/v1/log_level", self._get_log_level),
+            web.get("/v1/quotas", self._get_any),
+            web.get(THROTTLING_PATH, self._get_any),
+            web.get("/v1/audit", self._get_any),
+            web.get(LOG_LEVEL_PATH, self._get_log_level),
+            web.get(SUGGESTIONS_PATH, self._get_suggestions),
             *(web.get(path, self._get_by(table)) for path, table in TABLES.items()),
         ]
 
@@ -78,30 +83,20 @@ class MergedAnswers:
         is_by_client(request)  # refuses what is neither
         separator = "&" if "?" in request.raw_path else "?"
         target = f"{target_of(request)}{separator}{HISTOGRAMS}"
-
-        def merge(told: Sequence[MemberDocument]) -> dict[str, Any]:
-            tier = self.tier() if self.tier is not None else None
-            problems = self.warning(), None if tier is None else differing_rules(tier)
-            warning = "; ".join(each for each in problems if each) or None
-            document = merged_status(told, limit, self.owner_of, self.not_ready(), warning)
-            return document if tier is None else {**document, "tier": tier}
-
-        return await self._merged(request, merge, target=target, slots=self.slots())
+        merge = partial(
+            merged_status, limit=limit, owner_of=self._tier.owner_of, tier=self._tier.document()
+        )
+        return await self._merged(request, merge, target=target, figures=member_figures)
 
     async def _get_connections(self, request: web.Request) -> web.StreamResponse:
         _, limit = filter_and_limit(request)
-        in_order, target = "after" in request.query, None
-        if in_order and self.tier is not None:
-            after_at(request, "")  # refuses what is no id
-            target = partial(after_at, request)
-        elif in_order:
-            whole_number(request, "after", 0, MAX_CONNECTION_NUMBER)
+        table, target = CONNECTIONS_TABLE, None
+        if "after" in request.query:
+            table, target = CONNECTIONS_IN_ORDER, partial(after_at, request)
+            target("")  # refuses what is no id
 
         def merge(told: Sequence[MemberDocument]) -> dict[str, Any]:
-            document = (CONNECTIONS_IN_ORDER if in_order else CONNECTIONS_TABLE).merged(told, limit)
-            if self.tier is not None:
-                show_machines(document["connections"])
-            return document
+            return show_machines(table.merged(told, limit))
 
         return await self._merged(request, merge, target=target)
 
@@ -111,20 +106,16 @@ class MergedAnswers:
         async def get(request: web.Request) -> web.StreamResponse:
             takes_limit = any(each.takes_limit for each in table.lists)
             limit = filter_and_limit(request)[1] if takes_limit else None
-
-            merge = partial(table.merged, limit=limit, owner_of=self.owner_of)
+            merge = partial(table.merged, limit=limit, owner_of=self._tier.owner_of)
             return await self._merged(request, merge, depth=table.depth)
 
         return get
 
-    async def _get_first(self, request: web.Request) -> web.StreamResponse:
-        """Answer what is the same at all members: from the first one that answers."""
+    async def _get_any(self, request: web.Request) -> web.StreamResponse:
+        """Answer what is the same at all members: from the leader, or another one that answers."""
         missing: list[NoReply] = []
-        asked = self.members.asked_for(request)
-        if "member" not in request.query:  # of the first one's machine no other one
-            asked = [*self.members.named(self.members.first), *asked[1:]]
-        for each in asked:
-            answers = await self.members.ask_all([each], "GET", target_of(request))
+        for each in self._members.asked_for(request):
+            answers = await self._members.ask_all(request, [each], "GET", target_of(request))
             if answers.replies:
                 return passed_on(answers.replies[0])
             missing += answers.missing
@@ -137,6 +128,29 @@ class MergedAnswers:
 
         return await self._merged(request, merge)
 
+    async def _get_suggestions(self, request: web.Request) -> web.StreamResponse:
+        """Answer by the rules of one member, this one if it is asked, of what all have seen.
+
+        A client is at its owner, and what it had before is where it was; sketches of both are
+        added, as quantiles could not be.
+        """
+        asked = self._members.asked_for(request)
+        query = f"?{request.query_string}" if request.query_string else ""
+        target = f"{OBSERVED_PATH}{query}"
+        async with self._long_answers:
+            answers = await self._members.ask_all(request, asked, "GET", target)
+            if not answers.ok:
+                if not answers.replies:
+                    raise none_answers(answers.missing)
+                return passed_on(answers.replies[0])
+            # What others have seen comes to megabytes, and what this one has stays here.
+            host, *others = sorted(answers.ok, key=lambda each: each.member != self._tier.name)
+            body = await asyncio.to_thread(_joined_observations, others)
+            told = await self._members.ask_one(request, host.member, "POST", target, body)
+        if isinstance(told, NoReply):
+            raise lost(told, "which puts together what all have seen")
+        return passed_on(told)
+
     async def _merged(
         self,
         request: web.Request,
@@ -144,16 +158,17 @@ class MergedAnswers:
         *,
         target: str | Callable[[str], str] | None = None,
         depth: int = ROW_DEPTH,
-        slots: Mapping[str, Mapping[str, Any]] | None = None,
+        figures: Figures | None = None,
     ) -> web.StreamResponse:
         """Ask the members, and answer with what `merge` makes of their documents.
 
-        With `slots`, which may be empty, members have figures. What all refuse is refused as the
-        first of them did.
+        What all refuse is refused as the first of them did.
         """
-        asked, is_tier = self.members.asked_for(request), self.tier is not None
-        async with self.long_answers:
-            answers = await self.members.ask_all(asked, "GET", target or target_of(request))
+        asked = self._members.asked_for(request)
+        async with self._long_answers:
+            answers = await self._members.ask_all(
+                request, asked, "GET", target or target_of(request)
+            )
             if not answers.replies:
                 raise none_answers(answers.missing)
             if not answers.ok:
@@ -161,9 +176,7 @@ class MergedAnswers:
                     raise _not_found(answers)
                 return passed_on(answers.replies[0])
             try:
-                body = await asyncio.to_thread(
-                    _merged_body, answers, merge, depth, slots, is_tier=is_tier
-                )
+                body = await asyncio.to_thread(_merged_body, answers, merge, depth, figures)
             except NoneFitError as error:
                 raise none_answers(error.missing) from error
         return answer_in_pieces(body, JSON_HEADERS)
@@ -176,14 +189,7 @@ def _not_found(answers: Answers) -> ApiError:
     return ApiError(404, "no member that answers knows it", fix)
 
 
-def _merged_body(
-    answers: Answers,
-    merge: Merge,
-    depth: int,
-    slots: Mapping[str, Mapping[str, Any]] | None,
-    *,
-    is_tier: bool,
-) -> bytearray:
+def _merged_body(answers: Answers, merge: Merge, depth: int, figures: Figures | None) -> bytearray:
     """Return the merged document as JSON.
 
     For a thread: all of it is Python in small steps, between which the event loop runs.
@@ -203,18 +209,23 @@ def _merged_body(
         for each in answers.replies
         if each.status in _REFUSALS and each.status != HTTPStatus.NOT_FOUND
     ]
-    answers = Answers(answers.replies, [*answers.missing, *bad])
-    members = _members(told, answers, slots)
-    if is_tier:
-        members = [{**row, "machine": machine_of(row["name"]) or row["name"]} for row in members]
-    document["members"] = members
-    document["unreachable"] = sorted(
-        answers.unreachable(), key=lambda each: _in_order(each["name"])
-    )
+    missing = sorted([*answers.missing, *bad], key=lambda each: _in_order(each.member))
+    rows = {each.member: _row(each.member) for each in answers.replies}
+    if figures is not None:
+        rows |= {each.member: _row(each.member) | figures(each) for each in told}
+    for each in missing:
+        told_of = {"alive": each.alive, "answers": False, "problem": each.why}
+        rows[each.member] = _row(each.member) | told_of
+    document["members"] = [rows[name] for name in sorted(rows, key=_in_order)]
+    document["unreachable"] = [{"name": each.member, "why": each.why} for each in missing]
     body = bytearray()
     for piece in written_pieces(document, depth):
         body += piece.encode()
     return body
+
+
+def _row(name: str) -> dict[str, Any]:
+    return {"name": name, "machine": machine_of(name), "alive": True, "answers": True}
 
 
 def _read(replies: Sequence[Reply], depth: int) -> tuple[list[MemberDocument], list[NoReply]]:
@@ -241,33 +252,17 @@ def _fits(merge: Merge, told: MemberDocument) -> bool:
     return True
 
 
-def _members(
-    told: Sequence[MemberDocument],
-    answers: Answers,
-    slots: Mapping[str, Mapping[str, Any]] | None,
-) -> list[dict[str, Any]]:
-    """Return every member in the order of their names, with what is known of it.
-
-    A machine that does not answer stands for its members.
-    """
-    rows: list[dict[str, Any]] = [
-        _answers(each.member) if slots is None else member_figures(each, slots.get(each.member))
-        for each in told
-    ]
-    rows += [
-        {"name": each.member, "alive": each.alive, "answers": False, "problem": each.why}
-        for each in answers.missing
-    ]
-    known_names = {row["name"] for row in rows}
-    rows += [_answers(each.member) for each in answers.replies if each.member not in known_names]
-    return sorted(rows, key=lambda row: _in_order(row["name"]))
-
-
-def _answers(name: str) -> dict[str, Any]:
-    return {"name": name, "alive": True, "answers": True}
+def _joined_observations(replies: Sequence[Reply]) -> bytes:
+    """Return the body that says what several members have seen."""
+    documents = [read_whole(reply.body, SERIES_DEPTH) for reply in replies]
+    joined = {
+        "left_out": sum(each["left_out"] for each in documents),
+        "observed": [row for each in documents for row in each["observed"]],
+    }
+    return "".join(written_pieces(joined, SERIES_DEPTH)).encode()
 
 
 def _in_order(name: str) -> list[tuple[bool, int, str]]:
-    """Return a key by which worker 2 comes before worker 10."""
+    """Return a key by which member 2 comes before member 10."""
     parts = name.split("/")
     return [(not part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts]

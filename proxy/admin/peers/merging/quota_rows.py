@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxy.admin.gateway.merging.charts import merged_chart
-from proxy.admin.gateway.merging.member_documents import MEMBER, Combine, OwnerOf, Row, combined
+from proxy.admin.peers.merging.charts import merged_chart
+from proxy.admin.peers.merging.member_documents import MEMBER, Combine, OwnerOf, Row, combined
 
 Identity = tuple[str, str | None, str | None]
 

@@ -8,8 +8,8 @@ from operator import itemgetter
 from typing import Any
 
 from proxy.admin.api import ANY_NAME, CLIENTS_PATH
-from proxy.admin.gateway.merging.client_lists import merged_clients
-from proxy.admin.gateway.merging.member_documents import (
+from proxy.admin.peers.merging.client_lists import merged_clients
+from proxy.admin.peers.merging.member_documents import (
     MEMBER,
     DocumentTable,
     Row,
@@ -17,7 +17,7 @@ from proxy.admin.gateway.merging.member_documents import (
     combined,
     summed,
 )
-from proxy.admin.gateway.merging.quota_rows import merged_row, merged_unbounded_row, sensor_of
+from proxy.admin.peers.merging.quota_rows import merged_row, merged_unbounded_row, sensor_of
 from proxy.admin.pipeline_documents import MAX_PIPELINE_SUMMARIES, pipeline_urgency
 from proxy.admin.query_documents import MAX_QUERY_SUMMARIES, query_urgency
 from proxy.admin.request_times import merged_times

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import Any
 
-from proxy.admin.gateway.merging.member_documents import (
+from proxy.admin.peers.merging.member_documents import (
     MEMBER,
     MemberDocument,
     OwnerOf,
@@ -13,7 +13,7 @@ from proxy.admin.gateway.merging.member_documents import (
     RowList,
     summed,
 )
-from proxy.admin.gateway.merging.quota_rows import clients_of, merged_row, row_share, sensor_of
+from proxy.admin.peers.merging.quota_rows import clients_of, merged_row, row_share, sensor_of
 from proxy.quota.entities import QuotaKind
 from proxy.tier.keys.disjoint_sets import DisjointSets
 

@@ -1,4 +1,4 @@
-"""Tells the connections of several machines apart: each machine counts its own from 1.
+"""Tells the connections of several machines apart: each machine numbers its own.
 
 In a tier an id is MACHINE/N. They are in the order of their numbers, then of their machines.
 """
@@ -8,16 +8,18 @@ from typing import Any
 from aiohttp import web
 
 from proxy.admin.api import CONNECTIONS_PATH, MAX_CONNECTION_NUMBER, tail_of
-from proxy.admin.gateway.members import target_of
-from proxy.admin.gateway.merging.member_documents import MEMBER
+from proxy.admin.peers.member_requests import target_of
+from proxy.admin.peers.merging.member_documents import MEMBER
 from proxy.admin.replies import ApiError, parse_number
 from proxy.tier.member_names import machine_of
 
 
-def show_machines(rows: list[dict[str, Any]]) -> None:
-    """Put the machine before the id of each connection."""
-    for row in rows:
-        row["id"] = f"{machine_of(row[MEMBER])}/{row['id']}"
+def show_machines(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a document with the machine before the id of each of its connections."""
+    rows = [
+        {**row, "id": f"{machine_of(row[MEMBER])}/{row['id']}"} for row in document["connections"]
+    ]
+    return {**document, "connections": rows}
 
 
 def after_at(request: web.Request, machine: str) -> str:

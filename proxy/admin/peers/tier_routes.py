@@ -1,25 +1,26 @@
-"""Answers what machines of a tier ask each other: whether this one lives, and what visitors had."""
+"""Answers what members of a tier ask each other: signs of life, visits, and misplaced records."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
 from aiohttp import web
 
-from proxy.admin.port.guard import require_all_rights
+from proxy.admin.peers.tier_protocol import Tier, VisitRows
+from proxy.admin.port.guard import MEMBER_TASK, require_all_rights
 from proxy.admin.replies import ApiError, answer, json_body
 from proxy.admin.sliced_json import ROW_DEPTH, read_whole
-from proxy.state import Document
+from proxy.quota.debts import Debt
+from proxy.state import Record, StateError
 
 TIER_PATH = "/v1/tier"
 ALIVE_PATH = "/v1/tier/alive"
 VISITS_PATH = "/v1/tier/visits"
+RECORDS_PATH = "/v1/tier/records"
 
 LONG_ALIVE_PATH = "/v1/tier/alive?until=ended"
-"""Is answered after LONG_S, or when the machine ends in order: when it dies its connection breaks,
+"""Is answered after LONG_S, or when the member ends in order: when it dies its connection breaks,
 and who asks knows at once."""
 
 LONG_S = 20.0
@@ -27,27 +28,19 @@ LONG_S = 20.0
 MAX_VISITS_BYTES = 16 * 2**20
 """Of one message; 10,000 visits with long names come to less."""
 
+MAX_RECORDS_BYTES = 32 * 2**20
+"""Of one message; one record has 8 MiB at most."""
 
-VisitRows = Sequence[Sequence[Any]]
-"""Of visits: listener, user, client id, address, kind and amount."""
 
-
-@dataclass(frozen=True, slots=True)
 class TierRoutes:
-    """The handlers, but for the overview for who may do all.
+    """The handlers. All but the overview are for who may do all."""
 
-    `alive` gives what this machine says of itself, `overview` what it knows of the tier; both raise
-    ApiError while it is in none. `visited` charges what visitors had elsewhere,
-    and gives what their sensors owe; it raises ValueError for rows that are no visits.
-    """
-
-    alive: Callable[[], Document]
-    visited: Callable[[VisitRows], Awaitable[VisitRows]]
-    overview: Callable[[], Document]
-    _ended: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    def __init__(self, tier: Tier) -> None:
+        self._tier = tier
+        self._ended = asyncio.Event()
 
     def begin(self) -> None:
-        """Answer the other machines from now on."""
+        """Answer the other members from now on."""
         self._ended.clear()
 
     def end(self) -> None:
@@ -60,28 +53,48 @@ class TierRoutes:
             web.get(TIER_PATH, self._get_tier),
             web.get(ALIVE_PATH, self._get_alive),
             web.post(VISITS_PATH, self._post_visits),
+            web.post(RECORDS_PATH, self._post_records),
         ]
 
     async def _get_tier(self, _: web.Request) -> web.Response:
-        return answer(self.overview())
+        return answer(self._tier.overview())
 
     async def _get_alive(self, request: web.Request) -> web.Response:
-        require_all_rights("ask as a machine of the tier")
+        require_all_rights(MEMBER_TASK)
         if request.query.get("until") == "ended":
             with suppress(TimeoutError):
                 async with asyncio.timeout(LONG_S):
                     await self._ended.wait()
-        return answer(self.alive())
+        return answer(self._tier.alive())
 
     async def _post_visits(self, request: web.Request) -> web.Response:
-        require_all_rights("ask as a machine of the tier")
+        require_all_rights(MEMBER_TASK)
         body = await json_body(request, MAX_VISITS_BYTES)
         try:
-            owed = await self.visited(await asyncio.to_thread(_visits_of, body))
+            owed = await self._tier.visited(await asyncio.to_thread(_visits_of, body))
         except (ValueError, RecursionError) as error:
             fix = 'send {"visits": [[LISTENER, USER, CLIENT_ID, ADDRESS, KIND, AMOUNT], ...]}'
             raise ApiError(400, f"these are no visits: {error}", fix) from None
         return answer({"owed": owed})
+
+    async def _post_records(self, request: web.Request) -> web.Response:
+        require_all_rights(MEMBER_TASK)
+        body = await json_body(request, MAX_RECORDS_BYTES)
+        try:
+            document: Any = await asyncio.to_thread(read_whole, body, ROW_DEPTH)
+            records = [
+                Record(str(key), str(text), int(version))
+                for key, text, version in document["records"]
+            ]
+            debts = [Debt.of(each) for each in document["owed"]]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            fix = 'send {"records": [[KEY, TEXT, VERSION], ...], "owed": []}'
+            raise ApiError(400, f"these are no records: {error}", fix) from None
+        try:
+            await self._tier.keep(records, debts)
+        except StateError as error:
+            raise ApiError(503, error.what, error.fix) from None
+        return answer({"kept": len(records)})
 
 
 def _visits_of(body: bytes) -> VisitRows:

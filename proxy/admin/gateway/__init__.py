@@ -1,1 +1,0 @@
-"""One admin port that answers for all members."""
