@@ -289,8 +289,14 @@ class Connection(PairState):
 
     def follow_owner(self) -> None:
         """Send the client on soon if another member owns it from now on."""
-        if self.stay is not None:
-            self.stay.follow()
+        session = self.client.current
+        if self.stay is None or session is None:
+            return
+        self.stay.follow()
+        if session.must_go:
+            self.requests.admit_each()
+        elif Pause.GATED in self.life.pauses:
+            self._ask_again()
 
     def session_of(self, head: RequestHead) -> ClientSession:
         """See PairState."""

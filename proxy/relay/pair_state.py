@@ -103,7 +103,8 @@ class PairState(ABC):
     def admits(self, exchange: Exchange) -> bool:
         """Return whether quotas let a request be sent on; if not, it is read again later.
 
-        What a drain still sends on waits for nothing.
+        A bounded client gets no more data here when another member owns it: all members at once
+        would give it a burst each. What a drain still sends on waits for nothing.
         """
         if self.life.state is not OPEN:
             return True
@@ -116,7 +117,12 @@ class PairState(ABC):
         byte_rate = plan.api.byte_rate
         if byte_rate is None:
             return True
-        return self._passes_gate(exchange, _GATES[byte_rate], exchange.sent_ms)
+        kind = _GATES[byte_rate]
+        if session.must_go and session.quotas.has(kind):
+            self._leave_gate()
+            self.pause(Pause.GATED)
+            return False
+        return self._passes_gate(exchange, kind, exchange.sent_ms)
 
     def admits_more(self, exchange: Exchange) -> bool:
         """Return whether more of a Produce request may be read; if not, it goes on later."""

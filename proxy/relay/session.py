@@ -111,6 +111,14 @@ class ClientSession:
         return None if self.owner is None else self.owner.address_of(self._origin.name, node_id)
 
     @property
+    def must_go(self) -> bool:
+        """Whether another member owns the client, and can be reached in this one's place."""
+        owner, origin = self.owner, self._origin
+        if owner is None:
+            return False
+        return origin.node_id is None or owner.address_of(origin.name, origin.node_id) is not None
+
+    @property
     def has_moved(self) -> bool:
         """Whether the client got another owner just now."""
         return self._steering is not None and self._steering.has_moved(self.identity)

@@ -74,13 +74,10 @@ class Stay:
     @property
     def _is_visitor(self) -> bool:
         """Whether the client has to go, and has somewhere to go to."""
-        session, origin = self._pair.client.current, self._pair.origin
-        owner = session.owner if session is not None else None
-        if owner is None:
+        session = self._pair.client.current
+        if session is None or (self._pair.origin.node_id is None and not self._carries_data):
             return False
-        if origin.node_id is None:
-            return self._carries_data
-        return owner.address_of(origin.name, origin.node_id) is not None
+        return session.must_go
 
     def _let_go(self) -> None:
         pair, self._timer = self._pair, None

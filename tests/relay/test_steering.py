@@ -13,7 +13,6 @@ from relaylab import frames
 from relaylab.lab import LISTENER, End, Lab, fast_client, open_lab, slow_client, turns, until
 
 from proxy.quota.entities import QuotaKind
-from proxy.quota.rules import Rule
 from proxy.relay import stay
 from proxy.relay.interceptor import ClientSentOn
 from proxy.relay.services import ThrottleMode
@@ -122,21 +121,38 @@ async def test_without_a_port_at_the_owner_the_client_is_served_here(soon):
         assert not steered(pair.a)
 
 
-async def test_a_visitor_is_served_and_let_go():
-    rules = (fast_client(), Rule(client_id="test", bounds={QuotaKind.REQUEST_PERCENTAGE: 1e6}))
+@pytest.mark.parametrize("is_bounded", [False, True])
+async def test_a_visitor_is_let_go_and_gets_data_only_where_no_rule_bounds_it(is_bounded):
+    """All members at once would give it a burst each."""
+    rules = (fast_client(),) if is_bounded else ()
     async with open_pair("b", rules=rules) as pair:
         began_s = asyncio.get_running_loop().time()
-        client, broker = await at_broker_port(pair.a, frames.fetch_request(1))
-        await broker.send(frames.fetch_response(1, 1000))
-        assert await client.frame() == frames.fetch_response(1, 1000)
-        await client.ended()
+        client = await pair.a.client(port_of(pair.a))
+        await client.send(frames.fetch_request(1))
+        broker = await pair.a.broker()
+        if not is_bounded:
+            assert await broker.frame() == frames.fetch_request(1)
+            await broker.send(frames.fetch_response(1, 1000))
+            assert await client.frame() == frames.fetch_response(1, 1000)
+        assert await client.ended() == b""
         assert asyncio.get_running_loop().time() - began_s >= stay.MIN_VISIT_S
         await client.close()
         assert steered(pair.a) == 1
-        bytes_kind = QuotaKind.CONSUMER_BYTE_RATE
-        size = len(frames.fetch_response(1, 1000))
-        assert (bytes_kind, size) in pair.visits()
+        size = 0 if is_bounded else len(frames.fetch_response(1, 1000))
         assert pair.a.count("visits_bytes_total") == size
+
+
+async def test_what_is_in_flight_at_a_move_is_a_visit(soon):
+    async with open_pair("a", rules=(fast_client(),)) as pair:
+        client, broker = await at_broker_port(pair.a, frames.fetch_request(1))
+        pair.move("b")
+        await until(lambda: steered(pair.a))
+        response = frames.fetch_response(1, 1000)
+        await broker.send(response)
+        assert await client.ended() == response
+        await client.close()
+        assert (QuotaKind.CONSUMER_BYTE_RATE, len(response)) in pair.visits()
+        assert pair.a.count("visits_bytes_total") == len(response)
 
 
 class SendingOn:

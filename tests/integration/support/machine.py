@@ -5,6 +5,7 @@ import signal
 import socket
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import yaml
 from support.proxy_process import HOST, ProxyProcess, config, until
@@ -12,6 +13,8 @@ from support.raw import RawClient, message
 
 from proxy.devkit.loopback import free_ports
 from proxy.wire.apis import METADATA
+
+MACHINE = "machine"
 
 PORTS_FOR_EACH = 2
 """The embedded broker has the id 1."""
@@ -33,12 +36,19 @@ def free_range(count: int) -> str:
 
 
 def machine_config(bootstrap: str, workers: int, **parts: Any) -> dict[str, Any]:
-    """Make a configuration with so many workers on ports of their own."""
+    """Make a configuration with so many workers on ports of their own; several have a tier."""
     listener = {
         "bind": f"{HOST}:{free_ports(1)[0]}",
         "broker_ports": free_range(workers * PORTS_FOR_EACH),
     }
-    return {**config(bootstrap, listeners=[listener], **parts), "workers": workers}
+    settings = {**config(bootstrap, listeners=[listener], **parts), "workers": workers}
+    if workers > 1:
+        tier = f"tier-{uuid4().hex[:8]}"
+        settings |= {
+            "tier": {"name": tier, "machine": MACHINE},
+            "state": {"kind": "kafka", "topic": f"{tier}-state"},
+        }
+    return settings
 
 
 def broker_ports(machine: ProxyProcess, workers: int, node_id: int = 1) -> list[str]:
