@@ -19,6 +19,7 @@ from typing import Any
 
 import structlog
 import uvloop
+from proxy.app import App
 
 from bench.loop_rounds import Stall, only_the_proxys_garbage, stall_row, watch
 from bench.partitioned_broker import LOG_END, TOPIC
@@ -26,7 +27,6 @@ from bench.processes import BenchError, free_ports, listening_socket, python, st
 from bench.report import Row
 from bench.traffic import Address
 from metrics.clock import clock_ms
-from proxy.app import App
 from proxy.config import load_config
 from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.entities import ClientIdentity, QuotaKind

@@ -11,6 +11,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from proxy.workers.slot_shares import share_slots
+
 from bench import traffic
 from bench.client import Load
 from bench.lab import Lab, open_lab, unviolated_rules
@@ -30,10 +32,9 @@ from bench.member_loads import (
 from bench.rates import quantile, rate_between
 from bench.report import Row, Verdict
 from proxy.devkit.broker import EmbeddedBroker
+from proxy.quota.entities import ClientIdentity
 from proxy.tier.keys.quota_keys import QuotaKeys
 from proxy.tier.slots import slot_of
-from proxy.quota.entities import ClientIdentity
-from proxy.workers.slot_shares import share_slots
 
 FIGURE = "scale"
 RAW_BOUND, QUERY_BOUND = 10_000_000, 3_000_000

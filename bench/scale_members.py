@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from bench.report import Row, Verdict
+from proxy.tier.group.group_member import HEARTBEAT_INTERVAL_S
 from proxy.tier.slot_balance import (
     LEAST_LOAD,
     MOST_LOAD,
@@ -21,7 +22,6 @@ from proxy.tier.slot_balance import (
 )
 from proxy.tier.slot_map import ListenerPorts, MemberAddresses, SlotMap
 from proxy.tier.slots import slot_of
-from proxy.tier.group.group_member import HEARTBEAT_INTERVAL_S
 
 FIGURE = "scale-members"
 SLOTS = 4096

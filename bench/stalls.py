@@ -26,7 +26,6 @@ from proxy.admin.port.access import Access
 from proxy.admin.rates.observed_rates import ObservedRates
 from proxy.admin.server import AdminServer
 from proxy.admin.status import RelayStatus
-from proxy.tier.member_names import ONLY_MEMBER
 from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
@@ -36,6 +35,7 @@ from proxy.relay.clients import ClientRegistry
 from proxy.relay.services import ThrottleMode
 from proxy.slices import Slices
 from proxy.state import MemoryStore
+from proxy.tier.member_names import ONLY_MEMBER
 from proxy.wire.apis import FETCH
 
 TARGET_CHURN_MS = 0.5

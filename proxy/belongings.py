@@ -8,12 +8,14 @@ from structlog import get_logger
 
 from metrics.clock import clock_ms
 from proxy.quota.debts import Debt
-from proxy.relay.stay import MIN_VISIT_S
 from proxy.state import StateError
 from proxy.tier.owns import OwnedBoth, SlotOwns
 
 if TYPE_CHECKING:
     from proxy.wiring import MemberProcess
+
+CUT_OFF_LIMIT_S = 2.0
+"""For answers in flight at a member that has lost its place."""
 
 _log = get_logger(__name__)
 
@@ -56,16 +58,16 @@ class MemberBelongings:
     def cut_off(self, is_cut_off: bool) -> None:
         """Follow whether this member has lost its place in the tier.
 
-        Its clients are let go then. Those that wait for the cluster would do so until they give
-        up by themselves, so they have no longer than in the drain of a member that stops.
+        Its clients are let go then, and new ones refused: they go to other members. Those that wait
+        for the cluster, which may be out of reach, do so for CUT_OFF_LIMIT_S.
         """
+        self._member.relay.is_cut_off = is_cut_off
         if self._closing is not None:
             self._closing.cancel()
             self._closing = None
         if is_cut_off:
-            limit_s = MIN_VISIT_S + self._member.services.limits.drain_timeout_s
             loop = asyncio.get_running_loop()
-            self._closing = loop.call_later(limit_s, self._close_waiting)
+            self._closing = loop.call_later(CUT_OFF_LIMIT_S, self._close_waiting)
 
     def _close_waiting(self) -> None:
         self._member.relay.close_draining()

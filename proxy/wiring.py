@@ -66,6 +66,9 @@ from proxy.tier.steering import SlotSteering, ports_of
 from proxy.tier.tier import Tier
 from proxy.tier.visits import VisitLog
 
+STOOD_STILL_S = 1.0
+"""A lag after which clients are held to their bounds by schedule: their sensors saw nothing."""
+
 EXPIRY_INTERVAL_S = 60.0  # between two looks for idle sensors
 RULES_INTERVAL_S = 0.2  # between two looks whether other rules are in force
 TICK_INTERVAL_S = 1.0  # between two looks for clients that are held no longer, and for the charts
@@ -436,7 +439,15 @@ class MemberProcess:
 
     async def _watch_lag(self) -> None:
         """Measure the lag of the event loop, until cancelled."""
-        await watch_lag(self.services.instruments.event_loop_lag_seconds.observe, clock_ms)
+        observe = self.services.instruments.event_loop_lag_seconds.observe
+        await watch_lag(observe if self.tier is None else self._observe_lag, clock_ms)
+
+    def _observe_lag(self, lag_s: float) -> None:
+        """Record the lag; others may have served our clients while this process stood still."""
+        self.services.instruments.event_loop_lag_seconds.observe(lag_s)
+        if lag_s >= STOOD_STILL_S:
+            walk = self.quotas.shared.keep_strictly(lambda _: True, clock_ms)
+            self._pacing = asyncio.create_task(self.slices.collect(walk))
 
     async def _expire(self) -> None:
         """Forget idle sensors and clients, until cancelled."""

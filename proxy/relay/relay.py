@@ -52,6 +52,8 @@ class Relay:
         self._tasks: set[asyncio.Task[None]] = set()
         self.connected_through: Counter[str] = Counter()
         """How many clients are connected, by the name of their listener."""
+        self.is_cut_off = False
+        """Whether clients are to go to other members: new connections are refused."""
         self._empty = asyncio.Event()
         self._walks: dict[Callable[[Connection], None], list[Connection]] = {}
         """With which connections something is still to be done."""
@@ -191,7 +193,7 @@ class Relay:
         self._services.log.error("can't accept", reason=reason, listener=listener, error=str(error))
 
     def _accepted(self, sock: socket.socket, origin: Origin) -> None:
-        reason = self._make_room(origin.ip)
+        reason = "cut_off" if self.is_cut_off else self._make_room(origin.ip)
         if reason is not None:
             sock.close()
             self._services.count_rejected(reason, **origin.about)

@@ -114,7 +114,8 @@ class SlotOwnership:
         self._store().lost()
         self.newest = None
         self.show()
-        self._belongings.cut_off(not self.has_left)
+        has_others = len(self.owns.slot_map.members) > 1
+        self._belongings.cut_off(has_others and not self.has_left)
         self._wanted.set()
 
     async def release(self, slots: frozenset[int]) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Self
@@ -126,6 +126,13 @@ class Peers:
                 task.cancel()
             await asyncio.gather(*self._following.values(), return_exceptions=True)
             self._following.clear()
+
+    async def generations(self, names: Iterable[str]) -> list[int]:
+        """Return the group's generation that each of these members is in that answers."""
+        asked = (self._ask("GET", name, ALIVE_PATH) for name in names)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        found = (each.get("group") for each in answers if isinstance(each, dict))
+        return [each for each in found if isinstance(each, int)]
 
     async def tell(self, member: str, rows: VisitRows) -> VisitRows:
         """Report to a member what visitors had here; return what its sensors owe.

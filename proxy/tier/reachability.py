@@ -10,7 +10,7 @@ from proxy.cluster.upstream import Address
 from proxy.tier.slot_map import MemberAddresses
 
 CONNECT_LIMIT_S = 3.0
-"""For a connection to the bootstrap port of another member."""
+"""For a connection to a data port of another member."""
 
 TRY_AGAIN_S = 10.0
 """Between two tries of an address that could not be reached."""
@@ -27,14 +27,16 @@ _log = get_logger(__name__)
 
 
 class ReachabilityProbe:
-    """Tries each bootstrap address once when it is new, and again while it cannot be reached.
+    """Tries a data port of each member once when it is new, and again while it cannot be reached.
 
     What is on a member that does not answer at all is not judged: others say that of it.
     """
 
-    def __init__(self, silent: Callable[[], Collection[str]]) -> None:
-        """`silent` gives the members that do not answer."""
-        self._silent = silent
+    def __init__(
+        self, silent: Callable[[], Collection[str]], on_change: Callable[[], None]
+    ) -> None:
+        """`silent` gives the members that do not answer; `on_change` is called with news."""
+        self._silent, self._on_change = silent, on_change
         self._members: Mapping[Address, str] = {}
         self._reached: set[Address] = set()
         self._problems: dict[Address, str] = {}
@@ -50,6 +52,12 @@ class ReachabilityProbe:
         return f"clients may not reach member {', '.join(told[:SHOWN])}{more}; fix: {FIX}"
 
     @property
+    def reached(self) -> frozenset[str]:
+        """The members that were reached at all their addresses."""
+        known = frozenset(self._members[at] for at in self._reached)
+        return known - {name for at, name in self._members.items() if at not in self._reached}
+
+    @property
     def problems(self) -> Mapping[str, str]:
         """Why members are not reached where clients are told that they are, by their names."""
         return {self._members[at]: why for at, why in self._problems.items()}
@@ -57,7 +65,7 @@ class ReachabilityProbe:
     def use(self, members: Iterable[MemberAddresses]) -> None:
         """Have the watch look at these other members, and forget all others."""
         self._members = {
-            (listener.host, listener.bootstrap_port): member.name
+            listener.data_address: member.name
             for member in members
             for listener in member.listeners.values()
         }
@@ -75,8 +83,11 @@ class ReachabilityProbe:
                 for at, member in self._members.items()
                 if at not in self._reached and member not in silent
             ]
+            before = self.reached, set(self._problems)
             for first in range(0, len(wanted), AT_ONCE):
                 await self._try(wanted[first : first + AT_ONCE])
+            if (self.reached, set(self._problems)) != before:
+                self._on_change()
             with suppress(TimeoutError):
                 async with asyncio.timeout(TRY_AGAIN_S):
                     await self._is_new.wait()

@@ -36,6 +36,12 @@ class ListenerPorts:
         known = self.ports.get(node_id)
         return None if known is None else (self.host, known)
 
+    @property
+    def data_address(self) -> Address:
+        """Where a client would send requests for data: for a broker, if there is a port for one."""
+        node_id = next(iter(self.ports), 0)
+        return self.address_of(node_id) or (self.host, self.bootstrap_port)
+
     def document(self) -> dict[str, Any]:
         """Return it as JSON has it; `of` reads that."""
         return {

@@ -104,7 +104,7 @@ class Tier:
         # Each of these knows only those before it.
         self._rules = rules = TierRules(config)
         self._peers = peers = Peers(self._access, lambda: self._ownership.show())  # noqa: PLW0108 - made below
-        self._probe = ReachabilityProbe(lambda: peers.silent)
+        self._probe = ReachabilityProbe(lambda: peers.silent, self._reach_changed)
         self._ownership = ownership = SlotOwnership(
             name,
             belongings,
@@ -228,6 +228,7 @@ class Tier:
             on_revoked=self._ownership.release,
             on_lost=self._ownership.lose,
             place=placed_slots,
+            may_hold=self._may_hold,
         )
         works = (
             member.run,
@@ -347,7 +348,9 @@ class Tier:
         newest = self._ownership.newest
         if newest is None:
             raise self._not_in_tier()
-        return {"member": self.name, "generation": newest.generation}
+        fence = self._ownership.fence
+        generation = 0 if fence is None else fence.generation
+        return {"member": self.name, "generation": newest.generation, "group": generation}
 
     def overview(self) -> Document:
         """Return who owns what, what that carries, and who is reached. Raises ApiError."""
@@ -379,8 +382,21 @@ class Tier:
             clock_s=time.time(),
             loads=self._loads.told,
             is_leaving=self._is_leaving,
+            reached=self._probe.reached - self._owners(),
+            unreached=frozenset(self._probe.problems),
             is_settling=self.is_settling,
         )
+
+    def _owners(self) -> frozenset[str]:
+        """Return the members that own slots."""
+        newest = self._ownership.newest
+        owners = set() if newest is None else set(newest.owners)
+        return frozenset(name for name in owners if name is not None)
+
+    def _reach_changed(self) -> None:
+        """Tell the group at once who can be reached: a newcomer may wait for its slots."""
+        if self._member is not None:
+            self._member.request_rebalance(at_once=True)
 
     def _assigned(self, slot_map: SlotMap, generation: int, member_id: str) -> None:
         member = self._member
@@ -395,6 +411,20 @@ class Tier:
         self._ownership.use(slot_map, fence)
         self._peers.use({name: each.admin_url for name, each in self._others.items()})
         self._probe.use(each for each in slot_map.members.values() if each.name != self.name)
+
+    async def _may_hold(self, generation: int) -> bool:
+        """Return whether nobody can have got slots since a generation of the group.
+
+        So it is while most members of the last map answer, and none of them knows a newer one. Who
+        is alone cannot tell.
+        """
+        newest = self._ownership.newest
+        if newest is None:
+            return False
+        others = newest.members.keys() - {self.name}
+        known = await self._peers.generations(others)
+        is_newest = all(each <= generation for each in known)
+        return bool(known) and is_newest and 2 * (1 + len(known)) > 1 + len(others)
 
     async def _ask_peers(self) -> None:
         async with self._peers:

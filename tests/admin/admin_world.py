@@ -16,12 +16,12 @@ from proxy.admin.port.access import Access, AdminToken
 from proxy.admin.rates.observed_rates import ObservedRates
 from proxy.admin.server import AdminServer
 from proxy.admin.status import BrokerStatus, ConfigLoad, ListenerStatus, RelayStatus
-from proxy.tier.member_names import ONLY_MEMBER
 from proxy.progress.query_scope import QueryScope
 from proxy.quota.entities import QuotaKind
 from proxy.quota.rule_registry import RuleRegistry
 from proxy.quota.rules import QuotaSettings, Rule
 from proxy.state import MemoryStore, Record, StateError
+from proxy.tier.member_names import ONLY_MEMBER
 
 MIB = 2.0**20
 CONSUMER, PRODUCER, REQUEST, MAX_CONNECTIONS, CONNECTION_RATE = QuotaKind

@@ -15,10 +15,10 @@ from yarl import URL
 from proxy.admin.peers.tier_protocol import MemberEndpoint, VisitRows
 from proxy.admin.port.access import Access
 from proxy.admin.server import AdminServer
-from proxy.tier.member_names import machine_of
 from proxy.progress.query_scope import QueryScope
 from proxy.progress.report import Refusal, ReportRefused
 from proxy.state import Document, Record
+from proxy.tier.member_names import machine_of
 
 NAMES = ("a/0", "a/1", "b/0", "b/1", "c/0", "c/1")
 

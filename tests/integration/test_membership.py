@@ -32,11 +32,11 @@ from proxy.cluster.login import Credentials, Login
 from proxy.cluster.upstream import UpstreamError
 from proxy.devkit.broker import EmbeddedBroker, EmbeddedCluster
 from proxy.devkit.loopback import HOST
-from proxy.tier.slot_map import ListenerPorts, MemberAddresses, SlotMap
-from proxy.tier.slots import SLOTS
 from proxy.tier.group.group_member import SESSION_TIMEOUT_S, GroupMember, MembershipError
 from proxy.tier.group.releases import RELEASE_LIMIT_S
 from proxy.tier.group.subscription import NO_GENERATION, Announcement
+from proxy.tier.slot_map import ListenerPorts, MemberAddresses, SlotMap
+from proxy.tier.slots import SLOTS
 
 PATIENCE_S = 30.0
 """More than a busy machine takes."""

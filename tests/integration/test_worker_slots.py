@@ -9,16 +9,16 @@ from typing import Any
 
 import confluent_kafka
 import pytest
+from proxy.workers.slot_shares import share_slots
 from support.machine import kill_worker, machine_config, until_replaced
 from support.operating import call, running
 from support.prometheus import program
 from support.proxy_process import ProxyProcess, until
 
 from proxy.devkit.broker import EmbeddedBroker
+from proxy.quota.entities import ClientIdentity
 from proxy.tier.keys.quota_keys import QuotaKeys
 from proxy.tier.slots import SLOTS, slot_of
-from proxy.quota.entities import ClientIdentity
-from proxy.workers.slot_shares import share_slots
 
 WORKERS = 2
 RECORD_BYTES, RECORDS = 10_000, 2_000

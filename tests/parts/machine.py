@@ -3,9 +3,10 @@
 import socket
 from threading import Thread
 
-from proxy.state import MemoryStore
 from proxy.workers.machine_store import MachineStore, SocketTransport
 from proxy.workers.state_server import StateServer
+
+from proxy.state import MemoryStore
 
 LIMIT_S = 5.0
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from proxy.cluster.upstream import Address
-from proxy.tier.slot_map import ListenerPorts, MemberAddresses, SlotMap
-from proxy.tier.slots import SLOTS, slot_of
 from proxy.quota.entities import ClientIdentity
 from proxy.relay.steering import Owner, Visit
+from proxy.tier.slot_map import ListenerPorts, MemberAddresses, SlotMap
+from proxy.tier.slots import SLOTS, slot_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,9 +69,7 @@ def assign(
     members = {
         member.name: member for said in admitted.values() for member in said.announcement.members
     }
-    present = [said.announcement for said in admitted.values() if not said.announcement.is_leaving]
-    steady = [announced for announced in present if not announced.is_settling] or present
-    staying = [member.name for announced in steady for member in announced.members]
+    staying = _staying(admitted)
     slots = max((said.announcement.slots for said in admitted.values()), default=0)
     owners: list[str | None] = [None] * slots
     releasing = {slot: claim.member for slot, claim in claims.items() if slot < slots}
@@ -106,6 +104,30 @@ def assign(
         assignment=assignment,
         is_another_round_wanted=bool(unheard) and not is_informed,
     )
+
+
+def _staying(admitted: Mapping[str, Subscription]) -> list[str]:
+    """Return the members that are to own slots.
+
+    Not who is about to end, nor, where there are others, who has crashed again and again, nor who
+    cannot be reached by clients: a newcomer counts as reached when another member has reached it,
+    who has slots until most others say that they could not.
+    """
+    present = {name: said for name, said in admitted.items() if not said.announcement.is_leaving}
+    steady = {
+        name: said for name, said in present.items() if not said.announcement.is_settling
+    } or present
+    reached: dict[str, Subscription] = {}
+    for name, said in steady.items():
+        judges = [each.announcement for other, each in admitted.items() if other != name]
+        names = {member.name for member in said.announcement.members}
+        is_reached = any(not names.isdisjoint(judge.reached) for judge in judges)
+        against = sum(not names.isdisjoint(judge.unreached) for judge in judges)
+        if is_reached or not judges or (said.owned and 2 * against <= len(judges)):
+            reached[name] = said
+    return [
+        member.name for said in (reached or steady).values() for member in said.announcement.members
+    ]
 
 
 def _unheard(

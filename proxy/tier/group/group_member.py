@@ -54,6 +54,10 @@ ANSWER_LIMIT_S = 2.0
 ROUND_MARGIN_S = 5.0
 """The coordinator answers a round after the rebalance timeout at the latest, and may be slow."""
 
+HOLD_INTERVAL_S = 0.5
+"""Between two questions to the others while the coordinator is not heard: for so long two members
+may serve one slot, where it was heard by the others alone."""
+
 REJOIN_INTERVAL_S = 5.0
 """Between two rounds that this machine asks for."""
 
@@ -79,7 +83,8 @@ class GroupMember:
     `on_revoked(slots)`, in a task, when slots are to be released. When it returned, or was
     cancelled after RELEASE_LIMIT_S, others get them: nothing may be written for them any more.
     `on_lost()`: all slots may have new owners by now; nothing may be written for any, until the
-    next `on_assigned`. Those two are not awaited, and must be quick.
+    next `on_assigned`. Those two are not awaited, and must be quick. `may_hold(generation)` says,
+    when the coordinator is not heard, whether nobody can have got slots since that generation.
     """
 
     def __init__(
@@ -92,6 +97,7 @@ class GroupMember:
         on_revoked: Callable[[frozenset[int]], Awaitable[None]],
         on_lost: Callable[[], None],
         place: Placement,
+        may_hold: Callable[[int], Awaitable[bool]],
         session_timeout_s: float = SESSION_TIMEOUT_S,
         heartbeat_interval_s: float = HEARTBEAT_INTERVAL_S,
         clock_s: Callable[[], float] = time.monotonic,
@@ -102,6 +108,9 @@ class GroupMember:
         self._on_assigned = on_assigned
         self._on_lost = on_lost
         self._placement = place
+        self._may_hold = may_hold
+        self._is_holding = False
+        """Whether the session is over, and the last map holds all the same."""
         self._heartbeat_interval_s = heartbeat_interval_s
         self._clock_s = clock_s
         machine = announce().machine
@@ -341,16 +350,46 @@ class GroupMember:
             self._wanted.set()
 
     async def _watch(self) -> None:
-        """Give up what we have when the session may be over by our own clock."""
+        """Give up what we have when the session may be over by our own clock.
+
+        While the coordinator is away for all, nobody can get slots: then the last map holds. Who
+        stood still for as long as a session knows nothing of that.
+        """
+        session_s = self._place.session_timeout_s
         while True:
-            ends_s = self._session.ends_s
-            left_s = self._heartbeat_interval_s if ends_s is None else ends_s - self._clock_s()
+            ends_s, now_s = self._session.ends_s, self._clock_s()
+            left_s = self._heartbeat_interval_s if ends_s is None else ends_s - now_s
             if left_s > 0:
-                await asyncio.sleep(min(left_s, self._heartbeat_interval_s))
-                continue
-            self._lose(f"the coordinator was not heard for {self._place.session_timeout_s:g} s")
-            self._wanted.set()
-            self._interrupt()
+                self._hold(is_held=False)
+                wait_s = min(left_s, self._heartbeat_interval_s)
+            elif await self._may_hold(self.generation):
+                self._hold(is_held=True)
+                wait_s = HOLD_INTERVAL_S
+            else:
+                wait_s = self._lose_session()
+            await asyncio.sleep(wait_s)
+            if self._clock_s() - now_s > wait_s + session_s:
+                self._lose_session()
+
+    def _lose_session(self) -> float:
+        """Give up what we have; return for how long there is nothing to watch."""
+        ends_s = self._session.ends_s
+        if ends_s is None or ends_s > self._clock_s():
+            return 0.0
+        self._lose(f"the coordinator was not heard for {self._place.session_timeout_s:g} s")
+        self._wanted.set()
+        self._interrupt()
+        return self._heartbeat_interval_s
+
+    def _hold(self, *, is_held: bool) -> None:
+        """Log that the last map holds without a session, or that this is over."""
+        if is_held != self._is_holding:
+            self._is_holding = is_held
+            text = "the coordinator is not heard by any member: the last map of slots holds"
+            if is_held:
+                _log.warning(text, member=self.instance_id)
+            else:
+                _log.info("the coordinator is heard again", member=self.instance_id)
 
     def _check(self, error_code: int, member_id: str) -> bool:
         """Return whether this is no error; do what an error asks for at once.
@@ -385,6 +424,7 @@ class GroupMember:
     def _lose(self, reason: str) -> None:
         """Own nothing any more, and say so, if we had a place at all."""
         self._releases.cancel()
+        self._is_holding = False
         had_slots = bool(self._holding.owned)
         had_session = self._session.ends_s is not None
         self._session.stop()

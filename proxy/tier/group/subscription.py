@@ -33,6 +33,10 @@ class Announcement:
     """By slot, of those that it owns."""
     is_leaving: bool = False
     """Whether it is to own nothing any more, and serves until others have what it owns."""
+    reached: frozenset[str] = frozenset()
+    """The other members that it has reached where clients would; of those without slots alone."""
+    unreached: frozenset[str] = frozenset()
+    """The other members that it has tried to reach there, in vain."""
     is_settling: bool = False
     """Whether it has crashed again and again: it owns something only where all are so."""
 
@@ -83,6 +87,8 @@ class Subscription:
                 },
                 "letting_go": sorted(self.letting_go),
                 "is_leaving": said.is_leaving,
+                "reached": sorted(said.reached),
+                "unreached": sorted(said.unreached),
                 "is_settling": said.is_settling,
                 "generation": self.generation,
                 "map_generation": self.map_generation,
@@ -114,6 +120,8 @@ class Subscription:
                 for slot, rate, share in document["loads"]
             },
             is_leaving=bool(document["is_leaving"]),
+            reached=frozenset(map(str, document.get("reached", ()))),
+            unreached=frozenset(map(str, document.get("unreached", ()))),
             is_settling=bool(document.get("is_settling", False)),
         )
         owned = {int(slot): name for name, each in document["owned"].items() for slot in each}

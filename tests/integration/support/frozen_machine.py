@@ -10,9 +10,9 @@ sys.path.append(str(Path(__file__).parents[2]))  # as a script it has no conftes
 from parts.even_placement import even
 
 from proxy.cluster.kafka_client import Bootstrap
-from proxy.tier.slot_map import MemberAddresses
 from proxy.tier.group.group_member import GroupMember
 from proxy.tier.group.subscription import Announcement
+from proxy.tier.slot_map import MemberAddresses
 
 
 def say(what: object) -> None:

@@ -7,9 +7,9 @@ from random import Random
 import pytest
 from simulated_group import Group
 
+from proxy.tier.announced_loads import AnnouncedLoads
 from proxy.tier.slot_balance import SlotLoad, placed_slots
 from proxy.tier.slots import SLOTS
-from proxy.tier.announced_loads import AnnouncedLoads
 
 MEAN_LOAD = 0.4
 """Of one member's capacity."""

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.config import load_config
-from proxy.tier.keys.client_set import ClientSet
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.pauses import QuotaPause
 from proxy.quota.rules import AdaptiveBound, Rule, RuleTable
@@ -27,6 +26,7 @@ from proxy.tier.key_rules import (
     read_rules,
     rules_text,
 )
+from proxy.tier.keys.client_set import ClientSet
 
 KINDS = [QuotaKind.CONSUMER_BYTE_RATE, QuotaKind.PRODUCER_BYTE_RATE]
 names = st.sampled_from(["a", "ab", "b,c", "ü", "d e"])

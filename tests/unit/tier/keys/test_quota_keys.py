@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.tier.keys.client_set import ClientSet
-from proxy.tier.keys.quota_keys import MAX_KNOWN_KEYS, QuotaKeys
 from proxy.quota.entities import CONSUMER_BYTE_RATE, DEFAULT, ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveBound, Rule, RuleTable
+from proxy.tier.keys.client_set import ClientSet
+from proxy.tier.keys.quota_keys import MAX_KNOWN_KEYS, QuotaKeys
 
 LISTENERS = ("in", "out")
 USERS = (None, "alice", "bob", "carol")

@@ -1,9 +1,9 @@
 """Announcements and subscriptions for the tests, and sizes as they are in a real tier."""
 
+from proxy.tier.group.subscription import Announcement, Subscription
 from proxy.tier.slot_balance import SlotLoad
 from proxy.tier.slot_map import ListenerPorts, MemberAddresses
 from proxy.tier.slots import SLOTS
-from proxy.tier.group.subscription import Announcement, Subscription
 
 
 def member(name: str) -> MemberAddresses:

@@ -3,34 +3,32 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.tier.member_names import machine_of
-from proxy.workers.shown_owners import shown_owners
+from proxy.tier.ownership import route_owners
 
 MEMBERS = ["a/0", "a/1", "b/0", "c/0"]
-MACHINES = ["a", "b", "c"]
 owners = st.lists(st.sampled_from([*MEMBERS, "gone/0", None]), min_size=8, max_size=8)
 
 
 def test_the_owner_is_shown_and_in_a_handover_the_one_before() -> None:
-    assert shown_owners(["a/0", None], ["b/0", "b/0"], MEMBERS, ()) == ["a/0", "b/0"]
+    assert route_owners(["a/0", None], ["b/0", "b/0"], MEMBERS, ()) == ["a/0", "b/0"]
 
 
 def test_nobody_is_shown_where_nobody_serves() -> None:
-    assert shown_owners(["a/0", None], [None, None], MEMBERS, MACHINES) == [None, None]
-    assert shown_owners(["a/0"], [None], (), ()) == [None]
+    assert route_owners(["a/0", None], [None, None], MEMBERS, MEMBERS) == [None, None]
+    assert route_owners(["a/0"], [None], (), ()) == [None]
 
 
-def test_stand_ins_share_the_slots_of_a_silent_machine() -> None:
-    shown = shown_owners(["b/0"] * 6, [None] * 6, MEMBERS, ["b"])
+def test_stand_ins_share_the_slots_of_a_silent_member() -> None:
+    shown = route_owners(["b/0"] * 6, [None] * 6, MEMBERS, ["b/0"])
     assert sorted(shown) == ["a/0", "a/0", "a/1", "a/1", "c/0", "c/0"]
 
 
-@given(owners, owners, st.sets(st.sampled_from(MACHINES)))
+@given(owners, owners, st.sets(st.sampled_from(MEMBERS)))
 def test_who_serves_keeps_its_clients_and_others_have_a_stand_in_that_serves(
     now: list[str | None], before: list[str | None], silent: set[str]
 ) -> None:
-    serving = {name for name in MEMBERS if machine_of(name) not in silent}
-    shown = shown_owners(now, before, MEMBERS, silent)
+    serving = {name for name in MEMBERS if name not in silent}
+    shown = route_owners(now, before, MEMBERS, silent)
     for name, owner, earlier in zip(shown, now, before, strict=True):
         wanted = earlier if owner is None else owner
         if wanted in serving:
@@ -39,9 +37,9 @@ def test_who_serves_keeps_its_clients_and_others_have_a_stand_in_that_serves(
             assert name in serving if serving else name is None
 
 
-@given(owners, owners, st.sets(st.sampled_from(MACHINES)), st.permutations(MEMBERS))
-def test_every_machine_that_knows_the_same_shows_the_same(
+@given(owners, owners, st.sets(st.sampled_from(MEMBERS)), st.permutations(MEMBERS))
+def test_every_member_that_knows_the_same_shows_the_same(
     now: list[str | None], before: list[str | None], silent: set[str], members: list[str]
 ) -> None:
-    shown = shown_owners(now, before, MEMBERS, silent)
-    assert shown_owners(now, before, members, sorted(silent)) == shown
+    shown = route_owners(now, before, MEMBERS, silent)
+    assert route_owners(now, before, members, sorted(silent)) == shown

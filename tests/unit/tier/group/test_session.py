@@ -4,11 +4,11 @@ import pytest
 from structlog.testing import capture_logs
 from tier_machines import announcement
 
-from proxy.tier.slot_map import SlotMap
 from proxy.tier.group.assignment import Assignment, Machine, RefusedMachine
 from proxy.tier.group.group_protocol import Meaning, Place, explain_refusal, meaning_of
 from proxy.tier.group.holding import Holding, SessionClock
 from proxy.tier.group.tier_log import TierLog
+from proxy.tier.slot_map import SlotMap
 
 PLACE = Place("tier", "a", 10.0, 10.0)
 

@@ -1,4 +1,4 @@
-"""Which worker has which port."""
+"""Which member of a host has which port."""
 
 import socket
 from collections import Counter
@@ -15,10 +15,10 @@ from proxy.config.endpoints import PortRange
 from proxy.config.worker_ports import share_of
 from proxy.config.workers import MAX_WORKERS, count_workers
 from proxy.devkit.loopback import free_ports
+from proxy.launcher.ports import HostPorts
 from proxy.quota.rules import RuleTable
 from proxy.relay.listener import SNI_PORT
 from proxy.relay.ports import ListenerError
-from proxy.workers.machine_ports import MachinePorts
 
 HOST = "127.0.0.1"
 SNI = "b-{node_id}.kafka.example"
@@ -34,7 +34,9 @@ def configured(tmp_path: Path) -> Callable[..., Config]:
             "cluster": {"bootstrap_servers": ["broker-1:9092"]},
             "listeners": [{**section, **listener}],
             "workers": workers,
-            "state": {"kind": "memory"},
+            "state": {"kind": "kafka", "topic": "state"},
+            "tier": {"name": "tier", "machine": "machine"},
+            "admin": {"bind": f"{HOST}:0"},
         }
         file = tmp_path / "proxy.yaml"
         file.write_text(yaml.safe_dump(document))
@@ -52,11 +54,11 @@ def tls(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def opened() -> Iterator[Callable[[Config], MachinePorts]]:
-    machines: list[MachinePorts] = []
+def opened() -> Iterator[Callable[[Config], HostPorts]]:
+    machines: list[HostPorts] = []
 
-    def open_ports(config: Config) -> MachinePorts:
-        machines.append(MachinePorts(config))
+    def open_ports(config: Config) -> HostPorts:
+        machines.append(HostPorts(config))
         machines[-1].open()
         return machines[-1]
 
@@ -92,7 +94,7 @@ def test_each_worker_has_its_sockets(configured, opened):
     first, last = free_range(4)
     machine = opened(configured(2, broker_ports=f"{first}-{last}"))
     ports = [
-        {node: sock.getsockname()[1] for node, sock in machine.of(number)["main"].items()}
+        {node: sock.getsockname()[1] for node, sock in machine.of(number)[0]["main"].items()}
         for number in range(2)
     ]
     bootstrap = ports[0][None]
@@ -101,29 +103,23 @@ def test_each_worker_has_its_sockets(configured, opened):
         {None: bootstrap, 0: first + 2, 1: first + 3},
     ]
     assert Counter(machine.addresses())[HOST, bootstrap] == 2
-    member = machine.member("1", 1, {}).listeners["main"]
-    assert member.address_of(1) == ("proxy.example", first + 3)
-    assert member.address_of(2) is None
-    assert member.bootstrap_port == bootstrap
 
 
 def test_with_names_each_worker_has_one_port_for_all_brokers(configured, opened, tls):
     first, last = free_range(3)
     machine = opened(configured(2, broker_ports=f"{first}-{last}", tls=tls))
     for number in range(2):
-        sockets = machine.of(number)["main"]
+        sockets = machine.of(number)[0]["main"]
         assert set(sockets) == {None, SNI_PORT}
         assert sockets[SNI_PORT].getsockname()[1] == first + number
-        member = machine.member(str(number), number, {}).listeners["main"]
-        assert member.address_of(7) == ("b-7.kafka.example", first + number)
 
 
-def test_any_free_ports_are_those_that_workers_open(configured, opened):
-    machine = opened(configured(2, broker_ports=0))
-    assert set(machine.of(0)["main"]) == {None}
-    member = machine.member("0", 0, {"main": {5: 12345}}).listeners["main"]
-    assert member.address_of(5) == ("proxy.example", 12345)
-    assert member.address_of(6) is None
+def test_members_share_one_admin_port_and_have_one_each(configured, opened):
+    machine = opened(configured(3, broker_ports=0))
+    shared = {sock.getsockname() for number in range(3) for sock in machine.of(number)[1]}
+    own = [sock.getsockname() for number in range(3) for sock in machine.of(number)[2]]
+    assert shared == {(HOST, machine.admin_port)}
+    assert len({*own, *shared}) == 4
 
 
 def test_a_port_that_is_taken_leaves_none_open(configured):
@@ -131,7 +127,7 @@ def test_a_port_that_is_taken_leaves_none_open(configured):
     with socket.socket() as taken:
         taken.bind((HOST, last))
         taken.listen()
-        machine = MachinePorts(configured(2, broker_ports=f"{first}-{last}"))
+        machine = HostPorts(configured(2, broker_ports=f"{first}-{last}"))
         with pytest.raises(ListenerError, match=str(last)):
             machine.open()
     with socket.socket() as probe:

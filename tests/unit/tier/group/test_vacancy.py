@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from proxy.cluster.upstream import UpstreamError
-from proxy.membership import vacancy
+from proxy.tier.group import vacancy
 from proxy.tier.group.vacancy import until_vacant
 
 BROKER = ("kafka", 9092)

@@ -7,11 +7,11 @@ from itertools import count
 from parts.even_placement import even
 from tier_machines import announcement
 
-from proxy.tier.slot_balance import Placement, SlotLoad
 from proxy.tier.group.assignment import Assignment
 from proxy.tier.group.assignor import assign
 from proxy.tier.group.holding import Holding
 from proxy.tier.group.subscription import Announcement, Subscription
+from proxy.tier.slot_balance import Placement, SlotLoad
 
 SLOTS = 12
 
@@ -33,7 +33,10 @@ class Process:
     def take(self, assignment: Assignment) -> None:
         refused = any(each.machine == self.said.machine for each in assignment.refused.values())
         change = self.holding.take(assignment, self.said, is_refused=refused)
-        self.wants_round |= change.must_rejoin
+        reached = frozenset(assignment.slot_map.members)
+        is_news = not reached <= self.said.reached  # a newcomer, which is tried at once
+        self.said = replace(self.said, reached=reached)
+        self.wants_round |= change.must_rejoin or is_news
 
 
 @dataclass

@@ -30,6 +30,8 @@ def said(
         "quotas": {"rules": rules},
         "queries": queries or [],
         "workers": workers,
+        "tier": {"name": "tier", "machine": "machine"},
+        "state": {"kind": "kafka", "topic": "state"},
     }
     file = folder / "proxy.yaml"
     file.write_text(yaml.safe_dump(document))
@@ -37,7 +39,7 @@ def said(
     table = RuleTable(config.quota_settings.rules)
     keys = keys_of(config, table)
     client = ClientIdentity("main", "anna", "spark-q")
-    return [*find_key_hints(config, table, keys)], [*explain_key(config, keys, client)]
+    return [*find_key_hints(config, table, keys)], [*explain_key(keys, client)]
 
 
 @pytest.mark.parametrize(
@@ -70,14 +72,13 @@ def test_the_mends_mend(tmp_path):
     assert said(tmp_path, [{"client-id": "spark-q", **BOUND}, {"client-id": "x", **BOUND}])[0] == []
 
 
-def test_a_client_is_told_its_key_its_slot_its_worker_and_who_shares_them(tmp_path):
+def test_a_client_is_told_its_key_its_slot_and_who_shares_them(tmp_path):
     rules = [{"user": "<default>", **BOUND}]
     _, lines = said(tmp_path, rules)
     assert lines == [
-        "quota key: 'user=anna', slot 188, at worker 0 until loads say otherwise",
+        "quota key: 'user=anna', slot 188",
         "     of all clients with user=anna",
     ]
     _, lines = said(tmp_path, rules, QUERY, workers=1)
     assert lines[0].startswith("quota key: 'spark-q', slot ")
-    assert "worker" not in lines[0]
     assert lines[1] == "     of all clients of user=<default>; spark-q, which overlap"

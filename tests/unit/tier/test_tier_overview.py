@@ -3,24 +3,24 @@
 from rich.console import Console
 
 from proxy.admin.commands.tier_table import tier_tables
+from proxy.tier.group.assignment import Assignment, Machine
 from proxy.tier.slot_balance import SlotLoad
 from proxy.tier.slot_map import MemberAddresses, SlotMap
-from proxy.tier.group.assignment import Assignment, Machine
-from proxy.workers.tier_overview import tier_overview
+from proxy.tier.tier import tier_overview
 
 MEMBERS = {name: MemberAddresses(name, {}) for name in ("a/0", "b/0")}
 ASSIGNMENT = Assignment(
     7,
     SlotMap(9, MEMBERS, ["a/0", "a/0", None, "a/0"]),
     releasing={2: "a/0"},
-    machines={name: Machine(f"http://{name}:9644", "p", "9f2c64d1", 0) for name in "ab"},
+    machines={name: Machine(f"http://{name}:9644", "p", "9f2c64d1", 0) for name in ("a/0", "b/0")},
     targets={2: "b/0"},
     loads={0: SlotLoad(0.0, 0.25), 2: SlotLoad(0.0, 0.5), 3: SlotLoad(0.0, 0.125)},
 )
 
 
 def test_it_says_who_owns_what_and_what_is_on_its_way() -> None:
-    said = tier_overview("prod", "a", ASSIGNMENT, (), {})
+    said = tier_overview("prod", "a/0", ASSIGNMENT, (), {})
     assert not said["settled"]
     a, b = said["members"]
     assert (a["slots"], a["owned"], a["releasing"], a["awaiting"]) == ([0, 1, 3], 3, 1, 0)
@@ -29,7 +29,7 @@ def test_it_says_who_owns_what_and_what_is_on_its_way() -> None:
 
 
 def test_it_says_which_machines_are_not_reached() -> None:
-    said = tier_overview("prod", "a", ASSIGNMENT, {"b"}, {"b": "b:9092: no answer in 3 s"})
+    said = tier_overview("prod", "a/0", ASSIGNMENT, {"b/0"}, {"b/0": "b:9092: no answer in 3 s"})
     assert [each["answers"] for each in said["machines"]] == [None, False]
     console = Console(width=120)
     with console.capture() as screen:
@@ -37,5 +37,5 @@ def test_it_says_which_machines_are_not_reached() -> None:
     text = screen.get()
     assert "tier prod  generation 7  slots 4, 1 on their way" in text
     assert "38%" in text
-    (line,) = (line for line in text.splitlines() if line.startswith("b ") and "NO" in line)
+    (line,) = (line for line in text.splitlines() if line.startswith("b/0 ") and "NO" in line)
     assert "b:9092: no answer in 3 s" in line

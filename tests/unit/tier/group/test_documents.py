@@ -11,12 +11,12 @@ from parts.even_placement import even
 from structlog.testing import capture_logs
 from tier_machines import announcement, load, member, subscription
 
-from proxy.tier.slot_balance import SlotLoad
-from proxy.tier.slot_map import SlotMap
 from proxy.tier.group.assignment import Assignment, Machine, RefusedMachine
 from proxy.tier.group.leading import LARGE_GROUP_BYTES, group_bytes, lead
 from proxy.tier.group.subscription import Subscription
 from proxy.tier.group.user_data import MAX_DOCUMENT_BYTES, FormError, pack, unpack
+from proxy.tier.slot_balance import SlotLoad
+from proxy.tier.slot_map import SlotMap
 
 slots = st.integers(0, 255)
 

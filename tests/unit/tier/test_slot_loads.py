@@ -1,10 +1,9 @@
-"""What the clients of each slot take, measured by workers and added up for the machine."""
+"""What the clients of each slot take, measured by their member."""
 
 import math
 
 import pytest
 
-from proxy.tier.slot_balance import SlotLoad
 from proxy.quota.entities import ClientIdentity
 from proxy.tier.slot_loads import (
     AVERAGE_S,
@@ -13,7 +12,6 @@ from proxy.tier.slot_loads import (
     WALKED_AT_ONCE,
     ClientTraffic,
     LoadMeter,
-    MachineLoads,
 )
 
 STEP_S = 5.0
@@ -57,7 +55,7 @@ def test_steady_traffic_becomes_the_average():
 def test_the_first_look_only_begins():
     meter = LoadMeter()
     measure(meter, traffic({"a": 1e6}), 0)
-    assert (meter.rows(), meter.measured_s) == ([], 0.0)
+    assert (meter.loads, meter.measured_s) == ({}, 0.0)
 
 
 def test_an_average_rises_and_falls_with_its_time_constant():
@@ -109,17 +107,3 @@ def test_ten_thousand_clients_are_walked_in_steps():
     sizes = {client(str(number)): 1e3 for number in range(10_000)}
     steps = list(meter.measuring(ClientTraffic(sizes, {}), slot_of, 1.0, 0.0))
     assert len(steps) == 10_000 / WALKED_AT_ONCE
-
-
-def test_the_loads_of_a_machine_are_added_up():
-    loads = MachineLoads()
-    loads.told("0", [[1, 100, 0.1, []], [2, 10, 0.01, []]], 80.0)
-    loads.told("1", [[1, 50, 0.2, ["client-id=a"]]], 70.0)
-    assert loads.of_slots()[1] == SlotLoad(150, pytest.approx(0.3))
-    assert loads.of_member("0") == SlotLoad(110, pytest.approx(0.11))
-    assert loads.clients(1) == ["client-id=a"]
-    assert loads.measured_s(["0", "1"]) == 70.0
-    assert loads.measured_s(["0", "1", "2"]) == 0.0
-    loads.forget("1")
-    assert loads.of_slots()[1] == SlotLoad(100, 0.1)
-    assert loads.of_member("1") == SlotLoad(0, 0)
