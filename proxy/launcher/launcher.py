@@ -148,7 +148,10 @@ class Launcher:
             is_successor=is_successor,
         )
         work = partial(run_worker, self._config, self._path, place, splice=self._splice)
-        await worker.fork(work)
+        own = set(place.sockets)
+        not_its = [sock for sock in self._ports.sockets() if sock not in own]
+        not_its += [each.channel for each in self._workers if each.channel is not None]
+        await worker.fork(work, not_its)
         await worker.until_ready(START_LIMIT_S)
 
     def _accept(self, worker: WorkerHandle) -> None:

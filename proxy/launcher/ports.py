@@ -88,9 +88,13 @@ class HostPorts:
 
     def addresses(self) -> Iterator[Address]:
         """Yield where each socket listens."""
+        for sock in self.sockets():
+            yield sock.getsockname()[:2]
+
+    def sockets(self) -> Iterator[socket.socket]:
+        """Yield all sockets."""
         for _, group in self._groups():
-            for sock in group:
-                yield sock.getsockname()[:2]
+            yield from group
 
     def bootstrap_ports(self) -> Iterator[tuple[str, str, int]]:
         """Yield name, host and bootstrap port of each listener."""

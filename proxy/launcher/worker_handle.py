@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import NoReturn
 
@@ -58,11 +58,18 @@ class WorkerHandle:
         self._failure: str | None = None
         self._is_ready = asyncio.Event()
         self._is_done = asyncio.Event()
+        self.channel: socket.socket | None = None
+        """The launcher's end."""
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
 
-    async def fork(self, work: Callable[[socket.socket], int]) -> None:
-        """Start a process that does this work, with its end of the channel."""
+    async def fork(
+        self, work: Callable[[socket.socket], int], not_its: Iterable[socket.socket]
+    ) -> None:
+        """Start a process that does this work, with its end of the channel.
+
+        What is `not_its` own of our sockets is closed there: a port is free when its member ends.
+        """
         ours, theirs = socket.socketpair()
         parent = os.getpid()
         # A signal that arrives in between would be the launcher's, and told to both.
@@ -73,11 +80,13 @@ class WorkerHandle:
             for number in SIGNALS:
                 signal.signal(number, signal.SIG_IGN)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-            ours.close()
+            for sock in (ours, *not_its):
+                sock.close()
             _end_with(parent)
             _leave(lambda: work(theirs))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         theirs.close()
+        self.channel = ours
         self.pid, self._failure, self.heard_s = pid, None, self._loop.time()
         self._pidfd = os.pidfd_open(pid)
         for event in (self.ended, self._is_ready, self._is_done):
@@ -150,7 +159,7 @@ class WorkerHandle:
             self._writer.close()
         os.waitpid(pid, 0)  # noqa: ASYNC222 - it has ended
         os.close(self._pidfd)
-        self.pid = self._writer = self._reading = None
+        self.pid = self.channel = self._writer = self._reading = None
         self.ended.set()
 
 

@@ -505,6 +505,7 @@ def tier_overview(
     ]
     return {
         "name": tier,
+        "machine": machine_of(member),
         "member": member,
         "generation": assignment.generation,
         "settled": assignment.is_settled,

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from parts.attached import attaching
 from pyspark.sql import SparkSession
+from support.machine import in_tier
 from support.operating import quota_proxy, running
 from support.proxy_process import HOST, ProxyProcess, config, until
 from support.raw import RawClient, api_versions
@@ -78,7 +79,8 @@ def clinic(kafka: EmbeddedBroker, tmp_path: Path) -> Iterator[Callable[..., Clin
                 "token_file": "admin-token",
                 "tokens": [{"name": "spark", "token_file": "spark-token", "rights": ["report"]}],
             }
-            process = ProxyProcess({**made, "workers": workers}, folder)
+            made["workers"] = workers
+            process = ProxyProcess(in_tier(made) if workers > 1 else made, folder)
             return Clinic(stack.enter_context(running(process)), folder)
 
         yield start

@@ -30,11 +30,10 @@ HOURS_LATER = "import time; wall = time.time; time.time = lambda: wall() + 7200\
 HOURS_BEFORE = "import time; wall = time.time; time.time = lambda: wall() - 7200\n"
 
 
-def settings_of(kafka: EmbeddedBroker, folder: Path, workers: int) -> dict[str, Any]:
-    listener = {"bind": f"{HOST}:{free_ports(1)[0]}", "broker_ports": free_range(workers * 4)}
+def settings_of(kafka: EmbeddedBroker, folder: Path) -> dict[str, Any]:
+    listener = {"bind": f"{HOST}:{free_ports(1)[0]}", "broker_ports": free_range(4)}
     state = {"kind": "sqlite", "path": str(folder / "state.db")}
-    made = config(kafka.bootstrap, listeners=[listener], rules=[RULE], state=state)
-    return {**made, "workers": workers}
+    return config(kafka.bootstrap, listeners=[listener], rules=[RULE], state=state)
 
 
 def measured(process: ProxyProcess, quota: str) -> float:
@@ -62,11 +61,10 @@ def small(topic: str, how: str) -> Any:
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(("produce", 1, ""), id="produce"),
-        pytest.param(("fetch", 1, ""), id="fetch"),
-        pytest.param(("produce", 1, HOURS_LATER), id="the clock was put forward"),
-        pytest.param(("produce", 1, HOURS_BEFORE), id="the clock was put back"),
-        pytest.param(("produce", 2, ""), id="two workers"),
+        pytest.param(("produce", ""), id="produce"),
+        pytest.param(("fetch", ""), id="fetch"),
+        pytest.param(("produce", HOURS_LATER), id="the clock was put forward"),
+        pytest.param(("produce", HOURS_BEFORE), id="the clock was put back"),
     ],
 )
 def test_who_owes_goes_on_owing_when_the_proxy_is_killed(
@@ -74,12 +72,12 @@ def test_who_owes_goes_on_owing_when_the_proxy_is_killed(
     topic: Callable[..., str],
     fill: Callable[..., None],
     tmp_path: Path,
-    case: tuple[str, int, str],
+    case: tuple[str, str],
 ) -> None:
-    how, workers, changes = case
+    how, changes = case
     name = topic()
     fill(name, 1, RECORD_BYTES)
-    settings = settings_of(kafka, tmp_path, workers)
+    settings = settings_of(kafka, tmp_path)
     first = ProxyProcess(settings, tmp_path / "first")
     try:
         first.start()

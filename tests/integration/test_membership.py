@@ -71,6 +71,8 @@ class Machine:
     holds: set[int] = field(default_factory=set)
     """What it would serve: from `on_assigned` until it released or lost them."""
     lost: int = 0
+    holds_on: bool = False
+    """Whether the last map holds while the coordinator is not heard."""
 
     def __post_init__(self) -> None:
         self.member = GroupMember(
@@ -80,6 +82,7 @@ class Machine:
             on_assigned=self.assigned,
             on_revoked=self.release,
             on_lost=self.forget,
+            may_hold=self.may_hold,
             place=even,
             session_timeout_s=self.session_s,
         )
@@ -103,6 +106,10 @@ class Machine:
             await asyncio.sleep(self.release_s)
         finally:
             self.holds -= slots
+
+    async def may_hold(self, generation: int) -> bool:
+        assert generation == self.member.generation
+        return self.holds_on
 
     def forget(self) -> None:
         self.lost += 1

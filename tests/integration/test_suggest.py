@@ -74,8 +74,7 @@ def test_workers_keep_what_they_have_seen_and_a_single_process_takes_it_up(
 ) -> None:
     name = topic()
     fill(name, 1, RECORD_BYTES)
-    state = {"kind": "sqlite", "path": str(tmp_path / "state.db")}
-    document = machine_config(kafka.bootstrap, 3, state=state)
+    document = machine_config(kafka.bootstrap, 3)
     clients = [f"etl-{number}" for number in range(6)]
 
     def seen(process: ProxyProcess) -> dict[str, int]:

@@ -110,7 +110,6 @@ def test_machines_and_single_processes_replace_each_other(
     name = topic(partitions=2)
     fill(name, RECORDS, 100, partitions=2)
     settings = machine_config(kafka.bootstrap, MOST_WORKERS)
-    settings["state"] = {"kind": "sqlite", "path": str(tmp_path / "state.db")}
     settings["admin"] = {"bind": f"{HOST}:{free_ports(1)[0]}"}
     running = None
     port = int(settings["listeners"][0]["bind"].rpartition(":")[2])

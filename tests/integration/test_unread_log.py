@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from support.clients import Access, Aiokafka
-from support.machine import PORTS_FOR_EACH, free_range
+from support.machine import PORTS_FOR_EACH, free_range, in_tier
 from support.operating import call, hang_up, running, until_reloads, write
 from support.proxy_process import HOST, WAIT_S, ProxyProcess, config, until
 from support.raw import RawClient, api_versions
@@ -51,7 +51,8 @@ def settings_of(bootstrap: str, workers: int) -> dict[str, Any]:
     ports = free_range(workers * PORTS_FOR_EACH)
     listener = {"bind": f"{HOST}:{port}", "broker_ports": ports}
     made = config(bootstrap, listeners=[listener], admin_port=admin_port)
-    return {**made, "log_level": "debug", "workers": workers}
+    made |= {"log_level": "debug", "workers": workers}
+    return in_tier(made) if workers > 1 else made
 
 
 def fill(pipe: int) -> None:

@@ -26,6 +26,9 @@ async def main(bootstrap: str, group: str, session_s: float) -> None:
     async def release(_slots: frozenset[int]) -> None:
         say("released")
 
+    async def never(_generation: int) -> bool:
+        return False
+
     machine = GroupMember(
         Bootstrap([(host, int(port))]),
         group,
@@ -33,6 +36,7 @@ async def main(bootstrap: str, group: str, session_s: float) -> None:
         on_assigned=lambda _map, _generation, _member_id: say(len(machine.owned)),
         on_revoked=release,
         on_lost=lambda: say("lost"),
+        may_hold=never,
         place=even,
         session_timeout_s=session_s,
     )

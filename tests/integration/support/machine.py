@@ -42,13 +42,17 @@ def machine_config(bootstrap: str, workers: int, **parts: Any) -> dict[str, Any]
         "broker_ports": free_range(workers * PORTS_FOR_EACH),
     }
     settings = {**config(bootstrap, listeners=[listener], **parts), "workers": workers}
-    if workers > 1:
-        tier = f"tier-{uuid4().hex[:8]}"
-        settings |= {
-            "tier": {"name": tier, "machine": MACHINE},
-            "state": {"kind": "kafka", "topic": f"{tier}-state"},
-        }
-    return settings
+    return in_tier(settings) if workers > 1 else settings
+
+
+def in_tier(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration with a tier of its own, which several workers need."""
+    tier = f"tier-{uuid4().hex[:8]}"
+    return {
+        **settings,
+        "tier": {"name": tier, "machine": MACHINE},
+        "state": {"kind": "kafka", "topic": f"{tier}-state"},
+    }
 
 
 def broker_ports(machine: ProxyProcess, workers: int, node_id: int = 1) -> list[str]:
