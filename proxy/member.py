@@ -46,7 +46,7 @@ class Place:
     listeners: Mapping[str, Mapping[int | None, socket.socket]]
     """Sockets by the names of listeners, and by broker, as `Listener.use` takes them."""
     admin: Sequence[socket.socket]
-    """Of the port that is asked for all; the members of a host share it."""
+    """Of the port that is asked for all; the members of a host accept on the same sockets."""
     own_admin: Sequence[socket.socket]
     """Where other members ask this one."""
     restarts: int = 0
@@ -123,9 +123,10 @@ class Member:
             if tier is not None:
                 tier.is_settling = place is not None and place.is_looping
                 tier.is_successor |= place is not None and place.is_successor
-                await tier.join(self._admin_port, self._parts.learn)
+                await tier.join(self.admin.port, self._parts.learn)
                 if tier.is_settling:
                     asyncio.get_running_loop().call_later(SETTLED_S, tier.settled)
+            self._share_admin_port()
             succession.complete()
         except BaseException:
             if tier is not None:
@@ -209,18 +210,16 @@ class Member:
     def _is_settling(self) -> bool:
         return self._parts.tier is not None and self._parts.tier.is_settling
 
-    @property
-    def _admin_port(self) -> int:
-        """Where other members ask this one."""
-        if self._place is not None and self._place.own_admin:
-            return int(self._place.own_admin[0].getsockname()[1])
-        return self.admin.port
-
     def _admin_sockets(self) -> list[socket.socket]:
         """Return sockets for the admin port that may be closed, as those of the place stay."""
         if self._place is None:
             return bind_admin(self._config, ())
-        return [sock.dup() for sock in (*self._place.admin, *self._place.own_admin)]
+        return [sock.dup() for sock in self._place.own_admin]
+
+    def _share_admin_port(self) -> None:
+        """Answer for all at the port of the host, where the members that can do so accept."""
+        if self._place is not None:
+            self.admin.accept_at([sock.dup() for sock in self._place.admin])
 
     def _open_store(self, holder: StateHolder | None) -> Store:
         if self._parts.tier is not None:
@@ -241,7 +240,8 @@ class Member:
 
     async def _rejoin(self) -> None:
         if self._parts.tier is not None:
-            await self._parts.tier.join(self._admin_port, self._parts.learn)
+            await self._parts.tier.join(self.admin.port, self._parts.learn)
+        self._share_admin_port()
 
     async def _take_debts(self) -> None:
         """Have clients owe what they did where another process served them."""

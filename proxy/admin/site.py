@@ -90,6 +90,13 @@ class AdminSite:
             raise AdminError(f"admin.bind: {address}: {error.strerror or error}") from None
         self._runner, self._opened = runner, opened
 
+    def accept_at(self, sockets: Sequence[socket.socket]) -> None:
+        """Accept on further sockets, which others may accept on, too. Only after `start`."""
+        assert self._opened is not None
+        assert self._runner is not None
+        assert self._runner.server is not None
+        self._opened.serve(sockets, self._runner.server)
+
     async def stop(self) -> None:
         """Close the port and every connection."""
         if self._opened is not None:

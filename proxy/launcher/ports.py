@@ -32,9 +32,10 @@ MemberSockets = Mapping[str, Mapping[int | None, socket.socket]]
 class HostPorts:
     """The sockets of all members.
 
-    All members share the bootstrap ports and the admin port. Each has its own part of a listener's
-    ports for brokers, and an admin port of its own, where other members ask it: the Nth one behind
-    the shared one, or any free one.
+    All members share the bootstrap ports, with a socket for each, and the admin port, with one for
+    all: who hangs accepts nothing there. Each has its own part of a listener's ports for brokers,
+    and an admin port of its own, where other members ask it: the Nth one behind the shared one, or
+    any free one.
     """
 
     def __init__(self, config: Config) -> None:
@@ -43,8 +44,8 @@ class HostPorts:
         self._bootstrap: dict[str, list[socket.socket]] = {}
         self._brokers: dict[str, list[dict[int, socket.socket]]] = {}
         """By listener, then of each member, by broker."""
-        self._admin: list[list[socket.socket]] = []
-        """The shared port: for each address of its host the sockets of all members."""
+        self._admin: list[socket.socket] = []
+        """The shared port: for each address of its host."""
         self._own_admin: list[list[socket.socket]] = []
         """Of each member, one for each address of the host."""
         self._before: Counter[Address] = Counter()
@@ -105,7 +106,7 @@ class HostPorts:
     @property
     def admin_port(self) -> int:
         """The shared one."""
-        return int(self._admin[0][0].getsockname()[1])
+        return int(self._admin[0].getsockname()[1])
 
     def of(self, number: int) -> tuple[MemberSockets, list[socket.socket], list[socket.socket]]:
         """Return a member's sockets: of listeners, of the shared admin port, of its own one."""
@@ -113,23 +114,16 @@ class HostPorts:
             name: {None: sockets[number], **self._brokers[name][number]}
             for name, sockets in self._bootstrap.items()
         }
-        return listeners, [group[number] for group in self._admin], self._own_admin[number]
+        return listeners, self._admin, self._own_admin[number]
 
     def _open_admin(self, beside: Collection[Address] | None) -> None:
         host, port = self._config.admin.bind.host, self._config.admin.bind.port
-        shared = _bind_admin(host, port, beside)
-        for sock in shared:
-            address, taken = sock.getsockname()[:2]
-            group = [sock]
-            self._admin.append(group)
-            beside_us = {*(beside or ()), (address, taken)}
-            for _ in range(1, self._count):
-                group += _bind_admin(address, taken, beside_us)
+        self._admin = _bind_admin(host, port, beside)
         own = count(port + 1) if port else count(0, 0)
         for _, own_port in zip(range(self._count), own, strict=False):
             self._own_admin.append(_bind_admin(host, own_port, beside))
         if beside is None:
-            for sock in chain(*self._admin, *self._own_admin):
+            for sock in chain(self._admin, *self._own_admin):
                 sock.listen()
 
     def _groups(self) -> Iterator[tuple[str, Sequence[socket.socket]]]:
@@ -139,11 +133,8 @@ class HostPorts:
             for of_member in self._brokers.get(name, ()):
                 for sock in of_member.values():
                     yield name, (sock,)
-        for group in self._admin:
-            yield ADMIN, group
-        for own in self._own_admin:
-            for sock in own:
-                yield ADMIN, (sock,)
+        for sock in chain(self._admin, *self._own_admin):
+            yield ADMIN, (sock,)
 
 
 def _bind_admin(host: str, port: int, beside: Collection[Address] | None) -> list[socket.socket]:

@@ -9,8 +9,7 @@ from typing import Any
 
 import confluent_kafka
 import pytest
-from proxy.workers.slot_shares import share_slots
-from support.machine import kill_worker, machine_config, until_replaced
+from support.machine import MACHINE, kill_worker, machine_config, until_replaced
 from support.operating import call, running
 from support.prometheus import program
 from support.proxy_process import ProxyProcess, until
@@ -32,9 +31,8 @@ CAPACITY_BYTES_PER_S = 1e6
 
 BALANCED_WITHIN_S = 150
 SOON_AND_SMALL = f"""
-from proxy.members import slot_balance
-from proxy.workers import slot_placement
-slot_placement.BALANCE_INTERVAL_S, slot_placement.LEAST_MEASURED_S = 5.0, 15.0
+from proxy.tier import announced_loads, slot_balance
+announced_loads.LEAST_MEASURED_S = 15.0
 slot_balance.MEMBER_BYTES_PER_S = {CAPACITY_BYTES_PER_S}
 """
 
@@ -45,8 +43,7 @@ def machine(
 ) -> Iterator[ProxyProcess]:
     """Two workers."""
     folder = tmp_path_factory.mktemp("slots")
-    state = {"kind": "sqlite", "path": str(folder / "state.db")}
-    config = machine_config(kafka.bootstrap, WORKERS, state=state)
+    config = machine_config(kafka.bootstrap, WORKERS)
     process = ProxyProcess(config, folder / "proxy", changes=SOON_AND_SMALL)
     with running(process):
         yield process
@@ -66,10 +63,10 @@ def carried(machine: ProxyProcess, worker: int) -> float:
 
 
 def test_each_worker_owns_as_many_slots(machine: ProxyProcess) -> None:
+    until(lambda: machine.metrics().value("slots_owned", member=member(1)), "they share them")
     seen = machine.metrics()
-    for name in ("0", "1"):
-        assert seen.value("slots_owned", member=name) == SLOTS / WORKERS
-    assert seen.value("slot_moves_total") == 0
+    for number in range(WORKERS):
+        assert seen.value("slots_owned", member=member(number)) == SLOTS / WORKERS
     assert seen.value("slots_overloaded") == 0
     for slots in slots_of_members(machine):
         assert slots["owned"] == SLOTS / WORKERS
@@ -78,7 +75,8 @@ def test_each_worker_owns_as_many_slots(machine: ProxyProcess) -> None:
 
 def test_all_workers_show_one_digest_which_changes_with_the_rules(machine: ProxyProcess) -> None:
     (before,) = until(lambda: digests(machine), "a digest is shown")
-    assert machine.metrics().labels("rules_digest", "tier") == {""}
+    (tier,) = machine.metrics().labels("rules_digest", "tier")
+    assert tier.startswith("tier-")
     call(machine, "PUT", "/v1/quotas/client-id=someone", {"consumer_byte_rate": "1MiB"})
     until(lambda: len(digests(machine)) == 1 and digests(machine) != {before}, "it is another one")
 
@@ -95,14 +93,19 @@ def test_promtool_finds_nothing_to_say(machine: ProxyProcess) -> None:
     assert (found.returncode, found.stdout, found.stderr) == (0, b"", b"")
 
 
-def clients_of(worker: str, count: int) -> list[str]:
+def member(number: int) -> str:
+    return f"{MACHINE}/{number}"
+
+
+def clients_of(machine: ProxyProcess, worker: int, count: int) -> list[str]:
     """Give client ids in as many slots of a worker."""
-    owners, keys = share_slots([str(n) for n in range(WORKERS)]), QuotaKeys(())
-    found: dict[int, str] = {}
+    tier = json.loads(machine.get("/v1/tier")[1])["members"]
+    owned = next(set(each["slots"]) for each in tier if each["name"] == member(worker))
+    keys, found = QuotaKeys(()), dict[int, str]()
     for number in range(10_000):
         name = f"reader-{number}"
         slot = slot_of(keys.key_of(ClientIdentity("main", None, name)))
-        if owners[slot] == worker and len(found) < count:
+        if slot in owned and len(found) < count:
             found.setdefault(slot, name)
     return list(found.values())
 
@@ -150,18 +153,20 @@ def test_load_goes_to_the_worker_that_has_less_to_do(
 ) -> None:
     name = topic()
     fill(name, RECORDS, RECORD_BYTES)
-    readers = clients_of("0", READERS)
+    readers = clients_of(machine, 0, READERS)
     with reading(machine.bootstrap, name, readers) as counts:
         until(lambda: carried(machine, 0) > CAPACITY_BYTES_PER_S, "the first one works", 60)
-        text = "a slot moves to a worker with less to do"
-        until(lambda: machine.log(text), "a slot moves", BALANCED_WITHIN_S)
-        moves = {line["slot"] for line in machine.log(text)}
-        until(lambda: machine.metrics().value("slot_moves_total") == len(moves), "it is counted")
-        owned = machine.metrics().value("slots_owned", member="1")
-        assert owned == SLOTS / WORKERS + len(moves)
+        before = machine.metrics().value("slot_moves_total", member=member(1))
+
+        def moved() -> float:
+            return machine.metrics().value("slot_moves_total", member=member(1)) - before
+
+        until(moved, "a slot moves", BALANCED_WITHIN_S)
+        owned = machine.metrics().value("slots_owned", member=member(1))
+        assert owned > SLOTS / WORKERS
         until(lambda: carried(machine, 1) > CAPACITY_BYTES_PER_S, "the other one works", 60)
         until_replaced(machine, 0, kill_worker(machine, 0))
-        assert machine.metrics().value("slots_owned", member="1") == owned
+        assert machine.metrics().value("slots_owned", member=member(1)) >= owned
         before = dict(counts)
         until(lambda: all(counts[each] > before[each] for each in readers), "all read on", 60)
 
@@ -173,8 +178,8 @@ def test_a_slot_that_fills_a_worker_alone_is_named_with_its_client(
 ) -> None:
     name = topic()
     fill(name, RECORDS, RECORD_BYTES)
-    (reader,) = clients_of("1", 1)
-    text = "a slot fills a worker alone, so that more workers do not help its clients"
+    (reader,) = clients_of(machine, 1, 1)
+    text = "a slot fills a member alone, so that more members do not help its clients"
     title = f"client-id={reader}"
     with reading(machine.bootstrap, name, [reader]):
         (line,) = until(

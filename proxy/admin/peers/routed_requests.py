@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import unquote
 
@@ -39,6 +40,9 @@ from proxy.tier.member_names import machine_of
 _REPORT_DEPTH = 5
 """At which a report is read in one step: there are offsets of thousands of partitions in it."""
 
+UNDONE, UNDONE_LIMIT_S = HTTPStatus.SERVICE_UNAVAILABLE, 8.0
+"""What a member answers that has not taken yet what it is asked for, and how long it is asked."""
+
 AWAY_LIMIT_S, AWAY_RETRY_S = 2.0, 0.1
 """For how long, and how often, a member is asked that is away."""
 
@@ -72,10 +76,14 @@ class RoutedRequests:
         client_id = await asyncio.to_thread(peeked_client, body, self.client_of)
         if client_id is None:
             return await self._pass_to(self._leader, request, body, _LEADER)
-        owner = self.members.tier.owner_of(client_id)
-        if owner is None:
-            what = f"nobody owns the client {client_id!r} at this moment"
-            raise ApiError(503, what, "send the report again in a second")
+
+        def owner() -> str:
+            name = self.members.tier.owner_of(client_id)
+            if name is None:
+                what = f"nobody owns the client {client_id!r} at this moment"
+                raise ApiError(503, what, "send the report again in a second")
+            return name
+
         return await self._pass_to(owner, request, body, _OWNER)
 
     def _at_leader(self, most_bytes: int | None) -> Handler:
@@ -87,27 +95,29 @@ class RoutedRequests:
 
         return change
 
-    @property
     def _leader(self) -> str:
         return self.members.tier.leader
 
     async def _pass_to(
-        self, name: str, request: web.Request, body: bytes | None, what: str
+        self, who: Callable[[], str], request: web.Request, body: bytes | None, what: str
     ) -> web.Response:
-        """Answer as the member of a name does. Raises ApiError with 502 or 503 if it does not.
+        """Answer as the member does that `who` names; raise ApiError with 502 or 503 if it does not.
 
-        One that is away is waited for: a process that has ended is soon started again.
+        One that is away is waited for: a process that has ended is soon started again. So is one
+        that has not taken yet what it is asked for.
         """
         loop = asyncio.get_running_loop()
-        until_s = loop.time() + AWAY_LIMIT_S
+        until_s, undone_until_s = loop.time() + AWAY_LIMIT_S, loop.time() + UNDONE_LIMIT_S
         while True:
             reply = await self.members.ask_one(
-                request, name, request.method, target_of(request), body
+                request, who(), request.method, target_of(request), body
             )
-            if not isinstance(reply, NoReply):
+            is_undone = not isinstance(reply, NoReply) and reply.status == UNDONE
+            is_late = loop.time() >= (undone_until_s if is_undone else until_s)
+            if not isinstance(reply, NoReply) and (is_late or not is_undone):
                 await self._record(request, reply)
                 return passed_on(reply)
-            if reply.was_sent or loop.time() >= until_s:
+            if isinstance(reply, NoReply) and (reply.was_sent or is_late):
                 raise lost(reply, what)
             await asyncio.sleep(AWAY_RETRY_S)
 
@@ -153,7 +163,7 @@ class RoutedRequests:
             return
         changes = unquote(reply.headers[CHANGES])
         body = changes.encode()
-        told = await self.members.ask_one(request, self._leader, "POST", LEFT_CHANGES_PATH, body)
+        told = await self.members.ask_one(request, self._leader(), "POST", LEFT_CHANGES_PATH, body)
         if isinstance(told, NoReply) or not told.is_ok:
             problem = told.why if isinstance(told, NoReply) else told.body.decode(errors="replace")
             _log.error("a change is not kept in the state's audit", problem=problem, what=changes)

@@ -147,8 +147,8 @@ class AdminPort:
         self, sockets: Sequence[socket.socket], make_http: Callable[[], asyncio.Protocol]
     ) -> None:
         """Accept connections of bound sockets; `make_http` makes the protocol of each."""
-        self._sockets = list(sockets)
-        self.addresses = [sock.getsockname()[:2] for sock in sockets]
+        self._sockets += sockets
+        self.addresses += [sock.getsockname()[:2] for sock in sockets]
         for sock in sockets:
             sock.setblocking(False)
             sock.listen(ADMIN_BACKLOG)
