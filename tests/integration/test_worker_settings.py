@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 import trustme
 from support.kafka_configs import alter_quotas
-from support.machine import broker_ports, free_range, kill_worker, machine_config, until_replaced
+from support.machine import (
+    MACHINE,
+    broker_ports,
+    free_range,
+    kill_worker,
+    machine_config,
+    until_replaced,
+)
 from support.operating import hang_up, running, write
 from support.proxy_process import HOST, ProxyProcess, until
 from support.raw import RawClient, fetch, message
@@ -97,7 +104,7 @@ def test_all_follow_the_quotas_of_the_cluster(kafka: EmbeddedBroker, tmp_path: P
 
     def all_have(machine: ProxyProcess, bound: int | None) -> bool:
         for number in range(WORKERS):
-            listed = json.loads(machine.get(f"/v1/quotas?member={number}")[1])["quotas"]
+            listed = json.loads(machine.get(f"/v1/quotas?member={MACHINE}/{number}")[1])["quotas"]
             bounds = [
                 entry["bounds"].get("consumer_byte_rate")
                 for entry in listed
@@ -146,5 +153,5 @@ def test_many_rules_are_reloaded_while_clients_are_served(
             assert time.monotonic() < began_s + RELOAD_LIMIT_S
         assert longest_s < ANSWER_LIMIT_S
         for number in range(workers):
-            told = json.loads(machine.get(f"/v1/quotas?member={number}")[1])["quotas"]
+            told = json.loads(machine.get(f"/v1/quotas?member={MACHINE}/{number}")[1])["quotas"]
             assert {each["bounds"]["consumer_byte_rate"] for each in told} == {2000}

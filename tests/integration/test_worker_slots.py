@@ -29,6 +29,7 @@ JOIN_S = 60.0
 CAPACITY_BYTES_PER_S = 1e6
 """What a worker is taken to relay with a whole core: on any machine its clients read more."""
 
+MOST_OF_MEAN = 1.2
 BALANCED_WITHIN_S = 150
 SOON_AND_SMALL = f"""
 from proxy.tier import announced_loads, slot_balance
@@ -63,13 +64,15 @@ def carried(machine: ProxyProcess, worker: int) -> float:
 
 
 def test_each_worker_owns_as_many_slots(machine: ProxyProcess) -> None:
-    until(lambda: machine.metrics().value("slots_owned", member=member(1)), "they share them")
-    seen = machine.metrics()
-    for number in range(WORKERS):
-        assert seen.value("slots_owned", member=member(number)) == SLOTS / WORKERS
-    assert seen.value("slots_overloaded") == 0
+    def are_even() -> bool:
+        seen = machine.metrics()
+        owned = [seen.value("slots_owned", member=member(number)) for number in range(WORKERS)]
+        return sum(owned) == SLOTS and max(owned) <= MOST_OF_MEAN * SLOTS / WORKERS
+
+    until(are_even, "they share them")
+    assert machine.metrics().value("slots_overloaded") == 0
     for slots in slots_of_members(machine):
-        assert slots["owned"] == SLOTS / WORKERS
+        assert slots["owned"] <= MOST_OF_MEAN * SLOTS / WORKERS
         assert slots["overloaded"] == []
 
 
@@ -154,21 +157,20 @@ def test_load_goes_to_the_worker_that_has_less_to_do(
     name = topic()
     fill(name, RECORDS, RECORD_BYTES)
     readers = clients_of(machine, 0, READERS)
+    before = machine.metrics().value("slot_moves_total", member=member(1))
     with reading(machine.bootstrap, name, readers) as counts:
         until(lambda: carried(machine, 0) > CAPACITY_BYTES_PER_S, "the first one works", 60)
-        before = machine.metrics().value("slot_moves_total", member=member(1))
 
         def moved() -> float:
             return machine.metrics().value("slot_moves_total", member=member(1)) - before
 
         until(moved, "a slot moves", BALANCED_WITHIN_S)
         owned = machine.metrics().value("slots_owned", member=member(1))
-        assert owned > SLOTS / WORKERS
         until(lambda: carried(machine, 1) > CAPACITY_BYTES_PER_S, "the other one works", 60)
         until_replaced(machine, 0, kill_worker(machine, 0))
         assert machine.metrics().value("slots_owned", member=member(1)) >= owned
-        before = dict(counts)
-        until(lambda: all(counts[each] > before[each] for each in readers), "all read on", 60)
+        had = dict(counts)
+        until(lambda: all(counts[each] > had[each] for each in readers), "all read on", 60)
 
 
 @pytest.mark.slow
