@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 
 import aiohttp
 from yarl import URL
 
 from proxy.admin.peers.tier_protocol import MemberEndpoint
+from proxy.admin.port.member_headers import ONE_MEMBER, SCOPE
 
 MEMBER_TIMEOUT_S = 2.0
 """For one answer as a whole. A member that is at work answers in milliseconds."""
@@ -25,6 +27,9 @@ MAX_MEMBER_BYTES = 64 * 1024 * 1024
 
 CONNECTIONS = 16
 """To one member at a time; further requests wait, within their time."""
+
+MAX_SAID_BYTES = 300
+"""Of a refusal that is shown."""
 
 _SILENT = "it is silent: it has not answered for a while"
 
@@ -114,7 +119,7 @@ class MemberClient:
         except (aiohttp.ClientError, OSError, ValueError, RuntimeError) as error:
             return NoReply(name, f"it broke off: {error or type(error).__name__}")
         self._spared.pop(name, None)
-        return reply
+        return reply if reply.headers.get(SCOPE) == ONE_MEMBER else _refused(reply)
 
     async def keep_only(self, endpoints: frozenset[MemberEndpoint]) -> None:
         """Close the sessions of all others: of members that are no more."""
@@ -160,3 +165,11 @@ class MemberClient:
                 trust_env=False,
             )
         return session
+
+
+def _refused(reply: Reply) -> NoReply:
+    """Return what came of a request that was not let in, or not by a member."""
+    said = reply.body[:MAX_SAID_BYTES].decode(errors="replace")
+    was_sent = not HTTPStatus.BAD_REQUEST <= reply.status < HTTPStatus.INTERNAL_SERVER_ERROR
+    why = f"it refuses to answer with {reply.status}: {said}"
+    return NoReply(reply.member, why, was_sent=was_sent)

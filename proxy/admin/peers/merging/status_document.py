@@ -7,7 +7,7 @@ from proxy.admin.peers.merging.lists import STATUS_TABLE
 from proxy.admin.peers.merging.member_documents import MemberDocument, OwnerOf
 from proxy.state import Document
 
-SLOTS = "slots"
+OWN_SLOTS = "slots"
 """The key of what the status of one member says of its own slots."""
 
 
@@ -21,7 +21,7 @@ def merged_status(
     if tier is not None:
         warnings += differing_rules(tier)
     merged = STATUS_TABLE.merged(told, limit, owner_of)
-    merged.pop(SLOTS, None)
+    merged.pop(OWN_SLOTS, None)
     return {
         **merged,
         "ready": not reasons,
@@ -44,7 +44,7 @@ def member_figures(told: MemberDocument) -> dict[str, Any]:
         "clients": counts["bounded"],
         "throttled": counts["throttled"],
         "queries": document["followed"],
-        **({SLOTS: document[SLOTS]} if document.get(SLOTS) else {}),
+        **({OWN_SLOTS: document[OWN_SLOTS]} if document.get(OWN_SLOTS) else {}),
     }
 
 
