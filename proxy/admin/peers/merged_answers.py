@@ -1,7 +1,7 @@
 """Answers what all members know together: asks them, and merges the documents in a thread."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -30,15 +30,6 @@ from proxy.admin.request_times import HISTOGRAMS
 from proxy.admin.sliced_json import ROW_DEPTH, read_whole, written_pieces
 from proxy.admin.throttling_routes import THROTTLING_PATH
 from proxy.members.member_names import machine_of
-
-
-class NoneFitError(Exception):
-    """No member gave a document that is understood."""
-
-    def __init__(self, missing: Sequence[NoReply]) -> None:
-        super().__init__()
-        self.missing = missing
-
 
 Merge = Callable[[Sequence[MemberDocument]], dict[str, Any]]
 
@@ -175,10 +166,7 @@ class MergedAnswers:
                 if answers.missing and answers.replies[0].status == HTTPStatus.NOT_FOUND:
                     raise _not_found(answers)
                 return passed_on(answers.replies[0])
-            try:
-                body = await asyncio.to_thread(_merged_body, answers, merge, depth, figures)
-            except NoneFitError as error:
-                raise none_answers(error.missing) from error
+            body = await asyncio.to_thread(_merged_body, answers, merge, depth, figures)
         return answer_in_pieces(body, JSON_HEADERS)
 
 
@@ -190,32 +178,30 @@ def _not_found(answers: Answers) -> ApiError:
 
 
 def _merged_body(answers: Answers, merge: Merge, depth: int, figures: Figures | None) -> bytearray:
-    """Return the merged document as JSON.
+    """Return the merged document as JSON. Raises ApiError with 503 when none is understood.
 
     For a thread: all of it is Python in small steps, between which the event loop runs.
     """
-    told, bad = _read(answers.ok, depth)
+    told = [read for reply in answers.ok if (read := _read(reply, depth)) is not None]
     try:
         document = merge(told)
     except _MISFITS:  # of another version
-        fit = [each for each in told if _fits(merge, each)]
-        bad += [NoReply(each.member, _NOT_UNDERSTOOD) for each in told if each not in fit]
-        told = fit
+        told = [each for each in told if _fits(merge, each)]
         document = merge(told) if told else {}
+    understood = {each.member for each in told}
+    missing = [*answers.missing]
+    for reply in answers.replies:
+        if (why := _trouble(reply, understood)) is not None:
+            missing.append(NoReply(reply.member, why))
     if not told:
-        raise NoneFitError([*answers.missing, *bad])
-    bad += [
-        NoReply(each.member, f"it refuses to answer with {each.status}")
-        for each in answers.replies
-        if each.status in _REFUSALS and each.status != HTTPStatus.NOT_FOUND
-    ]
-    missing = sorted([*answers.missing, *bad], key=lambda each: _in_order(each.member))
+        raise none_answers(missing)
+    missing.sort(key=lambda each: _in_order(each.member))
     rows = {each.member: _row(each.member) for each in answers.replies}
     if figures is not None:
         rows |= {each.member: _row(each.member) | figures(each) for each in told}
     for each in missing:
-        told_of = {"alive": each.alive, "answers": False, "problem": each.why}
-        rows[each.member] = _row(each.member) | told_of
+        trouble = {"alive": each.alive, "answers": False, "problem": each.why}
+        rows[each.member] = _row(each.member) | trouble
     document["members"] = [rows[name] for name in sorted(rows, key=_in_order)]
     document["unreachable"] = [{"name": each.member, "why": each.why} for each in missing]
     body = bytearray()
@@ -228,20 +214,21 @@ def _row(name: str) -> dict[str, Any]:
     return {"name": name, "machine": machine_of(name), "alive": True, "answers": True}
 
 
-def _read(replies: Sequence[Reply], depth: int) -> tuple[list[MemberDocument], list[NoReply]]:
-    """Return what members said, and those who said what is no document."""
-    told: list[MemberDocument] = []
-    bad: list[NoReply] = []
-    for reply in replies:
-        try:
-            document = read_whole(reply.body, depth)
-        except (ValueError, RecursionError):
-            document = None
-        if isinstance(document, dict):
-            told.append(MemberDocument(reply.member, document))
-        else:
-            bad.append(NoReply(reply.member, _NOT_UNDERSTOOD))
-    return told, bad
+def _trouble(reply: Reply, understood: Collection[str]) -> str | None:
+    """Return why what a member knows is missing although it answered; None: it is not."""
+    if reply.is_ok:
+        return None if reply.member in understood else _NOT_UNDERSTOOD
+    is_refusal = reply.status in _REFUSALS and reply.status != HTTPStatus.NOT_FOUND
+    return f"it refuses to answer with {reply.status}" if is_refusal else None
+
+
+def _read(reply: Reply, depth: int) -> MemberDocument | None:
+    """Return what a member said; None for what is no document."""
+    try:
+        document = read_whole(reply.body, depth)
+    except (ValueError, RecursionError):
+        return None
+    return MemberDocument(reply.member, document) if isinstance(document, dict) else None
 
 
 def _fits(merge: Merge, told: MemberDocument) -> bool:

@@ -1,12 +1,16 @@
 """Makes one row of those that several members have of one sensor, or of one client."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby, zip_longest
+from operator import itemgetter
 from typing import Any
 
-from proxy.admin.peers.merging.charts import merged_chart
 from proxy.admin.peers.merging.member_documents import MEMBER, Combine, OwnerOf, Row, combined
 
 Identity = tuple[str, str | None, str | None]
+
+Chart = Mapping[str, Any]
+"""Of a sensor's rates and bounds, as `History.document` gives it."""
 
 MAX_CLIENTS = 20  # named in one row, as a member does
 
@@ -45,6 +49,35 @@ def merged_row(rows: Sequence[Row], owner_of: OwnerOf) -> Row:
 def merged_unbounded_row(rows: Sequence[Row], owner_of: OwnerOf) -> Row:
     """Return one row for a client; its rate is that of its connections, wherever they are."""
     return combined(_owner_first(rows, owner_of), {"rate": _added_rates})
+
+
+def merged_chart(charts: Sequence[Chart | None]) -> Chart | None:
+    """Return the chart of a sensor that several members have; the first is its owner's.
+
+    All end now. In each interval the highest rate counts: what a client moves elsewhere its owner
+    counts as well, so that a sum would have it twice; and after a handover each member knows a
+    part of the time. Bounds are the owner's where it knows them.
+    """
+    known = [chart for chart in charts if chart is not None and chart["rates"]]
+    if len(known) < 2:  # noqa: PLR2004 - one has nothing to be merged with
+        return known[0] if known else next((each for each in charts if each is not None), None)
+    rates = zip_longest(*(reversed(chart["rates"]) for chart in known), fillvalue=0.0)
+    bounds = zip_longest(*(reversed(list(_bound_of_each(chart))) for chart in known))
+    of_each = [next(bound for bound in column if bound is not None) for column in bounds]
+    runs = groupby(enumerate(reversed(of_each)), key=itemgetter(1))
+    return {
+        "interval_s": known[0]["interval_s"],
+        "rates": list(map(max, rates))[::-1],
+        "bounds": [list(next(run)) for _, run in runs],
+    }
+
+
+def _bound_of_each(chart: Chart) -> Iterator[float]:
+    """Yield the bound for each rate."""
+    starts, bound = dict(map(tuple, chart["bounds"])), 0.0
+    for position in range(len(chart["rates"])):
+        bound = starts.get(position, bound)
+        yield bound
 
 
 def _added_rates(rates: Sequence[float | None]) -> float | None:
