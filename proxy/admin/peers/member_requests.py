@@ -78,7 +78,6 @@ class MemberRequests:
         `target` may differ by machine.
         """
         at = target if callable(target) else lambda _: target
-        await self.client.keep_only(frozenset(self.tier.members()))
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(self._ask(request, each, method, at(machine_of(each.name)), body))
