@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tier_world import NAMES, Of, TierWorld, members, names
 from tokens import CLOSED, OPEN, TOKENS, bearer
 
+from metrics import MemberInstruments
 from proxy.admin.log_level import log_level
 from proxy.admin.port.access import OPEN_PATHS, Access, Right
 from proxy.admin.port.member_headers import AUTHOR, CHANGES, LEAVE_AUDIT, PEER, SCOPE
@@ -603,6 +604,7 @@ async def test_metrics_are_those_of_each_member_of_the_machine_as_they_are(tier:
     for name, amount in (("a/0", 1.0), ("a/1", 20.0), ("b/0", 300.0)):
         tier.worlds[name].instruments.bytes_total.of(*labels).inc(amount)
         tier.worlds[name].instruments.throttle_seconds.labels("consumer_byte_rate").observe(amount)
+        MemberInstruments(tier.worlds[name].prometheus).slots_owned.labels(name).set(amount)
 
     async def shown(query: str = "") -> dict[str, dict[str, float]]:
         """Return samples of each name by their member; each family must come once."""
@@ -618,13 +620,14 @@ async def test_metrics_are_those_of_each_member_of_the_machine_as_they_are(tier:
 
     for found in await asyncio.gather(*(shown() for _ in range(5))):
         assert found["bytes_total"] == {"a/0": 1.0, "a/1": 20.0}
+        assert found["slots_owned"] == {"a/0": 1.0, "a/1": 20.0}
         assert found["throttle_seconds_sum"] == {"a/0": 1.0, "a/1": 20.0}
         assert found["throttle_seconds_count"] == {"a/0": 1.0, "a/1": 1.0}
         assert found["member_up"] == {"a/0": 1.0, "a/1": 1.0}
     found = await shown("?member=a/1")
     assert (found["bytes_total"], "member_up" in found) == ({"a/1": 20.0}, False)
     scoped = await of("a/0")("GET", "/metrics", headers=bearer("ops") | SCOPED)
-    assert ('member="a/1"' in scoped.text, "member_up" in scoped.text) == (False, False)
+    assert ('member="a/1"' in scoped.text, "member_up{" in scoped.text) == (False, False)
     assert (await of("a/0")("GET", "/metrics?member=b/0")).status == 404
     await tier.kill("a/1")
     found = await shown()
