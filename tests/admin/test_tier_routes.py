@@ -22,12 +22,15 @@ from proxy.admin.peers.tier_routes import (
 )
 from proxy.admin.port.access import Access
 from proxy.admin.replies import ApiError
+from proxy.quota.debts import Debt
+from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.state import Document, Record, StateError
 
 ROW = ["default", None, "etl", "10.0.0.9", "fetch", 1024.0]
 RECORD = Record.of("queries/etl", {"offset": 1}, 3)
-OWED = ["main", None, "etl", "client-id=etl", "consumer_byte_rate", 250.0]
-HANDED = {"records": [[RECORD.key, RECORD.text, RECORD.version]], "owed": [OWED]}
+ETL = ClientIdentity("main", None, "etl")
+DEBT = Debt(ETL, "client-id=etl", QuotaKind.CONSUMER_BYTE_RATE, 250.0)
+HANDED = {"records": [[RECORD.key, RECORD.text, RECORD.version]], "owed": [DEBT.document()]}
 ASKED = [("GET", ALIVE_PATH, {}), ("POST", VISITS_PATH, {"visits": []})]
 ASKED += [("POST", RECORDS_PATH, {"records": [], "owed": []})]
 
@@ -41,7 +44,7 @@ class Owner(MemberTier):
         super().__init__(name, world or TierWorld([name]))
         self.has = True
         self.told: list[VisitRows] = []
-        self.kept: list[tuple[Sequence[Record], Sequence[list[Any]]]] = []
+        self.kept: list[tuple[Sequence[Record], Sequence[Debt]]] = []
 
     def overview(self) -> Document:
         if not self.has:
@@ -54,10 +57,10 @@ class Owner(MemberTier):
         self.told.append(rows)
         return [[*row[:-1], 250.0] for row in rows]
 
-    async def keep(self, records: Sequence[Record], owed: Sequence[list[Any]]) -> None:
+    async def keep(self, records: Sequence[Record], debts: Sequence[Debt]) -> None:
         if not self.has:
             raise StateError("near/0 has not all of these slots", "send it again")
-        self.kept.append((records, owed))
+        self.kept.append((records, debts))
 
     @asynccontextmanager
     async def asked(self, access: Access | None = None) -> AsyncIterator[Ask]:
@@ -103,7 +106,7 @@ async def test_records_and_debts_arrive_as_they_were(owner: Owner):
         owner.has = False
         told = await ask("POST", RECORDS_PATH, json=HANDED)
         assert (told.status, set(told.json)) == (503, {"error", "fix"})
-    assert owner.kept == [([RECORD], [OWED])]
+    assert owner.kept == [([RECORD], [DEBT])]
 
 
 @pytest.mark.parametrize("access", [OPEN, CLOSED])

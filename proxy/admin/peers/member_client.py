@@ -28,7 +28,7 @@ MAX_MEMBER_BYTES = 64 * 1024 * 1024
 CONNECTIONS = 16
 """To one member at a time; further requests wait, within their time."""
 
-MAX_SAID_BYTES = 300
+MAX_REFUSAL_BYTES = 300
 """Of a refusal that is shown."""
 
 _SILENT = "it is silent: it has not answered for a while"
@@ -154,17 +154,17 @@ class MemberClient:
             allow_redirects=False,
             ssl=endpoint.tls or True,
         ) as response:
-            told = bytearray()
+            received = bytearray()
             async for piece in response.content.iter_any():
-                told += piece
-                if len(told) > MAX_MEMBER_BYTES:
+                received += piece
+                if len(received) > MAX_MEMBER_BYTES:
                     raise ValueError(f"its answer is above {MAX_MEMBER_BYTES} bytes")
-            return Reply(endpoint.name, response.status, response.headers, bytes(told))
+            return Reply(endpoint.name, response.status, response.headers, bytes(received))
 
 
 def _refused(reply: Reply) -> NoReply:
     """Return what came of a request that was not let in, or not by a member."""
-    said = reply.body[:MAX_SAID_BYTES].decode(errors="replace")
+    text = reply.body[:MAX_REFUSAL_BYTES].decode(errors="replace")
     was_sent = not HTTPStatus.BAD_REQUEST <= reply.status < HTTPStatus.INTERNAL_SERVER_ERROR
-    why = f"it refuses to answer with {reply.status}: {said}"
+    why = f"it refuses to answer with {reply.status}: {text}"
     return NoReply(reply.member, why, was_sent=was_sent)

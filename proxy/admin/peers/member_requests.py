@@ -83,11 +83,11 @@ class MemberRequests:
                 group.create_task(self._ask(request, each, method, at(machine_of(each.name)), body))
                 for each in asked
             ]
-        told, leader = [task.result() for task in tasks], self.tier.leader
-        replies = [each for each in told if isinstance(each, Reply)]
+        results, leader = [task.result() for task in tasks], self.tier.leader
+        replies = [each for each in results if isinstance(each, Reply)]
         return Answers(
             sorted(replies, key=lambda each: each.member != leader),
-            [each for each in told if isinstance(each, NoReply)],
+            [each for each in results if isinstance(each, NoReply)],
         )
 
     async def ask_one(
@@ -144,5 +144,5 @@ def lost(missing: NoReply, what: str) -> ApiError:
 
 def none_answers(missing: Sequence[NoReply]) -> ApiError:
     """Return the error for a request that no member answered."""
-    told = "; ".join(f"{each.member!r}: {each.why}" for each in missing) or "there is none"
-    return ApiError(503, f"no member answers: {told}", "look at the proxy's log; send it again")
+    reasons = "; ".join(f"{each.member!r}: {each.why}" for each in missing) or "there is none"
+    return ApiError(503, f"no member answers: {reasons}", "look at the proxy's log; send it again")

@@ -22,7 +22,11 @@ from proxy.admin.peers.member_requests import (
     target_of,
 )
 from proxy.admin.peers.merging.lists import CONNECTIONS_IN_ORDER, CONNECTIONS_TABLE, TABLES
-from proxy.admin.peers.merging.member_documents import DocumentTable, MemberDocument
+from proxy.admin.peers.merging.member_documents import (
+    DocumentTable,
+    MemberDocument,
+    MemberDocuments,
+)
 from proxy.admin.peers.merging.status_document import member_figures, merged_status
 from proxy.admin.rates.suggestion_routes import OBSERVED_PATH, SERIES_DEPTH, SUGGESTIONS_PATH
 from proxy.admin.replies import JSON_HEADERS, ApiError, answer_in_pieces
@@ -31,7 +35,7 @@ from proxy.admin.sliced_json import ROW_DEPTH, read_whole, written_pieces
 from proxy.admin.throttling_routes import THROTTLING_PATH
 from proxy.members.member_names import machine_of
 
-Merge = Callable[[Sequence[MemberDocument]], dict[str, Any]]
+Merge = Callable[[MemberDocuments], dict[str, Any]]
 
 Figures = Callable[[MemberDocument], dict[str, Any]]
 """Makes the row of a member that answered in the table of members."""
@@ -86,8 +90,8 @@ class MergedAnswers:
             table, target = CONNECTIONS_IN_ORDER, partial(after_at, request)
             target("")  # refuses what is no id
 
-        def merge(told: Sequence[MemberDocument]) -> dict[str, Any]:
-            return show_machines(table.merged(told, limit))
+        def merge(documents: MemberDocuments) -> dict[str, Any]:
+            return show_machines(table.merged(documents, limit))
 
         return await self._merged(request, merge, target=target)
 
@@ -113,9 +117,9 @@ class MergedAnswers:
         raise none_answers(missing)
 
     async def _get_log_level(self, request: web.Request) -> web.StreamResponse:
-        def merge(told: Sequence[MemberDocument]) -> dict[str, Any]:
-            levels = [{"name": each.member, "level": each.document["level"]} for each in told]
-            return {**told[0].document, "levels": levels}
+        def merge(documents: MemberDocuments) -> dict[str, Any]:
+            levels = [{"name": each.member, "level": each.document["level"]} for each in documents]
+            return {**documents[0].document, "levels": levels}
 
         return await self._merged(request, merge)
 
@@ -137,10 +141,10 @@ class MergedAnswers:
             # What others have seen comes to megabytes, and what this one has stays here.
             host, *others = sorted(answers.ok, key=lambda each: each.member != self._tier.name)
             body = await asyncio.to_thread(_joined_observations, others)
-            told = await self._members.ask_one(request, host.member, "POST", target, body)
-        if isinstance(told, NoReply):
-            raise lost(told, "which puts together what all have seen")
-        return passed_on(told)
+            reply = await self._members.ask_one(request, host.member, "POST", target, body)
+        if isinstance(reply, NoReply):
+            raise lost(reply, "which puts together what all have seen")
+        return passed_on(reply)
 
     async def _merged(
         self,
@@ -182,30 +186,30 @@ def _merged_body(answers: Answers, merge: Merge, depth: int, figures: Figures | 
 
     For a thread: all of it is Python in small steps, between which the event loop runs.
     """
-    told = [read for reply in answers.ok if (read := _read(reply, depth)) is not None]
+    documents = [read for reply in answers.ok if (read := _read(reply, depth)) is not None]
     try:
-        document = merge(told)
+        merged = merge(documents)
     except _MISFITS:  # of another version
-        told = [each for each in told if _fits(merge, each)]
-        document = merge(told) if told else {}
-    understood = {each.member for each in told}
+        documents = [each for each in documents if _fits(merge, each)]
+        merged = merge(documents) if documents else {}
+    understood = {each.member for each in documents}
     missing = [*answers.missing]
     for reply in answers.replies:
         if (why := _trouble(reply, understood)) is not None:
             missing.append(NoReply(reply.member, why))
-    if not told:
+    if not documents:
         raise none_answers(missing)
     missing.sort(key=lambda each: _in_order(each.member))
     rows = {each.member: _row(each.member) for each in answers.replies}
     if figures is not None:
-        rows |= {each.member: _row(each.member) | figures(each) for each in told}
+        rows |= {each.member: _row(each.member) | figures(each) for each in documents}
     for each in missing:
         trouble = {"alive": each.alive, "answers": False, "problem": each.why}
         rows[each.member] = _row(each.member) | trouble
-    document["members"] = [rows[name] for name in sorted(rows, key=_in_order)]
-    document["unreachable"] = [{"name": each.member, "why": each.why} for each in missing]
+    merged["members"] = [rows[name] for name in sorted(rows, key=_in_order)]
+    merged["unreachable"] = [{"name": each.member, "why": each.why} for each in missing]
     body = bytearray()
-    for piece in written_pieces(document, depth):
+    for piece in written_pieces(merged, depth):
         body += piece.encode()
     return body
 
@@ -231,9 +235,9 @@ def _read(reply: Reply, depth: int) -> MemberDocument | None:
     return MemberDocument(reply.member, document) if isinstance(document, dict) else None
 
 
-def _fits(merge: Merge, told: MemberDocument) -> bool:
+def _fits(merge: Merge, document: MemberDocument) -> bool:
     try:
-        merge([told])
+        merge([document])
     except _MISFITS:
         return False
     return True

@@ -38,9 +38,9 @@ async def ask_own_handlers(
     match = await outer.app.router.resolve(inner)
     response = await answer_member(inner, match.handler)
     assert isinstance(response, web.Response)
-    told = response.body or b""
-    if isinstance(told, Payload):
+    answered = response.body or b""
+    if isinstance(answered, Payload):
         written = _WrittenBody()
-        await told.write(cast(AbstractStreamWriter, written))
-        told = written
-    return Reply(member, response.status, response.headers, bytes(told))
+        await answered.write(cast(AbstractStreamWriter, written))
+        answered = written
+    return Reply(member, response.status, response.headers, bytes(answered))

@@ -153,14 +153,14 @@ class RoutedRequests:
             return
         changes = unquote(reply.headers[CHANGES])
         body = changes.encode()
-        told = await self.members.ask_one(request, self._leader, "POST", LEFT_CHANGES_PATH, body)
-        if isinstance(told, NoReply) or not told.is_ok:
-            problem = told.why if isinstance(told, NoReply) else told.body.decode(errors="replace")
+        kept = await self.members.ask_one(request, self._leader, "POST", LEFT_CHANGES_PATH, body)
+        if isinstance(kept, NoReply) or not kept.is_ok:
+            problem = kept.why if isinstance(kept, NoReply) else kept.body.decode(errors="replace")
             _log.error("a change is not kept in the state's audit", problem=problem, what=changes)
 
 
 def peeked_client(body: bytes, client_of: Callable[[str], str]) -> str | None:
-    """Return the client id that a report is about, as far as it can be told; None if it cannot.
+    """Return the client id that a report is about, as far as it can be kept; None if it cannot.
 
     Nothing else of the body is looked at: the member that gets it reads it with all care.
     """

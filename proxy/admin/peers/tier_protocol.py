@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from proxy.quota.debts import Debt
 from proxy.state import Document, Record
 
 VisitRows = Sequence[Sequence[Any]]
@@ -75,7 +76,7 @@ class Tier(Protocol):
         Raises ValueError for rows that are no visits.
         """
 
-    async def keep(self, records: Sequence[Record], owed: Sequence[list[Any]]) -> None:
+    async def keep(self, records: Sequence[Record], debts: Sequence[Debt]) -> None:
         """Keep records, and what clients owe, as this member's own.
 
         Raises StateError when they are not its own, or cannot be kept.

@@ -11,6 +11,7 @@ from proxy.admin.peers.tier_protocol import Tier, VisitRows
 from proxy.admin.port.guard import MEMBER_TASK, require_all_rights
 from proxy.admin.replies import ApiError, answer, json_body
 from proxy.admin.sliced_json import ROW_DEPTH, read_whole
+from proxy.quota.debts import Debt
 from proxy.state import Record, StateError
 
 TIER_PATH = "/v1/tier"
@@ -85,12 +86,12 @@ class TierRoutes:
                 Record(str(key), str(text), int(version))
                 for key, text, version in document["records"]
             ]
-            owed = [list(row) for row in document["owed"]]
+            debts = [Debt.of(each) for each in document["owed"]]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             fix = 'send {"records": [[KEY, TEXT, VERSION], ...], "owed": []}'
             raise ApiError(400, f"these are no records: {error}", fix) from None
         try:
-            await self._tier.keep(records, owed)
+            await self._tier.keep(records, debts)
         except StateError as error:
             raise ApiError(503, error.what, error.fix) from None
         return answer({"kept": len(records)})

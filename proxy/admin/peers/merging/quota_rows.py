@@ -85,9 +85,9 @@ def _added_rates(rates: Sequence[float | None]) -> float | None:
     return round(sum(known), 1) if known else None
 
 
-def _by_identity(told: Sequence[Sequence[Row]]) -> dict[Identity, Row]:
+def _by_identity(lists: Sequence[Sequence[Row]]) -> dict[Identity, Row]:
     """Return the clients of several rows, each once, as the last one has it."""
-    rows = (row for each in told for row in each)
+    rows = (row for each in lists for row in each)
     return {(row["listener"], row["user"], row["client_id"]): row for row in rows}
 
 
@@ -95,14 +95,14 @@ _FIELDS: Mapping[str, Combine] = {
     # Each member counts what happened on its own connections.
     "would_throttle": sum,
     "holds": sum,
-    "held_s": lambda told: round(sum(told), 3),
+    "held_s": lambda values: round(sum(values), 3),
     "waiting": sum,
     "throttled": any,
     "above_s": max,
-    "hold_ends_in_s": lambda told: max((end for end in told if end is not None), default=None),
-    "clients": lambda told: list(_by_identity(told).values())[:MAX_CLIENTS],
+    "hold_ends_in_s": lambda ends: max((end for end in ends if end is not None), default=None),
+    "clients": lambda lists: list(_by_identity(lists).values())[:MAX_CLIENTS],
     "history": merged_chart,
-    "connected": lambda told: list(_by_identity(told).values()),  # why each client has its rule
+    "connected": lambda lists: list(_by_identity(lists).values()),  # why each client has its rule
 }
 
 
