@@ -484,6 +484,27 @@ async def test_no_request_goes_in_a_circle(tier: TierWorld, of: Of):
     assert (put.status, audited(tier)) == (200, {"c/1": 1})
 
 
+async def test_a_member_needs_no_way_to_itself(tier: TierWorld, of: Of):
+    tier.worlds["a/0"].connect("etl-orders")(MIB)
+    own = replace(tier.tiers["a/0"].endpoints["a/0"], url="http://127.0.0.1:1", alive=False)
+    tier.tiers["a/0"].endpoints["a/0"] = own
+    status = (await of("a/0")("GET", "/v1/status")).json
+    assert (status["unreachable"], names(status["clients"])) == ([], ["a/0"])
+    put = await of("a/0")("PUT", ETL, json=BODY, headers=bearer("ops"))
+    assert (put.status, audited(tier)) == (200, {"a/0": 1})
+    forbidden = await of("a/0")("PUT", ETL, json=BODY, headers=bearer("desk"))
+    assert forbidden.status == 403
+
+
+async def test_a_member_that_fails_is_named_and_fails_no_other(tier: TierWorld, of: Of):
+    for name in ("a/0", "b/0"):
+        tier.worlds[name].relay = None
+    status = (await of("a/0")("GET", "/v1/status")).json
+    assert [each["name"] for each in status["unreachable"]] == ["a/0", "b/0"]
+    assert {each["why"] for each in status["unreachable"]} == {"it refuses to answer with 500"}
+    assert [each["answers"] for each in status["members"]].count(False) == 2
+
+
 async def test_who_is_alone_answers_by_itself(world: AdminWorld):
     alone = TierWorld(["a/0"])
     alone.rules = None
