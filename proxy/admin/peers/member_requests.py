@@ -42,6 +42,11 @@ class MemberRequests:
     tier: Tier
     client: MemberClient
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is nobody else, nor a tier that is known as such."""
+        return len(self.tier.members()) < 2 and self.tier.document() is None  # noqa: PLR2004
+
     def asked_for(self, request: web.Request) -> list[MemberEndpoint]:
         """Return whom a request is about, the leader before the others.
 

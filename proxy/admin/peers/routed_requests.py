@@ -16,7 +16,6 @@ from proxy.admin.api import (
     MAX_OVERRIDE_BYTES,
     QUOTAS_PATH,
 )
-from proxy.admin.left_changes import LEFT_CHANGES_PATH
 from proxy.admin.log_level import LOG_LEVEL_PATH, MAX_LEVEL_BYTES
 from proxy.admin.peers.connection_ids import closed_at
 from proxy.admin.peers.member_client import NoReply, Reply
@@ -28,6 +27,7 @@ from proxy.admin.peers.member_requests import (
     passed_on,
     target_of,
 )
+from proxy.admin.peers.tier_routes import LEFT_CHANGES_PATH
 from proxy.admin.port.guard import REPORT_PATH
 from proxy.admin.port.member_headers import CHANGES
 from proxy.admin.replies import ApiError, json_body
