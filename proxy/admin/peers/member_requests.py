@@ -11,7 +11,7 @@ from proxy.admin.peers.own_handlers import ask_own_handlers
 from proxy.admin.peers.tier_protocol import MemberEndpoint, Tier
 from proxy.admin.port.guard import SAFE_METHODS, current_author
 from proxy.admin.port.member_headers import headers_of
-from proxy.admin.replies import HEADERS, ApiError
+from proxy.admin.replies import HEADERS, ApiError, answer_in_pieces
 from proxy.members.member_names import machine_of
 
 MEMBERS_FIX = "see members in GET /v1/status for which there are"
@@ -131,8 +131,9 @@ def target_of(request: web.Request) -> str:
 
 def passed_on(reply: Reply) -> web.Response:
     """Return a member's answer unchanged."""
-    headers = {**HEADERS, **reply.passed_headers()}
-    return web.Response(body=reply.body, status=reply.status, headers=headers)
+    response = answer_in_pieces(reply.body, {**HEADERS, **reply.passed_headers()})
+    response.set_status(reply.status)
+    return response
 
 
 def lost(missing: NoReply, what: str) -> ApiError:
