@@ -35,7 +35,7 @@ from proxy.relay.clients import ClientRegistry
 from proxy.relay.services import ThrottleMode
 from proxy.slices import Slices
 from proxy.state import MemoryStore
-from proxy.tier.member_names import ONLY_MEMBER
+from metrics.member_names import ONLY_MEMBER
 from proxy.wire.apis import FETCH
 
 TARGET_CHURN_MS = 0.5

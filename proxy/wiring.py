@@ -21,6 +21,7 @@ from metrics import (
     SensorCollector,
 )
 from metrics.clock import clock_ms
+from metrics.member_names import ONLY_MEMBER, member_name
 from proxy.admin.audit import BY_FILE, AuditLog
 from proxy.admin.history import History
 from proxy.admin.log_level import log_level
@@ -59,7 +60,6 @@ from proxy.release import VERSION
 from proxy.slices import Slices
 from proxy.state import MemoryStore, StateError, Store, WatchedStore
 from proxy.tier.key_rules import digest_in_force
-from proxy.tier.member_names import ONLY_MEMBER, member_name
 from proxy.tier.slot_loads import ClientTraffic
 from proxy.tier.slot_map import MemberAddresses
 from proxy.tier.steering import SlotSteering, ports_of
@@ -193,7 +193,14 @@ class MemberProcess:
                 self.instruments,
                 steering=steering,
                 visits=visits,
-                belongings=MemberBelongings(self),
+                belongings=MemberBelongings(
+                    self.queries,
+                    self.quotas.shared,
+                    self.store,
+                    self.relay,
+                    self.slices,
+                    self.write_for_all,
+                ),
                 shared=self.quotas.shared,
                 traffic=lambda: ClientTraffic(
                     self.relay.list.client_rates, self.relay.list.client_exchanges

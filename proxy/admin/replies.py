@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -18,6 +18,9 @@ HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 """On every JSON answer: the figures are of this moment, and are never taken for a page."""
 
 JSON_HEADERS = {**HEADERS, "Content-Type": "application/json; charset=utf-8"}
+
+OWN_BODY = web.RequestKey("own_body", bytes)
+"""The body of a request that this process makes of itself."""
 
 BODY_TIMEOUT_S = 10.0  # how long a body may take to arrive
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -59,16 +62,23 @@ def readiness_answer(not_ready: str | None, warning: str | None) -> web.Response
     return answer({"status": "not ready", "reason": not_ready}, 503)
 
 
-def answer_in_pieces(body: bytes | bytearray, headers: Mapping[str, str]) -> web.Response:
-    """Return a body as an answer that is written a piece at a time: all at once takes long."""
-    length = {"Content-Length": str(len(body))}
-    return web.Response(body=_pieces(memoryview(body)), headers={**headers, **length})
+def answer_in_pieces(
+    body: bytes | bytearray | Sequence[memoryview], headers: Mapping[str, str]
+) -> web.Response:
+    """Return a body as an answer that is written a piece at a time: all at once takes long.
+
+    The body may be in parts.
+    """
+    parts = [memoryview(body)] if isinstance(body, bytes | bytearray) else body
+    length = {"Content-Length": str(sum(map(len, parts)))}
+    return web.Response(body=_pieces(parts), headers={**headers, **length})
 
 
-async def _pieces(body: memoryview) -> AsyncIterator[memoryview]:
-    for start in range(0, len(body), REPLY_PIECE_BYTES):
-        yield body[start : start + REPLY_PIECE_BYTES]
-        await asyncio.sleep(0)
+async def _pieces(parts: Sequence[memoryview]) -> AsyncIterator[memoryview]:
+    for part in parts:
+        for start in range(0, len(part), REPLY_PIECE_BYTES):
+            yield part[start : start + REPLY_PIECE_BYTES]
+            await asyncio.sleep(0)
 
 
 async def answer_in_slices(document: Mapping[str, object], slices: Slices) -> web.Response:
@@ -107,6 +117,8 @@ async def json_body(request: web.Request, most_bytes: int) -> bytes:
     if request.content_type != "application/json":
         fix = "send the header 'Content-Type: application/json'"
         raise ApiError(415, f"the body is {request.content_type}, not JSON", fix)
+    if OWN_BODY in request:
+        return request[OWN_BODY]
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):

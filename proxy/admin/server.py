@@ -1,5 +1,6 @@
 """The admin HTTP server of a member: puts the paths together."""
 
+import asyncio
 import socket
 import ssl
 from collections.abc import Callable, Sequence
@@ -13,11 +14,14 @@ from proxy.admin.audit import AuditLog
 from proxy.admin.client_documents import ClientDocuments
 from proxy.admin.connection_documents import ConnectionDocuments, ConnectionSource, NoConnections
 from proxy.admin.history import History
-from proxy.admin.left_changes import LeftChangeRoutes
 from proxy.admin.page_files import PAGE_FILES, page_routes
-from proxy.admin.peers.member_client import MEMBER_TIMEOUT_S
-from proxy.admin.peers.peer_answers import PeerAnswers
+from proxy.admin.peers.machine_answers import MachineAnswers
+from proxy.admin.peers.member_client import MEMBER_TIMEOUT_S, MemberClient
+from proxy.admin.peers.member_requests import MemberRequests
+from proxy.admin.peers.merged_answers import MergedAnswers
+from proxy.admin.peers.routed_requests import RoutedRequests
 from proxy.admin.peers.tier_protocol import Tier
+from proxy.admin.peers.tier_routes import TierRoutes
 from proxy.admin.port.access import Access
 from proxy.admin.port.admin_port import DEFAULT_LIMITS, PortLimits
 from proxy.admin.port.guard import Guard
@@ -36,7 +40,7 @@ from proxy.admin.site import AdminError, AdminSite
 from proxy.admin.status import NotReady, RelayStatus, Status
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rule_registry import RuleRegistry
-from proxy.slices import Slices
+from proxy.slices import LONG_ANSWERS, Slices
 from proxy.state import Document
 
 __all__ = ["PAGE_FILES", "AdminError", "AdminServer"]
@@ -82,7 +86,8 @@ class AdminServer(AdminSite):
     ) -> None:
         super().__init__(host, port, Guard(access, in_tier=tier is not None), limits, tls)
         self._metrics, self._member = metrics, member
-        self._peers = None if tier is None else PeerAnswers(tier, client_of, timeout_s)
+        self._client, self._client_of = MemberClient(timeout_s), client_of
+        self._tier, self._tier_routes = tier, None if tier is None else TierRoutes(tier, audit)
         if tier is not None:
             not_ready = _joined(lambda: tier.not_ready, not_ready)
             warning = _joined(lambda: tier.warning, warning)
@@ -121,7 +126,6 @@ class AdminServer(AdminSite):
             RefusedReports(audit),
         )
         self._suggestions = SuggestionRoutes(rates, quotas, self._slices)
-        self._left_changes = LeftChangeRoutes(audit)
 
     def routes(self) -> list[web.RouteDef]:
         """Return the handlers by method and path."""
@@ -133,37 +137,45 @@ class AdminServer(AdminSite):
             *self._suggestions.routes(),
             *page_routes(),
         ]
-        peers, is_scoped = self._peers, self._guard.is_scoped
-        if peers is None:
+        if self._tier is None or self._tier_routes is None:
             return own
-        for_all = {(route.method, route.path): route.handler for route in peers.routes()}
-        for_members = [*self._left_changes.routes(), *self._suggestions.member_routes()]
+        members, is_scoped = MemberRequests(self._tier, self._client), self._guard.is_scoped
+        long_answers = asyncio.Semaphore(LONG_ANSWERS)
+        for_all = {
+            (route.method, route.path): route.handler
+            for routes in (
+                MergedAnswers(members, long_answers),
+                RoutedRequests(members, self._client_of),
+                MachineAnswers(members, long_answers),
+            )
+            for route in routes.routes()
+        }
+        scoped = [*self._tier_routes.scoped_routes(), *self._suggestions.member_routes()]
 
         def is_own(request: web.Request) -> bool:
-            return is_scoped(request) or peers.is_alone
+            return is_scoped(request) or members.is_alone
 
         return [
             *(
                 _when(is_own, route, for_all.get((route.method, route.path), route.handler))
                 for route in own
             ),
-            *(_when(is_scoped, route, _not_found) for route in for_members),
-            *peers.tier_routes.routes(),
+            *(_when(is_scoped, route, _not_found) for route in scoped),
+            *self._tier_routes.routes(),
         ]
 
     async def start(self, sockets: Sequence[socket.socket] = ()) -> None:
         """Open the port, or accept on sockets that have it already. Raises AdminError."""
-        if self._peers is not None:
-            self._peers.tier_routes.begin()
+        if self._tier_routes is not None:
+            self._tier_routes.begin()
         await super().start(sockets)
 
     async def stop(self) -> None:
         """Close the port and every connection, those to other members too."""
-        if self._peers is not None:
-            self._peers.tier_routes.end()
+        if self._tier_routes is not None:
+            self._tier_routes.end()
         await super().stop()
-        if self._peers is not None:
-            await self._peers.close()
+        await self._client.close()
 
     async def _get_metrics(self, _: web.Request) -> web.Response:
         body = await scrape(self._metrics, self._member, self._slices)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from proxy.quota.values import BadValueError, shown
-from proxy.tier.slot_map import NODE_ID
+from proxy.relay.listener import NODE_ID
 
 MAX_PORT: Final = 65535
 MACHINE_PLACEHOLDER: Final = "{machine}"

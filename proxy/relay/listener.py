@@ -27,6 +27,9 @@ ACCEPTS_PER_TURN = 16
 OUT_OF_FILES_PAUSE_S = 0.5
 """Pause of accepting when the process has no descriptor left."""
 
+NODE_ID: Final = "{node_id}"
+"""Stands for a broker's number in a server name pattern."""
+
 SNI_PORT: Final = -1
 """Stands in the place of a broker for a port of one's own that all brokers share by their names."""
 
@@ -155,7 +158,7 @@ class Listener:
         settings = self.settings
         if settings.sni is not None:
             of_all = self._ports.get(SNI_PORT, self.bootstrap_port)
-            return settings.sni.replace("{node_id}", str(node_id)), of_all
+            return settings.sni.replace(NODE_ID, str(node_id)), of_all
         if node_id not in self._ports and settings.broker_ports == (0, 0) and self._sockets:
             try:
                 self._listen(node_id, 0)

@@ -5,9 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from proxy.cluster.upstream import Address
-
-NODE_ID = "{node_id}"
-"""Stands for a broker's number in a server name pattern."""
+from proxy.relay.listener import NODE_ID
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from metrics.clock import clock_ms
+from metrics.member_names import machine_of
 from proxy.cluster.upstream import Address
 from proxy.quota.entities import ClientIdentity
 from proxy.relay.listener import SNI_PORT, Listener
 from proxy.relay.steering import Visit
-from proxy.tier.member_names import machine_of
 from proxy.tier.slot_map import ListenerPorts, MemberAddresses, SlotMap
 from proxy.tier.slots import SLOTS, slot_of
 

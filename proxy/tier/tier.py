@@ -10,6 +10,7 @@ from typing import Any
 from structlog import get_logger
 
 from metrics import MemberInstruments
+from metrics.member_names import machine_of
 from proxy.admin.peers.tier_protocol import MemberEndpoint, VisitRows
 from proxy.admin.replies import ApiError
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
@@ -25,7 +26,6 @@ from proxy.tier.group.group_member import GroupMember, MembershipError
 from proxy.tier.group.subscription import Announcement
 from proxy.tier.group.vacancy import until_vacant
 from proxy.tier.loads import TierLoads
-from proxy.tier.member_names import machine_of
 from proxy.tier.ownership import Belongings, SlotOwnership
 from proxy.tier.peers import PeerAccess, Peers
 from proxy.tier.reachability import ReachabilityProbe

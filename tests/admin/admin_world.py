@@ -10,6 +10,7 @@ import aiohttp
 from parts.quota_world import QuotaWorld
 from yarl import URL
 
+from metrics.member_names import ONLY_MEMBER
 from proxy.admin.audit import AuditLog
 from proxy.admin.history import History
 from proxy.admin.port.access import Access, AdminToken
@@ -21,7 +22,6 @@ from proxy.quota.entities import QuotaKind
 from proxy.quota.rule_registry import RuleRegistry
 from proxy.quota.rules import QuotaSettings, Rule
 from proxy.state import MemoryStore, Record, StateError
-from proxy.tier.member_names import ONLY_MEMBER
 
 MIB = 2.0**20
 CONSUMER, PRODUCER, REQUEST, MAX_CONNECTIONS, CONNECTION_RATE = QuotaKind

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.admin.peers.merging.charts import merged_chart
 from proxy.admin.peers.merging.client_lists import merged_clients
 from proxy.admin.peers.merging.lists import (
     CONNECTIONS_IN_ORDER,
@@ -18,6 +17,7 @@ from proxy.admin.peers.merging.lists import (
     UNBOUNDED,
 )
 from proxy.admin.peers.merging.member_documents import DocumentTable, MemberDocument
+from proxy.admin.peers.merging.quota_rows import merged_chart
 from proxy.admin.peers.routed_requests import peeked_client
 from proxy.admin.request_times import HISTOGRAMS, merged_times, quantile
 from proxy.admin.sliced_json import read_whole, written_pieces

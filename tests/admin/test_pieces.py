@@ -9,11 +9,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from metrics import SensorCollector
+from metrics.member_names import ONLY_MEMBER
 from proxy.admin import replies
 from proxy.admin.replies import SAMPLES_AT_ONCE, json_pieces, scrape_pieces
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rules import Rule
-from proxy.tier.member_names import ONLY_MEMBER
 
 
 @pytest.mark.parametrize(

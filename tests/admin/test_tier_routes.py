@@ -1,77 +1,120 @@
-"""What machines of a tier ask each other, over real ports, and who may ask it."""
+"""What members of a tier ask each other, over real ports, and who may ask it."""
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from gateway_world import GatewayWorld
+from admin_world import AdminWorld, Ask, serve
+from tier_world import MemberTier, TierWorld
 from tokens import CLOSED, OPEN, bearer, password
 
-from proxy.admin.peers.tier_routes import MAX_VISITS_BYTES, TierRoutes
+from proxy.admin.peers.tier_protocol import VisitRows
+from proxy.admin.peers.tier_routes import (
+    ALIVE_PATH,
+    LONG_ALIVE_PATH,
+    MAX_VISITS_BYTES,
+    RECORDS_PATH,
+    TIER_PATH,
+    VISITS_PATH,
+)
 from proxy.admin.port.access import Access
-from proxy.tier.peers import ALIVE_PATH, VISITS_PATH, PeerError, Peers
+from proxy.admin.replies import ApiError
+from proxy.quota.debts import Debt
+from proxy.quota.entities import ClientIdentity, QuotaKind
+from proxy.state import Document, Record, StateError
 
 ROW = ["default", None, "etl", "10.0.0.9", "fetch", 1024.0]
-LIMIT_S = 20
+RECORD = Record.of("queries/etl", {"offset": 1}, 3)
+ETL = ClientIdentity("main", None, "etl")
+DEBT = Debt(ETL, "client-id=etl", QuotaKind.CONSUMER_BYTE_RATE, 250.0)
+HANDED = {"records": [[RECORD.key, RECORD.text, RECORD.version]], "owed": [DEBT.document()]}
+ASKED = [("GET", ALIVE_PATH, {}), ("POST", VISITS_PATH, {"visits": []})]
+ASKED += [("POST", RECORDS_PATH, {"records": [], "owed": []})]
 
 pytestmark = pytest.mark.timeout(60)
 
 
-class Owner:
-    """Keeps the visits that it is told of."""
+class Owner(MemberTier):
+    """Keeps what it is told of, and what it is handed if it `has` the slots."""
 
-    def __init__(self) -> None:
-        self.told: list[Sequence[Sequence[Any]]] = []
+    def __init__(self, name: str = "near/0", world: TierWorld | None = None) -> None:
+        super().__init__(name, world or TierWorld([name]))
+        self.has = True
+        self.told: list[VisitRows] = []
+        self.kept: list[tuple[Sequence[Record], Sequence[Debt]]] = []
 
-    async def visited(self, rows: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
+    def overview(self) -> Document:
+        if not self.has:
+            raise ApiError(503, "this machine is not in tier prod now", "ask another one")
+        return super().overview()
+
+    async def visited(self, rows: VisitRows) -> VisitRows:
         if any(row[4] == "nothing" for row in rows):
             raise ValueError("'nothing' is no kind")
         self.told.append(rows)
         return [[*row[:-1], 250.0] for row in rows]
 
+    async def keep(self, records: Sequence[Record], debts: Sequence[Debt]) -> None:
+        if not self.has:
+            raise StateError("near/0 has not all of these slots", "send it again")
+        self.kept.append((records, debts))
+
     @asynccontextmanager
-    async def asked(self, access: Access | None = None):
-        routes = TierRoutes(lambda: {"machine": "near"}, self.visited, dict)
-        async with GatewayWorld(("near/0",)).asked(access=access, tier_routes=routes) as ask:
+    async def asked(self, access: Access | None = None) -> AsyncIterator[Ask]:
+        async with serve(AdminWorld().server(access=access, tier=self, member=self.name)) as ask:
             yield ask
 
 
-async def test_a_machine_says_that_it_lives_and_what_visitors_owe():
-    owner = Owner()
-    async with owner.asked() as ask:
-        assert (await ask("GET", ALIVE_PATH)).json == {"machine": "near"}
-        told = await ask("POST", VISITS_PATH, json={"visits": [ROW, ROW]})
+@pytest.fixture
+def owner() -> Owner:
+    return Owner()
+
+
+async def test_a_member_says_that_it_lives_and_what_visitors_owe(owner: Owner):
+    async with owner.asked(CLOSED) as ask:
+        assert (await ask("GET", ALIVE_PATH, headers=bearer("ops"))).json == {"member": "near/0"}
+        told = await ask("POST", VISITS_PATH, json={"visits": [ROW, ROW]}, headers=bearer("ops"))
         assert (told.status, told.json) == (200, {"owed": [[*ROW[:-1], 250.0]] * 2})
     assert owner.told == [[ROW, ROW]]
 
 
-async def test_peers_are_understood_with_the_token_of_all():
-    owner = Owner()
-    routes = TierRoutes(dict, owner.visited, dict)
-    running = GatewayWorld(("near/0",)).running(access=CLOSED, tier_routes=routes)
-    async with running as address, Peers("ops-text", None) as peers:
-        peers.use({"near": address})
-        assert await peers.tell("near", [ROW]) == [[*ROW[:-1], 250.0]]
-        watch = asyncio.create_task(peers.watch())
-        await asyncio.sleep(0.1)
-        assert peers.silent == frozenset()
-        watch.cancel()
-        async with Peers("night-text", None) as stranger:
-            stranger.use({"near": address})
-            with pytest.raises(PeerError, match="403"):
-                await stranger.tell("near", [ROW])
+async def test_who_follows_a_member_is_answered_when_it_ends_in_order(owner: Owner):
+    server = AdminWorld().server(tier=owner)
+    async with serve(server) as ask:
+        following = asyncio.create_task(ask("GET", LONG_ALIVE_PATH))
+        done, _ = await asyncio.wait([following], timeout=0.2)
+        assert not done
+        await server.stop()
+        assert (await following).json == {"member": "near/0"}
+
+
+async def test_the_overview_is_for_whoever_may_read(owner: Owner):
+    async with owner.asked(CLOSED) as ask:
+        assert (await ask("GET", TIER_PATH, headers=bearer("desk"))).json == {"name": "prod"}
+        owner.has = False
+        refused = await ask("GET", TIER_PATH, headers=bearer("desk"))
+        assert (refused.status, refused.json["fix"]) == (503, "ask another one")
+
+
+async def test_records_and_debts_arrive_as_they_were(owner: Owner):
+    async with owner.asked() as ask:
+        told = await ask("POST", RECORDS_PATH, json=HANDED)
+        assert (told.status, told.json) == (200, {"kept": 1})
+        owner.has = False
+        told = await ask("POST", RECORDS_PATH, json=HANDED)
+        assert (told.status, set(told.json)) == (503, {"error", "fix"})
+    assert owner.kept == [([RECORD], [DEBT])]
 
 
 @pytest.mark.parametrize("access", [OPEN, CLOSED])
-@pytest.mark.parametrize(("method", "path"), [("GET", ALIVE_PATH), ("POST", VISITS_PATH)])
-async def test_only_a_token_with_all_rights_asks_as_a_machine(
-    access: Access, method: str, path: str
+@pytest.mark.parametrize(("method", "path", "body"), ASKED)
+async def test_only_a_token_with_all_rights_asks_as_a_member(
+    owner: Owner, access: Access, method: str, path: str, body: Any
 ):
-    owner = Owner()
-    how = {"json": {"visits": []}} if method == "POST" else {}
+    how = {"json": body} if method == "POST" else {}
     async with owner.asked(access) as ask:
         assert (await ask(method, path, headers=bearer("ops"), **how)).status == 200
         for shown in (bearer("spark"), bearer("desk"), bearer("night")):
@@ -80,16 +123,21 @@ async def test_only_a_token_with_all_rights_asks_as_a_machine(
         for shown in ({}, bearer("wrong"), password("desk")):
             assert (await ask(method, path, headers=shown, **how)).status in {401, 403}
         assert (await ask("DELETE", path, headers=bearer("ops"))).status == 405
-    assert len(owner.told) == (method == "POST")
+    assert len(owner.told) + len(owner.kept) == (method == "POST")
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("path", "body"),
     [
-        *(b"", b"[]", b"{}", b'{"visits": 7}', b'{"visits": [7]}', b'{"visits"', b'{"a":' * 9999),
-        b"\xff",
         *(
-            json.dumps({"visits": [ROW, row]}).encode()
+            (VISITS_PATH, body)
+            for body in (
+                *(b"", b"[]", b"{}", b'{"visits": 7}', b'{"visits": [7]}', b'{"visits"'),
+                *(b'{"a":' * 9999, b"\xff"),
+            )
+        ),
+        *(
+            (VISITS_PATH, json.dumps({"visits": [ROW, row]}).encode())
             for row in (
                 [],
                 ROW[:-1],
@@ -104,28 +152,43 @@ async def test_only_a_token_with_all_rights_asks_as_a_machine(
                 [*ROW[:4], "nothing", 1.0],
             )
         ),
+        *(
+            (RECORDS_PATH, json.dumps(document).encode())
+            for document in (
+                {},
+                [],
+                {"records": []},
+                {"records": [["queries/etl", "{}"]], "owed": []},
+                {"records": [["queries/etl", "{}", "x"]], "owed": []},
+                {"records": 1, "owed": []},
+                {"records": [], "owed": [1]},
+            )
+        ),
     ],
 )
-async def test_what_is_no_visit_is_refused_and_nothing_of_it_charged(body: bytes):
-    owner = Owner()
+async def test_what_is_badly_formed_is_refused_and_nothing_of_it_taken(
+    owner: Owner, path: str, body: bytes
+):
     headers = {"Content-Type": "application/json"}
     async with owner.asked() as ask:
-        answer = await ask("POST", VISITS_PATH, data=body, headers=headers)
+        answer = await ask("POST", path, data=body, headers=headers)
         assert (answer.status, set(answer.json)) == (400, {"error", "fix"})
         assert len(answer.json["error"]) < 400
         assert (await ask("GET", ALIVE_PATH)).status == 200
-    assert owner.told == []
+    assert (owner.told, owner.kept) == ([], [])
 
 
-async def test_a_message_is_bounded_and_says_that_it_is_json():
-    async with Owner().asked() as ask:
+async def test_a_message_is_bounded_and_says_that_it_is_json(owner: Owner):
+    async with owner.asked() as ask:
         headers = {"Content-Type": "application/json"}
         long = await ask("POST", VISITS_PATH, data=b" " * (MAX_VISITS_BYTES + 1), headers=headers)
         assert long.status == 413
-        assert (await ask("POST", VISITS_PATH, data=b"{}")).status == 415
+        for path in (VISITS_PATH, RECORDS_PATH):
+            assert (await ask("POST", path, data=b"{}")).status == 415
 
 
-async def test_without_a_tier_there_is_nothing_to_ask_for():
-    async with GatewayWorld().asked(access=CLOSED) as ask:
-        assert (await ask("GET", ALIVE_PATH, headers=bearer("ops"))).status == 404
-        assert (await ask("POST", VISITS_PATH, headers=bearer("ops"), json={})).status == 404
+async def test_without_a_tier_there_is_nothing_to_ask_for(ask: Ask):
+    for method, path, body in ASKED:
+        how = {"json": body} if method == "POST" else {}
+        assert (await ask(method, path, **how)).status == 404
+    assert (await ask("GET", TIER_PATH)).status == 404

@@ -12,13 +12,14 @@ from admin_world import AdminWorld, Answer, Ask, NoQueries
 from tokens import OPEN
 from yarl import URL
 
+from metrics.member_names import machine_of
 from proxy.admin.peers.tier_protocol import MemberEndpoint, VisitRows
 from proxy.admin.port.access import Access
 from proxy.admin.server import AdminServer
 from proxy.progress.query_scope import QueryScope
 from proxy.progress.report import Refusal, ReportRefused
+from proxy.quota.debts import Debt
 from proxy.state import Document, Record
-from proxy.tier.member_names import machine_of
 
 NAMES = ("a/0", "a/1", "b/0", "b/1", "c/0", "c/1")
 
@@ -80,8 +81,8 @@ class MemberTier:
     async def visited(self, rows: VisitRows) -> VisitRows:
         raise ValueError(f"{rows} are not for {self.name}")
 
-    async def keep(self, records: Sequence[Record], owed: Sequence[list[Any]]) -> None:
-        raise AssertionError(f"{records} and {owed} are not for {self.name}")
+    async def keep(self, records: Sequence[Record], debts: Sequence[Debt]) -> None:
+        raise AssertionError(f"{records} and {debts} are not for {self.name}")
 
 
 class TierWorld:

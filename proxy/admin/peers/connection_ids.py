@@ -7,11 +7,11 @@ from typing import Any
 
 from aiohttp import web
 
+from metrics.member_names import machine_of
 from proxy.admin.api import CONNECTIONS_PATH, MAX_CONNECTION_NUMBER, tail_of
 from proxy.admin.peers.member_requests import target_of
 from proxy.admin.peers.merging.member_documents import MEMBER
 from proxy.admin.replies import ApiError, parse_number
-from proxy.tier.member_names import machine_of
 
 
 def show_machines(document: dict[str, Any]) -> dict[str, Any]:

@@ -39,8 +39,8 @@ class MachineAnswers:
                 self._up.labels(each.name).set(each.name in texts)
             up = generate_latest(self._up)
             # A thread: four members with 10,000 clients each have tens of megabytes.
-            body = await asyncio.to_thread(join_scrapes, (up, *texts.values()))
-        return answer_in_pieces(body, {"Content-Type": CONTENT_TYPE})
+            parts = await asyncio.to_thread(join_scrapes, (up, *texts.values()))
+        return answer_in_pieces(parts, {"Content-Type": CONTENT_TYPE})
 
     async def _get_readyz(self, request: web.Request) -> web.Response:
         """Answer that clients can be served when all members that run say so.

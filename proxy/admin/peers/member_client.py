@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 
 import aiohttp
 from yarl import URL
 
 from proxy.admin.peers.tier_protocol import MemberEndpoint
+from proxy.admin.port.member_headers import ONE_MEMBER, SCOPE
 
 MEMBER_TIMEOUT_S = 2.0
 """For one answer as a whole. A member that is at work answers in milliseconds."""
@@ -25,6 +27,9 @@ MAX_MEMBER_BYTES = 64 * 1024 * 1024
 
 CONNECTIONS = 16
 """To one member at a time; further requests wait, within their time."""
+
+MAX_REFUSAL_BYTES = 300
+"""Of a refusal that is shown."""
 
 _SILENT = "it is silent: it has not answered for a while"
 
@@ -64,14 +69,11 @@ class NoReply:
 
 
 class MemberClient:
-    """Keeps a session for each member. Only inside a running event loop; `close` it."""
+    """Keeps connections to the members. Only inside a running event loop; `close` it."""
 
-    def __init__(
-        self, timeout_s: float = MEMBER_TIMEOUT_S, max_bytes: int = MAX_MEMBER_BYTES
-    ) -> None:
+    def __init__(self, timeout_s: float = MEMBER_TIMEOUT_S) -> None:
         self._timeout_s = timeout_s
-        self._max_bytes = max_bytes
-        self._sessions: dict[MemberEndpoint, aiohttp.ClientSession] = {}
+        self._session: aiohttp.ClientSession | None = None
         self._spared: dict[str, float] = {}
         """Until when members are not asked, by their names; in the time of the event loop."""
 
@@ -102,7 +104,9 @@ class MemberClient:
             async with asyncio.timeout(timeout_s):
                 reply = await self._exchange(endpoint, method, target, headers, body)
         except TimeoutError:
-            self._spared[name] = loop.time() + SPARED_S
+            now_s = loop.time()
+            self._spared = {key: end_s for key, end_s in self._spared.items() if end_s > now_s}
+            self._spared[name] = now_s + SPARED_S
             return NoReply(name, f"it did not answer within {timeout_s:g} s")
         except aiohttp.ClientConnectorCertificateError as error:
             why = f"its certificate is not trusted: {error.certificate_error}"
@@ -110,22 +114,17 @@ class MemberClient:
         except aiohttp.ClientConnectorError as error:
             why = f"it can't be connected to: {error.os_error.strerror or error.os_error}"
             return NoReply(name, why, was_sent=False)
-        # RuntimeError: its session was closed meanwhile, since it is a member no more.
+        # RuntimeError: all connections were closed meanwhile.
         except (aiohttp.ClientError, OSError, ValueError, RuntimeError) as error:
             return NoReply(name, f"it broke off: {error or type(error).__name__}")
         self._spared.pop(name, None)
-        return reply
-
-    async def keep_only(self, endpoints: frozenset[MemberEndpoint]) -> None:
-        """Close the sessions of all others: of members that are no more."""
-        names = {each.name for each in endpoints}
-        self._spared = {name: end_s for name, end_s in self._spared.items() if name in names}
-        for endpoint in self._sessions.keys() - endpoints:
-            await self._sessions.pop(endpoint).close()
+        return reply if reply.headers.get(SCOPE) == ONE_MEMBER else _refused(reply)
 
     async def close(self) -> None:
         """Close all connections."""
-        await self.keep_only(frozenset())
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
 
     async def _exchange(
         self,
@@ -139,24 +138,33 @@ class MemberClient:
         if endpoint.token is not None:
             headers = {**headers, "Authorization": f"Bearer {endpoint.token}"}
         url = URL(f"{endpoint.url.rstrip('/')}{target}", encoded=True)
-        async with self._session(endpoint).request(
-            method, url, headers=headers, data=body, allow_redirects=False
-        ) as response:
-            told = bytearray()
-            async for piece in response.content.iter_any():
-                told += piece
-                if len(told) > self._max_bytes:
-                    raise ValueError(f"its answer is above {self._max_bytes} bytes")
-            return Reply(endpoint.name, response.status, response.headers, bytes(told))
-
-    def _session(self, endpoint: MemberEndpoint) -> aiohttp.ClientSession:
-        session = self._sessions.get(endpoint)
-        if session is None:
-            session = self._sessions[endpoint] = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(ssl=endpoint.tls or True, limit=CONNECTIONS),
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, limit_per_host=CONNECTIONS),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=None),  # ours holds for waiting, too
                 auto_decompress=False,
                 trust_env=False,
             )
-        return session
+        async with self._session.request(
+            method,
+            url,
+            headers=headers,
+            data=body,
+            allow_redirects=False,
+            ssl=endpoint.tls or True,
+        ) as response:
+            received = bytearray()
+            async for piece in response.content.iter_any():
+                received += piece
+                if len(received) > MAX_MEMBER_BYTES:
+                    raise ValueError(f"its answer is above {MAX_MEMBER_BYTES} bytes")
+            return Reply(endpoint.name, response.status, response.headers, bytes(received))
+
+
+def _refused(reply: Reply) -> NoReply:
+    """Return what came of a request that was not let in, or not by a member."""
+    text = reply.body[:MAX_REFUSAL_BYTES].decode(errors="replace")
+    was_sent = not HTTPStatus.BAD_REQUEST <= reply.status < HTTPStatus.INTERNAL_SERVER_ERROR
+    why = f"it refuses to answer with {reply.status}: {text}"
+    return NoReply(reply.member, why, was_sent=was_sent)

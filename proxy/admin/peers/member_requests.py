@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from metrics.member_names import machine_of
 from proxy.admin.peers.member_client import MemberClient, NoReply, Reply
 from proxy.admin.peers.own_handlers import ask_own_handlers
 from proxy.admin.peers.tier_protocol import MemberEndpoint, Tier
 from proxy.admin.port.guard import SAFE_METHODS, current_author
 from proxy.admin.port.member_headers import headers_of
-from proxy.admin.replies import HEADERS, ApiError
-from proxy.tier.member_names import machine_of
+from proxy.admin.replies import HEADERS, ApiError, answer_in_pieces
 
 MEMBERS_FIX = "see members in GET /v1/status for which there are"
 
@@ -41,6 +41,11 @@ class MemberRequests:
 
     tier: Tier
     client: MemberClient
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is nobody else, nor a tier that is known as such."""
+        return len(self.tier.members()) < 2 and self.tier.document() is None  # noqa: PLR2004
 
     def asked_for(self, request: web.Request) -> list[MemberEndpoint]:
         """Return whom a request is about, the leader before the others.
@@ -78,17 +83,16 @@ class MemberRequests:
         `target` may differ by machine.
         """
         at = target if callable(target) else lambda _: target
-        await self.client.keep_only(frozenset(self.tier.members()))
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(self._ask(request, each, method, at(machine_of(each.name)), body))
                 for each in asked
             ]
-        told, leader = [task.result() for task in tasks], self.tier.leader
-        replies = [each for each in told if isinstance(each, Reply)]
+        results, leader = [task.result() for task in tasks], self.tier.leader
+        replies = [each for each in results if isinstance(each, Reply)]
         return Answers(
             sorted(replies, key=lambda each: each.member != leader),
-            [each for each in told if isinstance(each, NoReply)],
+            [each for each in results if isinstance(each, NoReply)],
         )
 
     async def ask_one(
@@ -127,8 +131,9 @@ def target_of(request: web.Request) -> str:
 
 def passed_on(reply: Reply) -> web.Response:
     """Return a member's answer unchanged."""
-    headers = {**HEADERS, **reply.passed_headers()}
-    return web.Response(body=reply.body, status=reply.status, headers=headers)
+    response = answer_in_pieces(reply.body, {**HEADERS, **reply.passed_headers()})
+    response.set_status(reply.status)
+    return response
 
 
 def lost(missing: NoReply, what: str) -> ApiError:
@@ -145,5 +150,5 @@ def lost(missing: NoReply, what: str) -> ApiError:
 
 def none_answers(missing: Sequence[NoReply]) -> ApiError:
     """Return the error for a request that no member answered."""
-    told = "; ".join(f"{each.member!r}: {each.why}" for each in missing) or "there is none"
-    return ApiError(503, f"no member answers: {told}", "look at the proxy's log; send it again")
+    reasons = "; ".join(f"{each.member!r}: {each.why}" for each in missing) or "there is none"
+    return ApiError(503, f"no member answers: {reasons}", "look at the proxy's log; send it again")

@@ -1,7 +1,7 @@
 """Answers what all members know together: asks them, and merges the documents in a thread."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from metrics.member_names import machine_of
 from proxy.admin.api import filter_and_limit, is_by_client
 from proxy.admin.log_level import LOG_LEVEL_PATH
 from proxy.admin.peers.connection_ids import after_at, show_machines
@@ -22,25 +23,19 @@ from proxy.admin.peers.member_requests import (
     target_of,
 )
 from proxy.admin.peers.merging.lists import CONNECTIONS_IN_ORDER, CONNECTIONS_TABLE, TABLES
-from proxy.admin.peers.merging.member_documents import DocumentTable, MemberDocument
+from proxy.admin.peers.merging.member_documents import (
+    DocumentTable,
+    MemberDocument,
+    MemberDocuments,
+)
 from proxy.admin.peers.merging.status_document import member_figures, merged_status
 from proxy.admin.rates.suggestion_routes import OBSERVED_PATH, SERIES_DEPTH, SUGGESTIONS_PATH
 from proxy.admin.replies import JSON_HEADERS, ApiError, answer_in_pieces
 from proxy.admin.request_times import HISTOGRAMS
 from proxy.admin.sliced_json import ROW_DEPTH, read_whole, written_pieces
 from proxy.admin.throttling_routes import THROTTLING_PATH
-from proxy.tier.member_names import machine_of
 
-
-class NoneFitError(Exception):
-    """No member gave a document that is understood."""
-
-    def __init__(self, missing: Sequence[NoReply]) -> None:
-        super().__init__()
-        self.missing = missing
-
-
-Merge = Callable[[Sequence[MemberDocument]], dict[str, Any]]
+Merge = Callable[[MemberDocuments], dict[str, Any]]
 
 Figures = Callable[[MemberDocument], dict[str, Any]]
 """Makes the row of a member that answered in the table of members."""
@@ -95,8 +90,8 @@ class MergedAnswers:
             table, target = CONNECTIONS_IN_ORDER, partial(after_at, request)
             target("")  # refuses what is no id
 
-        def merge(told: Sequence[MemberDocument]) -> dict[str, Any]:
-            return show_machines(table.merged(told, limit))
+        def merge(documents: MemberDocuments) -> dict[str, Any]:
+            return show_machines(table.merged(documents, limit))
 
         return await self._merged(request, merge, target=target)
 
@@ -122,9 +117,9 @@ class MergedAnswers:
         raise none_answers(missing)
 
     async def _get_log_level(self, request: web.Request) -> web.StreamResponse:
-        def merge(told: Sequence[MemberDocument]) -> dict[str, Any]:
-            levels = [{"name": each.member, "level": each.document["level"]} for each in told]
-            return {**told[0].document, "levels": levels}
+        def merge(documents: MemberDocuments) -> dict[str, Any]:
+            levels = [{"name": each.member, "level": each.document["level"]} for each in documents]
+            return {**documents[0].document, "levels": levels}
 
         return await self._merged(request, merge)
 
@@ -146,10 +141,10 @@ class MergedAnswers:
             # What others have seen comes to megabytes, and what this one has stays here.
             host, *others = sorted(answers.ok, key=lambda each: each.member != self._tier.name)
             body = await asyncio.to_thread(_joined_observations, others)
-            told = await self._members.ask_one(request, host.member, "POST", target, body)
-        if isinstance(told, NoReply):
-            raise lost(told, "which puts together what all have seen")
-        return passed_on(told)
+            reply = await self._members.ask_one(request, host.member, "POST", target, body)
+        if isinstance(reply, NoReply):
+            raise lost(reply, "which puts together what all have seen")
+        return passed_on(reply)
 
     async def _merged(
         self,
@@ -175,10 +170,7 @@ class MergedAnswers:
                 if answers.missing and answers.replies[0].status == HTTPStatus.NOT_FOUND:
                     raise _not_found(answers)
                 return passed_on(answers.replies[0])
-            try:
-                body = await asyncio.to_thread(_merged_body, answers, merge, depth, figures)
-            except NoneFitError as error:
-                raise none_answers(error.missing) from error
+            body = await asyncio.to_thread(_merged_body, answers, merge, depth, figures)
         return answer_in_pieces(body, JSON_HEADERS)
 
 
@@ -190,36 +182,34 @@ def _not_found(answers: Answers) -> ApiError:
 
 
 def _merged_body(answers: Answers, merge: Merge, depth: int, figures: Figures | None) -> bytearray:
-    """Return the merged document as JSON.
+    """Return the merged document as JSON. Raises ApiError with 503 when none is understood.
 
     For a thread: all of it is Python in small steps, between which the event loop runs.
     """
-    told, bad = _read(answers.ok, depth)
+    documents = [read for reply in answers.ok if (read := _read(reply, depth)) is not None]
     try:
-        document = merge(told)
+        merged = merge(documents)
     except _MISFITS:  # of another version
-        fit = [each for each in told if _fits(merge, each)]
-        bad += [NoReply(each.member, _NOT_UNDERSTOOD) for each in told if each not in fit]
-        told = fit
-        document = merge(told) if told else {}
-    if not told:
-        raise NoneFitError([*answers.missing, *bad])
-    bad += [
-        NoReply(each.member, f"it refuses to answer with {each.status}")
-        for each in answers.replies
-        if each.status in _REFUSALS and each.status != HTTPStatus.NOT_FOUND
-    ]
-    missing = sorted([*answers.missing, *bad], key=lambda each: _in_order(each.member))
+        documents = [each for each in documents if _fits(merge, each)]
+        merged = merge(documents) if documents else {}
+    understood = {each.member for each in documents}
+    missing = [*answers.missing]
+    for reply in answers.replies:
+        if (why := _trouble(reply, understood)) is not None:
+            missing.append(NoReply(reply.member, why))
+    if not documents:
+        raise none_answers(missing)
+    missing.sort(key=lambda each: _in_order(each.member))
     rows = {each.member: _row(each.member) for each in answers.replies}
     if figures is not None:
-        rows |= {each.member: _row(each.member) | figures(each) for each in told}
+        rows |= {each.member: _row(each.member) | figures(each) for each in documents}
     for each in missing:
-        told_of = {"alive": each.alive, "answers": False, "problem": each.why}
-        rows[each.member] = _row(each.member) | told_of
-    document["members"] = [rows[name] for name in sorted(rows, key=_in_order)]
-    document["unreachable"] = [{"name": each.member, "why": each.why} for each in missing]
+        trouble = {"alive": each.alive, "answers": False, "problem": each.why}
+        rows[each.member] = _row(each.member) | trouble
+    merged["members"] = [rows[name] for name in sorted(rows, key=_in_order)]
+    merged["unreachable"] = [{"name": each.member, "why": each.why} for each in missing]
     body = bytearray()
-    for piece in written_pieces(document, depth):
+    for piece in written_pieces(merged, depth):
         body += piece.encode()
     return body
 
@@ -228,25 +218,26 @@ def _row(name: str) -> dict[str, Any]:
     return {"name": name, "machine": machine_of(name), "alive": True, "answers": True}
 
 
-def _read(replies: Sequence[Reply], depth: int) -> tuple[list[MemberDocument], list[NoReply]]:
-    """Return what members said, and those who said what is no document."""
-    told: list[MemberDocument] = []
-    bad: list[NoReply] = []
-    for reply in replies:
-        try:
-            document = read_whole(reply.body, depth)
-        except (ValueError, RecursionError):
-            document = None
-        if isinstance(document, dict):
-            told.append(MemberDocument(reply.member, document))
-        else:
-            bad.append(NoReply(reply.member, _NOT_UNDERSTOOD))
-    return told, bad
+def _trouble(reply: Reply, understood: Collection[str]) -> str | None:
+    """Return why what a member knows is missing although it answered; None: it is not."""
+    if reply.is_ok:
+        return None if reply.member in understood else _NOT_UNDERSTOOD
+    is_refusal = reply.status in _REFUSALS and reply.status != HTTPStatus.NOT_FOUND
+    return f"it refuses to answer with {reply.status}" if is_refusal else None
 
 
-def _fits(merge: Merge, told: MemberDocument) -> bool:
+def _read(reply: Reply, depth: int) -> MemberDocument | None:
+    """Return what a member said; None for what is no document."""
     try:
-        merge([told])
+        document = read_whole(reply.body, depth)
+    except (ValueError, RecursionError):
+        return None
+    return MemberDocument(reply.member, document) if isinstance(document, dict) else None
+
+
+def _fits(merge: Merge, document: MemberDocument) -> bool:
+    try:
+        merge([document])
     except _MISFITS:
         return False
     return True

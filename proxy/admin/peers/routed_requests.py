@@ -11,13 +11,13 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from structlog import get_logger
 
+from metrics.member_names import machine_of
 from proxy.admin.api import (
     ANY_NAME,
     CONNECTIONS_PATH,
     MAX_OVERRIDE_BYTES,
     QUOTAS_PATH,
 )
-from proxy.admin.left_changes import LEFT_CHANGES_PATH
 from proxy.admin.log_level import LOG_LEVEL_PATH, MAX_LEVEL_BYTES
 from proxy.admin.peers.connection_ids import closed_at
 from proxy.admin.peers.member_client import NoReply, Reply
@@ -29,13 +29,13 @@ from proxy.admin.peers.member_requests import (
     passed_on,
     target_of,
 )
+from proxy.admin.peers.tier_routes import LEFT_CHANGES_PATH
 from proxy.admin.port.guard import REPORT_PATH
 from proxy.admin.port.member_headers import CHANGES
 from proxy.admin.replies import ApiError, json_body
 from proxy.admin.sliced_json import read_whole
 from proxy.admin.throttling_routes import MAX_CHANGE_BYTES, THROTTLING_PATH
 from proxy.progress.report import MAX_REPORT_BYTES
-from proxy.tier.member_names import machine_of
 
 _REPORT_DEPTH = 5
 """At which a report is read in one step: there are offsets of thousands of partitions in it."""
@@ -101,7 +101,7 @@ class RoutedRequests:
     async def _pass_to(
         self, who: Callable[[], str], request: web.Request, body: bytes | None, what: str
     ) -> web.Response:
-        """Answer as the member does that `who` names; raise ApiError with 502 or 503 if it does not.
+        """Answer as the member does that `who` names. Raises ApiError, 502 or 503, if it does not.
 
         One that is away is waited for: a process that has ended is soon started again. So is one
         that has not taken yet what it is asked for.
@@ -163,14 +163,14 @@ class RoutedRequests:
             return
         changes = unquote(reply.headers[CHANGES])
         body = changes.encode()
-        told = await self.members.ask_one(request, self._leader(), "POST", LEFT_CHANGES_PATH, body)
-        if isinstance(told, NoReply) or not told.is_ok:
-            problem = told.why if isinstance(told, NoReply) else told.body.decode(errors="replace")
+        kept = await self.members.ask_one(request, self._leader(), "POST", LEFT_CHANGES_PATH, body)
+        if isinstance(kept, NoReply) or not kept.is_ok:
+            problem = kept.why if isinstance(kept, NoReply) else kept.body.decode(errors="replace")
             _log.error("a change is not kept in the state's audit", problem=problem, what=changes)
 
 
 def peeked_client(body: bytes, client_of: Callable[[str], str]) -> str | None:
-    """Return the client id that a report is about, as far as it can be told; None if it cannot.
+    """Return the client id that a report is about, as far as it can be kept; None if it cannot.
 
     Nothing else of the body is looked at: the member that gets it reads it with all care.
     """

@@ -41,7 +41,10 @@ class Tier(Protocol):
         """The name of the member that owns the common slot, and so writes what concerns all."""
 
     def owner_of(self, client_id: str) -> str | None:
-        """Return the name of the member that owns a client id; None while nobody does."""
+        """Return the name of the member that owns a client id; None while nobody does.
+
+        It is called in threads, too.
+        """
 
     @property
     def not_ready(self) -> str | None:

@@ -1,14 +1,17 @@
-"""Answers what members of a tier ask each other: signs of life, visits, and misplaced records."""
+"""Answers what members of a tier ask each other, beside what everybody may ask."""
 
 import asyncio
+import json
+import time
 from contextlib import suppress
 from math import isfinite
 from typing import Any
 
 from aiohttp import web
 
+from proxy.admin.audit import AuditLog
 from proxy.admin.peers.tier_protocol import Tier, VisitRows
-from proxy.admin.port.guard import MEMBER_TASK, require_all_rights
+from proxy.admin.port.guard import MEMBER_TASK, current_author, require_all_rights
 from proxy.admin.replies import ApiError, answer, json_body
 from proxy.admin.sliced_json import ROW_DEPTH, read_whole
 from proxy.quota.debts import Debt
@@ -18,6 +21,7 @@ TIER_PATH = "/v1/tier"
 ALIVE_PATH = "/v1/tier/alive"
 VISITS_PATH = "/v1/tier/visits"
 RECORDS_PATH = "/v1/tier/records"
+LEFT_CHANGES_PATH = "/member/changes"
 
 LONG_ALIVE_PATH = "/v1/tier/alive?until=ended"
 """Is answered after LONG_S, or when the member ends in order: when it dies its connection breaks,
@@ -31,12 +35,15 @@ MAX_VISITS_BYTES = 16 * 2**20
 MAX_RECORDS_BYTES = 32 * 2**20
 """Of one message; one record has 8 MiB at most."""
 
+MAX_CHANGES_BYTES = 64 * 1024
+
 
 class TierRoutes:
     """The handlers. All but the overview are for who may do all."""
 
-    def __init__(self, tier: Tier) -> None:
+    def __init__(self, tier: Tier, audit: AuditLog) -> None:
         self._tier = tier
+        self._audit = audit
         self._ended = asyncio.Event()
 
     def begin(self) -> None:
@@ -55,6 +62,10 @@ class TierRoutes:
             web.post(VISITS_PATH, self._post_visits),
             web.post(RECORDS_PATH, self._post_records),
         ]
+
+    def scoped_routes(self) -> list[web.RouteDef]:
+        """Return the handlers of requests with the header SCOPE, by method and path."""
+        return [web.post(LEFT_CHANGES_PATH, self._post_changes)]
 
     async def _get_tier(self, _: web.Request) -> web.Response:
         return answer(self._tier.overview())
@@ -95,6 +106,20 @@ class TierRoutes:
         except StateError as error:
             raise ApiError(503, error.what, error.fix) from None
         return answer({"kept": len(records)})
+
+    async def _post_changes(self, request: web.Request) -> web.Response:
+        """Record what was changed at another member, since the leader alone keeps the audit."""
+        body = await json_body(request, MAX_CHANGES_BYTES)
+        try:
+            changes = [
+                (str(each["what"]), each["before"], each["after"]) for each in json.loads(body)
+            ]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            fix = 'send [{"what": WHAT, "before": BEFORE, "after": AFTER}, ...]'
+            raise ApiError(400, "the body is no list of changes", fix) from None
+        for what, before, after in changes:
+            await self._audit.record(current_author(), what, before, after, time.time())
+        return answer({"recorded": len(changes)})
 
 
 def _visits_of(body: bytes) -> VisitRows:

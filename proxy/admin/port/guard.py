@@ -3,6 +3,7 @@
 import binascii
 from base64 import b64decode
 from collections.abc import Mapping
+from contextlib import nullcontext
 from contextvars import ContextVar
 from types import MappingProxyType
 
@@ -116,10 +117,9 @@ class Guard:
 
 async def answer_member(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer a request of a member that may pass, with the changes that are left to it."""
-    if LEAVE_AUDIT not in request.headers:
-        return await _answer(request, handler)
-    with audit_left() as changes:
+    with audit_left() if LEAVE_AUDIT in request.headers else nullcontext() as changes:
         response = await _answer(request, handler)
+    response.headers[SCOPE] = ONE_MEMBER
     if changes:
         response.headers[CHANGES] = written_changes(changes)
     return response

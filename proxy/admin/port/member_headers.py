@@ -8,7 +8,8 @@ from proxy.admin.audit import Author, LeftChange
 from proxy.progress.query_scope import ALL_QUERIES, QueryScope
 
 SCOPE = "X-Quota-Proxy-Scope"
-"""ONE_MEMBER, by another member: the answer is to be of the one that is asked alone."""
+"""ONE_MEMBER, by another member: the answer is to be of the one that is asked alone. It is on the
+answer as well, if the request was let in."""
 ONE_MEMBER = "member"
 AUTHOR = "X-Quota-Proxy-Author"
 """With SCOPE: the name of who asks, percent-encoded."""

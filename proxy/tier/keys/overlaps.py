@@ -3,9 +3,9 @@
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
+from proxy.quota.disjoint_sets import DisjointSets
 from proxy.quota.rules import EXACT
 
-from .disjoint_sets import DisjointSets
 from .rule_groups import Group, Tie, longer_may_meet
 
 _Place = tuple[str | None, str | None]

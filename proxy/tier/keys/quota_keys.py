@@ -8,11 +8,11 @@ there was no room (`OTHER`), which each member has for itself.
 
 from collections.abc import Iterable, Iterator
 
+from proxy.quota.disjoint_sets import DisjointSets
 from proxy.quota.entities import CONSUMER_BYTE_RATE, ClientIdentity, QuotaKind
 from proxy.quota.rules import ESCAPES, Rule, RuleTable
 
 from .client_set import ClientSet
-from .disjoint_sets import DisjointSets
 from .rule_groups import (
     Field,
     RuleForm,

@@ -11,7 +11,8 @@ from functools import reduce
 from itertools import combinations, combinations_with_replacement
 from operator import and_, or_
 
-from .disjoint_sets import DisjointSets
+from proxy.quota.disjoint_sets import DisjointSets
+
 from .overlaps import join_overlaps
 from .rule_groups import NO_FIELDS, VALUES, Field, Group, Meetings, Tie
 

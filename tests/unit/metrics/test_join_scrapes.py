@@ -3,6 +3,7 @@
 import math
 import shutil
 import subprocess
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given
@@ -22,6 +23,10 @@ def samples_of(text: bytes) -> dict[str, list[object]]:
         assert family.name not in found
         found[family.name] = [(each.name, each.labels, str(each.value)) for each in family.samples]
     return found
+
+
+def joined(scrapes: Iterable[bytes]) -> bytes:
+    return b"".join(join_scrapes(scrapes))
 
 
 def gauges(names: str, member: str, label: str, help_text: str = "A.") -> bytes:
@@ -44,9 +49,8 @@ def member() -> Instruments:
 
 def test_one_scrape_is_left_as_it_is(member: Instruments) -> None:
     text = generate_latest(member.registry)
-    assert join_scrapes([text]) == text
-    assert join_scrapes([text, b""]) == text
-    assert join_scrapes([]) == b""
+    assert joined([text]) == joined([text, b""]) == text
+    assert joined([]) == b""
 
 
 @given(
@@ -60,15 +64,15 @@ def test_all_samples_are_there_grouped_by_family(asked: list[tuple[str, str]]) -
     for text in texts:
         for name, samples in samples_of(text).items():
             expected.setdefault(name, []).extend(samples)
-    joined = samples_of(join_scrapes(texts))
-    assert joined == expected
-    assert list(joined) == list(expected)
+    found = samples_of(joined(texts))
+    assert found == expected
+    assert list(found) == list(expected)
 
 
 def test_the_first_one_says_what_a_family_means() -> None:
-    joined = join_scrapes([gauges("a", "0", "", "Before.\nSo."), gauges("ab", "1", "", "Now.")])
-    assert joined.splitlines()[:2] == [b"# HELP a Before.\\nSo.", b"# TYPE a gauge"]
-    assert (joined.count(b"# HELP"), joined.count(b"# TYPE")) == (2, 2)
+    text = joined([gauges("a", "0", "", "Before.\nSo."), gauges("ab", "1", "", "Now.")])
+    assert text.splitlines()[:2] == [b"# HELP a Before.\\nSo.", b"# TYPE a gauge"]
+    assert (text.count(b"# HELP"), text.count(b"# TYPE")) == (2, 2)
 
 
 def test_promtool_takes_it(member: Instruments) -> None:
@@ -76,7 +80,7 @@ def test_promtool_takes_it(member: Instruments) -> None:
     assert path is not None, "promtool is missing: apt-get install prometheus"
     machine = MemberInstruments(CollectorRegistry())
     machine.member_up.labels("0").set(1)
-    text = join_scrapes(map(generate_latest, (machine.registry, member.registry)))
+    text = joined(map(generate_latest, (machine.registry, member.registry)))
     done = subprocess.run([path, "check", "metrics"], input=text, capture_output=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 

@@ -7,15 +7,15 @@ from typing import Any
 
 from proxy.admin.peers.merging.member_documents import (
     MEMBER,
-    MemberDocument,
+    MemberDocuments,
     OwnerOf,
     Row,
     RowList,
     summed,
 )
 from proxy.admin.peers.merging.quota_rows import clients_of, merged_row, row_share, sensor_of
+from proxy.quota.disjoint_sets import DisjointSets
 from proxy.quota.entities import QuotaKind
-from proxy.tier.keys.disjoint_sets import DisjointSets
 
 _KINDS = [str(kind) for kind in QuotaKind]
 
@@ -62,19 +62,19 @@ class _ClientGroup:
 
 
 def merged_clients(
-    told: Sequence[MemberDocument], limit: int | None, owner_of: OwnerOf
+    documents: MemberDocuments, limit: int | None, owner_of: OwnerOf
 ) -> dict[str, Any]:
     """Return `clients`, the closest to their bounds first and at most `limit`, and their counts.
 
     A sensor that several members have is one row. Figures are sums, less what is seen to be
     counted more than once; beyond the rows that the members gave that is not known.
     """
-    groups = [_ClientGroup(each, owner_of) for each in _joined(CLIENT_ROWS.rows(told))]
+    groups = [_ClientGroup(each, owner_of) for each in _joined(CLIENT_ROWS.rows(documents))]
     alike = [rows for group in groups for rows in group.alike]
     shown = sorted(groups, key=lambda group: group.urgency, reverse=True)[:limit]
     return {
-        **CLIENT_ROWS.counts(told, alike),
-        "client_counts": _counts(told, groups, shown),
+        **CLIENT_ROWS.counts(documents, alike),
+        "client_counts": _counts(documents, groups, shown),
         "clients": list(_rows_of(shown)),
     }
 
@@ -107,10 +107,12 @@ def _joined(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def _counts(
-    told: Sequence[MemberDocument], groups: Sequence[_ClientGroup], shown: Sequence[_ClientGroup]
+    documents: MemberDocuments,
+    groups: Sequence[_ClientGroup],
+    shown: Sequence[_ClientGroup],
 ) -> dict[str, int]:
     """Return how many clients there are: those of all members, each of whom is known once."""
-    counts = summed([each.document["client_counts"] for each in told])
+    counts = summed([each.document["client_counts"] for each in documents])
     for group in groups:
         gone = len(group.left_at()) - group.has_left
         counts["left"] -= gone

@@ -7,6 +7,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any
 
+from metrics.member_names import machine_of
 from proxy.admin.api import ANY_NAME, CLIENTS_PATH
 from proxy.admin.peers.merging.client_lists import merged_clients
 from proxy.admin.peers.merging.member_documents import (
@@ -22,7 +23,6 @@ from proxy.admin.pipeline_documents import MAX_PIPELINE_SUMMARIES, pipeline_urge
 from proxy.admin.query_documents import MAX_QUERY_SUMMARIES, query_urgency
 from proxy.admin.request_times import merged_times
 from proxy.state import Document
-from proxy.tier.member_names import machine_of
 
 _PARTITION_DEPTH = 4  # and the partitions of queries
 
@@ -37,19 +37,19 @@ def _number(row: Row) -> tuple[int, str]:
     return row["id"], machine_of(row[MEMBER])
 
 
-def _merged_loads(told: Sequence[Sequence[Mapping[str, Any]]]) -> list[Document]:
+def _merged_loads(lists: Sequence[Sequence[Mapping[str, Any]]]) -> list[Document]:
     """Return as many loads as a member keeps, the newest first; all members make the same ones."""
     # By what came of them: the members are not done in the same second.
     loads: list[Document] = []
-    for told_loads in told:
+    for of_member in lists:
         known = [(load["result"], load["message"]) for load in loads]
-        for load in told_loads:
+        for load in of_member:
             outcome = load["result"], load["message"]
             if outcome in known:
                 known.remove(outcome)
             else:
                 loads.append(load)
-    return nlargest(max(map(len, told)), loads, key=itemgetter("at"))
+    return nlargest(max(map(len, lists)), loads, key=itemgetter("at"))
 
 
 UNBOUNDED = RowList(
@@ -102,7 +102,7 @@ STATUS_TABLE = DocumentTable(
         "config_loads": _merged_loads,
         "followed": sum,
         "pipelines_total": sum,
-        "request_times": lambda told: merged_times(chain.from_iterable(told)),
+        "request_times": lambda lists: merged_times(chain.from_iterable(lists)),
     },
     more=merged_clients,
 )

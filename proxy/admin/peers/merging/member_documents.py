@@ -26,6 +26,9 @@ class MemberDocument(NamedTuple):
     document: Document
 
 
+MemberDocuments = Sequence[MemberDocument]
+
+
 @dataclass(frozen=True, slots=True)
 class RowList:
     """How one list of a document is merged."""
@@ -52,11 +55,11 @@ class RowList:
     names_member: bool = True
     """Whether each row says which `member` it is of."""
 
-    def rows(self, told: Sequence[MemberDocument]) -> list[Row]:
+    def rows(self, documents: MemberDocuments) -> list[Row]:
         """Return the rows of all members; one of another version may lack the list."""
         return [
             {MEMBER: each.member, **row} if self.names_member else row
-            for each in told
+            for each in documents
             for row in each.document.get(self.key, ())
         ]
 
@@ -67,13 +70,13 @@ class RowList:
             found.setdefault(self.identity(row), []).append(row)
         return list(found.values())
 
-    def counts(self, told: Sequence[MemberDocument], alike: Sequence[Sequence[Row]]) -> Document:
+    def counts(self, documents: MemberDocuments, alike: Sequence[Sequence[Row]]) -> Document:
         """Return the figures, with the rows of each identity counted once."""
         return {
-            key: sum(each.document.get(key, 0) for each in told)
+            key: sum(each.document.get(key, 0) for each in documents)
             - sum(max(sum(map(counts, rows)) - 1, 0) for rows in alike)
             for key, counts in self.counted.items()
-            if key in told[0].document
+            if key in documents[0].document
         }
 
     def joined(self, alike: Sequence[Sequence[Row]], owner_of: OwnerOf) -> list[Row]:
@@ -94,24 +97,24 @@ class DocumentTable:
     lists: Sequence[RowList]
     fields: Mapping[str, Combine] = field(default_factory=dict)
     """How other values are merged."""
-    more: Callable[[Sequence[MemberDocument], int | None, OwnerOf], Document] | None = None
+    more: Callable[[MemberDocuments, int | None, OwnerOf], Document] | None = None
     """Merges what rows alone do not say."""
     depth: int = ROW_DEPTH
     """At which the documents are read and written in one step."""
 
     def merged(
         self,
-        told: Sequence[MemberDocument],
+        documents: MemberDocuments,
         limit: int | None = None,
         owner_of: OwnerOf = lambda _: None,
     ) -> dict[str, Any]:
         """Return one document; at most `limit` rows of each list that takes it."""
-        merged = combined([each.document for each in told], self.fields)
+        merged = combined([each.document for each in documents], self.fields)
         for each in self.lists:
-            alike = each.alike(each.rows(told))
-            merged |= each.counts(told, alike)
+            alike = each.alike(each.rows(documents))
+            merged |= each.counts(documents, alike)
             merged[each.key] = each.shown(each.joined(alike, owner_of), limit)
-        return merged if self.more is None else {**merged, **self.more(told, limit, owner_of)}
+        return merged if self.more is None else {**merged, **self.more(documents, limit, owner_of)}
 
 
 def combined(documents: Sequence[Document], fields: Mapping[str, Combine]) -> dict[str, Any]:

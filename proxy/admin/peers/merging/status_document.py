@@ -1,27 +1,26 @@
 """Puts the status of all members together as that of one proxy."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from proxy.admin.peers.merging.lists import STATUS_TABLE
-from proxy.admin.peers.merging.member_documents import MemberDocument, OwnerOf
+from proxy.admin.peers.merging.member_documents import MemberDocument, MemberDocuments, OwnerOf
 from proxy.state import Document
 
-SLOTS = "slots"
+OWN_SLOTS = "slots"
 """The key of what the status of one member says of its own slots."""
 
 
 def merged_status(
-    told: Sequence[MemberDocument], limit: int, owner_of: OwnerOf, tier: Document | None
+    documents: MemberDocuments, limit: int, owner_of: OwnerOf, tier: Document | None
 ) -> dict[str, Any]:
     """Return `/v1/status`; the first document is the leader's, `tier` what is known of the tier."""
-    reasons = [f"member {each}: {why}" for each, why in _reported(told, "not_ready_reason")]
+    reasons = [f"member {each}: {why}" for each, why in _reported(documents, "not_ready_reason")]
     # Each of them is in the same cluster, so that most warnings are the same at all.
-    warnings = [part for _, text in _reported(told, "warning") for part in text.split("; ")]
+    warnings = [part for _, text in _reported(documents, "warning") for part in text.split("; ")]
     if tier is not None:
         warnings += differing_rules(tier)
-    merged = STATUS_TABLE.merged(told, limit, owner_of)
-    merged.pop(SLOTS, None)
+    merged = STATUS_TABLE.merged(documents, limit, owner_of)
+    merged.pop(OWN_SLOTS, None)
     return {
         **merged,
         "ready": not reasons,
@@ -31,9 +30,9 @@ def merged_status(
     }
 
 
-def member_figures(told: MemberDocument) -> dict[str, Any]:
+def member_figures(of_member: MemberDocument) -> dict[str, Any]:
     """Return what the table of members shows of one that answered."""
-    document = told.document
+    document = of_member.document
     counts = document["client_counts"]
     return {
         "ready": document["ready"],
@@ -44,7 +43,7 @@ def member_figures(told: MemberDocument) -> dict[str, Any]:
         "clients": counts["bounded"],
         "throttled": counts["throttled"],
         "queries": document["followed"],
-        **({SLOTS: document[SLOTS]} if document.get(SLOTS) else {}),
+        **({OWN_SLOTS: document[OWN_SLOTS]} if document.get(OWN_SLOTS) else {}),
     }
 
 
@@ -53,9 +52,9 @@ def differing_rules(tier: Document) -> list[str]:
     known = [each for each in tier.get("machines", ()) if each.get("rules")]
     if len({each["rules"] for each in known}) <= 1:
         return []
-    told = ", ".join(f"{each['name']} by {each['rules']:.12}" for each in known)
-    return [f"the machines go by different rules: {told}; give all the same configuration"]
+    listed = ", ".join(f"{each['name']} by {each['rules']:.12}" for each in known)
+    return [f"the machines go by different rules: {listed}; give all the same configuration"]
 
 
-def _reported(told: Sequence[MemberDocument], key: str) -> list[tuple[str, str]]:
-    return [(each.member, each.document[key]) for each in told if each.document[key]]
+def _reported(documents: MemberDocuments, key: str) -> list[tuple[str, str]]:
+    return [(each.member, each.document[key]) for each in documents if each.document[key]]
