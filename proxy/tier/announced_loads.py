@@ -32,7 +32,7 @@ class AnnouncedLoads:
     ) -> bool:
         """Take what was measured of our own slots, which are all there; return whether it is news.
 
-        `known` is what the others know of all slots, `measured_s` for how long each worker has
+        `known` is what the others know of all slots, `measured_s` for how long this member has
         measured.
         """
         self._since_s = {slot: self._since_s.get(slot, now_s) for slot in measured}
@@ -43,7 +43,8 @@ class AnnouncedLoads:
             for slot, load in measured.items()
             if now_s - self._since_s[slot] >= LEAST_MEASURED_S
         }
-        if not are_news(known, loads):
+        # What nobody knows counts as the average, so a slot that is idle is news, too.
+        if loads.keys() <= known.keys() and not are_news(known, loads):
             return False
         self.loads = loads
         return True

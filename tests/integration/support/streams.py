@@ -150,7 +150,7 @@ class Stream:
         else:
             writer = writer.trigger(processingTime=trigger)
         self.query = writer.start()
-        until(self._is_known, "it is seen", END_S)
+        until(self.is_known, "it is seen", END_S)
         return self.query
 
     def finish(self) -> None:
@@ -202,14 +202,14 @@ class Stream:
         """Give what the proxy knows of the query."""
         return known(self.running, self.name)
 
-    def _is_known(self) -> bool:
+    def is_known(self) -> bool:
         """Return whether a report has come: the first batch of a run may be quicker."""
         return self.running.get(_progress(self.name))[0] == 200
 
     def _process(self, batch: DataFrame, number: int) -> None:
         clamp: Document = {}
         with suppress(OSError):  # the proxy is away
-            if self._is_known():
+            if self.is_known():
                 clamp = (self.known()["adaptive"] or {}).get("clamp", {})
         offset = col("offset")
         if self.row_ms:
