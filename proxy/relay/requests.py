@@ -281,13 +281,13 @@ class RequestFlow(FrameFlow):
         quotas, interceptor, now_ms = session.quotas, session.interceptor, clock_ms()
         max_bytes = kind.max_bytes
         if (
-            (max_bytes is None and quotas.is_bounded)
-            or (
+            (
                 kind.is_intercepted
                 and interceptor is not None
                 and interceptor.wants(kind.api_key, now_ms)
             )
             or not quotas.admits_at_once(kind.bounded_by, pair.waiter, now_ms)
+            or (max_bytes is None and quotas.matches)
         ):
             return False
         exchange = Exchange(
