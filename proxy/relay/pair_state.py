@@ -63,6 +63,8 @@ class PairState(ABC):
         self.waiter = Waiter(self._wake_at)
         self._gated = NOT_DELAYED
         self._gated_api = FETCH
+        self.is_bounded = False
+        """Whether the kernel's buffers for requests are."""
 
     @abstractmethod
     def close_ended(self, flow: object) -> None:
@@ -79,6 +81,10 @@ class PairState(ABC):
     @abstractmethod
     def finish_if_drained(self) -> None:
         """Close the client's side of a draining pair when all that is due has been sent."""
+
+    @abstractmethod
+    def bound_buffers(self) -> None:
+        """Bound the kernel's buffers for requests: they were not read for a while, or not taken."""
 
     @abstractmethod
     def takes(self, head: RequestHead) -> bool:
@@ -159,6 +165,8 @@ class PairState(ABC):
 
     def _ask_again(self) -> None:
         """Read on at a quota's gate: the next request, or the body that waits there."""
+        if not self.is_bounded:
+            self.bound_buffers()
         self.unpause(Pause.GATED)
         if self.requests.under_way:  # whatever else keeps requests from being read
             self.requests.run()
@@ -202,7 +210,12 @@ class PairState(ABC):
         self.muted.cancel()
         self.pause(Pause.MUTED)
         reaper = self.services.reapers.for_api(api_key)
-        self.muted = reaper.add(due_ms, lambda: self.unpause(Pause.MUTED))
+        self.muted = reaper.add(due_ms, self._unmute)
+
+    def _unmute(self) -> None:
+        if not self.is_bounded:
+            self.bound_buffers()
+        self.unpause(Pause.MUTED)
 
     def pause(self, reason: Pause) -> None:
         """Read no further requests. Only when the pair is open."""

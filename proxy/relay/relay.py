@@ -11,10 +11,16 @@ from functools import partial
 
 from structlog import get_logger
 
-from proxy.cluster.dial import handshake, limit_unsent, tune
+from proxy.cluster.dial import handshake, tune
 from proxy.cluster.upstream import LOCAL, Address, UpstreamError
 from proxy.relay.brokers import Brokers
-from proxy.relay.channel import Channel, bound_receive_buffer, receive_bytes
+from proxy.relay.channel import (
+    MAX_UNSENT_BYTES,
+    Channel,
+    bound_receive_buffer,
+    bound_unsent,
+    receive_bytes,
+)
 from proxy.relay.connection import Connection
 from proxy.relay.connection_list import ConnectionList
 from proxy.relay.lifecycle import DRAINING
@@ -198,14 +204,13 @@ class Relay:
             return
         try:
             tune(sock)
-            limit_unsent(sock)
         except OSError:  # gone already
             sock.close()
             return
         self._per_ip[origin.ip] += 1
         self.connected_through[origin.name] += 1
         self._services.instruments.connections.labels(origin.name).inc()
-        bound_receive_buffer(sock, self.connected)
+        bound_unsent(sock, MAX_UNSENT_BYTES)
         silent = SilentConnection(origin, sock.close, sock)
         self.silent.add(silent)
         self._services.paced_steps.add(partial(self._welcome, sock, silent))
@@ -328,10 +333,8 @@ class Relay:
             event = "broker not reached, a bootstrap server stands in"
             detail = str(failure)
             self._services.count_upstream_error(failure.reason, node_id, event, detail=detail)
-        bound_receive_buffer(channel.sock, self.connected)
-        # Unlike for clients: a broker reads on, and large requests go out in fewer pieces.
-        with suppress(OSError):  # gone already
-            limit_unsent(channel.sock, receive_bytes(self.connected))
+        connection.receive_bytes = receive_bytes(self.connected)
+        bound_receive_buffer(channel.sock, connection.receive_bytes)
         return channel
 
     def _advertise(
