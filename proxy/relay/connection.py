@@ -7,6 +7,7 @@ delay queue, and one log line and one count say why.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -21,7 +22,6 @@ from proxy.relay.channel import Channel, ChannelLost, bound_receive_buffer, boun
 from proxy.relay.frame_flow import SLOW_FRAME_S
 from proxy.relay.interceptor import ClientSentOn
 from proxy.relay.lifecycle import OPEN, Pause, State
-from proxy.relay.linger import Linger
 from proxy.relay.listener import Origin
 from proxy.relay.pair_state import AdvertiseTo, PairState
 from proxy.relay.requests import RequestFlow, RequestRefused
@@ -40,9 +40,13 @@ rule allows no more. Members of a group have a heartbeat every 3 s by default.""
 STALLED_S = 1.0
 """A broker that takes nothing for so long is no longer one that is busy for a moment."""
 
+CLOSE_WAIT_S = 1.0
+"""For so long a drained connection waits for the client to close its side."""
+
 FIRST_REQUEST_S = 30.0
 """A connection begins its first request within this time. All Kafka clients do so at once."""
 
+_discarded = memoryview(bytearray(4096))
 _log = get_logger(__name__)
 
 
@@ -82,7 +86,7 @@ class Connection(PairState):
         self._on_close = on_close
         self.crowded = NOT_DELAYED
         """Until its client's connection_rate lets it go on."""
-        self._linger: Linger | None = None
+        self._close_wait: asyncio.TimerHandle | None = None
         self.stay = Stay(self, self._let_go) if services.steering is not None else None
         """None where all clients are this process's own."""
         self.requests: RequestFlow = RequestFlow(self)
@@ -167,8 +171,9 @@ class Connection(PairState):
         for exchange in self.in_flight:
             if exchange.expected is not None:
                 exchange.expected.cancel()
-        if self._linger is not None:
-            self._linger.close()
+        if self._close_wait is not None:
+            self._close_wait.cancel()
+            self.services.loop.remove_reader(self.channel.fd)
         if self._dialling is not None:
             self._dialling.cancel()
             self._dialling.add_done_callback(self._forget_dialling)
@@ -187,7 +192,7 @@ class Connection(PairState):
         Not within `close`: one of the flows may be what calls it.
         """
         del self.requests, self.responses, self.waiter, self.stay
-        self._linger = None
+        self._close_wait = None
 
     def _forget_dialling(self, _: asyncio.Task[None]) -> None:
         self._dialling = None
@@ -398,5 +403,20 @@ class Connection(PairState):
         self.life.move(State.LINGERING)
         self.requests.close()
         self.responses.close()
-        self._linger = Linger(self.channel, self.services.loop, self.close)
-        self._linger.begin()
+        try:
+            self.channel.sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            self.close("client lost")
+            return
+        loop = self.services.loop
+        self._close_wait = loop.call_later(CLOSE_WAIT_S, self.close, "drained")
+        loop.add_reader(self.channel.fd, self._discard)
+
+    def _discard(self) -> None:
+        """Read on until the client closes: closing first could cost it our last answer."""
+        try:
+            got = self.channel.recv_into(_discarded)
+        except OSError:
+            got = 0
+        if not got:
+            self.close("drained")

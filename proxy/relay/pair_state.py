@@ -1,6 +1,5 @@
 """What both flows of a connection work on: who the client is, what is in flight, what pauses it."""
 
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -37,10 +36,32 @@ class _Requests(Protocol):
     def run(self) -> None: ...
 
 
-class PairState(ABC):
+class PairState:
     """The state of a pair, and what its flows ask of the connection."""
 
     requests: _Requests
+    bound_buffers: Callable[[], None]
+    """Bounds the kernel's buffers for requests: they were not read for a while, or not taken."""
+    close_ended: Callable[[object], None]
+    """Closes the pair, in its turn, for the end of what the flow reads that is given."""
+    close_failed: Callable[[Exception], None]
+    """Closes the pair for an exception of a flow, or of dialling."""
+    close_stuck: Callable[[object], None]
+    """Closes the pair for a frame that a flow keeps in memory, which others need."""
+    finish_if_drained: Callable[[], None]
+    """Closes the client's side of a draining pair when all that is due has been sent."""
+    takes: Callable[[RequestHead], bool]
+    """Returns whether a request can be taken that begins unlike earlier ones; else it is later.
+
+    The first one of a connection waits for the broker's, and for the client's connection_rate.
+    Raises RequestRefused when the client may not have this connection.
+    """
+    session_of: Callable[[RequestHead], ClientSession]
+    """Returns the session of the client that sends a request."""
+    send_on: Callable[[], None]
+    """Takes no further requests, and lets the client go soon: it is to ask its owner."""
+    answer: Callable[[], None]
+    """Sends what an interceptor has answered to the latest request, in its turn."""
 
     def __init__(
         self, services: Services, origin: Origin, user: str | None, advertise: AdvertiseTo
@@ -65,46 +86,6 @@ class PairState(ABC):
         self._gated_api = FETCH
         self.is_bounded = False
         """Whether the kernel's buffers for requests are."""
-
-    @abstractmethod
-    def close_ended(self, flow: object) -> None:
-        """Close the pair for the end of what one of its flows reads, in its turn."""
-
-    @abstractmethod
-    def close_failed(self, error: Exception) -> None:
-        """Close the pair for an exception of a flow, or of dialling."""
-
-    @abstractmethod
-    def close_stuck(self, flow: object) -> None:
-        """Close the pair for a frame that one of its flows keeps in memory, which others need."""
-
-    @abstractmethod
-    def finish_if_drained(self) -> None:
-        """Close the client's side of a draining pair when all that is due has been sent."""
-
-    @abstractmethod
-    def bound_buffers(self) -> None:
-        """Bound the kernel's buffers for requests: they were not read for a while, or not taken."""
-
-    @abstractmethod
-    def takes(self, head: RequestHead) -> bool:
-        """Return whether a request can be taken that begins unlike earlier ones; else it is later.
-
-        The first one of a connection waits for the broker's, and for the client's connection_rate.
-        Raises RequestRefused when the client may not have this connection.
-        """
-
-    @abstractmethod
-    def session_of(self, head: RequestHead) -> ClientSession:
-        """Return the session of the client that sends a request."""
-
-    @abstractmethod
-    def send_on(self) -> None:
-        """Take no further requests, and let the client go soon: it is to ask its owner."""
-
-    @abstractmethod
-    def answer(self) -> None:
-        """Send what an interceptor has answered to the latest request, in its turn."""
 
     def admits(self, exchange: Exchange) -> bool:
         """Return whether quotas let a request be sent on; if not, it is read again later.
