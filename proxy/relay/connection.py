@@ -16,7 +16,7 @@ from structlog import get_logger
 from metrics.clock import clock_ms
 from proxy.cluster.upstream import UpstreamError
 from proxy.quota.connection_quotas import TOO_MANY, ConnectionRefused
-from proxy.quota.delay_queue import NOT_DELAYED, Delayed
+from proxy.quota.delay_queue import NOT_DELAYED
 from proxy.quota.entities import CONSUMER_BYTE_RATE
 from proxy.relay.channel import Channel, ChannelLost, bound_receive_buffer, bound_unsent
 from proxy.relay.frame_flow import SLOW_FRAME_S
@@ -269,23 +269,23 @@ class Connection(PairState):
 
     def takes(self, head: RequestHead) -> bool:
         """See PairState."""
-        if self.life.state is OPEN:
-            wait_ms = self._enter(head)
-            if wait_ms:
-                self.pause(Pause.CROWDED)
-                self.crowded = self._delay(head, wait_ms, lambda: self.unpause(Pause.CROWDED))
-            return not wait_ms
-        if self.life.state is State.NEW:
-            wait_ms = self._enter(head)
+        is_open = self.life.state is OPEN
+        if not is_open and self.life.state is not State.NEW:
+            return False
+        wait_ms, go_on = self._enter(head), partial(self.unpause, Pause.CROWDED)
+        if not is_open:
             self.life.move(State.DIALLING)
             self._heard()
             self.requests.paused = True
-            begin_dialling = partial(self._begin_dialling, head.client_id)
-            if wait_ms:
-                self.crowded = self._delay(head, wait_ms, begin_dialling)
-            else:
-                begin_dialling()
-        return False
+            go_on = partial(self._begin_dialling, head.client_id)
+        elif wait_ms:
+            self.pause(Pause.CROWDED)
+        if wait_ms:
+            reaper = self.services.reapers.for_api(head.api_key)
+            self.crowded = reaper.add(clock_ms() + wait_ms, go_on)
+        elif not is_open:
+            go_on()
+        return is_open and not wait_ms
 
     def _heard(self) -> None:
         if self._on_heard is not None:
@@ -354,9 +354,6 @@ class Connection(PairState):
             return False
         self._reject(TOO_MANY, "idle, and its address had most of its client's")
         return True
-
-    def _delay(self, head: RequestHead, wait_ms: float, then: Callable[[], None]) -> Delayed:
-        return self.services.reapers.for_api(head.api_key).add(clock_ms() + wait_ms, then)
 
     async def _connect(self, client_id: str | None) -> None:
         try:

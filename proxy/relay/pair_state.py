@@ -17,9 +17,6 @@ from proxy.relay.session import ClientSession, Exchange, Identification
 from proxy.wire.apis import FETCH
 from proxy.wire.frames import RequestHead
 
-_GATES = {kind.value: kind for kind in QuotaKind}
-"""The quota at whose gate a request waits, by the byte rate of its API."""
-
 _DELAY = ThrottleMode.DELAY
 
 AdvertiseTo = Callable[[ClientSession, int, str, int], tuple[str, int] | None]
@@ -87,23 +84,22 @@ class PairState:
         self.is_bounded = False
         """Whether the kernel's buffers for requests are."""
 
-    def admits(self, exchange: Exchange) -> bool:
+    def admits(self, exchange: Exchange, bounded_by: QuotaKind | None) -> bool:
         """Return whether quotas let a request be sent on; if not, it is read again later.
 
-        What a drain still sends on waits for nothing.
+        `bounded_by` says at whose gate it waits. What a drain still sends on waits for nothing.
         """
         if self.life.state is not OPEN:
             return True
-        plan, session = exchange.plan, exchange.session
-        is_used_up = plan.costs_time and session.quotas.is_paced(REQUEST_PERCENTAGE)
+        is_paced = exchange.session.quotas.is_paced
+        is_used_up = exchange.plan.costs_time and is_paced(REQUEST_PERCENTAGE)
         if is_used_up and self.in_flight:
             self._leave_gate()  # others need not wait for its answer
             self.pause(Pause.SERIAL)
             return False
-        byte_rate = plan.api.byte_rate
-        if byte_rate is None:
+        if bounded_by is None:
             return True
-        return self._passes_gate(exchange, _GATES[byte_rate], exchange.sent_ms)
+        return self._passes_gate(exchange, bounded_by, exchange.sent_ms)
 
     def admits_more(self, exchange: Exchange) -> bool:
         """Return whether more of a Produce request may be read; if not, it goes on later."""
@@ -174,10 +170,10 @@ class PairState:
         assert answer is not None
         send(answer)
         exchange.session.count_bytes(exchange.api_key, exchange.request_bytes + len(answer))
-        self.answered()
+        self.on_response()
         return True
 
-    def answered(self) -> None:
+    def on_response(self) -> None:
         """Read requests again if there were too many unanswered ones."""
         pauses = self.life.pauses
         if pauses & UNANSWERED and not (self.in_flight and Pause.SERIAL in pauses):

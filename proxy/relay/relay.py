@@ -192,9 +192,8 @@ class Relay:
         self._services.pipes.close()
 
     def _out_of_files(self, listener: str, error: OSError) -> None:
-        reason = "out_of_files"
-        self._services.instruments.connections_rejected_total.labels(reason).inc()
-        self._services.log.error("can't accept", reason=reason, listener=listener, error=str(error))
+        about = {"listener": listener, "error": str(error)}
+        self._services.count_fault("out_of_files", "can't accept", **about)
 
     def _accepted(self, sock: socket.socket, origin: Origin) -> None:
         reason = self._make_room(origin.ip)
@@ -279,11 +278,8 @@ class Relay:
             detail = str(error) or "no handshake in time"
             self._services.count_rejected("tls_handshake", **origin.about, detail=detail)
         elif error is not None:
-            reason = "internal_error"
-            self._services.instruments.connections_rejected_total.labels(reason).inc()
-            self._services.log.error(
-                "unexpected error", reason=reason, exc_info=error, **origin.about
-            )
+            fault = "internal_error", "unexpected error"
+            self._services.count_fault(*fault, exc_info=error, **origin.about)
 
     def _begin(
         self, channel: Channel, origin: Origin, silent: SilentConnection, user: str | None

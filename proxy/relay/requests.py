@@ -401,7 +401,7 @@ class RequestFlow(FrameFlow):
                 self._need_more(view)
                 return False
             session.quotas.joined(timeout_ms)
-        if not self._pair.admits(exchange):
+        if not self._pair.admits(exchange, kind.bounded_by):
             return False
         if asked is not None:
             max_wait_ms, max_bytes = asked

@@ -40,6 +40,7 @@ from proxy.wire.produce_response import ProduceResponseShapes
 from proxy.wire.rewrite import (
     brokers_end,
     emptied,
+    nowhere,
     raise_throttle_time,
     rewriting,
     set_throttle_time,
@@ -171,7 +172,7 @@ class ResponseFlow(FrameFlow):
         finally:  # whether it arrives or not: the broker has sent it
             self._charge_bytes(exchange, have, now_ms)
         if exchange.timed is not None:
-            exchange.timed.answered(now_ms, self._free_ms)
+            exchange.timed.on_response(now_ms, self._free_ms)
             exchange.timed.done(clock_ms())
         self._free_ms = now_ms
         session.count_bytes(exchange.api_key, exchange.request_bytes + have)
@@ -228,7 +229,7 @@ class ResponseFlow(FrameFlow):
         # Only now, while the client is at work already.
         exchange.session.count_bytes(exchange.api_key, exchange.request_bytes + frame_bytes)
         if self._pair.life.pauses is not NO_PAUSE:
-            self._pair.answered()
+            self._pair.on_response()
         return taken
 
     def _names_no_broker(self, exchange: Exchange, view: memoryview, frame_bytes: int) -> bool:
@@ -399,7 +400,7 @@ class ResponseFlow(FrameFlow):
             api_key,
             version,
             response,
-            _no_address if is_hidden else partial(self._pair.advertise, session),
+            nowhere if is_hidden else partial(self._pair.advertise, session),
             passes_unknown=self._pair.services.passes_unknown_apis,
             fallback=session.fallback() if api_key == METADATA else None,
         )
@@ -453,7 +454,7 @@ class ResponseFlow(FrameFlow):
     def _charge(self, exchange: Exchange, frame_bytes: int, now_ms: float) -> ThrottleTime | None:
         """Charge every quota that applies; return the one with the longest delay."""
         if exchange.timed is not None:
-            exchange.timed.answered(now_ms, self._free_ms)
+            exchange.timed.on_response(now_ms, self._free_ms)
         quotas = exchange.session.quotas
         charge = self._charge_bytes(exchange, frame_bytes, now_ms)
         if exchange.plan.costs_time and quotas.has(REQUEST_PERCENTAGE):
@@ -484,7 +485,3 @@ class ResponseFlow(FrameFlow):
         if exchange.expected is not None:
             exchange.expected.answered(frame_bytes)
         return session.charge(CONSUMER_BYTE_RATE, frame_bytes, now_ms)
-
-
-def _no_address(_node_id: int, _host: str, _port: int) -> None:
-    """Return no address."""
