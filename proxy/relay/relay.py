@@ -58,6 +58,9 @@ class Relay:
         self._tasks: set[asyncio.Task[None]] = set()
         self.connected_through: Counter[str] = Counter()
         """How many clients are connected, by the name of their listener."""
+        for name in self.listeners:
+            gauge = services.instruments.connections.labels(name)
+            gauge.set_function(partial(self.connected_through.__getitem__, name))
         self._empty = asyncio.Event()
         self._walks: dict[Callable[[Connection], None], list[Connection]] = {}
         """With which connections something is still to be done."""
@@ -76,7 +79,6 @@ class Relay:
             for listener in self.listeners.values():
                 listener.open(beside)
                 name, host = listener.settings.name, listener.settings.host
-                self._services.instruments.connections.labels(name).set(0)
                 log_listening(name, host, listener.bootstrap_port)
         except BaseException:
             self.stop_accepting()
@@ -86,7 +88,6 @@ class Relay:
         """Take sockets that listen, by the names of their listeners, as `Listener.use`."""
         for name, listener in self.listeners.items():
             listener.use(sockets[name])
-            self._services.instruments.connections.labels(name).set(0)
 
     def addresses(self) -> list[Address]:
         """Return where the listeners' sockets are."""
@@ -208,7 +209,6 @@ class Relay:
             return
         self._per_ip[origin.ip] += 1
         self.connected_through[origin.name] += 1
-        self._services.instruments.connections.labels(origin.name).inc()
         bound_unsent(sock, MAX_UNSENT_BYTES)
         silent = SilentConnection(origin, sock.close, sock)
         self.silent.add(silent)
@@ -361,7 +361,6 @@ class Relay:
         self._forget(origin)
 
     def _forget(self, origin: Origin) -> None:
-        self._services.instruments.connections.labels(origin.name).dec()
         self.connected_through[origin.name] -= 1
         self._per_ip[origin.ip] -= 1
         if not self._per_ip[origin.ip]:
