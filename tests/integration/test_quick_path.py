@@ -136,7 +136,7 @@ def _read(proxy: ProxyProcess, partition: TopicPartition) -> None:
         pytest.param([], {"fetch": 24, "produce": 24, "lookup": 21}, id="unbounded"),
         pytest.param(
             [{"client-id": "*", "consumer_byte_rate": BOUND, "producer_byte_rate": BOUND}],
-            {"fetch": 45, "produce": 29, "lookup": 21},
+            {"fetch": 44, "produce": 29, "lookup": 21},
             id="bounded",
         ),
     ],

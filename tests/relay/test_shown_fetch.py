@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from relaylab import frames
-from relaylab.lab import LIMIT_S, fast_client, open_lab, until
+from relaylab.lab import LIMIT_S, AllShown, fast_client, open_lab, until
 
 from proxy.relay.frame_flow import READ_BYTES, READ_BYTES_WALKED
 from proxy.relay.interceptor import SeenRequest
@@ -45,7 +45,7 @@ class ShownFetch(SeenRequest):
         self.note("ended")
 
 
-class ShowingInterceptor:
+class ShowingInterceptor(AllShown):
     def __init__(self, log):
         self.log = log
         self.follows = True
@@ -55,12 +55,6 @@ class ShowingInterceptor:
 
     def request(self, head, _frame, _now_ms):
         return ShownFetch(self.log, head.correlation_id)
-
-    def gated(self, start_ms, now_ms):
-        pass
-
-    def close(self):
-        pass
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -10,7 +10,17 @@ from typing import Any
 import pytest
 from parts.two_members import MapSteering, member_at, moved
 from relaylab import frames
-from relaylab.lab import LISTENER, End, Lab, fast_client, open_lab, slow_client, turns, until
+from relaylab.lab import (
+    LISTENER,
+    AllShown,
+    End,
+    Lab,
+    fast_client,
+    open_lab,
+    slow_client,
+    turns,
+    until,
+)
 
 from proxy.quota.entities import QuotaKind
 from proxy.quota.rules import Rule
@@ -139,7 +149,7 @@ async def test_a_visitor_is_served_and_let_go():
         assert pair.a.count("visits_bytes_total") == size
 
 
-class SendingOn:
+class SendingOn(AllShown):
     """Sends all clients on that look up offsets, as an interceptor."""
 
     def wants(self, api_key, _now_ms):
@@ -147,12 +157,6 @@ class SendingOn:
 
     def request(self, _head, _frame, _now_ms):
         raise ClientSentOn
-
-    def gated(self, start_ms, now_ms):
-        pass
-
-    def close(self):
-        pass
 
 
 @pytest.mark.parametrize("owner", ["a", "b"])
