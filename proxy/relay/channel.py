@@ -8,16 +8,14 @@ from contextlib import suppress
 from proxy.wire.layout import Buffer
 
 SHARED_RECEIVE_BYTES = 12 << 20
-"""Divided by the connections that are open, it is the receive buffer of the next one."""
+"""Divided by the connections that are open, it is the receive buffer of the next one, and what may
+wait to be sent to its broker."""
 
 MIN_RECEIVE_BYTES = 64 * 1024
 """But at least this much: what Kafka's consumers ask for themselves (receive.buffer.bytes)."""
 
 MAX_RECEIVE_BYTES = 1 << 20
 """And at most this much: a larger one makes large responses hardly faster."""
-
-MAX_UNSENT_BYTES = 64 * 1024
-"""Kept in the kernel for a client that does not read, beyond what is on its way to it."""
 
 BLOCKED = -1
 """Returned by `recv_into` and `send` when the socket can't go on now."""
@@ -107,17 +105,12 @@ def receive_bytes(connections: int) -> int:
     return min(max(share_bytes, MIN_RECEIVE_BYTES), MAX_RECEIVE_BYTES)
 
 
-def bound_receive_buffer(sock: socket.socket, receive_bytes: int) -> None:
+def bound_receive_buffer(sock: socket.socket, connections: int) -> None:
     """Bound what the kernel takes in for a connection that is not read from, for good.
 
-    Left alone, it lets the buffer of a fast connection grow to some MiB. It keeps up to twice as
-    much, its own overhead included; what is set is cut to net.core.rmem_max.
+    Left alone, it lets a socket's buffer grow to some MiB: for a client that is held, or does not
+    read, the whole response is then in this machine's memory instead of the broker's. It keeps up
+    to twice as much, its own overhead included; what is set is cut to net.core.rmem_max.
     """
     with suppress(OSError):  # gone already: who reads from it will see
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-
-
-def bound_unsent(sock: socket.socket, unsent_bytes: int) -> None:
-    """Bound what the kernel keeps for a receiver that takes nothing, beyond what is on its way."""
-    with suppress(OSError):  # gone already
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent_bytes)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes(connections))

@@ -18,7 +18,7 @@ from proxy.cluster.upstream import UpstreamError
 from proxy.quota.connection_quotas import TOO_MANY, ConnectionRefused
 from proxy.quota.delay_queue import NOT_DELAYED
 from proxy.quota.entities import CONSUMER_BYTE_RATE
-from proxy.relay.channel import Channel, ChannelLost, bound_receive_buffer, bound_unsent
+from proxy.relay.channel import Channel, ChannelLost
 from proxy.relay.frame_flow import SLOW_FRAME_S
 from proxy.relay.interceptor import ClientSentOn
 from proxy.relay.lifecycle import OPEN, Pause, State
@@ -36,9 +36,6 @@ from proxy.wire.malformed import MalformedFrame, MalformedResponse
 GIVE_WAY_S = 10.0
 """Without traffic for so long, a connection is closed for one of its client from elsewhere, where a
 rule allows no more. Members of a group have a heartbeat every 3 s by default."""
-
-STALLED_S = 1.0
-"""A broker that takes nothing for so long is no longer one that is busy for a moment."""
 
 CLOSE_WAIT_S = 1.0
 """For so long a drained connection waits for the client to close its side."""
@@ -78,8 +75,6 @@ class Connection(PairState):
         self._node_id = origin.node_id
         self.channel = channel
         self.upstream: Channel | None = None
-        self.receive_bytes = 0
-        """Its share of the receive buffers; known when the broker is connected."""
         self._dial = dial
         self._dialling: asyncio.Task[None] | None = None
         self._on_heard: Callable[[], object] | None = on_heard
@@ -119,8 +114,6 @@ class Connection(PairState):
         if owed_since_s is not None and now_s - owed_since_s >= min(SLOW_FRAME_S, timeout_s):
             self._reject("slow_frame", "a request was begun and not finished")
             return
-        if self.requests.sending_blocked and now_s - self.requests.last_active >= STALLED_S:
-            self.bound_buffers()
         last = max(self.requests.last_active, self.responses.last_active)
         if self.life.state is State.NEW:
             timeout_s = min(timeout_s, FIRST_REQUEST_S)
@@ -134,17 +127,6 @@ class Connection(PairState):
             self._reject("no_request", "the client sends nothing")
         else:
             self.close("idle")
-
-    def bound_buffers(self) -> None:
-        """See PairState.
-
-        When requests are read again, not before: what the kernel is on its way to take in then has
-        its place. Else it would be dropped, and sent again as late as the hold was long.
-        """
-        if self.upstream is not None and not self.is_bounded:
-            self.is_bounded = True
-            bound_receive_buffer(self.channel.sock, self.receive_bytes)
-            bound_unsent(self.upstream.sock, self.receive_bytes)
 
     def close_stuck(self, flow: object) -> None:
         """See PairState."""

@@ -81,8 +81,6 @@ class PairState:
         self.waiter = Waiter(self._wake_at)
         self._gated = NOT_DELAYED
         self._gated_api = FETCH
-        self.is_bounded = False
-        """Whether the kernel's buffers for requests are."""
 
     def admits(self, exchange: Exchange, bounded_by: QuotaKind | None) -> bool:
         """Return whether quotas let a request be sent on; if not, it is read again later.
@@ -142,8 +140,6 @@ class PairState:
 
     def _ask_again(self) -> None:
         """Read on at a quota's gate: the next request, or the body that waits there."""
-        if not self.is_bounded:
-            self.bound_buffers()
         self.unpause(Pause.GATED)
         if self.requests.under_way:  # whatever else keeps requests from being read
             self.requests.run()
@@ -187,12 +183,7 @@ class PairState:
         self.muted.cancel()
         self.pause(Pause.MUTED)
         reaper = self.services.reapers.for_api(api_key)
-        self.muted = reaper.add(due_ms, self._unmute)
-
-    def _unmute(self) -> None:
-        if not self.is_bounded:
-            self.bound_buffers()
-        self.unpause(Pause.MUTED)
+        self.muted = reaper.add(due_ms, lambda: self.unpause(Pause.MUTED))
 
     def pause(self, reason: Pause) -> None:
         """Read no further requests. Only when the pair is open."""

@@ -11,16 +11,10 @@ from functools import partial
 
 from structlog import get_logger
 
-from proxy.cluster.dial import handshake, tune
+from proxy.cluster.dial import handshake, limit_unsent, tune
 from proxy.cluster.upstream import LOCAL, Address, UpstreamError
 from proxy.relay.brokers import Brokers
-from proxy.relay.channel import (
-    MAX_UNSENT_BYTES,
-    Channel,
-    bound_receive_buffer,
-    bound_unsent,
-    receive_bytes,
-)
+from proxy.relay.channel import Channel, bound_receive_buffer, receive_bytes
 from proxy.relay.connection import Connection
 from proxy.relay.connection_list import ConnectionList
 from proxy.relay.lifecycle import DRAINING
@@ -204,12 +198,13 @@ class Relay:
             return
         try:
             tune(sock)
+            limit_unsent(sock)
         except OSError:  # gone already
             sock.close()
             return
         self._per_ip[origin.ip] += 1
         self.connected_through[origin.name] += 1
-        bound_unsent(sock, MAX_UNSENT_BYTES)
+        bound_receive_buffer(sock, self.connected)
         silent = SilentConnection(origin, sock.close, sock)
         self.silent.add(silent)
         self._services.paced_steps.add(partial(self._welcome, sock, silent))
@@ -329,8 +324,10 @@ class Relay:
             event = "broker not reached, a bootstrap server stands in"
             detail = str(failure)
             self._services.count_upstream_error(failure.reason, node_id, event, detail=detail)
-        connection.receive_bytes = receive_bytes(self.connected)
-        bound_receive_buffer(channel.sock, connection.receive_bytes)
+        bound_receive_buffer(channel.sock, self.connected)
+        # Unlike for clients: a broker reads on, and large requests go out in fewer pieces.
+        with suppress(OSError):  # gone already
+            limit_unsent(channel.sock, receive_bytes(self.connected))
         return channel
 
     def _advertise(
