@@ -118,7 +118,7 @@ class _Proxy:
         """Let a client come and read more than its bound."""
         identity = ClientIdentity("bench", "alice", f"spark-kafka-source-{number}-driver-0")
         client = self.quotas.client(identity)
-        self.clients.came(identity)
+        self.clients.connected(identity)
         self.clients.byte_counter(identity, FETCH).inc(RESPONSE_BYTES)
         client.charge(QuotaKind.CONSUMER_BYTE_RATE, RESPONSE_BYTES, clock_ms())
         return client
@@ -126,7 +126,7 @@ class _Proxy:
     def leave(self, client: ClientQuotas) -> None:
         """Let it go."""
         client.close()
-        self.clients.left(client.identity)
+        self.clients.disconnected(client.identity)
 
 
 def measure(quick: bool) -> list[Row]:

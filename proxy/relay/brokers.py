@@ -216,8 +216,5 @@ def _ends_of(sock: socket.socket) -> Ends | None:
         here, there = sock.getsockname(), sock.getpeername()
     except OSError:
         return None
-    return (_plain(here[0]), here[1]), (_plain(there[0]), there[1])
-
-
-def _plain(ip: str) -> str:
-    return ip.removeprefix(_IPV4_AS_IPV6)
+    near, far = ((ip.removeprefix(_IPV4_AS_IPV6), port) for ip, port, *_ in (here, there))
+    return near, far

@@ -31,13 +31,13 @@ class ClientRegistry:
         """Return whether a client with this id is connected, or was within the hour."""
         return client_id in self._client_ids
 
-    def came(self, identity: ClientIdentity) -> None:
+    def connected(self, identity: ClientIdentity) -> None:
         """Record that a connection uses this client's byte counters."""
         self.connections[identity] += 1
         if self.connections[identity] == 1 and self._gone_ms.pop(identity, None) is None:
             self._client_ids[identity.client_id] += 1
 
-    def left(self, identity: ClientIdentity) -> None:
+    def disconnected(self, identity: ClientIdentity) -> None:
         """Record that a connection does so no longer."""
         self.connections[identity] -= 1
         if not self.connections[identity]:

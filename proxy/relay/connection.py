@@ -7,6 +7,7 @@ delay queue, and one log line and one count say why.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -15,13 +16,12 @@ from structlog import get_logger
 from metrics.clock import clock_ms
 from proxy.cluster.upstream import UpstreamError
 from proxy.quota.connection_quotas import TOO_MANY, ConnectionRefused
-from proxy.quota.delay_queue import NOT_DELAYED, Delayed
+from proxy.quota.delay_queue import NOT_DELAYED
 from proxy.quota.entities import CONSUMER_BYTE_RATE
 from proxy.relay.channel import Channel, ChannelLost
 from proxy.relay.frame_flow import SLOW_FRAME_S
 from proxy.relay.interceptor import ClientSentOn
 from proxy.relay.lifecycle import OPEN, Pause, State
-from proxy.relay.linger import Linger
 from proxy.relay.listener import Origin
 from proxy.relay.pair_state import AdvertiseTo, PairState
 from proxy.relay.requests import RequestFlow, RequestRefused
@@ -37,9 +37,13 @@ GIVE_WAY_S = 10.0
 """Without traffic for so long, a connection is closed for one of its client from elsewhere, where a
 rule allows no more. Members of a group have a heartbeat every 3 s by default."""
 
+CLOSE_WAIT_S = 1.0
+"""For so long a drained connection waits for the client to close its side."""
+
 FIRST_REQUEST_S = 30.0
 """A connection begins its first request within this time. All Kafka clients do so at once."""
 
+_discarded = memoryview(bytearray(4096))
 _log = get_logger(__name__)
 
 
@@ -77,7 +81,7 @@ class Connection(PairState):
         self._on_close = on_close
         self.crowded = NOT_DELAYED
         """Until its client's connection_rate lets it go on."""
-        self._linger: Linger | None = None
+        self._close_wait: asyncio.TimerHandle | None = None
         self.stay = Stay(self, self._let_go) if services.steering is not None else None
         """None where all clients are this process's own."""
         self.requests: RequestFlow = RequestFlow(self)
@@ -149,8 +153,9 @@ class Connection(PairState):
         for exchange in self.in_flight:
             if exchange.expected is not None:
                 exchange.expected.cancel()
-        if self._linger is not None:
-            self._linger.close()
+        if self._close_wait is not None:
+            self._close_wait.cancel()
+            self.services.loop.remove_reader(self.channel.fd)
         if self._dialling is not None:
             self._dialling.cancel()
             self._dialling.add_done_callback(self._forget_dialling)
@@ -169,7 +174,7 @@ class Connection(PairState):
         Not within `close`: one of the flows may be what calls it.
         """
         del self.requests, self.responses, self.waiter, self.stay
-        self._linger = None
+        self._close_wait = None
 
     def _forget_dialling(self, _: asyncio.Task[None]) -> None:
         self._dialling = None
@@ -246,23 +251,23 @@ class Connection(PairState):
 
     def takes(self, head: RequestHead) -> bool:
         """See PairState."""
-        if self.life.state is OPEN:
-            wait_ms = self._enter(head)
-            if wait_ms:
-                self.pause(Pause.CROWDED)
-                self.crowded = self._delay(head, wait_ms, lambda: self.unpause(Pause.CROWDED))
-            return not wait_ms
-        if self.life.state is State.NEW:
-            wait_ms = self._enter(head)
+        is_open = self.life.state is OPEN
+        if not is_open and self.life.state is not State.NEW:
+            return False
+        wait_ms, go_on = self._enter(head), partial(self.unpause, Pause.CROWDED)
+        if not is_open:
             self.life.move(State.DIALLING)
             self._heard()
             self.requests.paused = True
-            begin_dialling = partial(self._begin_dialling, head.client_id)
-            if wait_ms:
-                self.crowded = self._delay(head, wait_ms, begin_dialling)
-            else:
-                begin_dialling()
-        return False
+            go_on = partial(self._begin_dialling, head.client_id)
+        elif wait_ms:
+            self.pause(Pause.CROWDED)
+        if wait_ms:
+            reaper = self.services.reapers.for_api(head.api_key)
+            self.crowded = reaper.add(clock_ms() + wait_ms, go_on)
+        elif not is_open:
+            go_on()
+        return is_open and not wait_ms
 
     def _heard(self) -> None:
         if self._on_heard is not None:
@@ -338,9 +343,6 @@ class Connection(PairState):
         self._reject(TOO_MANY, "idle, and its address had most of its client's")
         return True
 
-    def _delay(self, head: RequestHead, wait_ms: float, then: Callable[[], None]) -> Delayed:
-        return self.services.reapers.for_api(head.api_key).add(clock_ms() + wait_ms, then)
-
     async def _connect(self, client_id: str | None) -> None:
         try:
             upstream = await self._dial(self, client_id)
@@ -386,5 +388,20 @@ class Connection(PairState):
         self.life.move(State.LINGERING)
         self.requests.close()
         self.responses.close()
-        self._linger = Linger(self.channel, self.services.loop, self.close)
-        self._linger.begin()
+        try:
+            self.channel.sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            self.close("client lost")
+            return
+        loop = self.services.loop
+        self._close_wait = loop.call_later(CLOSE_WAIT_S, self.close, "drained")
+        loop.add_reader(self.channel.fd, self._discard)
+
+    def _discard(self) -> None:
+        """Read on until the client closes: closing first could cost it our last answer."""
+        try:
+            got = self.channel.recv_into(_discarded)
+        except OSError:
+            got = 0
+        if not got:
+            self.close("drained")

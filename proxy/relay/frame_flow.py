@@ -59,13 +59,17 @@ SLOW_FRAME_S = 30.0
 What is streamed must only go on within it: a large body may take long on a slow link."""
 
 
+_READS = (READ, END)
+"""Waits that end when the source becomes readable, or ends."""
+
+
 class FrameFlow(ABC):
     """Moves frames from source to sink. Subclasses decide what happens to each."""
 
     __slots__ = (
-        *("_begun_s", "_pair", "_is_idle", "_loop", "_pump", "_reading", "_rest", "_running"),
+        *("_begun_s", "_pair", "_is_idle", "_loop", "_pump", "_rest", "_running"),
         *("_scratch", "_sink", "_source", "_starved", "_turn", "_whole", "_whole_bytes"),
-        *("_is_queued", "_turns_left", "_work", "_writing", "address", "closed", "first_bytes"),
+        *("_is_queued", "_turns_left", "_work", "address", "closed", "first_bytes"),
         *("kept_bytes", "last_active", "paused", "read_bytes", "stash", "wait"),
     )
 
@@ -87,7 +91,7 @@ class FrameFlow(ABC):
         """Whether they wait for their turn."""
         self.address = pair.origin.ip
         self.kept_bytes = 0
-        self._starved = self._reading = self._writing = self._running = self._is_idle = False
+        self._starved = self._running = self._is_idle = False
         self._turn: asyncio.Handle | None = None
         self._turns_left = TURNS_OF_NEW
         self.closed = False
@@ -136,7 +140,7 @@ class FrameFlow(ABC):
     def close(self) -> None:
         """Stop. Sockets are the owner's to close."""
         self.closed = True
-        self._want(read=False, write=False)
+        self._wait_for(CLOSED)
         if self._turn is not None:
             self._turn.cancel()
         if self._pump is not None:
@@ -216,8 +220,7 @@ class FrameFlow(ABC):
             if self.closed:
                 return
         if wait is not self.wait:
-            self.wait = wait
-            self._want(read=wait in (READ, END), write=wait is WRITE)
+            self._wait_for(wait)
         if wait is READ:
             return
         if wait is TURN and self._turn is None:
@@ -242,24 +245,23 @@ class FrameFlow(ABC):
         steps = self._pair.services.paced_steps
         self._turns_left -= 1
         if not steps.has_time or not self._turns_left:
-            self.wait = TURN  # so that `run` wants what it waits for anew
-            self._want(read=False, write=False)
+            self._wait_for(TURN)
         steps.add(self.run)
 
-    def _want(self, *, read: bool, write: bool) -> None:
-        if read is not self._reading and self._source is not None:
-            self._reading = read
-            if read:
-                run = self._run_in_turn if self._turns_left else self.run
-                self._loop.add_reader(self._source.fd, run)
+    def _wait_for(self, wait: Wait) -> None:
+        """Have the loop call back for this, and for what was waited for before no longer."""
+        before, self.wait = self.wait, wait
+        loop, source, sink = self._loop, self._source, self._sink
+        if (wait in _READS) is not (before in _READS) and source is not None:
+            if wait in _READS:
+                loop.add_reader(source.fd, self._run_in_turn if self._turns_left else self.run)
             else:
-                self._loop.remove_reader(self._source.fd)
-        if write is not self._writing and self._sink is not None:
-            self._writing = write
-            if write:
-                self._loop.add_writer(self._sink.fd, self.run)
+                loop.remove_reader(source.fd)
+        if (wait is WRITE) is not (before is WRITE) and sink is not None:
+            if wait is WRITE:
+                loop.add_writer(sink.fd, self.run)
             else:
-                self._loop.remove_writer(self._sink.fd)
+                loop.remove_writer(sink.fd)
 
     def _advance(self) -> Wait:
         self.last_active = self._loop.time()

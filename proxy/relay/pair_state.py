@@ -1,6 +1,5 @@
 """What both flows of a connection work on: who the client is, what is in flight, what pauses it."""
 
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -18,9 +17,6 @@ from proxy.relay.session import ClientSession, Exchange, Identification
 from proxy.wire.apis import FETCH
 from proxy.wire.frames import RequestHead
 
-_GATES = {kind.value: kind for kind in QuotaKind}
-"""The quota at whose gate a request waits, by the byte rate of its API."""
-
 _DELAY = ThrottleMode.DELAY
 
 AdvertiseTo = Callable[[ClientSession, int, str, int], tuple[str, int] | None]
@@ -37,10 +33,32 @@ class _Requests(Protocol):
     def run(self) -> None: ...
 
 
-class PairState(ABC):
+class PairState:
     """The state of a pair, and what its flows ask of the connection."""
 
     requests: _Requests
+    bound_buffers: Callable[[], None]
+    """Bounds the kernel's buffers for requests: they were not read for a while, or not taken."""
+    close_ended: Callable[[object], None]
+    """Closes the pair, in its turn, for the end of what the flow reads that is given."""
+    close_failed: Callable[[Exception], None]
+    """Closes the pair for an exception of a flow, or of dialling."""
+    close_stuck: Callable[[object], None]
+    """Closes the pair for a frame that a flow keeps in memory, which others need."""
+    finish_if_drained: Callable[[], None]
+    """Closes the client's side of a draining pair when all that is due has been sent."""
+    takes: Callable[[RequestHead], bool]
+    """Returns whether a request can be taken that begins unlike earlier ones; else it is later.
+
+    The first one of a connection waits for the broker's, and for the client's connection_rate.
+    Raises RequestRefused when the client may not have this connection.
+    """
+    session_of: Callable[[RequestHead], ClientSession]
+    """Returns the session of the client that sends a request."""
+    send_on: Callable[[], None]
+    """Takes no further requests, and lets the client go soon: it is to ask its owner."""
+    answer: Callable[[], None]
+    """Sends what an interceptor has answered to the latest request, in its turn."""
 
     def __init__(
         self, services: Services, origin: Origin, user: str | None, advertise: AdvertiseTo
@@ -64,65 +82,28 @@ class PairState(ABC):
         self._gated = NOT_DELAYED
         self._gated_api = FETCH
 
-    @abstractmethod
-    def close_ended(self, flow: object) -> None:
-        """Close the pair for the end of what one of its flows reads, in its turn."""
-
-    @abstractmethod
-    def close_failed(self, error: Exception) -> None:
-        """Close the pair for an exception of a flow, or of dialling."""
-
-    @abstractmethod
-    def close_stuck(self, flow: object) -> None:
-        """Close the pair for a frame that one of its flows keeps in memory, which others need."""
-
-    @abstractmethod
-    def finish_if_drained(self) -> None:
-        """Close the client's side of a draining pair when all that is due has been sent."""
-
-    @abstractmethod
-    def takes(self, head: RequestHead) -> bool:
-        """Return whether a request can be taken that begins unlike earlier ones; else it is later.
-
-        The first one of a connection waits for the broker's, and for the client's connection_rate.
-        Raises RequestRefused when the client may not have this connection.
-        """
-
-    @abstractmethod
-    def session_of(self, head: RequestHead) -> ClientSession:
-        """Return the session of the client that sends a request."""
-
-    @abstractmethod
-    def send_on(self) -> None:
-        """Take no further requests, and let the client go soon: it is to ask its owner."""
-
-    @abstractmethod
-    def answer(self) -> None:
-        """Send what an interceptor has answered to the latest request, in its turn."""
-
-    def admits(self, exchange: Exchange) -> bool:
+    def admits(self, exchange: Exchange, bounded_by: QuotaKind | None) -> bool:
         """Return whether quotas let a request be sent on; if not, it is read again later.
 
-        A bounded client gets no more data here when another member owns it: all members at once
-        would give it a burst each. What a drain still sends on waits for nothing.
+        `bounded_by` says at whose gate it waits. A bounded client gets no more data here when another
+        member owns it: all members at once would give it a burst each. What a drain still sends on
+        waits for nothing.
         """
         if self.life.state is not OPEN:
             return True
-        plan, session = exchange.plan, exchange.session
-        is_used_up = plan.costs_time and session.quotas.is_paced(REQUEST_PERCENTAGE)
+        is_paced = exchange.session.quotas.is_paced
+        is_used_up = exchange.plan.costs_time and is_paced(REQUEST_PERCENTAGE)
         if is_used_up and self.in_flight:
             self._leave_gate()  # others need not wait for its answer
             self.pause(Pause.SERIAL)
             return False
-        byte_rate = plan.api.byte_rate
-        if byte_rate is None:
+        if bounded_by is None:
             return True
-        kind = _GATES[byte_rate]
-        if session.must_go and session.quotas.has(kind):
+        if session.must_go and session.quotas.has(bounded_by):
             self._leave_gate()
             self.pause(Pause.GATED)
             return False
-        return self._passes_gate(exchange, kind, exchange.sent_ms)
+        return self._passes_gate(exchange, bounded_by, exchange.sent_ms)
 
     def admits_more(self, exchange: Exchange) -> bool:
         """Return whether more of a Produce request may be read; if not, it goes on later."""
@@ -191,10 +172,10 @@ class PairState(ABC):
         assert answer is not None
         send(answer)
         exchange.session.count_bytes(exchange.api_key, exchange.request_bytes + len(answer))
-        self.answered()
+        self.on_response()
         return True
 
-    def answered(self) -> None:
+    def on_response(self) -> None:
         """Read requests again if there were too many unanswered ones."""
         pauses = self.life.pauses
         if pauses & UNANSWERED and not (self.in_flight and Pause.SERIAL in pauses):

@@ -33,16 +33,7 @@ def open_port(
 
     Raises ListenerError.
     """
-    sock = None
-    try:
-        sock = bind_port(host, port, beside or ())
-        if beside is None:
-            sock.listen(BACKLOG)
-    except OSError as error:
-        if sock is not None:
-            sock.close()
-        raise _failure(listener, host, port, error) from None
-    return sock
+    return open_ports(listener, host, port, 1, beside)[0]
 
 
 def open_ports(
@@ -52,15 +43,16 @@ def open_ports(
 
     The kernel spreads what connects over those that listen.
     """
-    first = open_port(listener, host, port, beside)
-    sockets = [first]
-    port = int(first.getsockname()[1])
+    sockets: list[socket.socket] = []
     try:
         while len(sockets) < count:
-            sock = _bind(host, port, v6_only=False)
+            sock = (
+                _bind(host, port, v6_only=False) if sockets else bind_port(host, port, beside or ())
+            )
             sockets.append(sock)
             if beside is None:
                 sock.listen(BACKLOG)
+            port = int(sock.getsockname()[1])
     except OSError as error:
         close_all(sockets)
         raise _failure(listener, host, port, error) from None

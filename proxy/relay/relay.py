@@ -54,6 +54,9 @@ class Relay:
         """How many clients are connected, by the name of their listener."""
         self.is_cut_off = False
         """Whether clients are to go to other members: new connections are refused."""
+        for name in self.listeners:
+            gauge = services.instruments.connections.labels(name)
+            gauge.set_function(partial(self.connected_through.__getitem__, name))
         self._empty = asyncio.Event()
         self._walks: dict[Callable[[Connection], None], list[Connection]] = {}
         """With which connections something is still to be done."""
@@ -72,7 +75,6 @@ class Relay:
             for listener in self.listeners.values():
                 listener.open(beside)
                 name, host = listener.settings.name, listener.settings.host
-                self._services.instruments.connections.labels(name).set(0)
                 log_listening(name, host, listener.bootstrap_port)
         except BaseException:
             self.stop_accepting()
@@ -82,7 +84,6 @@ class Relay:
         """Take sockets that listen, by the names of their listeners, as `Listener.use`."""
         for name, listener in self.listeners.items():
             listener.use(sockets[name])
-            self._services.instruments.connections.labels(name).set(0)
 
     def addresses(self) -> list[Address]:
         """Return where the listeners' sockets are."""
@@ -188,9 +189,8 @@ class Relay:
         self._services.pipes.close()
 
     def _out_of_files(self, listener: str, error: OSError) -> None:
-        reason = "out_of_files"
-        self._services.instruments.connections_rejected_total.labels(reason).inc()
-        self._services.log.error("can't accept", reason=reason, listener=listener, error=str(error))
+        about = {"listener": listener, "error": str(error)}
+        self._services.count_fault("out_of_files", "can't accept", **about)
 
     def _accepted(self, sock: socket.socket, origin: Origin) -> None:
         reason = "cut_off" if self.is_cut_off else self._make_room(origin.ip)
@@ -206,7 +206,6 @@ class Relay:
             return
         self._per_ip[origin.ip] += 1
         self.connected_through[origin.name] += 1
-        self._services.instruments.connections.labels(origin.name).inc()
         bound_receive_buffer(sock, self.connected)
         silent = SilentConnection(origin, sock.close, sock)
         self.silent.add(silent)
@@ -276,11 +275,8 @@ class Relay:
             detail = str(error) or "no handshake in time"
             self._services.count_rejected("tls_handshake", **origin.about, detail=detail)
         elif error is not None:
-            reason = "internal_error"
-            self._services.instruments.connections_rejected_total.labels(reason).inc()
-            self._services.log.error(
-                "unexpected error", reason=reason, exc_info=error, **origin.about
-            )
+            fault = "internal_error", "unexpected error"
+            self._services.count_fault(*fault, exc_info=error, **origin.about)
 
     def _begin(
         self, channel: Channel, origin: Origin, silent: SilentConnection, user: str | None
@@ -364,7 +360,6 @@ class Relay:
         self._forget(origin)
 
     def _forget(self, origin: Origin) -> None:
-        self._services.instruments.connections.labels(origin.name).dec()
         self.connected_through[origin.name] -= 1
         self._per_ip[origin.ip] -= 1
         if not self._per_ip[origin.ip]:

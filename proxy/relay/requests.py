@@ -32,9 +32,7 @@ from proxy.wire.apis import (
 )
 from proxy.wire.frames import RequestHead, ends_with_frame, parse_request_head
 from proxy.wire.request_fields import (
-    acks_end,
     fetch_limits,
-    fetch_limits_end,
     lower_fetch_bytes,
     produce_acks,
     session_timeout_ms,
@@ -281,25 +279,20 @@ class RequestFlow(FrameFlow):
         quotas, interceptor, now_ms = session.quotas, session.interceptor, clock_ms()
         max_bytes = kind.max_bytes
         if (
-            (max_bytes is None and quotas.is_bounded)
-            or (
+            (
                 kind.is_intercepted
                 and interceptor is not None
                 and interceptor.wants(kind.api_key, now_ms)
             )
             or not quotas.admits_at_once(kind.bounded_by, pair.waiter, now_ms)
+            or (max_bytes is None and quotas.matches)
         ):
             return False
         exchange = Exchange(
             session, kind.plan, kind.api_key, kind.version, correlation_id, have, now_ms
         )
         if max_bytes:
-            holds = pair.services.mode is _DELAY
-            granted_bytes, exchange.expected = quotas.grant(
-                max_bytes, session.fetch_sizes, now_ms, holds=holds
-            )
-            if granted_bytes < max_bytes:
-                lower_fetch_bytes(kind.head(have, correlation_id), scratch[:have], granted_bytes)
+            self._limit(kind, exchange, scratch, max_bytes)
             exchange.wait_ms = kind.wait_ms
         self._send(scratch[:have])
         if have > READ_BYTES_HELD:
@@ -348,17 +341,17 @@ class RequestFlow(FrameFlow):
         Raises RequestRefused for one that may not reach a broker.
         """
         services, api_key, version = self._pair.services, head.api_key, head.api_version
-        plan, end = plan_of(api_key, version), head.header_end
+        plan = plan_of(api_key, version)
         how = plan.handling
         if how is Handling.REFUSE or (how is Handling.UNKNOWN and not services.passes_unknown_apis):
             text = f"{api_name(api_key)} ({api_key}) version {version} is not offered"
             raise RequestRefused("unsupported_version", f"{text}: its response may carry addresses")
-        acks = None
+        acks, end = None, head.header_end
         if api_key == PRODUCE:
-            acks = produce_acks(head, view)
-            if acks is None:
+            found = produce_acks(head, view)
+            if found is None:
                 return None
-            end = acks_end(head, view)
+            acks, end = found
         is_changed = api_key == API_VERSIONS and downgrade_api_versions(view, version)
         if is_changed:
             version, plan = 0, plan_of(api_key, 0)
@@ -401,31 +394,34 @@ class RequestFlow(FrameFlow):
                 return False
         elif api_key == JOIN_GROUP and is_known(api_key, kind.version):
             head = kind.head(exchange.request_bytes, exchange.correlation_id)
-            timeout_ms = session_timeout_ms(head, view)
-            if timeout_ms is None:
+            timeout = session_timeout_ms(head, view)
+            if timeout is None:
                 self._need_more(view)
                 return False
-            session.quotas.joined(timeout_ms)
-        if not self._pair.admits(exchange):
+            session.quotas.joined(timeout[0])
+        if not self._pair.admits(exchange, kind.bounded_by):
             return False
         if asked is not None:
-            max_wait_ms, max_bytes = asked
-            wait_ms = max(max_wait_ms, 0)
+            max_wait_ms, max_bytes, end = asked
+            exchange.wait_ms = max(max_wait_ms, 0)
             if kind.max_bytes is None and kind.plain_start is not None:
-                end = fetch_limits_end(kind.version, start)
                 kind.plain_start = bytes(view[START_BYTES:end])
-                kind.max_bytes, kind.wait_ms = max_bytes, wait_ms
-            granted_bytes, exchange.expected = session.quotas.grant(
-                max_bytes,
-                session.fetch_sizes,
-                exchange.sent_ms,
-                holds=self._pair.services.mode is _DELAY,
-            )
-            if granted_bytes < max_bytes:
-                head = kind.head(exchange.request_bytes, exchange.correlation_id)
-                lower_fetch_bytes(head, view, granted_bytes)
-            exchange.wait_ms = wait_ms
+                kind.max_bytes, kind.wait_ms = max_bytes, exchange.wait_ms
+            self._limit(kind, exchange, view, max_bytes)
         return True
+
+    def _limit(
+        self, kind: _RequestKind, exchange: Exchange, view: memoryview, max_bytes: int
+    ) -> None:
+        """Limit the Fetch that starts `view` to what its quota grants of `max_bytes`."""
+        session = exchange.session
+        holds = self._pair.services.mode is _DELAY
+        granted_bytes, exchange.expected = session.quotas.grant(
+            max_bytes, session.fetch_sizes, exchange.sent_ms, holds=holds
+        )
+        if granted_bytes < max_bytes:
+            frame = view[: exchange.request_bytes]
+            lower_fetch_bytes(kind.version, frame, kind.header_end, granted_bytes)
 
     def _count(self, kind: _RequestKind, exchange: Exchange, have: int) -> None:
         """Record a request that is sent on, of which so many bytes are there, or more.

@@ -5,6 +5,8 @@ from functools import partial
 from struct import Struct
 
 from metrics.clock import clock_ms
+from proxy.quota.busy import BusyTime
+from proxy.quota.delay_queue import NOT_DELAYED
 from proxy.quota.entities import CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE
 from proxy.quota.meters import ThrottleTime, longest
 from proxy.relay.fetch_wait import FetchWait
@@ -12,28 +14,37 @@ from proxy.relay.frame_flow import (
     READ_BYTES,
     READ_BYTES_HELD,
     READ_BYTES_WALKED,
+    FrameFlow,
     new_scratch,
 )
-from proxy.relay.held_responses import HeldResponses
 from proxy.relay.kept_bytes import UNCOUNTED_BYTES
-from proxy.relay.lifecycle import NO_PAUSE, Pause
+from proxy.relay.lifecycle import DRAINING, NO_PAUSE, Pause
 from proxy.relay.pair_state import PairState
 from proxy.relay.pump import READ, SPLICE_MIN_BYTES, Wait
+from proxy.relay.services import ThrottleMode
 from proxy.relay.session import ClientSession, Exchange
-from proxy.relay.told_addresses import telling_addresses
 from proxy.wire.apis import (
     FETCH,
+    FIND_COORDINATOR,
     LENGTH_BYTES,
+    METADATA,
     PRODUCE,
     RESPONSE_HEADER_BYTES,
     Handling,
 )
 from proxy.wire.fetch_response import FetchWalker, neutral_tail
 from proxy.wire.frames import INT32, check_whole, parse_response_head
-from proxy.wire.layout import Buffer
+from proxy.wire.layout import Buffer, Steps
 from proxy.wire.malformed import MalformedResponse
 from proxy.wire.produce_response import ProduceResponseShapes
-from proxy.wire.rewrite import brokers_end, raise_throttle_time, set_throttle_time
+from proxy.wire.rewrite import (
+    brokers_end,
+    emptied,
+    nowhere,
+    raise_throttle_time,
+    rewriting,
+    set_throttle_time,
+)
 
 MAX_COLLECTED_BYTES = 64 << 20
 """The longest response that is taken into memory: the coordinators of a million groups."""
@@ -44,6 +55,19 @@ MAX_HEAD_BYTES = 1 << 20
 MAX_TAIL_BYTES = 1 << 20
 """The longest tag section behind a Fetch response: the endpoints of some ten thousand brokers."""
 
+LONGEST_MUTE_MS = 2000.0
+"""A client that is told to wait may wait with its heartbeats, too. The gate keeps the rest."""
+
+MIN_HOLD_MS = 0.5
+"""Shorter holds are not worth a timer; the quota carries what is left over."""
+
+WAIT_CHECK_MS = 20.0
+"""Between two questions to an interceptor whether a response should still wait."""
+
+LAST_KEPT_COORDINATOR_VERSION = 2
+"""librdkafka, which asks for no later one, keeps the address of its group's coordinator as long as
+that has the same number, also when it is of a dead machine. It forgets it when there is none."""
+
 _HEAD = Struct(">ii")  # length and correlation id
 _EMPTY_TAGS = b"\0"
 _INT32_BYTES = 4
@@ -51,18 +75,53 @@ _INT32_BYTES = 4
 _scratch = memoryview(new_scratch())
 
 
-class ResponseFlow(HeldResponses):
-    """Responses of one connection, in the order of their requests."""
+class ResponseFlow(FrameFlow):
+    """Responses of one connection, in the order of their requests. The oldest may be held."""
 
-    __slots__ = ("_collecting", "_free_ms", "_shapes", "_walker")
+    __slots__ = ("_busy_time", "_collecting", "_free_ms", "_shapes", "_walker", "delayed")
 
     def __init__(self, pair: PairState) -> None:
         super().__init__(pair, _scratch)
+        self.delayed = NOT_DELAYED
+        """The response that waits in the delay queue."""
+        self._busy_time = BusyTime()
         self._collecting: Exchange | None = None
         self._walker: FetchWalker | None = None
         self._shapes = ProduceResponseShapes()
         self._free_ms = 0.0
         """Since when no response is in front of the next one."""
+
+    def shorten_hold(self) -> None:
+        """Hold a response for no longer than the client's quotas ask for, which were changed."""
+        if self.delayed.waiting:
+            exchange = self._pair.in_flight[0]
+            if exchange.charge is not None:  # else it waits for something else
+                owed_ms = exchange.session.quotas.owed_ms(exchange.charge.kind, clock_ms())
+                self.hold_at_most(owed_ms)
+
+    def hold_at_most(self, most_ms: float) -> None:
+        """Hold a response that waits for no longer than so many milliseconds from now."""
+        due_ms = clock_ms() + most_ms
+        if not self.delayed.waiting or due_ms >= self.delayed.due_ms:
+            return
+        self.delayed.cancel()
+        self._busy_time.held(due_ms)
+        if most_ms:
+            self._pause_until(due_ms, self._pair.in_flight[0])
+        else:
+            self.resume()
+
+    def resume(self) -> None:
+        """See FrameFlow."""
+        in_flight = self._pair.in_flight
+        if in_flight and in_flight[0].timed is not None:
+            in_flight[0].timed.released(clock_ms())
+        super().resume()
+
+    def close(self) -> None:
+        """See FrameFlow."""
+        self.delayed.cancel()
+        super().close()
 
     @property
     def mid_frame(self) -> bool:
@@ -113,7 +172,7 @@ class ResponseFlow(HeldResponses):
         finally:  # whether it arrives or not: the broker has sent it
             self._charge_bytes(exchange, have, now_ms)
         if exchange.timed is not None:
-            exchange.timed.answered(now_ms, self._free_ms)
+            exchange.timed.on_response(now_ms, self._free_ms)
             exchange.timed.done(clock_ms())
         self._free_ms = now_ms
         session.count_bytes(exchange.api_key, exchange.request_bytes + have)
@@ -170,7 +229,7 @@ class ResponseFlow(HeldResponses):
         # Only now, while the client is at work already.
         exchange.session.count_bytes(exchange.api_key, exchange.request_bytes + frame_bytes)
         if self._pair.life.pauses is not NO_PAUSE:
-            self._pair.answered()
+            self._pair.on_response()
         return taken
 
     def _names_no_broker(self, exchange: Exchange, view: memoryview, frame_bytes: int) -> bool:
@@ -295,7 +354,7 @@ class ResponseFlow(HeldResponses):
             self._whole_bytes = min(frame_bytes, enough)
             return
         self._pair.services.kept_bytes.shrink(self, have)
-        head = yield from telling_addresses(self._pair, exchange, start[:end])
+        head = yield from self._advertised(exchange, start[:end])
         data = b"".join((head, start[end:]))
         if have < frame_bytes:
             self._send_begun(memoryview(data))
@@ -314,7 +373,7 @@ class ResponseFlow(HeldResponses):
         if exchange.plan.handling is not Handling.PASS:
             check_whole(response)
             before = response
-            response = yield from telling_addresses(self._pair, exchange, response)
+            response = yield from self._advertised(exchange, response)
             if api_key == PRODUCE and response is before:
                 self._shapes.learn(version, bytes(response))
         if exchange.throttle_ms:
@@ -324,16 +383,78 @@ class ResponseFlow(HeldResponses):
         if exchange.plan.api.is_login:
             self._pair.unpause(Pause.LOGIN)
 
+    def _advertised(self, exchange: Exchange, response: Buffer) -> Steps[Buffer]:
+        """Return a response with the addresses for its client, in steps; see `rewriting`.
+
+        Of what is asked of each broker return what the fallback has, which is nothing.
+        """
+        api_key, version, session = exchange.api_key, exchange.version, exchange.session
+        if exchange.plan.handling is Handling.PER_BROKER:
+            return emptied(api_key, version, response)
+        is_hidden = (
+            api_key == FIND_COORDINATOR
+            and version <= LAST_KEPT_COORDINATOR_VERSION
+            and session.has_moved
+        )
+        return rewriting(
+            api_key,
+            version,
+            response,
+            nowhere if is_hidden else partial(self._pair.advertise, session),
+            passes_unknown=self._pair.services.passes_unknown_apis,
+            fallback=session.fallback() if api_key == METADATA else None,
+        )
+
     def _sent_collected(self, exchange: Exchange) -> None:
         self._collecting = None
         self._free_ms = clock_ms()
         if exchange.timed is not None:
             exchange.timed.done(self._free_ms)
 
+    def _hold(self, exchange: Exchange, charge: ThrottleTime, now_ms: float) -> bool:
+        """Start the hold of a response, or mute its client; return whether it must wait."""
+        services, api_key = self._pair.services, exchange.api_key
+        hold_ms = charge.due_ms - now_ms
+        if hold_ms < MIN_HOLD_MS or self._pair.life.state is DRAINING:
+            return False
+        exchange.charge = charge
+        services.count_throttled(charge, hold_ms)
+        if exchange.seen is not None:
+            exchange.seen.held(now_ms, charge.due_ms)
+        if services.mode is ThrottleMode.MUTE:
+            mute_ms = min(hold_ms, LONGEST_MUTE_MS)
+            exchange.throttle_ms = round(mute_ms)
+            self._pair.mute(now_ms + mute_ms, api_key, charge)
+            if exchange.timed is not None:
+                exchange.timed.told_to_wait(mute_ms)
+            return False
+        if api_key in (FETCH, PRODUCE) and not exchange.plan.clients_throttle:
+            exchange.throttle_ms = round(hold_ms)
+        self._busy_time.held(charge.due_ms)
+        self._pause_until(charge.due_ms, exchange)
+        return True
+
+    def _pause_until(self, due_ms: float, exchange: Exchange) -> None:
+        self.paused = True
+        if exchange.timed is not None:
+            exchange.timed.held(clock_ms())
+        reaper = self._pair.services.reapers.for_api(exchange.api_key)
+        self.delayed = reaper.add(due_ms, self.resume)
+
+    def _must_wait(self, exchange: Exchange) -> bool:
+        """Return whether a whole response waits because its interceptor wants it; ask it again."""
+        assert exchange.seen is not None
+        now_ms = clock_ms()
+        wait_ms = exchange.seen.wait_ms(now_ms)
+        if wait_ms <= 0 or self._pair.life.state is DRAINING:
+            return False
+        self._pause_until(now_ms + min(wait_ms, WAIT_CHECK_MS), exchange)
+        return True
+
     def _charge(self, exchange: Exchange, frame_bytes: int, now_ms: float) -> ThrottleTime | None:
         """Charge every quota that applies; return the one with the longest delay."""
         if exchange.timed is not None:
-            exchange.timed.answered(now_ms, self._free_ms)
+            exchange.timed.on_response(now_ms, self._free_ms)
         quotas = exchange.session.quotas
         charge = self._charge_bytes(exchange, frame_bytes, now_ms)
         if exchange.plan.costs_time and quotas.has(REQUEST_PERCENTAGE):

@@ -172,6 +172,16 @@ class Services:
         self.instruments.connections_rejected_total.labels(reason).inc()
         self.log.warning("client rejected", reason=reason, peer=peer, **about)
 
+    def count_fault(
+        self, reason: str, event: str, *, peer: str | None = None, **about: object
+    ) -> None:
+        """Count a connection that is lost to a fault of ours or of the system, and log the event.
+
+        `reason` is one of REJECTIONS.
+        """
+        self.instruments.connections_rejected_total.labels(reason).inc()
+        self.log.error(event, reason=reason, peer=peer, **about)
+
     def count_upstream_error(
         self,
         reason: str,

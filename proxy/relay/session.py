@@ -55,17 +55,8 @@ class ClientSession:
     """The client of one connection: its quotas, its byte counters, and who sees its messages."""
 
     __slots__ = (
-        *(
-            "_bytes",
-            "_clients",
-            "_count_visit",
-            "_generation",
-            "_origin",
-            "_steering",
-            "charge",
-            "identity",
-        ),
-        *("fetch_sizes", "interceptor", "owner", "quotas"),
+        *("_bytes", "_clients", "_count_visit", "_generation", "_origin", "_steering", "charge"),
+        *("fetch_sizes", "identity", "interceptor", "owner", "quotas"),
     )
 
     def __init__(self, services: Services, identity: ClientIdentity, origin: Origin) -> None:
@@ -87,7 +78,7 @@ class ClientSession:
         self._clients = services.clients
         self._bytes: dict[int, CounterChild] = {}
         self.fetch_sizes = FetchSizes()
-        services.clients.came(identity)
+        services.clients.connected(identity)
 
     def follow_owner(self) -> None:
         """Look up who owns the client, if that may have changed."""
@@ -149,7 +140,7 @@ class ClientSession:
         self.quotas.close()
         if self.interceptor is not None:
             self.interceptor.close()
-        self._clients.left(self.identity)
+        self._clients.disconnected(self.identity)
 
 
 @dataclass(eq=False)

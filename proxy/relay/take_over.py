@@ -77,11 +77,6 @@ class Predecessor:
             self._sock.close()
             raise
 
-    @property
-    def addresses(self) -> Collection[Address]:
-        """Where it listens."""
-        return self.sockets.keys()
-
     def release(self, limit_s: int = SERVE_TIMEOUT_S) -> bool:
         """Have it release state and admin port; return False when it has ended already.
 

@@ -77,7 +77,7 @@ class ExchangeTimes:
         self._proxy_ms = now_ms - self._from_ms
         self.sent_ms = now_ms
 
-    def answered(self, now_ms: float, free_ms: float) -> None:
+    def on_response(self, now_ms: float, free_ms: float) -> None:
         """Record that the response's head was read, and since when nothing was in front of it.
 
         A broker handles one request of a connection after the other, and a response that waits

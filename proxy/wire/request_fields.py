@@ -21,33 +21,24 @@ DEFAULT_BATCH_BYTES = 1 << 20
 """About the largest record batch that a broker takes by default (message.max.bytes)."""
 
 
-def produce_acks(head: RequestHead, frame: Buffer) -> int | None:
-    """Return how many acknowledgements a Produce request asks for: -1, 0 or 1.
+def produce_acks(head: RequestHead, frame: Buffer) -> tuple[int, int] | None:
+    """Return how many acknowledgements a Produce request asks for, and where that number ends.
 
-    None means that more bytes are needed. 0 means that there will be no response. Raises
+    They are -1, 0 or 1; with 0 there is no response. None means that more bytes are needed. Raises
     MalformedFrame when the frame ends before the field, ValueError when the version is unknown.
     """
     return _read_int(PRODUCE, head, frame, "acks")
 
 
-def acks_end(head: RequestHead, frame: Buffer) -> int:
-    """Return where the number that `produce_acks` reads ends in the frame, which has it."""
-    layout = request_layout(PRODUCE, head.api_version)
-    return layout.seek("timeout_ms", frame, head.header_end)
-
-
-def session_timeout_ms(head: RequestHead, frame: Buffer) -> int | None:
-    """Return the session timeout that a JoinGroup request asks for, in milliseconds.
-
-    None means that more bytes are needed. Raises as `produce_acks` does.
-    """
+def session_timeout_ms(head: RequestHead, frame: Buffer) -> tuple[int, int] | None:
+    """Return the session timeout of a JoinGroup request, and where it ends, as `produce_acks`."""
     return _read_int(JOIN_GROUP, head, frame, "session_timeout_ms")
 
 
 def fetch_limits(
     version: int, frame: Buffer, start: int, frame_bytes: int
-) -> tuple[int, int] | None:
-    """Return the limits of a Fetch request whose body is at `start`.
+) -> tuple[int, int, int] | None:
+    """Return the limits of a Fetch request whose body is at `start`, and where they end.
 
     The first is for how many milliseconds the broker may wait for data, the second how many bytes
     the whole response may have: before version 3, which has no such limit, MAX_BYTES. None means
@@ -61,31 +52,27 @@ def fetch_limits(
         return None
     found = limits.unpack_from(frame, start)
     wait_ms, max_bytes = (*found, MAX_BYTES) if bytes_at is None else found
-    return wait_ms, max_bytes
+    return wait_ms, max_bytes, end
 
 
-def fetch_limits_end(version: int, start: int) -> int:
-    """Return where the limits that `fetch_limits` reads end in the frame."""
-    return start + _limits(version)[0].size
-
-
-def lower_fetch_bytes(head: RequestHead, frame: memoryview | bytearray, max_bytes: int) -> None:
-    """Limit a Fetch request in place to responses of about `max_bytes`.
+def lower_fetch_bytes(
+    version: int, frame: memoryview | bytearray, start: int, max_bytes: int
+) -> None:
+    """Limit a Fetch request, whose body is at `start`, in place to responses of about `max_bytes`.
 
     A broker sends one record batch at least, whatever the limit. Before version 3 it does not, and
     only partitions have limits: those that are in `frame` are lowered, each to its part, but not
     below the largest batch that Kafka takes by default.
     """
-    _, bytes_at = _limits(head.api_version)
+    _, bytes_at = _limits(version)
     if bytes_at is not None:
-        INT32.pack_into(frame, head.header_end + bytes_at, max_bytes)
+        INT32.pack_into(frame, start + bytes_at, max_bytes)
         return
-    fields = request_partitions(FETCH, head.api_version)
+    fields = request_partitions(FETCH, version)
     found: list[PartitionRow] = []
-    view = memoryview(frame)[: head.frame_bytes]
     try:
-        topics = request_layout(FETCH, head.api_version).seek("topics", view, head.header_end)
-        fields.read_array(view, topics, found)
+        topics = request_layout(FETCH, version).seek("topics", frame, start)
+        fields.read_array(frame, topics, found)
     except UNREADABLE:  # the broker says so, or the rest has not come yet
         pass
     limit = fields.partition.seek("partition_max_bytes", b"", 0)
@@ -109,14 +96,14 @@ def _limits(version: int) -> tuple[Struct, int | None]:
     return Struct(f">{wait_at}xi{bytes_at - wait_at - INT32.size}xi"), bytes_at
 
 
-def _read_int(api_key: int, head: RequestHead, frame: Buffer, field: str) -> int | None:
+def _read_int(api_key: int, head: RequestHead, frame: Buffer, field: str) -> tuple[int, int] | None:
     body = memoryview(frame)[head.header_end : head.frame_bytes]
     pos = 0
     try:
         for name, node in request_layout(api_key, head.api_version).fields.items():
             value, pos = node.read(body, pos)
             if name == field:
-                return int(value)
+                return int(value), head.header_end + pos
         raise KeyError(field)
     except INCOMPLETE:
         if len(frame) < head.frame_bytes:

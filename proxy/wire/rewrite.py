@@ -159,13 +159,13 @@ def _capped(version: int, length: bytes, rest: bytes, *, passes_unknown: bool) -
     check_whole(frame)
     with unreadable_is_malformed():
         edits = _all_of(
-            _edits(API_VERSIONS, version, frame, _nowhere, passes_unknown=passes_unknown)
+            _edits(API_VERSIONS, version, frame, nowhere, passes_unknown=passes_unknown)
         )
         return bytes(_all_of(_applied(frame, edits))) if edits else None
 
 
-def _nowhere(_node_id: int, _host: str, _port: int) -> None:
-    """Return no address: ApiVersions has none."""
+def nowhere(_node_id: int, _host: str, _port: int) -> None:
+    """Return no address."""
 
 
 def _applied(frame: Buffer, edits: list[_Edit]) -> Steps[bytearray]:

@@ -1,14 +1,23 @@
 """Requests of real clients take the quick path in the proxy as its users run it, with a rule."""
 
 import json
+import uuid
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from support.operating import running
 from support.proxy_process import ProxyProcess, config, until
+from support.raw import RawClient, api_versions, fetch, list_offsets, produce
+from support.scripted_broker import ScriptedBroker, body
 
 from proxy.devkit.broker import EmbeddedBroker
+from proxy.wire.apis import APIS, FETCH, LIST_OFFSETS, PRODUCE
+from proxy.wire.frames import RequestHead
+from proxy.wire.list_offsets import LATEST
 
 COUNTED = """
 import atexit, collections, json
@@ -37,6 +46,40 @@ find out, and those that came together with another one."""
 BOUND = "10MiB"
 """Far above what is read and written, and far below what 50 MiB, a consumer's limit for a Fetch,
 would need to be granted whole."""
+FETCH_BYTES = 50 << 20
+
+PROFILED = """
+import atexit, collections, json, sys
+from proxy.relay.frame_flow import FrameFlow
+runs, calls, depth = collections.Counter(), 0, 0
+def profile(frame, event, _):
+    global calls, depth
+    if event == "call" and (depth or frame.f_code is FrameFlow.run.__code__):
+        depth += 1
+        calls += 1
+    elif event == "return" and depth:
+        depth -= 1
+        if not depth:
+            flow = frame.f_locals["self"]
+            if not flow.closed:
+                runs[flow.about["client_id"], type(flow).__name__, calls] += 1
+            calls = 0
+def write():
+    sys.setprofile(None)
+    with open({path!r}, "w") as file:
+        json.dump(list(runs.items()), file)
+atexit.register(write)
+sys.setprofile(profile)
+"""
+"""How many Python calls each turn of a flow takes, by its client and direction."""
+
+TOPIC, TOPIC_ID = "t", uuid.UUID(int=1)
+REQUESTS_OF = {
+    "fetch": fetch(15, TOPIC, topic_id=TOPIC_ID, max_bytes=FETCH_BYTES),
+    "produce": produce(9, TOPIC, b"record"),
+    "lookup": list_offsets(TOPIC, LATEST),
+}
+"""Of each client, in the versions that Kafka's own clients use through the proxy."""
 
 
 def test_requests_of_real_clients_take_the_quick_path(
@@ -85,3 +128,60 @@ def _read(proxy: ProxyProcess, partition: TopicPartition) -> None:
         "fetches at the end of the log",
     )
     consumer.close()
+
+
+@pytest.mark.parametrize(
+    ("rules", "most_calls"),
+    [
+        pytest.param([], {"fetch": 24, "produce": 24, "lookup": 21}, id="unbounded"),
+        pytest.param(
+            [{"client-id": "*", "consumer_byte_rate": BOUND, "producer_byte_rate": BOUND}],
+            {"fetch": 44, "produce": 29, "lookup": 21},
+            id="bounded",
+        ),
+    ],
+)
+def test_a_round_trip_takes_few_calls_both_ways(
+    tmp_path: Path, rules: list[dict[str, Any]], most_calls: dict[str, int]
+) -> None:
+    """Without the quick path each takes five more."""
+    counted = tmp_path / "calls.json"
+    answers = {FETCH: _fetched, PRODUCE: _produced, LIST_OFFSETS: _looked_up}
+    with ScriptedBroker(answers) as broker:
+        settings = config(broker.bootstrap, rules=rules, queries=[{"name": "another"}])
+        process = ProxyProcess(settings, tmp_path, changes=PROFILED.format(path=str(counted)))
+        with running(process) as proxy:
+            for client_id, request in REQUESTS_OF.items():
+                with RawClient(proxy.bootstrap, client_id) as client:
+                    client.ask(api_versions(3))
+                    for _ in range(REQUESTS):
+                        client.ask(request)
+    runs: dict[tuple[str, str], Counter[int]] = {}
+    for (client_id, flow, calls), count in json.loads(counted.read_text()):
+        runs.setdefault((client_id, flow), Counter())[calls] += count
+    usual = {key: counts.most_common(1)[0][0] for key, counts in runs.items()}
+    found = {
+        client_id: usual[client_id, "RequestFlow"] + usual[client_id, "ResponseFlow"]
+        for client_id in REQUESTS_OF
+    }
+    assert all(found[each] <= most for each, most in most_calls.items()), found
+
+
+def _fetched(head: RequestHead) -> bytes:
+    topic = APIS[FETCH].response.FetchableTopicResponse
+    part = topic.PartitionData(partition_index=0, high_watermark=2, records=bytes(100))
+    return body(FETCH, head.api_version, responses=[topic(topic_id=TOPIC_ID, partitions=[part])])
+
+
+def _produced(head: RequestHead) -> bytes:
+    topic = APIS[PRODUCE].response.TopicProduceResponse
+    part = topic.PartitionProduceResponse(index=0, base_offset=1)
+    return body(
+        PRODUCE, head.api_version, responses=[topic(name=TOPIC, partition_responses=[part])]
+    )
+
+
+def _looked_up(head: RequestHead) -> bytes:
+    topic = APIS[LIST_OFFSETS].response.ListOffsetsTopicResponse
+    part = topic.ListOffsetsPartitionResponse(partition_index=0, offset=2)
+    return body(LIST_OFFSETS, head.api_version, topics=[topic(name=TOPIC, partitions=[part])])

@@ -27,7 +27,7 @@ def client(number, listener="l"):
 
 
 def use(clients, identity):
-    clients.came(identity)
+    clients.connected(identity)
     clients.byte_counter(identity, FETCH).inc()
 
 
@@ -42,7 +42,7 @@ def test_50_000_comings_and_goings_leave_the_last_to_go(clients, bytes_total):
     for number in range(50_000):
         use(clients, client(number))
         if number:
-            clients.left(client(number - 1))
+            clients.disconnected(client(number - 1))
 
     first_kept = 50_000 - 1 - MAX_GONE_CLIENTS
     assert counted(bytes_total) == [f"spark-{n}" for n in range(first_kept, 50_000)]
@@ -55,7 +55,7 @@ def test_each_is_forgotten_an_hour_after_it_left(clients, bytes_total):
     for number in range(3):
         use(clients, client(number))
     for number in (2, 0):
-        clients.left(client(number))
+        clients.disconnected(client(number))
     soon_ms = clock_ms() + HOUR_MS / 2
 
     assert list(clients.forgetting(soon_ms)) == []
@@ -67,7 +67,7 @@ def test_each_is_forgotten_an_hour_after_it_left(clients, bytes_total):
 def test_one_that_comes_back_between_two_steps_stays(clients, bytes_total):
     for number in range(3):
         use(clients, client(number))
-        clients.left(client(number))
+        clients.disconnected(client(number))
     steps = clients.forgetting(clock_ms() + HOUR_MS)
 
     assert next(steps) == client(0)
@@ -82,12 +82,12 @@ def test_a_client_id_is_known_as_long_as_any_client_has_it(clients, bytes_total)
     for identity in (one, one, other):
         use(clients, identity)
     for identity in (one, other, one):
-        clients.left(identity)
+        clients.disconnected(identity)
         assert clients.knows("spark-1")
     use(clients, one)
 
     assert list(clients.forgetting(clock_ms() + HOUR_MS)) == [other]
     assert clients.knows("spark-1")
-    clients.left(one)
+    clients.disconnected(one)
     assert list(clients.forgetting(clock_ms() + HOUR_MS)) == [one]
     assert not clients.knows("spark-1")

@@ -42,7 +42,7 @@ class Proxy(QuotaWorld):
     def make_up(self, number: int) -> None:
         """A client comes, takes far too much, and goes."""
         identity = ClientIdentity("default", None, f"made-up-{number}")
-        self.registry.came(identity)
+        self.registry.connected(identity)
         quotas = self.quotas.client(identity, ADDRESS)
         for kind in BYTE_RATES:
             charge = quotas.charge(kind, HELD_BYTES, self.now_ms)
@@ -50,7 +50,7 @@ class Proxy(QuotaWorld):
                 self.quotas.held(charge, charge.delay_ms, self.now_ms)
         self.registry.byte_counter(identity, FETCH).inc()
         quotas.close()
-        self.registry.left(identity)
+        self.registry.disconnected(identity)
 
     def expire(self) -> None:
         for _ in self.quotas.expiring(self.now_ms):

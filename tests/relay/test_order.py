@@ -9,8 +9,7 @@ from relaylab.lab import LISTENER, fast_client, open_lab, slow_client, turns, un
 
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.rules import QuotaSettings, Rule
-from proxy.relay.held_responses import LONGEST_MUTE_MS
-from proxy.relay.responses import MAX_HEAD_BYTES
+from proxy.relay.responses import LONGEST_MUTE_MS, MAX_HEAD_BYTES
 from proxy.relay.services import Limits, ThrottleMode
 
 BIG_BYTES = 300_000

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from relaylab import frames
-from relaylab.lab import LISTENER, fast_client, open_lab, slow_client, turns, until
+from relaylab.lab import LISTENER, AllShown, fast_client, open_lab, slow_client, turns, until
 
 from proxy.relay.interceptor import SeenRequest
 from proxy.relay.services import Limits, ThrottleMode
@@ -49,11 +49,8 @@ class AnsweredRequest(SeenRequest):
         self.answer = answer
 
 
-class AnsweringInterceptor:
+class AnsweringInterceptor(AllShown):
     """Answers look-ups, but for those that are `FOR_BROKER`; Fetches are walked."""
-
-    def wants(self, _api_key, _now_ms):
-        return True
 
     def request(self, head, frame, _now_ms):
         if head.api_key == FETCH:
@@ -63,12 +60,6 @@ class AnsweringInterceptor:
         if frame[head.header_end :] == FOR_LONG_ANSWER:
             return AnsweredRequest(long(head.correlation_id))
         return AnsweredRequest(own(head.correlation_id))
-
-    def gated(self, start_ms, now_ms):
-        pass
-
-    def close(self):
-        pass
 
 
 @asynccontextmanager

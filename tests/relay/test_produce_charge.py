@@ -4,7 +4,7 @@ from struct import pack
 
 import pytest
 from relaylab import frames
-from relaylab.lab import open_lab, turns, until
+from relaylab.lab import AllShown, open_lab, turns, until
 
 from metrics.clock import clock_ms
 from proxy.quota.entities import QuotaKind
@@ -154,18 +154,9 @@ class Shown(SeenRequest):
     """A request that is taken whole, as those of a followed producer are."""
 
 
-class TakingInterceptor:
-    def wants(self, _api_key, _now_ms):
-        return True
-
+class TakingInterceptor(AllShown):
     def request(self, _head, _frame, _now_ms):
         return Shown()
-
-    def gated(self, start_ms, now_ms):
-        pass
-
-    def close(self):
-        pass
 
 
 async def test_a_request_that_is_taken_whole_is_charged_as_it_comes():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from relaylab import frames
-from relaylab.lab import LIMIT_S, open_lab, until
+from relaylab.lab import LIMIT_S, AllShown, fast_client, open_lab, until
 
 from proxy.relay.frame_flow import READ_BYTES, READ_BYTES_WALKED
 from proxy.relay.interceptor import SeenRequest
@@ -45,21 +45,16 @@ class ShownFetch(SeenRequest):
         self.note("ended")
 
 
-class ShowingInterceptor:
+class ShowingInterceptor(AllShown):
     def __init__(self, log):
         self.log = log
+        self.follows = True
 
     def wants(self, _api_key, _now_ms):
-        return True
+        return self.follows
 
     def request(self, head, _frame, _now_ms):
         return ShownFetch(self.log, head.correlation_id)
-
-    def gated(self, start_ms, now_ms):
-        pass
-
-    def close(self):
-        pass
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -125,3 +120,26 @@ async def test_a_client_that_takes_nothing_for_a_while():
             piece = await loop.sock_recv(sock, len(left))
             assert piece == left[: len(piece)]
             left = left[len(piece) :]
+
+
+async def test_a_client_that_somebody_follows_later_and_no_longer():
+    log = []
+    interceptor = ShowingInterceptor(log)
+    async with open_lab(rules=(fast_client(),)) as lab:
+        lab.services.interceptor = lambda *_: interceptor
+        interceptor.follows = False
+        client, broker = await lab.pair(frames.fetch_request(1, version=17))
+        sent, _ = frames.fetch17(1, [b""], {})
+        await broker.send(sent)
+        assert await client.frame() == sent
+        for number in range(2, 11):
+            interceptor.follows = 4 <= number < 8
+            request = frames.fetch_request(number, version=17)
+            sent, _ = frames.fetch17(number, [b""], {})
+            await client.send(request)
+            assert await broker.frame() == request
+            await broker.send(sent)
+            assert await client.frame() == sent
+        labels = {"listener": "default", "user": "", "client_id": "test", "api": "Fetch"}
+        assert lab.count("bytes_total", **labels) == 10 * (len(request) + len(sent))
+    assert [number for number, what in log if what == "ended"] == [4, 5, 6, 7]

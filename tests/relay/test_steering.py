@@ -10,7 +10,17 @@ from typing import Any
 import pytest
 from parts.two_members import MapSteering, member_at, moved
 from relaylab import frames
-from relaylab.lab import LISTENER, End, Lab, fast_client, open_lab, slow_client, turns, until
+from relaylab.lab import (
+    LISTENER,
+    AllShown,
+    End,
+    Lab,
+    fast_client,
+    open_lab,
+    slow_client,
+    turns,
+    until,
+)
 
 from proxy.quota.entities import QuotaKind
 from proxy.relay import stay
@@ -155,7 +165,7 @@ async def test_what_is_in_flight_at_a_move_is_a_visit(soon):
         assert pair.a.count("visits_bytes_total") == len(response)
 
 
-class SendingOn:
+class SendingOn(AllShown):
     """Sends all clients on that look up offsets, as an interceptor."""
 
     def wants(self, api_key, _now_ms):
@@ -163,12 +173,6 @@ class SendingOn:
 
     def request(self, _head, _frame, _now_ms):
         raise ClientSentOn
-
-    def gated(self, start_ms, now_ms):
-        pass
-
-    def close(self):
-        pass
 
 
 @pytest.mark.parametrize("owner", ["a", "b"])

@@ -35,7 +35,7 @@ def counted(lab, api):
 def test_the_parts_of_an_exchange():
     times = api_times()
     timed = times.begin(read_ms=1000.0, hold_ms=500.0, now_ms=1002.0)
-    timed.answered(1032.0, free_ms=0.0)
+    timed.on_response(1032.0, free_ms=0.0)
     timed.held(1033.0)
     timed.held(1500.0)  # for longer or shorter than thought
     timed.released(3033.0)
@@ -47,7 +47,7 @@ def test_the_parts_of_an_exchange():
 def test_a_response_behind_another_one_is_not_late():
     times = api_times()
     timed = times.begin(read_ms=0.0, hold_ms=0.0, now_ms=1.0)
-    timed.answered(5010.0, free_ms=5000.0)
+    timed.on_response(5010.0, free_ms=5000.0)
     timed.done(5010.0)
     assert seconds(times) == [0.01, 0.001, 0.0]
 
@@ -56,7 +56,7 @@ def test_a_body_is_not_the_proxys_time():
     times = api_times()
     timed = times.begin(read_ms=0.0, hold_ms=0.0, now_ms=1.0)
     timed.sent_ms = 4001.0  # the request's body took so long
-    timed.answered(4011.0, free_ms=0.0)
+    timed.on_response(4011.0, free_ms=0.0)
     timed.came_whole(6011.0)  # a response that was collected
     timed.done(6013.0)
     assert seconds(times) == [2.01, 0.003, 0.0]
@@ -65,7 +65,7 @@ def test_a_body_is_not_the_proxys_time():
 def test_who_is_told_to_wait_is_held():
     times = api_times()
     timed = times.begin(read_ms=0.0, hold_ms=0.0, now_ms=0.0)
-    timed.answered(1.0, free_ms=0.0)
+    timed.on_response(1.0, free_ms=0.0)
     timed.told_to_wait(2000.0)
     timed.done(1.0)
     assert seconds(times) == [0.001, 0.0, 2.0]

@@ -29,7 +29,7 @@ BUDGETS = {
     "proxy/admin": Budget(7181, 4250),
     "proxy/config": Budget(3200, 2150),
     "proxy/devkit": Budget(1000, 0),
-    "proxy/relay": Budget(5900, 4300),
+    "proxy/relay": Budget(5800, 4300),
     "proxy/pipeline": Budget(4000, 2700),
     "proxy/backpressure": Budget(2800, 1950),
     "proxy/quota": Budget(4250, 3100),

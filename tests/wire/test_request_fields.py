@@ -10,7 +10,6 @@ from proxy.wire.malformed import MalformedFrame
 from proxy.wire.request_fields import (
     DEFAULT_BATCH_BYTES,
     MAX_BYTES,
-    acks_end,
     fetch_limits,
     lower_fetch_bytes,
     produce_acks,
@@ -18,13 +17,13 @@ from proxy.wire.request_fields import (
 )
 
 CASES = [
-    (PRODUCE, "acks", produce_acks),
-    (JOIN_GROUP, "session_timeout_ms", session_timeout_ms),
+    (PRODUCE, "acks", 2, produce_acks),
+    (JOIN_GROUP, "session_timeout_ms", 4, session_timeout_ms),
 ]
 
 
-@pytest.mark.parametrize(("api_key", "field", "read"), CASES)
-def test_every_version_reads_what_the_codec_reads(filler, api_key, field, read):
+@pytest.mark.parametrize(("api_key", "field", "size", "read"), CASES)
+def test_every_version_reads_what_the_codec_reads(filler, api_key, field, size, read):
     request = APIS[api_key].request
     for version in range(request.max_version + 1):
         for seed in range(10):
@@ -33,13 +32,11 @@ def test_every_version_reads_what_the_codec_reads(filler, api_key, field, read):
             message.with_header(correlation_id=1, client_id="c")
             frame = bytes(message.encode(version=version, header=True, framed=True))
             head = parse_request_head(frame, max_request_bytes=10**6)
-            assert read(head, frame) == getattr(message, field)
-            if api_key == PRODUCE:
-                assert frame[acks_end(head, frame) - 2 :][:2] == message.acks.to_bytes(
-                    2, "big", signed=True
-                )
+            value, end = found = read(head, frame)
+            assert value == getattr(message, field)
+            assert frame[end - size : end] == value.to_bytes(size, "big", signed=True)
             for cut in range(head.header_end, head.header_end + 4):
-                assert read(head, frame[:cut]) in (None, getattr(message, field))
+                assert read(head, frame[:cut]) in (None, found)
             assert read(head, frame[: head.header_end]) is None
 
 
@@ -98,7 +95,10 @@ def test_limits_of_every_version_are_what_the_codec_reads(filler):
         frame, head = fetch_frame(version, body)
         message = APIS[FETCH].request.decode(body, version=version)
         max_bytes = message.max_bytes if version >= 3 else MAX_BYTES
-        assert limits(head, frame) == (message.max_wait_ms, max_bytes)
+        *found, end = limits(head, frame)
+        assert found == [message.max_wait_ms, max_bytes]
+        assert limits(head, frame[:end]) == (*found, end)
+        assert limits(head, frame[: end - 1]) is None
         assert limits(head, frame[: head.header_end + 3]) is None
 
 
@@ -114,7 +114,7 @@ def test_a_fetch_without_room_for_its_limits_is_malformed():
 def test_lowering_changes_the_limit_and_nothing_else(filler, max_bytes):
     for version, body in fetch_bodies(filler):
         frame, head = fetch_frame(version, body)
-        lower_fetch_bytes(head, memoryview(frame), max_bytes)
+        lower_fetch_bytes(version, memoryview(frame), head.header_end, max_bytes)
         request = APIS[FETCH].request
         before = request.decode(body, version=version)
         after = request.decode(bytes(frame[head.header_end :]), version=version)
@@ -154,7 +154,7 @@ def test_limits_of_partitions_are_lowered_as_far_as_the_frame_reaches(version):
     assert len(marks) == 6
     for cut in range(head.header_end, len(whole)):
         frame = bytearray(whole)
-        lower_fetch_bytes(head, memoryview(frame)[:cut], 1)
+        lower_fetch_bytes(version, memoryview(frame)[:cut], head.header_end, 1)
         reached = [mark for mark in marks if mark + 4 <= cut]
         for mark in marks:
             limit = DEFAULT_BATCH_BYTES if mark in reached else 2**30

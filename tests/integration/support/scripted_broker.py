@@ -101,7 +101,7 @@ class ScriptedBroker:
                 tags = b"\0" if plan_of(head.api_key, head.api_version).is_flexible else b""
                 size = RESPONSE_HEADER_BYTES - LENGTH_BYTES + len(tags) + len(content)
                 start = pack(">ii", size, head.correlation_id) + tags
-                for part in (start, *in_parts(content)):
+                for part in in_parts(start + content):
                     await self._loop.sock_sendall(sock, part)
                     self.sent_bytes[head.client_id] += len(part)
 

@@ -298,6 +298,19 @@ async def open_lab(
     assert is_inner or open_files() <= files  # the garbage collector may close what was open before
 
 
+class AllShown:
+    """An interceptor of every request; subclasses say what it makes of each."""
+
+    def wants(self, _api_key, _now_ms):
+        return True
+
+    def gated(self, _start_ms, _now_ms):
+        pass
+
+    def close(self):
+        pass
+
+
 def slow_client(name: str = "test", kind: QuotaKind = QuotaKind.CONSUMER_BYTE_RATE) -> Rule:
     """A bound so low that everything is held for longer than any test runs."""
     return Rule(client_id=name, bounds={kind: 1.0})
