@@ -7,11 +7,21 @@ The arithmetic, in milliseconds of delay per record:
 - increase: the rate goes up by a step, and with it t_delay down, until the normal rate is back.
 
 A first request of a stage that processes 400 records/s makes 1,000 into 400 with a delay of 1.5 ms,
-and asking again makes it 285.7 with 2.5 ms in all.
+and asking again makes it 285.7 with 2.5 ms in all. Of several requests in a period the one that
+changes the rate most is applied:
+
+| at the end of a period | uncontrolled | reduced |
+|---|---|---|
+| a stage asks for less | reduced, by the largest delay asked for | the same |
+| all living stages that hold it ask for more | - | raised, by the smallest step asked for |
+| no stage that holds it is alive | - | raised by a step |
+| anything else | - | - |
+
+Raised to its normal rate a node is uncontrolled. Whoever asked for less holds it until then.
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated
 
@@ -30,6 +40,8 @@ little at the moment must not be held to next to nothing when it begins."""
 
 MAX_NUMBER = 1e15
 """No number in a record is larger; well within what a float holds exactly."""
+
+NOBODY_LEFT = "no stage that asked to hold it back is alive"
 
 
 def delay_ms(tps_up: float, tps_down: float, adjust_ms: float = 0.0) -> float:
@@ -66,40 +78,27 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True)
 class FlowRequest:
-    """What a stage asks of one node upstream."""
+    """What a stage asks of a node, as what it would make of it."""
 
     stage: str
-    node: str
     direction: Direction
-    rate: float
-    """What the stage processes, in records/s of the node. To increase: no more than this, may be
-    infinite."""
-    t_min_adjust_ms: float
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class ProposedRate:
-    """What a request would make of a node."""
-
-    request: FlowRequest
     rate: float
     """Records/s, from MIN_RATE to the normal rate."""
     t_delay_ms: float
     """What a record is delayed more than now; negative when it is less."""
+    reason: str
 
 
 class Controller:
     """The state of one node, and the largest request of each stage in its present period."""
 
-    __slots__ = ("due_ms", "measured_rate", "node", "period_ms", "requests", "state")
+    __slots__ = ("_requests", "due_ms", "measured_rate", "node", "period_ms", "state")
 
-    def __init__(self, node: Node, now_ms: float = 0.0) -> None:
+    def __init__(self, node: Node) -> None:
         self.node = node
-        self.period_ms = 0.0
-        self.due_ms = now_ms
-        """When the period ends."""
-        self.requests: dict[str, ProposedRate] = {}
+        self.period_ms = self.due_ms = 0.0
+        """The longest period of the stages that consume from it, and when it ends."""
+        self._requests: dict[str, FlowRequest] = {}
         self.measured_rate: float | None = None
         """Records/s that it takes (a stage) or sends (a source), over the last period."""
         self.state = NodeState()
@@ -113,50 +112,41 @@ class Controller:
             return self.node.normal_rate
         return max(self.measured_rate, self.node.normal_rate * IDLE_SHARE)
 
-    def weigh(self, request: FlowRequest) -> ProposedRate:
-        """Return what a request would change."""
-        rate = self.rate
-        if request.direction is Direction.DECREASE:
-            state = self.state
-            is_again = state.direction is Direction.DECREASE and request.stage in state.holders
-            t_delay_ms = delay_ms(rate, request.rate, request.t_min_adjust_ms if is_again else 0.0)
-            return ProposedRate(request, self._bounded(slowed(rate, t_delay_ms)), t_delay_ms)
-        raised = self._bounded(max(rate, min(rate + self.node.step, request.rate)))
-        return ProposedRate(request, raised, MS_PER_SECOND / raised - MS_PER_SECOND / rate)
+    def ask(
+        self, stage: str, direction: Direction, rate: float, adjust_ms: float, reason: str
+    ) -> None:
+        """Add a request of a stage; of two of a stage in one period the larger one counts.
 
-    def release(self, reason: str) -> ProposedRate:
-        """Return what a step up would change that no stage asks for."""
-        request = FlowRequest("", self.node.name, Direction.INCREASE, math.inf, 0.0, reason)
-        return self.weigh(request)
-
-    def apply(self, change: ProposedRate, asking: frozenset[str], now_s: float) -> bool:
-        """Apply a change; return whether the state is different now, and to be stored.
-
-        `asking`: the stages that ask to decrease, also those whose request was dropped for this.
+        `rate` is what the stage processes, in records/s of the node. To increase: no more than
+        this, may be infinite. `adjust_ms` is its `t_min_adjust`.
         """
-        old, request = self.state, change.request
-        rate: float | None = change.rate
-        holders = tuple(sorted(asking.union(old.holders)))
-        if request.direction is Direction.INCREASE:
-            if old.rate is None:
-                return False
-            if change.rate >= self.node.normal_rate:
-                rate, holders = None, ()
-            elif rate == old.rate:
-                return False
-        elif (rate, holders, request.direction) == (old.rate, old.holders, old.direction):
+        request = self._weighed(stage, direction, rate, adjust_ms, reason)
+        earlier = self._requests.get(stage)
+        if earlier is None or earlier.t_delay_ms <= request.t_delay_ms:
+            self._requests[stage] = request
+
+    def tick(self, now_ms: float, now_s: float, is_alive: Callable[[str], bool]) -> bool:
+        """Apply a request if the period is over; return whether the state is different now."""
+        if now_ms < self.due_ms:
             return False
-        t_delay_ms = 0.0 if rate is None else delay_ms(self.node.normal_rate, rate)
-        why, by, revision = request.reason, request.stage, old.revision + 1
-        self.state = NodeState(
-            rate, t_delay_ms, now_s, why, by, request.direction, holders, revision
-        )
-        return True
+        self.due_ms += self.period_ms * (1 + (now_ms - self.due_ms) // self.period_ms)
+        asked, self._requests = list(self._requests.values()), {}
+        less = [each for each in asked if each.direction is Direction.DECREASE]
+        if less:
+            return self._apply(max(less, key=_delay_of), {each.stage for each in less}, now_s)
+        if self.state.rate is None:
+            return False
+        voices = {holder for holder in self.state.holders if is_alive(holder)}
+        if asked and voices.issubset(each.stage for each in asked):
+            return self._apply(max(asked, key=_delay_of), set(), now_s)
+        if not voices:
+            step = self._weighed("", Direction.INCREASE, math.inf, 0.0, NOBODY_LEFT)
+            return self._apply(step, set(), now_s)
+        return False
 
     def adjust(self, node: Node, consumers: Collection[str]) -> bool:
         """Follow changed settings; return whether the state is different now."""
-        self.node = node
-        old = self.state
+        self.node, old = node, self.state
         if old.rate is None:
             return False
         rate = min(old.rate, node.normal_rate)
@@ -167,6 +157,12 @@ class Controller:
             return False
         self.state = replace(new, revision=old.revision + 1)
         return True
+
+    def begin_period(self, period_ms: float, now_ms: float) -> None:
+        """Forget what was asked for, and begin a period anew if it has another length."""
+        self._requests.clear()
+        if self.period_ms != period_ms:
+            self.period_ms, self.due_ms = period_ms, now_ms + period_ms
 
     def document(self) -> dict[str, Json]:
         """Return the node as the API shows it."""
@@ -183,8 +179,41 @@ class Controller:
             "last_change": {"at_s": state.since_s, **last} if state.revision else None,
         }
 
+    def _weighed(
+        self, stage: str, direction: Direction, rate: float, adjust_ms: float, reason: str
+    ) -> FlowRequest:
+        now, state = self.rate, self.state
+        if direction is Direction.DECREASE:
+            is_again = state.direction is direction and stage in state.holders
+            t_delay_ms = delay_ms(now, rate, adjust_ms if is_again else 0.0)
+            new = self._bounded(slowed(now, t_delay_ms))
+        else:
+            new = self._bounded(max(now, min(now + self.node.step, rate)))
+            t_delay_ms = MS_PER_SECOND / new - MS_PER_SECOND / now
+        return FlowRequest(stage, direction, new, t_delay_ms, reason)
+
+    def _apply(self, chosen: FlowRequest, asking: set[str], now_s: float) -> bool:
+        """Apply a request; `asking` ask to decrease, also those whose request was dropped."""
+        old, direction = self.state, chosen.direction
+        rate: float | None = chosen.rate
+        holders = tuple(sorted(asking.union(old.holders)))
+        if direction is Direction.INCREASE and chosen.rate >= self.node.normal_rate:
+            rate, holders = None, ()
+        elif rate == old.rate and (
+            direction is Direction.INCREASE or (holders, direction) == (old.holders, old.direction)
+        ):
+            return False
+        t_delay_ms = 0.0 if rate is None else delay_ms(self.node.normal_rate, rate)
+        why, by, revision = chosen.reason, chosen.stage, old.revision + 1
+        self.state = NodeState(rate, t_delay_ms, now_s, why, by, direction, holders, revision)
+        return True
+
     def _bounded(self, rate: float) -> float:
         return max(MIN_RATE, min(rate, self.node.normal_rate))
+
+
+def _delay_of(request: FlowRequest) -> float:
+    return request.t_delay_ms
 
 
 class _NodeForm(BaseModel):

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from proxy.state import Json, Record
+from proxy.state.journal import Journal
 
-from .controller import FLOW_RECORDS, Controller, FlowRequest, NodeState
-from .coordinator import Coordinator
+from .controller import FLOW_RECORDS, Controller, NodeState, from_record, to_record
 from .fair_rates import UpstreamRate, fair_rates, raised_rates
 from .graph import Node, PipelineGraph
 from .trigger import Direction, RateMeter, Trigger, Verdict
@@ -34,19 +34,20 @@ class RateChange:
 
 
 class PipelineFlow:
-    """Triggers, controllers and coordinator of one pipeline, and their state.
+    """Triggers of the stages and controllers of the nodes of one pipeline, and their records.
 
     The readings of each stage go to its trigger in `stages`, as often as they are known.
     """
 
     def __init__(self, graph: PipelineGraph, now_ms: float, now_s: float) -> None:
-        self._graph = graph
         self._wall = WallTime.at(now_ms, now_s)
-        self._coordinator = Coordinator(graph, now_ms)
+        self._journal = Journal(self._record, self._key)
+        self._controllers: dict[str, Controller] = {}
         self.stages: dict[str, Trigger] = {}
         self._topics: dict[str, RateMeter] = {}
+        """By topic of a source: what arrives there."""
         self._events: deque[dict[str, Json]] = deque(maxlen=MAX_EVENTS)
-        self._follow_graph(now_ms)
+        self.update(graph, now_ms)
 
     @property
     def prefix(self) -> str:
@@ -60,13 +61,13 @@ class PipelineFlow:
 
     def state_of(self, node: str) -> NodeState | None:
         """Return how a node is held; None when it is not."""
-        controller = self._coordinator.controllers.get(node)
+        controller = self._controllers.get(node)
         return None if controller is None or controller.state.rate is None else controller.state
 
     def tick(self, now_ms: float) -> list[RateChange]:
         """End the periods that are due, at least once in the shortest; return changed rates."""
         self._measure()
-        controllers = self._coordinator.controllers
+        controllers, now_s = self._controllers, self._wall.to_s(now_ms)
         verdicts: dict[str, Verdict] = {}
         for name, trigger in self.stages.items():
             if now_ms < trigger.due_ms:
@@ -77,24 +78,21 @@ class PipelineFlow:
                 verdicts[name] = verdict
         for name, verdict in verdicts.items():  # with all rates as they are measured now
             self._ask(name, verdict, now_ms)
-        before = {name: item.state.rate for name, item in controllers.items()}
-        decided = self._coordinator.tick(
-            now_ms, self._wall.to_s(now_ms), lambda name: self.stages[name].is_alive(now_ms)
-        )
-        if decided:
-            self._follow_controllers()
         changes = []
-        for name in decided:
-            state = controllers[name].state
-            change = RateChange(name, state.rate, state.why)
-            self._event(change, now_ms)
-            if state.rate != before[name]:
-                changes.append(change)
-        return changes
+        for name, controller in controllers.items():
+            before = controller.state.rate
+            if controller.tick(now_ms, now_s, lambda name: self.stages[name].is_alive(now_ms)):
+                self._journal.mark_changed(name)
+                change = RateChange(name, controller.state.rate, controller.state.why)
+                self._event(change, now_ms)
+                changes.append((change, before))
+        if changes:
+            self._follow_controllers()
+        return [change for change, before in changes if change.rate != before]
 
     def changes(self) -> tuple[list[Record], list[str]]:
         """Return the records to write and the keys to delete since the last call."""
-        return self._coordinator.journal.take()
+        return self._journal.take()
 
     def load(self, records: Iterable[Record], now_ms: float) -> list[str]:
         """Load all records under `prefix`, at any time; return what was not taken, and why.
@@ -102,7 +100,26 @@ class PipelineFlow:
         Records newer than what is in force count; older and missing ones are written again. Those
         of nodes that are gone and damaged ones are deleted, those of a newer program left alone.
         """
-        refused = self._coordinator.load(records)
+        refused = []
+        names = {self._key(name): name for name in self._controllers}
+        changed = {name for name in self._controllers if self.state_of(name) is not None}
+        for record in records:
+            name = names.get(record.key)
+            if name is None:
+                refused.append(f"{record.key}: the pipeline has no such node; deleted")
+                self._journal.mark_deleted(record.key)
+            elif record.version != FLOW_RECORDS.version:
+                refused.append(f"{record.key}: version {record.version} is not known here")
+                changed.discard(name)
+            else:
+                try:
+                    is_same = self._load_node(name, record)
+                except ValueError as error:
+                    refused.append(f"{record.key}: {error}; deleted")
+                    is_same = False
+                (changed.discard if is_same else changed.add)(name)
+        for name in sorted(changed):
+            self._journal.mark_changed(name)
         self._follow_controllers()
         for message in refused:
             self._event(RateChange("", None, message), now_ms)
@@ -111,21 +128,39 @@ class PipelineFlow:
     def update(self, graph: PipelineGraph, now_ms: float) -> list[RateChange]:
         """Follow a reload; nodes that remain keep their state. Return the rates that changed."""
         self._graph = graph
-        changed, gone = self._coordinator.update(graph, now_ms)
-        self._follow_graph(now_ms)
+        gone, self._controllers = self._controllers, {}
+        changed: list[str] = []
+        for name, node in graph.nodes.items():
+            controller = gone.get(name)
+            consumers = graph.downstream_of(name)
+            if controller is None or controller.node.is_source != node.is_source:
+                controller = Controller(node)
+            else:
+                del gone[name]
+                if controller.adjust(node, consumers):
+                    changed.append(name)
+                    self._journal.mark_changed(name)
+            self._controllers[name] = controller
+            # A stage that nobody consumes from any more may still have to be released.
+            periods_ms = [graph.stages[stage].period_ms for stage in consumers or (name,)]
+            controller.begin_period(max(periods_ms), now_ms)
+        for name in gone:
+            self._journal.mark_removed(name)
+        self._follow_stages(now_ms)
         why = "it is no longer held in this pipeline"
-        held = (each for each in gone if each.state.rate is not None)
-        changes = [RateChange(each.node.name, None, why) for each in held]
-        for name in sorted(changed):
-            rate = self._coordinator.controllers[name].state.rate
-            changes.append(RateChange(name, rate, "the pipeline's settings changed"))
+        held = (name for name, each in gone.items() if each.state.rate is not None)
+        changes = [RateChange(name, None, why) for name in held]
+        why = "the pipeline's settings changed"
+        changes += [
+            RateChange(name, self._controllers[name].state.rate, why) for name in sorted(changed)
+        ]
         for change in changes:
             self._event(change, now_ms)
         return changes
 
     def document(self, now_ms: float) -> dict[str, Json]:
         """Return the pipeline as the API shows it: JSON, times in wall-clock seconds."""
-        graph, controllers = self._graph, self._coordinator.controllers
+        graph, controllers = self._graph, self._controllers
         return {
             "name": graph.settings.name,
             "at_s": self._wall.to_s(now_ms),
@@ -149,8 +184,24 @@ class PipelineFlow:
             "events": list(self._events),
         }
 
-    def _follow_graph(self, now_ms: float) -> None:
-        """Make what the graph asks for: triggers and meters; those that remain are kept."""
+    def _key(self, node: str) -> str:
+        return FLOW_RECORDS.key(self._graph.settings.name, node)
+
+    def _record(self, node: str) -> Record | None:
+        state = self.state_of(node)
+        return None if state is None else to_record(self._graph.settings.name, node, state)
+
+    def _load_node(self, name: str, record: Record) -> bool:
+        """Load a later state; return whether the record says what is in force then."""
+        controller = self._controllers[name]
+        state = from_record(record, self._graph.settings.name, controller.node)
+        if state.revision <= controller.state.revision:
+            return state.revision == controller.state.revision
+        controller.state = state
+        return not controller.adjust(controller.node, self._graph.downstream_of(name))
+
+    def _follow_stages(self, now_ms: float) -> None:
+        """Make the triggers and meters that the graph asks for; those that remain are kept."""
         graph, max_lag = self._graph, self._graph.settings.max_lag
         old, self.stages = self.stages, {}
         for name, settings in graph.stages.items():
@@ -163,41 +214,39 @@ class PipelineFlow:
             period_ms = max(graph.stages[name].period_ms for name in stages)
             for topic in source.produces:
                 meter = meters.get(topic)
-                if meter is None or meter.interval_ms != period_ms:
-                    meter = RateMeter(period_ms)
-                self._topics[topic] = meter
+                is_kept = meter is not None and meter.interval_ms == period_ms
+                self._topics[topic] = meter if meter and is_kept else RateMeter(period_ms)
 
     def _follow_controllers(self) -> None:
         """Set for each stage which nodes are held for it, and how far it is held itself."""
-        controllers = self._coordinator.controllers
         held: dict[str, set[str]] = {name: set() for name in self.stages}
-        for name, controller in controllers.items():
+        for name, controller in self._controllers.items():
             for holder in controller.state.holders:
                 held[holder].add(name)
         for name, trigger in self.stages.items():
-            rate, normal_rate = controllers[name].state.rate, controllers[name].node.normal_rate
+            rate, normal_rate = self._controllers[name].state.rate, trigger.settings.normal_rate
             trigger.control(frozenset(held[name]), 1.0 if rate is None else rate / normal_rate)
 
     def _measure(self) -> None:
         for source in self._graph.settings.sources:
-            if controller := self._coordinator.controllers.get(source.client_id):
+            if controller := self._controllers.get(source.client_id):
                 rates = [self._topics[topic].rate for topic in source.produces]
                 known = [rate for rate in rates if rate is not None]
                 controller.measured_rate = sum(known) if known else None
 
-    def _upstream_rate(self, node: Controller, stage: str) -> UpstreamRate:
-        topics = self._graph.topics_between(node.node.name, stage)
-        if not node.node.is_source:
-            share = self.stages[node.node.name].records_out(topics)
-        elif node.measured_rate:
-            share = sum(self._topics[topic].rate or 0.0 for topic in topics) / node.measured_rate
-        else:
-            share = 1.0
-        return UpstreamRate(node.node.name, node.rate, node.node.normal_rate, share)
+    def _upstream_rate(self, controller: Controller, stage: str) -> UpstreamRate:
+        node, rate = controller.node, controller.measured_rate
+        topics = self._graph.topics_between(node.name, stage)
+        share = 1.0
+        if not node.is_source:
+            share = self.stages[node.name].records_out(topics)
+        elif rate:
+            share = sum(self._topics[topic].rate or 0.0 for topic in topics) / rate
+        return UpstreamRate(node.name, controller.rate, node.normal_rate, share)
 
     def _ask(self, name: str, verdict: Verdict, now_ms: float) -> None:
         """Make a request to each node upstream that can be held and is to blame."""
-        controllers, trigger = self._coordinator.controllers, self.stages[name]
+        controllers, trigger = self._controllers, self.stages[name]
         own_rate = controllers[name].state.rate or math.inf
         processing_rate = trigger.processing_rate or trigger.settings.band[1] * trigger.scale
         upstream = [
@@ -215,9 +264,9 @@ class PipelineFlow:
         if not rates:
             return
         reason = f"{name} asks for {more}: {verdict.reason}; it processes {processing_rate:,.1f}/s"
-        adjust_ms, direction = trigger.settings.t_min_adjust_ms, verdict.direction
         for node, rate in rates.items():
-            self._coordinator.gather(FlowRequest(name, node, direction, rate, adjust_ms, reason))
+            adjust_ms = trigger.settings.t_min_adjust_ms
+            controllers[node].ask(name, verdict.direction, rate, adjust_ms, reason)
         trigger.request = {
             "at_s": self._wall.to_s(now_ms),
             "direction": verdict.direction,
