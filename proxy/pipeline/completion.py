@@ -280,7 +280,7 @@ class Completion:
                 self.counts.unknown_topics += 1
                 continue
             self.counts.unanchored_ranges += anchor is None
-            for stage in self._graph.consumers_of(written.topic):
+            for stage in self._graph.consumers[written.topic]:
                 key = (stage, written.topic, written.partition)
                 # What a batch wrote that is reported again was added the first time.
                 start = max(written.start, self.edges.known_to(key)) if is_again else written.start

@@ -23,6 +23,7 @@ Raised to its normal rate a node is uncontrolled. Whoever asked for less holds i
 import math
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -32,7 +33,6 @@ from proxy.state import Json, Record
 from proxy.state.journal import RecordFormat
 
 from .graph import MIN_RATE, Node
-from .trigger import Direction
 
 IDLE_SHARE = 0.1
 """Share of its normal rate that a node is taken to send at least while it is not held: what sends
@@ -42,6 +42,13 @@ MAX_NUMBER = 1e15
 """No number in a record is larger; well within what a float holds exactly."""
 
 NOBODY_LEFT = "no stage that asked to hold it back is alive"
+
+
+class Direction(StrEnum):
+    """What a stage asks for."""
+
+    DECREASE = "decrease"
+    INCREASE = "increase"
 
 
 def delay_ms(tps_up: float, tps_down: float, adjust_ms: float = 0.0) -> float:
@@ -92,16 +99,13 @@ class FlowRequest:
 class Controller:
     """The state of one node, and the largest request of each stage in its present period."""
 
-    __slots__ = ("_requests", "due_ms", "measured_rate", "node", "period_ms", "state")
-
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.period_ms = self.due_ms = 0.0
-        """The longest period of the stages that consume from it, and when it ends."""
-        self._requests: dict[str, FlowRequest] = {}
+    def __init__(self, settings: Node) -> None:
+        self.settings = settings
+        self.state = NodeState()
         self.measured_rate: float | None = None
         """Records/s that it takes (a stage) or sends (a source), over the last period."""
-        self.state = NodeState()
+        self._requests: dict[str, FlowRequest] = {}
+        self._period_ms = self._period_end_ms = 0.0
 
     @property
     def rate(self) -> float:
@@ -109,8 +113,13 @@ class Controller:
         if self.state.rate is not None:
             return self.state.rate
         if self.measured_rate is None:
-            return self.node.normal_rate
-        return max(self.measured_rate, self.node.normal_rate * IDLE_SHARE)
+            return self.settings.normal_rate
+        return max(self.measured_rate, self.settings.normal_rate * IDLE_SHARE)
+
+    @property
+    def scale(self) -> float:
+        """How far it is held, as a share of its normal rate above 0; 1 when it is not."""
+        return 1.0 if self.state.rate is None else self.state.rate / self.settings.normal_rate
 
     def ask(
         self, stage: str, direction: Direction, rate: float, adjust_ms: float, reason: str
@@ -127,9 +136,9 @@ class Controller:
 
     def tick(self, now_ms: float, now_s: float, is_alive: Callable[[str], bool]) -> bool:
         """Apply a request if the period is over; return whether the state is different now."""
-        if now_ms < self.due_ms:
+        if (late_ms := now_ms - self._period_end_ms) < 0:
             return False
-        self.due_ms += self.period_ms * (1 + (now_ms - self.due_ms) // self.period_ms)
+        self._period_end_ms += self._period_ms * (1 + late_ms // self._period_ms)
         asked, self._requests = list(self._requests.values()), {}
         less = [each for each in asked if each.direction is Direction.DECREASE]
         if less:
@@ -144,35 +153,43 @@ class Controller:
             return self._apply(step, set(), now_s)
         return False
 
-    def adjust(self, node: Node, consumers: Collection[str]) -> bool:
-        """Follow changed settings; return whether the state is different now."""
-        self.node, old = node, self.state
-        if old.rate is None:
-            return False
-        rate = min(old.rate, node.normal_rate)
-        holders = tuple(name for name in old.holders if name in consumers)
-        t_delay_ms = delay_ms(node.normal_rate, rate)
-        new = replace(old, rate=rate, t_delay_ms=t_delay_ms, holders=holders)
-        if new == old:
-            return False
-        self.state = replace(new, revision=old.revision + 1)
-        return True
+    def follow(
+        self, settings: Node, consumers: Collection[str], period_ms: float, now_ms: float
+    ) -> bool:
+        """Follow changed settings; return whether the state is different now.
 
-    def begin_period(self, period_ms: float, now_ms: float) -> None:
-        """Forget what was asked for, and begin a period anew if it has another length."""
+        `period_ms` is the longest one of the stages that consume from it. What was asked for in
+        the present period is forgotten.
+        """
+        self.settings = settings
         self._requests.clear()
-        if self.period_ms != period_ms:
-            self.period_ms, self.due_ms = period_ms, now_ms + period_ms
+        if self._period_ms != period_ms:
+            self._period_ms, self._period_end_ms = period_ms, now_ms + period_ms
+        return self.load(self.state, consumers)
+
+    def load(self, state: NodeState, consumers: Collection[str]) -> bool:
+        """Take up a state; return whether it is different in this pipeline."""
+        self.state = state
+        if state.rate is None:
+            return False
+        rate = min(state.rate, self.settings.normal_rate)
+        holders = tuple(name for name in state.holders if name in consumers)
+        t_delay_ms = delay_ms(self.settings.normal_rate, rate)
+        new = replace(state, rate=rate, t_delay_ms=t_delay_ms, holders=holders)
+        if new == state:
+            return False
+        self.state = replace(new, revision=state.revision + 1)
+        return True
 
     def document(self) -> dict[str, Json]:
         """Return the node as the API shows it."""
         state = self.state
         last: dict[str, Json] = {"direction": state.direction, "by": state.by, "reason": state.why}
         return {
-            "name": self.node.name,
+            "name": self.settings.name,
             "state": "uncontrolled" if state.rate is None else "reduced",
             "rate": state.rate,
-            "normal_rate": self.node.normal_rate,
+            "normal_rate": self.settings.normal_rate,
             "measured_rate": self.measured_rate,
             "t_delay_ms": state.t_delay_ms,
             "held_by": state.holders,
@@ -188,7 +205,7 @@ class Controller:
             t_delay_ms = delay_ms(now, rate, adjust_ms if is_again else 0.0)
             new = self._bounded(slowed(now, t_delay_ms))
         else:
-            new = self._bounded(max(now, min(now + self.node.step, rate)))
+            new = self._bounded(max(now, min(now + self.settings.step, rate)))
             t_delay_ms = MS_PER_SECOND / new - MS_PER_SECOND / now
         return FlowRequest(stage, direction, new, t_delay_ms, reason)
 
@@ -197,19 +214,19 @@ class Controller:
         old, direction = self.state, chosen.direction
         rate: float | None = chosen.rate
         holders = tuple(sorted(asking.union(old.holders)))
-        if direction is Direction.INCREASE and chosen.rate >= self.node.normal_rate:
+        if direction is Direction.INCREASE and chosen.rate >= self.settings.normal_rate:
             rate, holders = None, ()
         elif rate == old.rate and (
             direction is Direction.INCREASE or (holders, direction) == (old.holders, old.direction)
         ):
             return False
-        t_delay_ms = 0.0 if rate is None else delay_ms(self.node.normal_rate, rate)
+        t_delay_ms = 0.0 if rate is None else delay_ms(self.settings.normal_rate, rate)
         why, by, revision = chosen.reason, chosen.stage, old.revision + 1
         self.state = NodeState(rate, t_delay_ms, now_s, why, by, direction, holders, revision)
         return True
 
     def _bounded(self, rate: float) -> float:
-        return max(MIN_RATE, min(rate, self.node.normal_rate))
+        return max(MIN_RATE, min(rate, self.settings.normal_rate))
 
 
 def _delay_of(request: FlowRequest) -> float:

@@ -13,10 +13,17 @@ from dataclasses import asdict, dataclass
 from proxy.state import Json, Record
 from proxy.state.journal import Journal
 
-from .controller import FLOW_RECORDS, Controller, NodeState, from_record, to_record
+from .controller import (
+    FLOW_RECORDS,
+    Controller,
+    Direction,
+    NodeState,
+    from_record,
+    to_record,
+)
 from .fair_rates import UpstreamRate, fair_rates, raised_rates
-from .graph import Node, PipelineGraph
-from .trigger import Direction, RateMeter, Trigger, Verdict
+from .graph import PipelineGraph, StageSettings
+from .trigger import RateMeter, Trigger, Verdict
 from .wall_time import WallTime
 
 MAX_EVENTS = 100
@@ -72,8 +79,7 @@ class PipelineFlow:
         for name, trigger in self.stages.items():
             if now_ms < trigger.due_ms:
                 continue
-            verdict = trigger.close(now_ms)
-            controllers[name].measured_rate = trigger.last.received_rate
+            verdict = trigger.close(now_ms, holds=bool(self._held_for(name)))
             if verdict is not None and trigger.may_ask(now_ms):
                 verdicts[name] = verdict
         for name, verdict in verdicts.items():  # with all rates as they are measured now
@@ -86,8 +92,6 @@ class PipelineFlow:
                 change = RateChange(name, controller.state.rate, controller.state.why)
                 self._event(change, now_ms)
                 changes.append((change, before))
-        if changes:
-            self._follow_controllers()
         return [change for change, before in changes if change.rate != before]
 
     def changes(self) -> tuple[list[Record], list[str]]:
@@ -120,63 +124,63 @@ class PipelineFlow:
                 (changed.discard if is_same else changed.add)(name)
         for name in sorted(changed):
             self._journal.mark_changed(name)
-        self._follow_controllers()
         for message in refused:
             self._event(RateChange("", None, message), now_ms)
         return refused
 
     def update(self, graph: PipelineGraph, now_ms: float) -> list[RateChange]:
         """Follow a reload; nodes that remain keep their state. Return the rates that changed."""
-        self._graph = graph
-        gone, self._controllers = self._controllers, {}
+        self._graph, max_lag = graph, graph.settings.max_lag
+        gone, self._controllers, self.stages = self._controllers, {}, {}
         changed: list[str] = []
-        for name, node in graph.nodes.items():
+        for name, settings in graph.nodes.items():
             controller = gone.get(name)
-            consumers = graph.downstream_of(name)
-            if controller is None or controller.node.is_source != node.is_source:
-                controller = Controller(node)
-            else:
+            if controller is not None and type(controller.settings) is type(settings):
                 del gone[name]
-                if controller.adjust(node, consumers):
-                    changed.append(name)
-                    self._journal.mark_changed(name)
+            elif isinstance(settings, StageSettings):
+                controller = Trigger(settings, max_lag, now_ms)
+            else:
+                controller = Controller(settings)
+            if controller.follow(settings, graph.downstream[name], self._period_ms(name), now_ms):
+                changed.append(name)
+                self._journal.mark_changed(name)
             self._controllers[name] = controller
-            # A stage that nobody consumes from any more may still have to be released.
-            periods_ms = [graph.stages[stage].period_ms for stage in consumers or (name,)]
-            controller.begin_period(max(periods_ms), now_ms)
-        for name in gone:
+            if isinstance(controller, Trigger):
+                controller.sample_for(graph.stages[name], max_lag, now_ms)
+                self.stages[name] = controller
+        meters, self._topics = self._topics, {}
+        for source in graph.settings.sources:
+            period_ms = self._period_ms(source.name)
+            for topic in source.produces:
+                meter = meters.get(topic)
+                is_kept = meter is not None and meter.interval_ms == period_ms
+                self._topics[topic] = meter if meter and is_kept else RateMeter(period_ms)
+        changes = []
+        for name, controller in gone.items():
             self._journal.mark_removed(name)
-        self._follow_stages(now_ms)
-        why = "it is no longer held in this pipeline"
-        held = (name for name, each in gone.items() if each.state.rate is not None)
-        changes = [RateChange(name, None, why) for name in held]
-        why = "the pipeline's settings changed"
-        changes += [
-            RateChange(name, self._controllers[name].state.rate, why) for name in sorted(changed)
-        ]
+            if controller.state.rate is not None:
+                changes.append(RateChange(name, None, "it is no longer held in this pipeline"))
+        for name in sorted(changed):
+            rate = self._controllers[name].state.rate
+            changes.append(RateChange(name, rate, "the pipeline's settings changed"))
         for change in changes:
             self._event(change, now_ms)
         return changes
 
     def document(self, now_ms: float) -> dict[str, Json]:
         """Return the pipeline as the API shows it: JSON, times in wall-clock seconds."""
-        graph, controllers = self._graph, self._controllers
+        graph = self._graph
         return {
             "name": graph.settings.name,
             "at_s": self._wall.to_s(now_ms),
             "hold_producers": graph.settings.hold_producers,
             "max_lag": graph.settings.max_lag,
             "stages": [
-                controllers[name].document()
-                | {"upstream": list(graph.upstream_of(name))}
-                | self.stages[name].document(now_ms)
+                self.stages[name].stage_document(now_ms) | {"upstream": list(graph.upstream[name])}
                 for name in graph.order
             ],
             "sources": [
-                (
-                    controllers.get(each.client_id)
-                    or Controller(Node(each.client_id, True, each.normal_rate, each.step))
-                ).document()
+                (self._controllers.get(each.name) or Controller(each)).document()
                 for each in graph.settings.sources
             ],
             "refused_readings": 0,  # of earlier versions, for those who read the fields
@@ -194,38 +198,20 @@ class PipelineFlow:
     def _load_node(self, name: str, record: Record) -> bool:
         """Load a later state; return whether the record says what is in force then."""
         controller = self._controllers[name]
-        state = from_record(record, self._graph.settings.name, controller.node)
+        state = from_record(record, self._graph.settings.name, controller.settings)
         if state.revision <= controller.state.revision:
             return state.revision == controller.state.revision
-        controller.state = state
-        return not controller.adjust(controller.node, self._graph.downstream_of(name))
+        return not controller.load(state, self._graph.downstream[name])
 
-    def _follow_stages(self, now_ms: float) -> None:
-        """Make the triggers and meters that the graph asks for; those that remain are kept."""
-        graph, max_lag = self._graph, self._graph.settings.max_lag
-        old, self.stages = self.stages, {}
-        for name, settings in graph.stages.items():
-            trigger = self.stages[name] = old.get(name) or Trigger(settings, max_lag, now_ms)
-            trigger.update(settings, max_lag, now_ms)
-        self._follow_controllers()
-        meters, self._topics = self._topics, {}
-        for source in graph.settings.sources:
-            stages = graph.downstream_of(source.client_id)
-            period_ms = max(graph.stages[name].period_ms for name in stages)
-            for topic in source.produces:
-                meter = meters.get(topic)
-                is_kept = meter is not None and meter.interval_ms == period_ms
-                self._topics[topic] = meter if meter and is_kept else RateMeter(period_ms)
+    def _period_ms(self, node: str) -> float:
+        # A stage that nobody consumes from any more may still have to be released.
+        consumers = self._graph.downstream[node] or (node,)
+        return max(self._graph.stages[name].period_ms for name in consumers)
 
-    def _follow_controllers(self) -> None:
-        """Set for each stage which nodes are held for it, and how far it is held itself."""
-        held: dict[str, set[str]] = {name: set() for name in self.stages}
-        for name, controller in self._controllers.items():
-            for holder in controller.state.holders:
-                held[holder].add(name)
-        for name, trigger in self.stages.items():
-            rate, normal_rate = self._controllers[name].state.rate, trigger.settings.normal_rate
-            trigger.control(frozenset(held[name]), 1.0 if rate is None else rate / normal_rate)
+    def _held_for(self, stage: str) -> list[str]:
+        """Return the nodes upstream that are held because a stage asked."""
+        nodes, controllers = self._graph.upstream[stage], self._controllers
+        return [n for n in nodes if n in controllers and stage in controllers[n].state.holders]
 
     def _measure(self) -> None:
         for source in self._graph.settings.sources:
@@ -235,32 +221,32 @@ class PipelineFlow:
                 controller.measured_rate = sum(known) if known else None
 
     def _upstream_rate(self, controller: Controller, stage: str) -> UpstreamRate:
-        node, rate = controller.node, controller.measured_rate
-        topics = self._graph.topics_between(node.name, stage)
+        name, rate = controller.settings.name, controller.measured_rate
+        topics = self._graph.topics_between(name, stage)
         share = 1.0
-        if not node.is_source:
-            share = self.stages[node.name].records_out(topics)
+        if isinstance(controller, Trigger):
+            share = controller.records_out(topics)
         elif rate:
             share = sum(self._topics[topic].rate or 0.0 for topic in topics) / rate
-        return UpstreamRate(node.name, controller.rate, node.normal_rate, share)
+        return UpstreamRate(name, controller.rate, controller.settings.normal_rate, share)
 
     def _ask(self, name: str, verdict: Verdict, now_ms: float) -> None:
         """Make a request to each node upstream that can be held and is to blame."""
         controllers, trigger = self._controllers, self.stages[name]
-        own_rate = controllers[name].state.rate or math.inf
+        own_rate = trigger.state.rate or math.inf
         processing_rate = trigger.processing_rate or trigger.settings.band[1] * trigger.scale
         upstream = [
             self._upstream_rate(controllers[node], name)
-            for node in self._graph.upstream_of(name)
+            for node in self._graph.upstream[name]
             if node in controllers
         ]
         if verdict.direction is Direction.DECREASE:
             more, rates = "less", fair_rates(upstream, min(own_rate, processing_rate))
             if verdict.is_of_lag:
                 # Stages are not let plan more than there is room for; sources cannot be stopped.
-                rates = {node: rates[node] for node in rates if controllers[node].node.is_source}
+                rates = {node: rates[node] for node in rates if node not in self.stages}
         else:
-            more, rates = "more", raised_rates(upstream, own_rate, trigger.held_nodes)
+            more, rates = "more", raised_rates(upstream, own_rate, self._held_for(name))
         if not rates:
             return
         reason = f"{name} asks for {more}: {verdict.reason}; it processes {processing_rate:,.1f}/s"

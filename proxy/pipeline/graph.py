@@ -6,7 +6,7 @@ sends, and a request to slow down has one address.
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
@@ -61,6 +61,15 @@ class SourceSettings:
     """Records/s over all its topics while nobody holds it, and the most that it is held to."""
     step: float
 
+    @property
+    def name(self) -> str:
+        """Its client id."""
+        return self.client_id
+
+
+Node = StageSettings | SourceSettings
+"""Something that can be held."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSettings:
@@ -92,16 +101,6 @@ class PipelineProblem:
     path: Path
     message: str
     fix: str
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """Something that can be held: a stage, or a source where producers are held."""
-
-    name: str
-    is_source: bool
-    normal_rate: float
-    step: float
 
 
 def find_problems(settings: PipelineSettings) -> list[PipelineProblem]:
@@ -157,53 +156,42 @@ class PipelineGraph:
             place = ".".join(str(part) for part in problems[0].path)
             raise ValueError(f"pipeline {settings.name!r}: {place}: {problems[0].message}")
         self.settings = settings
+        sources = {source.name for source in settings.sources}
         self.stages = {stage.name: stage for stage in settings.stages}
-        self.nodes = {
-            each.name: Node(each.name, False, each.normal_rate, each.step)
-            for each in settings.stages
-        }
+        self.nodes: dict[str, Node] = {**self.stages}
+        """What can be held: stages, and sources where producers are held."""
         if settings.hold_producers:
-            self.nodes |= {
-                each.client_id: Node(each.client_id, True, each.normal_rate, each.step)
-                for each in settings.sources
-            }
+            self.nodes |= {source.name: source for source in settings.sources}
         self.producer_of = {
             topic: source.client_id for source in settings.sources for topic in source.produces
         } | {topic: stage.name for stage in settings.stages for topic in stage.produces}
-        self._upstream: dict[str, tuple[str, ...]] = {}
-        self._downstream: dict[str, list[str]] = defaultdict(list)
+        self.upstream: dict[str, tuple[str, ...]] = {}
+        """By stage: the stages and sources whose topics it consumes."""
+        downstream: dict[str, list[str]] = defaultdict(list)
         for stage in settings.stages:
-            owners = dict.fromkeys(self.producer_of[topic] for topic in stage.consumes)
-            self._upstream[stage.name] = tuple(owners)
+            owners = tuple(dict.fromkeys(self.producer_of[topic] for topic in stage.consumes))
+            self.upstream[stage.name] = owners
             for owner in owners:
-                self._downstream[owner].append(stage.name)
+                downstream[owner].append(stage.name)
+        self.downstream = {name: tuple(downstream[name]) for name in (*self.stages, *sources)}
+        """By stage or source: the stages that consume what it produces."""
         self.order = tuple(_topological(settings))
         """Names of the stages: each one after those that feed it."""
-        self._consumers: dict[str, list[str]] = defaultdict(list)
+        self.consumers: dict[str, list[str]] = {topic: [] for topic in self.producer_of}
+        """By topic: the stages that consume it, in topological order."""
         for name in self.order:
             for topic in self.stages[name].consumes:
-                self._consumers[topic].append(name)
-        stages = self.stages.keys()
-        self.first = tuple(name for name in self.order if not stages >= {*self._upstream[name]})
+                self.consumers[topic].append(name)
+        self.first = tuple(
+            name for name in self.order if not sources.isdisjoint(self.upstream[name])
+        )
         """Stages that read a source: where its batches come in."""
-
-    def upstream_of(self, stage: str) -> tuple[str, ...]:
-        """Return the stages and sources whose topics a stage consumes. KeyError: no such stage."""
-        return self._upstream[stage]
-
-    def downstream_of(self, node: str) -> tuple[str, ...]:
-        """Return the stages that consume what a stage or source produces; empty when none."""
-        return tuple(self._downstream.get(node, ()))
 
     def feeder(self, stage: str, topic: str) -> str | None:
         """Return the stage that produces what a stage consumes there; None: a source, or nobody."""
         producer = self.producer_of.get(topic)
         is_fed = producer in self.stages and topic in self.stages[stage].consumes
         return producer if is_fed else None
-
-    def consumers_of(self, topic: str) -> Sequence[str]:
-        """Return the stages that consume a topic, in topological order."""
-        return self._consumers.get(topic, ())
 
     def topics_between(self, node: str, stage: str) -> tuple[str, ...]:
         """Return the topics that the node produces and the stage consumes."""
@@ -215,7 +203,7 @@ def find_endless(settings: PipelineSettings) -> Iterator[str]:
     """Yield a line for each stage that has nothing to tell by that a hold for it may end."""
     graph = PipelineGraph(settings)
     for stage in graph.stages.values():
-        can_hold = any(node in graph.nodes for node in graph.upstream_of(stage.name))
+        can_hold = any(node in graph.nodes for node in graph.upstream[stage.name])
         if can_hold and stage.band[0] == 0 and settings.max_lag is None:
             yield (
                 f"pipeline {settings.name!r}: stage {stage.name!r} never asks for more again, its "

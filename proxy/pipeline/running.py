@@ -390,7 +390,8 @@ class RunningPipelines:
         instruments.ledger_pending.of(name).set(pipeline.completion.ledger.pending_batches)
         for node in pipeline.graph.nodes.values():
             state, ceiling = pipeline.flow.state_of(node.name), pipeline.ceilings.get(node.name)
-            held = [each.rate for each in (state, ceiling) if each and each.rate is not None]
+            rates = (state.rate if state else None, ceiling[0] if ceiling else None)
+            held = [rate for rate in rates if rate is not None]
             instruments.stage_state.of(name, node.name).set(float(bool(held)))
             instruments.stage_rate.of(name, node.name).set(min(held, default=node.normal_rate))
 

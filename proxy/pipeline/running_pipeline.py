@@ -6,10 +6,10 @@ Stages are held by the ceiling of their batches, sources by their produce quota.
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from itertools import product
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from random import SystemRandom
 
 from structlog import get_logger
@@ -49,37 +49,8 @@ _PRODUCED = QuotaKind.PRODUCER_BYTE_RATE
 _log = get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class StageCeiling:
-    """What a stage is held to at the moment."""
-
-    rate: float
-    """Records/s; 0 lets no batch begin."""
-    limit: BatchLimit | None
-    """What it waits for; None: a request of a stage after it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """What a client has planned and not reported."""
-
-    batches: int = 0
-    records: float = 0.0
-    bytes: float = 0.0
-
-
 class RunningPipeline:
-    """One pipeline at work. Raises ValueError when its settings are not sound.
-
-    Args:
-        settings: what it is.
-        registry: the progress of all queries.
-        queries_of: what bounds the batches of the clients of its stages.
-        quotas: what bounds its sources.
-        now_ms: now.
-        now_s: now, by the wall clock.
-
-    """
+    """One pipeline at work. Raises ValueError when its settings are not sound."""
 
     def __init__(
         self,
@@ -103,8 +74,9 @@ class RunningPipeline:
         """By client of a stage."""
         self._limits: dict[str, BatchLimit | None] = {}
         """By client of a stage: the limit of its latest plan."""
-        self.ceilings: dict[str, StageCeiling] = {}
-        """By stage, where there is one below its normal rate."""
+        self.ceilings: dict[str, tuple[float, BatchLimit | None]] = {}
+        """By stage that is held to less than its normal rate: records/s, 0 lets no batch begin, and
+        what it waits for; None: a request of a stage after it."""
         self._sent: dict[str, tuple[float, float]] = {}
         """Bytes and records that each source has sent, what is long ago with less weight."""
         self._bounded: dict[str, set[str]] = defaultdict(set)
@@ -219,7 +191,7 @@ class RunningPipeline:
         if query.client_id in self._plans:
             self._plans[query.client_id].reported()
         # What it has completed makes room for those before it, a root that ends for the first.
-        before = {stage.name, *graph.first, *graph.upstream_of(stage.name)}
+        before = {stage.name, *graph.first, *graph.upstream[stage.name]}
         for name in before & graph.stages.keys():
             self._hold_stage(graph.stages[name], now_ms)
         return True
@@ -271,8 +243,7 @@ class RunningPipeline:
         stages = document["stages"]
         assert isinstance(stages, list)
         for stage in stages:
-            ceiling = self.ceilings.get(stage["name"])
-            limit = ceiling.limit if ceiling is not None else None
+            _, limit = self.ceilings.get(stage["name"], (None, None))
             stage["waits"] = limit and {
                 "for": limit.waits_for,
                 "records": limit.records,
@@ -339,7 +310,7 @@ class RunningPipeline:
             return BatchLimit(0, self.completion.oldest_waits_at() or stage.name, ALL)
         if (max_lag := graph.settings.max_lag) is None:
             return None
-        readers = (graph.stages[name] for name in graph.downstream_of(stage.name))
+        readers = (graph.stages[name] for name in graph.downstream[stage.name])
         limits = [self._before(each, max_lag, stage, client_id, now_ms) for each in readers]
         return min(filter(None, limits), key=attrgetter("records"), default=None)
 
@@ -349,9 +320,9 @@ class RunningPipeline:
         for name in self.graph.first:
             batches += self.completion.deferred.waiting_of(name)
             for client_id in self._living_clients(name, now_ms):
-                planned = self._planned(client_id)
-                batches += planned.batches
-                size_bytes += planned.bytes
+                planned, records = self._planned(client_id)
+                batches += planned
+                size_bytes += records * self._measured(client_id)[2]
         return self.completion.is_full(batches, size_bytes)
 
     def _living_clients(self, name: str, now_ms: float) -> Collection[str]:
@@ -375,7 +346,7 @@ class RunningPipeline:
             return BatchLimit(0, reader.name, f"how much waits for {reader.name} is not known yet")
         clients = {
             (name, client)
-            for name in graph.upstream_of(reader.name)
+            for name in graph.upstream[reader.name]
             if name in graph.stages
             for client in self._living_clients(name, now_ms)
         } - {(stage.name, client_id)}
@@ -402,7 +373,7 @@ class RunningPipeline:
         is_asking: bool = False,
     ) -> UpstreamWriter:
         topics = self.graph.topics_between(stage.name, reader.name)
-        planned = self._planned(client_id).records
+        _, planned = self._planned(client_id)
         has_work = is_asking or planned > 0 or self._lag(stage, stage.consumes, now_ms) != 0
         outputs = self.completion.outputs.ranges.get(stage.name, ()) if planned else ()
         ranges = (each.range for each in outputs)
@@ -451,15 +422,12 @@ class RunningPipeline:
             return clamp.offsets_per_record, clamp.least_offsets, bounded.bytes_per_record or 0.0
         return 1.0, 1, 0.0
 
-    def _planned(self, client_id: str) -> Planned:
+    def _planned(self, client_id: str) -> tuple[int, float]:
+        """Return what a client has planned and not reported: batches, and their records."""
         offered, done = self._offered(client_id)
         plans = self._plans.get(client_id)
         batches = int(offered > done) if plans is None else plans.batches(offered, done)
-        if not batches:
-            return Planned()
-        offsets_per_record, _, bytes_per_record = self._measured(client_id)
-        records = (offered - done) / offsets_per_record
-        return Planned(batches, records, records * bytes_per_record)
+        return batches, (offered - done) / self._measured(client_id)[0] if batches else 0.0
 
     def _offered(self, client_id: str) -> tuple[int, int]:
         """Return what a client's drivers were told in all, and completed of that, in offsets."""
@@ -485,13 +453,13 @@ class RunningPipeline:
         if self.graph.settings.bounds_batches:
             for client_id in clients:
                 is_new = self._limits.get(client_id) is None
-                if is_new or not self._planned(client_id).batches:
+                if is_new or not self._planned(client_id)[0]:
                     self._limits[client_id] = self._limit(stage, client_id, now_ms)
         self._set_ceilings(stage, clients, now_ms)
 
     def _set_ceilings(self, stage: StageSettings, clients: set[str], now_ms: float) -> None:
         state = self.flow.state_of(stage.name)
-        ceilings: list[StageCeiling] = []
+        ceilings: list[tuple[float, BatchLimit | None]] = []
         is_there = False
         for client_id in clients:
             limit = self._limits.get(client_id)
@@ -508,10 +476,10 @@ class RunningPipeline:
                 if query.ceiling != ceiling:
                     query.set_ceiling(ceiling, f"pipeline {self.name}: {why}", now_ms)
                 if ceiling is not None and ceiling < stage.normal_rate:
-                    ceilings.append(StageCeiling(ceiling, waits))
+                    ceilings.append((ceiling, waits))
         self.ceilings.pop(stage.name, None)
         if ceilings:
-            self.ceilings[stage.name] = min(ceilings, key=attrgetter("rate"))
+            self.ceilings[stage.name] = min(ceilings, key=itemgetter(0))
         is_held = state is not None or any(self._limits.get(each) for each in clients)
         self._log_reach(stage.name, is_held and not is_there, "a rule with adaptive")
 

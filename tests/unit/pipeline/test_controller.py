@@ -6,23 +6,25 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pipeline_parts import source
 
 from proxy.pipeline.controller import (
     FLOW_RECORDS,
     IDLE_SHARE,
     NOBODY_LEFT,
     Controller,
+    Direction,
     NodeState,
     delay_ms,
     from_record,
     slowed,
     to_record,
 )
-from proxy.pipeline.graph import MIN_RATE, Node
-from proxy.pipeline.trigger import Direction
+from proxy.pipeline.graph import MIN_RATE
 from proxy.state import Record
 
-NODE = Node("up", is_source=False, normal_rate=1_000.0, step=50.0)
+NODE = source("up", "a", step=50.0)
+SLOWER = source("up", "a", normal_rate=300.0, step=50.0)
 LESS, MORE = Direction.DECREASE, Direction.INCREASE
 
 DELAYS = {
@@ -50,7 +52,7 @@ class Run:
 
     def __init__(self, period_ms: float = PERIOD_MS) -> None:
         self.up = Controller(NODE)
-        self.up.begin_period(period_ms, 0.0)
+        self.up.follow(NODE, (), period_ms, 0.0)
         self.now_ms = 0.0
         self.dead: set[str] = set()
 
@@ -236,8 +238,8 @@ def test_a_node_faster_than_normal_is_held_to_normal_at_most():
 def test_changed_settings_bound_the_rate_and_leave_out_stages_that_are_gone():
     run = Run()
     run.period(("down", LESS, 400))
-    assert not run.up.adjust(NODE, ("down",))
-    assert run.up.adjust(Node("up", False, 300.0, 50.0), ())
+    assert not run.up.follow(NODE, ("down",), PERIOD_MS, run.now_ms)
+    assert run.up.follow(SLOWER, (), PERIOD_MS, run.now_ms)
     assert (run.rate, run.up.state.holders) == (300, ())
     assert run.up.state.t_delay_ms == 0
     run.period(("down", MORE, math.inf))
@@ -309,6 +311,5 @@ def test_a_damaged_record_is_refused(damage):
 
 
 def test_a_rate_above_normal_is_read_as_normal():
-    slower = Node("up", False, 300.0, 50.0)
-    state = from_record(to_record("p", "up", held()), "p", slower)
+    state = from_record(to_record("p", "up", held()), "p", SLOWER)
     assert (state.rate, state.t_delay_ms) == (300, 0)
