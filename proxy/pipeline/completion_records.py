@@ -75,13 +75,14 @@ class CompletionRecords:
 
     def items(self) -> Iterator[LedgerItem]:
         """Yield all parts that have a record."""
-        yield from (("root", root) for root in self.ledger.roots)
-        yield from (("group", number) for number in self.edges.anchors)
         for key, edges in self.edges.partitions.items():
             yield ("lane", *key)
             yield from (("edge", *key, start) for start in edges.starts)
-        yield from (("stage", stage) for stage in self.deferred.settled)
-        yield from (("early", number) for number in self.deferred.waiting)
+        found: dict[str, Iterable[str | int]] = {
+            **{"root": self.ledger.roots, "group": self.edges.anchors},
+            **{"stage": self.deferred.settled, "early": self.deferred.waiting},
+        }
+        yield from ((kind, which) for kind, all_of_it in found.items() for which in all_of_it)
 
     def key(self, item: LedgerItem) -> str:
         """Return the key of a part's record."""
@@ -181,18 +182,14 @@ class CompletionRecords:
                 raise ValueError("its key has another form")
 
     def _value(self, item: LedgerItem) -> Json:
-        to_s = self.wall.to_s
-        match item:
-            case ("edge", str(stage), str(topic), int(partition), int(start)):
-                edge = self.edges.find((stage, topic, partition), start)
-                if edge is not None:
-                    _, end, number, anchor = edge
-                    return {"end": end, "id": f"{number:016x}", "group": anchor.number}
-            case ("lane", str(stage), str(topic), int(partition)):
-                edges = self.edges.partitions.get((stage, topic, partition))
-                if edges is not None:
-                    return {"known_to": edges.known_to, "done": list(edges.done)}
-            case ("root", int(root)) if (entry := self.ledger.roots.get(root)) is not None:
+        kind, *where = item
+        to_s, deferred = self.wall.to_s, self.deferred
+        match kind, where[0]:
+            case "edge", _ if edge := self.edges.find((where[0], where[1], where[2]), where[3]):
+                return {"end": edge[1], "id": f"{edge[2]:016x}", "group": edge[3].number}
+            case "lane", _ if edges := self.edges.partitions.get((where[0], where[1], where[2])):
+                return {"known_to": edges.known_to, "done": list(edges.done)}
+            case "root", root if entry := self.ledger.roots.get(root):
                 stage = "" if entry.owner is None else entry.owner.stage
                 return {
                     "at": {stage: f"{entry.value:016x}"} if entry.value else {},
@@ -201,20 +198,19 @@ class CompletionRecords:
                     "heard_s": to_s(self.ledger.heard_ms(entry)),
                     "failed": entry.failed,
                 }
-            case ("group", int(number)) if number in self.edges.anchors:
-                return {"roots": [f"{root:016x}" for root in self.edges.anchors[number].roots]}
-            case ("stage", str(stage)) if stage in self.deferred.settled:
-                return {"settled_s": to_s(self.deferred.settled[stage])}
-            case ("early", int(number)) if number in self.deferred.waiting:
-                deferred = self.deferred.waiting[number]
-                batch = asdict(deferred.batch)
-                size_bytes, started_ms = batch.pop("size_bytes"), batch.pop("started_ms")
-                times_s = {"started_s": to_s(started_ms), "at_s": to_s(deferred.at_ms)}
-                return {**batch, **times_s, "size_bytes": size_bytes}
-            case ("written", str(stage)) if stage in self.outputs.ranges:
-                written = [
+            case "group", number if anchor := self.edges.anchors.get(number):
+                return {"roots": [f"{root:016x}" for root in anchor.roots]}
+            case "stage", stage if stage in deferred.settled:
+                return {"settled_s": to_s(deferred.settled[stage])}
+            case "early", number if waits := deferred.waiting.get(number):
+                batch = asdict(waits.batch)
+                size_bytes, started_s = batch.pop("size_bytes"), to_s(batch.pop("started_ms"))
+                times = {"started_s": started_s, "at_s": to_s(waits.at_ms)}
+                return {**batch, **times, "size_bytes": size_bytes}
+            case "written", stage:
+                written = (
                     each for each in self.outputs.ranges[stage] if each.range.start < each.range.end
-                ]
+                )
                 ranges = [(asdict(each.range), to_s(each.at_ms)) for each in written]
                 return {"stage": stage, "ranges": ranges}
         return None

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
+from typing import Any
 
 from .wall_time import WallTime
 
@@ -18,7 +19,7 @@ BUCKETS = 3
 
 ID_BITS = 64
 
-LedgerItem = tuple[str | int, ...]
+LedgerItem = tuple[Any, ...]
 """What a record of the state is of: its kind, and which one."""
 
 

@@ -26,9 +26,9 @@ from .completion import PIPELINE_CHANGED
 from .completion_records import LEDGER_RECORDS
 from .controller import FLOW_RECORDS
 from .edges import TopicRange
-from .graph import PipelineSettings, StageSettings
+from .graph import PipelineSettings
 from .ledger import RootOutcome
-from .running_pipeline import RunningPipeline
+from .running_pipeline import RunningPipeline, RunningSource, RunningStage
 
 TICK_S = 0.5
 """Between two looks at what is measured and due."""
@@ -66,9 +66,9 @@ class RunningPipelines:
         """Of all that are configured, whoever owns them."""
         self._owns = owns_all
         self._pipelines: dict[str, RunningPipeline] = {}
-        self._stages: dict[str, tuple[RunningPipeline, StageSettings]] = {}
+        self._stages: dict[str, RunningStage] = {}
         """By the queries and client ids that are these stages."""
-        self._sources: dict[str, list[RunningPipeline]] = {}
+        self._sources: dict[str, list[RunningSource]] = {}
         """By client id."""
         self._ends: dict[TopicPartition, int] = {}
         """The log end of each partition that was known at the last tick."""
@@ -206,30 +206,30 @@ class RunningPipelines:
         self, client_id: str, topic: str, partition: int, start: int, end: int, now_ms: float
     ) -> None:
         """Record that a client has written the records from `start` up to `end`."""
-        found = self._stage_of(client_id)
-        if found is not None and topic in found[1].produces:
+        stage = self._stage_of(client_id)
+        if stage is not None and topic in stage.settings.produces:
             self._registry.appended(topic, partition, end, now_ms)
-            found[0].wrote(found[1], TopicRange(topic, partition, start, end), now_ms)
+            stage.wrote(TopicRange(topic, partition, start, end), now_ms)
 
     def plans(self, client_id: str, partitions: Set[TopicPartition], now_ms: float) -> None:
         """Record that a driver is about to be told the ends of partitions."""
-        found = self._stage_of(client_id)
-        if found is not None:
-            found[0].plans(found[1], client_id, partitions, now_ms)
+        stage = self._stage_of(client_id)
+        if stage is not None:
+            stage.plans(client_id, partitions, now_ms)
 
     def sent(self, client_id: str, count: int, records: int) -> None:
         """Record that a client has sent so many bytes for so many records."""
-        for pipeline in self._sources.get(client_id, ()) if records else ():
-            pipeline.sent(client_id, count, records)
+        for source in self._sources.get(client_id, ()) if records else ():
+            source.sent(count, records)
 
     def lost_ends(self, report: Report, now_ms: float) -> set[TopicPartition]:
         """Return partitions whose ends `reported` needs, for a batch begun before this process."""
         stages = self._stages
         if report.batch is None or not stages:
             return set()
-        found = stages.get(report.client_id or "") or stages.get(report.name or "")
+        stage = stages.get(report.client_id or "") or stages.get(report.name or "")
         started_ms = now_ms - report.age_ms - (report.batch.execution_ms or 0)
-        return set() if found is None else found[0].lost_ends(found[1], started_ms)
+        return set() if stage is None else stage.lost_ends(started_ms)
 
     def reported(
         self,
@@ -242,8 +242,8 @@ class RunningPipelines:
             self.generation += 1  # the query may have another name now
         if not self._stages:
             return
-        found = self._stage_of(accepted.query.client_id)
-        if found is not None and found[0].reported(found[1], accepted, ends, now_ms):
+        stage = self._stage_of(accepted.query.client_id)
+        if stage is not None and stage.reported(accepted, ends, now_ms):
             self._wake.set()
 
     def documents(self) -> Sequence[Mapping[str, object]]:
@@ -279,7 +279,7 @@ class RunningPipelines:
             self._count_ended(pipeline)
             self._show(pipeline)
 
-    def _stage_of(self, client_id: str) -> tuple[RunningPipeline, StageSettings] | None:
+    def _stage_of(self, client_id: str) -> RunningStage | None:
         found = self._stages.get(client_id)
         if found is None and (query := self._registry.query_of(client_id)) is not None:
             found = self._stages.get(query.name)
@@ -290,10 +290,10 @@ class RunningPipelines:
         self.generation += 1
         self._stages, self._sources = {}, defaultdict(list)
         for pipeline in self._pipelines.values():
-            for stage in pipeline.graph.stages.values():
-                self._stages |= dict.fromkeys(stage.members, (pipeline, stage))
-            for client_id in pipeline.sources:
-                self._sources[client_id].append(pipeline)
+            for stage in pipeline.stages.values():
+                self._stages |= dict.fromkeys(stage.settings.members, stage)
+            for client_id, source in pipeline.sources.items():
+                self._sources[client_id].append(source)
 
     def _measure(self) -> dict[tuple[str, str], int]:
         """Count what has arrived, by the progress of all queries; return lags by client, topic."""
@@ -389,9 +389,9 @@ class RunningPipelines:
         name, instruments = pipeline.name, self._instruments
         instruments.ledger_pending.of(name).set(pipeline.completion.ledger.pending_batches)
         for node in pipeline.graph.nodes.values():
-            state, ceiling = pipeline.flow.state_of(node.name), pipeline.ceilings.get(node.name)
-            rates = (state.rate if state else None, ceiling[0] if ceiling else None)
-            held = [rate for rate in rates if rate is not None]
+            state, stage = pipeline.flow.state_of(node.name), pipeline.stages.get(node.name)
+            held = [stage.ceiling[0]] if stage is not None and stage.ceiling is not None else []
+            held += [state.rate] if state is not None and state.rate is not None else []
             instruments.stage_state.of(name, node.name).set(float(bool(held)))
             instruments.stage_rate.of(name, node.name).set(min(held, default=node.normal_rate))
 
