@@ -21,9 +21,10 @@ Raised to its normal rate a node is uncontrolled. Whoever asked for less holds i
 """
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Set
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from operator import attrgetter
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -139,19 +140,16 @@ class Controller:
         if (late_ms := now_ms - self._period_end_ms) < 0:
             return False
         self._period_end_ms += self._period_ms * (1 + late_ms // self._period_ms)
-        asked, self._requests = list(self._requests.values()), {}
-        less = [each for each in asked if each.direction is Direction.DECREASE]
-        if less:
-            return self._apply(max(less, key=_delay_of), {each.stage for each in less}, now_s)
-        if self.state.rate is None:
-            return False
+        asked, self._requests = self._requests, {}
+        less = {name: each for name, each in asked.items() if each.direction is Direction.DECREASE}
         voices = {holder for holder in self.state.holders if is_alive(holder)}
-        if asked and voices.issubset(each.stage for each in asked):
-            return self._apply(max(asked, key=_delay_of), set(), now_s)
-        if not voices:
-            step = self._weighed("", Direction.INCREASE, math.inf, 0.0, NOBODY_LEFT)
-            return self._apply(step, set(), now_s)
-        return False
+        if not less:
+            if self.state.rate is None or not voices <= asked.keys():
+                return False
+            if not asked:  # nor is anybody left who might ask
+                step = self._weighed("", Direction.INCREASE, math.inf, 0.0, NOBODY_LEFT)
+                asked = {step.stage: step}
+        return self._apply(max((less or asked).values(), key=_delay_of), less.keys(), now_s)
 
     def follow(
         self, settings: Node, consumers: Collection[str], period_ms: float, now_ms: float
@@ -209,11 +207,11 @@ class Controller:
             t_delay_ms = MS_PER_SECOND / new - MS_PER_SECOND / now
         return FlowRequest(stage, direction, new, t_delay_ms, reason)
 
-    def _apply(self, chosen: FlowRequest, asking: set[str], now_s: float) -> bool:
+    def _apply(self, chosen: FlowRequest, asking: Set[str], now_s: float) -> bool:
         """Apply a request; `asking` ask to decrease, also those whose request was dropped."""
         old, direction = self.state, chosen.direction
         rate: float | None = chosen.rate
-        holders = tuple(sorted(asking.union(old.holders)))
+        holders = tuple(sorted({*asking, *old.holders}))
         if direction is Direction.INCREASE and chosen.rate >= self.settings.normal_rate:
             rate, holders = None, ()
         elif rate == old.rate and (
@@ -229,8 +227,7 @@ class Controller:
         return max(MIN_RATE, min(rate, self.settings.normal_rate))
 
 
-def _delay_of(request: FlowRequest) -> float:
-    return request.t_delay_ms
+_delay_of = attrgetter("t_delay_ms")
 
 
 class _NodeForm(BaseModel):

@@ -12,7 +12,7 @@ from structlog import get_logger
 
 from metrics import Instruments
 from metrics.clock import MS_PER_SECOND, clock_ms
-from proxy.progress.owns import OwnedSince, Owns, owns_all
+from proxy.progress.owns import Owns, owns_all
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import Report
 from proxy.progress.report_handler import AcceptedReport
@@ -89,26 +89,20 @@ class RunningPipelines:
 
     def update(self, pipelines: Iterable[PipelineSettings]) -> None:
         """Follow the pipelines of another configuration; those that remain go on."""
-        now_ms = self._clock_ms()
         self._settings = {settings.name: settings for settings in pipelines}
-        wanted = {name: each for name, each in self._settings.items() if self._owns.pipeline(name)}
-        for name in self._pipelines.keys() - wanted.keys():
+        for name in self._pipelines.keys() - self._settings.keys():
             self._drop(self._pipelines.pop(name))
-        for name, settings in wanted.items():
-            pipeline = self._pipelines.get(name)
-            if pipeline is None:
-                self._make(settings)
-            elif pipeline.graph.settings != settings:
-                pipeline.update(settings, now_ms)
+        for name, pipeline in self._pipelines.items():
+            if pipeline.graph.settings != self._settings[name]:
+                pipeline.update(self._settings[name], self._clock_ms())
                 self._forget_nodes(name)
-        self._index()
+        self._make_owned()
         self._wake.set()
 
     def load(self, store: Store, owns: Owns = owns_all) -> None:
         """Load what an earlier process kept there of these; write there from now on."""
-        self._store, self._writer, self._owns = store, StateWriter(store), owns
-        for name in [name for name in self._pipelines if not owns.pipeline(name)]:
-            self._leave(self._pipelines.pop(name))
+        self.resume(store)
+        self._leave_others(owns)
         records = [record for prefix in _PREFIXES for record in store.items(prefix)]
         names = {record.key: _pipeline_of(record.key) for record in records}
         strays = [
@@ -118,30 +112,19 @@ class RunningPipelines:
         for key in strays:
             problem = f"{key}: there is no such pipeline any more; deleted"
             _log.warning(_NOT_TAKEN_UP, problem=problem)
-        self._load(list(self._pipelines.values()), records)
+        self._load(self._pipelines.values(), records)
 
     def take_up(self, records: Iterable[Record], owns: Owns) -> None:
         """Begin with the pipelines that have come, from their records."""
-        came, self._owns = OwnedSince(self._owns, owns), owns
-        made = [
-            self._make(settings)
-            for name, settings in self._settings.items()
-            if came.pipeline(name) and name not in self._pipelines
-        ]
-        self._load(made, records, is_handed_over=True)
+        self._owns = owns
+        self._load(self._make_owned(), records, is_handed_over=True)
 
     def let_go(self, owns: Owns) -> None:
         """Hold and follow only the pipelines of these.
 
         What is due for the others is written with `keep`, until `forget_leaving`.
         """
-        self._owns = owns
-        for name in [name for name in self._pipelines if not owns.pipeline(name)]:
-            pipeline = self._pipelines.pop(name)
-            self._collect(pipeline, hands_over=True)
-            self._leave(pipeline)
-            self._leaving.add(name)
-        self._index()
+        self._leaving |= self._leave_others(owns)
 
     def forget_leaving(self) -> bool:
         """Write nothing more of what was let go; return whether all of it was written."""
@@ -315,13 +298,30 @@ class RunningPipelines:
         self._ends, self._arrived = ends, arrived
         return lags
 
-    def _make(self, settings: PipelineSettings) -> RunningPipeline:
-        now_ms, now_s = self._clock_ms(), self._clock_s()
-        made = RunningPipeline(
-            settings, self._registry, self._queries_of, self._quotas, now_ms=now_ms, now_s=now_s
-        )
-        self._pipelines[settings.name] = made
+    def _make_owned(self) -> list[RunningPipeline]:
+        """Begin with the pipelines that are this member's and do not run; return them."""
+        made = [
+            RunningPipeline(
+                *(settings, self._registry, self._queries_of, self._quotas),
+                *(self._clock_ms(), self._clock_s()),
+            )
+            for name, settings in self._settings.items()
+            if name not in self._pipelines and self._owns.pipeline(name)
+        ]
+        self._pipelines |= {pipeline.name: pipeline for pipeline in made}
+        self._index()
         return made
+
+    def _leave_others(self, owns: Owns) -> set[str]:
+        """Stop following the pipelines that these do not own; return them."""
+        self._owns = owns
+        gone = {name for name in self._pipelines if not owns.pipeline(name)}
+        for name in gone:
+            pipeline = self._pipelines.pop(name)
+            self._collect(pipeline, hands_over=True)
+            self._leave(pipeline)
+        self._index()
+        return gone
 
     def _load(
         self,
@@ -331,7 +331,6 @@ class RunningPipelines:
         is_handed_over: bool = False,
     ) -> None:
         """Load the records of each of these, whoever wrote them."""
-        self._index()
         found: dict[str, list[Record]] = defaultdict(list)
         for record in records:
             if record.key.startswith(_PREFIXES):
