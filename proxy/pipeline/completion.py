@@ -19,9 +19,8 @@ from .completion_records import LEDGER_RECORDS, CompletionRecords
 from .deferred import DeferredBatches, StageBatch
 from .edges import MAX_EDGES, Anchor, EdgeTable, merged
 from .graph import PipelineGraph
-from .ledger import EndedRoot, Ledger, LedgerItem, RootOutcome, SourceBatch
+from .ledger import EndedRoot, Ledger, LedgerItem, RootOutcome, SourceBatch, WallTime
 from .outputs import StageOutputs
-from .wall_time import WallTime
 
 PIPELINE_CHANGED = "pipeline_changed"
 """Reason: it waited at a stage, or for a topic, that is no longer in the pipeline."""

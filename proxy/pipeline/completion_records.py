@@ -26,9 +26,8 @@ from proxy.state.journal import RecordFormat
 from .deferred import DeferredBatch, DeferredBatches, StageBatch
 from .edges import MAX_OFFSET, Anchor, EdgeTable, TopicRange
 from .graph import StageSettings
-from .ledger import Ledger, LedgerItem, Root, SourceBatch
+from .ledger import Ledger, LedgerItem, Root, SourceBatch, WallTime
 from .outputs import StageOutputs, WrittenRange
-from .wall_time import WallTime
 
 _Id = Annotated[str, Field(pattern="^[0-9a-f]{1,16}$")]
 _Offset = Annotated[int, Field(ge=0, le=MAX_OFFSET)]

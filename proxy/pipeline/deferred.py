@@ -6,7 +6,7 @@ this one was reported, or says that it is idle. What was not claimed then is nob
 """
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -63,23 +63,22 @@ class DeferredBatches:
         self._mark = mark
         self._graph = graph
         self._known_to = known_to
-        self._queues: dict[str, deque[DeferredBatch]] = {}
         self._next = 1
+        self.waiting: dict[int, DeferredBatch] = {}
+        """By number, in that order."""
         self.settled: dict[str, float] = {}
         """By stage the time before which all that it appended is reported, monotonic."""
         self.forced = 0
         """Batches that were taken although it was not known what they had read."""
         self.dropped = 0
         """Batches whose stage went while they waited."""
-        self.waiting: dict[int, DeferredBatch] = {}
 
     def update(self, graph: PipelineGraph) -> None:
         """Follow a reload; batches of stages that are gone are dropped."""
         self._graph = graph
-        for name in self._queues.keys() - graph.stages:
-            gone = self._queues.pop(name)
-            self.dropped += len(gone)
-            for deferred in gone:
+        for deferred in [*self.waiting.values()]:
+            if deferred.batch.stage not in graph.stages:
+                self.dropped += 1
                 self._remove(deferred)
         for name in self.settled.keys() - graph.stages:
             del self.settled[name]
@@ -92,8 +91,11 @@ class DeferredBatches:
     def ready(self, now_ms: float) -> Iterator[tuple[StageBatch, bool]]:
         """Yield what need not wait, and whether its input is known; apply each before the next."""
         limit_ms = min(MAX_WAIT_MS, self._graph.settings.timeout_ms / 2)
-        for stage in [name for name in self._graph.order if name in self._queues]:
-            queue = self._queues[stage]
+        queues: dict[str, list[DeferredBatch]] = defaultdict(list)
+        for deferred in self.waiting.values():
+            queues[deferred.batch.stage].append(deferred)
+        for stage in [name for name in self._graph.order if name in queues]:
+            queue = deque(queues[stage])
             while queue:
                 first = queue[0]
                 is_known = self._is_known(first)
@@ -108,12 +110,10 @@ class DeferredBatches:
                 if not deferred.is_kept:
                     deferred.is_kept = True
                     self._mark(("early", deferred.number))
-            if not queue:
-                del self._queues[stage]
 
     def idle(self, stage: str, now_ms: float) -> None:
         """Record that a stage has nothing to do: all that it appended is reported."""
-        if stage in self._graph.stages and stage not in self._queues:
+        if stage in self._graph.stages and not self.waiting_of(stage):
             self.settle(stage, now_ms)
 
     def settle(self, stage: str, time_ms: float) -> None:
@@ -124,12 +124,11 @@ class DeferredBatches:
 
     def waiting_of(self, stage: str) -> int:
         """Return how many batches of a stage wait."""
-        return len(self._queues.get(stage, ()))
+        return sum(deferred.batch.stage == stage for deferred in self.waiting.values())
 
     def restore(self, deferred: DeferredBatch) -> None:
         """Add a batch as it was; those of a stage in the order of their numbers."""
         self._next = max(self._next, deferred.number + 1)
-        self._queues.setdefault(deferred.batch.stage, deque()).append(deferred)
         self.waiting[deferred.number] = deferred
 
     def _remove(self, deferred: DeferredBatch) -> None:

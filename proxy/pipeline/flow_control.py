@@ -23,8 +23,8 @@ from .controller import (
 )
 from .fair_rates import UpstreamRate, fair_rates, raised_rates
 from .graph import PipelineGraph, StageSettings
+from .ledger import WallTime
 from .trigger import RateMeter, Trigger, Verdict
-from .wall_time import WallTime
 
 MAX_EVENTS = 100
 

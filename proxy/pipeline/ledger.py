@@ -9,10 +9,11 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import takewhile
 from random import Random
 from typing import Any
 
-from .wall_time import WallTime
+from metrics.clock import MS_PER_SECOND
 
 BUCKETS = 3
 """As in Storm: a root times out after its time, and at most half of that later."""
@@ -21,6 +22,30 @@ ID_BITS = 64
 
 LedgerItem = tuple[Any, ...]
 """What a record of the state is of: its kind, and which one."""
+
+
+ROUND_MS = 3
+"""Decimals of a millisecond that survive in wall-clock seconds kept as a float."""
+
+
+@dataclass(frozen=True, slots=True)
+class WallTime:
+    """The distance of the clocks, taken once: a clock set anew matters only at the next start."""
+
+    offset_ms: float
+
+    @classmethod
+    def at(cls, now_ms: float, now_s: float) -> "WallTime":
+        """Return it by the two clocks read at one moment."""
+        return cls(now_s * MS_PER_SECOND - now_ms)
+
+    def to_s(self, time_ms: float) -> float:
+        """Return the wall-clock seconds of a monotonic time."""
+        return (time_ms + self.offset_ms) / MS_PER_SECOND
+
+    def to_ms(self, time_s: float) -> float:
+        """Return the monotonic time of wall-clock seconds."""
+        return round(time_s * MS_PER_SECOND - self.offset_ms, ROUND_MS)
 
 
 class RootOutcome(StrEnum):
@@ -104,13 +129,14 @@ class Ledger:
         self._wall = wall
         self.roots: dict[int, Root] = {}
         """By id, in the order of their turns; also those that have no owner. For reading."""
-        self._turn_ms = _turn_length_ms(timeout_ms)
+        self._turn_ms = 0.0
         self._latest_turn = 0
         self.pending_batches = 0
         """Roots with an owner."""
         self.pending_bytes = 0
         """What their batches have read."""
         self.counts = CompletionCounts()
+        self.set_timeout(timeout_ms)
 
     def pending(self) -> Iterator[tuple[int, Root, SourceBatch]]:
         """Yield the roots with an owner, those that came first first; change nothing meanwhile."""
@@ -166,24 +192,20 @@ class Ledger:
     def tick(self, now_ms: float) -> list[EndedRoot]:
         """End the roots whose time is over; call it at least a few times in a timeout."""
         turn = self._turn(now_ms)
-        fallen: list[int] = []
-        for root, entry in self.roots.items():
-            if entry.turn + BUCKETS > turn:
-                break
-            fallen.append(root)
+        old = takewhile(lambda root: self.roots[root].turn + BUCKETS <= turn, self.roots)
         # In an order that does not depend on what a restart has made of the buckets.
-        ended = [
-            self._end(root, now_ms, RootOutcome.TIMED_OUT) for root in sorted(fallen, key=self._age)
-        ]
+        fallen = sorted(old, key=self._age)
+        ended = [self._end(root, now_ms, RootOutcome.TIMED_OUT) for root in fallen]
         return [each for each in ended if each is not None]
 
     def set_timeout(self, timeout_ms: float) -> None:
         """Set another timeout, also for the roots that are there. Raises ValueError as at first."""
-        turn_ms = _turn_length_ms(timeout_ms)
-        if turn_ms != self._turn_ms:
+        if not 0 < timeout_ms < math.inf:
+            raise ValueError(f"the timeout must be above 0 ms, not {timeout_ms}")
+        old_ms, self._turn_ms = self._turn_ms, timeout_ms / (BUCKETS - 1)
+        if old_ms != self._turn_ms:
             for entry in self.roots.values():
-                entry.turn = math.floor((entry.turn + 0.5) * self._turn_ms / turn_ms)
-            self._turn_ms = turn_ms
+                entry.turn = math.floor((entry.turn + 0.5) * old_ms / self._turn_ms)
 
     def heard_ms(self, entry: Root) -> float:
         """Return when a root was first heard of, to half a turn."""
@@ -234,9 +256,3 @@ class Ledger:
         if turn != self._latest_turn:  # one int object for all roots of a turn
             self._latest_turn = turn
         return self._latest_turn
-
-
-def _turn_length_ms(timeout_ms: float) -> float:
-    if not 0 < timeout_ms < math.inf:
-        raise ValueError(f"the timeout must be above 0 ms, not {timeout_ms}")
-    return timeout_ms / (BUCKETS - 1)

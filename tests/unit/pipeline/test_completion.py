@@ -17,8 +17,7 @@ from proxy.pipeline.completion import (
 )
 from proxy.pipeline.deferred import MAX_DEFERRED, MAX_WAIT_MS, StageBatch
 from proxy.pipeline.edges import MAX_EDGES, EdgeTable, TopicRange
-from proxy.pipeline.ledger import BUCKETS, Ledger, RootOutcome, SourceBatch
-from proxy.pipeline.wall_time import WallTime
+from proxy.pipeline.ledger import BUCKETS, Ledger, RootOutcome, SourceBatch, WallTime
 
 TIMEOUT_MS = 600_000.0
 NOW_S = 1_700_000_000.0

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.pipeline.ledger import BUCKETS, Ledger, RootOutcome, SourceBatch
-from proxy.pipeline.wall_time import WallTime
+from proxy.pipeline.ledger import BUCKETS, Ledger, RootOutcome, SourceBatch, WallTime
 
 TIMEOUT_MS = 1_000.0
 TURN_MS = TIMEOUT_MS / (BUCKETS - 1)
