@@ -7,7 +7,7 @@ life for SILENT_MS, asks nothing more; what was held before a restart stays so f
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
 from proxy.state import Json, Record
@@ -22,7 +22,7 @@ from .controller import (
     to_record,
 )
 from .fair_rates import UpstreamRate, fair_rates, raised_rates
-from .graph import PipelineGraph, StageSettings
+from .graph import Node, PipelineGraph, StageSettings
 from .ledger import WallTime
 from .trigger import RateMeter, Trigger, Verdict
 
@@ -40,16 +40,31 @@ class RateChange:
     reason: str
 
 
+MakeNode = Callable[[Node, int | None, float], Controller]
+"""Makes a node of its settings, `max_lag` and the time; of a stage a Trigger."""
+
+
+def make_node(settings: Node, max_lag: int | None, now_ms: float) -> Controller:
+    """Return a node by itself."""
+    if isinstance(settings, StageSettings):
+        return Trigger(settings, max_lag, now_ms)
+    return Controller(settings)
+
+
 class PipelineFlow:
     """Triggers of the stages and controllers of the nodes of one pipeline, and their records.
 
     The readings of each stage go to its trigger in `stages`, as often as they are known.
     """
 
-    def __init__(self, graph: PipelineGraph, now_ms: float, now_s: float) -> None:
+    def __init__(
+        self, graph: PipelineGraph, now_ms: float, now_s: float, make: MakeNode = make_node
+    ) -> None:
+        self._make = make
         self._wall = WallTime.at(now_ms, now_s)
         self._journal = Journal(self._record, self._key)
-        self._controllers: dict[str, Controller] = {}
+        self.nodes: dict[str, Controller] = {}
+        """What can be held, by name."""
         self.stages: dict[str, Trigger] = {}
         self._topics: dict[str, RateMeter] = {}
         """By topic of a source: what arrives there."""
@@ -68,13 +83,13 @@ class PipelineFlow:
 
     def state_of(self, node: str) -> NodeState | None:
         """Return how a node is held; None when it is not."""
-        controller = self._controllers.get(node)
+        controller = self.nodes.get(node)
         return None if controller is None or controller.state.rate is None else controller.state
 
     def tick(self, now_ms: float) -> list[RateChange]:
         """End the periods that are due, at least once in the shortest; return changed rates."""
         self._measure()
-        controllers, now_s = self._controllers, self._wall.to_s(now_ms)
+        controllers, now_s = self.nodes, self._wall.to_s(now_ms)
         verdicts: dict[str, Verdict] = {}
         for name, trigger in self.stages.items():
             if now_ms < trigger.due_ms:
@@ -105,8 +120,8 @@ class PipelineFlow:
         of nodes that are gone and damaged ones are deleted, those of a newer program left alone.
         """
         refused = []
-        names = {self._key(name): name for name in self._controllers}
-        changed = {name for name in self._controllers if self.state_of(name) is not None}
+        names = {self._key(name): name for name in self.nodes}
+        changed = {name for name in self.nodes if self.state_of(name) is not None}
         for record in records:
             name = names.get(record.key)
             if name is None:
@@ -131,20 +146,18 @@ class PipelineFlow:
     def update(self, graph: PipelineGraph, now_ms: float) -> list[RateChange]:
         """Follow a reload; nodes that remain keep their state. Return the rates that changed."""
         self._graph, max_lag = graph, graph.settings.max_lag
-        gone, self._controllers, self.stages = self._controllers, {}, {}
+        gone, self.nodes, self.stages = self.nodes, {}, {}
         changed: list[str] = []
         for name, settings in graph.nodes.items():
             controller = gone.get(name)
             if controller is not None and type(controller.settings) is type(settings):
                 del gone[name]
-            elif isinstance(settings, StageSettings):
-                controller = Trigger(settings, max_lag, now_ms)
             else:
-                controller = Controller(settings)
+                controller = self._make(settings, max_lag, now_ms)
             if controller.follow(settings, graph.downstream[name], self._period_ms(name), now_ms):
                 changed.append(name)
                 self._journal.mark_changed(name)
-            self._controllers[name] = controller
+            self.nodes[name] = controller
             if isinstance(controller, Trigger):
                 controller.sample_for(graph.stages[name], max_lag, now_ms)
                 self.stages[name] = controller
@@ -161,7 +174,7 @@ class PipelineFlow:
             if controller.state.rate is not None:
                 changes.append(RateChange(name, None, "it is no longer held in this pipeline"))
         for name in sorted(changed):
-            rate = self._controllers[name].state.rate
+            rate = self.nodes[name].state.rate
             changes.append(RateChange(name, rate, "the pipeline's settings changed"))
         for change in changes:
             self._event(change, now_ms)
@@ -176,11 +189,11 @@ class PipelineFlow:
             "hold_producers": graph.settings.hold_producers,
             "max_lag": graph.settings.max_lag,
             "stages": [
-                self.stages[name].stage_document(now_ms) | {"upstream": list(graph.upstream[name])}
+                self.stages[name].stage_document(graph.upstream[name], now_ms)
                 for name in graph.order
             ],
             "sources": [
-                (self._controllers.get(each.name) or Controller(each)).document()
+                (self.nodes.get(each.name) or Controller(each)).document()
                 for each in graph.settings.sources
             ],
             "refused_readings": 0,  # of earlier versions, for those who read the fields
@@ -197,7 +210,7 @@ class PipelineFlow:
 
     def _load_node(self, name: str, record: Record) -> bool:
         """Load a later state; return whether the record says what is in force then."""
-        controller = self._controllers[name]
+        controller = self.nodes[name]
         state = from_record(record, self._graph.settings.name, controller.settings)
         if state.revision <= controller.state.revision:
             return state.revision == controller.state.revision
@@ -210,12 +223,12 @@ class PipelineFlow:
 
     def _held_for(self, stage: str) -> list[str]:
         """Return the nodes upstream that are held because a stage asked."""
-        nodes, controllers = self._graph.upstream[stage], self._controllers
+        nodes, controllers = self._graph.upstream[stage], self.nodes
         return [n for n in nodes if n in controllers and stage in controllers[n].state.holders]
 
     def _measure(self) -> None:
         for source in self._graph.settings.sources:
-            if controller := self._controllers.get(source.client_id):
+            if controller := self.nodes.get(source.client_id):
                 rates = [self._topics[topic].rate for topic in source.produces]
                 known = [rate for rate in rates if rate is not None]
                 controller.measured_rate = sum(known) if known else None
@@ -232,7 +245,7 @@ class PipelineFlow:
 
     def _ask(self, name: str, verdict: Verdict, now_ms: float) -> None:
         """Make a request to each node upstream that can be held and is to blame."""
-        controllers, trigger = self._controllers, self.stages[name]
+        controllers, trigger = self.nodes, self.stages[name]
         own_rate = trigger.state.rate or math.inf
         processing_rate = trigger.processing_rate or trigger.settings.band[1] * trigger.scale
         upstream = [

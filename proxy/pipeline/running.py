@@ -69,7 +69,7 @@ class RunningPipelines:
         self._stages: dict[str, RunningStage] = {}
         """By the queries and client ids that are these stages."""
         self._sources: dict[str, list[RunningSource]] = {}
-        """By client id."""
+        """By client id, those that can be held."""
         self._ends: dict[TopicPartition, int] = {}
         """The log end of each partition that was known at the last tick."""
         self._arrived: dict[str, int] = {}
@@ -271,12 +271,14 @@ class RunningPipelines:
     def _index(self) -> None:
         """Find out anew who is in which pipeline."""
         self.generation += 1
-        self._stages, self._sources = {}, defaultdict(list)
+        self._stages, self._sources = {}, {}
         for pipeline in self._pipelines.values():
             for stage in pipeline.stages.values():
                 self._stages |= dict.fromkeys(stage.settings.members, stage)
-            for client_id, source in pipeline.sources.items():
-                self._sources[client_id].append(source)
+            for settings in pipeline.graph.settings.sources:
+                self._sources.setdefault(settings.name, [])
+            for source in pipeline.sources:
+                self._sources[source.settings.name].append(source)
 
     def _measure(self) -> dict[tuple[str, str], int]:
         """Count what has arrived, by the progress of all queries; return lags by client, topic."""
@@ -387,12 +389,13 @@ class RunningPipelines:
     def _show(self, pipeline: RunningPipeline) -> None:
         name, instruments = pipeline.name, self._instruments
         instruments.ledger_pending.of(name).set(pipeline.completion.ledger.pending_batches)
-        for node in pipeline.graph.nodes.values():
-            state, stage = pipeline.flow.state_of(node.name), pipeline.stages.get(node.name)
-            held = [stage.ceiling[0]] if stage is not None and stage.ceiling is not None else []
-            held += [state.rate] if state is not None and state.rate is not None else []
-            instruments.stage_state.of(name, node.name).set(float(bool(held)))
-            instruments.stage_rate.of(name, node.name).set(min(held, default=node.normal_rate))
+        for node in pipeline.flow.nodes.values():
+            held = [] if node.state.rate is None else [node.state.rate]
+            if isinstance(node, RunningStage) and node.ceiling is not None:
+                held.append(node.ceiling[0])
+            instruments.stage_state.of(name, node.settings.name).set(float(bool(held)))
+            rate = min(held, default=node.settings.normal_rate)
+            instruments.stage_rate.of(name, node.settings.name).set(rate)
 
 
 def _pipeline_of(key: str) -> str:

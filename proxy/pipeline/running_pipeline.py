@@ -13,7 +13,7 @@ held to is the lowest of these:
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict
 from functools import partial
 from itertools import product
@@ -35,10 +35,12 @@ from proxy.wire.topic_partition import TopicPartition
 
 from .batch_limit import BatchLimit, PlannedBatches, QueriesOf, UpstreamWriter, records_that_fit
 from .completion import Completion
+from .controller import Controller
 from .deferred import StageBatch
 from .edges import MAX_OFFSET, TopicRange
 from .flow_control import PipelineFlow, RateChange
-from .graph import PipelineGraph, PipelineSettings, StageSettings, find_endless
+from .graph import Node, PipelineGraph, PipelineSettings, StageSettings, find_endless
+from .trigger import Trigger
 
 FULL_BATCH = 0.5
 """Of its interval: a batch that takes less does not say how fast its stage can process."""
@@ -72,17 +74,14 @@ class RunningPipeline:
         self.registry, self.queries_of, self.quotas = registry, queries_of, quotas
         self.name = settings.name
         self.graph = graph = PipelineGraph(settings)
-        self.flow = PipelineFlow(graph, now_ms, now_s)
         self.completion = Completion(graph, random=SystemRandom(), now_ms=now_ms, now_s=now_s)
         self.loaded_ms = -math.inf
         """When this process took up the state; long ago if it did not."""
         self.unread: dict[TopicPartition, tuple[int, int]] = {}
         """Offsets between which stages have written, and nobody who reads there has completed."""
-        self.stages: dict[str, RunningStage] = {}
-        self.sources: dict[str, RunningSource] = {}
-        """By client id."""
         self._out_of_reach: set[str] = set()
         """Nodes that are to be held and cannot be."""
+        self.flow = PipelineFlow(graph, now_ms, now_s, self._make_node)
         self._follow()
 
     def update(self, settings: PipelineSettings, now_ms: float) -> None:
@@ -90,8 +89,8 @@ class RunningPipeline:
         graph = PipelineGraph(settings)
         self.release(now_ms)
         self.graph = graph
-        self._follow()
         self._log_changes(self.flow.update(graph, now_ms))
+        self._follow()
         self.completion.update(graph, now_ms)
         self.hold(now_ms)
 
@@ -142,14 +141,14 @@ class RunningPipeline:
         """Hold every node to what is said of it now; clients come and go."""
         for stage in self.stages.values():
             stage.hold(now_ms)
-        for source in self.sources.values():
+        for source in self.sources:
             source.hold(now_ms)
 
     def release(self, now_ms: float) -> None:
         """Hold no node any more."""
         for stage in self.stages.values():
             stage.release(now_ms)
-        for source in self.sources.values():
+        for source in self.sources:
             source.release(now_ms)
 
     def is_full(self, now_ms: float) -> bool:
@@ -182,17 +181,7 @@ class RunningPipeline:
 
     def document(self, now_ms: float) -> dict[str, Json]:
         """Return it as the API shows it."""
-        document = self.flow.document(now_ms)
-        stages = document["stages"]
-        assert isinstance(stages, list)
-        for stage in stages:
-            _, limit = self.stages[stage["name"]].ceiling or (None, None)
-            stage["waits"] = limit and {
-                "for": limit.waits_for,
-                "records": limit.records,
-                "reason": limit.why,
-            }
-        return {**document, "completion": self.completion.document(now_ms)}
+        return {**self.flow.document(now_ms), "completion": self.completion.document(now_ms)}
 
     def log_reach(self, node: str, is_out_of_reach: bool, need: str) -> None:
         """Log once that a node cannot be held, for lack of a rule or because it is not there."""
@@ -207,33 +196,36 @@ class RunningPipeline:
                 fix=f"let it connect through this proxy, and give its client id {need}",
             )
 
+    def _make_node(self, settings: Node, max_lag: int | None, now_ms: float) -> Controller:
+        if isinstance(settings, StageSettings):
+            return RunningStage(self, settings, max_lag, now_ms)
+        return RunningSource(self, settings)
+
     def _follow(self) -> None:
-        """Make the stages and sources of the graph; those that remain are kept."""
+        nodes = self.flow.nodes
+        self.stages = {name: each for name, each in nodes.items() if isinstance(each, RunningStage)}
+        self.sources = [each for each in nodes.values() if isinstance(each, RunningSource)]
+        """Those that can be held."""
         for problem in find_endless(self.graph.settings):
             _log.warning("a hold may never end", problem=problem)
-        stages, sources = self.stages, self.sources
-        self.stages = {
-            name: stages.get(name) or RunningStage(self, settings)
-            for name, settings in self.graph.stages.items()
-        }
-        for name, stage in self.stages.items():
-            stage.settings = self.graph.stages[name]
-        self.sources = {
-            source.name: sources.get(source.name) or RunningSource(self, source.name)
-            for source in self.graph.settings.sources
-        }
 
     def _log_changes(self, changes: Iterable[RateChange]) -> None:
         for each in changes:
             _log.info("pipeline", pipeline=self.name, **asdict(each))
 
 
-class RunningStage:
+class RunningStage(Trigger):
     """One stage at work."""
 
-    def __init__(self, pipeline: RunningPipeline, settings: StageSettings) -> None:
+    def __init__(
+        self,
+        pipeline: RunningPipeline,
+        settings: StageSettings,
+        max_lag: int | None,
+        now_ms: float,
+    ) -> None:
+        super().__init__(settings, max_lag, now_ms)
         self.pipeline = pipeline
-        self.settings = settings
         self.ceiling: tuple[float, BatchLimit | None] | None = None
         """Records/s, 0 lets no batch begin, and what it waits for; None: a request of a stage after
         it. When it is held to less than its normal rate."""
@@ -252,19 +244,18 @@ class RunningStage:
 
     def living_clients(self, now_ms: float) -> Set[str]:
         """Return its client ids while it gives signs of life."""
-        is_alive = self.pipeline.flow.stages[self.settings.name].is_alive(now_ms)
-        return self.clients() if is_alive else set()
+        return self.clients() if self.is_alive(now_ms) else set()
 
     def measure(
         self, arrived: Mapping[str, int], lags: Mapping[tuple[str, str], int], now_ms: float
     ) -> None:
-        """Give its trigger what is measured, see `RunningPipeline.tick`."""
-        consumes, trigger = self.settings.consumes, self.pipeline.flow.stages[self.settings.name]
+        """Add readings of what is measured, see `RunningPipeline.tick`."""
+        consumes = self.settings.consumes
         if all(topic in arrived for topic in consumes):
-            trigger.sample(sum(arrived[topic] for topic in consumes), now_ms)
+            self.sample(sum(arrived[topic] for topic in consumes), now_ms)
         waiting = lags.keys() & product(self.clients(), consumes)
         if waiting:
-            trigger.lag(sum(lags[key] for key in waiting))
+            self.lag(sum(lags[key] for key in waiting))
 
     def wrote(self, written: TopicRange, now_ms: float) -> None:
         """Keep what it has written until its batch is reported."""
@@ -296,8 +287,7 @@ class RunningStage:
         """Apply a report; for `ends` see `lost_ends`. Return whether it says more than "alive"."""
         report, query, pipeline = accepted.report, accepted.query, self.pipeline
         name, graph = self.settings.name, pipeline.graph
-        trigger = pipeline.flow.stages[name]
-        trigger.seen(now_ms)
+        self.seen(now_ms)
         is_late = report.run_id != query.run_id  # of an earlier run
         if report.event == "running" or (is_late and report.batch is None):
             return False
@@ -309,7 +299,7 @@ class RunningStage:
             if all(each.at_ms <= event_ms for each in pipeline.completion.outputs.ranges[name]):
                 pipeline.completion.idle(name, now_ms)
         elif report.event == "terminated":
-            trigger.ended()
+            self.ended()
         if query.client_id in self._plans:
             self._plans[query.client_id].reported()
         # What it has completed makes room for those before it, a root that ends for the first.
@@ -336,6 +326,14 @@ class RunningStage:
                 if query.ceiling is not None:
                     query.set_ceiling(None, f"pipeline {self.pipeline.name}: ", now_ms)
 
+    def stage_document(self, upstream: Sequence[str], now_ms: float) -> dict[str, Json]:
+        """Return it as the API shows it, with what it waits for."""
+        _, limit = self.ceiling or (None, None)
+        waits: Json = None
+        if limit is not None:
+            waits = {"for": limit.waits_for, "records": limit.records, "reason": limit.why}
+        return super().stage_document(upstream, now_ms) | {"waits": waits}
+
     def planned(self, client_id: str) -> tuple[int, float]:
         """Return what a client has planned and not reported: batches, and their records."""
         offered, done = self._offered(client_id)
@@ -345,7 +343,7 @@ class RunningStage:
             return 0, 0.0
         return batches, (offered - done) / self.pipeline.measured(client_id)[0]
 
-    def lag(self, topics: Iterable[str], now_ms: float) -> int | None:
+    def waiting(self, topics: Iterable[str], now_ms: float) -> int | None:
         """Return how many records wait for it; None when that is not known again yet."""
         unread = self.pipeline.unread
         lags: dict[TopicPartition, int] = {}
@@ -374,13 +372,13 @@ class RunningStage:
         name, pipeline = self.settings.name, self.pipeline
         topics = pipeline.graph.topics_between(name, reader)
         _, planned = self.planned(client_id)
-        has_work = is_asking or planned > 0 or self.lag(self.settings.consumes, now_ms) != 0
+        has_work = is_asking or planned > 0 or self.waiting(self.settings.consumes, now_ms) != 0
         outputs = pipeline.completion.outputs.ranges.get(name, ()) if planned else ()
         ranges = (each.range for each in outputs)
         return UpstreamWriter(
             client_id,
             self.settings.normal_rate if has_work else 0.0,
-            pipeline.flow.stages[name].records_out(topics),
+            self.records_out(topics),
             planned,
             sum(each.end - each.start for each in ranges if each.topic in topics),
         )
@@ -403,7 +401,7 @@ class RunningStage:
         # What sources bring is not kept back here: it takes no room from what stages write.
         consumes = reader.settings.consumes
         topics = [topic for topic in consumes if graph.producer_of[topic] in graph.stages]
-        lag = reader.lag(topics, now_ms)
+        lag = reader.waiting(topics, now_ms)
         if lag is None:
             return BatchLimit(0, name, f"how much waits for {name} is not known yet")
         writers = [
@@ -439,16 +437,14 @@ class RunningStage:
         return offered, done
 
     def _set_ceilings(self, clients: Set[str], now_ms: float) -> None:
-        pipeline, normal_rate = self.pipeline, self.settings.normal_rate
-        state = pipeline.flow.state_of(self.settings.name)
+        pipeline, state = self.pipeline, self.state
         ceilings: list[tuple[float, BatchLimit | None]] = []
         is_there = False
         for client_id in clients:
             limit = self._limits.get(client_id)
             for query in pipeline.queries_of(client_id):
                 is_there = True
-                ceiling, why = (state.rate, state.why) if state is not None else (None, "")
-                waits = None
+                ceiling, why, waits = state.rate, state.why, None
                 if limit is not None:
                     # While no interval is known the driver is told the truth whatever is said here.
                     interval_ms = query.batch_interval_ms or MS_PER_SECOND
@@ -457,10 +453,10 @@ class RunningStage:
                         ceiling, why, waits = rate, limit.why, limit
                 if query.ceiling != ceiling:
                     query.set_ceiling(ceiling, f"pipeline {pipeline.name}: {why}", now_ms)
-                if ceiling is not None and ceiling < normal_rate:
+                if ceiling is not None and ceiling < self.settings.normal_rate:
                     ceilings.append((ceiling, waits))
         self.ceiling = min(ceilings, key=itemgetter(0), default=None)
-        is_held = state is not None or any(self._limits.get(each) for each in clients)
+        is_held = state.rate is not None or any(self._limits.get(each) for each in clients)
         pipeline.log_reach(self.settings.name, is_held and not is_there, "a rule with adaptive")
 
     def _add_batch(
@@ -486,15 +482,14 @@ class RunningStage:
         done = StageBatch(name, batch.batch_id, inputs, written, started_ms, size_bytes)
         pipeline.completion.stage_batch(done, now_ms)
         if batch.rows > 0 and execution_ms > 0:
-            trigger = pipeline.flow.stages[name]
             # A short batch had little to do: what it shows is Spark's own time, not the stage's.
             if all(execution_ms >= FULL_BATCH * (each.batch_interval_ms or 0) for each in bounded):
                 rate = next((each.processing_rate for each in bounded if each.processing_rate), 0.0)
-                trigger.processed(rate or batch.rows / execution_ms * MS_PER_SECOND, now_ms)
+                self.processed(rate or batch.rows / execution_ms * MS_PER_SECOND, now_ms)
             made = dict.fromkeys(self.settings.produces, 0)
             for each in seen:
                 made[each.topic] += each.end - each.start
-            trigger.converted(batch.rows, made)
+            self.converted(batch.rows, made)
 
     def _inputs(self, query: QueryProgress, batch: BatchReport) -> Iterator[TopicRange]:
         """Yield what a batch has completed of the topics of its stage."""
@@ -517,16 +512,16 @@ class RunningStage:
         return {key: end for key, end in known.items() if key[0] in self.settings.produces}
 
 
-class RunningSource:
-    """One source at work: what bounds it, whichever rules it has."""
+class RunningSource(Controller):
+    """One source that can be held: what bounds it, whichever rules it has."""
 
-    def __init__(self, pipeline: RunningPipeline, client_id: str) -> None:
+    def __init__(self, pipeline: RunningPipeline, settings: Node) -> None:
+        super().__init__(settings)
         self._pipeline = pipeline
-        self._client_id = client_id
         self._bytes = self._records = 0.0
         """What it has sent, what is long ago with less weight."""
-        self._bounded: set[str] = set()
-        """Entities whose produce quota is lowered."""
+        self._entities: set[str] = set()
+        """Those whose produce quota is lowered."""
 
     def sent(self, count: int, records: int) -> None:
         """Record that it has sent so many bytes for so many records, 1 or more."""
@@ -535,21 +530,21 @@ class RunningSource:
 
     def hold(self, now_ms: float) -> None:
         """Hold it to what is said of it now."""
+        state, name = self.state, self.settings.name
         pipeline, quotas = self._pipeline, self._pipeline.quotas
-        state = pipeline.flow.state_of(self._client_id)
-        if state is None or state.rate is None or not self._records:
+        if state.rate is None or not self._records:
             self.release(now_ms)
             return
         match = partial(quotas.table.match, _PRODUCED)
-        clients = (each for each in quotas.clients() if each.client_id == self._client_id)
-        self._bounded.update(found.entity for found in map(match, clients) if found is not None)
-        pipeline.log_reach(self._client_id, not self._bounded, "a producer_byte_rate")
+        clients = (each for each in quotas.clients() if each.client_id == name)
+        self._entities.update(found.entity for found in map(match, clients) if found is not None)
+        pipeline.log_reach(name, not self._entities, "a producer_byte_rate")
         bound, reason = state.rate * self._bytes / self._records, f"pipeline {pipeline.name}: "
-        for entity in self._bounded:
+        for entity in self._entities:
             quotas.adapt(_PRODUCED, entity, bound, reason + state.why, now_ms)
 
     def release(self, now_ms: float) -> None:
         """Hold it no more."""
-        for entity in self._bounded:
+        for entity in self._entities:
             self._pipeline.quotas.adapt(_PRODUCED, entity, None, None, now_ms)
-        self._bounded.clear()
+        self._entities.clear()

@@ -12,7 +12,7 @@ so goes on within the band, or the last part of a hold would stay for ever.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from metrics.clock import MS_PER_SECOND
@@ -181,11 +181,12 @@ class Trigger(Controller):
             self._easing = verdict.direction is Direction.INCREASE
         return verdict
 
-    def stage_document(self, now_ms: float) -> dict[str, Json]:
+    def stage_document(self, upstream: Sequence[str], now_ms: float) -> dict[str, Json]:
         """Return the stage as the API shows it."""
         last = self._last
         low, high = self.settings.band
         return self.document() | {
+            "upstream": upstream,
             "alive": self.is_alive(now_ms),
             "received_rate": last.received_rate,
             "processing_rate": self.processing_rate,
