@@ -63,7 +63,6 @@ class DeferredBatches:
         self._mark = mark
         self._graph = graph
         self._known_to = known_to
-        self._next = 1
         self.waiting: dict[int, DeferredBatch] = {}
         """By number, in that order."""
         self.settled: dict[str, float] = {}
@@ -86,7 +85,7 @@ class DeferredBatches:
 
     def add(self, batch: StageBatch, now_ms: float) -> None:
         """Add a batch; `ready` yields it, at once if it need not wait."""
-        self.restore(DeferredBatch(self._next, batch, now_ms))
+        self.restore(DeferredBatch(next(reversed(self.waiting), 0) + 1, batch, now_ms))
 
     def ready(self, now_ms: float) -> Iterator[tuple[StageBatch, bool]]:
         """Yield what need not wait, and whether its input is known; apply each before the next."""
@@ -128,7 +127,6 @@ class DeferredBatches:
 
     def restore(self, deferred: DeferredBatch) -> None:
         """Add a batch as it was; those of a stage in the order of their numbers."""
-        self._next = max(self._next, deferred.number + 1)
         self.waiting[deferred.number] = deferred
 
     def _remove(self, deferred: DeferredBatch) -> None:

@@ -94,9 +94,7 @@ class Trigger(Controller):
         self.processing_rate: float | None = None
         """Records/s in its latest batch with rows; above 0."""
         self.request: dict[str, Json] | None = None
-        self._since_ms = now_ms
-        self._seen_ms: float | None = None
-        self._has_ended = False
+        self._was_seen, self._alive_until_ms = False, now_ms + SILENT_MS
         self._read = 0.0
         self._written: dict[str, float] = {}
         self._sampled: tuple[StageSettings, int | None] | None = None
@@ -130,7 +128,7 @@ class Trigger(Controller):
 
     def seen(self, now_ms: float) -> None:
         """Record a sign of life."""
-        self._seen_ms, self._has_ended = now_ms, False
+        self._was_seen, self._alive_until_ms = True, now_ms + SILENT_MS
 
     def processed(self, records_per_s: float, now_ms: float) -> None:
         """Record how fast the stage worked in its latest batch; 0 is only a sign of life."""
@@ -140,16 +138,15 @@ class Trigger(Controller):
 
     def ended(self) -> None:
         """Record that the stage has ended and says nothing more, until the next sign of life."""
-        self._has_ended = True
+        self._alive_until_ms = -math.inf
 
     def is_alive(self, now_ms: float) -> bool:
         """Return whether it has a say. One that was not seen yet has it for SILENT_MS as well."""
-        seen_ms = self._since_ms if self._seen_ms is None else self._seen_ms
-        return not self._has_ended and now_ms - seen_ms <= SILENT_MS
+        return now_ms <= self._alive_until_ms
 
     def may_ask(self, now_ms: float) -> bool:
         """Return whether it is alive and was seen."""
-        return self._seen_ms is not None and self.is_alive(now_ms)
+        return self._was_seen and self.is_alive(now_ms)
 
     def converted(self, records_in: int, records_out: Mapping[str, int]) -> None:
         """Record what a batch read, and wrote to each topic."""
