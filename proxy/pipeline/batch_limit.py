@@ -90,9 +90,11 @@ class PlannedBatches:
     each time that the driver asks again the batch before is done, though its report may be late.
     """
 
-    __slots__ = ("_earlier", "_looked_up")
+    __slots__ = ("_earlier", "_looked_up", "limit")
 
     def __init__(self) -> None:
+        self.limit: BatchLimit | None = None
+        """Of the latest; None: no bound."""
         self._looked_up: set[TopicPartition] = set()
         """What the driver has looked up, for the plan that it makes or carries out."""
         self._earlier: deque[int] = deque(maxlen=MAX_LATE)
@@ -129,7 +131,6 @@ class PlannedBatches:
 class UpstreamWriter:
     """A stage that writes to the topics of another one."""
 
-    name: str
     weight: float
     """Its share of the room; 0: it has nothing to read and needs none."""
     records_out: float
@@ -146,18 +147,17 @@ class UpstreamWriter:
 
 
 def records_that_fit(
-    max_lag: int, lag: int, writers: Sequence[UpstreamWriter], name: str, least: int = 1
+    max_lag: int, lag: int, asking: UpstreamWriter, others: Sequence[UpstreamWriter], least: int = 1
 ) -> int | None:
-    """Return how many records the next batch of the writer `name` may read; None: any number.
+    """Return how many records the next batch of the writer that asks may read; None: any number.
 
     A batch has `least` records at least, as one of each partition. Where `max_lag` (1 or more) has
     no room for these, so many go when nothing waits, or the stage would stand still for ever.
     """
-    asking = next(each for each in writers if each.name == name)
     if asking.records_out <= 0:
         return None
-    coming = sum(each.coming for each in writers)
-    whole = sum(each.weight for each in writers)
+    coming = asking.coming + sum(each.coming for each in others)
+    whole = asking.weight + sum(each.weight for each in others)
     share = max_lag * ROUND_SHARE * (asking.weight / whole if whole > 0 else 1.0)
     # With a share below `least` nobody could go on, however much room there is.
     share = max(share - asking.coming, least * asking.records_out)

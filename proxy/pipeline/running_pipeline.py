@@ -230,8 +230,7 @@ class RunningStage(Trigger):
         """Records/s, 0 lets no batch begin, and what it waits for; None: a request of a stage after
         it. When it is held to less than its normal rate."""
         self._plans: dict[str, PlannedBatches] = defaultdict(PlannedBatches)
-        self._limits: dict[str, BatchLimit | None] = {}
-        """By client: the limit of its latest plan."""
+        """By client."""
 
     def clients(self) -> set[str]:
         """Return its client ids, as far as its queries are known."""
@@ -272,7 +271,7 @@ class RunningStage(Trigger):
             return
         offered, _ = self._offered(client_id)
         if self._plans[client_id].look_up(partitions, offered):
-            self._limits[client_id] = self._limit(client_id, now_ms)
+            self._plans[client_id].limit = self._limit(client_id, now_ms)
             self._set_ceilings(self.clients(), now_ms)
 
     def lost_ends(self, started_ms: float) -> set[TopicPartition]:
@@ -300,8 +299,7 @@ class RunningStage(Trigger):
                 pipeline.completion.idle(name, now_ms)
         elif report.event == "terminated":
             self.ended()
-        if query.client_id in self._plans:
-            self._plans[query.client_id].reported()
+        self._plans[query.client_id].reported()
         # What it has completed makes room for those before it, a root that ends for the first.
         for each in {name, *graph.first, *graph.upstream[name]} & graph.stages.keys():
             pipeline.stages[each].hold(now_ms)
@@ -312,15 +310,15 @@ class RunningStage(Trigger):
         clients = self.clients()
         if self.pipeline.graph.settings.bounds_batches:
             for client_id in clients:
-                is_new = self._limits.get(client_id) is None
-                if is_new or not self.planned(client_id)[0]:
-                    self._limits[client_id] = self._limit(client_id, now_ms)
+                if self._plans[client_id].limit is None or not self.planned(client_id)[0]:
+                    self._plans[client_id].limit = self._limit(client_id, now_ms)
         self._set_ceilings(clients, now_ms)
 
     def release(self, now_ms: float) -> None:
         """Hold it no more."""
         self.ceiling = None
-        self._limits.clear()
+        for plans in self._plans.values():
+            plans.limit = None
         for client_id in self.clients():
             for query in self.pipeline.queries_of(client_id):
                 if query.ceiling is not None:
@@ -337,9 +335,7 @@ class RunningStage(Trigger):
     def planned(self, client_id: str) -> tuple[int, float]:
         """Return what a client has planned and not reported: batches, and their records."""
         offered, done = self._offered(client_id)
-        plans = self._plans.get(client_id)
-        batches = int(offered > done) if plans is None else plans.batches(offered, done)
-        if not batches:
+        if not (batches := self._plans[client_id].batches(offered, done)):
             return 0, 0.0
         return batches, (offered - done) / self.pipeline.measured(client_id)[0]
 
@@ -376,7 +372,6 @@ class RunningStage(Trigger):
         outputs = pipeline.completion.outputs.ranges.get(name, ()) if planned else ()
         ranges = (each.range for each in outputs)
         return UpstreamWriter(
-            client_id,
             self.settings.normal_rate if has_work else 0.0,
             self.records_out(topics),
             planned,
@@ -410,11 +405,11 @@ class RunningStage(Trigger):
             if stage is not None
             for client in stage.living_clients(now_ms) - ({client_id} if stage is self else set())
         ]
-        writers.append(self.writer(client_id, name, now_ms, is_asking=True))
+        asking = self.writer(client_id, name, now_ms, is_asking=True)
         offsets_per_record, least_offsets, _ = pipeline.measured(client_id)
         partitions = sum(1 for _ in pipeline.partitions(client_id, self.settings.consumes))
         least = max(1, math.ceil(max(partitions, least_offsets) / offsets_per_record))
-        records = records_that_fit(max_lag, lag, writers, client_id, least)
+        records = records_that_fit(max_lag, lag, asking, writers, least)
         if records is None:
             return None
         why = f"{lag:,} records wait for {name}, and max_lag is {max_lag:,}"
@@ -441,7 +436,7 @@ class RunningStage(Trigger):
         ceilings: list[tuple[float, BatchLimit | None]] = []
         is_there = False
         for client_id in clients:
-            limit = self._limits.get(client_id)
+            limit = self._plans[client_id].limit
             for query in pipeline.queries_of(client_id):
                 is_there = True
                 ceiling, why, waits = state.rate, state.why, None
@@ -456,7 +451,7 @@ class RunningStage(Trigger):
                 if ceiling is not None and ceiling < self.settings.normal_rate:
                     ceilings.append((ceiling, waits))
         self.ceiling = min(ceilings, key=itemgetter(0), default=None)
-        is_held = state.rate is not None or any(self._limits.get(each) for each in clients)
+        is_held = state.rate is not None or any(self._plans[each].limit for each in clients)
         pipeline.log_reach(self.settings.name, is_held and not is_there, "a rule with adaptive")
 
     def _add_batch(
