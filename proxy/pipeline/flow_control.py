@@ -7,7 +7,7 @@ life for SILENT_MS, asks nothing more; what was held before a restart stays so f
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 from proxy.state import Json, Record
@@ -22,7 +22,7 @@ from .controller import (
     to_record,
 )
 from .fair_rates import UpstreamRate, fair_rates, raised_rates
-from .graph import Node, PipelineGraph, StageSettings
+from .graph import PipelineGraph, SourceSettings, StageSettings
 from .ledger import WallTime
 from .trigger import RateMeter, Trigger, Verdict
 
@@ -40,17 +40,6 @@ class RateChange:
     reason: str
 
 
-MakeNode = Callable[[Node, int | None, float], Controller]
-"""Makes a node of its settings, `max_lag` and the time; of a stage a Trigger."""
-
-
-def make_node(settings: Node, max_lag: int | None, now_ms: float) -> Controller:
-    """Return a node by itself."""
-    if isinstance(settings, StageSettings):
-        return Trigger(settings, max_lag, now_ms)
-    return Controller(settings)
-
-
 class PipelineFlow:
     """Triggers of the stages and controllers of the nodes of one pipeline, and their records.
 
@@ -58,9 +47,14 @@ class PipelineFlow:
     """
 
     def __init__(
-        self, graph: PipelineGraph, now_ms: float, now_s: float, make: MakeNode = make_node
+        self,
+        graph: PipelineGraph,
+        now_ms: float,
+        now_s: float,
+        make_stage: Callable[[StageSettings, int | None, float], Trigger] = Trigger,
+        make_source: Callable[[SourceSettings], Controller] = Controller,
     ) -> None:
-        self._make = make
+        self._make_stage, self._make_source = make_stage, make_source
         self._wall = WallTime.at(now_ms, now_s)
         self._journal = Journal(self._record, self._key)
         self.nodes: dict[str, Controller] = {}
@@ -76,10 +70,11 @@ class PipelineFlow:
         """What the keys of its records begin with."""
         return f"{FLOW_RECORDS.key(self._graph.settings.name)}/"
 
-    def arrived(self, topic: str, records_total: float, now_ms: float) -> None:
-        """Add a reading of the records that arrived in a topic of a source so far."""
-        if topic in self._topics:
-            self._topics[topic].read(records_total, now_ms)
+    def arrived(self, totals: Mapping[str, float], now_ms: float) -> None:
+        """Add readings of the records that arrived so far, by topic: those of sources count."""
+        for topic, meter in self._topics.items():
+            if topic in totals:
+                meter.read(totals[topic], now_ms)
 
     def state_of(self, node: str) -> NodeState | None:
         """Return how a node is held; None when it is not."""
@@ -152,8 +147,10 @@ class PipelineFlow:
             controller = gone.get(name)
             if controller is not None and type(controller.settings) is type(settings):
                 del gone[name]
+            elif isinstance(settings, StageSettings):
+                controller = self._make_stage(settings, max_lag, now_ms)
             else:
-                controller = self._make(settings, max_lag, now_ms)
+                controller = self._make_source(settings)
             if controller.follow(settings, graph.downstream[name], self._period_ms(name), now_ms):
                 changed.append(name)
                 self._journal.mark_changed(name)

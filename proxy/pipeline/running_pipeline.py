@@ -81,7 +81,8 @@ class RunningPipeline:
         """Offsets between which stages have written, and nobody who reads there has completed."""
         self._out_of_reach: set[str] = set()
         """Nodes that are to be held and cannot be."""
-        self.flow = PipelineFlow(graph, now_ms, now_s, self._make_node)
+        make = partial(RunningStage, self), partial(RunningSource, self)
+        self.flow = PipelineFlow(graph, now_ms, now_s, *make)
         self._follow()
 
     def update(self, settings: PipelineSettings, now_ms: float) -> None:
@@ -127,10 +128,7 @@ class RunningPipeline:
 
         `arrived` is counted by topic, since that became known, `lags` by client and topic.
         """
-        for source in self.graph.settings.sources:
-            for topic in source.produces:
-                if topic in arrived:
-                    self.flow.arrived(topic, arrived[topic], now_ms)
+        self.flow.arrived(arrived, now_ms)
         for stage in self.stages.values():
             stage.measure(arrived, lags, now_ms)
         self.completion.tick(now_ms)
@@ -195,11 +193,6 @@ class RunningPipeline:
                 node=node,
                 fix=f"let it connect through this proxy, and give its client id {need}",
             )
-
-    def _make_node(self, settings: Node, max_lag: int | None, now_ms: float) -> Controller:
-        if isinstance(settings, StageSettings):
-            return RunningStage(self, settings, max_lag, now_ms)
-        return RunningSource(self, settings)
 
     def _follow(self) -> None:
         nodes = self.flow.nodes

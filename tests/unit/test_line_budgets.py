@@ -30,7 +30,7 @@ BUDGETS = {
     "proxy/config": Budget(3200, 2150),
     "proxy/devkit": Budget(1000, 0),
     "proxy/relay": Budget(5900, 4300),
-    "proxy/pipeline": Budget(3640, 2700),
+    "proxy/pipeline": Budget(3630, 2700),
     "proxy/backpressure": Budget(2800, 1950),
     "proxy/quota": Budget(4250, 3100),
     "proxy/progress": Budget(4350, 2950),

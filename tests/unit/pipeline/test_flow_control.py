@@ -38,7 +38,7 @@ class Run:
         for name in ("app", *(item.name for item in CHAIN.stages)):
             total = self.totals[name] = self.totals.get(name, 0.0) + rates.get(name, 0.0)
             if name == "app":
-                self.flow.arrived("a", total, self.now_ms)
+                self.flow.arrived({"a": total}, self.now_ms)
             elif name in self.flow.stages:
                 self.flow.stages[name].sample(total, self.now_ms)
 
@@ -130,7 +130,7 @@ def test_nodes_that_feed_one_stage_share_what_it_processes():
         run.flow.stages["two"].processed(500.0, run.now_ms)
         run.now_ms += SECOND_MS
         run.feed({"app": 600, "one": 600, "two": 1_000})
-        run.flow.arrived("z", total, run.now_ms)
+        run.flow.arrived({"z": total}, run.now_ms)
         total += 400
         changes = run.flow.tick(run.now_ms)
     assert {item.node: item.rate for item in changes} == {
