@@ -173,7 +173,7 @@ def find_unheld(config: Config, table: RuleTable) -> Iterator[str]:
 def _may_wait(pipeline: PipelineSection, graph: PipelineGraph, stage: StageSettings) -> bool:
     settings = pipeline.settings
     has_limit = (settings.max_pending_batches or settings.max_pending_bytes) is not None
-    return bool(graph.downstream_of(stage.name)) or (has_limit and stage.name in graph.first)
+    return bool(graph.downstream[stage.name]) or (has_limit and stage.name in graph.first)
 
 
 def _clients(config: Config, stage: StageSettings) -> list[str]:

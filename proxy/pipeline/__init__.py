@@ -3,8 +3,7 @@
 Time is an argument, in monotonic milliseconds (`now_ms`) unless it is said otherwise. Rates are
 records per second. All but `running` do no I/O.
 
-`flow_control` joins `trigger`, `controller`, `coordinator` and `fair_rates` for one pipeline of a
-`graph`, `completion` joins `ledger`, `edges`, `deferred` and `completion_records`.
-`running_pipeline` joins both; `batch_planner` and `batch_limit` bound its batches, and `enforcer`
-holds its clients. `running`: all pipelines, wired to reports, state and metrics.
+`running`: the loop over all pipelines, wired to reports, state and metrics. `running_pipeline`: one
+of a `graph`, which joins `flow_control` (of a `trigger` and a `controller` for each stage),
+`completion` (of `ledger`, `edges`, `deferred` and `outputs`) and `batch_limit`.
 """

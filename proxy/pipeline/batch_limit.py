@@ -7,7 +7,8 @@ their normal rates. No rate has to settle first.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +17,9 @@ from proxy.wire.topic_partition import TopicPartition
 ROUND_SHARE = 0.5
 """Share of `max_lag` that the batches of all stages before it may fill at a time. With all of it a
 stage and the ones before it would work in turns, and never at the same time."""
+
+MAX_LATE = 1_000
+"""Batches without a report that are told apart; where so many are late nobody reports."""
 
 
 class OfferedEnd(Protocol):
@@ -27,12 +31,11 @@ class OfferedEnd(Protocol):
 
 
 class BatchClamp(Protocol):
-    """What bounds the batches of a query."""
+    """What bounds the batches of a query, of so many offsets at least."""
 
     offsets_per_record: float
     """At least 1."""
     least_offsets: int
-    """What a batch has at least."""
 
     @property
     def advertised(self) -> Mapping[TopicPartition, OfferedEnd]:
@@ -80,11 +83,54 @@ class BatchLimit:
     """Part of a sentence, for people."""
 
 
+class PlannedBatches:
+    """The plans of one query. Totals are offsets, added up over its partitions.
+
+    Structured Streaming works on one batch at a time, up to the ends that its driver was told. So
+    each time that the driver asks again the batch before is done, though its report may be late.
+    """
+
+    __slots__ = ("_earlier", "_looked_up", "limit")
+
+    def __init__(self) -> None:
+        self.limit: BatchLimit | None = None
+        """Of the latest; None: no bound."""
+        self._looked_up: set[TopicPartition] = set()
+        """What the driver has looked up, for the plan that it makes or carries out."""
+        self._earlier: deque[int] = deque(maxlen=MAX_LATE)
+        """What was told in all with each plan before that one; ascending."""
+
+    def look_up(self, partitions: Set[TopicPartition], offered: int) -> bool:
+        """Record that the driver, told `offered` in all, asks for ends; return if for another plan.
+
+        It does when it looks up a partition again; for one plan it asks each broker for its own.
+        """
+        if self._looked_up and self._looked_up.isdisjoint(partitions):
+            self._looked_up |= partitions
+            return False
+        self._looked_up = set(partitions)
+        if not self._earlier or offered > self._earlier[-1]:
+            self._earlier.append(offered)
+        return True
+
+    def reported(self) -> None:
+        """Record that a batch was reported: what is looked up next makes another plan."""
+        self._looked_up.clear()
+
+    def batches(self, offered: int, done: int) -> int:
+        """Return how many are not reported when `done` is completed of `offered` offsets in all."""
+        while self._earlier and self._earlier[0] <= done:
+            self._earlier.popleft()
+        while self._earlier and self._earlier[-1] > offered:
+            self._earlier.pop()  # of a run that is over
+        # The latest of them is among these when the driver was told nothing new since.
+        return sum(total < offered for total in self._earlier) + (offered > done)
+
+
 @dataclass(frozen=True, slots=True)
 class UpstreamWriter:
     """A stage that writes to the topics of another one."""
 
-    name: str
     weight: float
     """Its share of the room; 0: it has nothing to read and needs none."""
     records_out: float
@@ -101,18 +147,17 @@ class UpstreamWriter:
 
 
 def records_that_fit(
-    max_lag: int, lag: int, writers: Sequence[UpstreamWriter], name: str, least: int = 1
+    max_lag: int, lag: int, asking: UpstreamWriter, others: Sequence[UpstreamWriter], least: int = 1
 ) -> int | None:
-    """Return how many records the next batch of the writer `name` may read; None: any number.
+    """Return how many records the next batch of the writer that asks may read; None: any number.
 
     A batch has `least` records at least, as one of each partition. Where `max_lag` (1 or more) has
     no room for these, so many go when nothing waits, or the stage would stand still for ever.
     """
-    asking = next(each for each in writers if each.name == name)
     if asking.records_out <= 0:
         return None
-    coming = sum(each.coming for each in writers)
-    whole = sum(each.weight for each in writers)
+    coming = asking.coming + sum(each.coming for each in others)
+    whole = asking.weight + sum(each.weight for each in others)
     share = max_lag * ROUND_SHARE * (asking.weight / whole if whole > 0 else 1.0)
     # With a share below `least` nobody could go on, however much room there is.
     share = max(share - asking.coming, least * asking.records_out)

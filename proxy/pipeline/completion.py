@@ -7,20 +7,20 @@ keeps its roots waiting until they time out.
 """
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict
 from itertools import islice
 from random import Random
 
 from proxy.state import Json, Record
 from proxy.state.journal import Journal
 
-from .completion_records import CompletionRecords
+from .completion_records import LEDGER_RECORDS, CompletionRecords
 from .deferred import DeferredBatches, StageBatch
 from .edges import MAX_EDGES, Anchor, EdgeTable, merged
 from .graph import PipelineGraph
-from .ledger import EndedRoot, Ledger, LedgerItem, MaxPending, RootOutcome, SourceBatch
-from .wall_time import WallTime
+from .ledger import EndedRoot, Ledger, LedgerItem, RootOutcome, SourceBatch, WallTime
+from .outputs import StageOutputs
 
 PIPELINE_CHANGED = "pipeline_changed"
 """Reason: it waited at a stage, or for a topic, that is no longer in the pipeline."""
@@ -42,23 +42,6 @@ MAX_SHOWN = 100
 """Pending roots in the document, those that came first."""
 
 
-@dataclass(slots=True)
-class CompletionCounts:
-    """What came of the reports, since the start."""
-
-    late_acks: int = 0
-    """Acks for roots that had ended."""
-    repeated_records: int = 0
-    """Records of input that the stage had completed before."""
-    foreign_records: int = 0
-    """Records of input from a stage's topic that no stage is known to have produced."""
-    unanchored_ranges: int = 0
-    """Ranges of output of batches that read nothing of a pending root."""
-    unknown_stages: int = 0
-    unknown_topics: int = 0
-    """Ranges of topics that the stage does not consume or produce."""
-
-
 class Completion:
     """The ledger of one pipeline, its edges, and how much is in flight.
 
@@ -76,33 +59,35 @@ class Completion:
         max_edges: int = MAX_EDGES,
     ) -> None:
         self._graph = graph
-        self._wall = WallTime.at(now_ms, now_s)
+        self._wall = wall = WallTime.at(now_ms, now_s)
         self._max_edges = max_edges
-        self._journal = Journal(self._record, self._key)
+        self._journal = Journal[LedgerItem](
+            lambda item: self.records.record(item),  # noqa: PLW0108 - these are made of what marks
+            lambda item: self.records.key(item),  # noqa: PLW0108
+        )
         mark = self._journal.mark_changed
-        self.ledger = Ledger(graph.settings.timeout_ms, random, self._wall, mark)
+        self.ledger = Ledger(graph.settings.timeout_ms, random, wall, mark)
         self.edges = EdgeTable(self.ledger.new_id, mark)
         self.deferred = DeferredBatches(graph, self.edges.known_to, mark)
+        self.outputs = StageOutputs()
+        prefix = f"{LEDGER_RECORDS['root'].key(graph.settings.name)}/"
         self.records = CompletionRecords(
-            graph.settings.name, self._wall, self.ledger, self.edges, self.deferred
+            prefix, wall, self.ledger, self.edges, self.deferred, self.outputs
         )
         self._ended: list[EndedRoot] = []
         self._unswept = 0
-        self.counts = CompletionCounts()
+        self.counts = self.ledger.counts
         self.outcomes: Counter[tuple[RootOutcome, str]] = Counter()
         self.notes: deque[tuple[float, str]] = deque(maxlen=MAX_NOTES)
         """What was unusual lately: wall clock, text."""
 
-    @property
-    def max_pending(self) -> MaxPending:
-        """The limits on what is in flight."""
-        settings = self._graph.settings
-        return MaxPending(settings.max_pending_batches, settings.max_pending_bytes)
-
     def is_full(self, planned: int = 0, planned_bytes: float = 0.0) -> bool:
         """Return whether the source is to wait; `planned` batches are not known as roots yet."""
-        pending = self.ledger.pending_bytes + planned_bytes
-        return self.max_pending.full(self.ledger.pending_batches + planned, pending)
+        settings, ledger = self._graph.settings, self.ledger
+        most, most_bytes = settings.max_pending_batches, settings.max_pending_bytes
+        return (most is not None and ledger.pending_batches + planned >= most) or (
+            most_bytes is not None and ledger.pending_bytes + planned_bytes >= most_bytes
+        )
 
     def stage_batch(self, batch: StageBatch, now_ms: float) -> None:
         """Add a finished batch of a stage; see `take_ended` for what it ends.
@@ -153,19 +138,30 @@ class Completion:
         self.ledger.set_timeout(graph.settings.timeout_ms)
         self._graph = graph
         self.deferred.update(graph)
+        self.outputs.follow(graph.stages)
         self._fail_stranded(now_ms)
         self._apply_ready(now_ms)
 
-    def changes(self) -> tuple[list[Record], list[str]]:
-        """Return the records to write and the keys to delete, O(changed); in one transaction."""
+    def changes(self, *, hands_over: bool = False) -> tuple[list[Record], list[str]]:
+        """Return the records to write and the keys to delete, O(changed); in one transaction.
+
+        What the stages have written since their last reports has records for a handover only.
+        """
+        for stage, written in self.outputs.ranges.items():
+            if hands_over and written:
+                self._journal.mark_changed(("written", stage))
         return self._journal.take()
 
-    def load(self, records: Iterable[Record], now_ms: float) -> list[str]:
+    def load(
+        self, records: Collection[Record], now_ms: float, *, is_handed_over: bool = False
+    ) -> list[str]:
         """Load the records of an earlier process, first of all; return what was not taken, and why.
 
         Damaged records are deleted with the next `changes`, and their roots wait until they time
         out; those of a newer program are left alone. Roots at stages that are gone fail.
         """
+        if records or is_handed_over:
+            self.outputs.take_up(now_ms)
         refused, deletes = self.records.load(records, self._graph.stages, now_ms)
         self._journal.take()  # what was taken up is as it was written
         for key in deletes:
@@ -177,15 +173,15 @@ class Completion:
 
     def document(self, now_ms: float) -> dict[str, Json]:
         """Return it as the API shows it: JSON, times in wall-clock seconds."""
-        limits, to_s, outcomes = self.max_pending, self._wall.to_s, self.outcomes
+        settings, to_s, outcomes = self._graph.settings, self._wall.to_s, self.outcomes
         first = list(islice(self.ledger.pending(), MAX_SHOWN))
         waits_at = self.waits_at(root for root, *_ in first)
         return {
             "pending": {
                 "batches": self.ledger.pending_batches,
                 "size_bytes": self.ledger.pending_bytes,
-                "max_batches": limits.max_batches,
-                "max_bytes": limits.max_bytes,
+                "max_batches": settings.max_pending_batches,
+                "max_bytes": settings.max_pending_bytes,
                 "full": self.is_full(),
                 "first": [
                     {
@@ -206,15 +202,9 @@ class Completion:
             "early_batches": len(self.deferred.waiting),
             "forced_batches": self.deferred.forced,
             "dropped_batches": self.deferred.dropped,
-            "counts": asdict(self.counts) | asdict(self.ledger.counts),
+            "counts": asdict(self.counts),
             "notes": [{"at_s": at_s, "text": text} for at_s, text in self.notes],
         }
-
-    def _record(self, item: LedgerItem) -> Record | None:
-        return self.records.record(item)
-
-    def _key(self, item: LedgerItem) -> str:
-        return self.records.key(item)
 
     def _apply_ready(self, now_ms: float) -> None:
         for batch, is_known in self.deferred.ready(now_ms):
@@ -289,7 +279,7 @@ class Completion:
                 self.counts.unknown_topics += 1
                 continue
             self.counts.unanchored_ranges += anchor is None
-            for stage in self._graph.consumers_of(written.topic):
+            for stage in self._graph.consumers[written.topic]:
                 key = (stage, written.topic, written.partition)
                 # What a batch wrote that is reported again was added the first time.
                 start = max(written.start, self.edges.known_to(key)) if is_again else written.start

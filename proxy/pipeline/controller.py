@@ -7,13 +7,25 @@ The arithmetic, in milliseconds of delay per record:
 - increase: the rate goes up by a step, and with it t_delay down, until the normal rate is back.
 
 A first request of a stage that processes 400 records/s makes 1,000 into 400 with a delay of 1.5 ms,
-and asking again makes it 285.7 with 2.5 ms in all.
+and asking again makes it 285.7 with 2.5 ms in all. Of several requests in a period the one that
+changes the rate most is applied:
+
+| at the end of a period | uncontrolled | reduced |
+|---|---|---|
+| a stage asks for less | reduced, by the largest delay asked for | the same |
+| all living stages that hold it ask for more | - | raised, by the smallest step asked for |
+| no stage that holds it is alive | - | raised by a step |
+| anything else | - | - |
+
+Raised to its normal rate a node is uncontrolled. Whoever asked for less holds it until then.
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Set
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated
+from enum import StrEnum
+from operator import attrgetter
+from typing import Annotated, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -22,7 +34,6 @@ from proxy.state import Json, Record
 from proxy.state.journal import RecordFormat
 
 from .graph import MIN_RATE, Node
-from .trigger import Direction
 
 IDLE_SHARE = 0.1
 """Share of its normal rate that a node is taken to send at least while it is not held: what sends
@@ -30,6 +41,15 @@ little at the moment must not be held to next to nothing when it begins."""
 
 MAX_NUMBER = 1e15
 """No number in a record is larger; well within what a float holds exactly."""
+
+NOBODY_LEFT = "no stage that asked to hold it back is alive"
+
+
+class Direction(StrEnum):
+    """What a stage asks for."""
+
+    DECREASE = "decrease"
+    INCREASE = "increase"
 
 
 def delay_ms(tps_up: float, tps_down: float, adjust_ms: float = 0.0) -> float:
@@ -50,8 +70,6 @@ class NodeState:
 
     rate: float | None = None
     """Records/s that it is held to: reduced. None: uncontrolled."""
-    t_delay_ms: float = 0.0
-    """Delay per record in force, against the normal rate."""
     since_s: float = 0.0
     """Wall clock."""
     why: str = ""
@@ -64,45 +82,25 @@ class NodeState:
     """Counts the changes. Of two states of a node the one with more is the later one."""
 
 
-@dataclass(frozen=True, slots=True)
-class FlowRequest:
-    """What a stage asks of one node upstream."""
+class FlowRequest(NamedTuple):
+    """What a stage asks of a node: the rate that it would have then, of one period the lowest."""
 
+    rate: float
     stage: str
-    node: str
     direction: Direction
-    rate: float
-    """What the stage processes, in records/s of the node. To increase: no more than this, may be
-    infinite."""
-    t_min_adjust_ms: float
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class ProposedRate:
-    """What a request would make of a node."""
-
-    request: FlowRequest
-    rate: float
-    """Records/s, from MIN_RATE to the normal rate."""
-    t_delay_ms: float
-    """What a record is delayed more than now; negative when it is less."""
 
 
 class Controller:
     """The state of one node, and the largest request of each stage in its present period."""
 
-    __slots__ = ("due_ms", "measured_rate", "node", "period_ms", "requests", "state")
-
-    def __init__(self, node: Node, now_ms: float = 0.0) -> None:
-        self.node = node
-        self.period_ms = 0.0
-        self.due_ms = now_ms
-        """When the period ends."""
-        self.requests: dict[str, ProposedRate] = {}
+    def __init__(self, settings: Node) -> None:
+        self.settings = settings
+        self.state = NodeState()
         self.measured_rate: float | None = None
         """Records/s that it takes (a stage) or sends (a source), over the last period."""
-        self.state = NodeState()
+        self._requests: dict[str, FlowRequest] = {}
+        self._period_ms = self._period_end_ms = 0.0
 
     @property
     def rate(self) -> float:
@@ -110,85 +108,113 @@ class Controller:
         if self.state.rate is not None:
             return self.state.rate
         if self.measured_rate is None:
-            return self.node.normal_rate
-        return max(self.measured_rate, self.node.normal_rate * IDLE_SHARE)
+            return self.settings.normal_rate
+        return max(self.measured_rate, self.settings.normal_rate * IDLE_SHARE)
 
-    def weigh(self, request: FlowRequest) -> ProposedRate:
-        """Return what a request would change."""
-        rate = self.rate
-        if request.direction is Direction.DECREASE:
-            state = self.state
-            is_again = state.direction is Direction.DECREASE and request.stage in state.holders
-            t_delay_ms = delay_ms(rate, request.rate, request.t_min_adjust_ms if is_again else 0.0)
-            return ProposedRate(request, self._bounded(slowed(rate, t_delay_ms)), t_delay_ms)
-        raised = self._bounded(max(rate, min(rate + self.node.step, request.rate)))
-        return ProposedRate(request, raised, MS_PER_SECOND / raised - MS_PER_SECOND / rate)
+    @property
+    def scale(self) -> float:
+        """How far it is held, as a share of its normal rate above 0; 1 when it is not."""
+        return 1.0 if self.state.rate is None else self.state.rate / self.settings.normal_rate
 
-    def release(self, reason: str) -> ProposedRate:
-        """Return what a step up would change that no stage asks for."""
-        request = FlowRequest("", self.node.name, Direction.INCREASE, math.inf, 0.0, reason)
-        return self.weigh(request)
+    def ask(
+        self, stage: str, direction: Direction, rate: float, adjust_ms: float, reason: str
+    ) -> None:
+        """Add a request of a stage; of two of a stage in one period the larger one counts.
 
-    def apply(self, change: ProposedRate, asking: frozenset[str], now_s: float) -> bool:
-        """Apply a change; return whether the state is different now, and to be stored.
-
-        `asking`: the stages that ask to decrease, also those whose request was dropped for this.
+        `rate` is what the stage processes, in records/s of the node. To increase: no more than
+        this, may be infinite. `adjust_ms` is its `t_min_adjust`.
         """
-        old, request = self.state, change.request
-        rate: float | None = change.rate
-        holders = tuple(sorted(asking.union(old.holders)))
-        if request.direction is Direction.INCREASE:
-            if old.rate is None:
-                return False
-            if change.rate >= self.node.normal_rate:
-                rate, holders = None, ()
-            elif rate == old.rate:
-                return False
-        elif (rate, holders, request.direction) == (old.rate, old.holders, old.direction):
-            return False
-        t_delay_ms = 0.0 if rate is None else delay_ms(self.node.normal_rate, rate)
-        why, by, revision = request.reason, request.stage, old.revision + 1
-        self.state = NodeState(
-            rate, t_delay_ms, now_s, why, by, request.direction, holders, revision
-        )
-        return True
+        now, state = self.rate, self.state
+        if direction is Direction.DECREASE:
+            is_again = state.direction is direction and stage in state.holders
+            new = slowed(now, delay_ms(now, rate, adjust_ms if is_again else 0.0))
+        else:
+            new = max(now, min(now + self.settings.step, rate))
+        new = max(MIN_RATE, min(new, self.settings.normal_rate))
+        earlier = self._requests.get(stage)
+        if earlier is None or earlier.rate >= new:
+            self._requests[stage] = FlowRequest(new, stage, direction, reason)
 
-    def adjust(self, node: Node, consumers: Collection[str]) -> bool:
-        """Follow changed settings; return whether the state is different now."""
-        self.node = node
-        old = self.state
-        if old.rate is None:
+    def tick(self, now_ms: float, now_s: float, is_alive: Callable[[str], bool]) -> bool:
+        """Apply a request if the period is over; return whether the state is different now."""
+        if (late_ms := now_ms - self._period_end_ms) < 0:
             return False
-        rate = min(old.rate, node.normal_rate)
-        holders = tuple(name for name in old.holders if name in consumers)
-        t_delay_ms = delay_ms(node.normal_rate, rate)
-        new = replace(old, rate=rate, t_delay_ms=t_delay_ms, holders=holders)
-        if new == old:
+        self._period_end_ms += self._period_ms * (1 + late_ms // self._period_ms)
+        asked = self._requests
+        less = {name: each for name, each in asked.items() if each.direction is Direction.DECREASE}
+        if not less:
+            voices = {holder for holder in self.state.holders if is_alive(holder)}
+            if self.state.rate is None or not voices <= asked.keys():
+                asked.clear()
+                return False
+            if not asked:  # nor is anybody left who might ask
+                self.ask("", Direction.INCREASE, math.inf, 0.0, NOBODY_LEFT)
+        is_changed = self._apply(min((less or asked).values(), key=_rate_of), less.keys(), now_s)
+        asked.clear()
+        return is_changed
+
+    def follow(
+        self, settings: Node, consumers: Collection[str], period_ms: float, now_ms: float
+    ) -> bool:
+        """Follow changed settings; return whether the state is different now.
+
+        `period_ms` is the longest one of the stages that consume from it. What was asked for in
+        the present period is forgotten.
+        """
+        self.settings = settings
+        self._requests.clear()
+        if self._period_ms != period_ms:
+            self._period_ms, self._period_end_ms = period_ms, now_ms + period_ms
+        return self.load(self.state, consumers)
+
+    def load(self, state: NodeState, consumers: Collection[str]) -> bool:
+        """Take up a state; return whether it is different in this pipeline."""
+        self.state = state
+        if state.rate is None:
             return False
-        self.state = replace(new, revision=old.revision + 1)
+        rate = min(state.rate, self.settings.normal_rate)
+        holders = tuple(name for name in state.holders if name in consumers)
+        if (rate, holders) == (state.rate, state.holders):
+            return False
+        self.state = replace(state, rate=rate, holders=holders, revision=state.revision + 1)
         return True
 
     def document(self) -> dict[str, Json]:
         """Return the node as the API shows it."""
-        state = self.state
+        state, normal_rate = self.state, self.settings.normal_rate
         last: dict[str, Json] = {"direction": state.direction, "by": state.by, "reason": state.why}
         return {
-            "name": self.node.name,
+            "name": self.settings.name,
             "state": "uncontrolled" if state.rate is None else "reduced",
             "rate": state.rate,
-            "normal_rate": self.node.normal_rate,
+            "normal_rate": normal_rate,
             "measured_rate": self.measured_rate,
-            "t_delay_ms": state.t_delay_ms,
+            "t_delay_ms": 0.0 if state.rate is None else delay_ms(normal_rate, state.rate),
             "held_by": state.holders,
             "last_change": {"at_s": state.since_s, **last} if state.revision else None,
         }
 
-    def _bounded(self, rate: float) -> float:
-        return max(MIN_RATE, min(rate, self.node.normal_rate))
+    def _apply(self, chosen: FlowRequest, asking: Set[str], now_s: float) -> bool:
+        """Apply a request; `asking` ask to decrease, also those whose request was dropped."""
+        old, direction = self.state, chosen.direction
+        rate: float | None = chosen.rate
+        holders = tuple(sorted({*asking, *old.holders}))
+        if direction is Direction.INCREASE and chosen.rate >= self.settings.normal_rate:
+            rate, holders = None, ()
+        elif rate == old.rate and (
+            direction is Direction.INCREASE or (holders, direction) == (old.holders, old.direction)
+        ):
+            return False
+        why, by, revision = chosen.reason, chosen.stage, old.revision + 1
+        self.state = NodeState(rate, now_s, why, by, direction, holders, revision)
+        return True
+
+
+_rate_of = attrgetter("rate")
 
 
 class _NodeForm(BaseModel):
-    """What is read of a record: the delay follows from the rate."""
+    """What is read of a record; earlier programs wrote the delay, too, that follows of the rate."""
 
     model_config = ConfigDict(strict=True)
 
@@ -219,7 +245,4 @@ def from_record(record: Record, pipeline: str, node: Node) -> NodeState:
     if (form.pipeline, form.node) != (pipeline, node.name):
         raise ValueError("it belongs to another node than its key says")
     rate, holders = min(form.rate, node.normal_rate), tuple(sorted(form.holders))
-    t_delay_ms = delay_ms(node.normal_rate, rate)
-    return NodeState(
-        rate, t_delay_ms, form.since_s, form.why, form.by, form.direction, holders, form.revision
-    )
+    return NodeState(rate, form.since_s, form.why, form.by, form.direction, holders, form.revision)

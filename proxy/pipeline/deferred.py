@@ -6,8 +6,8 @@ this one was reported, or says that it is idle. What was not claimed then is nob
 """
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from .edges import StagePartition, TopicRange
@@ -40,13 +40,15 @@ class StageBatch:
             raise ValueError(f"{self} cannot be")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DeferredBatch:
     """A batch that waits, reported at `at_ms`; the number keeps the order over a restart."""
 
     number: int
     batch: StageBatch
     at_ms: float
+    is_kept: bool = False
+    """Whether it has a record: most need not wait."""
 
 
 class DeferredBatches:
@@ -61,57 +63,56 @@ class DeferredBatches:
         self._mark = mark
         self._graph = graph
         self._known_to = known_to
-        self._queues: dict[str, deque[DeferredBatch]] = {}
-        self._next = 1
+        self.waiting: dict[int, DeferredBatch] = {}
+        """By number, in that order."""
         self.settled: dict[str, float] = {}
         """By stage the time before which all that it appended is reported, monotonic."""
         self.forced = 0
         """Batches that were taken although it was not known what they had read."""
         self.dropped = 0
         """Batches whose stage went while they waited."""
-        self.waiting: dict[int, DeferredBatch] = {}
-        self._kept: set[int] = set()
-        """Numbers of those that have records."""
 
     def update(self, graph: PipelineGraph) -> None:
         """Follow a reload; batches of stages that are gone are dropped."""
         self._graph = graph
-        for name in self._queues.keys() - graph.stages:
-            gone = self._queues.pop(name)
-            self.dropped += len(gone)
-            for deferred in gone:
-                self._remove(deferred.number)
+        for deferred in [*self.waiting.values()]:
+            if deferred.batch.stage not in graph.stages:
+                self.dropped += 1
+                self._remove(deferred)
         for name in self.settled.keys() - graph.stages:
             del self.settled[name]
             self._mark(("stage", name))
 
     def add(self, batch: StageBatch, now_ms: float) -> None:
         """Add a batch; `ready` yields it, at once if it need not wait."""
-        self._put(DeferredBatch(self._next, batch, now_ms))
+        self.restore(DeferredBatch(next(reversed(self.waiting), 0) + 1, batch, now_ms))
 
     def ready(self, now_ms: float) -> Iterator[tuple[StageBatch, bool]]:
         """Yield what need not wait, and whether its input is known; apply each before the next."""
         limit_ms = min(MAX_WAIT_MS, self._graph.settings.timeout_ms / 2)
-        for stage in [name for name in self._graph.order if name in self._queues]:
-            queue = self._queues[stage]
+        queues: dict[str, list[DeferredBatch]] = defaultdict(list)
+        for deferred in self.waiting.values():
+            queues[deferred.batch.stage].append(deferred)
+        for stage in [name for name in self._graph.order if name in queues]:
+            queue = deque(queues[stage])
             while queue:
                 first = queue[0]
                 is_known = self._is_known(first)
                 is_over = now_ms >= first.at_ms + limit_ms or len(queue) > MAX_DEFERRED
                 if not (is_known or is_over):
-                    self._keep(queue)
                     break
-                queue.popleft()
-                self._remove(first.number)
+                self._remove(queue.popleft())
                 self.forced += not is_known
                 yield first.batch, is_known
                 self.settle(stage, min(first.batch.started_ms, first.at_ms))
-            if not queue:
-                del self._queues[stage]
+            for deferred in queue:
+                if not deferred.is_kept:
+                    deferred.is_kept = True
+                    self._mark(("early", deferred.number))
 
     def idle(self, stage: str, now_ms: float) -> None:
         """Record that a stage has nothing to do: all that it appended is reported."""
-        if stage in self._graph.stages and stage not in self._queues:
+        if stage in self._graph.stages and not self.waiting_of(stage):
             self.settle(stage, now_ms)
 
     def settle(self, stage: str, time_ms: float) -> None:
@@ -122,30 +123,16 @@ class DeferredBatches:
 
     def waiting_of(self, stage: str) -> int:
         """Return how many batches of a stage wait."""
-        return len(self._queues.get(stage, ()))
+        return sum(deferred.batch.stage == stage for deferred in self.waiting.values())
 
     def restore(self, deferred: DeferredBatch) -> None:
         """Add a batch as it was; those of a stage in the order of their numbers."""
-        self._kept.add(deferred.number)
-        self._put(deferred)
-
-    def _put(self, deferred: DeferredBatch) -> None:
-        self._next = max(self._next, deferred.number + 1)
-        self._queues.setdefault(deferred.batch.stage, deque()).append(deferred)
         self.waiting[deferred.number] = deferred
 
-    def _keep(self, queue: Iterable[DeferredBatch]) -> None:
-        """Give records to the batches that do have to wait; most need not."""
-        for deferred in queue:
-            if deferred.number not in self._kept:
-                self._kept.add(deferred.number)
-                self._mark(("early", deferred.number))
-
-    def _remove(self, number: int) -> None:
-        del self.waiting[number]
-        if number in self._kept:
-            self._kept.remove(number)
-            self._mark(("early", number))
+    def _remove(self, deferred: DeferredBatch) -> None:
+        del self.waiting[deferred.number]
+        if deferred.is_kept:
+            self._mark(("early", deferred.number))
 
     def _is_known(self, deferred: DeferredBatch) -> bool:
         stage = deferred.batch.stage
@@ -153,8 +140,7 @@ class DeferredBatches:
             feeder = self._graph.feeder(stage, read.topic)
             if feeder is None or read.start == read.end:
                 continue
-            if self.settled.get(feeder, -math.inf) >= deferred.at_ms:
-                continue
-            if read.end > self._known_to((stage, read.topic, read.partition)):
+            is_settled = self.settled.get(feeder, -math.inf) >= deferred.at_ms
+            if not is_settled and read.end > self._known_to((stage, read.topic, read.partition)):
                 return False
         return True

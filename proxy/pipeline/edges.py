@@ -52,7 +52,9 @@ def merged(ranges: Iterable[TopicRange]) -> list[TopicRange]:
     """Return the same offsets in ranges in order that do not touch; empty ones are left out."""
     found: list[TopicRange] = []
     where = attrgetter("topic", "partition")
-    filled = (one for one in ranges if one.start < one.end)
+    filled = [one for one in ranges if one.start < one.end]
+    if len(filled) <= 1:  # most batches
+        return filled
     for one in sorted(filled, key=attrgetter("topic", "partition", "start")):
         last = found[-1] if found else None
         if last is not None and where(last) == where(one) and one.start <= last.end:

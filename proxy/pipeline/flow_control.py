@@ -7,17 +7,24 @@ life for SILENT_MS, asks nothing more; what was held before a restart stays so f
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 from proxy.state import Json, Record
+from proxy.state.journal import Journal
 
-from .controller import FLOW_RECORDS, Controller, FlowRequest, NodeState
-from .coordinator import Coordinator
+from .controller import (
+    FLOW_RECORDS,
+    Controller,
+    Direction,
+    NodeState,
+    from_record,
+    to_record,
+)
 from .fair_rates import UpstreamRate, fair_rates, raised_rates
-from .graph import Node, PipelineGraph
-from .trigger import Direction, RateMeter, Trigger, Verdict
-from .wall_time import WallTime
+from .graph import PipelineGraph, SourceSettings, StageSettings
+from .ledger import WallTime
+from .trigger import RateMeter, Trigger, Verdict
 
 MAX_EVENTS = 100
 
@@ -34,67 +41,72 @@ class RateChange:
 
 
 class PipelineFlow:
-    """Triggers, controllers and coordinator of one pipeline, and their state.
+    """Triggers of the stages and controllers of the nodes of one pipeline, and their records.
 
     The readings of each stage go to its trigger in `stages`, as often as they are known.
     """
 
-    def __init__(self, graph: PipelineGraph, now_ms: float, now_s: float) -> None:
-        self._graph = graph
+    def __init__(
+        self,
+        graph: PipelineGraph,
+        now_ms: float,
+        now_s: float,
+        make_stage: Callable[[StageSettings, int | None, float], Trigger] = Trigger,
+        make_source: Callable[[SourceSettings], Controller] = Controller,
+    ) -> None:
+        self._make_stage, self._make_source = make_stage, make_source
         self._wall = WallTime.at(now_ms, now_s)
-        self._coordinator = Coordinator(graph, now_ms)
+        self._journal = Journal(self._record, self._key)
+        self.nodes: dict[str, Controller] = {}
+        """What can be held, by name."""
         self.stages: dict[str, Trigger] = {}
         self._topics: dict[str, RateMeter] = {}
+        """By topic of a source: what arrives there."""
         self._events: deque[dict[str, Json]] = deque(maxlen=MAX_EVENTS)
-        self._follow_graph(now_ms)
+        self.update(graph, now_ms)
 
     @property
     def prefix(self) -> str:
         """What the keys of its records begin with."""
         return f"{FLOW_RECORDS.key(self._graph.settings.name)}/"
 
-    def arrived(self, topic: str, records_total: float, now_ms: float) -> None:
-        """Add a reading of the records that arrived in a topic of a source so far."""
-        if topic in self._topics:
-            self._topics[topic].read(records_total, now_ms)
+    def arrived(self, totals: Mapping[str, float], now_ms: float) -> None:
+        """Add readings of the records that arrived so far, by topic: those of sources count."""
+        for topic, meter in self._topics.items():
+            if topic in totals:
+                meter.read(totals[topic], now_ms)
 
     def state_of(self, node: str) -> NodeState | None:
         """Return how a node is held; None when it is not."""
-        controller = self._coordinator.controllers.get(node)
+        controller = self.nodes.get(node)
         return None if controller is None or controller.state.rate is None else controller.state
 
     def tick(self, now_ms: float) -> list[RateChange]:
         """End the periods that are due, at least once in the shortest; return changed rates."""
         self._measure()
-        controllers = self._coordinator.controllers
+        controllers, now_s = self.nodes, self._wall.to_s(now_ms)
         verdicts: dict[str, Verdict] = {}
         for name, trigger in self.stages.items():
             if now_ms < trigger.due_ms:
                 continue
-            verdict = trigger.close(now_ms)
-            controllers[name].measured_rate = trigger.last.received_rate
+            verdict = trigger.close(now_ms, holds=bool(self._held_for(name)))
             if verdict is not None and trigger.may_ask(now_ms):
                 verdicts[name] = verdict
         for name, verdict in verdicts.items():  # with all rates as they are measured now
             self._ask(name, verdict, now_ms)
-        before = {name: item.state.rate for name, item in controllers.items()}
-        decided = self._coordinator.tick(
-            now_ms, self._wall.to_s(now_ms), lambda name: self.stages[name].is_alive(now_ms)
-        )
-        if decided:
-            self._follow_controllers()
         changes = []
-        for name in decided:
-            state = controllers[name].state
-            change = RateChange(name, state.rate, state.why)
-            self._event(change, now_ms)
-            if state.rate != before[name]:
-                changes.append(change)
-        return changes
+        for name, controller in controllers.items():
+            before = controller.state.rate
+            if controller.tick(now_ms, now_s, lambda name: self.stages[name].is_alive(now_ms)):
+                self._journal.mark_changed(name)
+                change = RateChange(name, controller.state.rate, controller.state.why)
+                self._event(change, now_ms)
+                changes.append((change, before))
+        return [change for change, before in changes if change.rate != before]
 
     def changes(self) -> tuple[list[Record], list[str]]:
         """Return the records to write and the keys to delete since the last call."""
-        return self._coordinator.journal.take()
+        return self._journal.take()
 
     def load(self, records: Iterable[Record], now_ms: float) -> list[str]:
         """Load all records under `prefix`, at any time; return what was not taken, and why.
@@ -102,22 +114,64 @@ class PipelineFlow:
         Records newer than what is in force count; older and missing ones are written again. Those
         of nodes that are gone and damaged ones are deleted, those of a newer program left alone.
         """
-        refused = self._coordinator.load(records)
-        self._follow_controllers()
+        refused = []
+        names = {self._key(name): name for name in self.nodes}
+        changed = {name for name in self.nodes if self.state_of(name) is not None}
+        for record in records:
+            name = names.get(record.key)
+            if name is None:
+                refused.append(f"{record.key}: the pipeline has no such node; deleted")
+                self._journal.mark_deleted(record.key)
+            elif record.version != FLOW_RECORDS.version:
+                refused.append(f"{record.key}: version {record.version} is not known here")
+                changed.discard(name)
+            else:
+                try:
+                    is_same = self._load_node(name, record)
+                except ValueError as error:
+                    refused.append(f"{record.key}: {error}; deleted")
+                    is_same = False
+                (changed.discard if is_same else changed.add)(name)
+        for name in sorted(changed):
+            self._journal.mark_changed(name)
         for message in refused:
             self._event(RateChange("", None, message), now_ms)
         return refused
 
     def update(self, graph: PipelineGraph, now_ms: float) -> list[RateChange]:
         """Follow a reload; nodes that remain keep their state. Return the rates that changed."""
-        self._graph = graph
-        changed, gone = self._coordinator.update(graph, now_ms)
-        self._follow_graph(now_ms)
-        why = "it is no longer held in this pipeline"
-        held = (each for each in gone if each.state.rate is not None)
-        changes = [RateChange(each.node.name, None, why) for each in held]
+        self._graph, max_lag = graph, graph.settings.max_lag
+        gone, self.nodes, self.stages = self.nodes, {}, {}
+        changed: list[str] = []
+        for name, settings in graph.nodes.items():
+            controller = gone.get(name)
+            if controller is not None and type(controller.settings) is type(settings):
+                del gone[name]
+            elif isinstance(settings, StageSettings):
+                controller = self._make_stage(settings, max_lag, now_ms)
+            else:
+                controller = self._make_source(settings)
+            if controller.follow(settings, graph.downstream[name], self._period_ms(name), now_ms):
+                changed.append(name)
+                self._journal.mark_changed(name)
+            self.nodes[name] = controller
+            if isinstance(controller, Trigger):
+                controller.sample_for(graph.stages[name], max_lag, now_ms)
+                self.stages[name] = controller
+        meters, self._topics = self._topics, {}
+        for source in graph.settings.sources:
+            period_ms = self._period_ms(source.name)
+            for topic in source.produces:
+                meter = meters.get(topic)
+                is_kept = meter is not None and meter.interval_ms == period_ms
+                self._topics[topic] = meter if meter and is_kept else RateMeter(period_ms)
+        changes = []
+        for name, controller in gone.items():
+            self._journal.mark_removed(name)
+            if controller.state.rate is not None:
+                changes.append(RateChange(name, None, "it is no longer held in this pipeline"))
         for name in sorted(changed):
-            rate = self._coordinator.controllers[name].state.rate
+            rate = self.nodes[name].state.rate
             changes.append(RateChange(name, rate, "the pipeline's settings changed"))
         for change in changes:
             self._event(change, now_ms)
@@ -125,23 +179,18 @@ class PipelineFlow:
 
     def document(self, now_ms: float) -> dict[str, Json]:
         """Return the pipeline as the API shows it: JSON, times in wall-clock seconds."""
-        graph, controllers = self._graph, self._coordinator.controllers
+        graph = self._graph
         return {
             "name": graph.settings.name,
             "at_s": self._wall.to_s(now_ms),
             "hold_producers": graph.settings.hold_producers,
             "max_lag": graph.settings.max_lag,
             "stages": [
-                controllers[name].document()
-                | {"upstream": list(graph.upstream_of(name))}
-                | self.stages[name].document(now_ms)
+                self.stages[name].stage_document(graph.upstream[name], now_ms)
                 for name in graph.order
             ],
             "sources": [
-                (
-                    controllers.get(each.client_id)
-                    or Controller(Node(each.client_id, True, each.normal_rate, each.step))
-                ).document()
+                (self.nodes.get(each.name) or Controller(each)).document()
                 for each in graph.settings.sources
             ],
             "refused_readings": 0,  # of earlier versions, for those who read the fields
@@ -149,75 +198,71 @@ class PipelineFlow:
             "events": list(self._events),
         }
 
-    def _follow_graph(self, now_ms: float) -> None:
-        """Make what the graph asks for: triggers and meters; those that remain are kept."""
-        graph, max_lag = self._graph, self._graph.settings.max_lag
-        old, self.stages = self.stages, {}
-        for name, settings in graph.stages.items():
-            trigger = self.stages[name] = old.get(name) or Trigger(settings, max_lag, now_ms)
-            trigger.update(settings, max_lag, now_ms)
-        self._follow_controllers()
-        meters, self._topics = self._topics, {}
-        for source in graph.settings.sources:
-            stages = graph.downstream_of(source.client_id)
-            period_ms = max(graph.stages[name].period_ms for name in stages)
-            for topic in source.produces:
-                meter = meters.get(topic)
-                if meter is None or meter.interval_ms != period_ms:
-                    meter = RateMeter(period_ms)
-                self._topics[topic] = meter
+    def _key(self, node: str) -> str:
+        return FLOW_RECORDS.key(self._graph.settings.name, node)
 
-    def _follow_controllers(self) -> None:
-        """Set for each stage which nodes are held for it, and how far it is held itself."""
-        controllers = self._coordinator.controllers
-        held: dict[str, set[str]] = {name: set() for name in self.stages}
-        for name, controller in controllers.items():
-            for holder in controller.state.holders:
-                held[holder].add(name)
-        for name, trigger in self.stages.items():
-            rate, normal_rate = controllers[name].state.rate, controllers[name].node.normal_rate
-            trigger.control(frozenset(held[name]), 1.0 if rate is None else rate / normal_rate)
+    def _record(self, node: str) -> Record | None:
+        state = self.state_of(node)
+        return None if state is None else to_record(self._graph.settings.name, node, state)
+
+    def _load_node(self, name: str, record: Record) -> bool:
+        """Load a later state; return whether the record says what is in force then."""
+        controller = self.nodes[name]
+        state = from_record(record, self._graph.settings.name, controller.settings)
+        if state.revision <= controller.state.revision:
+            return state.revision == controller.state.revision
+        return not controller.load(state, self._graph.downstream[name])
+
+    def _period_ms(self, node: str) -> float:
+        # A stage that nobody consumes from any more may still have to be released.
+        consumers = self._graph.downstream[node] or (node,)
+        return max(self._graph.stages[name].period_ms for name in consumers)
+
+    def _held_for(self, stage: str) -> list[str]:
+        """Return the nodes upstream that are held because a stage asked."""
+        nodes, controllers = self._graph.upstream[stage], self.nodes
+        return [n for n in nodes if n in controllers and stage in controllers[n].state.holders]
 
     def _measure(self) -> None:
         for source in self._graph.settings.sources:
-            if controller := self._coordinator.controllers.get(source.client_id):
+            if controller := self.nodes.get(source.client_id):
                 rates = [self._topics[topic].rate for topic in source.produces]
                 known = [rate for rate in rates if rate is not None]
                 controller.measured_rate = sum(known) if known else None
 
-    def _upstream_rate(self, node: Controller, stage: str) -> UpstreamRate:
-        topics = self._graph.topics_between(node.node.name, stage)
-        if not node.node.is_source:
-            share = self.stages[node.node.name].records_out(topics)
-        elif node.measured_rate:
-            share = sum(self._topics[topic].rate or 0.0 for topic in topics) / node.measured_rate
-        else:
-            share = 1.0
-        return UpstreamRate(node.node.name, node.rate, node.node.normal_rate, share)
+    def _upstream_rate(self, controller: Controller, stage: str) -> UpstreamRate:
+        name, rate = controller.settings.name, controller.measured_rate
+        topics = self._graph.topics_between(name, stage)
+        share = 1.0
+        if isinstance(controller, Trigger):
+            share = controller.records_out(topics)
+        elif rate:
+            share = sum(self._topics[topic].rate or 0.0 for topic in topics) / rate
+        return UpstreamRate(name, controller.rate, controller.settings.normal_rate, share)
 
     def _ask(self, name: str, verdict: Verdict, now_ms: float) -> None:
         """Make a request to each node upstream that can be held and is to blame."""
-        controllers, trigger = self._coordinator.controllers, self.stages[name]
-        own_rate = controllers[name].state.rate or math.inf
+        controllers, trigger = self.nodes, self.stages[name]
+        own_rate = trigger.state.rate or math.inf
         processing_rate = trigger.processing_rate or trigger.settings.band[1] * trigger.scale
         upstream = [
             self._upstream_rate(controllers[node], name)
-            for node in self._graph.upstream_of(name)
+            for node in self._graph.upstream[name]
             if node in controllers
         ]
         if verdict.direction is Direction.DECREASE:
             more, rates = "less", fair_rates(upstream, min(own_rate, processing_rate))
             if verdict.is_of_lag:
                 # Stages are not let plan more than there is room for; sources cannot be stopped.
-                rates = {node: rates[node] for node in rates if controllers[node].node.is_source}
+                rates = {node: rates[node] for node in rates if node not in self.stages}
         else:
-            more, rates = "more", raised_rates(upstream, own_rate, trigger.held_nodes)
+            more, rates = "more", raised_rates(upstream, own_rate, self._held_for(name))
         if not rates:
             return
         reason = f"{name} asks for {more}: {verdict.reason}; it processes {processing_rate:,.1f}/s"
-        adjust_ms, direction = trigger.settings.t_min_adjust_ms, verdict.direction
         for node, rate in rates.items():
-            self._coordinator.gather(FlowRequest(name, node, direction, rate, adjust_ms, reason))
+            adjust_ms = trigger.settings.t_min_adjust_ms
+            controllers[node].ask(name, verdict.direction, rate, adjust_ms, reason)
         trigger.request = {
             "at_s": self._wall.to_s(now_ms),
             "direction": verdict.direction,

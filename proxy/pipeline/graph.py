@@ -6,7 +6,7 @@ sends, and a request to slow down has one address.
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
@@ -61,6 +61,20 @@ class SourceSettings:
     """Records/s over all its topics while nobody holds it, and the most that it is held to."""
     step: float
 
+    @property
+    def name(self) -> str:
+        """Its client id."""
+        return self.client_id
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Its client id, as that of a stage's clients."""
+        return (self.client_id,)
+
+
+Node = StageSettings | SourceSettings
+"""Something that can be held."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSettings:
@@ -94,57 +108,28 @@ class PipelineProblem:
     fix: str
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    """Something that can be held: a stage, or a source where producers are held."""
-
-    name: str
-    is_source: bool
-    normal_rate: float
-    step: float
+_Found = tuple[Path, str, str]
 
 
 def find_problems(settings: PipelineSettings) -> list[PipelineProblem]:
     """Return all that is wrong with a pipeline, in the order of its parts; empty when sound."""
-    producers: dict[str, str] = {}
-    problems = list(_names(settings))
-    if not settings.stages:
-        fix = "write at least one stage"
-        problems.insert(0, PipelineProblem(("stages",), "the pipeline has no stage", fix))
-    for index, source in enumerate(settings.sources):
-        path: Path = ("sources", index)
-        problems += _low_rate(path, source.normal_rate)
-        problems += _produced(producers, source.client_id, path, source.produces)
-        if not source.produces:
-            fix = "name the topics that it produces"
-            problems.append(PipelineProblem((*path, "produces"), "is empty", fix))
-    for index, stage in enumerate(settings.stages):
-        path = ("stages", index)
-        problems += _stage_values(stage, path)
-        problems += _produced(producers, stage.name, path, stage.produces)
-    problems += _consumed(settings, producers)
-    if cycle := _cycle(settings):
-        index = next(i for i, stage in enumerate(settings.stages) if stage.name == cycle[0])
-        message = f"the stages feed each other in a circle: {' -> '.join((*cycle, cycle[0]))}"
-        fix = "take one of the topics out of the circle"
-        problems.append(PipelineProblem(("stages", index, "consumes"), message, fix))
-    return problems
+    return [PipelineProblem(*found) for found in _problems(settings)]
 
 
 def find_conflicts(pipelines: Iterable[PipelineSettings]) -> list[tuple[int, PipelineProblem]]:
     """Return which pipelines, by position, hold the same query or client as an earlier one."""
     found: list[tuple[int, PipelineProblem]] = []
-    members: dict[str, str] = {}
+    owners: dict[str, str] = {}
     for position, pipeline in enumerate(pipelines):
-        for path, _, used in _members(pipeline):
-            if path[0] == "sources" and not pipeline.hold_producers:
+        for path, node in _nodes(pipeline):
+            if isinstance(node, SourceSettings) and not pipeline.hold_producers:
                 continue
-            for member in used:
-                owner = members.setdefault(member, pipeline.name)
+            for member in node.members:
+                owner = owners.setdefault(member, pipeline.name)
                 if owner != pipeline.name:
                     message = f'"{member}" belongs to the pipeline "{owner}" already'
                     fix = "let each query and client belong to one pipeline"
-                    found.append((position, PipelineProblem(path, message, fix)))
+                    found.append((position, PipelineProblem(_named(path), message, fix)))
     return found
 
 
@@ -157,53 +142,42 @@ class PipelineGraph:
             place = ".".join(str(part) for part in problems[0].path)
             raise ValueError(f"pipeline {settings.name!r}: {place}: {problems[0].message}")
         self.settings = settings
+        sources = {source.name for source in settings.sources}
         self.stages = {stage.name: stage for stage in settings.stages}
-        self.nodes = {
-            each.name: Node(each.name, False, each.normal_rate, each.step)
-            for each in settings.stages
-        }
+        self.nodes: dict[str, Node] = {**self.stages}
+        """What can be held: stages, and sources where producers are held."""
         if settings.hold_producers:
-            self.nodes |= {
-                each.client_id: Node(each.client_id, True, each.normal_rate, each.step)
-                for each in settings.sources
-            }
+            self.nodes |= {source.name: source for source in settings.sources}
         self.producer_of = {
             topic: source.client_id for source in settings.sources for topic in source.produces
         } | {topic: stage.name for stage in settings.stages for topic in stage.produces}
-        self._upstream: dict[str, tuple[str, ...]] = {}
-        self._downstream: dict[str, list[str]] = defaultdict(list)
+        self.upstream: dict[str, tuple[str, ...]] = {}
+        """By stage: the stages and sources whose topics it consumes."""
+        downstream: dict[str, list[str]] = defaultdict(list)
         for stage in settings.stages:
-            owners = dict.fromkeys(self.producer_of[topic] for topic in stage.consumes)
-            self._upstream[stage.name] = tuple(owners)
+            owners = tuple(dict.fromkeys(self.producer_of[topic] for topic in stage.consumes))
+            self.upstream[stage.name] = owners
             for owner in owners:
-                self._downstream[owner].append(stage.name)
+                downstream[owner].append(stage.name)
+        self.downstream = {name: tuple(downstream[name]) for name in (*self.stages, *sources)}
+        """By stage or source: the stages that consume what it produces."""
         self.order = tuple(_topological(settings))
         """Names of the stages: each one after those that feed it."""
-        self._consumers: dict[str, list[str]] = defaultdict(list)
+        self.consumers: dict[str, list[str]] = {topic: [] for topic in self.producer_of}
+        """By topic: the stages that consume it, in topological order."""
         for name in self.order:
             for topic in self.stages[name].consumes:
-                self._consumers[topic].append(name)
-        stages = self.stages.keys()
-        self.first = tuple(name for name in self.order if not stages >= {*self._upstream[name]})
+                self.consumers[topic].append(name)
+        self.first = tuple(
+            name for name in self.order if not sources.isdisjoint(self.upstream[name])
+        )
         """Stages that read a source: where its batches come in."""
-
-    def upstream_of(self, stage: str) -> tuple[str, ...]:
-        """Return the stages and sources whose topics a stage consumes. KeyError: no such stage."""
-        return self._upstream[stage]
-
-    def downstream_of(self, node: str) -> tuple[str, ...]:
-        """Return the stages that consume what a stage or source produces; empty when none."""
-        return tuple(self._downstream.get(node, ()))
 
     def feeder(self, stage: str, topic: str) -> str | None:
         """Return the stage that produces what a stage consumes there; None: a source, or nobody."""
         producer = self.producer_of.get(topic)
         is_fed = producer in self.stages and topic in self.stages[stage].consumes
         return producer if is_fed else None
-
-    def consumers_of(self, topic: str) -> Sequence[str]:
-        """Return the stages that consume a topic, in topological order."""
-        return self._consumers.get(topic, ())
 
     def topics_between(self, node: str, stage: str) -> tuple[str, ...]:
         """Return the topics that the node produces and the stage consumes."""
@@ -215,7 +189,7 @@ def find_endless(settings: PipelineSettings) -> Iterator[str]:
     """Yield a line for each stage that has nothing to tell by that a hold for it may end."""
     graph = PipelineGraph(settings)
     for stage in graph.stages.values():
-        can_hold = any(node in graph.nodes for node in graph.upstream_of(stage.name))
+        can_hold = any(node in graph.nodes for node in graph.upstream[stage.name])
         if can_hold and stage.band[0] == 0 and settings.max_lag is None:
             yield (
                 f"pipeline {settings.name!r}: stage {stage.name!r} never asks for more again, its "
@@ -223,79 +197,78 @@ def find_endless(settings: PipelineSettings) -> Iterator[str]:
             )
 
 
-def _low_rate(path: Path, normal_rate: float) -> Iterator[PipelineProblem]:
-    if not MIN_RATE <= normal_rate < math.inf:
-        bound = f"at least {MIN_RATE:g}"
-        message = f"must be {bound}, not {normal_rate:g}"
-        yield PipelineProblem((*path, "normal_rate"), message, f"write a number {bound}")
+def _nodes(settings: PipelineSettings) -> Iterator[tuple[Path, Node]]:
+    yield from ((("sources", index), source) for index, source in enumerate(settings.sources))
+    yield from ((("stages", index), stage) for index, stage in enumerate(settings.stages))
 
 
-def _stage_values(stage: StageSettings, path: Path) -> Iterator[PipelineProblem]:
-    low, high = stage.band
-    if not (0 <= low < high < math.inf):
-        fix = "write [low, high] with 0 <= low < high"
-        yield PipelineProblem((*path, "band"), f"{low:g} to {high:g} is no band", fix)
-    if not 0 <= stage.ratio < 1:
-        message = f"must be from 0 to below 1, not {stage.ratio:g}"
-        fix = "write the share of samples that may be out of the band, such as 0.5"
-        yield PipelineProblem((*path, "ratio"), message, fix)
-    yield from _low_rate(path, stage.normal_rate)
-    if not stage.consumes:
-        yield PipelineProblem((*path, "consumes"), "is empty", "name the topics that it consumes")
-    for key in ("consumes", "produces"):
-        for topic, count in Counter(getattr(stage, key)).items():
-            if count > 1:
-                yield PipelineProblem((*path, key), f'"{topic}" is named twice', "name it once")
+def _named(path: Path) -> Path:
+    """Return where a stage or source has its name."""
+    return (*path, "client_id" if path[0] == "sources" else "name")
 
 
-def _members(settings: PipelineSettings) -> Iterator[tuple[Path, str, tuple[str, ...]]]:
-    for index, source in enumerate(settings.sources):
-        yield ("sources", index, "client_id"), source.client_id, (source.client_id,)
-    for index, stage in enumerate(settings.stages):
-        yield ("stages", index, "name"), stage.name, stage.members
-
-
-def _names(settings: PipelineSettings) -> Iterator[PipelineProblem]:
+def _problems(settings: PipelineSettings) -> Iterator[_Found]:
+    if not settings.stages:
+        yield ("stages",), "the pipeline has no stage", "write at least one stage"
     names: set[str] = set()
     owners: dict[str, str] = {}
-    for path, name, members in _members(settings):
-        if name in names:
+    for path, node in _nodes(settings):
+        if node.name in names:
             fix = "give each stage and source a name of its own"
-            yield PipelineProblem(path, f'"{name}" is named twice', fix)
+            yield _named(path), f'"{node.name}" is named twice', fix
             continue
-        names.add(name)
-        for member in members:
-            owner = owners.setdefault(member, name)
-            if owner != name:
+        names.add(node.name)
+        for member in node.members:
+            if (owner := owners.setdefault(member, node.name)) != node.name:
                 fix = "let each query and client belong to one of them"
-                yield PipelineProblem(path, f'"{member}" belongs to "{owner}" already', fix)
-
-
-def _produced(
-    producers: dict[str, str], name: str, path: Path, produces: tuple[str, ...]
-) -> Iterator[PipelineProblem]:
-    """Record who produces the topics; of two the first one counts."""
-    for index, topic in enumerate(produces):
-        owner = producers.setdefault(topic, name)
-        if owner != name:
-            message = f'"{topic}" is produced by "{owner}" already'
-            fix = "let each topic have one producer in the pipeline"
-            yield PipelineProblem((*path, "produces", index), message, fix)
-
-
-def _consumed(settings: PipelineSettings, produced: Collection[str]) -> Iterator[PipelineProblem]:
+                yield _named(path), f'"{member}" belongs to "{owner}" already', fix
+    producers: dict[str, str] = {}
+    for path, node in _nodes(settings):
+        yield from _values(path, node)
+        for index, topic in enumerate(node.produces):
+            if (owner := producers.setdefault(topic, node.name)) != node.name:
+                fix = "let each topic have one producer in the pipeline"
+                message = f'"{topic}" is produced by "{owner}" already'
+                yield (*path, "produces", index), message, fix
     consumed = {topic for stage in settings.stages for topic in stage.consumes}
-    for index, stage in enumerate(settings.stages):
-        for number, topic in enumerate(stage.consumes):
-            if topic not in produced:
-                path: Path = ("stages", index, "consumes", number)
-                fix = "name it in a stage's produces, or write a source that produces it"
-                yield PipelineProblem(path, f'nobody produces "{topic}"', fix)
-    for index, source in enumerate(settings.sources):
-        if source.produces and consumed.isdisjoint(source.produces):
-            message = f'no stage consumes what "{source.client_id}" produces'
+    for path, node in _nodes(settings):
+        if isinstance(node, StageSettings):
+            for index, topic in enumerate(node.consumes):
+                if topic not in producers:
+                    fix = "name it in a stage's produces, or write a source that produces it"
+                    yield (*path, "consumes", index), f'nobody produces "{topic}"', fix
+        elif node.produces and consumed.isdisjoint(node.produces):
+            message = f'no stage consumes what "{node.name}" produces'
             fix = "name one of its topics in a stage's consumes, or remove the source"
-            yield PipelineProblem(("sources", index, "produces"), message, fix)
+            yield (*path, "produces"), message, fix
+    if cycle := _cycle(settings):
+        index = next(i for i, stage in enumerate(settings.stages) if stage.name == cycle[0])
+        message = f"the stages feed each other in a circle: {' -> '.join((*cycle, cycle[0]))}"
+        yield ("stages", index, "consumes"), message, "take one of the topics out of the circle"
+
+
+def _values(path: Path, node: Node) -> Iterator[_Found]:
+    """Yield what is wrong with the values of a stage or source by itself."""
+    needed: dict[str, tuple[str, ...]] = {"produces": node.produces}
+    if isinstance(node, StageSettings):
+        low, high = node.band
+        if not (0 <= low < high < math.inf):
+            fix = "write [low, high] with 0 <= low < high"
+            yield (*path, "band"), f"{low:g} to {high:g} is no band", fix
+        if not 0 <= node.ratio < 1:
+            message = f"must be from 0 to below 1, not {node.ratio:g}"
+            fix = "write the share of samples that may be out of the band, such as 0.5"
+            yield (*path, "ratio"), message, fix
+        needed = {"consumes": node.consumes}
+        for key, topics in (("consumes", node.consumes), ("produces", node.produces)):
+            for topic in (topic for topic, count in Counter(topics).items() if count > 1):
+                yield (*path, key), f'"{topic}" is named twice', "name it once"
+    if not MIN_RATE <= node.normal_rate < math.inf:
+        bound = f"at least {MIN_RATE:g}"
+        message = f"must be {bound}, not {node.normal_rate:g}"
+        yield (*path, "normal_rate"), message, f"write a number {bound}"
+    for key in (key for key, topics in needed.items() if not topics):
+        yield (*path, key), "is empty", f"name the topics that it {key}"
 
 
 def _topological(settings: PipelineSettings) -> list[str]:

@@ -9,17 +9,43 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import takewhile
 from random import Random
+from typing import Any
 
-from .wall_time import WallTime
+from metrics.clock import MS_PER_SECOND
 
 BUCKETS = 3
 """As in Storm: a root times out after its time, and at most half of that later."""
 
 ID_BITS = 64
 
-LedgerItem = tuple[str | int, ...]
+LedgerItem = tuple[Any, ...]
 """What a record of the state is of: its kind, and which one."""
+
+
+ROUND_MS = 3
+"""Decimals of a millisecond that survive in wall-clock seconds kept as a float."""
+
+
+@dataclass(frozen=True, slots=True)
+class WallTime:
+    """The distance of the clocks, taken once: a clock set anew matters only at the next start."""
+
+    offset_ms: float
+
+    @classmethod
+    def at(cls, now_ms: float, now_s: float) -> "WallTime":
+        """Return it by the two clocks read at one moment."""
+        return cls(now_s * MS_PER_SECOND - now_ms)
+
+    def to_s(self, time_ms: float) -> float:
+        """Return the wall-clock seconds of a monotonic time."""
+        return (time_ms + self.offset_ms) / MS_PER_SECOND
+
+    def to_ms(self, time_s: float) -> float:
+        """Return the monotonic time of wall-clock seconds."""
+        return round(time_s * MS_PER_SECOND - self.offset_ms, ROUND_MS)
 
 
 class RootOutcome(StrEnum):
@@ -41,7 +67,7 @@ class SourceBatch:
 
 @dataclass(frozen=True, slots=True)
 class EndedRoot:
-    """How a root ended."""
+    """How a root ended; `reason` says why it failed, and is empty otherwise."""
 
     root: int
     owner: SourceBatch
@@ -49,7 +75,6 @@ class EndedRoot:
     ended_ms: float
     outcome: RootOutcome
     reason: str = ""
-    """Why it failed; empty otherwise."""
 
 
 @dataclass(slots=True)
@@ -65,29 +90,21 @@ class Root:
     """The bucket in which it was first heard of."""
 
 
-@dataclass(frozen=True, slots=True)
-class MaxPending:
-    """The limits on what is in flight; None: no limit. Raises ValueError when one is below 1."""
-
-    max_batches: int | None = None
-    max_bytes: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, limit in (("max_batches", self.max_batches), ("max_bytes", self.max_bytes)):
-            if limit is not None and limit < 1:
-                raise ValueError(f"{name} must be 1 or more, not {limit}")
-
-    def full(self, batches: int, size_bytes: float) -> bool:
-        """Return whether so much in flight is too much for more."""
-        return (self.max_batches is not None and batches >= self.max_batches) or (
-            self.max_bytes is not None and size_bytes >= self.max_bytes
-        )
-
-
 @dataclass(slots=True)
-class LedgerCounts:
-    """What was asked of the ledger and changed nothing, since it was made."""
+class CompletionCounts:
+    """What came of the reports, since the start."""
 
+    late_acks: int = 0
+    """Acks for roots that had ended."""
+    repeated_records: int = 0
+    """Records of input that the stage had completed before."""
+    foreign_records: int = 0
+    """Records of input from a stage's topic that no stage is known to have produced."""
+    unanchored_ranges: int = 0
+    """Ranges of output of batches that read nothing of a pending root."""
+    unknown_stages: int = 0
+    unknown_topics: int = 0
+    """Ranges of topics that the stage does not consume or produce."""
     repeated_inits: int = 0
     """Of a root that has an owner."""
     unknown_fails: int = 0
@@ -112,13 +129,14 @@ class Ledger:
         self._wall = wall
         self.roots: dict[int, Root] = {}
         """By id, in the order of their turns; also those that have no owner. For reading."""
-        self._turn_ms = _turn_length_ms(timeout_ms)
+        self._turn_ms = 0.0
         self._latest_turn = 0
         self.pending_batches = 0
         """Roots with an owner."""
         self.pending_bytes = 0
         """What their batches have read."""
-        self.counts = LedgerCounts()
+        self.counts = CompletionCounts()
+        self.set_timeout(timeout_ms)
 
     def pending(self) -> Iterator[tuple[int, Root, SourceBatch]]:
         """Yield the roots with an owner, those that came first first; change nothing meanwhile."""
@@ -173,31 +191,21 @@ class Ledger:
 
     def tick(self, now_ms: float) -> list[EndedRoot]:
         """End the roots whose time is over; call it at least a few times in a timeout."""
-        fallen: list[int] = []
         turn = self._turn(now_ms)
-        for root, entry in self.roots.items():
-            if entry.turn + BUCKETS > turn:
-                break
-            fallen.append(root)
-        ended: list[EndedRoot] = []
+        old = takewhile(lambda root: self.roots[root].turn + BUCKETS <= turn, self.roots)
         # In an order that does not depend on what a restart has made of the buckets.
-        for root in sorted(fallen, key=self._age):
-            entry = self.roots[root]
-            if entry.owner is None:
-                self.counts.ownerless += 1
-                del self.roots[root]
-                self._mark(("root", root))
-            else:
-                ended.append(self._end(root, entry, entry.owner, now_ms, RootOutcome.TIMED_OUT))
-        return ended
+        fallen = sorted(old, key=self._age)
+        ended = [self._end(root, now_ms, RootOutcome.TIMED_OUT) for root in fallen]
+        return [each for each in ended if each is not None]
 
     def set_timeout(self, timeout_ms: float) -> None:
         """Set another timeout, also for the roots that are there. Raises ValueError as at first."""
-        turn_ms = _turn_length_ms(timeout_ms)
-        if turn_ms != self._turn_ms:
+        if not 0 < timeout_ms < math.inf:
+            raise ValueError(f"the timeout must be above 0 ms, not {timeout_ms}")
+        old_ms, self._turn_ms = self._turn_ms, timeout_ms / (BUCKETS - 1)
+        if old_ms != self._turn_ms:
             for entry in self.roots.values():
-                entry.turn = math.floor((entry.turn + 0.5) * self._turn_ms / turn_ms)
-            self._turn_ms = turn_ms
+                entry.turn = math.floor((entry.turn + 0.5) * old_ms / self._turn_ms)
 
     def heard_ms(self, entry: Root) -> float:
         """Return when a root was first heard of, to half a turn."""
@@ -230,25 +238,21 @@ class Ledger:
         entry.value ^= value
         if entry.owner is None or (entry.failed is None and entry.value):
             return None
-        outcome = RootOutcome.COMPLETED if entry.failed is None else RootOutcome.FAILED
-        return self._end(root, entry, entry.owner, now_ms, outcome)
+        is_failed = entry.failed is not None
+        return self._end(root, now_ms, RootOutcome.FAILED if is_failed else RootOutcome.COMPLETED)
 
-    def _end(
-        self, root: int, entry: Root, owner: SourceBatch, now_ms: float, outcome: RootOutcome
-    ) -> EndedRoot:
-        del self.roots[root]
+    def _end(self, root: int, now_ms: float, outcome: RootOutcome) -> EndedRoot | None:
         self._mark(("root", root))
-        self._count(owner, -1)
-        return EndedRoot(root, owner, entry.started_ms, now_ms, outcome, entry.failed or "")
+        entry = self.roots.pop(root)
+        if entry.owner is None:
+            self.counts.ownerless += 1
+            return None
+        self._count(entry.owner, -1)
+        failed = entry.failed or ""
+        return EndedRoot(root, entry.owner, entry.started_ms, now_ms, outcome, failed)
 
     def _turn(self, now_ms: float) -> int:
         turn = math.floor((now_ms + self._wall.offset_ms) / self._turn_ms)
         if turn != self._latest_turn:  # one int object for all roots of a turn
             self._latest_turn = turn
         return self._latest_turn
-
-
-def _turn_length_ms(timeout_ms: float) -> float:
-    if not 0 < timeout_ms < math.inf:
-        raise ValueError(f"the timeout must be above 0 ms, not {timeout_ms}")
-    return timeout_ms / (BUCKETS - 1)

@@ -2,37 +2,33 @@
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
-from itertools import chain
 from types import MappingProxyType
+from urllib.parse import unquote
 
 from structlog import get_logger
 
 from metrics import Instruments
 from metrics.clock import MS_PER_SECOND, clock_ms
-from proxy.progress.owns import OwnedSince, Owns, owns_all
+from proxy.progress.owns import Owns, owns_all
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import Report
 from proxy.progress.report_handler import AcceptedReport
 from proxy.quota.manager import QuotaManager
 from proxy.state import Record, StateError, StateWriter, Store
+from proxy.state.store import SEPARATOR
 from proxy.wire.topic_partition import TopicPartition
 
-from .arrivals import Arrivals
 from .batch_limit import QueriesOf
-from .batch_planner import BatchPlanner
 from .completion import PIPELINE_CHANGED
 from .completion_records import LEDGER_RECORDS
 from .controller import FLOW_RECORDS
 from .edges import TopicRange
-from .enforcer import Enforcer
 from .graph import PipelineSettings
-from .ledger import EndedRoot, RootOutcome
-from .pipeline_keys import pipeline_of, prefixes_of, records_under
-from .running_pipeline import RunningPipeline
-from .wall_time import WallTime
-from .written_records import is_written_record, resume_written, written_records
+from .ledger import RootOutcome
+from .running_pipeline import RunningPipeline, RunningSource, RunningStage
 
 TICK_S = 0.5
 """Between two looks at what is measured and due."""
@@ -40,6 +36,7 @@ TICK_S = 0.5
 REAPPLY_MS = 5_000.0
 """How often the state of the flow is read and applied again."""
 
+_PREFIXES = (FLOW_RECORDS.prefix, LEDGER_RECORDS["root"].prefix)
 _NOT_TAKEN_UP = "state of a pipeline not taken up"
 
 _log = get_logger(__name__)
@@ -63,21 +60,27 @@ class RunningPipelines:
         self._clock_s = clock_s
         self._registry = registry
         self._queries_of = queries_of
+        self._quotas = quotas
         self._instruments = instruments
         self._settings: dict[str, PipelineSettings] = {}
         """Of all that are configured, whoever owns them."""
         self._owns = owns_all
         self._pipelines: dict[str, RunningPipeline] = {}
-        self._planner = BatchPlanner(registry, queries_of)
-        self._enforcer = Enforcer(self._planner, queries_of, quotas)
-        self._arrivals = Arrivals(registry)
+        self._stages: dict[str, RunningStage] = {}
+        """By the queries and client ids that are these stages."""
+        self._sources: dict[str, list[RunningSource]] = {}
+        """By client id, those that can be held."""
+        self._ends: dict[TopicPartition, int] = {}
+        """The log end of each partition that was known at the last tick."""
+        self._arrived: dict[str, int] = {}
+        """By topic: what has arrived since it became known."""
         self._store: Store | None = None
         self._writer: StateWriter | None = None
         self._reapply_ms = clock_ms() + REAPPLY_MS
         self._unwritten: dict[str, Record | None] = {}
         """By key; None: to be deleted."""
-        self._leaving: list[str] = []
-        """What the keys of pipelines begin with that are let go, and not yet written to the end."""
+        self._leaving: set[str] = set()
+        """Pipelines that are let go, and not yet written to the end."""
         self._keeping = asyncio.Lock()
         self._wake = asyncio.Event()
         self.generation = 0
@@ -86,71 +89,47 @@ class RunningPipelines:
 
     def update(self, pipelines: Iterable[PipelineSettings]) -> None:
         """Follow the pipelines of another configuration; those that remain go on."""
-        self.generation += 1
-        now_ms = self._clock_ms()
         self._settings = {settings.name: settings for settings in pipelines}
-        wanted = {name: each for name, each in self._settings.items() if self._owns.pipeline(name)}
-        for name in self._pipelines.keys() - wanted.keys():
-            self._drop(self._pipelines.pop(name), now_ms)
-        for name, settings in wanted.items():
-            pipeline = self._pipelines.get(name)
-            if pipeline is None:
-                self._make(settings)
-            elif pipeline.graph.settings != settings:
-                self._enforcer.release(pipeline, now_ms)
-                pipeline.update(settings, now_ms)
+        for name in self._pipelines.keys() - self._settings.keys():
+            self._drop(self._pipelines.pop(name))
+        for name, pipeline in self._pipelines.items():
+            if pipeline.graph.settings != self._settings[name]:
+                pipeline.update(self._settings[name], self._clock_ms())
                 self._forget_nodes(name)
-                self._enforcer.hold(pipeline, now_ms)
+        self._make_owned()
         self._wake.set()
 
     def load(self, store: Store, owns: Owns = owns_all) -> None:
         """Load what an earlier process kept there of these; write there from now on."""
-        self._store, self._writer = store, StateWriter(store)
-        for name in [name for name in self._pipelines if not owns.pipeline(name)]:
-            self._forget(self._pipelines.pop(name))
-        flow, ledger = store.items(FLOW_RECORDS.prefix), store.items(LEDGER_RECORDS["root"].prefix)
-        self._owns = owns
-        kept = tuple(chain.from_iterable(map(prefixes_of, self._settings)))
+        self.resume(store)
+        self._leave_others(owns)
+        records = [record for prefix in _PREFIXES for record in store.items(prefix)]
+        names = {record.key: _pipeline_of(record.key) for record in records}
         strays = [
-            record.key
-            for record in (*flow, *ledger)
-            if not record.key.startswith(kept) and owns.pipeline(pipeline_of(record.key))
+            key for key, name in names.items() if name not in self._settings and owns.pipeline(name)
         ]
         store.put_many((), delete=strays)
         for key in strays:
             problem = f"{key}: there is no such pipeline any more; deleted"
             _log.warning(_NOT_TAKEN_UP, problem=problem)
-        for pipeline in self._pipelines.values():
-            self._load(pipeline, flow, ledger)
+        self._load(self._pipelines.values(), records)
 
     def take_up(self, records: Iterable[Record], owns: Owns) -> None:
         """Begin with the pipelines that have come, from their records."""
-        came, self._owns = OwnedSince(self._owns, owns), owns
-        records = list(records)
-        for name, settings in self._settings.items():
-            if came.pipeline(name) and name not in self._pipelines:
-                self._load(self._make(settings), records, records, is_handed_over=True)
-        self.generation += 1
+        self._owns = owns
+        self._load(self._make_owned(), records, is_handed_over=True)
 
     def let_go(self, owns: Owns) -> None:
         """Hold and follow only the pipelines of these.
 
         What is due for the others is written with `keep`, until `forget_leaving`.
         """
-        self._owns = owns
-        for name in [name for name in self._pipelines if not owns.pipeline(name)]:
-            pipeline = self._pipelines.pop(name)
-            self._collect(pipeline)
-            written = written_records(pipeline, self._wall())
-            self._unwritten.update({record.key: record for record in written})
-            self._forget(pipeline)
-            self._leaving += prefixes_of(name)
-        self.generation += 1
+        self._leaving |= self._leave_others(owns)
 
     def forget_leaving(self) -> bool:
         """Write nothing more of what was let go; return whether all of it was written."""
-        prefixes, self._leaving = tuple(self._leaving), []
-        left = [key for key in self._unwritten if key.startswith(prefixes)] if prefixes else []
+        leaving, self._leaving = self._leaving, set()
+        left = [key for key in self._unwritten if leaving and _pipeline_of(key) in leaving]
         for key in left:
             del self._unwritten[key]
         return not left
@@ -197,47 +176,43 @@ class RunningPipelines:
             _log.error("state of pipelines not read", error=str(error))
             return
         for each in running:
-            each.load_flow(records_under(records, each.flow.prefix), self._clock_ms())
+            of_it = [record for record in records if record.key.startswith(each.flow.prefix)]
+            each.load_flow(of_it, self._clock_ms())
 
     def follows(self, client_id: str | None) -> bool:
         """Return whether what a client writes is of interest."""
-        return client_id is not None and any(
-            pipeline.stage_of(client_id) is not None or client_id in pipeline.sources
-            for pipeline in self._pipelines.values()
+        return client_id is not None and (
+            client_id in self._sources or self._stage_of(client_id) is not None
         )
 
     def appended(
         self, client_id: str, topic: str, partition: int, start: int, end: int, now_ms: float
     ) -> None:
         """Record that a client has written the records from `start` up to `end`."""
-        for pipeline in self._pipelines.values():
-            stage = pipeline.stage_of(client_id)
-            if stage is not None and topic in stage.produces:
-                self._registry.appended(topic, partition, end, now_ms)
-                pipeline.wrote(stage.name, TopicRange(topic, partition, start, end), now_ms)
+        stage = self._stage_of(client_id)
+        if stage is not None and topic in stage.settings.produces:
+            self._registry.appended(topic, partition, end, now_ms)
+            stage.wrote(TopicRange(topic, partition, start, end), now_ms)
 
     def plans(self, client_id: str, partitions: Set[TopicPartition], now_ms: float) -> None:
         """Record that a driver is about to be told the ends of partitions."""
-        for pipeline in self._pipelines.values():
-            stage = pipeline.stage_of(client_id)
-            if stage is None or not pipeline.graph.settings.bounds_batches:
-                continue
-            if self._planner.look_up(client_id, partitions):
-                self._enforcer.hold_plan(pipeline, stage, client_id, now_ms)
+        stage = self._stage_of(client_id)
+        if stage is not None:
+            stage.plans(client_id, partitions, now_ms)
 
     def sent(self, client_id: str, count: int, records: int) -> None:
         """Record that a client has sent so many bytes for so many records."""
-        if records and any(client_id in each.sources for each in self._pipelines.values()):
-            self._enforcer.sent(client_id, count, records)
+        for source in self._sources.get(client_id, ()) if records else ():
+            source.sent(count, records)
 
     def lost_ends(self, report: Report, now_ms: float) -> set[TopicPartition]:
         """Return partitions whose ends `reported` needs, for a batch begun before this process."""
-        if report.batch is None:
+        stages = self._stages
+        if report.batch is None or not stages:
             return set()
+        stage = stages.get(report.client_id or "") or stages.get(report.name or "")
         started_ms = now_ms - report.age_ms - (report.batch.execution_ms or 0)
-        members = (report.client_id or "", report.name or "")
-        found = (each.lost_ends(members, started_ms) for each in self._pipelines.values())
-        return set[TopicPartition]().union(*found)
+        return set() if stage is None else stage.lost_ends(started_ms)
 
     def reported(
         self,
@@ -246,30 +221,12 @@ class RunningPipelines:
         ends: Mapping[TopicPartition, int] = MappingProxyType({}),
     ) -> None:
         """Apply a report that the registry has accepted; for `ends` see `lost_ends`."""
-        report, query = accepted.report, accepted.query
         if accepted.new_run:
             self.generation += 1  # the query may have another name now
-        for pipeline in self._pipelines.values():
-            stage = pipeline.stage_of(query.client_id)
-            if stage is None:
-                continue
-            trigger = pipeline.flow.stages[stage.name]
-            trigger.seen(now_ms)
-            is_late = report.run_id != query.run_id  # of an earlier run
-            if report.event == "running" or (is_late and report.batch is None):
-                continue
-            if report.batch is not None:
-                pipeline.add_batch(stage, accepted, self._queries_of(query.client_id), ends, now_ms)
-            elif report.event == "idle":
-                pipeline.idle(stage, now_ms - report.age_ms, now_ms)
-            elif report.event == "terminated":
-                trigger.ended()
-            self._planner.reported(query.client_id)
-            # What it has completed makes room for those before it, a root that ends for the first.
-            graph = pipeline.graph
-            before = {stage.name, *graph.first, *graph.upstream_of(stage.name)}
-            for name in before & graph.stages.keys():
-                self._enforcer.hold_stage(pipeline, graph.stages[name], now_ms)
+        if not self._stages:
+            return
+        stage = self._stage_of(accepted.query.client_id)
+        if stage is not None and stage.reported(accepted, ends, now_ms):
             self._wake.set()
 
     def documents(self) -> Sequence[Mapping[str, object]]:
@@ -299,77 +256,127 @@ class RunningPipelines:
         """Do what is due by what is measured, and hold and release accordingly."""
         if not self._pipelines:
             return
-        arrived, lags = self._arrivals.measure()
+        lags = self._measure()
         for pipeline in self._pipelines.values():
-            pipeline.measure(arrived, lags, now_ms)
-            pipeline.completion.tick(now_ms)
-            self._count_ended(pipeline.name, pipeline.completion.take_ended())
-            pipeline.log(pipeline.flow.tick(now_ms))
-            self._enforcer.hold(pipeline, now_ms)
+            pipeline.tick(self._arrived, lags, now_ms)
+            self._count_ended(pipeline)
             self._show(pipeline)
 
-    def _make(self, settings: PipelineSettings) -> RunningPipeline:
-        now_ms, now_s = self._clock_ms(), self._clock_s()
-        made = RunningPipeline(settings, self._registry, now_ms, now_s)
-        self._pipelines[settings.name] = made
+    def _stage_of(self, client_id: str) -> RunningStage | None:
+        found = self._stages.get(client_id)
+        if found is None and (query := self._registry.query_of(client_id)) is not None:
+            found = self._stages.get(query.name)
+        return found
+
+    def _index(self) -> None:
+        """Find out anew who is in which pipeline."""
+        self.generation += 1
+        self._stages, self._sources = {}, {}
+        for pipeline in self._pipelines.values():
+            for stage in pipeline.stages.values():
+                self._stages |= dict.fromkeys(stage.settings.members, stage)
+            for settings in pipeline.graph.settings.sources:
+                self._sources.setdefault(settings.name, [])
+            for source in pipeline.sources:
+                self._sources[source.settings.name].append(source)
+
+    def _measure(self) -> dict[tuple[str, str], int]:
+        """Count what has arrived, by the progress of all queries; return lags by client, topic."""
+        ends: dict[TopicPartition, int] = {}
+        lags: dict[tuple[str, str], int] = defaultdict(int)
+        for query in self._registry.queries:
+            for key, partition in query.partitions.items():
+                end = partition.log.high_watermark
+                if end is not None:
+                    ends[key] = max(ends.get(key, 0), end)
+                lag = partition.lag_records()
+                if lag is not None:
+                    lags[query.client_id, key[0]] += lag
+        arrived: dict[str, int] = {}
+        for key, end in ends.items():
+            # What was there when a partition became known has not arrived just now.
+            new = max(0, end - self._ends.get(key, end))
+            arrived[key[0]] = arrived.get(key[0], self._arrived.get(key[0], 0)) + new
+        self._ends, self._arrived = ends, arrived
+        return lags
+
+    def _make_owned(self) -> list[RunningPipeline]:
+        """Begin with the pipelines that are this member's and do not run; return them."""
+        made = [
+            RunningPipeline(
+                *(settings, self._registry, self._queries_of, self._quotas),
+                *(self._clock_ms(), self._clock_s()),
+            )
+            for name, settings in self._settings.items()
+            if name not in self._pipelines and self._owns.pipeline(name)
+        ]
+        self._pipelines |= {pipeline.name: pipeline for pipeline in made}
+        self._index()
         return made
+
+    def _leave_others(self, owns: Owns) -> set[str]:
+        """Stop following the pipelines that these do not own; return them."""
+        self._owns = owns
+        gone = {name for name in self._pipelines if not owns.pipeline(name)}
+        for name in gone:
+            pipeline = self._pipelines.pop(name)
+            self._collect(pipeline, hands_over=True)
+            self._leave(pipeline)
+        self._index()
+        return gone
 
     def _load(
         self,
-        pipeline: RunningPipeline,
-        flow: Iterable[Record],
-        ledger: Iterable[Record],
+        pipelines: Iterable[RunningPipeline],
+        records: Iterable[Record],
         *,
         is_handed_over: bool = False,
     ) -> None:
-        of_flow, of_ledger = map(records_under, (flow, ledger), prefixes_of(pipeline.name))
-        written = [each for each in of_ledger if is_written_record(each, pipeline.name)]
-        kept = [each for each in of_ledger if not is_written_record(each, pipeline.name)]
-        problems = pipeline.load(of_flow, kept, self._clock_ms(), is_handed_over=is_handed_over)
-        problems += resume_written(pipeline, written, self._wall())
-        self._unwritten.update(dict.fromkeys(each.key for each in written))
-        for problem in problems:
-            _log.warning(_NOT_TAKEN_UP, problem=problem)
-        self._enforcer.hold(pipeline, self._clock_ms())  # before a driver asks
+        """Load the records of each of these, whoever wrote them."""
+        found: dict[str, list[Record]] = defaultdict(list)
+        for record in records:
+            if record.key.startswith(_PREFIXES):
+                found[_pipeline_of(record.key)].append(record)
+        for pipeline in pipelines:
+            of_it = found[pipeline.name]
+            for problem in pipeline.load(of_it, self._clock_ms(), is_handed_over=is_handed_over):
+                _log.warning(_NOT_TAKEN_UP, problem=problem)
 
-    def _wall(self) -> WallTime:
-        return WallTime.at(self._clock_ms(), self._clock_s())
-
-    def _collect(self, pipeline: RunningPipeline) -> None:
+    def _collect(self, pipeline: RunningPipeline, *, hands_over: bool = False) -> None:
         """Add what has changed in a pipeline to what is to be written."""
-        for records, deleted in (pipeline.flow.changes(), pipeline.completion.changes()):
+        of_ledger = pipeline.completion.changes(hands_over=hands_over)
+        for records, deleted in (pipeline.flow.changes(), of_ledger):
             self._unwritten.update(dict.fromkeys(deleted))
             self._unwritten.update({record.key: record for record in records})
 
-    def _forget(self, pipeline: RunningPipeline) -> None:
-        """Hold nobody for a pipeline that another member has, and show nothing of it."""
-        self._enforcer.forget(pipeline, self._clock_ms())
-        self._count_ended(pipeline.name, pipeline.completion.take_ended())
+    def _leave(self, pipeline: RunningPipeline) -> None:
+        """Hold nobody for a pipeline that is gone, or another member's; show nothing of it."""
+        pipeline.release(self._clock_ms())
+        self._count_ended(pipeline)
         self._forget_nodes(pipeline.name)
         self._instruments.ledger_pending.forget(pipeline=pipeline.name)
 
-    def _drop(self, pipeline: RunningPipeline, now_ms: float) -> None:
-        self._enforcer.release(pipeline, now_ms)
-        name, pending = pipeline.name, pipeline.completion.ledger.pending_batches
-        self._count_ended(name, pipeline.completion.take_ended())
+    def _drop(self, pipeline: RunningPipeline) -> None:
+        name, completion = pipeline.name, pipeline.completion
+        self._leave(pipeline)
+        pending = completion.ledger.pending_batches
         _log.warning("pipeline is gone", pipeline=name, pending=pending)
         if pending:
             self._instruments.ledger_failed_total.of(name, PIPELINE_CHANGED).inc(pending)
-        self._forget_nodes(name)
-        self._instruments.ledger_pending.forget(pipeline=name)
         # No other may take its records up; they are deleted with the next `keep`.
-        _, gone = pipeline.completion.changes()
-        gone += map(pipeline.completion.records.key, pipeline.completion.records.items())
+        _, gone = completion.changes()
+        gone += map(completion.records.key, completion.records.items())
         gone += [FLOW_RECORDS.key(name, node) for node in pipeline.graph.nodes]
-        gone += [key for key in self._unwritten if key.startswith(prefixes_of(name))]
+        gone += [key for key in self._unwritten if _pipeline_of(key) == name]
         self._unwritten.update(dict.fromkeys(gone))
 
     def _forget_nodes(self, pipeline: str) -> None:
         for metric in (self._instruments.stage_state, self._instruments.stage_rate):
             metric.forget(pipeline=pipeline)
 
-    def _count_ended(self, name: str, ended: Iterable[EndedRoot]) -> None:
-        for root in ended:
+    def _count_ended(self, pipeline: RunningPipeline) -> None:
+        name = pipeline.name
+        for root in pipeline.completion.take_ended():
             if root.outcome is RootOutcome.COMPLETED:
                 duration_s = (root.ended_ms - root.started_ms) / MS_PER_SECOND
                 self._instruments.ledger_completion_seconds.of(name).observe(duration_s)
@@ -382,8 +389,16 @@ class RunningPipelines:
     def _show(self, pipeline: RunningPipeline) -> None:
         name, instruments = pipeline.name, self._instruments
         instruments.ledger_pending.of(name).set(pipeline.completion.ledger.pending_batches)
-        for node in pipeline.graph.nodes.values():
-            state, ceiling = pipeline.flow.state_of(node.name), pipeline.ceilings.get(node.name)
-            held = [each.rate for each in (state, ceiling) if each and each.rate is not None]
-            instruments.stage_state.of(name, node.name).set(float(bool(held)))
-            instruments.stage_rate.of(name, node.name).set(min(held, default=node.normal_rate))
+        for node in pipeline.flow.nodes.values():
+            held = [] if node.state.rate is None else [node.state.rate]
+            if isinstance(node, RunningStage) and node.ceiling is not None:
+                held.append(node.ceiling[0])
+            instruments.stage_state.of(name, node.settings.name).set(float(bool(held)))
+            rate = min(held, default=node.settings.normal_rate)
+            instruments.stage_rate.of(name, node.settings.name).set(rate)
+
+
+def _pipeline_of(key: str) -> str:
+    """Return the pipeline that the key of a record of a flow or a ledger names."""
+    _, name, *_ = key.split(SEPARATOR)
+    return unquote(name, errors="surrogatepass")

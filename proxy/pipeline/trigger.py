@@ -12,13 +12,13 @@ so goes on within the band, or the last part of a hold would stay for ever.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from metrics.clock import MS_PER_SECOND
 from proxy.state import Json
 
+from .controller import Controller, Direction
 from .graph import StageSettings
 
 EASED_SHARE = 0.5
@@ -29,13 +29,6 @@ SILENT_MS = 300_000.0
 
 YIELD_DECAY = 0.8
 """What the earlier batches of a stage weigh against the latest one, for records out per in."""
-
-
-class Direction(StrEnum):
-    """What a stage asks for."""
-
-    DECREASE = "decrease"
-    INCREASE = "increase"
 
 
 class RateMeter:
@@ -91,35 +84,32 @@ class Verdict:
     """Whether it is asked for lag above `max_lag` alone: of sources then."""
 
 
-class Trigger:
-    """Readings and requests of one stage. Readings are finite numbers of 0 or more."""
+class Trigger(Controller):
+    """A stage: its readings and requests. Readings are finite numbers of 0 or more."""
+
+    settings: StageSettings
 
     def __init__(self, settings: StageSettings, max_lag: int | None, now_ms: float) -> None:
+        super().__init__(settings)
         self.processing_rate: float | None = None
         """Records/s in its latest batch with rows; above 0."""
         self.request: dict[str, Json] | None = None
-        self.held_nodes: frozenset[str] = frozenset()
-        """The nodes upstream that are held because this stage asked."""
-        self.scale = 1.0
-        """What the band is multiplied with now, above 0: how far the stage is held itself."""
-        self._since_ms = now_ms
-        self._seen_ms: float | None = None
-        self._has_ended = False
+        self._was_seen, self._alive_until_ms = False, now_ms + SILENT_MS
         self._read = 0.0
         self._written: dict[str, float] = {}
-        self.last = self._period = TriggerPeriod()
-        self._begin(settings, max_lag, now_ms)
+        self._sampled: tuple[StageSettings, int | None] | None = None
+        self.sample_for(settings, max_lag, now_ms)
 
-    def update(self, settings: StageSettings, max_lag: int | None, now_ms: float) -> None:
-        """Follow a reload; sampling begins anew when something is different."""
-        if (self.settings, self.max_lag) != (settings, max_lag):
-            self._begin(settings, max_lag, now_ms)
-
-    def control(self, held_nodes: frozenset[str], scale: float) -> None:
-        """Set `held_nodes` and `scale`."""
-        self.held_nodes, self.scale = held_nodes, scale
-        if not held_nodes:
-            self._easing = False
+    def sample_for(self, settings: StageSettings, max_lag: int | None, now_ms: float) -> None:
+        """Begin to sample, anew when the settings are different."""
+        if self._sampled == (settings, max_lag):
+            return
+        self._sampled, self._max_lag = (settings, max_lag), max_lag
+        self._meter = RateMeter(settings.sampling_interval_ms)
+        self.due_ms = now_ms + settings.period_ms
+        """When the period ends."""
+        self._last, self._period = TriggerPeriod(), TriggerPeriod()
+        self._easing = False
 
     def sample(self, total: float, now_ms: float) -> None:
         """Add a reading of the records sent so far: the log ends, not what the stage fetched."""
@@ -138,7 +128,7 @@ class Trigger:
 
     def seen(self, now_ms: float) -> None:
         """Record a sign of life."""
-        self._seen_ms, self._has_ended = now_ms, False
+        self._was_seen, self._alive_until_ms = True, now_ms + SILENT_MS
 
     def processed(self, records_per_s: float, now_ms: float) -> None:
         """Record how fast the stage worked in its latest batch; 0 is only a sign of life."""
@@ -148,16 +138,15 @@ class Trigger:
 
     def ended(self) -> None:
         """Record that the stage has ended and says nothing more, until the next sign of life."""
-        self._has_ended = True
+        self._alive_until_ms = -math.inf
 
     def is_alive(self, now_ms: float) -> bool:
         """Return whether it has a say. One that was not seen yet has it for SILENT_MS as well."""
-        seen_ms = self._since_ms if self._seen_ms is None else self._seen_ms
-        return not self._has_ended and now_ms - seen_ms <= SILENT_MS
+        return now_ms <= self._alive_until_ms
 
     def may_ask(self, now_ms: float) -> bool:
         """Return whether it is alive and was seen."""
-        return self._seen_ms is not None and self.is_alive(now_ms)
+        return self._was_seen and self.is_alive(now_ms)
 
     def converted(self, records_in: int, records_out: Mapping[str, int]) -> None:
         """Record what a batch read, and wrote to each topic."""
@@ -174,21 +163,27 @@ class Trigger:
             return 1.0
         return sum(self._written.get(topic, 0.0) for topic in topics) / self._read
 
-    def close(self, now_ms: float) -> Verdict | None:
-        """End the period, and those that went by since; return what to ask for, if anything."""
-        before, self.last, self._period = self.last, self._period, TriggerPeriod()
+    def close(self, now_ms: float, *, holds: bool) -> Verdict | None:
+        """End the period, and those that went by since; return what to ask for, if anything.
+
+        `holds`: whether a node upstream is held because this stage asked.
+        """
+        before, self._last, self._period = self._last, self._period, TriggerPeriod()
         period_ms = self.settings.period_ms
         self.due_ms += period_ms * (1 + max(0, (now_ms - self.due_ms) // period_ms))
-        verdict = self._judge(self.last, before.lag)
+        self.measured_rate = self._last.received_rate
+        self._easing &= holds
+        verdict = self._judge(self._last, before.lag, holds=holds)
         if verdict is not None:
             self._easing = verdict.direction is Direction.INCREASE
         return verdict
 
-    def document(self, now_ms: float) -> dict[str, Json]:
-        """Return it as the API shows it."""
-        last = self.last
+    def stage_document(self, upstream: Sequence[str], now_ms: float) -> dict[str, Json]:
+        """Return the stage as the API shows it."""
+        last = self._last
         low, high = self.settings.band
-        return {
+        return self.document() | {
+            "upstream": upstream,
             "alive": self.is_alive(now_ms),
             "received_rate": last.received_rate,
             "processing_rate": self.processing_rate,
@@ -199,21 +194,14 @@ class Trigger:
             "last_request": self.request,
         }
 
-    def _begin(self, settings: StageSettings, max_lag: int | None, now_ms: float) -> None:
-        self.settings, self.max_lag = settings, max_lag
-        self._meter = RateMeter(settings.sampling_interval_ms)
-        self.due_ms = now_ms + settings.period_ms
-        """When the period ends."""
-        self.last = TriggerPeriod()
-        self._period = TriggerPeriod()
-        self._easing = False
-
-    def _judge(self, period: TriggerPeriod, lag_before: int | None) -> Verdict | None:
+    def _judge(
+        self, period: TriggerPeriod, lag_before: int | None, *, holds: bool
+    ) -> Verdict | None:
         out = period.above + period.below
         is_out = period.samples > 0 and out / period.samples > self.settings.ratio
         if is_out and period.above >= period.below:
             return Verdict(Direction.DECREASE, _band_reason("above", period.above, period))
-        lag, max_lag, eased = period.lag, self.max_lag, ""
+        lag, max_lag, eased = period.lag, self._max_lag, ""
         if lag is not None and max_lag is not None:
             if lag > max_lag and (lag_before is None or lag >= lag_before):
                 reason = f"{lag:,} records wait for it, above max_lag {max_lag:,}, and not fewer"
@@ -222,7 +210,7 @@ class Trigger:
             if is_growing or lag > max_lag * EASED_SHARE:
                 return None
             eased = f"only {lag:,} records wait for it"
-        if not self.held_nodes:
+        if not holds:
             return None
         if is_out:
             return Verdict(Direction.INCREASE, _band_reason("below", period.below, period))

@@ -85,7 +85,7 @@ class PairState:
     def admits(self, exchange: Exchange, bounded_by: QuotaKind | None) -> bool:
         """Return whether quotas let a request be sent on; if not, it is read again later.
 
-        `bounded_by` says at whose gate it waits. A bounded client gets no more data here when another
+        `bounded_by` says at whose gate it waits. A bounded client gets no data here when another
         member owns it: all members at once would give it a burst each. What a drain still sends on
         waits for nothing.
         """
@@ -99,7 +99,7 @@ class PairState:
             return False
         if bounded_by is None:
             return True
-        if session.must_go and session.quotas.has(bounded_by):
+        if exchange.session.must_go and exchange.session.quotas.has(bounded_by):
             self._leave_gate()
             self.pause(Pause.GATED)
             return False

@@ -617,7 +617,7 @@ def test_the_pipeline_example(load: Callable[[str | bytes], Config]) -> None:
     config = load((EXAMPLES / "pipeline.yaml").read_text())
     (pipeline,) = config.pipelines
     graph = PipelineGraph(pipeline.settings)
-    assert graph.upstream_of(graph.order[1]) == (graph.order[0],)
+    assert graph.upstream[graph.order[1]] == (graph.order[0],)
     members = {member for stage in graph.settings.stages for member in stage.members}
     assert members == {query.name for query in config.queries}
 

@@ -4,7 +4,7 @@ import pytest
 
 from proxy.pipeline.edges import TopicRange
 from proxy.pipeline.graph import StageSettings
-from proxy.pipeline.running_pipeline import LATE_MS, Recovery
+from proxy.pipeline.outputs import LATE_MS, StageOutputs
 
 LOADED_MS = 1000.0
 STAGE = StageSettings(
@@ -19,6 +19,12 @@ STAGE = StageSettings(
     step=1,
 )
 B0, B1, C0 = ("b", 0), ("b", 1), ("c", 0)
+
+
+def taken_up() -> StageOutputs:
+    outputs = StageOutputs()
+    outputs.take_up(LOADED_MS)
+    return outputs
 
 
 @pytest.mark.parametrize(
@@ -39,17 +45,22 @@ B0, B1, C0 = ("b", 0), ("b", 1), ("c", 0)
     ],
 )  # fmt: skip
 def test_it_is_all_that_nobody_else_is_known_to_have_written(starts, ends, later, found):
-    recovery = Recovery(LOADED_MS)
-    written = [TopicRange(*B0, *each) for each in later]
-    assert recovery.recover(STAGE, starts, ends, written) == tuple(TopicRange(*f) for f in found)
+    outputs = taken_up()
+    for each in later:
+        outputs.wrote("one", TopicRange(*B0, *each), LOADED_MS)
+    assert outputs.recover(STAGE, starts, ends) == tuple(TopicRange(*f) for f in found)
 
 
 def test_it_concerns_the_first_batch_if_that_began_before():
-    recovery = Recovery(LOADED_MS)
-    assert recovery.concerns(STAGE, LOADED_MS - 1)
-    assert not recovery.concerns(STAGE, LOADED_MS)
-    recovery.recover(STAGE, {}, {}, [])
-    assert not recovery.concerns(STAGE, LOADED_MS - 1)
+    outputs = taken_up()
+    assert outputs.is_recovering("one", LOADED_MS - 1)
+    assert not outputs.is_recovering("one", LOADED_MS)
+    outputs.recover(STAGE, {}, {})
+    assert not outputs.is_recovering("one", LOADED_MS - 1)
+
+
+def test_without_the_state_of_an_earlier_process_there_is_nothing_to_recover():
+    assert not StageOutputs().is_recovering("one", 0.0)
 
 
 @pytest.mark.parametrize(
@@ -62,9 +73,14 @@ def test_it_concerns_the_first_batch_if_that_began_before():
     ],
 )
 def test_what_is_counted_is_not_counted_again(written, at_ms, left):
-    recovery = Recovery(LOADED_MS)
+    outputs = taken_up()
     before = TopicRange(*B0, *written)
-    assert recovery.left_of(before, LOADED_MS) == before
-    recovery.recover(STAGE, {B0: 1}, {B0: 5}, [])
-    assert recovery.left_of(before, LOADED_MS + at_ms) == TopicRange(*B0, *left)
-    assert recovery.left_of(TopicRange(*B1, 0, 3), LOADED_MS) == TopicRange(*B1, 0, 3)
+    outputs.wrote("one", before, LOADED_MS)
+    assert outputs.take("one", LOADED_MS) == (before,)
+    outputs.recover(STAGE, {B0: 1}, {B0: 5})
+    outputs.wrote("one", before, LOADED_MS + at_ms)
+    outputs.wrote("one", TopicRange(*B1, 0, 3), LOADED_MS)
+    assert outputs.take("one", LOADED_MS + at_ms) == (
+        TopicRange(*B0, *left),
+        TopicRange(*B1, 0, 3),
+    )

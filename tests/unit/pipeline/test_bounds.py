@@ -286,13 +286,11 @@ def test_bounds_hold_whatever_happens(tmp_path_factory, limit, events):
     st.integers(1, 50),
 )
 def test_whoever_plans_next_leaves_the_bound_kept(max_lag, lag, rows, least):
-    writers = [
-        UpstreamWriter(str(number), weight, records_out, planned, written)
-        for number, (weight, records_out, planned, written) in enumerate(rows)
-    ]
+    writers = [UpstreamWriter(*row) for row in rows]
     coming = sum(each.coming for each in writers)
-    for each in writers:
-        records = records_that_fit(max_lag, lag, writers, each.name, least)
+    for number, each in enumerate(writers):
+        others = writers[:number] + writers[number + 1 :]
+        records = records_that_fit(max_lag, lag, each, others, least)
         assert records is not None
         if lag == 0 and coming == 0 and records == least:
             continue
@@ -301,4 +299,4 @@ def test_whoever_plans_next_leaves_the_bound_kept(max_lag, lag, rows, least):
 
 
 def test_who_writes_nothing_has_no_bound():
-    assert records_that_fit(10, 100, [UpstreamWriter("one", 1.0, 0.0)], "one") is None
+    assert records_that_fit(10, 100, UpstreamWriter(1.0, 0.0), []) is None

@@ -17,8 +17,7 @@ from proxy.pipeline.completion import (
 )
 from proxy.pipeline.deferred import MAX_DEFERRED, MAX_WAIT_MS, StageBatch
 from proxy.pipeline.edges import MAX_EDGES, EdgeTable, TopicRange
-from proxy.pipeline.ledger import BUCKETS, Ledger, RootOutcome, SourceBatch
-from proxy.pipeline.wall_time import WallTime
+from proxy.pipeline.ledger import BUCKETS, Ledger, RootOutcome, SourceBatch, WallTime
 
 TIMEOUT_MS = 600_000.0
 NOW_S = 1_700_000_000.0
@@ -331,6 +330,27 @@ class TestEarly:
         completion.idle("one", 36.0)
         assert told(completion) == done(1)
         assert completion.document(34.0)["early_batches"] == 0
+
+
+FULL = [
+    # limits, sizes in flight, full
+    pytest.param((None, None), [10**12] * 3, False, id="without limits never"),
+    pytest.param((2, None), [0], False, id="below the batches"),
+    pytest.param((2, None), [0, 0], True, id="at the batches"),
+    pytest.param((None, 100), [60, 39], False, id="below the bytes"),
+    pytest.param((None, 100), [60, 40], True, id="at the bytes"),
+    pytest.param((5, 100), [200], True, id="either limit is enough"),
+    pytest.param((1, None), [], False, id="nothing in flight"),
+]
+
+
+@pytest.mark.parametrize(("limits", "sizes", "full"), FULL)
+def test_is_full_at_either_limit(limits, sizes, full):
+    completion = make(max_pending_batches=limits[0], max_pending_bytes=limits[1])
+    for number, size_bytes in enumerate(sizes):
+        ranges_of = [f"{topic}0:{number}-{number + 1}" for topic in "AB"]
+        completion.stage_batch(batch("one", number, *ranges_of, size_bytes=size_bytes), 1.0)
+    assert completion.is_full() is full
 
 
 class TestMaxPending:

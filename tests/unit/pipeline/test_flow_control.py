@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_parts import SECOND_MS, source, stage
 
+from proxy.pipeline.controller import to_record
 from proxy.pipeline.flow_control import PipelineFlow
 from proxy.pipeline.graph import MIN_RATE, PipelineGraph, PipelineSettings
 from proxy.pipeline.trigger import SILENT_MS
@@ -37,7 +38,7 @@ class Run:
         for name in ("app", *(item.name for item in CHAIN.stages)):
             total = self.totals[name] = self.totals.get(name, 0.0) + rates.get(name, 0.0)
             if name == "app":
-                self.flow.arrived("a", total, self.now_ms)
+                self.flow.arrived({"a": total}, self.now_ms)
             elif name in self.flow.stages:
                 self.flow.stages[name].sample(total, self.now_ms)
 
@@ -129,7 +130,7 @@ def test_nodes_that_feed_one_stage_share_what_it_processes():
         run.flow.stages["two"].processed(500.0, run.now_ms)
         run.now_ms += SECOND_MS
         run.feed({"app": 600, "one": 600, "two": 1_000})
-        run.flow.arrived("z", total, run.now_ms)
+        run.flow.arrived({"z": total}, run.now_ms)
         total += 400
         changes = run.flow.tick(run.now_ms)
     assert {item.node: item.rate for item in changes} == {
@@ -234,6 +235,65 @@ def test_records_of_what_is_gone_are_told_and_deleted():
     assert len(refused) == 2
     assert run.flow.changes() == ([], ["flow/p/gone", "flow/p/one"])
     assert [event["reason"] for event in run.flow.document(0.0)["events"]] == refused
+
+
+def test_the_period_of_a_node_is_the_longest_of_its_consumers():
+    slow = stage("three", "b", period_ms=8 * SECOND_MS)
+    run = Run(replace(CHAIN, stages=(*CHAIN.stages, slow)))
+    assert run.period(app=1_000, one=1_000, two=1_000) == {}
+    assert run.period(app=1_000, one=1_000, two=1_000) == {"one": pytest.approx(400)}
+
+
+def keys_of(flow: PipelineFlow) -> tuple[list[str], list[str]]:
+    records, deletes = flow.changes()
+    return [record.key for record in records], deletes
+
+
+def test_loading_takes_what_is_later_and_writes_what_is_not():
+    first, second = Run(), Run()
+    written = []
+    for rate in (1_000, 300):
+        first.period(app=rate, one=rate, two=1_000)
+        written.append(to_record("p", "one", first.flow.state_of("one")))
+    for record in written:
+        assert second.flow.load([record], 0.0) == []
+        assert keys_of(second.flow) == ([], [])
+    assert second.flow.state_of("one") == first.flow.state_of("one")
+    for records in (written[:1], []):
+        assert second.flow.load(records, 0.0) == []
+        assert keys_of(second.flow) == (["flow/p/one"], [])
+    assert second.flow.state_of("one") == first.flow.state_of("one")
+
+
+def test_a_record_of_a_newer_program_is_left_alone():
+    run = Run()
+    run.period(app=1_000, one=1_000, two=1_000)
+    (record,), _ = run.flow.changes()
+    assert len(run.flow.load([replace(record, version=2)], 0.0)) == 1
+    assert keys_of(run.flow) == ([], [])
+
+
+def test_a_record_of_an_earlier_program_is_taken_up():
+    value = {
+        "pipeline": "p",
+        "node": "one",
+        "rate": 400.0,
+        "t_delay_ms": 1.5,
+        "since_s": 1700000000.25,
+        "why": "two asks for less",
+        "by": "two",
+        "direction": "decrease",
+        "holders": ["two"],
+        "revision": 3,
+    }
+    flow = Run().flow
+    assert flow.load([Record.of("flow/p/one", value)], 0.0) == []
+    state = flow.state_of("one")
+    assert (state.rate, state.since_s, state.holders, state.revision) == (
+        *(400.0, 1700000000.25, ("two",), 3),
+    )
+    assert keys_of(flow) == ([], [])
+    assert to_record("p", "one", state).value | {"t_delay_ms": 1.5} == value
 
 
 def test_a_reload_keeps_what_remains_and_lets_go_what_is_gone():

@@ -30,13 +30,13 @@ DIAMOND = pipeline(
 def test_order_and_neighbours_of_a_diamond():
     graph = PipelineGraph(DIAMOND)
     assert graph.order == ("right", "left", "join")
-    assert graph.upstream_of("join") == ("left", "right")
-    assert graph.upstream_of("left") == ("app",)
-    assert set(graph.downstream_of("app")) == {"left", "right"}
-    assert graph.downstream_of("join") == ()
+    assert graph.upstream["join"] == ("left", "right")
+    assert graph.upstream["left"] == ("app",)
+    assert set(graph.downstream["app"]) == {"left", "right"}
+    assert graph.downstream["join"] == ()
     assert set(graph.first) == {"left", "right"}
     assert graph.topics_between("left", "join") == ("b",)
-    assert graph.nodes["app"].is_source
+    assert graph.nodes["app"] == DIAMOND.sources[0]
 
 
 def test_sources_are_no_nodes_unless_producers_are_held():
@@ -45,7 +45,7 @@ def test_sources_are_no_nodes_unless_producers_are_held():
 
 def test_a_stage_that_reads_one_node_by_two_topics_has_it_upstream_once():
     graph = PipelineGraph(pipeline(stage("one", "a", "b c"), stage("two", "b c")))
-    assert graph.upstream_of("two") == ("one",)
+    assert graph.upstream["two"] == ("one",)
 
 
 BAD = {

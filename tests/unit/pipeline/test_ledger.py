@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.pipeline.ledger import BUCKETS, Ledger, MaxPending, RootOutcome, SourceBatch
-from proxy.pipeline.wall_time import WallTime
+from proxy.pipeline.ledger import BUCKETS, Ledger, RootOutcome, SourceBatch, WallTime
 
 TIMEOUT_MS = 1_000.0
 TURN_MS = TIMEOUT_MS / (BUCKETS - 1)
@@ -164,29 +163,6 @@ def test_counts_what_is_pending():
     assert (ledger.pending_batches, ledger.pending_bytes) == (1, 5)
     ledger.tick(TIMEOUT_MS * BUCKETS)
     assert (ledger.pending_batches, ledger.pending_bytes) == (0, 0)
-
-
-FULL = [
-    # limits, sizes in flight, full
-    pytest.param((None, None), [10**12] * 3, False, id="without limits never"),
-    pytest.param((2, None), [0], False, id="below the batches"),
-    pytest.param((2, None), [0, 0], True, id="at the batches"),
-    pytest.param((None, 100), [60, 39], False, id="below the bytes"),
-    pytest.param((None, 100), [60, 40], True, id="at the bytes"),
-    pytest.param((5, 100), [200], True, id="either limit is enough"),
-    pytest.param((1, None), [], False, id="nothing in flight"),
-]
-
-
-@pytest.mark.parametrize(("limits", "sizes", "full"), FULL)
-def test_is_full_at_either_limit(limits, sizes, full):
-    assert MaxPending(*limits).full(len(sizes), sum(sizes)) is full
-
-
-@pytest.mark.parametrize("limits", [(0, None), (None, 0), (-1, None)])
-def test_refuses_limits_that_would_stop_everything(limits):
-    with pytest.raises(ValueError, match="must be 1 or more"):
-        MaxPending(*limits)
 
 
 @dataclass

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from wired_world import HIGH, NORMAL, PRODUCER, SECOND_MS, START_S, STATIC, WiredWorld, pipeline
 
+from proxy.pipeline.outputs import MAX_OUTPUTS
 from proxy.pipeline.running import REAPPLY_MS
-from proxy.pipeline.running_pipeline import MAX_OUTPUTS
 from proxy.state import MemoryStore, Record, StateError
 
 # Completion
@@ -140,30 +140,44 @@ def test_max_pending_lets_the_first_stage_wait(tmp_path):
     assert world.pressed("one").ceiling is None
 
 
-def test_a_producer_is_held_under_every_rule_that_it_has(tmp_path):
-    world = WiredWorld(tmp_path, pipeline(hold_producers=True, first={"band": [0, HIGH]}))
-    identities = [world.connect("feed", user) for user in (None, "alice")]
+def produce_bounds(world):
+    rows = list(filter(None, world.quotas.rows(lambda: world.now_ms)))
+    return [row.bound for row in rows if row.kind is PRODUCER]
+
+
+def hurry_the_source(world):
+    """Let stage `one` be sent more than it takes, so that the source is held; return its rate."""
+    for identity in (world.connect("feed", user) for user in (None, "alice")):
+        world.quotas.client(identity).charge(PRODUCER, 1.0, world.now_ms)
+    assert produce_bounds(world) == [STATIC, STATIC]
     for _ in range(10):
         world.pipelines.sent("feed", 2000, 10)
     world.pipelines.sent("other", 10**9, 1)
-
-    def bounds():
-        rows = list(filter(None, world.quotas.rows(lambda: world.now_ms)))
-        return [row.bound for row in rows if row.kind is PRODUCER]
-
-    for identity in identities:
-        world.quotas.client(identity).charge(PRODUCER, 1.0, world.now_ms)
-    assert bounds() == [STATIC, STATIC]
     world.batch("one", "a", 0, HIGH, took_ms=1000)
     for second in range(5):
         world.see("one", "a", 10 * HIGH * second)
         world.tick(SECOND_MS)
     rate = world.value("stage_rate", stage="feed")
     assert rate <= HIGH
-    assert bounds() == [pytest.approx(200 * rate)] * 2
+    return rate
+
+
+def test_a_producer_is_held_under_every_rule_that_it_has(tmp_path):
+    world = WiredWorld(tmp_path, pipeline(hold_producers=True, first={"band": [0, HIGH]}))
+    rate = hurry_the_source(world)
+    assert produce_bounds(world) == [pytest.approx(200 * rate)] * 2
     world.reload(pipeline())
     world.tick()
-    assert bounds() == [STATIC, STATIC]
+    assert produce_bounds(world) == [STATIC, STATIC]
+
+
+def test_a_producer_stays_held_when_another_pipeline_reads_it_and_holds_nobody(tmp_path):
+    other = pipeline("q", first={"client-ids": ["three"]}, last="four")
+    other["stages"][0]["name"] = "three"
+    first = pipeline(hold_producers=True, first={"band": [0, HIGH]})
+    world = WiredWorld(tmp_path, first, other)
+    rate = hurry_the_source(world)
+    assert produce_bounds(world) == [pytest.approx(200 * rate)] * 2
 
 
 async def test_reports_do_not_keep_the_loop_from_looking(tmp_path):
@@ -191,7 +205,6 @@ HELD = {
     "pipeline": "p",
     "node": "one",
     "rate": 400.0,
-    "t_delay_ms": 1.5,
     "since_s": START_S,
     "why": "two asks for less",
     "by": "two",

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.pipeline.batch_planner import PlannedBatches
+from proxy.pipeline.batch_limit import PlannedBatches
 
 HERE, THERE = {("a", 0), ("a", 1)}, {("a", 2)}
 """Partitions of two brokers."""

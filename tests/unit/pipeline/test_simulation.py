@@ -115,7 +115,7 @@ class Plant:
             else:
                 arrived = min(NORMAL, self.source_bound[stage])
                 self.source_total[stage] += arrived
-                flow.arrived(f"in{stage}", self.source_total[stage], now_ms)
+                flow.arrived({f"in{stage}": self.source_total[stage]}, now_ms)
             waiting = self.lag[stage] + arrived
             read = min(waiting, self.capacity[stage], self.bound[stage])
             self.lag[stage] = waiting - read

@@ -5,7 +5,8 @@ import math
 import pytest
 from pipeline_parts import stage
 
-from proxy.pipeline.trigger import SILENT_MS, Direction, RateMeter, Trigger
+from proxy.pipeline.controller import Direction, NodeState
+from proxy.pipeline.trigger import SILENT_MS, RateMeter, Trigger
 
 SETTINGS = stage("s", "a", "b c", band=(50.0, 150.0))
 LESS, MORE = Direction.DECREASE, Direction.INCREASE
@@ -18,10 +19,7 @@ class Run:
         self.trigger = Trigger(SETTINGS, max_lag, 0.0)
         self.now_ms = self.total = 0.0
         self.trigger.sample(self.total, self.now_ms)
-        self.hold(holds=holds)
-
-    def hold(self, *, holds: bool, scale: float = 1.0) -> None:
-        self.trigger.control(frozenset(["up"]) if holds else frozenset(), scale)
+        self.holds = holds
 
     def period(self, rates: str, lag: int | None = None) -> Direction | None:
         for rate in map(float, rates.split()):
@@ -30,7 +28,7 @@ class Run:
             self.trigger.sample(self.total, self.now_ms)
         if lag is not None:
             self.trigger.lag(lag)
-        verdict = self.trigger.close(self.now_ms)
+        verdict = self.trigger.close(self.now_ms, holds=self.holds)
         return verdict.direction if verdict else None
 
 
@@ -53,7 +51,7 @@ def test_band(rates, expected):
 
 def test_the_band_moves_with_the_rate_of_the_stage_itself():
     run = Run()
-    run.hold(holds=True, scale=0.4)
+    run.trigger.load(NodeState(0.4 * SETTINGS.normal_rate), ())
     assert run.period("100 100 100 100") == LESS
     assert run.period("40 40 40 40") is None
 
@@ -65,9 +63,9 @@ def test_without_samples_nothing_is_asked():
 def test_only_a_stage_that_holds_somebody_asks_for_more():
     run = Run(holds=False)
     assert run.period("10 10 10 10") is None
-    run.hold(holds=True)
+    run.holds = True
     assert run.period("10 10 10 10") == MORE
-    run.hold(holds=False)
+    run.holds = False
     assert run.period("10 10 10 10") is None
     assert run.period("200 200 200 200") == LESS  # it keeps sampling
 
@@ -107,7 +105,7 @@ def test_the_least_lag_of_a_period_counts():
 
 def test_periods_that_went_by_unnoticed_are_left_out():
     trigger = Trigger(SETTINGS, None, 0.0)
-    trigger.close(13_000.0)
+    trigger.close(13_000.0, holds=False)
     assert trigger.due_ms == 16_000.0
 
 
