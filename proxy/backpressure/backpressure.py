@@ -37,8 +37,7 @@ class Backpressure:
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._quotas = quotas
-        self._gauges = gauges
-        self._withheld = withheld
+        self._gauges = gauges, withheld
         self._by_client: dict[str, dict[str, QueryBackpressure]] = {}
         self._count = 0
         self._generation = quotas.generation
@@ -66,7 +65,6 @@ class Backpressure:
                 match,
                 self._quotas,
                 self._gauges,
-                self._withheld,
                 now_ms,
                 on_change=self._changed,
             )
@@ -83,7 +81,7 @@ class Backpressure:
         self._owns = owns
         for query in self._all():
             if not owns.client(query.identity.client_id or ""):
-                query.leave(now_ms)
+                query.detach(now_ms)
                 self._changed(query)
                 self._leaving.append(query)
                 self._remove(query)

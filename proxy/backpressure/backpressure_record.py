@@ -61,13 +61,13 @@ class BackpressureRecord(BaseModel):
     last_rate: Positive | None = None
     """The same, of the latest run that had one."""
     instances: list[Annotated[int, Field(ge=0, le=MAX_INT32)]] = []
-    """See ClientInstances."""
+    """Numbers of requests, see Drivers."""
     least_offsets: Offset = 0
-    """See Clamp."""
+    """See Drivers."""
     reach: Positive | None
     """See ThrottledRate; records per second."""
     waiting_ms: Amount
-    """See SchedulingDelay."""
+    """See estimator_inputs.queued_ms."""
     estimator: tuple[Number, Positive, Number] | None
     """See pid.PidState; None with the other estimator."""
     cost: tuple[Amount, Amount, Amount, Amount, Correlation, Widest, Noise] | None = None
@@ -75,7 +75,7 @@ class BackpressureRecord(BaseModel):
     bytes_per_record: Ratio
     offsets_per_record: Ratio
     told: dict[Topic, dict[Partition, tuple[Offset, Offset, Offset]]]
-    """The advertised ends; see advertised_ends.EndState."""
+    """What was advertised: offset, log end and idle offset."""
     starts: dict[Topic, dict[Partition, Offset]]
     """The log starts that drivers were given."""
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from metrics.clock import MS_PER_SECOND
-from proxy.progress.query import QueryProgress
 from proxy.progress.report import BatchReport
 from proxy.wire.topic_partition import TopicPartition
 
@@ -72,40 +71,27 @@ class TriggerInterval:
         self._began_ms = None
         self._gaps_ms.clear()
 
-    def add(self, batch: BatchReport) -> None:
-        """Add a batch."""
-        if self._began_ms is not None:
-            gap_ms = batch.timestamp_ms - self._began_ms
-            if gap_ms > self._execution_ms:
-                self._gaps_ms.append(gap_ms)
-        self._began_ms, self._execution_ms = batch.timestamp_ms, float(batch.execution_ms or 0)
-        if len(self._gaps_ms) >= MIN_GAPS:
-            self.learnt_ms = min(self._gaps_ms)
-
-    def of(self, query: QueryProgress, configured_ms: float | None) -> float | None:
-        """Return the interval: what the rule says, else the listener, else what was learnt."""
-        if query.trigger_interval_ms:
-            self.learnt_ms = query.trigger_interval_ms
-        return configured_ms or self.learnt_ms
+    def add(self, batch: BatchReport | None, reported_ms: float | None) -> None:
+        """Add a batch, or what a report says of the trigger's interval."""
+        if batch is not None:
+            if self._began_ms is not None:
+                gap_ms = batch.timestamp_ms - self._began_ms
+                if gap_ms > self._execution_ms:
+                    self._gaps_ms.append(gap_ms)
+            self._began_ms, self._execution_ms = batch.timestamp_ms, float(batch.execution_ms or 0)
+            if len(self._gaps_ms) >= MIN_GAPS:
+                self.learnt_ms = min(self._gaps_ms)
+        self.learnt_ms = reported_ms or self.learnt_ms
 
 
-@dataclass(slots=True)
-class SchedulingDelay:
-    """How long the next batch would have waited, had the batches been queued.
+def queued_ms(waiting_ms: float, processing_ms: float, interval_ms: float) -> float:
+    """Return how long the batch after one would wait that waited itself, had batches been queued.
 
     Lindley's recursion: W' = max(0, W + processing delay - batch interval), not beyond
     MAX_WAITING_INTERVALS. Spark Streaming has this queue, Structured Streaming skips triggers.
     """
-
-    ms: float = 0.0
-    """0 at the start of a run, and again when the query is idle."""
-
-    def add(self, processing_delay_ms: float, batch_interval_ms: float) -> float:
-        """Add a batch; return for how long itself would have waited."""
-        waited_ms = self.ms
-        longest_ms = MAX_WAITING_INTERVALS * batch_interval_ms
-        self.ms = min(max(0.0, self.ms + processing_delay_ms - batch_interval_ms), longest_ms)
-        return waited_ms
+    longest_ms = MAX_WAITING_INTERVALS * interval_ms
+    return min(max(0.0, waiting_ms + processing_ms - interval_ms), longest_ms)
 
 
 @dataclass(slots=True)

@@ -10,11 +10,18 @@ from proxy.progress.report import BatchReport
 from proxy.quota.rules import AdaptiveBound
 from proxy.state import Json
 
-from .advertised_ends import AdvertisedEnds
 from .backpressure_record import BackpressureRecord
 from .batch_cost import CostState
 from .cost import CostEstimator
-from .estimator_inputs import FinishedBatch, InputRate, RecordRatio, SchedulingDelay, ThrottledRate
+from .drivers import Drivers
+from .estimator_inputs import (
+    FinishedBatch,
+    InputRate,
+    RecordRatio,
+    ThrottledRate,
+    TriggerInterval,
+    queued_ms,
+)
 from .pid import PidEstimator
 
 MAX_HOLDS = 512
@@ -28,7 +35,8 @@ class BatchMeasurements:
     """What is measured of one query, over all its runs, by the settings of its rule."""
 
     def __init__(self, settings: AdaptiveBound) -> None:
-        self._settings = settings
+        self._rule = self._settings = settings
+        self.interval = TriggerInterval()
         self._reading_held = RangeSet[float](MAX_HOLDS)
         """When its Fetch responses were held; holds may be side by side."""
         self.held = RangeSet[float](MAX_HOLDS)
@@ -44,7 +52,9 @@ class BatchMeasurements:
         self._estimator = _estimator(settings)
         self._latest: FinishedBatch | None = None
         self._input_rate = InputRate()
-        self.scheduling_delay = SchedulingDelay()
+        self.waiting_ms = 0.0
+        """How long the next batch would have waited, had the batches been queued. 0 at the start of
+        a run, and again when the query is idle."""
         self.throttled_rate = ThrottledRate()
 
     @property
@@ -60,16 +70,22 @@ class BatchMeasurements:
     def begin_run(self) -> None:
         """Forget how fast the run before was, as far as the estimator does."""
         self._estimator.begin_run()
-        self.scheduling_delay = SchedulingDelay()
+        self.interval.begin_run()
+        self.waiting_ms = 0.0
         self.throttled_rate = ThrottledRate()
 
-    def update(self, settings: AdaptiveBound) -> None:
-        """Measure by these settings from now on."""
-        before, self._settings = self._settings, settings
-        if settings.estimator == before.estimator:
-            self._estimator.update(settings)
+    def update(self, rule: AdaptiveBound) -> None:
+        """Measure by these settings from now on, and the query's own interval if they have none."""
+        interval_ms = rule.batch_interval_ms or self.interval.learnt_ms
+        before = self._settings
+        is_known = rule is self._rule and interval_ms == before.batch_interval_ms
+        if is_known or interval_ms is None:
+            return
+        self._rule, self._settings = rule, replace(rule, batch_interval_ms=interval_ms)
+        if rule.estimator == before.estimator:
+            self._estimator.update(self._settings)
         else:
-            self._estimator = _estimator(settings)
+            self._estimator = _estimator(self._settings)
 
     def record_bytes(self, count: int) -> None:
         """Record a Fetch response of so many bytes."""
@@ -87,16 +103,17 @@ class BatchMeasurements:
         records: int,
         offsets: int | None,
         end_ms: float,
-        advertised: AdvertisedEnds,
+        drivers: Drivers,
         static: float,
     ) -> tuple[float | None, str] | None:
         """Add a batch that was done at `end_ms`; `static` is the rule's own bound, in bytes/s.
 
         Return the rate for those to come, in records per second, None for no new one, and the
-        measurements in words; None when nothing was measured. The interval has to be known.
+        measurements in words; None when nothing was measured, as without an interval.
         """
         interval_ms = self._settings.batch_interval_ms
-        assert interval_ms is not None
+        if interval_ms is None:
+            return None
         execution_ms = float(batch.execution_ms or 0)
         start_ms = end_ms - execution_ms
         if start_ms < self._resumed_ms:
@@ -110,9 +127,10 @@ class BatchMeasurements:
         # Others are processed while one response is held, so this may say too little, and the rate
         # be too high for a batch. To leave it in would be worse: a rate that only ever falls.
         processing_ms = max(MIN_PROCESSING_MS, execution_ms - held_ms)
-        waited_ms = self.scheduling_delay.add(processing_ms, interval_ms)
-        log_ends = {key: end.log_end for key, end in advertised.items()}
-        seen_ms = max((end.answered_ms for end in advertised.values()), default=-math.inf)
+        waited_ms = self.waiting_ms
+        self.waiting_ms = queued_ms(waited_ms, processing_ms, interval_ms)
+        log_ends = {key: end.log_end for key, end in drivers.advertised.items()}
+        seen_ms = max([end.answered_ms for end in drivers.advertised.values()], default=-math.inf)
         self._input_rate.add(log_ends, seen_ms, interval_ms)
         if records > 0:
             if self._bytes is not None:
@@ -124,7 +142,7 @@ class BatchMeasurements:
             return None
         self.throttled_rate.add(records, execution_ms, reading_held_ms)
         self.processing_rate = records / processing_ms * MS_PER_SECOND
-        left, arrivals = advertised.left(batch.ranges), self._input_rate.rate
+        left, arrivals = drivers.left_out(batch.ranges), self._input_rate.rate
         size = self.bytes_per_record.steady
         per_offset = 1 / (self.offsets_per_record.value or 1.0)
         self._latest = FinishedBatch(
@@ -159,18 +177,21 @@ class BatchMeasurements:
         estimator = self._estimator
         return {
             "reach": self.throttled_rate.rate,
-            "waiting_ms": self.scheduling_delay.ms,
+            "interval_ms": self.interval.learnt_ms,
+            "waiting_ms": self.waiting_ms,
             "estimator": estimator.state() if isinstance(estimator, PidEstimator) else None,
             "cost": estimator.state() if isinstance(estimator, CostEstimator) else None,
             "bytes_per_record": self.bytes_per_record.state,
             "offsets_per_record": self.offsets_per_record.state,
         }
 
-    def resume(self, record: BackpressureRecord, now_ms: float) -> None:
+    def resume(self, record: BackpressureRecord, rule: AdaptiveBound, now_ms: float) -> None:
         """Resume from what an earlier process measured."""
+        self.interval.learnt_ms = record.interval_ms
+        self.update(rule)
         self._resumed_ms = now_ms
         self.throttled_rate.rate = record.reach
-        self.scheduling_delay.ms = record.waiting_ms
+        self.waiting_ms = record.waiting_ms
         if isinstance(self._estimator, PidEstimator) and record.estimator is not None:
             self._estimator.resume(record.estimator)
         elif isinstance(self._estimator, CostEstimator) and record.cost is not None:

@@ -1,5 +1,7 @@
 """What goes into the estimator: held time as a union, waiting batches, figures per record."""
 
+from itertools import accumulate
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,9 +13,9 @@ from proxy.backpressure.estimator_inputs import (
     REACH_GROWTH,
     InputRate,
     RecordRatio,
-    SchedulingDelay,
     ThrottledRate,
     batch_input,
+    queued_ms,
 )
 from proxy.backpressure.measurements import MAX_HOLDS
 from proxy.progress.offset_ranges import RangeSet
@@ -84,20 +86,17 @@ def test_holds_stay_bounded_and_nothing_held_is_lost(number):
 
 
 def test_waiting_is_lindleys_recursion():
-    waiting = SchedulingDelay()
     delays = [1000, 3000, 2500, 1500, 500, 500, 500]
-    waited = [waiting.add(delay, 2000) for delay in delays]
-    assert waited == [0, 0, 1000, 1500, 1000, 0, 0]
-    assert waiting.ms == 0
+    waited = accumulate(delays, lambda ms, delay: queued_ms(ms, delay, 2000), initial=0)
+    assert list(waited) == [0, 0, 1000, 1500, 1000, 0, 0, 0]
 
 
 def test_waiting_does_not_pile_up_without_end():
-    waiting = SchedulingDelay()
-    waiting.add(600_000, 2000)
-    assert waiting.ms == MAX_WAITING_INTERVALS * 2000
+    waiting_ms = queued_ms(0, 600_000, 2000)
+    assert waiting_ms == MAX_WAITING_INTERVALS * 2000
     for _ in range(3):
-        waiting.add(0, 2000)
-    assert waiting.ms == 0
+        waiting_ms = queued_ms(waiting_ms, 0, 2000)
+    assert waiting_ms == 0
 
 
 def test_per_record_is_decayed_over_batches():
