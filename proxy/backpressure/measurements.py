@@ -11,7 +11,6 @@ from proxy.quota.rules import AdaptiveBound
 from proxy.state import Json
 
 from .backpressure_record import BackpressureRecord
-from .batch_cost import CostState
 from .cost import CostEstimator
 from .drivers import Drivers
 from .estimator_inputs import (
@@ -20,6 +19,7 @@ from .estimator_inputs import (
     RecordRatio,
     ThrottledRate,
     TriggerInterval,
+    batch_input,
     queued_ms,
 )
 from .pid import PidEstimator
@@ -49,7 +49,7 @@ class BatchMeasurements:
         """When it was resumed from an earlier process; long ago if it was not."""
         self.processing_rate: float | None = None
         """Records per second in its latest batch, the proxy's own holds left out."""
-        self._estimator = _estimator(settings)
+        self.estimator = _estimator(settings)
         self._latest: FinishedBatch | None = None
         self._input_rate = InputRate()
         self.waiting_ms = 0.0
@@ -57,19 +57,9 @@ class BatchMeasurements:
         a run, and again when the query is idle."""
         self.throttled_rate = ThrottledRate()
 
-    @property
-    def rate(self) -> float | None:
-        """Records per second that batches planned now should have, by the runs before too."""
-        return self._estimator.rate
-
-    @property
-    def is_fresh(self) -> bool:
-        """Whether nothing is known of what a batch costs."""
-        return self._estimator.is_fresh
-
     def begin_run(self) -> None:
         """Forget how fast the run before was, as far as the estimator does."""
-        self._estimator.begin_run()
+        self.estimator.begin_run()
         self.interval.begin_run()
         self.waiting_ms = 0.0
         self.throttled_rate = ThrottledRate()
@@ -83,9 +73,9 @@ class BatchMeasurements:
             return
         self._rule, self._settings = rule, replace(rule, batch_interval_ms=interval_ms)
         if rule.estimator == before.estimator:
-            self._estimator.update(self._settings)
+            self.estimator.update(self._settings)
         else:
-            self._estimator = _estimator(self._settings)
+            self.estimator = _estimator(self._settings)
 
     def record_bytes(self, count: int) -> None:
         """Record a Fetch response of so many bytes."""
@@ -98,19 +88,15 @@ class BatchMeasurements:
         self.held.add(start_ms, due_ms)
 
     def add(
-        self,
-        batch: BatchReport,
-        records: int,
-        offsets: int | None,
-        end_ms: float,
-        drivers: Drivers,
-        static: float,
+        self, batch: BatchReport, age_ms: float, end_ms: float, drivers: Drivers, static: float
     ) -> tuple[float | None, str] | None:
         """Add a batch that was done at `end_ms`; `static` is the rule's own bound, in bytes/s.
 
         Return the rate for those to come, in records per second, None for no new one, and the
         measurements in words; None when nothing was measured, as without an interval.
         """
+        records, offsets = batch_input(batch)
+        drivers.record_batch(offsets, age_ms)
         interval_ms = self._settings.batch_interval_ms
         if interval_ms is None:
             return None
@@ -120,17 +106,20 @@ class BatchMeasurements:
             # The proxy was away meanwhile: nobody knows for how long the batch had to wait.
             self._bytes = 0.0
             return None
-        held_ms = self.held.covered(start_ms, end_ms)
-        reading_held_ms = self._reading_held.covered(start_ms, end_ms)
-        self.held.remove_below(start_ms)
-        self._reading_held.remove_below(start_ms)
+        held_ms = reading_held_ms = 0.0
+        if self.held:
+            held_ms = self.held.covered(start_ms, end_ms)
+            reading_held_ms = self._reading_held.covered(start_ms, end_ms)
+            self.held.remove_below(start_ms)
+            self._reading_held.remove_below(start_ms)
         # Others are processed while one response is held, so this may say too little, and the rate
         # be too high for a batch. To leave it in would be worse: a rate that only ever falls.
         processing_ms = max(MIN_PROCESSING_MS, execution_ms - held_ms)
         waited_ms = self.waiting_ms
         self.waiting_ms = queued_ms(waited_ms, processing_ms, interval_ms)
-        log_ends = {key: end.log_end for key, end in drivers.advertised.items()}
-        seen_ms = max([end.answered_ms for end in drivers.advertised.values()], default=-math.inf)
+        log_ends, seen_ms = {}, -math.inf
+        for key, end in drivers.advertised.items():
+            log_ends[key], seen_ms = end.log_end, max(seen_ms, end.answered_ms)
         self._input_rate.add(log_ends, seen_ms, interval_ms)
         if records > 0:
             if self._bytes is not None:
@@ -154,7 +143,7 @@ class BatchMeasurements:
             arrivals=None if arrivals is None else arrivals * per_offset,
             most=math.inf if size is None else static / size,
         )
-        rate = self._estimator.compute(self._latest)
+        rate = self.estimator.compute(self._latest)
         summary = f"batch {batch.batch_id}: {records:,} records in {execution_ms:,.0f} ms"
         if held_ms > 0:
             summary += f" (held {held_ms:,.0f} ms left out)"
@@ -165,22 +154,20 @@ class BatchMeasurements:
 
         Nothing is learnt of it: its report will come.
         """
-        if self._latest is None or not isinstance(self._estimator, CostEstimator):
+        if self._latest is None or not isinstance(self.estimator, CostEstimator):
             return None
         records = offsets / (self.offsets_per_record.value or 1.0)
         took_ms = max(MIN_PROCESSING_MS, end_ms - start_ms - self.held.covered(start_ms, end_ms))
         batch = replace(self._latest, records=records, processing_ms=took_ms, left=None)
-        return copy(self._estimator).compute(batch)
+        return copy(self.estimator).compute(batch)
 
-    def state(self) -> dict[str, Json]:
+    def kept(self) -> dict[str, Json]:
         """Return what a BackpressureRecord has of it."""
-        estimator = self._estimator
         return {
-            "reach": self.throttled_rate.rate,
             "interval_ms": self.interval.learnt_ms,
+            "reach": self.throttled_rate.rate,
             "waiting_ms": self.waiting_ms,
-            "estimator": estimator.state() if isinstance(estimator, PidEstimator) else None,
-            "cost": estimator.state() if isinstance(estimator, CostEstimator) else None,
+            **{"estimator": None, "cost": None, self.estimator.KEPT_AS: self.estimator.state()},
             "bytes_per_record": self.bytes_per_record.state,
             "offsets_per_record": self.offsets_per_record.state,
         }
@@ -192,10 +179,9 @@ class BatchMeasurements:
         self._resumed_ms = now_ms
         self.throttled_rate.rate = record.reach
         self.waiting_ms = record.waiting_ms
-        if isinstance(self._estimator, PidEstimator) and record.estimator is not None:
-            self._estimator.resume(record.estimator)
-        elif isinstance(self._estimator, CostEstimator) and record.cost is not None:
-            self._estimator.resume(CostState(*record.cost))
+        kept = getattr(record, self.estimator.KEPT_AS)
+        if kept is not None:
+            self.estimator.resume(kept)
         self.bytes_per_record.resume(record.bytes_per_record)
         self.offsets_per_record.resume(record.offsets_per_record)
 

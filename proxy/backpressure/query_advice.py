@@ -6,7 +6,7 @@ from metrics.clock import MS_PER_SECOND
 from proxy.progress.events import EventKind
 from proxy.progress.query import QueryProgress
 from proxy.progress.report import TriggerKind
-from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
+from proxy.quota.entities import DEFAULT
 from proxy.quota.rules import Rule, RuleTable
 
 READ_BATCHES = 2
@@ -32,7 +32,7 @@ UNSHAPED: dict[TriggerKind | None, str] = {
 def advise(
     query: QueryProgress,
     table: RuleTable,
-    identity: ClientIdentity | None,
+    rule: Rule | None,
     *,
     is_followed: bool,
     knows_client: Callable[[str], bool],
@@ -42,13 +42,12 @@ def advise(
 
     Costs a walk over all rules.
 
-    `identity`: its client; None without an adaptive rule or a connection. `is_followed`: whether
+    `rule`: that of its client; None without an adaptive one or a connection. `is_followed`: whether
     the configuration names it beside its rules. `knows_client`: whether an id connected lately.
     """
     rules = _rules_of(table, query.client_id)
-    match = table.match(QuotaKind.CONSUMER_BYTE_RATE, identity) if identity is not None else None
-    applying = rules if match is None else [match.rule]
-    adaptive = next((rule.adaptive for rule in applying if rule.adaptive is not None), None)
+    applying = rules if rule is None else [rule]
+    adaptive = next(filter(None, [each.adaptive for each in applying]), None)
     names = _unread(query, knows_client)
     query.is_outside = False
     if not is_followed and not any(map(_names_client, rules)):

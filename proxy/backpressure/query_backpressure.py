@@ -20,7 +20,6 @@ from .backpressure_record import FORMAT, BackpressureRecord
 from .clamp import Clamp
 from .driver_view import UNPLANNED, DriverView
 from .drivers import LookupConnection, PartitionOffsets
-from .estimator_inputs import batch_input
 from .measurements import BatchMeasurements
 
 KIND = QuotaKind.CONSUMER_BYTE_RATE
@@ -74,6 +73,8 @@ class QueryBackpressure:
         on_change: Callable[["QueryBackpressure"], None],
     ) -> None:
         self.identity = identity
+        self.client_id = identity.client_id or ""
+        self.rule = match.rule
         self.entity = match.entity
         self.key = FORMAT.key(identity.client_id, match.entity)
         self.used_ms = now_ms
@@ -102,6 +103,8 @@ class QueryBackpressure:
         self._ceiling_why = ""
         self._return: BoundReturn | None = None
         self._bound = self._in_force = Bound(None, self._why)
+        self.bound = self._static
+        """The bound in force, in bytes per second."""
         self._bound_ms = now_ms
         self._is_shaped = False
         """Whether its batches are shaped where they are planned: then reading is not held."""
@@ -123,12 +126,6 @@ class QueryBackpressure:
     def batch_interval_ms(self) -> float | None:
         """The query's trigger interval; None when not known."""
         return self._settings.batch_interval_ms or self._measurements.interval.learnt_ms
-
-    @property
-    def bound(self) -> float:
-        """The bound in force, in bytes per second."""
-        adapted = self._bound.bytes_per_s
-        return self._static if adapted is None else adapted
 
     @property
     def bytes_per_record(self) -> float | None:
@@ -232,6 +229,7 @@ class QueryBackpressure:
 
     def set_rule(self, rule: Rule, now_ms: float) -> None:
         """Set another rule, which is adaptive too."""
+        self.rule = rule
         self._settings, self._static = _bounds(rule)
         self.clamp.settings = self._settings
         self._measurements.update(self._settings)
@@ -286,7 +284,7 @@ class QueryBackpressure:
             "has_ended": self._has_ended,
             "rate": self._rate,
             "last_rate": self._last_rate,
-            **self._measurements.state(),
+            **self._measurements.kept(),
             **self.clamp.kept(),
         }
         return Record.of(self.key, value, FORMAT.version)
@@ -316,10 +314,7 @@ class QueryBackpressure:
         self._forget_rate("a new run began", now_ms)
 
     def _record_batch(self, batch: BatchReport, age_ms: float, end_ms: float) -> None:
-        clamp = self.clamp
-        records, offsets = batch_input(batch)
-        clamp.record_batch(offsets, age_ms)
-        result = self._measurements.add(batch, records, offsets, end_ms, clamp, self._static)
+        result = self._measurements.add(batch, age_ms, end_ms, self.clamp, self._static)
         if result is None:
             return
         rate, summary = result
@@ -346,7 +341,7 @@ class QueryBackpressure:
         readable = self._static / steady if steady is not None else None
         most = settings.max_rate
         rate = capped = self.rate
-        known = self._rate or settings.initial_rate or measured.rate or self._last_rate
+        known = self._rate or settings.initial_rate or measured.estimator.rate or self._last_rate
         if rate is None and (first := known or readable or most) is not None:
             # Before the run has one: the rule's, that of a run before, or at most what can be read.
             rate = min(max(first, settings.min_rate), most or first)
@@ -355,7 +350,7 @@ class QueryBackpressure:
             if settings.estimator == "pid":
                 # The other estimator knows what can be read in the time of a batch.
                 rate = min(rate, readable or rate)
-        is_fresh = known is None and measured.is_fresh
+        is_fresh = known is None and measured.estimator.is_fresh
         clamp.start_rate = settings.min_rate if is_fresh else None
         bounds = [bound for bound in (rate, self.ceiling) if bound is not None]
         clamp.rate = min(bounds, default=None)
@@ -364,6 +359,7 @@ class QueryBackpressure:
         bound = self._wanted(capped, size, now_ms)
         if bound != self._bound:
             self._bound, self._bound_ms = bound, now_ms
+        self.bound = self._static if bound.bytes_per_s is None else bound.bytes_per_s
         # A batch that was planned to fit is read as fast as its rule allows: each hold would only
         # make it longer.
         in_force = replace(bound, bytes_per_s=None) if self._is_shaped else bound

@@ -271,16 +271,15 @@ class Queries:
             report, now_ms, time.time(), ends, scope
         )
         query = accepted.query
-        self._backpressure.record_report(accepted, now_ms)
+        pressed = self._backpressure.record_report(accepted, now_ms)
         yield True
         self._pipelines.reported(accepted, now_ms, ends)
         yield True
-        pressed = next(iter(self._backpressure.of_client(query.client_id)), None)
         if report.run_id == query.run_id:
             advise(
                 query,
                 self._quotas.table,
-                pressed.identity if pressed else None,
+                pressed.rule if pressed else None,
                 is_followed=query.settings is not None or self._pipelines.follows(query.client_id),
                 knows_client=self._knows_client,
                 now_ms=now_ms,
