@@ -61,12 +61,10 @@ class Backpressure:
         for query in self._by_client.get(client_id, ()):
             if query.entity == match.entity:
                 return query
-        if len(self._all()) >= MAX_QUERIES:
+        if sum(map(len, self._by_client.values())) >= MAX_QUERIES:
             return None
-        changed = self._changed
-        query = QueryBackpressure(
-            identity, match, self._quotas, self._gauges, now_ms, on_change=changed
-        )
+        shared = self._quotas, self._gauges, now_ms
+        query = QueryBackpressure(identity, match, *shared, on_change=self._changed)
         self._by_client.setdefault(client_id, []).append(query)
         return query
 

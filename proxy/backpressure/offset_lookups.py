@@ -43,10 +43,6 @@ class OffsetLookups(LookupConnection):
         if backpressure is not None:
             backpressure.clamp.connect(self)
 
-    def fetched(self) -> None:
-        """Record that the connection fetches: it is an executor's, from now on."""
-        self.is_executor = True
-
     def closed(self) -> None:
         """Remove the connection; may be called twice."""
         self.follow(None)
