@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from metrics.clock import MS_PER_SECOND
-from proxy.progress.query import QueryProgress
 from proxy.quota.rules import AdaptiveBound
 from proxy.wire.topic_partition import TopicPartition
 
@@ -20,7 +19,6 @@ from .drivers import (
     MAX_PARTITIONS,
     REFUSED_GROWTH,
     Drivers,
-    LookupConnection,
     PartitionOffsets,
 )
 from .measurements import BatchMeasurements
@@ -57,19 +55,14 @@ class Clamp(Drivers):
         self.state = ClampState(on=False, why="the driver has not asked yet", offsets=None)
 
     def advertise(
-        self,
-        query: QueryProgress,
-        connection: LookupConnection,
-        log_ends: PartitionOffsets,
-        now_ms: float,
+        self, view: DriverView, log_ends: PartitionOffsets
     ) -> tuple[PartitionOffsets, bool]:
         """Return what to advertise in place of these real ends, and whether that is new."""
-        asked_ms = now_ms
+        connection, now_ms, asked_ms = view.connection, view.now_ms, view.now_ms
         if connection.waits_since_ms is not None:
             asked_ms = connection.waits_since_ms
             self._measurements.held.add(asked_ms, now_ms)
             connection.waits_since_ms = None
-        view = DriverView(query, self, log_ends.keys(), connection, now_ms)
         decision = view.decide()
         if decision.why is None:
             ends = self._clamped(view, log_ends, asked_ms)
@@ -85,8 +78,7 @@ class Clamp(Drivers):
     def _clamped(
         self, view: DriverView, log_ends: PartitionOffsets, asked_ms: float
     ) -> PartitionOffsets:
-        connection = view.connection
-        is_overdue = connection.wait_failed or self.is_late
+        is_overdue = view.connection.wait_failed or self.is_late
         grown = self.grown(log_ends)
         fitting, why = self._fitting(view, grown)
         after = self._after_overrun(view, asked_ms)

@@ -58,19 +58,10 @@ CERTAIN = 0.1
 class CostEstimator:
     """Gives batches the size whose time fits the trigger interval, learnt by `BatchCost`.
 
-    A batch is to take one interval, or up to LONGEST where its fixed time is a tenth of it or more.
-    If less comes out of that than what comes in, it is to take `fixed / (1 - each * arrivals)`, the
-    time that batches of the query would have by themselves, with HEADROOM and no more than
-    WORTHWHILE times its fixed time. If not even that keeps up the query is overloaded, and batches
-    stay short. Where the fixed time alone is more than the interval, the least multiple of the
-    interval with room for records takes its place.
-
-    What is not known of the cost of a record makes batches larger, up to what the rule's own bound
-    carries in its time; one that was bounded is followed by one of GROWTH times its size or of
-    the target time, at most. After one that took too long, nothing is tried out; after one that
-    took far longer than expected, the next is as small as if all were slower from now on. A query
-    that falls behind, or drains a backlog in batches of more than the interval, gets a smaller
-    batch from time to time, or twice the smallest: only different sizes tell the two costs apart.
+    The table in docs/spark.md, "How the size of a batch is chosen", says how long batches are to
+    take. What is not known of the cost of a record makes them larger, up to what the rule's own
+    bound carries in that time; one that was bounded is followed by one of GROWTH times its size or
+    of the target time, at most. After one that took too long, nothing is tried out.
 
     The settings' batch interval has to be known before the first batch is added.
     """

@@ -87,7 +87,8 @@ class OffsetLookups(LookupConnection):
                     query.log_end(*key, answer.offset, now_ms)
         if backpressure is None or not (log_ends or is_new):
             return frame
-        advertised = backpressure.advertise(query, self, log_ends, now_ms, is_new=is_new)
+        view = DriverView(query, backpressure.clamp, log_ends.keys(), self, now_ms)
+        advertised = backpressure.advertise(view, log_ends, is_new=is_new)
         if advertised == log_ends:  # most often, while the query keeps up
             return frame
         return list_offsets.change_offsets(version, frame, advertised)

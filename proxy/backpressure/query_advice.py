@@ -46,8 +46,9 @@ def advise(
     the configuration names it beside its rules. `knows_client`: whether an id connected lately.
     """
     rules = _rules_of(table, query.client_id)
-    applying = rules if rule is None else [rule]
-    adaptive = next(filter(None, [each.adaptive for each in applying]), None)
+    adaptive = rule.adaptive if rule is not None else None
+    for each in rules if rule is None else ():
+        adaptive = adaptive or each.adaptive
     names = _unread(query, knows_client)
     query.is_outside = False
     if not is_followed and not any(map(_names_client, rules)):

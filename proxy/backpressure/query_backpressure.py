@@ -19,7 +19,7 @@ from proxy.wire.topic_partition import TopicPartition
 from .backpressure_record import FORMAT, BackpressureRecord
 from .clamp import Clamp
 from .driver_view import UNPLANNED, DriverView
-from .drivers import LookupConnection, PartitionOffsets
+from .drivers import PartitionOffsets
 from .measurements import BatchMeasurements
 
 KIND = QuotaKind.CONSUMER_BYTE_RATE
@@ -191,24 +191,18 @@ class QueryBackpressure:
         self._on_change(self)
 
     def advertise(
-        self,
-        query: QueryProgress,
-        connection: LookupConnection,
-        log_ends: PartitionOffsets,
-        now_ms: float,
-        *,
-        is_new: bool,
+        self, view: DriverView, log_ends: PartitionOffsets, *, is_new: bool
     ) -> PartitionOffsets:
         """Return what to advertise in place of these real ends; `is_new`: log starts were, too."""
-        ends = log_ends
+        ends, query = log_ends, view.query
         if log_ends:
-            ends, is_other = self.clamp.advertise(query, connection, log_ends, now_ms)
+            ends, is_other = self.clamp.advertise(view, log_ends)
             is_new |= is_other
         if self._run_id is None and query.last_report_ms is not None and not query.ended:
             # The run was known before the client connected.
             self._run_id, self._label = query.run_id, query.name
         if self.clamp.state.on != self._is_shaped:
-            self._enforce(now_ms)
+            self._enforce(view.now_ms)
         else:
             self._show()
         if is_new and self._run_id is not None and not self._has_ended:

@@ -251,14 +251,13 @@ class Queries:
     async def accept(self, raw: bytes, scope: QueryScope) -> Document:
         """Record a report on a query of a scope; return what came of it. Raises ReportRefused."""
         try:
-            if len(raw) <= PARSED_HERE_BYTES:
-                report = _parse(raw)
-            else:
-                report = await asyncio.to_thread(_parse, raw)
+            is_short = len(raw) <= PARSED_HERE_BYTES
+            report = parse_report(raw) if is_short else await asyncio.to_thread(_parse, raw)
         except ReportRefused as error:
             self._registry.reports.refuse(error)
             raise
-        await self._await_names()
+        if self._names.wanted():
+            await self._await_names()
         unknown = self._registry.reports.unknown_ends(report)
         await asyncio.sleep(0)  # there may be thousands: other work comes between two walks
         unknown |= self._pipelines.lost_ends(report, clock_ms())
@@ -289,7 +288,7 @@ class Queries:
         return {
             "accepted": True,
             "lost_reports": accepted.lost_reports,
-            "advice": [event.text for event in query.advice.values()],
+            "advice": [event.text for event in query.advice.values()] if query.advice else [],
             "information": [OUTSIDE] if query.is_outside else [],
             "rate": pressed.rate if pressed else None,
             "bound": pressed.bound if pressed else None,

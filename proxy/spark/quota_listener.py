@@ -193,7 +193,8 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
         self.failures = 0
         """Tries since the proxy answered last."""
         self._url = url
-        self._channel = _AdminConnection(url, token, timeout_s, ca_file, cert_file)
+        files = {"ca_file": ca_file, "cert_file": cert_file}
+        self._channel = _AdminConnection(url, token, timeout_s, **files)
         self._sender = uuid.uuid4().hex
         self._queue_size = queue_size
         self._max_retries = max_retries
@@ -334,7 +335,7 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
             if self._queue and not self._is_late():
                 return self._queue.popleft()
             if self._is_closing:
-                self._drop(len(self._queue))
+                self.dropped += len(self._queue)
                 self._queue.clear()
             return None
 
@@ -376,17 +377,13 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
             runs = [run for run in self._runs.values() if not run.is_over and run.is_known]
         for run in runs:
             pause_s = FIRST_LOOKS_S if run.batch_id is None else LOOK_EVERY_S
-            is_due = time.monotonic() - run.looked_s >= pause_s or run.alive_in != self._breaks
-            if not is_due:
+            if time.monotonic() - run.looked_s < pause_s and run.alive_in == self._breaks:
                 continue
             is_alive = self._look_at(run)
             with self._changed:
                 if self._queue or self._is_closing:
                     return  # what waits says more
-                heartbeat = self._report("running", run)
-                heartbeat.update(age_ms=0, last_batch_id=run.batch_id)
-                heartbeat.update(is_waiting=run.is_waiting, trigger=run.trigger)
-                heartbeat.update(known_age_ms=run.known_age_ms)
+                heartbeat = {**self._report("running", run), **run.heartbeat()}
             if not is_alive or run.refused_in == self._breaks:
                 continue
             answer = self._post(heartbeat)
@@ -409,13 +406,12 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
         """Record that something was sent of a run; log what the proxy advises, once."""
         if is_alive:
             run.alive_in = self._breaks
+        who, text = run.name or run.query_id, "the quota proxy at %s says of query %s"
         for advice in answer.advice:
-            text = "the quota proxy at %s says of query %s: %s"
-            self._log_once(f"advice {advice}", text, self._url, run.name or run.query_id, advice)
+            self._log_once(f"advice {advice}", text + ": %s", self._url, who, advice)
         for about in answer.information:  # once for all queries that it may be about
-            text = "the quota proxy at %s says of query %s, and perhaps of others: %s"
-            who = run.name or run.query_id
-            self._log_once("information", text, self._url, who, about, level=logging.INFO)
+            others = text + ", and perhaps of others: %s"
+            self._log_once("information", others, self._url, who, about, level=logging.INFO)
 
     def _look_at(self, run: _Run) -> bool:
         """Ask Spark what a run does, where it can be asked; return whether the run may be alive."""
@@ -502,10 +498,16 @@ class _Run:
     refused_in: int | None = None
     """After which break of the connection the proxy was sent that it lives, and refused that."""
 
-    @property
-    def known_age_ms(self) -> int | None:
-        """How long ago that was; None where Spark can't be asked."""
-        return None if self.known_s is None else round((time.monotonic() - self.known_s) * 1000)
+    def heartbeat(self) -> dict[str, Any]:
+        """Return what only reports on a life have; of an age of None Spark can't be asked."""
+        known_s = self.known_s
+        return {
+            "age_ms": 0,
+            "last_batch_id": self.batch_id,
+            "is_waiting": self.is_waiting,
+            "trigger": self.trigger,
+            "known_age_ms": None if known_s is None else round((time.monotonic() - known_s) * 1000),
+        }
 
     @property
     def is_known(self) -> bool:
@@ -575,15 +577,9 @@ class _ReportAnswer(NamedTuple):
 class _AdminConnection:
     """One kept connection to the proxy. Raises OSError and HTTPException when it fails."""
 
-    def __init__(
-        self,
-        url: str,
-        token: str | None,
-        timeout_s: float,
-        ca_file: str | None,
-        cert_file: str | None,
-    ) -> None:
-        parts = urlsplit(url)
+    def __init__(self, url: str, token: str | None, timeout_s: float, **files: str | None) -> None:
+        """Raise ValueError when an argument makes no sense; `files`: ca_file and cert_file."""
+        parts, (ca_file, cert_file) = urlsplit(url), files.values()
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"the proxy's admin address is http://HOST:PORT: {url!r}")
         if "@" in parts.netloc:
@@ -597,21 +593,20 @@ class _AdminConnection:
             if not token or not token.isascii() or not token.isprintable():
                 raise ValueError("the token is empty or has characters that no HTTP header takes")
             self._headers["Authorization"] = f"Bearer {token}"
-        for name, file in (("ca_file", ca_file), ("cert_file", cert_file)):
+        for name, file in files.items():
             if parts.scheme == "http" and file is not None:
                 raise ValueError(f"a {name} needs an https address: {url!r}")
         host, port = parts.hostname, parts.port
         self._connection = HTTPConnection(host, port, timeout=timeout_s)
         if parts.scheme == "https":
+            wrong = f"ca_file {ca_file!r} can't be read"
             try:
                 context = ssl.create_default_context(cafile=ca_file)
-            except OSError as error:
-                raise ValueError(f"ca_file {ca_file!r} can't be read: {error}") from error
-            try:
+                wrong = f"cert_file {cert_file!r} can't be used"
                 if cert_file is not None:
                     context.load_cert_chain(cert_file)
             except OSError as error:
-                raise ValueError(f"cert_file {cert_file!r} can't be used: {error}") from error
+                raise ValueError(f"{wrong}: {error}") from error
             self._connection = HTTPSConnection(host, port, timeout=timeout_s, context=context)
         self.close = self._connection.close
 
@@ -664,15 +659,15 @@ class _Aside:
         self._asked: SimpleQueue[tuple[_Run, SimpleQueue[_Look]]] = SimpleQueue()
         self._open: set[_Run] = set()
         """What is asked for and not answered yet."""
-        self._thread: Thread | None = None
+        self._is_started = False
 
     def look_at(self, run: _Run) -> _Look:
         """Return what Spark knows of a run; wait LOOK_S at most, and for no earlier look."""
         if run in self._open:
             return _Look(is_hung=True)
-        if self._thread is None:
-            self._thread = Thread(target=self._run, name="quota-listener-look", daemon=True)
-            self._thread.start()
+        if not self._is_started:
+            self._is_started = True
+            Thread(target=self._run, name="quota-listener-look", daemon=True).start()
         answer: SimpleQueue[_Look] = SimpleQueue()
         limit_s = 0.0 if self._open else LOOK_S
         self._open.add(run)
