@@ -8,6 +8,7 @@ from prometheus_client import Gauge
 
 from metrics import BoundedLabels
 from proxy.progress.owns import Owns, owns_all
+from proxy.progress.query import MAX_QUERIES
 from proxy.progress.query_clients import FORGET_AFTER_MS
 from proxy.progress.report_handler import AcceptedReport
 from proxy.quota.entities import ClientIdentity
@@ -15,11 +16,8 @@ from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import Match
 from proxy.state import Journal, Record
 
-from .backpressure_record import FORMAT, read_record
+from .backpressure_record import BOUND_RECORDS, read_bound_record
 from .query_backpressure import KIND, QueryBackpressure
-
-MAX_QUERIES = 10_000
-"""Further queries keep the bounds of their rules."""
 
 
 class Backpressure:
@@ -52,7 +50,8 @@ class Backpressure:
     def of_identity(self, identity: ClientIdentity, now_ms: float) -> QueryBackpressure | None:
         """Return that of a client, made when it is new.
 
-        None when its rule is not adaptive, or the client is not this member's.
+        None when its rule is not adaptive, or the client is not this member's. Beyond MAX_QUERIES,
+        too: further queries keep the bounds of their rules.
         """
         self._follow_rules(now_ms)
         match, client_id = self._match(identity), identity.client_id
@@ -122,11 +121,11 @@ class Backpressure:
         refused: list[str] = []
         for record in records:
             try:
-                kept = read_record(record)
+                kept = read_bound_record(record)
                 identity = ClientIdentity(kept.listener, kept.user, kept.client_id)
                 match = self._match(identity)
                 if match is None or match.entity != kept.entity:
-                    self._journal.mark_deleted(FORMAT.key(kept.client_id, kept.entity))
+                    self._journal.mark_deleted(BOUND_RECORDS.key(kept.client_id, kept.entity))
                     raise ValueError(
                         "no adaptive rule applies to the client any more; it is deleted"
                     )

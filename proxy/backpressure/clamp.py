@@ -11,16 +11,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from metrics.clock import MS_PER_SECOND
+from proxy.progress.query import MAX_PARTITIONS
 from proxy.quota.rules import AdaptiveBound
 from proxy.wire.topic_partition import TopicPartition
 
 from .driver_view import DriverView
-from .drivers import (
-    MAX_PARTITIONS,
-    REFUSED_GROWTH,
-    Drivers,
-    PartitionOffsets,
-)
+from .drivers import REFUSED_GROWTH, Drivers, PartitionOffsets
 from .measurements import BatchMeasurements
 
 MAX_OFFSETS = 2**63

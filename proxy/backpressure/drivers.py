@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from proxy.progress.query import MAX_PARTITIONS
 from proxy.progress.report import BatchRange
 from proxy.quota.rules import AdaptiveBound
 from proxy.state import Json
@@ -25,7 +26,7 @@ RESUME_WAIT_MS = 6_000.0
 LIFE_WAIT_MS = 3_000.0
 """The longest time between two signs of life of a run: listeners send one each second."""
 
-LATE_MS = 100.0
+LATE_REPORT_MS = 100.0
 """Where a report came later than that after its batch, none is waited for at the next look-up."""
 
 REFUSED_GROWTH = 2
@@ -36,9 +37,6 @@ MISSED_ANSWERS = 3
 
 MAX_PLANNED = 6
 """Ends of a partition kept with its log end then: Spark may report a batch several later."""
-
-MAX_PARTITIONS = 10_000
-"""Of one query; the ends of further ones are never clamped."""
 
 MAX_INSTANCES = 8
 """Kafka clients of one query: it has one for each of its sources."""
@@ -138,7 +136,7 @@ class Drivers:
         self.event_ms = -math.inf
         """When the driver saw the latest event of this run that was reported."""
         self.is_late = False
-        """Whether the latest batch was reported late, as where Spark has much to do: LATE_MS."""
+        """Whether the latest batch was reported late, as where Spark has much to do."""
         self.waited_ms = -math.inf
         """After that the run was seen between two batches, all before being reported."""
         self.answered_ms = math.inf
@@ -220,7 +218,7 @@ class Drivers:
 
     def record_batch(self, offsets: int | None, age_ms: float) -> None:
         """Record that a batch of so many offsets, if known, was reported so long after its end."""
-        self.is_late = age_ms > LATE_MS
+        self.is_late = age_ms > LATE_REPORT_MS
         self.starts.clear()
         if offsets and offsets * REFUSED_GROWTH <= self.least_offsets:
             self.least_offsets = 0  # it does plan batches of so few

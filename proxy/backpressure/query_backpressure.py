@@ -16,7 +16,7 @@ from proxy.quota.rules import AdaptiveBound, Match, Rule
 from proxy.state import Json, Record
 from proxy.wire.topic_partition import TopicPartition
 
-from .backpressure_record import FORMAT, BackpressureRecord
+from .backpressure_record import BOUND_RECORDS, BackpressureRecord
 from .clamp import Clamp
 from .driver_view import UNPLANNED, DriverView
 from .drivers import PartitionOffsets
@@ -76,7 +76,7 @@ class QueryBackpressure:
         self.client_id = identity.client_id or ""
         self.rule = match.rule
         self.entity = match.entity
-        self.key = FORMAT.key(identity.client_id, match.entity)
+        self.key = BOUND_RECORDS.key(identity.client_id, match.entity)
         self.used_ms = now_ms
         """When it was last known that the query is there."""
         self._quotas = quotas
@@ -281,7 +281,7 @@ class QueryBackpressure:
             **self._measurements.kept(),
             **self.clamp.kept(),
         }
-        return Record.of(self.key, value, FORMAT.version)
+        return Record.of(self.key, value, BOUND_RECORDS.version)
 
     def resume(self, record: BackpressureRecord, now_ms: float) -> None:
         """Resume from what an earlier process kept, as if its last report had come just now."""

@@ -217,7 +217,7 @@ class Queries:
         for problem in self._registry.load(progress):
             _log.warning("progress not taken up", problem=problem)
         for problem in self._backpressure.load(
-            _under(records, pressure_records.FORMAT), clock_ms()
+            _under(records, pressure_records.BOUND_RECORDS), clock_ms()
         ):
             _log.warning("backpressure not taken up", problem=problem)
         for client_id in self._backpressure.clients:

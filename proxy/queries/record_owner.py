@@ -27,7 +27,7 @@ class OwnerKind(StrEnum):
 
 OWNED_RECORDS = {
     progress_records.FORMAT.namespace: OwnerKind.CLIENT,
-    backpressure_record.FORMAT.namespace: OwnerKind.CLIENT,
+    backpressure_record.BOUND_RECORDS.namespace: OwnerKind.CLIENT,
     FLOW_RECORDS.namespace: OwnerKind.PIPELINE,
     LEDGER_RECORDS["root"].namespace: OwnerKind.PIPELINE,
 }
