@@ -59,12 +59,11 @@ class Clamp(Drivers):
             asked_ms = connection.waits_since_ms
             self._measurements.held.add(asked_ms, now_ms)
             connection.waits_since_ms = None
-        decision = view.decide()
-        if decision.why is None:
+        why = view.why_real()
+        if why is None:
             ends = self._clamped(view, log_ends, asked_ms)
         else:
-            ends = log_ends
-            self.state = ClampState(on=False, why=decision.reason(view), offsets=None)
+            ends, self.state = log_ends, ClampState(on=False, why=why, offsets=None)
         is_new, self.answered_ms = False, min(self.answered_ms, now_ms)
         for key, end in ends.items():
             is_new |= self.record_end(key, log_ends[key], end, connection, now_ms)

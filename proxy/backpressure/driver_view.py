@@ -62,9 +62,12 @@ class DriverView:
     connection: LookupConnection = LookupConnection(-math.inf)  # noqa: RUF009  # nobody's
     now_ms: float = 0.0
 
-    def decide(self) -> "Decision":
-        """Return what applies to an answer that is due."""
-        return next(row for row in DECISIONS if row.applies(self))
+    def why_real(self) -> str | None:
+        """Return why an answer that is due has the real ends; None: those of a batch."""
+        rows = (row for row in DECISIONS if row.why is not None and row.applies(self))
+        why = next((row.why for row in rows), None)
+        silent_s = (self.silent_ms or 0.0) / MS_PER_SECOND
+        return why and why.format(silent=f"{silent_s:,.0f} s")
 
     def wait_until_ms(self, since_ms: float) -> float:
         """Return until when an answer waits that began to at `since_ms`; long ago: it does not."""
@@ -260,11 +263,6 @@ class Decision(NamedTuple):
     """Why it gets the real ends; None: it gets those of a batch of the right size."""
     awaits: Awaits | None = Awaits.NOTHING
     """None: the row counts when the answer is due, and makes none wait."""
-
-    def reason(self, view: DriverView) -> str:
-        """Return `why` for people."""
-        silent_s = (view.silent_ms or 0.0) / MS_PER_SECOND
-        return (self.why or "").format(silent=f"{silent_s:,.0f} s")
 
 
 def _is_silent(view: DriverView) -> bool:
