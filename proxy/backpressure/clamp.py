@@ -7,7 +7,6 @@ advertised lies between what the query already knows and the real end, always.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TypeVar
 
 from metrics.clock import MS_PER_SECOND
@@ -29,16 +28,6 @@ batch for all that time: it would have waited for a trigger otherwise."""
 Key = TypeVar("Key", bound=tuple[str, int])
 
 
-@dataclass(frozen=True, slots=True)
-class ClampState:
-    """What came of the driver's last look-up, for people."""
-
-    on: bool
-    why: str
-    offsets: int | None
-    """For the next batch, over all partitions; None when it is not clamped."""
-
-
 class Clamp(Drivers):
     """What is advertised to one query's drivers, over all their connections."""
 
@@ -48,7 +37,10 @@ class Clamp(Drivers):
         self.offsets_per_record = 1.0
         """How far the offsets go on with a record: more where transactions or compaction leave
         gaps, less where a query reads its source twice."""
-        self.state = ClampState(on=False, why="the driver has not asked yet", offsets=None)
+        self.why = "the driver has not asked yet"
+        """What came of the driver's last look-up, for people."""
+        self.offsets: int | None = None
+        """For the next batch by that, over all partitions; None: it is not clamped."""
 
     def advertise(
         self, view: DriverView, log_ends: PartitionOffsets
@@ -63,7 +55,7 @@ class Clamp(Drivers):
         if why is None:
             ends = self._clamped(view, log_ends, asked_ms)
         else:
-            ends, self.state = log_ends, ClampState(on=False, why=why, offsets=None)
+            ends, self.why, self.offsets = log_ends, why, None
         is_new, self.answered_ms = False, min(self.answered_ms, now_ms)
         for key, end in ends.items():
             is_new |= self.record_end(key, log_ends[key], end, connection, now_ms)
@@ -106,7 +98,7 @@ class Clamp(Drivers):
             if known is not None or may_begin_low:
                 before = known.offset if known is not None else 0
                 ends[key] = min(log_ends[key], max(bases[key] + parts[key], before))
-        self.state = ClampState(on=True, why=why, offsets=offsets)
+        self.why, self.offsets = why, offsets
         return ends
 
     def _after_overrun(self, view: DriverView, asked_ms: float) -> int | None:

@@ -306,4 +306,4 @@ DECISIONS = (
     Decision(_may_be_unreported, None, Awaits.REPORT),
     Decision(lambda _: True, None),
 )
-"""The first that applies is taken; docs/spark.md has them in words."""
+"""The first that applies is taken; docs/spark.md has the same rows."""

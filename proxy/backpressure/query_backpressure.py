@@ -1,7 +1,7 @@
 """One query: from the reports on its batches to the bound of its reading and the next batch."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from prometheus_client import Gauge
 
@@ -106,8 +106,6 @@ class QueryBackpressure:
         self.bound = self._static
         """The bound in force, in bytes per second."""
         self._bound_ms = now_ms
-        self._is_shaped = False
-        """Whether its batches are shaped where they are planned: then reading is not held."""
         quotas.adapt(KIND, match.entity, None, self._why, now_ms)
         self._enforce(now_ms)
 
@@ -201,10 +199,7 @@ class QueryBackpressure:
         if self._run_id is None and query.last_report_ms is not None and not query.ended:
             # The run was known before the client connected.
             self._run_id, self._label = query.run_id, query.name
-        if self.clamp.state.on != self._is_shaped:
-            self._enforce(view.now_ms)
-        else:
-            self._show()
+        self._enforce(view.now_ms)
         if is_new and self._run_id is not None and not self._has_ended:
             self._on_change(self)
         return ends
@@ -260,7 +255,12 @@ class QueryBackpressure:
             "waiting_ms": self._measurements.waiting_ms,
             "reason": self._bound.reason,
             "report_age_s": None if reported_ms is None else (now_ms - reported_ms) / MS_PER_SECOND,
-            "clamp": {**asdict(self.clamp.state), "withheld": self.withheld},
+            "clamp": {
+                "on": self.clamp.offsets is not None,
+                "why": self.clamp.why,
+                "offsets": self.clamp.offsets,
+                "withheld": self.withheld,
+            },
         }
 
     def record(self) -> Record | None:
@@ -349,18 +349,19 @@ class QueryBackpressure:
         bounds = [bound for bound in (rate, self.ceiling) if bound is not None]
         clamp.rate = min(bounds, default=None)
         clamp.offsets_per_record = measured.offsets_per_record.value or 1.0
-        self._is_shaped = clamp.state.on
         bound = self._wanted(capped, size, now_ms)
         if bound != self._bound:
             self._bound, self._bound_ms = bound, now_ms
         self.bound = self._static if bound.bytes_per_s is None else bound.bytes_per_s
         # A batch that was planned to fit is read as fast as its rule allows: each hold would only
         # make it longer.
-        in_force = replace(bound, bytes_per_s=None) if self._is_shaped else bound
+        in_force = replace(bound, bytes_per_s=None) if clamp.offsets is not None else bound
         if in_force != self._in_force:
             self._in_force = in_force
             self._quotas.adapt(KIND, self.entity, in_force.bytes_per_s, in_force.reason, now_ms)
-        self._show()
+        if self._label is not None:
+            for gauge, value in zip(self._gauges, (self.bound, self.withheld), strict=True):
+                gauge.of(self._label).set(value)
 
     def _wanted(self, rate: float | None, size: float | None, now_ms: float) -> Bound:
         bound = Bound(None, self._why)
@@ -378,11 +379,6 @@ class QueryBackpressure:
         if bound.bytes_per_s is not None and bound.bytes_per_s >= self._static:
             bound = Bound(None, f"{bound.reason}; the rule's own bound is lower")
         return bound
-
-    def _show(self) -> None:
-        if self._label is not None:
-            for gauge, value in zip(self._gauges, (self.bound, self.withheld), strict=True):
-                gauge.of(self._label).set(value)
 
     def _forget_gauges(self) -> None:
         if self._label is not None:

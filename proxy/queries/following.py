@@ -150,14 +150,14 @@ class FollowedClient:
             appended = read_produce_request(version, body)
             records = sum([each.offsets for each in appended])
             self._all.pipelines.sent(self.client_id, len(frame), records)
-            return _SeenProduce(appended, self.client_id, self._all)
+            return _InterceptedProduce(appended, self.client_id, self._all)
         if self._query is None or lookups is None or self.tracker is None:
             self.check_here(read_list_offsets_request(version, body, head.correlation_id), now_ms)
             return SeenRequest()
         if head.api_key != LIST_OFFSETS:
             fetch = read_fetch_request(version, body)
             lookups.is_executor = True  # from now on
-            return _SeenFetch(fetch, now_ms, self.tracker, self)
+            return _InterceptedFetch(fetch, now_ms, self.tracker, self)
         ask = read_list_offsets_request(version, body, head.correlation_id)
         self._looked_up_first |= not lookups.is_executor
         if self.answers_lookups(now_ms):
@@ -166,7 +166,7 @@ class FollowedClient:
                 return _AnsweredLookup(list_offsets_response(version, head.correlation_id, offsets))
         is_seen = self._writes or self.pressure is not None
         turns = self._all.turns if is_seen and not lookups.is_executor else None
-        return _SeenLookup(ask, lookups, turns, self, is_planned=self._writes)
+        return _InterceptedLookup(ask, lookups, turns, self, is_planned=self._writes)
 
     def check_here(self, ask: OffsetLookup, now_ms: float) -> None:
         """Raise ClientSentOn for the look-up of a driver that another member owns."""
@@ -238,7 +238,7 @@ class FollowedClient:
 
 
 @dataclass(slots=True, eq=False)
-class _SeenFetch(SeenRequest):
+class _InterceptedFetch(SeenRequest):
     ask: FetchRequestPartitions
     sent_ms: float
     tracker: FetchTracker
@@ -293,7 +293,7 @@ class _AnsweredLookup(SeenRequest):
 
 
 @dataclass(slots=True, eq=False)
-class _SeenLookup(SeenRequest):
+class _InterceptedLookup(SeenRequest):
     ask: OffsetLookup
     lookups: OffsetLookups
     turns: ReportTurns | None
@@ -325,7 +325,7 @@ class _SeenLookup(SeenRequest):
 
 
 @dataclass(slots=True, eq=False)
-class _SeenProduce(SeenRequest):
+class _InterceptedProduce(SeenRequest):
     asked: tuple[ProducedPartition, ...]
     client_id: str
     every: Following

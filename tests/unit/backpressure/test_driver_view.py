@@ -2,11 +2,12 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from backpressure_parts import BackpressureWorld
 
-from proxy.backpressure.driver_view import EVENT_JITTER_MS, RETRIES_MS, DriverView
+from proxy.backpressure.driver_view import DECISIONS, EVENT_JITTER_MS, RETRIES_MS, DriverView
 from proxy.backpressure.drivers import LookupConnection
 
 KEY = ("t", 0)
@@ -74,3 +75,15 @@ def test_a_new_run_knew_what_was_no_news_to_it():
     assert not replace(there, connection=ELSEWHERE).knows_more
     there.drivers.waited_ms = 1.0
     assert not there.knows_more
+
+
+def test_the_documentation_has_the_same_rows():
+    spark = (Path(__file__).parents[3] / "docs" / "spark.md").read_text()
+    section = spark.partition("## What a driver's look-up gets")[2].partition("\n## ")[0]
+    rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
+    batch = ["R records/s make N offsets for one batch", *["the same"] * 3]
+    assert [row[0].removeprefix("| ") for row in rows] == [
+        *(row.why.format(silent="N s") for row in DECISIONS if row.why is not None),
+        *batch,
+    ]
+    assert [row.why for row in DECISIONS[-len(batch) :]] == [None] * len(batch)
