@@ -174,7 +174,14 @@ class DriverView:
 
         That nothing was fetched does not show it: small records are read ahead of their batch.
         """
-        refused = set(filter(self._is_end_refused, self.keys))
+        ends, here = self.drivers.advertised, self.connection
+        refused = {
+            key
+            for key in ends.keys() & self.keys
+            if ends[key].answered_on is ends[key].raised_on is here
+            and ends[key].raised_ms < self.drivers.waited_ms
+            and self.planned(key) > 0
+        }
         return bool(refused) and not any(map(self.is_unreported, set(self.keys) - refused))
 
     def completed(self, key: TopicPartition) -> int | None:
@@ -241,12 +248,6 @@ class DriverView:
         else:
             is_done = self.is_unproved or (is_overdue and self.planned(key) > 0)
         return end.offset if is_done else None
-
-    def _is_end_refused(self, key: TopicPartition) -> bool:
-        end = self.drivers.advertised.get(key)
-        if end is None or not (end.answered_on is end.raised_on is self.connection):
-            return False
-        return end.raised_ms < self.drivers.waited_ms and self.planned(key) > 0
 
     @cached_property
     def _last_read_ms(self) -> float:

@@ -63,13 +63,8 @@ class DriverVisits:
 
     def sends_on(self, client_id: str, ask: OffsetLookup, now_ms: float) -> bool:
         """Return whether a driver is to ask elsewhere; if not, its look-up is to be answered."""
-        return LATEST in ask.timestamps.values() and self._is_sent_on(client_id, now_ms)
-
-    def forget(self) -> None:
-        """Begin anew with all drivers: owners have changed."""
-        self._refused.clear()
-
-    def _is_sent_on(self, client_id: str, now_ms: float) -> bool:
+        if LATEST not in ask.timestamps.values():
+            return False
         first_ms, latest_ms = self._refused.pop(client_id, (now_ms, now_ms))
         if now_ms - latest_ms > FORGOTTEN_MS:
             first_ms = now_ms
@@ -77,6 +72,10 @@ class DriverVisits:
             del self._refused[next(iter(self._refused))]
         self._refused[client_id] = first_ms, now_ms
         return now_ms - first_ms < SENT_ON_MS
+
+    def forget(self) -> None:
+        """Begin anew with all drivers: owners have changed."""
+        self._refused.clear()
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,8 +193,7 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
         self.failures = 0
         """Tries since the proxy answered last."""
         self._url = url
-        files = {"ca_file": ca_file, "cert_file": cert_file}
-        self._channel = _AdminConnection(url, token, timeout_s, **files)
+        self._channel = _AdminConnection(url, token, timeout_s, ca_file, cert_file)
         self._sender = uuid.uuid4().hex
         self._queue_size = queue_size
         self._max_retries = max_retries
@@ -577,9 +576,15 @@ class _ReportAnswer(NamedTuple):
 class _AdminConnection:
     """One kept connection to the proxy. Raises OSError and HTTPException when it fails."""
 
-    def __init__(self, url: str, token: str | None, timeout_s: float, **files: str | None) -> None:
-        """Raise ValueError when an argument makes no sense; `files`: ca_file and cert_file."""
-        parts, (ca_file, cert_file) = urlsplit(url), files.values()
+    def __init__(
+        self,
+        url: str,
+        token: str | None,
+        timeout_s: float,
+        ca_file: str | None,
+        cert_file: str | None,
+    ) -> None:
+        parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"the proxy's admin address is http://HOST:PORT: {url!r}")
         if "@" in parts.netloc:
@@ -593,7 +598,7 @@ class _AdminConnection:
             if not token or not token.isascii() or not token.isprintable():
                 raise ValueError("the token is empty or has characters that no HTTP header takes")
             self._headers["Authorization"] = f"Bearer {token}"
-        for name, file in files.items():
+        for name, file in (("ca_file", ca_file), ("cert_file", cert_file)):
             if parts.scheme == "http" and file is not None:
                 raise ValueError(f"a {name} needs an https address: {url!r}")
         host, port = parts.hostname, parts.port
