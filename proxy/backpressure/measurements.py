@@ -89,23 +89,23 @@ class BatchMeasurements:
 
     def add(
         self, batch: BatchReport, age_ms: float, end_ms: float, drivers: Drivers, static: float
-    ) -> tuple[float | None, str] | None:
+    ) -> tuple[float | None, str | None]:
         """Add a batch that was done at `end_ms`; `static` is the rule's own bound, in bytes/s.
 
-        Return the rate for those to come, in records per second, None for no new one, and the
-        measurements in words; None when nothing was measured, as without an interval.
+        Return the rate for those to come, in records per second, None for no new one, and from what
+        it follows in words; None when nothing was measured, as without an interval.
         """
         records, offsets = batch_input(batch)
         drivers.record_batch(offsets, age_ms)
         interval_ms = self._settings.batch_interval_ms
         if interval_ms is None:
-            return None
+            return None, None
         execution_ms = float(batch.execution_ms or 0)
         start_ms = end_ms - execution_ms
         if start_ms < self._resumed_ms:
             # The proxy was away meanwhile: nobody knows for how long the batch had to wait.
             self._bytes = 0.0
-            return None
+            return None, None
         held_ms = reading_held_ms = 0.0
         if self.held:
             held_ms = self.held.covered(start_ms, end_ms)
@@ -128,7 +128,7 @@ class BatchMeasurements:
             if offsets is not None:
                 self.offsets_per_record.add(offsets, records)
         if execution_ms <= 0 or records <= 0:
-            return None
+            return None, None
         self.throttled_rate.add(records, execution_ms, reading_held_ms)
         self.processing_rate = records / processing_ms * MS_PER_SECOND
         left, arrivals = drivers.left_out(batch.ranges), self._input_rate.rate
@@ -144,10 +144,12 @@ class BatchMeasurements:
             most=math.inf if size is None else static / size,
         )
         rate = self.estimator.compute(self._latest)
-        summary = f"batch {batch.batch_id}: {records:,} records in {execution_ms:,.0f} ms"
+        why = f"batch {batch.batch_id}: {records:,} records in {execution_ms:,.0f} ms"
         if held_ms > 0:
-            summary += f" (held {held_ms:,.0f} ms left out)"
-        return rate, summary
+            why += f" (held {held_ms:,.0f} ms left out)"
+        if rate is None:
+            return None, f"{why}: the first of this run, no rate yet"
+        return rate, f"{why} -> {rate:,.0f} records/s"
 
     def rate_after(self, offsets: float, start_ms: float, end_ms: float) -> float | None:
         """Return the rate as it would be after a batch of so many offsets; None: not known.

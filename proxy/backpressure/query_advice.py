@@ -59,7 +59,8 @@ def advise(
     query.advise(EventKind.NAMES, names, now_ms)
     interval = _interval(query, adaptive.batch_interval_ms) if adaptive is not None else None
     query.advise(EventKind.INTERVAL, interval, now_ms)
-    trigger = UNSHAPED.get(query.trigger_kind) if adaptive is not None else None
+    kind = query.trigger.kind if query.trigger is not None else None
+    trigger = UNSHAPED.get(kind) if adaptive is not None else None
     if trigger is not None:
         trigger += (
             ", so the adaptive rule shapes nothing and its own bound holds; give the query a "
@@ -121,9 +122,11 @@ def _unnamed(
 
 
 def _interval(query: QueryProgress, interval_ms: float | None) -> str | None:
-    real_ms = query.trigger_interval_ms
-    is_timed = query.trigger_kind is TriggerKind.PROCESSING_TIME
-    if not is_timed or not real_ms or interval_ms is None or interval_ms == real_ms:
+    trigger = query.trigger
+    if trigger is None or trigger.kind is not TriggerKind.PROCESSING_TIME:
+        return None
+    real_ms = trigger.interval_ms
+    if not real_ms or interval_ms is None or interval_ms == real_ms:
         return None
     rule_s, real_s = interval_ms / MS_PER_SECOND, real_ms / MS_PER_SECOND
     return (

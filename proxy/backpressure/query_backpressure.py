@@ -8,7 +8,6 @@ from prometheus_client import Gauge
 from metrics import BoundedLabels
 from metrics.clock import MS_PER_SECOND
 from proxy.progress.query import QueryProgress
-from proxy.progress.report import BatchReport
 from proxy.progress.report_handler import AcceptedReport
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
@@ -160,7 +159,8 @@ class QueryBackpressure:
         if report.run_id != self._run_id:
             self._begin_run(query, report.run_id, now_ms)
         self.used_ms = self._alive_ms = now_ms
-        self._measurements.interval.add(batch, query.trigger_interval_ms)
+        trigger = query.trigger
+        self._measurements.interval.add(batch, trigger.interval_ms if trigger else None)
         self._measurements.update(self._settings)
         heard, self._heard = self._heard, (report.sender, now_ms)
         clamp = self.clamp
@@ -176,8 +176,13 @@ class QueryBackpressure:
         clamp.record_report(event_ms, now_ms)
         if self._rate is not None:
             self._return = None
-        if batch is not None and query.trigger_kind not in UNPLANNED:
-            self._record_batch(batch, report.age_ms, event_ms)
+        if batch is not None and not (trigger and trigger.kind in UNPLANNED):
+            rate, why = self._measurements.add(batch, report.age_ms, event_ms, clamp, self._static)
+            if rate is not None:
+                self._rate = self._last_rate = rate
+                self._return = None
+            if why is not None and (rate is not None or self._rate is None):
+                self._why = why
         elif report.event == "idle":
             self._measurements.waiting_ms = 0.0
             view = DriverView(query, clamp)
@@ -307,18 +312,6 @@ class QueryBackpressure:
         self._measurements.begin_run()
         self._forget_rate("a new run began", now_ms)
 
-    def _record_batch(self, batch: BatchReport, age_ms: float, end_ms: float) -> None:
-        result = self._measurements.add(batch, age_ms, end_ms, self.clamp, self._static)
-        if result is None:
-            return
-        rate, summary = result
-        if rate is not None:
-            self._rate = self._last_rate = rate
-            self._return = None
-            self._why = f"{summary} -> {rate:,.0f} records/s"
-        elif self._rate is None:
-            self._why = f"{summary}: the first of this run, no rate yet"
-
     def _forget_rate(self, why: str, now_ms: float) -> None:
         self._begin_return(why, now_ms)
         self._rate, self._why = None, why
@@ -346,8 +339,9 @@ class QueryBackpressure:
                 rate = min(rate, readable or rate)
         is_fresh = known is None and measured.estimator.is_fresh
         clamp.start_rate = settings.min_rate if is_fresh else None
-        bounds = [bound for bound in (rate, self.ceiling) if bound is not None]
-        clamp.rate = min(bounds, default=None)
+        if rate is not None and self.ceiling is not None:
+            rate = min(rate, self.ceiling)
+        clamp.rate = self.ceiling if rate is None else rate
         clamp.offsets_per_record = measured.offsets_per_record.value or 1.0
         bound = self._wanted(capped, size, now_ms)
         if bound != self._bound:

@@ -334,7 +334,7 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
             if self._queue and not self._is_late():
                 return self._queue.popleft()
             if self._is_closing:
-                self.dropped += len(self._queue)
+                self._drop(len(self._queue))
                 self._queue.clear()
             return None
 
@@ -376,13 +376,17 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
             runs = [run for run in self._runs.values() if not run.is_over and run.is_known]
         for run in runs:
             pause_s = FIRST_LOOKS_S if run.batch_id is None else LOOK_EVERY_S
-            if time.monotonic() - run.looked_s < pause_s and run.alive_in == self._breaks:
+            is_due = time.monotonic() - run.looked_s >= pause_s or run.alive_in != self._breaks
+            if not is_due:
                 continue
             is_alive = self._look_at(run)
             with self._changed:
                 if self._queue or self._is_closing:
                     return  # what waits says more
-                heartbeat = {**self._report("running", run), **run.heartbeat()}
+                heartbeat = self._report("running", run)
+                heartbeat.update(age_ms=0, last_batch_id=run.batch_id)
+                heartbeat.update(is_waiting=run.is_waiting, trigger=run.trigger)
+                heartbeat.update(known_age_ms=run.known_age_ms)
             if not is_alive or run.refused_in == self._breaks:
                 continue
             answer = self._post(heartbeat)
@@ -405,12 +409,13 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
         """Record that something was sent of a run; log what the proxy advises, once."""
         if is_alive:
             run.alive_in = self._breaks
-        who, text = run.name or run.query_id, "the quota proxy at %s says of query %s"
         for advice in answer.advice:
-            self._log_once(f"advice {advice}", text + ": %s", self._url, who, advice)
+            text = "the quota proxy at %s says of query %s: %s"
+            self._log_once(f"advice {advice}", text, self._url, run.name or run.query_id, advice)
         for about in answer.information:  # once for all queries that it may be about
-            others = text + ", and perhaps of others: %s"
-            self._log_once("information", others, self._url, who, about, level=logging.INFO)
+            text = "the quota proxy at %s says of query %s, and perhaps of others: %s"
+            who = run.name or run.query_id
+            self._log_once("information", text, self._url, who, about, level=logging.INFO)
 
     def _look_at(self, run: _Run) -> bool:
         """Ask Spark what a run does, where it can be asked; return whether the run may be alive."""
@@ -497,16 +502,10 @@ class _Run:
     refused_in: int | None = None
     """After which break of the connection the proxy was sent that it lives, and refused that."""
 
-    def heartbeat(self) -> dict[str, Any]:
-        """Return what only reports on a life have; of an age of None Spark can't be asked."""
-        known_s = self.known_s
-        return {
-            "age_ms": 0,
-            "last_batch_id": self.batch_id,
-            "is_waiting": self.is_waiting,
-            "trigger": self.trigger,
-            "known_age_ms": None if known_s is None else round((time.monotonic() - known_s) * 1000),
-        }
+    @property
+    def known_age_ms(self) -> int | None:
+        """How long ago that was; None where Spark can't be asked."""
+        return None if self.known_s is None else round((time.monotonic() - self.known_s) * 1000)
 
     @property
     def is_known(self) -> bool:
@@ -604,14 +603,15 @@ class _AdminConnection:
         host, port = parts.hostname, parts.port
         self._connection = HTTPConnection(host, port, timeout=timeout_s)
         if parts.scheme == "https":
-            wrong = f"ca_file {ca_file!r} can't be read"
             try:
                 context = ssl.create_default_context(cafile=ca_file)
-                wrong = f"cert_file {cert_file!r} can't be used"
+            except OSError as error:
+                raise ValueError(f"ca_file {ca_file!r} can't be read: {error}") from error
+            try:
                 if cert_file is not None:
                     context.load_cert_chain(cert_file)
             except OSError as error:
-                raise ValueError(f"{wrong}: {error}") from error
+                raise ValueError(f"cert_file {cert_file!r} can't be used: {error}") from error
             self._connection = HTTPSConnection(host, port, timeout=timeout_s, context=context)
         self.close = self._connection.close
 
@@ -664,15 +664,15 @@ class _Aside:
         self._asked: SimpleQueue[tuple[_Run, SimpleQueue[_Look]]] = SimpleQueue()
         self._open: set[_Run] = set()
         """What is asked for and not answered yet."""
-        self._is_started = False
+        self._thread: Thread | None = None
 
     def look_at(self, run: _Run) -> _Look:
         """Return what Spark knows of a run; wait LOOK_S at most, and for no earlier look."""
         if run in self._open:
             return _Look(is_hung=True)
-        if not self._is_started:
-            self._is_started = True
-            Thread(target=self._run, name="quota-listener-look", daemon=True).start()
+        if self._thread is None:
+            self._thread = Thread(target=self._run, name="quota-listener-look", daemon=True)
+            self._thread.start()
         answer: SimpleQueue[_Look] = SimpleQueue()
         limit_s = 0.0 if self._open else LOOK_S
         self._open.add(run)

@@ -25,18 +25,18 @@ BUDGETS = {
     "proxy/members proxy/membership": Budget(2600, 1750),
     "proxy/member.py proxy/health.py proxy/parts.py proxy/garbage.py": Budget(700, 650),
     "proxy/onboarding": Budget(1000, 900),
-    "proxy/queries": Budget(910, 650),
+    "proxy/queries": Budget(905, 650),
     "proxy/admin": Budget(7446, 4250),
     "proxy/config": Budget(3200, 2150),
     "proxy/devkit": Budget(1000, 0),
     "proxy/relay": Budget(5900, 4300),
     "proxy/pipeline": Budget(4000, 2700),
-    "proxy/backpressure": Budget(2720, 1950),
+    "proxy/backpressure": Budget(2700, 1950),
     "proxy/quota": Budget(4250, 3100),
     "proxy/progress": Budget(4350, 2950),
     "proxy/state": Budget(2900, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py metrics": Budget(5500, 4430),
-    "proxy/spark": Budget(860, 650),
+    "proxy/spark": Budget(900, 650),
 }
 """By the folders and modules of each room."""
 
