@@ -8,6 +8,7 @@ from prometheus_client import Gauge
 
 from metrics import BoundedLabels
 from proxy.progress.owns import Owns, owns_all
+from proxy.progress.query import MAX_QUERIES
 from proxy.progress.query_clients import FORGET_AFTER_MS
 from proxy.progress.report_handler import AcceptedReport
 from proxy.quota.entities import ClientIdentity
@@ -15,11 +16,8 @@ from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import Match
 from proxy.state import Journal, Record
 
-from .backpressure_record import FORMAT, BackpressureRecord, read_record
+from .backpressure_record import BOUND_RECORDS, read_bound_record
 from .query_backpressure import KIND, QueryBackpressure
-
-MAX_QUERIES = 10_000
-"""Further queries keep the bounds of their rules."""
 
 
 class Backpressure:
@@ -37,10 +35,9 @@ class Backpressure:
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._quotas = quotas
-        self._gauges = gauges
-        self._withheld = withheld
-        self._by_client: dict[str, dict[str, QueryBackpressure]] = {}
-        self._count = 0
+        self._gauges = gauges, withheld
+        self._by_client: dict[str, list[QueryBackpressure]] = {}
+        """One of each client, unless rules tell its users apart."""
         self._generation = quotas.generation
         self._journal = Journal(QueryBackpressure.record, attrgetter("key"))
         self.changes, self.changes_failed = self._journal.take, self._journal.give_back
@@ -53,25 +50,21 @@ class Backpressure:
     def of_identity(self, identity: ClientIdentity, now_ms: float) -> QueryBackpressure | None:
         """Return that of a client, made when it is new.
 
-        None when its rule is not adaptive, or the client is not this member's.
+        None when its rule is not adaptive, or the client is not this member's. Beyond MAX_QUERIES,
+        too: further queries keep the bounds of their rules.
         """
         self._follow_rules(now_ms)
         match, client_id = self._match(identity), identity.client_id
         if match is None or client_id is None or not self._owns.client(client_id):
             return None
-        query = self._by_client.get(client_id, {}).get(match.entity)
-        if query is None and self._count < MAX_QUERIES:
-            query = QueryBackpressure(
-                identity,
-                match,
-                self._quotas,
-                self._gauges,
-                self._withheld,
-                now_ms,
-                on_change=self._changed,
-            )
-            self._by_client.setdefault(client_id, {})[match.entity] = query
-            self._count += 1
+        for query in self._by_client.get(client_id, ()):
+            if query.entity == match.entity:
+                return query
+        if sum(map(len, self._by_client.values())) >= MAX_QUERIES:
+            return None
+        shared = self._quotas, self._gauges, now_ms
+        query = QueryBackpressure(identity, match, *shared, on_change=self._changed)
+        self._by_client.setdefault(client_id, []).append(query)
         return query
 
     def is_adaptive(self, identity: ClientIdentity) -> bool:
@@ -82,8 +75,8 @@ class Backpressure:
         """Adapt the bounds of these clients only; what is due of others is still in `changes`."""
         self._owns = owns
         for query in self._all():
-            if not owns.client(query.identity.client_id or ""):
-                query.leave(now_ms)
+            if not owns.client(query.client_id):
+                query.detach(now_ms)
                 self._changed(query)
                 self._leaving.append(query)
                 self._remove(query)
@@ -96,13 +89,15 @@ class Backpressure:
 
     def of_client(self, client_id: str) -> list[QueryBackpressure]:
         """Return what is adaptive for a client: one, unless rules tell its users apart."""
-        return list(self._by_client.get(client_id, {}).values())
+        return list(self._by_client.get(client_id, ()))
 
-    def record_report(self, accepted: AcceptedReport, now_ms: float) -> None:
-        """Record a report that was accepted."""
+    def record_report(self, accepted: AcceptedReport, now_ms: float) -> QueryBackpressure | None:
+        """Record a report that was accepted; return what it is about, the first if several."""
         self._follow_rules(now_ms)
-        for query in self.of_client(accepted.query.client_id):
+        queries = self._by_client.get(accepted.query.client_id, ())
+        for query in queries:
             query.record_report(accepted, now_ms)
+        return queries[0] if queries else None
 
     def tick(self, now_ms: float) -> None:
         """Do what is due; a query without reports and connections is kept as long as progress."""
@@ -126,21 +121,21 @@ class Backpressure:
         refused: list[str] = []
         for record in records:
             try:
-                self._resume(read_record(record), now_ms)
+                kept = read_bound_record(record)
+                identity = ClientIdentity(kept.listener, kept.user, kept.client_id)
+                match = self._match(identity)
+                if match is None or match.entity != kept.entity:
+                    self._journal.mark_deleted(BOUND_RECORDS.key(kept.client_id, kept.entity))
+                    raise ValueError(
+                        "no adaptive rule applies to the client any more; it is deleted"
+                    )
+                query = self.of_identity(identity, now_ms)
+                if query is None:
+                    raise ValueError("there are too many queries")
+                query.resume(kept, now_ms)
             except ValueError as error:
                 refused.append(f"pressure record {record.key!r} is left out: {error}")
         return refused
-
-    def _resume(self, record: BackpressureRecord, now_ms: float) -> None:
-        identity = ClientIdentity(record.listener, record.user, record.client_id)
-        match = self._match(identity)
-        if match is None or match.entity != record.entity:
-            self._journal.mark_deleted(FORMAT.key(record.client_id, record.entity))
-            raise ValueError("no adaptive rule applies to the client any more; it is deleted")
-        query = self.of_identity(identity, now_ms)
-        if query is None:
-            raise ValueError("there are too many queries")
-        query.resume(record, now_ms)
 
     def _match(self, identity: ClientIdentity) -> Match | None:
         match = self._quotas.table.match(KIND, identity)
@@ -150,13 +145,13 @@ class Backpressure:
         return replace(match, entity=match.rule.entity(identity))
 
     def _changed(self, query: QueryBackpressure) -> None:
-        if query not in self.of_client(query.identity.client_id or ""):
-            return  # a driver's answer may come after the query was let go
-        self._journal.mark_changed(query)
-        self._on_change()
+        if query in self._by_client.get(query.client_id, ()):
+            # Else a driver's answer came after the query was let go.
+            self._journal.mark_changed(query)
+            self._on_change()
 
     def _all(self) -> list[QueryBackpressure]:
-        return [query for queries in self._by_client.values() for query in queries.values()]
+        return [query for queries in self._by_client.values() for query in queries]
 
     def _follow_rules(self, now_ms: float) -> None:
         """Set the rules that apply after a change of them; drop the queries that none does."""
@@ -177,8 +172,7 @@ class Backpressure:
         self._remove(query)
 
     def _remove(self, query: QueryBackpressure) -> None:
-        client_id = query.identity.client_id or ""
-        del self._by_client[client_id][query.entity]
-        if not self._by_client[client_id]:
-            del self._by_client[client_id]
-        self._count -= 1
+        queries = self._by_client[query.client_id]
+        queries.remove(query)
+        if not queries:
+            del self._by_client[query.client_id]

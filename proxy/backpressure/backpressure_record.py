@@ -18,8 +18,8 @@ MAX_NUMBER = 1e15
 """No rate, count or time in a record is larger."""
 
 Row = TypeVar("Row")
-Text = Annotated[str, StringConstraints(max_length=MAX_CHARS)]
-Offset = Annotated[int, Field(ge=0, le=MAX_INT64)]
+LongText = Annotated[str, StringConstraints(max_length=MAX_CHARS)]
+KeptOffset = Annotated[int, Field(ge=0, le=MAX_INT64)]
 Positive = Annotated[float, Field(gt=0, le=MAX_NUMBER)]
 Amount = Annotated[float, Field(ge=0, le=MAX_NUMBER)]
 Number = Annotated[float, Field(ge=-MAX_NUMBER, le=MAX_NUMBER)]
@@ -46,11 +46,11 @@ class BackpressureRecord(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
 
-    listener: Text
-    user: Text | None
-    client_id: Text
-    entity: Text
-    label: Text
+    listener: LongText
+    user: LongText | None
+    client_id: LongText
+    entity: LongText
+    label: LongText
     run_id: Uuid
     has_ended: bool = False
     """Whether that run is over: then only what was measured of it is resumed."""
@@ -61,26 +61,26 @@ class BackpressureRecord(BaseModel):
     last_rate: Positive | None = None
     """The same, of the latest run that had one."""
     instances: list[Annotated[int, Field(ge=0, le=MAX_INT32)]] = []
-    """See ClientInstances."""
-    least_offsets: Offset = 0
-    """See Clamp."""
+    """Numbers of requests, see Drivers."""
+    least_offsets: KeptOffset = 0
+    """See Drivers."""
     reach: Positive | None
     """See ThrottledRate; records per second."""
     waiting_ms: Amount
-    """See SchedulingDelay."""
+    """See estimator_inputs.queued_ms."""
     estimator: tuple[Number, Positive, Number] | None
     """See pid.PidState; None with the other estimator."""
     cost: tuple[Amount, Amount, Amount, Amount, Correlation, Widest, Noise] | None = None
     """See batch_cost.CostState; older records have none."""
     bytes_per_record: Ratio
     offsets_per_record: Ratio
-    told: dict[Topic, dict[Partition, tuple[Offset, Offset, Offset]]]
-    """The advertised ends; see advertised_ends.EndState."""
-    starts: dict[Topic, dict[Partition, Offset]]
+    told: dict[Topic, dict[Partition, tuple[KeptOffset, KeptOffset, KeptOffset]]]
+    """What was advertised: offset, log end and idle offset."""
+    starts: dict[Topic, dict[Partition, KeptOffset]]
     """The log starts that drivers were given."""
 
 
-FORMAT = RecordFormat("pressure", 1, BackpressureRecord)
+BOUND_RECORDS = RecordFormat("pressure", 1, BackpressureRecord)
 """Keys are `pressure/CLIENT_ID/ENTITY`."""
 
 
@@ -99,9 +99,9 @@ def by_topic(rows: Mapping[TopicPartition, Json]) -> dict[str, dict[str, Json]]:
     return nested
 
 
-def read_record(record: Record) -> BackpressureRecord:
+def read_bound_record(record: Record) -> BackpressureRecord:
     """Read a record. Raises ValueError with what is wrong with it."""
-    read = FORMAT.read(record)
-    if record.key != FORMAT.key(read.client_id, read.entity):
+    read = BOUND_RECORDS.read(record)
+    if record.key != BOUND_RECORDS.key(read.client_id, read.entity):
         raise ValueError(f"it is about {read.client_id!r}, {read.entity!r}, which is not its key")
     return read

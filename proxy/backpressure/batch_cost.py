@@ -116,13 +116,13 @@ class BatchCost:
     @property
     def is_sound(self) -> bool:
         """Whether all figures are numbers: those of no real batch may be beyond measure."""
-        return all(abs(figure) <= MAX_FIGURE for figure in self.state())
+        return all(map(MAX_FIGURE.__ge__, map(abs, self.state())))
 
     def after(self, records: float, took_ms: float) -> Self:
         """Return what is known after one more batch."""
         now = self._doubted(DRIFT, MAX_DRIFT, took_ms)
-        expected_ms = now.time_ms(records) + MIN_NOISE_MS
-        gap_ms = took_ms - now.time_ms(records)
+        usual_ms = now.time_ms(records)
+        expected_ms, gap_ms = usual_ms + MIN_NOISE_MS, took_ms - usual_ms
         noise = now.noise * expected_ms**2
         far_ms = OUTLIER * math.sqrt(now.variance(records) + noise)
         surprise = 0 if abs(gap_ms) <= far_ms else 1 if gap_ms > 0 else -1

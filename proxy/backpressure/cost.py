@@ -1,7 +1,8 @@
 """Choose the size of batches from what a batch costs: a fixed time, and one for each record."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from metrics.clock import MS_PER_SECOND
 from proxy.quota.rules import AdaptiveBound
@@ -57,19 +58,10 @@ CERTAIN = 0.1
 class CostEstimator:
     """Gives batches the size whose time fits the trigger interval, learnt by `BatchCost`.
 
-    A batch is to take one interval, or up to LONGEST where its fixed time is a tenth of it or more.
-    If less comes out of that than what comes in, it is to take `fixed / (1 - each * arrivals)`, the
-    time that batches of the query would have by themselves, with HEADROOM and no more than
-    WORTHWHILE times its fixed time. If not even that keeps up the query is overloaded, and batches
-    stay short. Where the fixed time alone is more than the interval, the least multiple of the
-    interval with room for records takes its place.
-
-    What is not known of the cost of a record makes batches larger, up to what the rule's own bound
-    carries in its time; one that was bounded is followed by one of GROWTH times its size or of
-    the target time, at most. After one that took too long, nothing is tried out; after one that
-    took far longer than expected, the next is as small as if all were slower from now on. A query
-    that falls behind, or drains a backlog in batches of more than the interval, gets a smaller
-    batch from time to time, or twice the smallest: only different sizes tell the two costs apart.
+    The table in docs/spark.md, "How the size of a batch is chosen", says how long batches are to
+    take. What is not known of the cost of a record makes them larger, up to what the rule's own
+    bound carries in that time; one that was bounded is followed by one of GROWTH times its size or
+    of the target time, at most. After one that took too long, nothing is tried out.
 
     The settings' batch interval has to be known before the first batch is added.
     """
@@ -85,6 +77,12 @@ class CostEstimator:
     _patience: int = FIRST_PROBE
     _careful: int = 0
     """Batches left of those: see `_at_most_as_usual`."""
+    KEPT_AS: ClassVar[str] = "cost"
+    """In a BackpressureRecord."""
+    _interval_ms: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._interval_ms = self._settings.batch_interval_ms or 0.0
 
     def compute(self, batch: FinishedBatch) -> float | None:
         """Add a batch; return the new rate in records/s; None: any will do, or none is learnt."""
@@ -147,29 +145,24 @@ class CostEstimator:
 
     def update(self, settings: AdaptiveBound) -> None:
         """Estimate by other settings from now on; what is known of the costs stays."""
-        before, self._settings = self._settings, settings
-        if settings.batch_interval_ms != before.batch_interval_ms:
+        before_ms, self._settings = self._interval_ms, settings
+        self._interval_ms = settings.batch_interval_ms or 0.0
+        if self._interval_ms != before_ms:
             self._plan_anew()
 
     def state(self) -> CostState | None:
         """Return what `resume` needs to go on in a later process; None before the first batch."""
         return self._cost.state() if self._cost is not None else None
 
-    def resume(self, state: CostState) -> None:
+    def resume(self, state: tuple[float, ...]) -> None:
         """Resume from the state of an earlier process."""
-        self._cost = BatchCost.of(state)
+        self._cost = BatchCost.of(CostState(*state))
 
     def _plan_anew(self) -> None:
         """Size the next batch by what is known without a batch before it."""
         cost, self._allowed = self._cost, 0.0
-        if cost is not None and self._settings.batch_interval_ms is not None:
+        if cost is not None and self._interval_ms > 0:
             self._allowed = self._fitting(cost, self._target_ms(cost), doubt=0.0)
-
-    @property
-    def _interval_ms(self) -> float:
-        interval_ms = self._settings.batch_interval_ms
-        assert interval_ms is not None, "it is known before the first batch"
-        return interval_ms
 
     @property
     def _least(self) -> float:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from metrics.clock import MS_PER_SECOND
-from proxy.progress.query import QueryProgress
 from proxy.progress.report import BatchReport
 from proxy.wire.topic_partition import TopicPartition
 
@@ -72,40 +71,16 @@ class TriggerInterval:
         self._began_ms = None
         self._gaps_ms.clear()
 
-    def add(self, batch: BatchReport) -> None:
-        """Add a batch."""
-        if self._began_ms is not None:
-            gap_ms = batch.timestamp_ms - self._began_ms
-            if gap_ms > self._execution_ms:
-                self._gaps_ms.append(gap_ms)
-        self._began_ms, self._execution_ms = batch.timestamp_ms, float(batch.execution_ms or 0)
-        if len(self._gaps_ms) >= MIN_GAPS:
-            self.learnt_ms = min(self._gaps_ms)
-
-    def of(self, query: QueryProgress, configured_ms: float | None) -> float | None:
-        """Return the interval: what the rule says, else the listener, else what was learnt."""
-        if query.trigger_interval_ms:
-            self.learnt_ms = query.trigger_interval_ms
-        return configured_ms or self.learnt_ms
-
-
-@dataclass(slots=True)
-class SchedulingDelay:
-    """How long the next batch would have waited, had the batches been queued.
-
-    Lindley's recursion: W' = max(0, W + processing delay - batch interval), not beyond
-    MAX_WAITING_INTERVALS. Spark Streaming has this queue, Structured Streaming skips triggers.
-    """
-
-    ms: float = 0.0
-    """0 at the start of a run, and again when the query is idle."""
-
-    def add(self, processing_delay_ms: float, batch_interval_ms: float) -> float:
-        """Add a batch; return for how long itself would have waited."""
-        waited_ms = self.ms
-        longest_ms = MAX_WAITING_INTERVALS * batch_interval_ms
-        self.ms = min(max(0.0, self.ms + processing_delay_ms - batch_interval_ms), longest_ms)
-        return waited_ms
+    def add(self, batch: BatchReport | None, reported_ms: float | None) -> None:
+        """Add a batch, or what a report says of the trigger's interval."""
+        if batch is not None:
+            began_ms = batch.timestamp_ms
+            if self._began_ms is not None and began_ms - self._began_ms > self._execution_ms:
+                self._gaps_ms.append(began_ms - self._began_ms)
+            self._began_ms, self._execution_ms = began_ms, float(batch.execution_ms or 0)
+            if len(self._gaps_ms) >= MIN_GAPS:
+                self.learnt_ms = min(self._gaps_ms)
+        self.learnt_ms = reported_ms or self.learnt_ms
 
 
 @dataclass(slots=True)
@@ -141,6 +116,8 @@ class ThrottledRate:
 class InputRate:
     """How fast the logs grow that a query reads, of late: see ARRIVALS_INTERVALS."""
 
+    rate: float | None = None
+    """Offsets per second; None when not known."""
     _ends: Mapping[TopicPartition, int] = field(default_factory=dict)
     _seen_ms: float = -math.inf
     _grown: float = 0.0
@@ -154,16 +131,12 @@ class InputRate:
         if elapsed_ms <= 0 or not ends:
             return
         if self._ends:
-            grown = sum(max(0, end - self._ends.get(key, end)) for key, end in ends.items())
+            grown = sum([max(0, end - self._ends.get(key, end)) for key, end in ends.items()])
             kept = math.exp(-elapsed_ms / (ARRIVALS_INTERVALS * batch_interval_ms))
             self._grown = kept * self._grown + grown
             self._elapsed_ms = kept * self._elapsed_ms + elapsed_ms
+            self.rate = self._grown / self._elapsed_ms * MS_PER_SECOND
         self._ends, self._seen_ms = ends, seen_ms
-
-    @property
-    def rate(self) -> float | None:
-        """Offsets per second; None when not known."""
-        return self._grown / self._elapsed_ms * MS_PER_SECOND if self._elapsed_ms else None
 
 
 RatioState = tuple[float, float, float]
@@ -180,27 +153,27 @@ class RecordRatio:
     """
 
     state: RatioState = (0.0, 0.0, 0.0)
+    value: float | None = None
+    """None as long as it is not known."""
     _latest: float = 0.0
 
     def add(self, amount: float, records: float) -> None:
         """Add a batch."""
-        before, before_records, without = self.state
-        if amount <= 0:
-            self.state = before, before_records, without + records
-            return
-        self._latest = amount / (records + without)
-        self.state = before * DECAY + amount, (before_records + without) * DECAY + records, 0.0
+        total, counted, without = self.state
+        if amount > 0:
+            self._latest = amount / (records + without)
+            total, counted = total * DECAY + amount, (counted + without) * DECAY + records
+            without = 0.0
+        else:
+            without += records
+        self.state = total, counted, without
+        self.value = total / (counted + without) if total > 0 else None
 
     def resume(self, state: RatioState) -> None:
         """Resume from the state of an earlier process."""
-        self.state = state
+        self.state, (total, counted, without) = state, state
+        self.value = total / (counted + without) if total > 0 else None
         self._latest = self.value or 0.0
-
-    @property
-    def value(self) -> float | None:
-        """None as long as it is not known."""
-        amount, records, without = self.state
-        return amount / (records + without) if amount > 0 else None
 
     @property
     def steady(self) -> float | None:
@@ -210,12 +183,27 @@ class RecordRatio:
         return value if is_steady else None
 
 
+def queued_ms(waiting_ms: float, processing_ms: float, interval_ms: float) -> float:
+    """Return how long the batch after one would wait that waited itself, had batches been queued.
+
+    Lindley's recursion: W' = max(0, W + processing delay - batch interval), not beyond
+    MAX_WAITING_INTERVALS. Spark Streaming has this queue, Structured Streaming skips triggers.
+    """
+    longest_ms = MAX_WAITING_INTERVALS * interval_ms
+    return min(max(0.0, waiting_ms + processing_ms - interval_ms), longest_ms)
+
+
 def batch_input(batch: BatchReport) -> tuple[int, int | None]:
     """Return how many records a batch has, and by how many offsets it went on.
 
     Records as Spark counts them: twice where a query reads a source twice; a partition goes on
     once. None when it is not said where the batch began in each: a first one, or a new partition.
     """
-    records = sum(source.rows for source in batch.sources)
-    offsets = [read.end - read.start for read in batch.ranges.values() if read.start is not None]
-    return records, sum(offsets) if len(offsets) == len(batch.ranges) else None
+    records, offsets = 0, 0
+    for source in batch.sources:
+        records += source.rows
+    for read in batch.ranges.values():
+        if read.start is None:
+            return records, None
+        offsets += read.end - read.start
+    return records, offsets

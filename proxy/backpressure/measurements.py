@@ -10,11 +10,18 @@ from proxy.progress.report import BatchReport
 from proxy.quota.rules import AdaptiveBound
 from proxy.state import Json
 
-from .advertised_ends import AdvertisedEnds
 from .backpressure_record import BackpressureRecord
-from .batch_cost import CostState
 from .cost import CostEstimator
-from .estimator_inputs import FinishedBatch, InputRate, RecordRatio, SchedulingDelay, ThrottledRate
+from .drivers import Drivers
+from .estimator_inputs import (
+    FinishedBatch,
+    InputRate,
+    RecordRatio,
+    ThrottledRate,
+    TriggerInterval,
+    batch_input,
+    queued_ms,
+)
 from .pid import PidEstimator
 
 MAX_HOLDS = 512
@@ -28,7 +35,8 @@ class BatchMeasurements:
     """What is measured of one query, over all its runs, by the settings of its rule."""
 
     def __init__(self, settings: AdaptiveBound) -> None:
-        self._settings = settings
+        self._rule = self._settings = settings
+        self.interval = TriggerInterval()
         self._reading_held = RangeSet[float](MAX_HOLDS)
         """When its Fetch responses were held; holds may be side by side."""
         self.held = RangeSet[float](MAX_HOLDS)
@@ -41,35 +49,33 @@ class BatchMeasurements:
         """When it was resumed from an earlier process; long ago if it was not."""
         self.processing_rate: float | None = None
         """Records per second in its latest batch, the proxy's own holds left out."""
-        self._estimator = _estimator(settings)
+        self.estimator = _estimator(settings)
         self._latest: FinishedBatch | None = None
         self._input_rate = InputRate()
-        self.scheduling_delay = SchedulingDelay()
+        self.waiting_ms = 0.0
+        """How long the next batch would have waited, had the batches been queued. 0 at the start of
+        a run, and again when the query is idle."""
         self.throttled_rate = ThrottledRate()
-
-    @property
-    def rate(self) -> float | None:
-        """Records per second that batches planned now should have, by the runs before too."""
-        return self._estimator.rate
-
-    @property
-    def is_fresh(self) -> bool:
-        """Whether nothing is known of what a batch costs."""
-        return self._estimator.is_fresh
 
     def begin_run(self) -> None:
         """Forget how fast the run before was, as far as the estimator does."""
-        self._estimator.begin_run()
-        self.scheduling_delay = SchedulingDelay()
+        self.estimator.begin_run()
+        self.interval.begin_run()
+        self.waiting_ms = 0.0
         self.throttled_rate = ThrottledRate()
 
-    def update(self, settings: AdaptiveBound) -> None:
-        """Measure by these settings from now on."""
-        before, self._settings = self._settings, settings
-        if settings.estimator == before.estimator:
-            self._estimator.update(settings)
+    def update(self, rule: AdaptiveBound) -> None:
+        """Measure by these settings from now on, and the query's own interval if they have none."""
+        interval_ms = rule.batch_interval_ms or self.interval.learnt_ms
+        before = self._settings
+        is_known = rule is self._rule and interval_ms == before.batch_interval_ms
+        if is_known or interval_ms is None:
+            return
+        self._rule, self._settings = rule, replace(rule, batch_interval_ms=interval_ms)
+        if rule.estimator == before.estimator:
+            self.estimator.update(self._settings)
         else:
-            self._estimator = _estimator(settings)
+            self.estimator = _estimator(self._settings)
 
     def record_bytes(self, count: int) -> None:
         """Record a Fetch response of so many bytes."""
@@ -82,37 +88,38 @@ class BatchMeasurements:
         self.held.add(start_ms, due_ms)
 
     def add(
-        self,
-        batch: BatchReport,
-        records: int,
-        offsets: int | None,
-        end_ms: float,
-        advertised: AdvertisedEnds,
-        static: float,
-    ) -> tuple[float | None, str] | None:
+        self, batch: BatchReport, age_ms: float, end_ms: float, drivers: Drivers, static: float
+    ) -> tuple[float | None, str | None]:
         """Add a batch that was done at `end_ms`; `static` is the rule's own bound, in bytes/s.
 
-        Return the rate for those to come, in records per second, None for no new one, and the
-        measurements in words; None when nothing was measured. The interval has to be known.
+        Return the rate for those to come, in records per second, None for no new one, and from what
+        it follows in words; None when nothing was measured, as without an interval.
         """
+        records, offsets = batch_input(batch)
+        drivers.record_batch(offsets, age_ms)
         interval_ms = self._settings.batch_interval_ms
-        assert interval_ms is not None
+        if interval_ms is None:
+            return None, None
         execution_ms = float(batch.execution_ms or 0)
         start_ms = end_ms - execution_ms
         if start_ms < self._resumed_ms:
             # The proxy was away meanwhile: nobody knows for how long the batch had to wait.
             self._bytes = 0.0
-            return None
-        held_ms = self.held.covered(start_ms, end_ms)
-        reading_held_ms = self._reading_held.covered(start_ms, end_ms)
-        self.held.remove_below(start_ms)
-        self._reading_held.remove_below(start_ms)
+            return None, None
+        held_ms = reading_held_ms = 0.0
+        if self.held:
+            held_ms = self.held.covered(start_ms, end_ms)
+            reading_held_ms = self._reading_held.covered(start_ms, end_ms)
+            self.held.remove_below(start_ms)
+            self._reading_held.remove_below(start_ms)
         # Others are processed while one response is held, so this may say too little, and the rate
         # be too high for a batch. To leave it in would be worse: a rate that only ever falls.
         processing_ms = max(MIN_PROCESSING_MS, execution_ms - held_ms)
-        waited_ms = self.scheduling_delay.add(processing_ms, interval_ms)
-        log_ends = {key: end.log_end for key, end in advertised.items()}
-        seen_ms = max((end.answered_ms for end in advertised.values()), default=-math.inf)
+        waited_ms = self.waiting_ms
+        self.waiting_ms = queued_ms(waited_ms, processing_ms, interval_ms)
+        log_ends, seen_ms = {}, -math.inf
+        for key, end in drivers.advertised.items():
+            log_ends[key], seen_ms = end.log_end, max(seen_ms, end.answered_ms)
         self._input_rate.add(log_ends, seen_ms, interval_ms)
         if records > 0:
             if self._bytes is not None:
@@ -121,10 +128,10 @@ class BatchMeasurements:
             if offsets is not None:
                 self.offsets_per_record.add(offsets, records)
         if execution_ms <= 0 or records <= 0:
-            return None
+            return None, None
         self.throttled_rate.add(records, execution_ms, reading_held_ms)
         self.processing_rate = records / processing_ms * MS_PER_SECOND
-        left, arrivals = advertised.left(batch.ranges), self._input_rate.rate
+        left, arrivals = drivers.left_out(batch.ranges), self._input_rate.rate
         size = self.bytes_per_record.steady
         per_offset = 1 / (self.offsets_per_record.value or 1.0)
         self._latest = FinishedBatch(
@@ -136,45 +143,47 @@ class BatchMeasurements:
             arrivals=None if arrivals is None else arrivals * per_offset,
             most=math.inf if size is None else static / size,
         )
-        rate = self._estimator.compute(self._latest)
-        summary = f"batch {batch.batch_id}: {records:,} records in {execution_ms:,.0f} ms"
+        rate = self.estimator.compute(self._latest)
+        why = f"batch {batch.batch_id}: {records:,} records in {execution_ms:,.0f} ms"
         if held_ms > 0:
-            summary += f" (held {held_ms:,.0f} ms left out)"
-        return rate, summary
+            why += f" (held {held_ms:,.0f} ms left out)"
+        if rate is None:
+            return None, f"{why}: the first of this run, no rate yet"
+        return rate, f"{why} -> {rate:,.0f} records/s"
 
     def rate_after(self, offsets: float, start_ms: float, end_ms: float) -> float | None:
         """Return the rate as it would be after a batch of so many offsets; None: not known.
 
         Nothing is learnt of it: its report will come.
         """
-        if self._latest is None or not isinstance(self._estimator, CostEstimator):
+        if self._latest is None or not isinstance(self.estimator, CostEstimator):
             return None
         records = offsets / (self.offsets_per_record.value or 1.0)
         took_ms = max(MIN_PROCESSING_MS, end_ms - start_ms - self.held.covered(start_ms, end_ms))
         batch = replace(self._latest, records=records, processing_ms=took_ms, left=None)
-        return copy(self._estimator).compute(batch)
+        return copy(self.estimator).compute(batch)
 
-    def state(self) -> dict[str, Json]:
+    def kept(self) -> dict[str, Json]:
         """Return what a BackpressureRecord has of it."""
-        estimator = self._estimator
         return {
+            "interval_ms": self.interval.learnt_ms,
             "reach": self.throttled_rate.rate,
-            "waiting_ms": self.scheduling_delay.ms,
-            "estimator": estimator.state() if isinstance(estimator, PidEstimator) else None,
-            "cost": estimator.state() if isinstance(estimator, CostEstimator) else None,
+            "waiting_ms": self.waiting_ms,
+            **{"estimator": None, "cost": None, self.estimator.KEPT_AS: self.estimator.state()},
             "bytes_per_record": self.bytes_per_record.state,
             "offsets_per_record": self.offsets_per_record.state,
         }
 
-    def resume(self, record: BackpressureRecord, now_ms: float) -> None:
+    def resume(self, record: BackpressureRecord, rule: AdaptiveBound, now_ms: float) -> None:
         """Resume from what an earlier process measured."""
+        self.interval.learnt_ms = record.interval_ms
+        self.update(rule)
         self._resumed_ms = now_ms
         self.throttled_rate.rate = record.reach
-        self.scheduling_delay.ms = record.waiting_ms
-        if isinstance(self._estimator, PidEstimator) and record.estimator is not None:
-            self._estimator.resume(record.estimator)
-        elif isinstance(self._estimator, CostEstimator) and record.cost is not None:
-            self._estimator.resume(CostState(*record.cost))
+        self.waiting_ms = record.waiting_ms
+        kept = getattr(record, self.estimator.KEPT_AS)
+        if kept is not None:
+            self.estimator.resume(kept)
         self.bytes_per_record.resume(record.bytes_per_record)
         self.offsets_per_record.resume(record.offsets_per_record)
 

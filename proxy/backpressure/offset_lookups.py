@@ -7,8 +7,8 @@ from proxy.wire import list_offsets
 from proxy.wire.list_offsets import OffsetLookup
 from proxy.wire.topic_partition import TopicPartition
 
-from .clamp import Clamp
-from .driver_connections import LookupConnection
+from .driver_view import DriverView
+from .drivers import LookupConnection
 from .query_backpressure import QueryBackpressure
 
 
@@ -22,30 +22,26 @@ class OffsetLookups(LookupConnection):
     `backpressure` is None: the client's rule is not adaptive.
     """
 
-    __slots__ = ("_clamp", "_query")
+    __slots__ = ("_backpressure", "_query")
 
     def __init__(
         self, query: QueryProgress, backpressure: QueryBackpressure | None, opened_ms: float
     ) -> None:
         super().__init__(opened_ms)
         self._query = query
-        self._clamp: Clamp | None = None
+        self._backpressure: QueryBackpressure | None = None
         self.follow(backpressure)
 
     def follow(self, backpressure: QueryBackpressure | None) -> None:
         """Clamp by the rule that applies from now on; None: it is not adaptive."""
-        clamp = backpressure.clamp if backpressure is not None else None
-        if clamp is self._clamp:
+        before = self._backpressure
+        if backpressure is before:
             return
-        if self._clamp is not None:
-            self._clamp.connections.remove(self)
-        self._clamp, self.waits_since_ms = clamp, None
-        if clamp is not None:
-            clamp.connections.add(self)
-
-    def fetched(self) -> None:
-        """Record that the connection fetches: it is an executor's, from now on."""
-        self.is_executor = True
+        if before is not None:
+            before.clamp.connections.discard(self)
+        self._backpressure, self.waits_since_ms = backpressure, None
+        if backpressure is not None:
+            backpressure.clamp.connect(self)
 
     def closed(self) -> None:
         """Remove the connection; may be called twice."""
@@ -53,11 +49,13 @@ class OffsetLookups(LookupConnection):
 
     def wait_ms(self, ask: OffsetLookup, now_ms: float) -> float:
         """Return how long the answer still waits for a report; at 0 it is to be `answered`."""
-        clamp = self._recorded(ask)
-        if clamp is None or self.wait_failed:
+        backpressure = self._recorded(ask)
+        if backpressure is None or self.wait_failed:
             return 0.0
+        keys = [key for key, asked in ask.timestamps.items() if asked == list_offsets.LATEST]
         since_ms = now_ms if self.waits_since_ms is None else self.waits_since_ms
-        until_ms = clamp.wait_until_ms(self._query, self, ask, since_ms, now_ms)
+        view = DriverView(self._query, backpressure.clamp, keys, self, now_ms)
+        until_ms = view.wait_until_ms(since_ms) if keys else -math.inf
         if until_ms == -math.inf:
             return 0.0
         self.waits_since_ms = since_ms
@@ -71,38 +69,41 @@ class OffsetLookups(LookupConnection):
         `frame` is whole, length included. Partitions with an error or without an offset, and other
         timestamps than LATEST, stay as they are. Raises MalformedResponse.
         """
-        clamp, query = self._recorded(ask), self._query
+        backpressure, query = self._recorded(ask), self._query
         log_ends: dict[TopicPartition, int] = {}
+        is_new = False
         for key, answer in list_offsets.read_list_offsets_response(version, frame).items():
             if answer.error_code or answer.offset < 0:
                 continue
             timestamp = ask.timestamps.get(key)
             if timestamp == list_offsets.EARLIEST:
                 query.log_start(*key, answer.offset, now_ms)
-                if clamp is not None:
-                    clamp.record_start(query, key, answer.offset, now_ms)
+                if backpressure is not None:
+                    is_new |= backpressure.clamp.record_start(key, answer.offset)
             elif timestamp == list_offsets.LATEST:
                 log_ends[key] = answer.offset
                 # Else it is the last stable offset.
                 if ask.isolation_level == list_offsets.READ_UNCOMMITTED:
                     query.log_end(*key, answer.offset, now_ms)
-        if clamp is None or not log_ends:
+        if backpressure is None or not (log_ends or is_new):
             return frame
-        advertised = clamp.advertise(query, self, log_ends, now_ms)
-        self.answers_ms.append(now_ms)
+        view = DriverView(query, backpressure.clamp, log_ends.keys(), self, now_ms)
+        advertised = backpressure.advertise(view, log_ends, is_new=is_new)
         if advertised == log_ends:  # most often, while the query keeps up
             return frame
         return list_offsets.change_offsets(version, frame, advertised)
 
-    def _recorded(self, ask: OffsetLookup) -> Clamp | None:
+    def _recorded(self, ask: OffsetLookup) -> QueryBackpressure | None:
         """Record a look-up; return what clamps it, None for an executor's or without a rule."""
-        if self._clamp is None or self.is_executor:
+        backpressure = self._backpressure
+        if backpressure is None or self.is_executor:
             return None
         starts = [key for key, asked in ask.timestamps.items() if asked == list_offsets.EARLIEST]
-        if any(self._clamp.has_completed(self._query, key) for key in starts):
+        view = DriverView(self._query, backpressure.clamp)
+        if not view.is_unproved and any(view.completed(key) is not None for key in starts):
             self.is_executor = True
             return None
         if not starts:
-            self._clamp.connections.record_lookup(self, ask.correlation_id)
+            backpressure.clamp.record_lookup(self, ask.correlation_id)
         self.first_id = self.first_id or 0  # an executor's number may be near the driver's
-        return self._clamp
+        return backpressure

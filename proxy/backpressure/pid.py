@@ -34,6 +34,8 @@ class PidEstimator:
 
     _settings: AdaptiveBound
     _latest: PidState | None = None
+    KEPT_AS: ClassVar[str] = "estimator"
+    """In a BackpressureRecord."""
     rate: ClassVar[None] = None
     """Each run begins anew."""
     is_fresh: ClassVar[bool] = True

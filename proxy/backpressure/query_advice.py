@@ -6,7 +6,7 @@ from metrics.clock import MS_PER_SECOND
 from proxy.progress.events import EventKind
 from proxy.progress.query import QueryProgress
 from proxy.progress.report import TriggerKind
-from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
+from proxy.quota.entities import DEFAULT
 from proxy.quota.rules import Rule, RuleTable
 
 READ_BATCHES = 2
@@ -32,7 +32,7 @@ UNSHAPED: dict[TriggerKind | None, str] = {
 def advise(
     query: QueryProgress,
     table: RuleTable,
-    identity: ClientIdentity | None,
+    rule: Rule | None,
     *,
     is_followed: bool,
     knows_client: Callable[[str], bool],
@@ -42,13 +42,13 @@ def advise(
 
     Costs a walk over all rules.
 
-    `identity`: its client; None without an adaptive rule or a connection. `is_followed`: whether
+    `rule`: that of its client; None without an adaptive one or a connection. `is_followed`: whether
     the configuration names it beside its rules. `knows_client`: whether an id connected lately.
     """
     rules = _rules_of(table, query.client_id)
-    match = table.match(QuotaKind.CONSUMER_BYTE_RATE, identity) if identity is not None else None
-    applying = rules if match is None else [match.rule]
-    adaptive = next((rule.adaptive for rule in applying if rule.adaptive is not None), None)
+    adaptive = rule.adaptive if rule is not None else None
+    for each in rules if rule is None else ():
+        adaptive = adaptive or each.adaptive
     names = _unread(query, knows_client)
     query.is_outside = False
     if not is_followed and not any(map(_names_client, rules)):
@@ -59,7 +59,8 @@ def advise(
     query.advise(EventKind.NAMES, names, now_ms)
     interval = _interval(query, adaptive.batch_interval_ms) if adaptive is not None else None
     query.advise(EventKind.INTERVAL, interval, now_ms)
-    trigger = UNSHAPED.get(query.trigger_kind) if adaptive is not None else None
+    kind = query.trigger.kind if query.trigger is not None else None
+    trigger = UNSHAPED.get(kind) if adaptive is not None else None
     if trigger is not None:
         trigger += (
             ", so the adaptive rule shapes nothing and its own bound holds; give the query a "
@@ -121,9 +122,11 @@ def _unnamed(
 
 
 def _interval(query: QueryProgress, interval_ms: float | None) -> str | None:
-    real_ms = query.trigger_interval_ms
-    is_timed = query.trigger_kind is TriggerKind.PROCESSING_TIME
-    if not is_timed or not real_ms or interval_ms is None or interval_ms == real_ms:
+    trigger = query.trigger
+    if trigger is None or trigger.kind is not TriggerKind.PROCESSING_TIME:
+        return None
+    real_ms = trigger.interval_ms
+    if not real_ms or interval_ms is None or interval_ms == real_ms:
         return None
     rule_s, real_s = interval_ms / MS_PER_SECOND, real_ms / MS_PER_SECOND
     return (

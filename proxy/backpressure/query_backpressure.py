@@ -1,23 +1,24 @@
 """One query: from the reports on its batches to the bound of its reading and the next batch."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from prometheus_client import Gauge
 
 from metrics import BoundedLabels
 from metrics.clock import MS_PER_SECOND
 from proxy.progress.query import QueryProgress
-from proxy.progress.report import BatchReport
 from proxy.progress.report_handler import AcceptedReport
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import AdaptiveBound, Match, Rule
 from proxy.state import Json, Record
+from proxy.wire.topic_partition import TopicPartition
 
-from .backpressure_record import FORMAT, BackpressureRecord, by_topic
-from .clamp import UNPLANNED, Clamp
-from .estimator_inputs import TriggerInterval, batch_input
+from .backpressure_record import BOUND_RECORDS, BackpressureRecord
+from .clamp import Clamp
+from .driver_view import UNPLANNED, DriverView
+from .drivers import PartitionOffsets
 from .measurements import BatchMeasurements
 
 KIND = QuotaKind.CONSUMER_BYTE_RATE
@@ -56,8 +57,8 @@ class BoundReturn:
 class QueryBackpressure:
     """A query whose rule is adaptive; made by `Backpressure`.
 
-    The bound is put in force in `quotas`; `gauges` show it, and `withheld` what its driver was not
-    told of, by the query's label. `on_change` is called when the query's record is out of date.
+    The bound is put in force in `quotas`. `gauges` show it, and what its driver was not told of, by
+    the query's label. `on_change` is called when the query's record is out of date.
     """
 
     def __init__(
@@ -65,26 +66,25 @@ class QueryBackpressure:
         identity: ClientIdentity,
         match: Match,
         quotas: QuotaManager,
-        gauges: BoundedLabels[Gauge],
-        withheld: BoundedLabels[Gauge],
+        gauges: tuple[BoundedLabels[Gauge], BoundedLabels[Gauge]],
         now_ms: float,
         *,
         on_change: Callable[["QueryBackpressure"], None],
     ) -> None:
         self.identity = identity
+        self.client_id = identity.client_id or ""
+        self.rule = match.rule
         self.entity = match.entity
-        self.key = FORMAT.key(identity.client_id, match.entity)
+        self.key = BOUND_RECORDS.key(identity.client_id, match.entity)
         self.used_ms = now_ms
         """When it was last known that the query is there."""
         self._quotas = quotas
         self._gauges = gauges
-        self._withheld = withheld
         self._on_change = on_change
         self._settings, self._static = _bounds(match.rule)
-        self._interval = TriggerInterval()
         self._measurements = measurements = BatchMeasurements(self._settings)
         self.record_bytes, self.record_hold = measurements.record_bytes, measurements.record_hold
-        self.clamp = Clamp(self._settings, self._interval, measurements, self._after_answer)
+        self.clamp = Clamp(self._settings, measurements)
         self._run_id: str | None = None
         self._has_ended = False
         self._label: str | None = None
@@ -102,11 +102,9 @@ class QueryBackpressure:
         self._ceiling_why = ""
         self._return: BoundReturn | None = None
         self._bound = self._in_force = Bound(None, self._why)
+        self.bound = self._static
+        """The bound in force, in bytes per second."""
         self._bound_ms = now_ms
-        self._last_record: Record | None = None
-        """Since it was let go."""
-        self._is_shaped = False
-        """Whether its batches are shaped where they are planned: then reading is not held."""
         quotas.adapt(KIND, match.entity, None, self._why, now_ms)
         self._enforce(now_ms)
 
@@ -124,13 +122,7 @@ class QueryBackpressure:
     @property
     def batch_interval_ms(self) -> float | None:
         """The query's trigger interval; None when not known."""
-        return self._settings.batch_interval_ms or self._interval.learnt_ms
-
-    @property
-    def bound(self) -> float:
-        """The bound in force, in bytes per second."""
-        adapted = self._bound.bytes_per_s
-        return self._static if adapted is None else adapted
+        return self._settings.batch_interval_ms or self._measurements.interval.learnt_ms
 
     @property
     def bytes_per_record(self) -> float | None:
@@ -142,7 +134,7 @@ class QueryBackpressure:
         """How many records its driver was not told of at its latest look-up; 0 without a run."""
         if self._has_ended or self.clamp.detached:
             return 0
-        return sum(end.log_end - end.offset for end in self.clamp.advertised.values())
+        return sum([end.log_end - end.offset for end in self.clamp.advertised.values()])
 
     def set_ceiling(self, ceiling: float | None, why: str, now_ms: float) -> None:
         """Set how many records per second the query may have at most; None: what it can take.
@@ -161,37 +153,61 @@ class QueryBackpressure:
         is_heartbeat = report.event == "running"
         if report.run_id != query.run_id or (is_heartbeat and query.ended):
             return  # what comes late from a run before this one, or that is over
-        self.used_ms = now_ms
         if query.name != self._label:
-            self._forget_gauge()
+            self._forget_gauges()
             self._label = query.name
         if report.run_id != self._run_id:
             self._begin_run(query, report.run_id, now_ms)
-        self._alive_ms = now_ms
-        if batch is not None:
-            self._interval.add(batch)
-        self._update_measurements(self._interval.of(query, self._settings.batch_interval_ms))
+        self.used_ms = self._alive_ms = now_ms
+        trigger = query.trigger
+        self._measurements.interval.add(batch, trigger.interval_ms if trigger else None)
+        self._measurements.update(self._settings)
         heard, self._heard = self._heard, (report.sender, now_ms)
+        clamp = self.clamp
         if is_heartbeat:
-            if report.is_waiting and heard is not None and heard[0] == report.sender:
-                self.clamp.record_waiting(query, report.last_batch_id, heard[1])
-            self.clamp.connections.record_alive(now_ms, now_ms)
+            is_known = report.last_batch_id == query.last_batch_id
+            if report.is_waiting and is_known and heard is not None and heard[0] == report.sender:
+                # After that report the run was between two batches, and had begun no other.
+                clamp.waited_ms = heard[1]
+            clamp.record_alive(now_ms, now_ms)
             self._enforce(now_ms)
             return
         event_ms, self._report_ms = now_ms - report.age_ms, now_ms
-        self.clamp.connections.record_report(event_ms, now_ms)
+        clamp.record_report(event_ms, now_ms)
         if self._rate is not None:
             self._return = None
-        if batch is not None and query.trigger_kind not in UNPLANNED:
-            self._record_batch(batch, report.age_ms, event_ms)
+        if batch is not None and not (trigger and trigger.kind in UNPLANNED):
+            rate, why = self._measurements.add(batch, report.age_ms, event_ms, clamp, self._static)
+            if rate is not None:
+                self._rate = self._last_rate = rate
+                self._return = None
+            if why is not None and (rate is not None or self._rate is None):
+                self._why = why
         elif report.event == "idle":
-            self._measurements.scheduling_delay.ms = 0.0
-            self.clamp.record_idle(query, event_ms)
+            self._measurements.waiting_ms = 0.0
+            view = DriverView(query, clamp)
+            clamp.record_idle(event_ms, set(filter(view.is_unread, clamp.advertised)))
         elif report.event == "terminated":
             self._has_ended = True
             self._forget_rate("the query failed" if report.error else "the query ended", now_ms)
         self._enforce(now_ms)
         self._on_change(self)
+
+    def advertise(
+        self, view: DriverView, log_ends: PartitionOffsets, *, is_new: bool
+    ) -> PartitionOffsets:
+        """Return what to advertise in place of these real ends; `is_new`: log starts were, too."""
+        ends, query = log_ends, view.query
+        if log_ends:
+            ends, is_other = self.clamp.advertise(view, log_ends)
+            is_new |= is_other
+        if self._run_id is None and query.last_report_ms is not None and not query.ended:
+            # The run was known before the client connected.
+            self._run_id, self._label = query.run_id, query.name
+        self._enforce(view.now_ms)
+        if is_new and self._run_id is not None and not self._has_ended:
+            self._on_change(self)
+        return ends
 
     def tick(self, now_ms: float) -> None:
         """Do what is due; call it every second or so."""
@@ -207,32 +223,32 @@ class QueryBackpressure:
 
     def set_rule(self, rule: Rule, now_ms: float) -> None:
         """Set another rule, which is adaptive too."""
+        self.rule = rule
         self._settings, self._static = _bounds(rule)
         self.clamp.settings = self._settings
-        self._update_measurements(self.batch_interval_ms)
+        self._measurements.update(self._settings)
         if self._rate is not None:
             self._rate = max(self._rate, self._settings.min_rate)
         self._enforce(now_ms)
 
-    def leave(self, now_ms: float) -> None:
-        """Detach it and change nothing more: its record as it is now is the next member's."""
-        self._last_record = self.record()
-        self.detach(now_ms)
-
     def detach(self, now_ms: float) -> None:
         """Put the rule's own bound back, and clamp nothing from now on."""
         self.clamp.detached = True
-        self._forget_gauge()
+        self._forget_gauges()
         self._quotas.adapt(KIND, self.entity, None, None, now_ms)
 
     def document(self, now_ms: float) -> dict[str, Json]:
         """Return what there is to show. Rates are records/s, bounds bytes/s, None if not known."""
-        reported_ms = self._report_ms
+        reported_ms, state = self._report_ms, "adaptive"
+        if self._return is not None and self._bound.bytes_per_s is not None:
+            state = "returning"
+        elif self._return is not None or (self._rate is None and self.ceiling is None):
+            state = "static"
         return {
             "entity": self.entity,
             "client_id": self.identity.client_id,
             "query": self._label,
-            "state": self._state(),
+            "state": state,
             "rate": self.rate,
             "ceiling": self.ceiling,
             "bound": self.bound,
@@ -241,18 +257,20 @@ class QueryBackpressure:
             "bytes_per_record": self.bytes_per_record,
             "offsets_per_record": self.clamp.offsets_per_record,
             "batch_interval_ms": self.batch_interval_ms,
-            "waiting_ms": self._measurements.scheduling_delay.ms,
+            "waiting_ms": self._measurements.waiting_ms,
             "reason": self._bound.reason,
             "report_age_s": None if reported_ms is None else (now_ms - reported_ms) / MS_PER_SECOND,
-            "clamp": {**asdict(self.clamp.state), "withheld": self.withheld},
+            "clamp": {
+                "on": self.clamp.offsets is not None,
+                "why": self.clamp.why,
+                "offsets": self.clamp.offsets,
+                "withheld": self.withheld,
+            },
         }
 
     def record(self) -> Record | None:
         """Return what is to be kept of it; None when no run of its query is known."""
-        clamp = self.clamp
-        if self._last_record is not None:
-            return self._last_record
-        if self._run_id is None or clamp.detached:
+        if self._run_id is None:
             return None
         # As BackpressureRecord has it, but made without it: there may be thousands of partitions.
         value: Json = {
@@ -263,24 +281,18 @@ class QueryBackpressure:
             "label": self._label,
             "run_id": self._run_id,
             "has_ended": self._has_ended,
-            "interval_ms": self._interval.learnt_ms,
             "rate": self._rate,
             "last_rate": self._last_rate,
-            "instances": clamp.connections.instances.latest,
-            "least_offsets": clamp.least_offsets,
-            **self._measurements.state(),
-            "told": by_topic(clamp.advertised.state()),
-            "starts": by_topic(clamp.advertised.starts),
+            **self._measurements.kept(),
+            **self.clamp.kept(),
         }
-        return Record.of(self.key, value, FORMAT.version)
+        return Record.of(self.key, value, BOUND_RECORDS.version)
 
     def resume(self, record: BackpressureRecord, now_ms: float) -> None:
         """Resume from what an earlier process kept, as if its last report had come just now."""
         self._run_id, self._label, self._has_ended = record.run_id, record.label, record.has_ended
         self._last_rate = record.last_rate
-        self._interval.learnt_ms = record.interval_ms
-        self._update_measurements(self.batch_interval_ms)
-        self._measurements.resume(record, now_ms)
+        self._measurements.resume(record, self._settings, now_ms)
         if not record.has_ended:
             self._alive_ms = now_ms
             if record.rate is not None:
@@ -289,51 +301,16 @@ class QueryBackpressure:
             self.clamp.resume(record, now_ms)
         self._enforce(now_ms)
 
-    def _update_measurements(self, interval_ms: float | None) -> None:
-        """Measure by the rule's settings and this trigger interval, where it is known."""
-        if interval_ms is not None:
-            self._measurements.update(replace(self._settings, batch_interval_ms=interval_ms))
-
-    def _after_answer(self, query: QueryProgress, is_new: bool, now_ms: float) -> None:
-        if self._run_id is None and query.last_report_ms is not None and not query.ended:
-            # The run was known before the client connected.
-            self._run_id, self._label = query.run_id, query.name
-        if self.clamp.state.on != self._is_shaped:
-            self._enforce(now_ms)
-        elif self._label is not None:
-            self._withheld.of(self._label).set(self.withheld)
-        if is_new and self._run_id is not None and not self._has_ended:
-            self._on_change(self)
-
-    def _state(self) -> str:
-        if self._return is not None:
-            return "static" if self._bound.bytes_per_s is None else "returning"
-        return "static" if self._rate is None and self.ceiling is None else "adaptive"
-
     def _begin_run(self, query: QueryProgress, run_id: str, now_ms: float) -> None:
         if self._run_id is not None:
-            self.clamp.begin_run(query)
+            done: dict[TopicPartition, int | None] | None = None
+            if query.progress_id in (None, query.query_id):
+                view = DriverView(query, self.clamp)
+                done = {key: view.completed(key) for key in self.clamp.advertised}
+            self.clamp.begin_run(query.run_began_ms, done)
         self._run_id, self._has_ended = run_id, False
-        self._interval.begin_run()
         self._measurements.begin_run()
         self._forget_rate("a new run began", now_ms)
-
-    def _record_batch(self, batch: BatchReport, age_ms: float, end_ms: float) -> None:
-        records, offsets = batch_input(batch)
-        self.clamp.record_batch(offsets, age_ms)
-        if self.batch_interval_ms is None:
-            return
-        advertised, static = self.clamp.advertised, self._static
-        result = self._measurements.add(batch, records, offsets, end_ms, advertised, static)
-        if result is None:
-            return
-        rate, summary = result
-        if rate is not None:
-            self._rate = self._last_rate = rate
-            self._return = None
-            self._why = f"{summary} -> {rate:,.0f} records/s"
-        elif self._rate is None:
-            self._why = f"{summary}: the first of this run, no rate yet"
 
     def _forget_rate(self, why: str, now_ms: float) -> None:
         self._begin_return(why, now_ms)
@@ -345,61 +322,49 @@ class QueryBackpressure:
             self._return = BoundReturn(adapted, why, now_ms)
 
     def _enforce(self, now_ms: float) -> None:
-        rate, known = self.rate, self._rate or self._known_rate
-        if rate is None:
-            rate = self._first_rate(known)
-        is_fresh = known is None and self._measurements.is_fresh
-        self.clamp.start_rate = self._settings.min_rate if is_fresh else None
+        """Put in force what is known now: the size of the next batch, and the bound."""
+        settings, measured, clamp = self._settings, self._measurements, self.clamp
+        size, steady = measured.bytes_per_record.value, measured.bytes_per_record.steady
+        readable = self._static / steady if steady is not None else None
+        most = settings.max_rate
+        rate = capped = self.rate
+        known = self._rate or settings.initial_rate or measured.estimator.rate or self._last_rate
+        if rate is None and (first := known or readable or most) is not None:
+            # Before the run has one: the rule's, that of a run before, or at most what can be read.
+            rate = min(max(first, settings.min_rate), most or first)
         if rate is not None:
-            rate = self._measurements.throttled_rate.limit(rate, self._settings.min_rate)
-            if self._settings.estimator == "pid":
+            rate = measured.throttled_rate.limit(rate, settings.min_rate)
+            if settings.estimator == "pid":
                 # The other estimator knows what can be read in the time of a batch.
-                rate = min(rate, self._readable or rate)
-        bounds = [bound for bound in (rate, self.ceiling) if bound is not None]
-        self.clamp.rate = min(bounds, default=None)
-        self.clamp.offsets_per_record = self._measurements.offsets_per_record.value or 1.0
-        self._is_shaped = self.clamp.state.on
-        bound = self._wanted(now_ms)
+                rate = min(rate, readable or rate)
+        is_fresh = known is None and measured.estimator.is_fresh
+        clamp.start_rate = settings.min_rate if is_fresh else None
+        if rate is not None and self.ceiling is not None:
+            rate = min(rate, self.ceiling)
+        clamp.rate = self.ceiling if rate is None else rate
+        clamp.offsets_per_record = measured.offsets_per_record.value or 1.0
+        bound = self._wanted(capped, size, now_ms)
         if bound != self._bound:
             self._bound, self._bound_ms = bound, now_ms
+        self.bound = self._static if bound.bytes_per_s is None else bound.bytes_per_s
         # A batch that was planned to fit is read as fast as its rule allows: each hold would only
         # make it longer.
-        in_force = replace(bound, bytes_per_s=None) if self._is_shaped else bound
+        in_force = replace(bound, bytes_per_s=None) if clamp.offsets is not None else bound
         if in_force != self._in_force:
             self._in_force = in_force
             self._quotas.adapt(KIND, self.entity, in_force.bytes_per_s, in_force.reason, now_ms)
         if self._label is not None:
-            self._gauges.of(self._label).set(self.bound)
-            self._withheld.of(self._label).set(self.withheld)
+            for gauge, value in zip(self._gauges, (self.bound, self.withheld), strict=True):
+                gauge.of(self._label).set(value)
 
-    @property
-    def _known_rate(self) -> float | None:
-        """The rate of a run without one of its own: the rule's, or that of a run before."""
-        return self._settings.initial_rate or self._measurements.rate or self._last_rate
-
-    def _first_rate(self, known: float | None) -> float | None:
-        """Return the rate before a run has one: that one, or at most what can be read."""
-        settings = self._settings
-        rate = known or self._readable or settings.max_rate
-        if rate is None:
-            return None
-        return min(max(rate, settings.min_rate), settings.max_rate or rate)
-
-    @property
-    def _readable(self) -> float | None:
-        """Records per second that the rule lets be read; None when their size is not known."""
-        size = self._measurements.bytes_per_record.steady
-        return self._static / size if size is not None else None
-
-    def _wanted(self, now_ms: float) -> Bound:
-        size = self.bytes_per_record
+    def _wanted(self, rate: float | None, size: float | None, now_ms: float) -> Bound:
         bound = Bound(None, self._why)
         if self._return is not None:
             bound = self._return.bound(self._static, now_ms)
-        elif self.rate is not None and size is not None:
-            most = f", at most {self.rate:,.0f}" if self.rate != self._rate else ""
-            bound = Bound(self.rate * size, f"{self._why} of {size:,.0f} bytes{most}")
-        elif self.rate is not None:
+        elif rate is not None and size is not None:
+            most = f", at most {rate:,.0f}" if rate != self._rate else ""
+            bound = Bound(rate * size, f"{self._why} of {size:,.0f} bytes{most}")
+        elif rate is not None:
             bound = Bound(None, f"{self._why}; the size of a record is not known yet")
         if self.ceiling and size is not None:  # at 0 nothing is planned, so nothing is read
             lower = self.ceiling * size
@@ -409,10 +374,10 @@ class QueryBackpressure:
             bound = Bound(None, f"{bound.reason}; the rule's own bound is lower")
         return bound
 
-    def _forget_gauge(self) -> None:
+    def _forget_gauges(self) -> None:
         if self._label is not None:
-            self._gauges.forget(query=self._label)
-            self._withheld.forget(query=self._label)
+            for gauge in self._gauges:
+                gauge.forget(query=self._label)
 
 
 def _bounds(rule: Rule) -> tuple[AdaptiveBound, float]:

@@ -1,6 +1,6 @@
 """The relay's interceptor: follow what clients of queries read, and those of pipelines write."""
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -13,7 +13,6 @@ from proxy.progress.query import QueryProgress
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.topics import TopicNames
 from proxy.progress.tracker import FetchInFlight, FetchTracker
-from proxy.queries.driver_visits import DriverVisits
 from proxy.queries.report_turns import ReportTurns
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
@@ -35,10 +34,48 @@ from proxy.wire.list_offsets import (
     read_list_offsets_request,
 )
 from proxy.wire.produce import ProducedPartition, read_produce_request, read_produce_response
-from proxy.wire.topic_partition import TopicPartition
 
 APPLIED_WAIT_MS = 500.0
 """How long a driver's answer waits for reports to be applied: each takes some 0.1 s at the most."""
+
+SENT_ON_MS = 10_000.0
+"""For so long look-ups of a driver are not answered; then its query reads without a bound, as it
+would stand still otherwise."""
+
+FORGOTTEN_MS = 60_000.0
+"""A driver that asked for nothing in this time begins anew."""
+
+MAX_VISITORS = 10_000
+
+
+class DriverVisits:
+    """The drivers of queries that another member owns.
+
+    What is advertised to them binds the batches of their query, and its owner alone knows what was.
+    Here they would be told the ends of the logs, and plan all that is there. So a look-up of an end
+    is not answered, and its connection is let go, as by a broker that restarts: the client looks up
+    where that is, which is at the owner, and asks there.
+    """
+
+    def __init__(self) -> None:
+        self._refused: dict[str, tuple[float, float]] = {}
+        """By client id: when it was sent on first, and last."""
+
+    def sends_on(self, client_id: str, ask: OffsetLookup, now_ms: float) -> bool:
+        """Return whether a driver is to ask elsewhere; if not, its look-up is to be answered."""
+        if LATEST not in ask.timestamps.values():
+            return False
+        first_ms, latest_ms = self._refused.pop(client_id, (now_ms, now_ms))
+        if now_ms - latest_ms > FORGOTTEN_MS:
+            first_ms = now_ms
+        if len(self._refused) >= MAX_VISITORS:
+            del self._refused[next(iter(self._refused))]
+        self._refused[client_id] = first_ms, now_ms
+        return now_ms - first_ms < SENT_ON_MS
+
+    def forget(self) -> None:
+        """Begin anew with all drivers: owners have changed."""
+        self._refused.clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +99,14 @@ class FollowedClient:
     """A client on one connection: what it reads for a query, what it writes, both or neither."""
 
     __slots__ = (
-        *("_all", "_client_id", "_fetches", "_generation", "_identity", "_looked_up_first"),
-        *("_node_id", "_query", "_visits", "_writes"),
-        *("fetched_logs", "lookups", "pressure", "tracker"),
+        *("_all", "_fetches", "_generation", "_identity", "_looked_up_first", "_node_id", "_query"),
+        *("_visits", "_writes", "client_id", "fetched_logs", "lookups", "pressure", "tracker"),
     )
 
     def __init__(self, following: Following, identity: ClientIdentity, node_id: int | None) -> None:
         self._all = following
         self._identity = identity
-        self._client_id = identity.client_id or ""
+        self.client_id = identity.client_id or ""
         self._node_id = node_id
         self._generation = -1
         """Of all that says who is followed, when it was last looked up."""
@@ -112,40 +148,39 @@ class FollowedClient:
         if head.api_key == PRODUCE:
             appended = read_produce_request(version, body)
             records = sum([each.offsets for each in appended])
-            self._all.pipelines.sent(self._client_id, len(frame), records)
-            return _SeenProduce(appended, self._client_id, self._all)
-        if self._query is None:
-            ask = read_list_offsets_request(version, body, head.correlation_id)
-            self.check_here(ask, now_ms)
+            self._all.pipelines.sent(self.client_id, len(frame), records)
+            return _InterceptedProduce(appended, self.client_id, self._all)
+        if self._query is None or lookups is None or self.tracker is None:
+            self.check_here(read_list_offsets_request(version, body, head.correlation_id), now_ms)
             return SeenRequest()
-        assert self.tracker is not None
-        assert lookups is not None
-        if head.api_key == LIST_OFFSETS:
-            lookup = read_list_offsets_request(version, body, head.correlation_id)
-            self._looked_up_first |= not lookups.is_executor
-            if self.answers_lookups(now_ms):
-                offsets = self.fetched_logs.offsets(lookup, now_ms)
-                if offsets is not None:
-                    answer = list_offsets_response(version, head.correlation_id, offsets)
-                    return _AnsweredLookup(answer)
-            plans = partial(self._all.pipelines.plans, self._client_id) if self._writes else None
-            is_driver = not lookups.is_executor and (self.pressure or plans) is not None
-            turns = self._all.turns if is_driver else None
-            return _SeenLookup(lookup, lookups, plans, turns, self)
-        fetch = read_fetch_request(version, body)
-        if not lookups.is_executor:
-            lookups.fetched()
-        return _SeenFetch(fetch, now_ms, self.tracker, self)
+        if head.api_key != LIST_OFFSETS:
+            fetch = read_fetch_request(version, body)
+            lookups.is_executor = True  # from now on
+            return _InterceptedFetch(fetch, now_ms, self.tracker, self)
+        ask = read_list_offsets_request(version, body, head.correlation_id)
+        self._looked_up_first |= not lookups.is_executor
+        if self.answers_lookups(now_ms):
+            offsets = self.fetched_logs.offsets(ask, now_ms)
+            if offsets is not None:
+                return _AnsweredLookup(list_offsets_response(version, head.correlation_id, offsets))
+        is_seen = self._writes or self.pressure is not None
+        turns = self._all.turns if is_seen and not lookups.is_executor else None
+        return _InterceptedLookup(ask, lookups, turns, self, is_planned=self._writes)
 
     def check_here(self, ask: OffsetLookup, now_ms: float) -> None:
         """Raise ClientSentOn for the look-up of a driver that another member owns."""
         every = self._all
-        if every.registry.owns.client(self._client_id):
+        is_here = every.registry.owns.client(self.client_id)
+        if is_here or not every.backpressure.is_adaptive(self._identity):
             return
-        if not every.backpressure.is_adaptive(self._identity):
-            return
-        if every.visits.sends_on(self._client_id, ask, now_ms):
+        if every.visits.sends_on(self.client_id, ask, now_ms):
             raise ClientSentOn
+
+    def plan(self, ask: OffsetLookup, now_ms: float) -> None:
+        """Prepare pipelines for a driver's answer."""
+        keys = {key for key, timestamp in ask.timestamps.items() if timestamp == LATEST}
+        if keys:
+            self._all.pipelines.plans(self.client_id, keys, now_ms)
 
     def answers_lookups(self, now_ms: float) -> bool:
         """Return whether look-ups are answered here: of executors of a streaming query that lives.
@@ -170,17 +205,14 @@ class FollowedClient:
 
     def close(self) -> None:
         """See ClientInterceptor."""
-        self._close_lookups()
+        if self.lookups is not None:
+            self.lookups.closed()
         if self.tracker is not None:
             self.tracker.close()
 
-    def _close_lookups(self) -> None:
-        if self.lookups is not None:
-            self.lookups.closed()
-
     def _follow(self, now_ms: float) -> None:
         """Find out what the client does now; what is known of the query it reads for is kept."""
-        every, client_id = self._all, self._identity.client_id
+        every, client_id, lookups = self._all, self._identity.client_id, self.lookups
         if client_id is None:
             return
         self._writes = every.pipelines.follows(client_id)
@@ -191,11 +223,12 @@ class FollowedClient:
             every.registry.follow(client_id)
         query = every.registry.query_of(client_id)
         if query is self._query:
-            if self.lookups is not None:
-                self.lookups.follow(self.pressure)
+            if lookups is not None:
+                lookups.follow(self.pressure)
             return
-        self._fetches |= self.lookups is not None and self.lookups.is_executor
-        self._close_lookups()
+        if lookups is not None:
+            self._fetches |= lookups.is_executor
+            lookups.closed()
         self._query, self.tracker, self.lookups = query, None, None
         self.fetched_logs = FetchedLogs()
         if query is not None:
@@ -204,7 +237,7 @@ class FollowedClient:
 
 
 @dataclass(slots=True, eq=False)
-class _SeenFetch(SeenRequest):
+class _InterceptedFetch(SeenRequest):
     ask: FetchRequestPartitions
     sent_ms: float
     tracker: FetchTracker
@@ -259,14 +292,14 @@ class _AnsweredLookup(SeenRequest):
 
 
 @dataclass(slots=True, eq=False)
-class _SeenLookup(SeenRequest):
+class _InterceptedLookup(SeenRequest):
     ask: OffsetLookup
     lookups: OffsetLookups
-    plans: Callable[[Set[TopicPartition], float], None] | None
-    """Prepares pipelines for a driver's answer; None when the client is in none."""
     turns: ReportTurns | None
     """What its answer is to see all of; None when it sees nothing of reports."""
     client: FollowedClient
+    is_planned: bool
+    """Whether pipelines are to be prepared for a driver's answer."""
     _since_ms: float | None = None
     """Since when the answer waits for a report to be applied."""
 
@@ -281,19 +314,17 @@ class _SeenLookup(SeenRequest):
         return self.lookups.wait_ms(self.ask, now_ms)
 
     def response(self, version: int, frame: bytes, now_ms: float) -> bytes:
-        if not self.lookups.is_executor:
-            self.client.check_here(self.ask, now_ms)  # it was let go since
         if self.turns is not None:
             self.turns.finish()  # another report may have come since
-        if self.plans is not None and not self.lookups.is_executor:
-            keys = {key for key, timestamp in self.ask.timestamps.items() if timestamp == LATEST}
-            if keys:
-                self.plans(keys, now_ms)
+        if not self.lookups.is_executor:
+            self.client.check_here(self.ask, now_ms)  # it was let go since
+            if self.is_planned:
+                self.client.plan(self.ask, now_ms)
         return self.lookups.answered(self.ask, version, frame, now_ms)
 
 
 @dataclass(slots=True, eq=False)
-class _SeenProduce(SeenRequest):
+class _InterceptedProduce(SeenRequest):
     asked: tuple[ProducedPartition, ...]
     client_id: str
     every: Following
@@ -304,16 +335,12 @@ class _SeenProduce(SeenRequest):
             offsets = sizes.get((topic, index), 0)
             if error_code or base == NO_OFFSET or not offsets:
                 continue
-            appended: Callable[[str], None] = partial(
-                self.every.pipelines.appended,
-                self.client_id,
-                partition=index,
-                start=base,
-                end=base + offsets,
-                now_ms=now_ms,
-            )
+            written = index, base, base + offsets, now_ms
             if isinstance(topic, bytes):
-                self.every.names.when_known(topic, appended)
+                self.every.names.when_known(topic, partial(self._appended, written))
             else:
-                appended(topic)
+                self._appended(written, topic)
         return frame
+
+    def _appended(self, written: tuple[int, int, int, float], topic: str) -> None:
+        self.every.pipelines.appended(self.client_id, topic, *written)

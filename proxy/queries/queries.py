@@ -14,6 +14,7 @@ from collections.abc import (
 )
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from structlog import get_logger
@@ -40,11 +41,11 @@ from proxy.progress.query_scope import QueryScope
 from proxy.progress.report import Report, ReportRefused, parse_report
 from proxy.progress.topics import TopicNames
 from proxy.queries.following import Following
-from proxy.queries.record_owner import owned, read_owned
+from proxy.queries.record_owner import OwnerKind, read_owned
 from proxy.queries.report_turns import ReportTurns
 from proxy.quota.manager import QuotaManager
 from proxy.slices import Slices
-from proxy.state import Document, Record, StateError, StateWriter, Store
+from proxy.state import Document, Record, RecordFormat, StateError, StateWriter, Store
 from proxy.wire.topic_partition import TopicPartition
 
 QUERIES_TICK_S = 1.0
@@ -140,14 +141,7 @@ class Queries:
 
         Call it once, before anything is known of any client.
         """
-        self._own(owns)
-        records: list[Record] = []
-        for prefix in (progress_records.FORMAT.prefix, pressure_records.FORMAT.prefix):
-            records += store.items(prefix)
-        if owns is not owns_all:
-            records = owned(records, owns, self._registry.client_of_record)
-        progress = progress_records.read_records(_under(records, progress_records.FORMAT.prefix))
-        self._resume(progress, records)
+        self._take(*self._read(store, owns, [OwnerKind.CLIENT]), owns)
         self._writer = StateWriter(store)
         self._pipelines.load(store, owns)
 
@@ -159,10 +153,8 @@ class Queries:
         """
         async with self._handing_over:
             came = OwnedSince(self.owns, owns)
-            client_of = self._registry.client_of_record
-            progress, records = await asyncio.to_thread(read_owned, store, came, client_of)
-            self._own(owns)
-            self._resume(progress, records)
+            records, progress = await asyncio.to_thread(self._read, store, came, OwnerKind)
+            self._take(records, progress, owns)
             self._pipelines.take_up(records, owns)
 
     async def let_go(self, *, owns: Owns) -> bool:
@@ -178,9 +170,7 @@ class Queries:
                 is_done = await self._committer.let_go(groups, FLUSH_TIMEOUT_S)
                 is_done &= await self._write_leaving()
             finally:  # without a wait since the last write
-                self._registry.forget_leaving()
-                self._backpressure.forget_leaving()
-                is_kept = self._pipelines.forget_leaving()
+                is_kept = self._forget_leaving()
             is_done &= is_kept
         if not is_done:
             _log.error("not all was committed and kept of what another member has now")
@@ -190,9 +180,7 @@ class Queries:
         """Stop following all at once, between two reports; return the queries that leave."""
         yield False
         self._pipelines.let_go(owns)
-        self._backpressure.own(owns, clock_ms())
-        self.following.visits.forget()
-        return self._registry.own(owns)
+        return self._own(owns)
 
     async def _write_leaving(self) -> bool:
         """Write what is due, in tries as long as there is time; return whether all was written."""
@@ -203,20 +191,34 @@ class Queries:
             await asyncio.sleep(REWRITE_PAUSE_S)
         return True
 
-    def _own(self, owns: Owns) -> None:
-        """Follow the queries and bounds of these; nothing of others was seen, or it is let go."""
-        self._registry.own(owns)
-        self._registry.forget_leaving()
+    def _own(self, owns: Owns) -> list[QueryProgress]:
+        """Follow the queries and bounds of these clients only; return the queries that leave."""
         self._backpressure.own(owns, clock_ms())
-        self._backpressure.forget_leaving()
         self.following.visits.forget()
+        return self._registry.own(owns)
 
-    def _resume(self, progress: ReadRecords, records: Sequence[Record]) -> None:
-        """Resume the queries and bounds that these records are of."""
+    def _forget_leaving(self) -> bool:
+        """Write nothing more of what has left; return whether all of pipelines was written."""
+        self._registry.forget_leaving()
+        self._backpressure.forget_leaving()
+        return self._pipelines.forget_leaving()
+
+    def _read(
+        self, store: Store, owns: Owns, kinds: Iterable[OwnerKind]
+    ) -> tuple[list[Record], ReadRecords]:
+        """Return all records of what these own, and what those of progress say."""
+        records = read_owned(store, owns, self._registry.client_of_record, kinds)
+        return records, progress_records.read_records(_under(records, progress_records.FORMAT))
+
+    def _take(self, records: Iterable[Record], progress: ReadRecords, owns: Owns) -> None:
+        """Follow the queries and bounds of these, from these records; of others nothing is left."""
+        self._own(owns)
+        self._forget_leaving()
         for problem in self._registry.load(progress):
             _log.warning("progress not taken up", problem=problem)
-        pressures = _under(records, pressure_records.FORMAT.prefix)
-        for problem in self._backpressure.load(pressures, clock_ms()):
+        for problem in self._backpressure.load(
+            _under(records, pressure_records.BOUND_RECORDS), clock_ms()
+        ):
             _log.warning("backpressure not taken up", problem=problem)
         for client_id in self._backpressure.clients:
             self._registry.follow(client_id)  # its reports may come before it connects
@@ -249,17 +251,17 @@ class Queries:
     async def accept(self, raw: bytes, scope: QueryScope) -> Document:
         """Record a report on a query of a scope; return what came of it. Raises ReportRefused."""
         try:
-            if len(raw) <= PARSED_HERE_BYTES:
-                report = _parse(raw)
-            else:
-                report = await asyncio.to_thread(_parse, raw)
+            is_short = len(raw) <= PARSED_HERE_BYTES
+            report = parse_report(raw) if is_short else await asyncio.to_thread(_parse, raw)
         except ReportRefused as error:
             self._registry.reports.refuse(error)
             raise
-        await self._await_names()
+        if self._names.wanted():
+            await self._await_names()
         unknown = self._registry.reports.unknown_ends(report)
         await asyncio.sleep(0)  # there may be thousands: other work comes between two walks
-        ends = await self._ends(unknown | self._pipelines.lost_ends(report, clock_ms()))
+        unknown |= self._pipelines.lost_ends(report, clock_ms())
+        ends = await self._ends(unknown) if unknown else {}
         return await self._turns.take(self._accepting(report, ends, scope))
 
     def _accepting(
@@ -271,16 +273,14 @@ class Queries:
             report, now_ms, time.time(), ends, scope
         )
         query = accepted.query
-        self._backpressure.record_report(accepted, now_ms)
+        pressed = self._backpressure.record_report(accepted, now_ms)
         yield True
         self._pipelines.reported(accepted, now_ms, ends)
-        yield True
-        pressed = next(iter(self._backpressure.of_client(query.client_id)), None)
         if report.run_id == query.run_id:
             advise(
                 query,
                 self._quotas.table,
-                pressed.identity if pressed else None,
+                pressed.rule if pressed else None,
                 is_followed=query.settings is not None or self._pipelines.follows(query.client_id),
                 knows_client=self._knows_client,
                 now_ms=now_ms,
@@ -288,7 +288,7 @@ class Queries:
         return {
             "accepted": True,
             "lost_reports": accepted.lost_reports,
-            "advice": [event.text for event in query.advice.values()],
+            "advice": [event.text for event in query.advice.values()] if query.advice else [],
             "information": [OUTSIDE] if query.is_outside else [],
             "rate": pressed.rate if pressed else None,
             "bound": pressed.bound if pressed else None,
@@ -394,8 +394,8 @@ class Queries:
                     await asyncio.sleep(RESOLVE_PAUSE_S)
 
 
-def _under(records: Iterable[Record], prefix: str) -> list[Record]:
-    return [record for record in records if record.key.startswith(prefix)]
+def _under(records: Iterable[Record], kind: RecordFormat[Any]) -> list[Record]:
+    return [record for record in records if record.key.startswith(kind.prefix)]
 
 
 def _parse(raw: bytes) -> Report:

@@ -9,21 +9,13 @@ from proxy.backpressure import backpressure_record
 from proxy.pipeline.completion_records import LEDGER_RECORDS
 from proxy.pipeline.controller import FLOW_RECORDS
 from proxy.progress import progress_records
-from proxy.progress.owns import Owns
-from proxy.progress.progress_records import ReadRecords
+from proxy.progress.owns import Owns, owns_all
 from proxy.state import Record, Store
 from proxy.state.store import SEPARATOR
 
-PREFIXES = (
-    progress_records.FORMAT.prefix,
-    backpressure_record.FORMAT.prefix,
-    FLOW_RECORDS.prefix,
-    LEDGER_RECORDS["root"].prefix,
-)
-"""What the keys of all records begin with that a client or a pipeline has."""
-
-_OF_CLIENTS = {progress_records.FORMAT.namespace, backpressure_record.FORMAT.namespace}
-_OF_PIPELINES = {FLOW_RECORDS.namespace, LEDGER_RECORDS["root"].namespace}
+ClientOf = Callable[[str, str], str]
+"""Returns the client id of a query by its label and the client id of its record: a configured query
+may have another one now."""
 
 
 class OwnerKind(StrEnum):
@@ -31,6 +23,15 @@ class OwnerKind(StrEnum):
 
     CLIENT = "client"
     PIPELINE = "pipeline"
+
+
+OWNED_RECORDS = {
+    progress_records.FORMAT.namespace: OwnerKind.CLIENT,
+    backpressure_record.BOUND_RECORDS.namespace: OwnerKind.CLIENT,
+    FLOW_RECORDS.namespace: OwnerKind.PIPELINE,
+    LEDGER_RECORDS["root"].namespace: OwnerKind.PIPELINE,
+}
+"""What a client or a pipeline has, by what the keys begin with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,47 +53,39 @@ def owner_of(key: str) -> RecordOwner | None:
     client id: see `owned`.
     """
     namespace, _, rest = key.partition(SEPARATOR)
+    kind = OWNED_RECORDS.get(namespace)
     name = unquote(rest.partition(SEPARATOR)[0], errors="surrogatepass")
-    if namespace in _OF_CLIENTS:
-        return RecordOwner(OwnerKind.CLIENT, name)
-    return RecordOwner(OwnerKind.PIPELINE, name) if namespace in _OF_PIPELINES else None
+    return RecordOwner(kind, name) if kind is not None else None
 
 
-def owned(
-    records: Iterable[Record], owns: Owns, client_of: Callable[[str, str], str]
-) -> list[Record]:
+def owned(records: Iterable[Record], owns: Owns, client_of: ClientOf) -> list[Record]:
     """Return the records that belong to clients and pipelines of a member.
 
-    `client_of` returns the client id of a query by its label and the client id of its record: a
-    configured query may have another one now. Records of progress that cannot be read are those of
-    the client that their key names.
+    Records of progress that cannot be read are those of the client that their key names.
     """
     return [record for record in records if _is_owned(record, owns, client_of)]
 
 
 def read_owned(
-    store: Store, owns: Owns, client_of: Callable[[str, str], str]
-) -> tuple[ReadRecords, list[Record]]:
-    """Return what is written of progress of what a member owns, and all records of it.
-
-    Raises StateError.
-    """
+    store: Store,
+    owns: Owns,
+    client_of: ClientOf,
+    kinds: Iterable[OwnerKind] = tuple(OwnerKind),
+) -> list[Record]:
+    """Return what is written of these kinds of what a member owns. Raises StateError."""
     found: list[Record] = []
-    for prefix in PREFIXES:
-        found += owned(store.items(prefix), owns, client_of)
-    prefix = progress_records.FORMAT.prefix
-    of_progress = (record for record in found if record.key.startswith(prefix))
-    return progress_records.read_records(of_progress), found
+    for namespace, kind in OWNED_RECORDS.items():
+        if kind in kinds:
+            found += store.items(namespace + SEPARATOR)
+    return found if owns is owns_all else owned(found, owns, client_of)
 
 
-def _is_owned(record: Record, owns: Owns, client_of: Callable[[str, str], str]) -> bool:
+def _is_owned(record: Record, owns: Owns, client_of: ClientOf) -> bool:
     owner = owner_of(record.key)
-    if owner is None:
-        return False
-    if record.key.startswith(progress_records.FORMAT.prefix):
+    if owner is not None and record.key.startswith(progress_records.FORMAT.prefix):
         try:
             entry = progress_records.read_record(record)
         except ValueError:
             return owner.is_among(owns)
         return owns.client(client_of(entry.label, entry.client_id))
-    return owner.is_among(owns)
+    return owner is not None and owner.is_among(owns)

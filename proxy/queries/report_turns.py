@@ -34,7 +34,8 @@ class ReportTurns:
             try:
                 await self._slices.collect(self._steps)
             finally:
-                self.finish()
+                if self.is_applying:
+                    self.finish()
         return result[0]
 
     def finish(self) -> None:

@@ -70,7 +70,7 @@ class SparkWorld(AdminWorld, QueryWorld):
         advise(
             query,
             self.quotas.table,
-            pressed[0].identity if pressed else None,
+            pressed[0].rule if pressed else None,
             is_followed=query.settings is not None,
             knows_client=lambda _: True,
             now_ms=self.now_ms,

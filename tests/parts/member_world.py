@@ -4,8 +4,8 @@ import asyncio
 import json
 from collections import Counter
 from dataclasses import dataclass
-from struct import pack
 
+from parts.lookups import LOOKUP_VERSION, lookup_answer, lookup_request
 from parts.quota_world import QuotaWorld
 from parts.reports import ReportingDriver, batch_document, uuid
 
@@ -23,14 +23,14 @@ from proxy.relay.interceptor import ClientSentOn
 from proxy.state import MemoryStore
 from proxy.wire.apis import APIS, FETCH, LIST_OFFSETS
 from proxy.wire.frames import RequestHead
-from proxy.wire.list_offsets import LATEST, read_list_offsets_response
+from proxy.wire.list_offsets import read_list_offsets_response
 
 NOWHERE = ("127.0.0.1", 1)
 BOUND = 1e6
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
 STAGES = ("one", "two")
 PIPELINE = "p"
-FETCH_VERSION, LOOKUP_VERSION = 12, 5
+FETCH_VERSION = 12
 
 
 @dataclass(frozen=True)
@@ -177,21 +177,12 @@ class MemberWorld(QuotaWorld):
 
     def look_up(self, client_id, topic="a", end=1000):
         """Return what a driver is told of the end of a log; None: it is to ask another member."""
-        topic_of = APIS[LIST_OFFSETS].request.ListOffsetsTopic
-        partition = topic_of.ListOffsetsPartition(partition_index=0, timestamp=LATEST)
-        message = APIS[LIST_OFFSETS].request(
-            replica_id=-1,
-            isolation_level=0,
-            topics=[topic_of(name=topic, partitions=[partition])],
-        )
-        body = bytes(message.encode(version=LOOKUP_VERSION))
         client, now_ms = self.client(client_id), self.clock()
         if not client.wants(LIST_OFFSETS, now_ms):
             return end
-        head = RequestHead(len(body), LIST_OFFSETS, LOOKUP_VERSION, 1, client_id, 0)
         try:
-            seen = client.request(head, memoryview(body), now_ms)
-            answer = seen.response(LOOKUP_VERSION, lookup_answer(topic, end), now_ms)
+            seen = client.request(*lookup_request(client_id, topic), now_ms)
+            answer = seen.response(LOOKUP_VERSION, lookup_answer(end, topic), now_ms)
         except ClientSentOn:
             return None
         ((_, offset),) = read_list_offsets_response(LOOKUP_VERSION, answer).values()
@@ -205,18 +196,6 @@ class MemberWorld(QuotaWorld):
 
     def completion(self):
         return [document["completion"] for document in self.queries.pipelines()]
-
-
-def lookup_answer(topic, offset):
-    topic_of = APIS[LIST_OFFSETS].response.ListOffsetsTopicResponse
-    partition = topic_of.ListOffsetsPartitionResponse(
-        partition_index=0, error_code=0, timestamp=-1, offset=offset, leader_epoch=0
-    )
-    message = APIS[LIST_OFFSETS].response(
-        throttle_time_ms=0, topics=[topic_of(name=topic, partitions=[partition])]
-    )
-    content = pack(">i", 1) + bytes(message.encode(version=LOOKUP_VERSION))
-    return pack(">i", len(content)) + content
 
 
 def stage(name, consumes, *produces):

@@ -108,7 +108,7 @@ class Run:
         self.world.query.reader().fetch_asked("t", None, [(0, offset)], self.world.now_ms)
 
     def fetches(self) -> None:
-        self.driver.fetched()
+        self.driver.is_executor = True
 
     def after(self, ms: float) -> None:
         self.world.pass_ms(ms)

@@ -110,7 +110,7 @@ class Simulation:
         self._queue: list[tuple[float, int, Task]] = []
         self._order = count()
         for _ in range(load.partitions):
-            self.world.lookups().fetched()
+            self.world.lookups().is_executor = True
 
     def run(self, seconds: float) -> None:
         self._spawn(self._driver())

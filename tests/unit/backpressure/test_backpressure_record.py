@@ -9,7 +9,11 @@ from driver_script import running
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.backpressure.backpressure_record import FORMAT, by_partition, read_record
+from proxy.backpressure.backpressure_record import (
+    BOUND_RECORDS,
+    by_partition,
+    read_bound_record,
+)
 from proxy.state import Record
 
 KEY = "pressure/etl-orders/client-id%3Detl-orders"
@@ -28,7 +32,7 @@ def changed(**changes: object) -> str:
 
 def test_a_record_says_what_is_known():
     _, record = world_with_record()
-    assert (record.key, record.version) == (KEY, FORMAT.version)
+    assert (record.key, record.version) == (KEY, BOUND_RECORDS.version)
     value = json.loads(record.text)
     assert value["told"] == {"t": {"0": [1200, 5000, 0]}}
     assert (value["label"], value["entity"], value["user"]) == (LABEL, ENTITY, None)
@@ -36,7 +40,7 @@ def test_a_record_says_what_is_known():
     assert value["bytes_per_record"] == [50_000, 500, 0]
     assert value["run_id"] == str(UUID(int=2))
     assert value["starts"] == {}
-    kept = read_record(record)
+    kept = read_bound_record(record)
     assert by_partition(kept.told) == {("t", 0): (1200, 5000, 0)}
 
 
@@ -73,7 +77,7 @@ DAMAGED = {
 @pytest.mark.parametrize(("text", "problem"), DAMAGED.values(), ids=DAMAGED)
 def test_damaged_records_are_refused_and_stay(text, problem):
     world, record = world_with_record()
-    world.state[KEY] = Record(KEY, text, FORMAT.version)
+    world.state[KEY] = Record(KEY, text, BOUND_RECORDS.version)
     (refused,) = world.crash()
     assert refused.startswith(f"pressure record {KEY!r} is left out: ")
     assert problem in refused
@@ -84,23 +88,23 @@ def test_damaged_records_are_refused_and_stay(text, problem):
 
 def test_newer_records_are_refused():
     world, record = world_with_record()
-    world.state[KEY] = Record(KEY, record.text, FORMAT.version + 1)
+    world.state[KEY] = Record(KEY, record.text, BOUND_RECORDS.version + 1)
     (refused,) = world.crash()
-    assert f"has form {FORMAT.version + 1}" in refused
+    assert f"has form {BOUND_RECORDS.version + 1}" in refused
 
 
 def test_a_record_of_before_there_were_costs_is_read():
     world, record = world_with_record()
     value = json.loads(record.text)
     assert value.pop("cost") is None
-    world.state[KEY] = Record(KEY, json.dumps(value), FORMAT.version)
+    world.state[KEY] = Record(KEY, json.dumps(value), BOUND_RECORDS.version)
     assert world.crash() == []
     assert world.query_backpressure.rate == pytest.approx(100)
 
 
 def test_what_a_later_version_adds_is_passed_over():
     world, _ = world_with_record()
-    world.state[KEY] = Record(KEY, changed(more=1), FORMAT.version)
+    world.state[KEY] = Record(KEY, changed(more=1), BOUND_RECORDS.version)
     assert world.crash() == []
 
 
@@ -113,6 +117,6 @@ def test_there_is_a_bound_on_how_many_are_taken_up(monkeypatch):
 
 @given(client_id=st.text(), entity=st.text())
 def test_any_names_make_a_key(client_id, entity):
-    key = FORMAT.key(client_id, entity)
+    key = BOUND_RECORDS.key(client_id, entity)
     assert Record.of(key, None).key == key
     assert key.count("/") == 2

@@ -1,8 +1,8 @@
-"""What goes into the estimator: held time as a union, waiting batches, figures per record."""
+"""What goes into the estimator: waiting batches, figures per record, what comes in."""
+
+from itertools import accumulate
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from proxy.backpressure.estimator_inputs import (
     DECAY,
@@ -11,93 +11,25 @@ from proxy.backpressure.estimator_inputs import (
     REACH_GROWTH,
     InputRate,
     RecordRatio,
-    SchedulingDelay,
     ThrottledRate,
     batch_input,
+    queued_ms,
 )
-from proxy.backpressure.measurements import MAX_HOLDS
-from proxy.progress.offset_ranges import RangeSet
 from proxy.progress.report import BatchReport
-
-HORIZON = 300
-HOLDS = st.lists(st.tuples(st.integers(0, HORIZON), st.integers(-5, 40)), max_size=60)
-
-
-@settings(deadline=None)
-@given(holds=HOLDS, start=st.integers(0, HORIZON), length=st.integers(0, HORIZON))
-def test_held_time_is_the_union_of_the_holds(holds, start, length):
-    held = RangeSet[float](MAX_HOLDS)
-    moments: set[int] = set()
-    for at, lasts in holds:
-        held.add(float(at), float(at + lasts))
-        moments.update(range(at, at + lasts))
-    wanted = moments & set(range(start, start + length))
-    assert held.covered(start, start + length) == len(wanted)
-
-
-@settings(deadline=None)
-@given(holds=HOLDS, before=st.integers(0, HORIZON))
-def test_what_is_forgotten_does_not_change_what_comes_after(holds, before):
-    held = RangeSet[float](MAX_HOLDS)
-    for at, lasts in holds:
-        held.add(float(at), float(at + lasts))
-    after = held.covered(before, HORIZON + 100)
-    held.remove_below(before)
-    assert held.covered(before, HORIZON + 100) == after
-
-
-def test_holds_side_by_side_count_once():
-    held = RangeSet[float](MAX_HOLDS)
-    held.add(0, 100)
-    held.add(20, 80)
-    held.add(50, 150)
-    assert held.covered(0, 1000) == 150
-    assert len(held) == 1
-
-
-def test_a_hold_counts_only_within_the_batch():
-    held = RangeSet[float](MAX_HOLDS)
-    held.add(50, 250)
-    assert held.covered(100, 200) == 100
-    assert held.covered(300, 400) == 0
-
-
-def test_holds_are_bounded_and_the_shortest_gaps_close():
-    held = RangeSet[float](MAX_HOLDS)
-    for number in range(MAX_HOLDS + 1):
-        # Long gaps and short ones in turn.
-        start = number * 100.0 + (number % 2) * 80
-        held.add(start, start + 10)
-    assert len(held) == MAX_HOLDS
-    whole = held.covered(0, 1e9)
-    assert whole == 10 * (MAX_HOLDS + 1) + 10, "one of the short gaps"
-
-
-@settings(deadline=None)
-@given(number=st.integers(MAX_HOLDS, 4 * MAX_HOLDS))
-def test_holds_stay_bounded_and_nothing_held_is_lost(number):
-    held = RangeSet[float](MAX_HOLDS)
-    for at in range(number):
-        held.add(at * 3.0, at * 3.0 + 1)
-        assert len(held) <= MAX_HOLDS
-    assert held.covered(0, number * 3) >= number
 
 
 def test_waiting_is_lindleys_recursion():
-    waiting = SchedulingDelay()
     delays = [1000, 3000, 2500, 1500, 500, 500, 500]
-    waited = [waiting.add(delay, 2000) for delay in delays]
-    assert waited == [0, 0, 1000, 1500, 1000, 0, 0]
-    assert waiting.ms == 0
+    waited = accumulate(delays, lambda ms, delay: queued_ms(ms, delay, 2000), initial=0)
+    assert list(waited) == [0, 0, 1000, 1500, 1000, 0, 0, 0]
 
 
 def test_waiting_does_not_pile_up_without_end():
-    waiting = SchedulingDelay()
-    waiting.add(600_000, 2000)
-    assert waiting.ms == MAX_WAITING_INTERVALS * 2000
+    waiting_ms = queued_ms(0, 600_000, 2000)
+    assert waiting_ms == MAX_WAITING_INTERVALS * 2000
     for _ in range(3):
-        waiting.add(0, 2000)
-    assert waiting.ms == 0
+        waiting_ms = queued_ms(waiting_ms, 0, 2000)
+    assert waiting_ms == 0
 
 
 def test_per_record_is_decayed_over_batches():

@@ -99,7 +99,7 @@ class Driver:
                 self.pass_ms(min(wait_ms, CHECK_MS))
             frame = answer({0: 0 if timestamp == EARLIEST else self.done + BACKLOG})
             executor.answered(asked, VERSION, frame, self.world.now_ms)
-        executor.fetched()
+        executor.is_executor = True
 
     def look(self) -> int:
         """Ask for the end; return what is told."""

@@ -31,10 +31,12 @@ def make(
 
 
 def find(query, *rules, identity=None, is_followed=False, known=("etl",)) -> dict[str, str]:
+    table = RuleTable(rules)
+    match = table.match(QuotaKind.CONSUMER_BYTE_RATE, identity) if identity is not None else None
     advise(
         query,
-        RuleTable(rules),
-        identity,
+        table,
+        match and match.rule,
         is_followed=is_followed,
         knows_client=known.__contains__,
         now_ms=1.0,

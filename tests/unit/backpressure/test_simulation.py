@@ -6,7 +6,7 @@ import pytest
 from backpressure_parts import INTERVAL_MS, rule
 from simulated_query import BatchSeen, Load, Simulation
 
-from proxy.backpressure.clamp import REPORT_WAIT_MS
+from proxy.backpressure.driver_view import REPORT_WAIT_MS
 
 pytestmark = pytest.mark.slow
 

@@ -136,7 +136,7 @@ class Job:
             made = apportion(fitting, lags)
         for key, end in latest.items():
             self.told[key] = min(end, max(self.done[key] + made[key], self.told[key]))
-            pressed.clamp.advertised.record(key, end, self.told[key], connection, world.now_ms)
+            pressed.clamp.record_end(key, end, self.told[key], connection, world.now_ms)
             world.see(self.name, key[0], end, key[1])
         if self.told != self.done:
             self.batches.append(sum(self.told.values()) - sum(self.done.values()))

@@ -1,6 +1,7 @@
 """Whose look-ups the proxy answers: executors of streaming queries that live, and nobody else."""
 
 import pytest
+from parts.lookups import lookup_answer, lookup_request
 from parts.query_world import QueryWorld, configured
 from parts.reports import ReportingDriver, parsed, uuid
 
@@ -14,9 +15,8 @@ from proxy.quota.entities import ClientIdentity
 from proxy.slices import Slices
 from proxy.wire.apis import APIS, FETCH, LIST_OFFSETS
 from proxy.wire.frames import RequestHead
-from proxy.wire.list_offsets import EARLIEST, LATEST, list_offsets_response
+from proxy.wire.list_offsets import EARLIEST, LATEST
 
-LOOKUP_VERSION = 9
 NAMED_FETCH, FETCH_BY_ID = 12, 17
 TOPIC_ID = bytes(range(16))
 START, HIGH = 3, 90
@@ -76,21 +76,13 @@ class AnsweringWorld(QueryWorld):
     def fetched(self, client, version=NAMED_FETCH, **answer):
         self.answer(self.fetch(client, version), **answer)
 
-    def lookup(self, client, timestamp=LATEST, topic="t", correlation_id=7):
-        topic_of = APIS[LIST_OFFSETS].request.ListOffsetsTopic
-        partition = topic_of.ListOffsetsPartition(
-            partition_index=0, timestamp=timestamp, current_leader_epoch=0
-        )
-        message = APIS[LIST_OFFSETS].request(
-            replica_id=-1, isolation_level=0, topics=[topic_of(name=topic, partitions=[partition])]
-        )
-        body = bytes(message.encode(version=LOOKUP_VERSION))
-        head = RequestHead(len(body), LIST_OFFSETS, LOOKUP_VERSION, correlation_id, "orders", 0)
-        return client.request(head, memoryview(body), self.now_ms).answer
+    def lookup(self, client, timestamp=LATEST, topic="t", number=7):
+        request = lookup_request("orders", topic, timestamp, number)
+        return client.request(*request, self.now_ms).answer
 
 
-def answer(offset, correlation_id=7):
-    return list_offsets_response(LOOKUP_VERSION, correlation_id, {("t", 0): offset})
+def answer(offset, number=7):
+    return lookup_answer(offset, number=number)
 
 
 def test_an_executor_after_each_fetch():
@@ -98,7 +90,7 @@ def test_an_executor_after_each_fetch():
     client = world.client()
     world.fetched(client)
     assert world.lookup(client, EARLIEST) == answer(START)
-    assert world.lookup(client, LATEST, correlation_id=8) == answer(HIGH, 8)
+    assert world.lookup(client, LATEST, number=8) == answer(HIGH, 8)
     world.fetched(client, high_watermark=99)
     assert world.lookup(client, LATEST) == answer(99)
 

@@ -1,6 +1,6 @@
 """How long drivers that came to the wrong member are sent on."""
 
-from proxy.queries.driver_visits import FORGOTTEN_MS, SENT_ON_MS, DriverVisits
+from proxy.queries.following import FORGOTTEN_MS, SENT_ON_MS, DriverVisits
 from proxy.wire.list_offsets import EARLIEST, LATEST, OffsetLookup
 
 LOOKUP = OffsetLookup(0, {("t", 0): LATEST, ("t", 1): EARLIEST}, 7)

@@ -3,6 +3,7 @@
 from struct import pack
 
 import pytest
+from parts.lookups import LOOKUP_VERSION, lookup_answer, lookup_request
 from parts.query_world import QueryWorld, configured
 
 from proxy.progress.topics import TopicNames
@@ -12,12 +13,11 @@ from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
 from proxy.relay.interceptor import INTERCEPTED_APIS
 from proxy.slices import Slices
-from proxy.wire.apis import APIS, FETCH, LIST_OFFSETS, PRODUCE
+from proxy.wire.apis import FETCH, LIST_OFFSETS, PRODUCE
 from proxy.wire.frames import RequestHead
 from proxy.wire.list_offsets import LATEST
 
 NOW_MS = 1000.0
-LOOKUP_VERSION = 5
 FETCH_VERSION = 11
 BOUND = 1e6
 
@@ -76,25 +76,7 @@ def shown(client, api_key, version, body):
 
 
 def lookup(client, timestamp=LATEST):
-    topic_of = APIS[LIST_OFFSETS].request.ListOffsetsTopic
-    partition = topic_of.ListOffsetsPartition(partition_index=0, timestamp=timestamp)
-    message = APIS[LIST_OFFSETS].request(
-        replica_id=-1, isolation_level=0, topics=[topic_of(name="t", partitions=[partition])]
-    )
-    body = bytes(message.encode(version=LOOKUP_VERSION))
-    return shown(client, LIST_OFFSETS, LOOKUP_VERSION, body)
-
-
-def lookup_answer(offset):
-    topic_of = APIS[LIST_OFFSETS].response.ListOffsetsTopicResponse
-    partition = topic_of.ListOffsetsPartitionResponse(
-        partition_index=0, error_code=0, timestamp=-1, offset=offset, leader_epoch=0
-    )
-    message = APIS[LIST_OFFSETS].response(
-        throttle_time_ms=0, topics=[topic_of(name="t", partitions=[partition])]
-    )
-    content = pack(">i", 1) + bytes(message.encode(version=LOOKUP_VERSION))
-    return pack(">i", len(content)) + content
+    return client.request(*lookup_request("c", timestamp=timestamp), NOW_MS)
 
 
 def fetch(client):

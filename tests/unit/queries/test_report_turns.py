@@ -1,9 +1,9 @@
 """A report of many partitions is applied in slices, and look-ups see all of it or nothing."""
 
 import asyncio
-from struct import pack
 
 import pytest
+from parts.lookups import LOOKUP_VERSION, lookup_answer, lookup_request
 from parts.query_world import QueryWorld, configured
 from parts.reports import ReportingDriver, batch_document, parsed, uuid
 
@@ -15,11 +15,8 @@ from proxy.queries.report_turns import ReportTurns
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveBound, Rule
 from proxy.slices import Slices
-from proxy.wire.apis import APIS, LIST_OFFSETS
-from proxy.wire.frames import RequestHead
-from proxy.wire.list_offsets import LATEST
+from proxy.wire.apis import LIST_OFFSETS
 
-VERSION = 5
 PARTITIONS = 5
 END = 100
 RULE = Rule(
@@ -66,26 +63,7 @@ class TurnsWorld(QueryWorld):
         return [each.committed_to for each in query.partitions.values()]
 
     def lookup(self):
-        topic_of = APIS[LIST_OFFSETS].request.ListOffsetsTopic
-        partition = topic_of.ListOffsetsPartition(partition_index=0, timestamp=LATEST)
-        message = APIS[LIST_OFFSETS].request(
-            replica_id=-1, isolation_level=0, topics=[topic_of(name="t", partitions=[partition])]
-        )
-        body = bytes(message.encode(version=VERSION))
-        head = RequestHead(len(body), LIST_OFFSETS, VERSION, 1, "orders", 0)
-        return self.client.request(head, memoryview(body), self.now_ms)
-
-
-def answer():
-    topic_of = APIS[LIST_OFFSETS].response.ListOffsetsTopicResponse
-    partition = topic_of.ListOffsetsPartitionResponse(
-        partition_index=0, error_code=0, timestamp=-1, offset=2 * END, leader_epoch=0
-    )
-    message = APIS[LIST_OFFSETS].response(
-        throttle_time_ms=0, topics=[topic_of(name="t", partitions=[partition])]
-    )
-    content = pack(">i", 1) + bytes(message.encode(version=VERSION))
-    return pack(">i", len(content)) + content
+        return self.client.request(*lookup_request("orders"), self.now_ms)
 
 
 def advance(work, slices=1):
@@ -138,7 +116,7 @@ def test_where_it_cannot_wait_the_rest_is_applied_at_once(ask):
     until_applied_in_part(world, work)
     lookup = world.lookup()
     if ask == "answered":
-        lookup.response(VERSION, answer(), world.now_ms)
+        lookup.response(LOOKUP_VERSION, lookup_answer(2 * END), world.now_ms)
     else:
         assert lookup.wait_ms(world.now_ms)
         assert lookup.wait_ms(world.now_ms + APPLIED_WAIT_MS - 1) == 1
@@ -153,7 +131,7 @@ def test_who_sees_nothing_of_reports_waits_for_none():
     until_applied_in_part(world, work)
     lookup = world.lookup()
     assert lookup.wait_ms(world.now_ms) == 0
-    lookup.response(VERSION, answer(), world.now_ms)
+    lookup.response(LOOKUP_VERSION, lookup_answer(2 * END), world.now_ms)
     assert world.turns.is_applying
     work.close()
 

@@ -1,0 +1,310 @@
+"""What is known of a driver that looks up log ends, and what follows for its answer: `DECISIONS`.
+
+Structured Streaming works on one batch at a time: a driver that looks up the end of a log again has
+done all that it planned before.
+"""
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import cached_property
+from typing import NamedTuple
+
+from metrics.clock import MS_PER_SECOND
+from proxy.progress.query import QueryProgress
+from proxy.progress.report import TriggerKind
+from proxy.wire.topic_partition import TopicPartition
+
+from .drivers import LIFE_WAIT_MS, Drivers, LookupConnection
+
+REPORT_WAIT_MS = 300.0
+"""How long an answer waits for the report on the batch before; the two race."""
+
+RETRIES_MS = 2000.0
+"""After its first answer, when a driver that knows later ends looks up for the third time: Spark's
+fetchOffset.retryIntervalMs, twice."""
+
+EVENT_JITTER_MS = 50.0
+"""By how much a driver's event may seem later than it was: its report was under way so long."""
+
+READS_ONCE = (TriggerKind.AVAILABLE_NOW, TriggerKind.ONCE)
+"""Under these a run takes the ends of the logs once."""
+
+UNPLANNED = (TriggerKind.CONTINUOUS, TriggerKind.REAL_TIME, TriggerKind.OTHER)
+"""Under these a run plans no batches up to the ends that its driver looks up, or may not."""
+
+
+class Awaits(Enum):
+    """What an answer waits for, and until when at most."""
+
+    NOTHING = auto()
+    REPORT = auto()
+    """A report on the batch before, for REPORT_WAIT_MS."""
+    START = auto()
+    """The same, on the start of a run whose first batch may be bounded."""
+    RUN = auto()
+    """The first sign of life after a restart, until RESUME_WAIT_MS after that."""
+    LIFE = auto()
+    """The same, of a run whose driver is back, until LIFE_WAIT_MS after that."""
+    PROOF = auto()
+    """A sign of life that shows whose the connection is, until LIFE_WAIT_MS after it was opened."""
+
+
+@dataclass(frozen=True)
+class DriverView:
+    """A driver at the moment of a look-up."""
+
+    query: QueryProgress
+    drivers: Drivers
+    keys: Collection[TopicPartition] = ()
+    """The partitions whose ends are looked up."""
+    connection: LookupConnection = LookupConnection(-math.inf)  # noqa: RUF009  # nobody's
+    now_ms: float = 0.0
+
+    def why_real(self) -> str | None:
+        """Return why an answer that is due has the real ends; None: those of a batch."""
+        rows = (row for row in DECISIONS if row.why is not None and row.applies(self))
+        why = next((row.why for row in rows), None)
+        silent_s = (self.silent_ms or 0.0) / MS_PER_SECOND
+        return why and why.format(silent=f"{silent_s:,.0f} s")
+
+    def wait_until_ms(self, since_ms: float) -> float:
+        """Return until when an answer waits that began to at `since_ms`; long ago: it does not."""
+        drivers, connection = self.drivers, self.connection
+        rows = (row for row in DECISIONS if row.awaits is not None)
+        awaits = next(row.awaits for row in rows if row.applies(self))
+        until_ms = max(since_ms, drivers.resumed_alive_ms) + REPORT_WAIT_MS
+        match awaits:
+            case Awaits.RUN:
+                return max(until_ms, drivers.proved_by_ms(connection))
+            case Awaits.LIFE:
+                return max(until_ms, drivers.resumed_ms + LIFE_WAIT_MS)
+            case Awaits.PROOF if not (drivers.is_driver(connection) or self.is_unproved):
+                proved_by_ms = drivers.proved_by_ms(connection)
+                return proved_by_ms if proved_by_ms > self.now_ms else -math.inf
+        does_wait = awaits is Awaits.REPORT or (awaits is Awaits.START and self.may_be_bounded)
+        return until_ms if does_wait else -math.inf
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the run has a processing-time trigger."""
+        return self.query.trigger_kind is TriggerKind.PROCESSING_TIME
+
+    @property
+    def interval_ms(self) -> float | None:
+        """What the rule says, else the listener, else what was learnt; None: not known."""
+        configured_ms = self.drivers.settings.batch_interval_ms
+        return configured_ms or self.query.trigger_interval_ms or self.drivers.interval.learnt_ms
+
+    @property
+    def rate(self) -> float | None:
+        """Records per second for the next batch; None: not known."""
+        rate, start_rate = self.drivers.rate, self.drivers.start_rate
+        if start_rate is None or not self.is_timed:
+            return rate
+        return start_rate if rate is None else min(start_rate, rate)
+
+    @property
+    def may_be_bounded(self) -> bool:
+        """Whether the first batch of a run is bounded, if a report says that the run has begun."""
+        drivers = self.drivers
+        has_rate = drivers.rate is not None or drivers.start_rate is not None
+        reads_all = not has_rate or self.query.trigger_kind in READS_ONCE
+        return drivers.settings.initial_rate is not None or not reads_all
+
+    @property
+    def is_unproved(self) -> bool:
+        """Whether no batch of the run has proved where it is."""
+        return self.query.run_batches == 0 and not self.drivers.is_resumed
+
+    @property
+    def silent_ms(self) -> float | None:
+        """For how long nothing was heard of the run; None: nothing ever was."""
+        heard_ms = self.query.last_heard_ms
+        if heard_ms is None and self.drivers.is_resumed:
+            heard_ms = self.drivers.resumed_ms
+        return None if heard_ms is None else self.now_ms - heard_ms
+
+    @property
+    def may_miss_ends(self) -> bool:
+        """Whether an earlier process may have advertised more in its last moments.
+
+        It may as long as no event is known that was after its end.
+        """
+        return self.drivers.event_ms - EVENT_JITTER_MS < self.drivers.resumed_ms
+
+    @property
+    def is_lifeless(self) -> bool:
+        """Whether a run that was resumed amid a batch has given no sign of life."""
+        is_alive = self.drivers.resumed_alive_ms >= self.drivers.resumed_ms
+        return not is_alive and any(map(self.planned, self.keys))
+
+    @property
+    def has_planned_nothing(self) -> bool:
+        """Whether the run has no batch yet, for certain: then it knows no end of any log.
+
+        One that reads without a report may be in a batch planned before: its end is not known.
+        """
+        began_ms = self.query.run_began_ms
+        return self.is_unproved and began_ms is not None and self._last_read_ms < began_ms
+
+    @property
+    def knows_more(self) -> bool:
+        """Whether a driver that looks up again may know later ends than it was given here.
+
+        An earlier run may have read past this proxy. Spark looks up again and again when it gets
+        less than it knows, and fails the query if that does not help. A run that has read or waited
+        since its first answer has got beyond that; its later batches may have been read ahead.
+        """
+        first_ms, ends = self.drivers.answered_ms, self.drivers.advertised
+        if not self.is_unproved or self.now_ms < first_ms + RETRIES_MS:
+            return False
+        return max(self._last_read_ms, self.drivers.waited_ms) < first_ms and any(
+            end.raised_on is self.connection
+            and end.offset < end.log_end
+            and self._last_read_ms < end.raised_ms
+            for end in map(ends.get, self.keys)
+            if end is not None
+        )
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the driver is known to have planned no batch of what it got last.
+
+        That nothing was fetched does not show it: small records are read ahead of their batch.
+        """
+        ends, here = self.drivers.advertised, self.connection
+        refused = {
+            key
+            for key in ends.keys() & self.keys
+            if ends[key].answered_on is ends[key].raised_on is here
+            and ends[key].raised_ms < self.drivers.waited_ms
+            and self.planned(key) > 0
+        }
+        return bool(refused) and not any(map(self.is_unreported, set(self.keys) - refused))
+
+    def completed(self, key: TopicPartition) -> int | None:
+        """Return what this run has completed; before its first report the same query's before."""
+        query, partition = self.query, self.query.partitions.get(key)
+        is_same_query = query.run_batches == 0 and query.progress_id == query.query_id
+        if partition is not None and (partition.run_id == query.run_id or is_same_query):
+            return partition.committed_to
+        return None
+
+    def base(self, key: TopicPartition) -> int | None:
+        """Return the offset from which the next batch takes its part; None when not known.
+
+        What is completed; before the first report also the log start that the driver was given.
+        """
+        base = self.completed(key)
+        if base is None and self.query.run_batches == 0:
+            base = self.drivers.starts.get(key)
+        if base is None:
+            return None
+        end, partition = self.drivers.advertised.get(key), self.query.partitions.get(key)
+        log_start = partition.log.log_start_offset if partition is not None else None
+        return max(base, end.idle_offset if end else 0, log_start or 0)
+
+    def planned(self, key: TopicPartition) -> int:
+        """Return how many offsets were advertised that are not known to be completed."""
+        end = self.drivers.advertised.get(key)
+        return max(0, end.offset - (self.base(key) or 0)) if end is not None else 0
+
+    def is_unread(self, key: TopicPartition) -> bool:
+        """Return whether nothing was read of the query since more was advertised of this.
+
+        Then no batch was planned up to there, or one whose records were all read ahead.
+        """
+        end, partition = self.drivers.advertised.get(key), self.query.partitions.get(key)
+        if end is None or not self.planned(key) or self._last_read_ms >= end.raised_ms:
+            return False
+        position = partition.position if partition is not None else None
+        return position is None or position < end.offset
+
+    def is_unreported(self, key: TopicPartition) -> bool:
+        """Return whether a batch up to what was advertised last here is not reported yet.
+
+        Spark may tell the listener late, of the batch before: one that ended at the `previous`.
+        """
+        end = self.drivers.advertised.get(key)
+        if end is None or end.raised_on is not self.connection:
+            return False
+        base = self.base(key) or 0
+        is_newer = end.raised_ms > self.drivers.event_ms - EVENT_JITTER_MS
+        return base < end.offset and (is_newer or base == end.previous)
+
+    def done_by_now(self, key: TopicPartition, *, is_overdue: bool) -> int | None:
+        """Return what a driver that looks up again here has completed, reported or not.
+
+        Its batch is done, or it knew before what was advertised. None when that is not known.
+        `is_overdue`: an answer waited in vain for a report, and none came since.
+        """
+        end = self.drivers.advertised.get(key)
+        if end is None or end.answered_on is not self.connection:
+            return None
+        if end.raised_on is self.connection:
+            is_done = is_overdue and self.is_unreported(key)
+        else:
+            is_done = self.is_unproved or (is_overdue and self.planned(key) > 0)
+        return end.offset if is_done else None
+
+    @cached_property
+    def _last_read_ms(self) -> float:
+        """When the query read last; costs a walk over all partitions."""
+        read_ms = self.query.last_read_ms
+        return -math.inf if read_ms is None else read_ms
+
+
+class Decision(NamedTuple):
+    """When it applies, what the driver gets then, and what its answer waits for."""
+
+    applies: Callable[[DriverView], bool]
+    why: str | None
+    """Why it gets the real ends; None: it gets those of a batch of the right size."""
+    awaits: Awaits | None = Awaits.NOTHING
+    """None: the row counts when the answer is due, and makes none wait."""
+
+
+def _is_silent(view: DriverView) -> bool:
+    return (view.silent_ms or 0.0) > view.drivers.settings.hold_ms
+
+
+def _may_read_to_the_end(view: DriverView) -> bool:
+    """Return whether it is a first batch; under a processing-time trigger it is bounded, too."""
+    has_initial_rate = view.drivers.settings.initial_rate is not None
+    return view.is_unproved and not (has_initial_rate or view.is_timed)
+
+
+def _may_be_anyones(view: DriverView) -> bool:
+    return not (view.is_unproved or view.drivers.is_driver(view.connection))
+
+
+def _may_be_unreported(view: DriverView) -> bool:
+    return not view.drivers.is_late and any(map(view.is_unreported, view.keys))
+
+
+_NOT_HEARD = "no report came yet"
+_ONCE = "the run reads to the end of the logs, once"
+_UNPLANNED = "its trigger plans no batches that could be bounded"
+_MORE = "the driver asked again and read nothing: it knows more than is known here"
+
+DECISIONS = (
+    Decision(lambda of: of.drivers.detached, "no adaptive rule applies"),
+    Decision(lambda of: of.drivers.awaits_run, _NOT_HEARD, Awaits.RUN),
+    Decision(lambda of: of.query.ended, "the run has ended", Awaits.START),
+    Decision(lambda of: of.silent_ms is None, _NOT_HEARD, Awaits.START),
+    Decision(_is_silent, "no report for {silent}", None),
+    Decision(lambda of: of.query.trigger_kind in READS_ONCE, _ONCE, Awaits.PROOF),
+    Decision(lambda of: of.query.trigger_kind in UNPLANNED, _UNPLANNED, Awaits.PROOF),
+    Decision(_may_read_to_the_end, "no batch of this run was reported yet"),
+    Decision(_may_be_anyones, "the connection is newer than the latest report", Awaits.PROOF),
+    Decision(lambda of: of.rate is None, "no rate is known yet"),
+    Decision(lambda of: of.interval_ms is None, "the trigger interval is not known yet"),
+    Decision(lambda of: of.knows_more, _MORE, None),
+    Decision(lambda of: of.may_miss_ends and of.is_lifeless, None, Awaits.LIFE),
+    Decision(lambda of: of.may_miss_ends, None, Awaits.REPORT),
+    Decision(_may_be_unreported, None, Awaits.REPORT),
+    Decision(lambda _: True, None),
+)
+"""The first that applies is taken; docs/spark.md has the same rows."""
