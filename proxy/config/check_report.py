@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from metrics.clock import MS_PER_SECOND
 from proxy.config import tier_names, worker_ports
 from proxy.config.descriptors import share_files
-from proxy.config.fields import Section, format_duration
+from proxy.config.fields import fields_of, format_duration
 from proxy.config.files import find_exposed
 from proxy.config.models import HIDE_PASSWORD, Config
 from proxy.config.pipeline_models import PipelineSection
@@ -84,13 +84,10 @@ def find_long_holds(config: Config) -> Iterator[str]:
 
 def find_blanks(config: Config) -> Iterator[str]:
     """Yield a line for each name with blanks at an end: it fits no client that has none there."""
-    lists: dict[str, Sequence[Section]] = {
-        "quotas.rules": config.quotas.rules,
-        "queries": config.queries,
-    }
+    lists = {"quotas.rules": config.quotas.rules, "queries": config.queries}
     for section, items in lists.items():
         for number, item in enumerate(items):
-            for name, field in type(item).model_fields.items():
+            for name, field in (fields_of(type(item)) or {}).items():
                 value = getattr(item, name)
                 if isinstance(value, str) and value != value.strip():
                     key = f"{section}[{number}].{field.alias or name}"

@@ -38,8 +38,8 @@ class HostPort:
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach it. A name other than `localhost` may be reached."""
-        address = ip_address(self.host)
-        return self.host == "localhost" if address is None else address.is_loopback
+        address = address_of(self.host)
+        return address is not None and address.is_loopback
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,9 @@ class PortRange:
 
     def __str__(self) -> str:
         return "0" if self.any_free else f"{self.first}-{self.last}"
+
+    def __len__(self) -> int:
+        return self.last - self.first + 1
 
     @property
     def any_free(self) -> bool:
@@ -64,6 +67,11 @@ def ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
         return ipaddress.ip_address(host)
     except ValueError:
         return None
+
+
+def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the address that `host` spells or surely stands for, or None for another name."""
+    return ip_address("127.0.0.1" if host == "localhost" else host)
 
 
 def parse_endpoint(value: object) -> HostPort:
