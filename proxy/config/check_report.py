@@ -8,8 +8,8 @@ from proxy.config.descriptors import share_files
 from proxy.config.fields import fields_of, format_duration
 from proxy.config.files import find_exposed
 from proxy.config.models import HIDE_PASSWORD, Config
-from proxy.config.pipeline_models import PipelineSection
-from proxy.pipeline.graph import PipelineGraph, StageSettings, find_endless
+from proxy.config.secrets import secret_files
+from proxy.pipeline.graph import PipelineGraph, find_endless
 from proxy.quota.entities import DEFAULT, TRAFFIC_KINDS, ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule, RuleTable
 from proxy.quota.values import shown
@@ -43,11 +43,17 @@ def find_hints(config: Config, table: RuleTable) -> Iterator[str]:
 
 def find_start_hints(config: Config) -> Iterator[str]:
     """Yield a line for each thing that a start logs as well: what is surely not wanted so."""
-    yield from find_long_holds(config)
+    if config.throttle.max_delay >= REQUEST_TIMEOUT_S:
+        held = format_duration(config.throttle.max_delay)
+        yield (
+            f"{config.place('throttle.max_delay')}: throttle.max_delay is {held}, and clients give "
+            f"up on a request and ask again after request.timeout.ms, {REQUEST_TIMEOUT_S:g} s by "
+            "default; fix: write 20s; what is left of a hold goes into the next one"
+        )
     yield from find_blanks(config)
     if (hint := share_files(config).hint) is not None:
         yield hint
-    yield from find_exposed(config.secret_files)
+    yield from find_exposed(secret_files(config))
     if not config.admin.read_needs_token:
         for number, token in enumerate(config.admin.tokens):
             if set(token.rights) == {"read"}:
@@ -60,10 +66,9 @@ def find_circles(config: Config) -> Iterator[str]:
     for server in config.cluster.bootstrap_servers:
         for listener in config.listeners:
             ports = listener.broker_ports
-            is_bootstrap = server.port == listener.bind.port
             is_broker = ports is not None and ports.first <= server.port <= ports.last
             host = config.named(listener.advertised_host)
-            if (is_bootstrap or is_broker) and server.host == host:
+            if (is_broker or server.port == listener.bind.port) and server.host == host:
                 yield (
                     f"cluster.bootstrap_servers: {server} is where clients find listener "
                     f"{listener.name}; fix, if it leads there from here as well: write the address "
@@ -71,31 +76,19 @@ def find_circles(config: Config) -> Iterator[str]:
                 )
 
 
-def find_long_holds(config: Config) -> Iterator[str]:
-    """Yield a line if clients give up on a response before the longest hold is over."""
-    if config.throttle.max_delay >= REQUEST_TIMEOUT_S:
-        held = format_duration(config.throttle.max_delay)
-        yield (
-            f"{config.place('throttle.max_delay')}: throttle.max_delay is {held}, and clients give "
-            f"up on a request and ask again after request.timeout.ms, {REQUEST_TIMEOUT_S:g} s by "
-            "default; fix: write 20s; what is left of a hold goes into the next one"
-        )
-
-
 def find_blanks(config: Config) -> Iterator[str]:
     """Yield a line for each name with blanks at an end: it fits no client that has none there."""
-    lists = {"quotas.rules": config.quotas.rules, "queries": config.queries}
-    for section, items in lists.items():
-        for number, item in enumerate(items):
-            for name, field in (fields_of(type(item)) or {}).items():
-                value = getattr(item, name)
-                if isinstance(value, str) and value != value.strip():
-                    key = f"{section}[{number}].{field.alias or name}"
-                    if place := config.place(key):
-                        yield (
-                            f"{place}: {key} is {shown(value)}, with blanks at an end, and fits "
-                            f"only what has them too; fix: write {shown(value.strip())}"
-                        )
+    sections: list[tuple[str, object]] = []
+    sections += [(f"quotas.rules[{at}]", rule) for at, rule in enumerate(config.quotas.rules)]
+    sections += [(f"queries[{at}]", query) for at, query in enumerate(config.queries)]
+    for path, section in sections:
+        for name, field in (fields_of(type(section)) or {}).items():
+            value, key = getattr(section, name), f"{path}.{field.alias or name}"
+            if isinstance(value, str) and value != value.strip() and (place := config.place(key)):
+                yield (
+                    f"{place}: {key} is {shown(value)}, with blanks at an end, and fits only what "
+                    f"has them too; fix: write {shown(value.strip())}"
+                )
 
 
 def find_unenforced(settings: QuotaSettings) -> Iterator[str]:
@@ -112,9 +105,9 @@ def find_gaps(table: RuleTable, listeners: Sequence[str], max_entities: int) -> 
 
     `max_entities`: for how many clients each kind of quota keeps a sensor of their own.
     """
-    unbounded = [name for name in listeners if not any(_rules_of_unnamed(table, name, None))]
+    unbounded = [name for name in listeners if not _rules_of_unnamed(table, name, None)]
     if unbounded:
-        bounds_users = all(any(_rules_of_unnamed(table, n, NOBODY)) for n in unbounded)
+        bounds_users = all(_rules_of_unnamed(table, name, NOBODY) for name in unbounded)
         login = " and do not log in" if bounds_users else ""
         where = "" if len(unbounded) == len(listeners) else f" on listener {', '.join(unbounded)}"
         yield (
@@ -136,63 +129,51 @@ def find_gaps(table: RuleTable, listeners: Sequence[str], max_entities: int) -> 
         )
 
 
-def _rules_of_unnamed(table: RuleTable, listener: str, user: str | None) -> Iterator[Rule]:
-    """Yield the rules that bound the traffic of a client whose user and client id no rule names."""
+def _rules_of_unnamed(table: RuleTable, listener: str, user: str | None) -> list[Rule]:
+    """Return the rules that bound the traffic of a client that no rule names."""
     client = ClientIdentity(listener, user, None)
     matches = (table.match(kind, client) for kind in TRAFFIC_KINDS)
-    return (match.rule for match in matches if match is not None)
+    return [match.rule for match in matches if match is not None]
+
+
+def rules_of_client(
+    config: Config, table: RuleTable, kind: QuotaKind, client_id: str
+) -> list[Rule]:
+    """Return the rules that may bound a client, whoever its user is and wherever it comes in."""
+    found: dict[int, Rule] = {}
+    for user in {None, *(rule.user for rule in table.rules)}:
+        for listener in config.listeners:
+            match = table.match(kind, ClientIdentity(listener.name, user, client_id))
+            if match is not None:
+                found[match.rule.number] = match.rule
+    return [found[number] for number in sorted(found)]
 
 
 def find_advice(config: Config, table: RuleTable) -> Iterator[str]:
-    """Yield a line for each thing that is not wrong and hardly what is wanted."""
-    yield from find_unheld(config, table)
-    for pipeline in config.pipelines:
-        yield from find_endless(pipeline.settings)
-
-
-def find_unheld(config: Config, table: RuleTable) -> Iterator[str]:
-    """Yield a line for each node that may have to wait, and that no rule lets be held."""
-    for pipeline in config.pipelines:
-        graph = PipelineGraph(pipeline.settings)
-        for stage in graph.stages.values():
-            if _may_wait(pipeline, graph, stage):
-                for client_id in _clients(config, stage):
-                    rules = _rules(config, table, QuotaKind.CONSUMER_BYTE_RATE, client_id)
-                    if not any(rule.adaptive for rule in rules):
-                        lack = "consumer_byte_rate and adaptive"
-                        yield _line(pipeline, f"stage {stage.name!r}", client_id, lack)
-        for source in pipeline.settings.sources if pipeline.settings.hold_producers else ():
-            if not list(_rules(config, table, QuotaKind.PRODUCER_BYTE_RATE, source.client_id)):
-                lack = "producer_byte_rate"
-                yield _line(pipeline, f"source {source.client_id!r}", source.client_id, lack)
-
-
-def _may_wait(pipeline: PipelineSection, graph: PipelineGraph, stage: StageSettings) -> bool:
-    settings = pipeline.settings
-    has_limit = (settings.max_pending_batches or settings.max_pending_bytes) is not None
-    return bool(graph.downstream_of(stage.name)) or (has_limit and stage.name in graph.first)
-
-
-def _clients(config: Config, stage: StageSettings) -> list[str]:
-    queries = {query.name: query.client_id for query in config.queries}
-    return [queries.get(member, member) for member in stage.members]
-
-
-def _rules(config: Config, table: RuleTable, kind: QuotaKind, client_id: str) -> Iterator[Rule]:
-    """Yield the rules that bound a client, whoever its user is and wherever it comes in."""
-    users = {None, *(rule.user for rule in config.quotas.rules)}
-    for listener in config.listeners:
-        for user in users:
-            match = table.match(kind, ClientIdentity(listener.name, user, client_id))
-            if match is not None:
-                yield match.rule
-
-
-def _line(pipeline: PipelineSection, node: str, client_id: str, lack: str) -> str:
-    return (
-        f"pipeline {pipeline.name!r}: {node} cannot be held, no rule gives client-id "
-        f"{client_id!r} a {lack}"
-    )
+    """Yield a line for each node that may have to wait and cannot be held, or for good."""
+    client_of = {query.name: query.client_id for query in config.queries}
+    for settings in config.pipeline_settings:
+        graph = PipelineGraph(settings)
+        has_limit = (settings.max_pending_batches or settings.max_pending_bytes) is not None
+        nodes = [
+            (f"stage {name!r}", client_of.get(member, member), True)
+            for name, stage in graph.stages.items()
+            if graph.downstream_of(name) or (has_limit and name in graph.first)
+            for member in stage.members
+        ]
+        if settings.hold_producers:
+            sources = (source.client_id for source in settings.sources)
+            nodes += [(f"source {client_id!r}", client_id, False) for client_id in sources]
+        for node, client_id, reads in nodes:
+            kind = QuotaKind.CONSUMER_BYTE_RATE if reads else QuotaKind.PRODUCER_BYTE_RATE
+            rules = rules_of_client(config, table, kind, client_id)
+            if not any(rule.adaptive or not reads for rule in rules):
+                lack = f"{kind} and adaptive" if reads else kind
+                yield (
+                    f"pipeline {settings.name!r}: {node} cannot be held, no rule gives client-id "
+                    f"{client_id!r} a {lack}"
+                )
+        yield from find_endless(settings)
 
 
 def explain_quotas(config: Config, table: RuleTable, identity: ClientIdentity) -> Iterator[str]:

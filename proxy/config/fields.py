@@ -189,6 +189,14 @@ def _number(what: str, fix: str, *, zero: bool = False) -> BeforeValidator:
     return BeforeValidator(number_parser(what, fix, zero=zero))
 
 
+def _checked_by(check: Callable[[Path], object]) -> AfterValidator:
+    def checked(path: Path) -> Path:
+        check(path)
+        return path
+
+    return AfterValidator(checked)
+
+
 def _milliseconds(value: object) -> float:
     return parse_duration(value) * MS_PER_SECOND
 
@@ -270,7 +278,7 @@ MachineName = Annotated[str, BeforeValidator(endpoints.parse_machine)]
 BrokerPorts = Annotated[endpoints.PortRange, BeforeValidator(endpoints.parse_broker_ports)]
 Sni = Annotated[str, BeforeValidator(endpoints.parse_sni)]
 FilePath = Annotated[Path, BeforeValidator(files.resolve)]
-CertificateFile = Annotated[FilePath, AfterValidator(files.check_certificates)]
-PasswordFile = Annotated[FilePath, AfterValidator(files.check_password)]
-KeyFile = Annotated[FilePath, AfterValidator(files.check_private_key)]
-TokenFile = Annotated[FilePath, AfterValidator(files.check_token)]
+CertificateFile = Annotated[FilePath, _checked_by(files.check_certificates)]
+PasswordFile = Annotated[FilePath, _checked_by(files.read_password)]
+KeyFile = Annotated[FilePath, _checked_by(files.check_private_key)]
+TokenFile = Annotated[FilePath, _checked_by(files.read_token)]

@@ -396,20 +396,6 @@ class Config(fields.Section):
         """How many processes share the work on this machine."""
         return count_workers(self.workers)
 
-    @property
-    def secret_files(self) -> Iterator[Path]:
-        """The files that nobody else should be able to read."""
-        servers = (*(listener.tls for listener in self.listeners), self.admin.tls)
-        for tls in (self.cluster.tls, *servers):
-            if tls is not None and tls.key_file is not None:
-                yield tls.key_file
-        if self.cluster.sasl is not None:
-            yield self.cluster.sasl.password_file
-        if self.admin.token_file is not None:
-            yield self.admin.token_file
-        for token in self.admin.tokens:
-            yield token.token_file
-
     def named(self, host: str) -> str:
         """Return a host, or a pattern of hosts, with this machine's name where it is to stand."""
         machine = _host_name() if self.tier is None else self.tier.machine

@@ -11,7 +11,8 @@ from enum import StrEnum
 
 from proxy.cluster.upstream import UNKNOWN_TOPIC, name_of
 from proxy.config import Config
-from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
+from proxy.config.check_report import rules_of_client
+from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.rules import Rule, RuleTable
 from proxy.quota.selector import selector
 from proxy.state import Document
@@ -136,18 +137,6 @@ def progress_of(admin: AdminSight, subject: Subject) -> Document | None:
     return None
 
 
-def rules_for_client(config: Config, table: RuleTable, client_id: str) -> list[Rule]:
-    """Return the rules that may bound what a client reads, as whatever user and wherever."""
-    users = {None, *(rule.user for rule in config.quotas.rules)}
-    found: dict[int, Rule] = {}
-    for listener in config.listeners:
-        for user in users:
-            match = table.match(READING, ClientIdentity(listener.name, user, client_id))
-            if match is not None:
-                found[match.rule.number] = match.rule
-    return [found[number] for number in sorted(found)]
-
-
 def _names(rule: Rule) -> bool:
     """Return whether a rule is for this client and not for all that no other rule names."""
     return rule.client_id not in (None, DEFAULT) or rule.client_id_prefix is not None
@@ -155,7 +144,7 @@ def _names(rule: Rule) -> bool:
 
 def _rule(config: Config, table: RuleTable, subject: Subject) -> Iterator[Finding]:
     client_id = subject.client_id
-    rules = rules_for_client(config, table, client_id)
+    rules = rules_of_client(config, table, READING, client_id)
     known = [
         rule.client_id for rule in config.quotas.rules if rule.client_id not in (None, DEFAULT)
     ]
@@ -189,7 +178,7 @@ def _followed(config: Config, table: RuleTable, subject: Subject) -> Finding:
         to = f"committed to {subject.commit_group}" if subject.commit_group else "not committed"
         return Finding("queries", Judgement.OK, f"queries names it; what it completes is {to}")
     fix = f"add {{name: {subject.name}, commit_group: {group}}} to queries"
-    if any(rule.adaptive for rule in rules_for_client(config, table, subject.client_id)):
+    if any(rule.adaptive for rule in rules_of_client(config, table, READING, subject.client_id)):
         text = "only its adaptive rule has it followed, so what it completes is not committed"
         return Finding("queries", Judgement.NOTE, text, fix)
     text = f"queries does not name {subject.name!r}: its lag is not followed, nothing is committed"

@@ -34,6 +34,7 @@ from proxy.config.fields import (
 )
 from proxy.config.files import find_exposed, read_bytes
 from proxy.config.query_models import AdaptiveSection
+from proxy.config.secrets import secret_files
 from proxy.pipeline.graph import (
     PipelineGraph,
     PipelineSettings,
@@ -333,16 +334,16 @@ def test_secrets_that_others_may_read_are_noticed(
         "    - {name: a, token_file: lines, rights: [report]}\n"
         "    - {name: b, token_file: more, rights: [report]}\n"
     )
-    assert set(config.secret_files) == {folder / name for name in names if name != "other.key"}
-    lines = list(find_exposed(config.secret_files))
+    assert set(secret_files(config)) == {folder / name for name in names if name != "other.key"}
+    lines = list(find_exposed(secret_files(config)))
     assert [line.split()[0] for line in lines] == [
-        str(folder / name) for name in ("server.key", "token", "more")
+        str(folder / name) for name in ("server.key", "more", "token")
     ]
-    assert "0604" in lines[1]
-    assert f"fix: chmod 600 {folder}/token" in lines[1]
+    assert "0604" in lines[2]
+    assert f"fix: chmod 600 {folder}/token" in lines[2]
     for name in names:
         (folder / name).chmod(0o600)
-    assert not list(find_exposed(config.secret_files))
+    assert not list(find_exposed(secret_files(config)))
 
 
 SASL = """\
