@@ -1,14 +1,16 @@
 """What the command `check` prints of a sound configuration: hints, and the rules of a client."""
 
+import socket
 from collections.abc import Iterator, Sequence
 
 from metrics.clock import MS_PER_SECOND
-from proxy.config import tier_names, worker_ports
 from proxy.config.descriptors import share_files
+from proxy.config.endpoints import MACHINE_PLACEHOLDER, ip_address
 from proxy.config.fields import fields_of, format_duration
 from proxy.config.files import find_exposed
 from proxy.config.models import HIDE_PASSWORD, Config
 from proxy.config.secrets import secret_files
+from proxy.config.worker_ports import share_of
 from proxy.pipeline.graph import PipelineGraph, find_endless
 from proxy.quota.entities import DEFAULT, TRAFFIC_KINDS, ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule, RuleTable
@@ -16,6 +18,9 @@ from proxy.quota.values import shown
 
 REQUEST_TIMEOUT_S = 30.0
 """Kafka's default of `request.timeout.ms`: after so long clients give up on a request."""
+
+SHOWN_SHARES = 3
+"""So many workers' ports are written out."""
 
 NOBODY = ""
 """A user that no rule names."""
@@ -36,8 +41,8 @@ def find_hints(config: Config, table: RuleTable) -> Iterator[str]:
     if config.state.kind == "memory" and any(rule.adaptive for rule in config.quotas.rules):
         loss = "after a restart of the proxy the first batch of each adaptive query is not bounded"
         yield f"state.kind is memory: {loss}; fix: write sqlite or kafka"
-    yield from worker_ports.find_port_hints(config)
-    yield from tier_names.find_name_hints(config)
+    yield from find_port_hints(config)
+    yield from find_name_hints(config)
     yield from find_advice(config, table)
 
 
@@ -147,6 +152,58 @@ def rules_of_client(
             if match is not None:
                 found[match.rule.number] = match.rule
     return [found[number] for number in sorted(found)]
+
+
+def find_port_hints(config: Config) -> Iterator[str]:
+    """Yield a line for each listener, how its workers share the ports of brokers."""
+    workers = config.worker_count
+    for listener in config.listeners if workers > 1 else ():
+        ports, place = listener.broker_ports, f"workers: {workers}, listener {listener.name}"
+        if ports is None:
+            continue
+        if ports.any_free:
+            yield f"{place}: each worker takes any free port for each broker"
+        elif listener.sni is not None:
+            last = ports.first + workers - 1
+            yield f"{place}: the workers have ports {ports.first} to {last}, with all brokers each"
+        else:
+            share, *more = (share_of(ports, workers, number) for number in range(workers))
+            parts = ", ".join(map(str, (share, *more[: SHOWN_SHARES - 1])))
+            parts += ", ..." if workers > SHOWN_SHARES else ""
+            ids = "id 0" if len(share) == 1 else f"ids 0 to {len(share) - 1}"
+            yield (
+                f"{place}: each worker has {share.count} ({parts}), for brokers with {ids}; fix, "
+                "if there are others: widen broker_ports"
+            )
+
+
+def find_name_hints(config: Config) -> Iterator[str]:
+    """Yield a line for each name that a file which is the same on all machines gives to all."""
+    tier = config.tier
+    for listener in config.listeners if tier is not None else ():
+        for key, name in (("advertised_host", listener.advertised_host), ("tls.sni", listener.sni)):
+            if tier and name and MACHINE_PLACEHOLDER not in name and not _is_of(name, tier.machine):
+                yield (
+                    f"tier: {tier.name}, listener {listener.name}: {key} {name} does not say which "
+                    f"machine it is, and must lead to {tier.machine} alone; fix, if other machines "
+                    f"have it too: write {MACHINE_PLACEHOLDER} in it"
+                )
+
+
+def _is_of(name: str, machine: str) -> bool:
+    """Return whether a name has the machine's in it, or is an address of this computer."""
+    address = ip_address(name)
+    if address is None:
+        return machine.lower() in name.lower().split(".")
+    if address.is_loopback:  # all machines are on this computer, as in a trial
+        return True
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6  # noqa: PLR2004
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((name, 0))
+    except OSError:
+        return False
+    return True
 
 
 def find_advice(config: Config, table: RuleTable) -> Iterator[str]:

@@ -5,11 +5,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from proxy.config import endpoints, worker_ports
+from proxy.config import endpoints
 from proxy.config.document import Loc
 from proxy.config.fields import OTHER_PLACE, Conflict, find_repeated
 from proxy.config.models import Config
 from proxy.config.pipeline_models import keys_in_file
+from proxy.config.workers import AUTO
 from proxy.pipeline import graph
 from proxy.quota.values import shown
 
@@ -57,7 +58,7 @@ def find_contradictions(config: Config) -> Iterator[Conflict]:
             fix = "remove some, or raise limits.max_client_entities"
             yield Conflict((section,), message, fix)
     yield from _unknown_listeners(config)
-    yield from worker_ports.find_port_conflicts(config)
+    yield from _too_few_ports(config)
     yield from _tier_conflicts(config) if config.tier else _names_without_tier(config)
 
 
@@ -139,6 +140,23 @@ def _unknown_listeners(config: Config) -> Iterator[Conflict]:
             message = f"no listener has the name {shown(rule.listener)}"
             loc = ("quotas", "rules", at, "listener")
             yield Conflict(loc, message, f"write {' or '.join(nearest)}")
+
+
+def _too_few_ports(config: Config) -> Iterator[Conflict]:
+    """Yield that a listener has fewer ports for brokers than there are workers."""
+    workers = config.worker_count
+    those = f"{workers} workers" + (" (auto)" if config.workers == AUTO else "")
+    for at, listener in enumerate(config.listeners if workers > 1 else ()):
+        loc, ports = ("listeners", at, "broker_ports"), listener.broker_ports
+        if ports is None:
+            message = f"is missing, and each of {those} needs a port of its own"
+            fix = f"add it with {workers} ports, for example: broker_ports: 19100-"
+            yield Conflict(loc, message, fix + str(19099 + workers))
+        elif not ports.any_free and len(ports) < workers:
+            message = f"{ports} has {ports.count}, too few for {those}"
+            each = "one for each worker" + ("" if listener.sni else " and broker")
+            fix = f"write {workers} ports or more, {each}, or fewer workers"
+            yield Conflict(loc, message, fix)
 
 
 def _tier_conflicts(config: Config) -> Iterator[Conflict]:

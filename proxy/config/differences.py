@@ -5,9 +5,8 @@ from typing import Any
 
 from metrics.clock import MS_PER_SECOND
 from proxy.config.fields import fields_of
-from proxy.config.models import Config
+from proxy.config.models import Config, RuleSection
 from proxy.quota.entities import QuotaKind
-from proxy.quota.validation import RULE_KEYS
 
 MAX_SHOWN_KEYS = 50
 """Keys of one change that are shown; a file may be new as a whole."""
@@ -17,8 +16,6 @@ MAX_VALUE_CHARS = 100
 
 REST_KEY = "more"
 """Under it stands how many keys are not shown."""
-
-_RULE_ATTRIBUTES = tuple((key, key.replace("-", "_")) for key in RULE_KEYS)
 
 ShownValues = dict[str, object]
 
@@ -73,11 +70,9 @@ def _in_seconds(name: str, value: Any) -> Any:
 
 def _name(item: object) -> str:
     """Return how an item of a list is called; a rule by the clients that it is for."""
-    values = vars(item)  # to ask a model for what it has not takes long
-    if "name" in values:
-        return str(values["name"])
-    found = ((key, values.get(attribute)) for key, attribute in _RULE_ATTRIBUTES)
-    return ",".join([f"{key}={value}" for key, value in found if value is not None])
+    if isinstance(item, RuleSection):
+        return ",".join([f"{key}={value}" for key, value in item.named.items()])
+    return str(vars(item).get("name", ""))
 
 
 def _shown(path: str, value: object) -> object:

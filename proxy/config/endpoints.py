@@ -56,6 +56,11 @@ class PortRange:
         return self.last - self.first + 1
 
     @property
+    def count(self) -> str:
+        """How many ports there are, for people."""
+        return "1 port" if len(self) == 1 else f"{len(self)} ports"
+
+    @property
     def any_free(self) -> bool:
         """Whether the system chooses a free port for each broker."""
         return self.first == 0
