@@ -89,15 +89,13 @@ def parse_endpoint(value: object) -> HostPort:
 
 def parse_bind(value: object) -> HostPort:
     """Read `HOST:PORT` to listen on; port 0 is any free one. Raises BadValueError for all else."""
-    if not isinstance(value, str):
-        raise BadValueError(f"{shown(value)} is not HOST:PORT", _ENDPOINT_FIX)
-    match = _HOST_AND_PORT.fullmatch(value)
+    match = _HOST_AND_PORT.fullmatch(value) if isinstance(value, str) else None
     if match is None:
-        raise BadValueError(f"{shown(value)} is not HOST:PORT", _endpoint_fix(value))
+        fix = _endpoint_fix(value) if isinstance(value, str) else _ENDPOINT_FIX
+        raise BadValueError(f"{shown(value)} is not HOST:PORT", fix)
     port = _port(match["port"])
     if match["ipv6"] is not None:
-        address = ip_address(match["ipv6"])
-        if not isinstance(address, ipaddress.IPv6Address):
+        if not isinstance(ip_address(match["ipv6"]), ipaddress.IPv6Address):
             message = f"{shown(value)} has no IPv6 address in its brackets"
             raise BadValueError(message, _ENDPOINT_FIX)
         return HostPort(match["ipv6"], port)
@@ -109,10 +107,9 @@ def parse_bind(value: object) -> HostPort:
 
 def _endpoint_fix(text: str) -> str:
     host, _, port = text.rpartition(":")
-    if ":" in host and ip_address(host) is not None:
-        return _IPV6_FIX.format(host, port)
-    if ":" in text and ip_address(text) is not None:
-        return _IPV6_FIX.format(text, "PORT")
+    for address, its_port in ((host, port), (text, "PORT")):
+        if ":" in address and ip_address(address) is not None:
+            return _IPV6_FIX.format(address, its_port)
     if ip_address(text) is not None or _HOST_NAME.fullmatch(text):
         return f"add the port: {text}:PORT"
     return _ENDPOINT_FIX

@@ -1,7 +1,7 @@
 """The configuration as frozen models: which keys there are, their types and defaults.
 
-The names of the keys are contracts with users. A model checks its values, and that they agree; what
-concerns several sections together is in `checks`.
+The names of the keys are contracts with users, and examples/quota-proxy.yaml says what each means.
+A model checks its values, and that they agree; what concerns several sections is in `checks`.
 """
 
 import socket
@@ -107,11 +107,7 @@ class ServerTls(fields.Section):
 
 
 class ListenerTls(ServerTls):
-    """TLS to the clients.
-
-    With `sni`, the brokers share the listener's one port and are told apart by the server name that
-    a client asks for.
-    """
+    """TLS to the clients. With `sni` brokers are told apart by the name that a client asks for."""
 
     sni: fields.Sni | None = None
 
@@ -119,8 +115,7 @@ class ListenerTls(ServerTls):
 class ListenerSection(fields.Section):
     """Where clients connect, and which addresses are advertised to them.
 
-    `bind` takes bootstrap connections. Broker N is reached at port `broker_ports.first + N` of
-    `advertised_host`. `broker_ports` is None only when `tls.sni` tells the brokers apart.
+    `broker_ports` is None only when `tls.sni` tells the brokers apart.
     """
 
     name: fields.Text = Field(examples=["name: default"])
@@ -171,7 +166,6 @@ class RuleSection(_RuleBounds):  # type: ignore[misc]  # mypy knows no model tha
 
     adaptive: AdaptiveSection | None = None
     expected: StrictBool = False
-    """Whether its clients live at their bound, so that nobody need be told."""
 
     @property
     def named(self) -> dict[str, str]:
@@ -205,12 +199,7 @@ class RuleSection(_RuleBounds):  # type: ignore[misc]  # mypy knows no model tha
 
 
 class QuotasSection(fields.Section):
-    """How rates are measured (Kafka's defaults), and the rules in the order of the file.
-
-    `burst` is how much of its bound a client that was quiet may take at once, in seconds; 0 for
-    nothing, None for what Kafka's quotas let pass. With `source` kafka the cluster's own client
-    quotas are in force as well, before the rules.
-    """
+    """How rates are measured, and the rules in the order of the file."""
 
     source: Literal["file", "kafka"] = "file"
     window: fields.Duration = 1.0
@@ -227,12 +216,7 @@ class QuotasSection(fields.Section):
 
 
 class ThrottleSection(fields.Section):
-    """How a client over its quota is slowed.
-
-    `max_delay` is the longest single hold, in seconds; what is left over goes into the next one.
-    Kafka clients give up on a request after `request.timeout.ms`, 30 s. Without `enforce` nobody is
-    slowed.
-    """
+    """How a client over its quota is slowed."""
 
     mode: Literal["delay", "mute"] = "delay"
     max_delay: fields.Duration = 20.0
@@ -253,11 +237,7 @@ class LimitsSection(fields.Section):
 
 
 class StateSection(fields.Section):
-    """Where state outlives a restart. `path` is of use only to `sqlite`, `topic` only to `kafka`.
-
-    The topic is in the cluster behind the proxy, is made by it, and serves one proxy. `on_damage`
-    is what becomes of a start when the file of `sqlite` is damaged.
-    """
+    """Where state outlives a restart."""
 
     kind: Literal["memory", "sqlite", "kafka"] = "sqlite"
     path: fields.FilePath = Field(default=Path("quota-proxy.db"), validate_default=True)
@@ -274,10 +254,7 @@ class StateSection(fields.Section):
 
 
 class TokenSection(fields.Section):
-    """A bearer token and what those may do who show it.
-
-    `queries` are those that the right to report is for, without it all.
-    """
+    """A bearer token and what those may do who show it; without `queries` they report of all."""
 
     name: fields.TokenName = Field(examples=["name: spark"])
     token_file: fields.TokenFile = Field(examples=["token_file: spark-token"])
@@ -303,12 +280,7 @@ class TokenSection(fields.Section):
 
 
 class AdminSection(fields.Section):
-    """The HTTP server for metrics, health and the API; others may reach it only with a token.
-
-    `token_file` holds a token with all rights. `open_paths` need no token also where reading does.
-    `hosts` are names that the server is asked by; `{machine}` in one is this machine's name, also
-    without a tier.
-    """
+    """The HTTP server for metrics, health and the API; others may reach it only with a token."""
 
     bind: fields.Bind = endpoints.HostPort("127.0.0.1", 9644)
     tls: ServerTls | None = None
@@ -342,13 +314,7 @@ class AdminSection(fields.Section):
 
 
 class TierSection(fields.Section):
-    """Several machines that serve one cluster as one; each holds its own part of the clients.
-
-    `machine` is the name of this one, by default its host name; it stands for `{machine}` in
-    `advertised_host`, `tls.sni`, `admin.hosts` and here. Other machines reach this one's admin
-    port at `admin_host`, by default the first listener's `advertised_host`, with the token of
-    `admin.token_file`.
-    """
+    """Several machines that serve one cluster as one; each holds its own part of the clients."""
 
     name: fields.Topic = Field(examples=["name: quota-proxy"])
     machine: fields.MachineName = Field(default_factory=_host_name, validate_default=True)
@@ -356,10 +322,7 @@ class TierSection(fields.Section):
 
 
 class ProgressSection(fields.Section):
-    """How queries are followed.
-
-    With `answer_lookups` the look-ups of their executors are answered from what was just fetched.
-    """
+    """How queries are followed."""
 
     answer_lookups: StrictBool = True
 

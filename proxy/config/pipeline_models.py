@@ -31,7 +31,7 @@ Band = Annotated[
 
 @dataclass(frozen=True, kw_only=True, config=fields.ONLY_KNOWN_KEYS)
 class PipelineSource(SourceSettings):
-    """A producer, by its client id, of topics that no stage produces. Rates are records/s."""
+    """A producer, by its client id, of topics that no stage produces."""
 
     client_id: fields.Client = Field(alias="client-id", examples=["client-id: feed"])
     produces: tuple[fields.Topic, ...] = Field(examples=["produces: [orders]"])
@@ -41,11 +41,7 @@ class PipelineSource(SourceSettings):
 
 @dataclass(frozen=True, kw_only=True, config=fields.ONLY_KNOWN_KEYS)
 class PipelineStage(StageSettings):
-    """A Structured Streaming query, or the clients that together do one step.
-
-    `queries` are Spark's queryNames; a stage without these and without `client_ids` is the query
-    of its own name. Rates and the `band` are records/s.
-    """
+    """A Structured Streaming query, or the clients that together do one step."""
 
     name: fields.Text = Field(examples=["name: enrich"])
     queries: tuple[fields.Text, ...] = Field(default=())
@@ -88,12 +84,7 @@ class PendingLimit(fields.Section):
 
 
 class PipelineSection(fields.Section):
-    """Stages and sources that are joined by topics.
-
-    With `hold_producers` sources are slowed as well, by their produce quota. Above `max_lag`
-    records before a stage it asks for less, whatever its band says. A source batch that is not
-    finished after `timeout` has failed.
-    """
+    """Stages and sources that are joined by topics."""
 
     name: fields.Text = Field(examples=["name: orders"])
     hold_producers: StrictBool = False

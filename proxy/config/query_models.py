@@ -32,12 +32,7 @@ def _default_hold_ms(data: dict[str, Any]) -> float:
 class AdaptiveSection(fields.Section):
     """How a rule's `consumer_byte_rate` follows the rate at which a query processes.
 
-    Rates are records per second; None is no limit. `estimator` is `cost`, or `pid` where a gain is
-    given: `proportional`, `integral` and `derivative` are those of Spark Streaming's
-    PIDRateEstimator; None is its default. `batch_interval` is the query's trigger interval; None:
-    it is learnt. `initial_rate` is that of a run's first batches; None: that of the runs before,
-    else `min_rate`, under a processing-time trigger. `hold`: for how long a bound stays when
-    reports stop; by default 30 s, or two batch intervals where that is longer.
+    None stands for no limit, or for the default of AdaptiveBound.
     """
 
     min_rate: fields.RecordRate = 100.0
@@ -84,12 +79,7 @@ class AdaptiveSection(fields.Section):
 
 @dataclass(frozen=True, kw_only=True, config=fields.ONLY_KNOWN_KEYS)
 class QuerySection(QuerySettings):
-    """A Structured Streaming query whose progress is followed.
-
-    `name` is Spark's queryName, and the label in metrics. `client_id` is its `kafka.client.id`,
-    by default the name. What is completed is committed to the consumer group `commit_group`, if
-    any. After `stuck_after` without progress where there is more to read comes an alarm.
-    """
+    """A Structured Streaming query whose progress is followed."""
 
     name: fields.Text = Field(examples=["name: orders"])
     client_id: fields.QueryClient = Field(

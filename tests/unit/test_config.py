@@ -106,7 +106,7 @@ def error_cases() -> Iterator[object]:
     _, *cases = (HERE / "config_errors.txt").read_text().split("=== ")
     for case in cases:
         name, rest = case.split("\n", 1)
-        content, message = rest.split("-----\n", 1)
+        content, message = rest.replace("[minimal]\n", MINIMAL).split("-----\n", 1)
         yield pytest.param(content, message.strip(), id=name)
 
 
