@@ -201,21 +201,12 @@ def _milliseconds(value: object) -> float:
     return parse_duration(value) * MS_PER_SECOND
 
 
-def _check_token_name(name: str) -> str:
-    if name in RESERVED_NAMES:
-        message = f"{shown(name)} is the name of {RESERVED_NAMES[name]}"
-        raise BadValueError(message, "choose another name")
-    return name
-
-
-def _has_inner_star(pattern: str) -> bool:
-    return ANY_REST in pattern.removesuffix(ANY_REST)
-
-
 def _is_unprintable(text: str) -> bool:
     return not text.isprintable()
 
 
+_INNER_REST = re.compile(rf".*{re.escape(ANY_REST)}.+", re.DOTALL)
+_OTHER_NAME = "choose another name"
 _UNPRINTABLE = "{} is not printable"
 _TOO_LONG = "{} is longer than a Kafka request can be"
 _TOO_SHORT = "{} is shorter than a millisecond"
@@ -250,12 +241,15 @@ Text = Annotated[str, BeforeValidator(parse_text)]
 Prefix = Annotated[str, BeforeValidator(parse_prefix)]
 TokenName = Annotated[
     Text,
-    AfterValidator(_check_token_name),
-    refuse(_is_unprintable, _UNPRINTABLE, "choose another name"),
+    *(
+        refuse(name.__eq__, f"{{}} is the name of {whose}", _OTHER_NAME)
+        for name, whose in RESERVED_NAMES.items()
+    ),
+    refuse(_is_unprintable, _UNPRINTABLE, _OTHER_NAME),
 ]
 QueryPattern = Annotated[
     Text,
-    refuse(_has_inner_star, f"{{}} has a {ANY_REST} before its end", PATTERN_FIX),
+    refuse(_INNER_REST.fullmatch, f"{{}} has a {ANY_REST} before its end", PATTERN_FIX),
     refuse(ANY_REST.__eq__, "{} is every query", "remove queries: then it is for all"),
     refuse(_is_unprintable, _UNPRINTABLE, PATTERN_FIX),
 ]
