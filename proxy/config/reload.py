@@ -76,12 +76,10 @@ class LoadLog:
             counter.labels(result)
         self.add(LoadAttempt(time.time(), "ok", "loaded at the start"))
 
-    def record(self, result: str, message: str) -> LoadAttempt:
+    def record(self, result: str, message: str) -> None:
         """Count a load that was just made, and remember it."""
         self._counter.labels(result).inc()
-        attempt = LoadAttempt(time.time(), result, message)
-        self.add(attempt)
-        return attempt
+        self.add(LoadAttempt(time.time(), result, message))
 
     def add(self, attempt: LoadAttempt) -> None:
         """Remember a load that is counted elsewhere."""
@@ -168,12 +166,9 @@ class Reloader:
         except Exception as error:  # a defect of ours must not end the proxy
             self._failed(f"unexpected error: {error}", error)
         else:
-            waiting = ", ".join(
-                key
-                for key in NEEDS_RESTART
-                if attrgetter(key)(config) != attrgetter(key)(self._at_start)
-            )
-            message = f"after a restart: {waiting}" if waiting else "in force"
+            parts = ((key, attrgetter(key)) for key in NEEDS_RESTART)
+            waiting = [key for key, part in parts if part(config) != part(self._at_start)]
+            message = f"after a restart: {', '.join(waiting)}" if waiting else "in force"
             message += f"; {rules}" if rules else ""
             self._in_force = config
             self._log.record("ok", message)
