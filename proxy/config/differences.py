@@ -71,7 +71,7 @@ def _in_seconds(name: str, value: Any) -> Any:
 def _name(item: object) -> str:
     """Return how an item of a list is called; a rule by the clients that it is for."""
     if isinstance(item, RuleSection):
-        return ",".join([f"{key}={value}" for key, value in item.named.items()])
+        return ",".join([f"{key}={value}" for key, value in item.rule_keys.items()])
     return str(vars(item).get("name", ""))
 
 

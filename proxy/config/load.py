@@ -63,12 +63,12 @@ def _problems(document: YamlDocument, detail: ErrorDetails) -> Iterator[ConfigPr
     loc, reason = detail["loc"], detail.get("ctx", {}).get("error")
     is_known_key = detail["type"] not in _UNKNOWN_KEY
     # A key without a value, or one that is misread, is one mistake, whatever the model says.
-    told = {problem.key for problem in document.problems}
+    reported = {problem.key for problem in document.problems}
     if isinstance(reason, ConflictError):
         if not any(empty[: len(loc)] == loc for empty in document.empty):
             yield from (_conflict(document, loc, each) for each in reason.conflicts)
     elif detail["type"] != _NOT_CALLED and not (
-        is_known_key and (loc in document.empty or key_path(loc) in told)
+        is_known_key and (loc in document.empty or key_path(loc) in reported)
     ):
         yield document.problem(loc, *_words(detail))
 

@@ -168,7 +168,7 @@ class RuleSection(_RuleBounds):  # type: ignore[misc]  # mypy knows no model tha
     expected: StrictBool = False
 
     @property
-    def named(self) -> dict[str, str]:
+    def rule_keys(self) -> dict[str, str]:
         """The keys that the rule names, as they stand in the file."""
         keys = ((key, getattr(self, key.replace("-", "_"))) for key in RULE_KEYS)
         return {key: value for key, value in keys if value is not None}
@@ -180,7 +180,7 @@ class RuleSection(_RuleBounds):  # type: ignore[misc]  # mypy knows no model tha
         return {kind: bound for kind, bound in bounds.items() if bound is not None}
 
     def find_conflicts(self) -> Iterator[Conflict]:  # noqa: D102
-        keys, shared, adaptive = self.named, self.scope == "shared", self.adaptive is not None
+        keys, shared, adaptive = self.rule_keys, self.scope == "shared", self.adaptive is not None
         problems = find_bound_problems(keys, self.bounds, shared=shared, adaptive=adaptive)
         for problem in (*find_key_problems(keys), *problems):
             path = (problem.key,) if problem.key else ()
@@ -208,8 +208,9 @@ class QuotasSection(fields.Section):
     rules: tuple[RuleSection, ...] = ()
 
     def find_conflicts(self) -> Iterator[Conflict]:  # noqa: D102
-        named = ((("rules", at), tuple(rule.named.items())) for at, rule in enumerate(self.rules))
-        for loc, keys, earlier in fields.find_repeated(named):
+        keyed = [tuple(rule.rule_keys.items()) for rule in self.rules]
+        located = ((("rules", at), keys) for at, keys in enumerate(keyed))
+        for loc, keys, earlier in fields.find_repeated(located):
             words = ", ".join(f"{key}: {value}" for key, value in keys)
             message = f"is for the same clients ({words}) as {fields.OTHER_PLACE}"
             yield Conflict(loc, message, "put the quotas of both into one rule", earlier)

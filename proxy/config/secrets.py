@@ -105,13 +105,13 @@ def read_secrets(config: Config) -> Secrets:
     )
     certificates: list[Certificate] = []
     for name, tls in servers.items():
-        certificates += _shown_by(tls, "server", "client_ca", f"listeners {name!r}", name)
-    certificates += _shown_by(upstream, "client", "broker_ca", "cluster.tls")
-    certificates += _shown_by(admin.tls, "admin", "admin_ca", "admin.tls")
+        certificates += _certificates_of(tls, "server", "client_ca", f"listeners {name!r}", name)
+    certificates += _certificates_of(upstream, "client", "broker_ca", "cluster.tls")
+    certificates += _certificates_of(admin.tls, "admin", "admin_ca", "admin.tls")
     return replace(secrets, certificates=tuple(certificates))
 
 
-def _shown_by(
+def _certificates_of(
     tls: AnyTls | None, role: str, authorities: str, section: str, listener: str = NO_LISTENER
 ) -> Iterator[Certificate]:
     """Yield the certificates of a section of TLS, its own and those of its authorities."""

@@ -13,6 +13,7 @@ from functools import partial
 from proxy.cluster.upstream import UNKNOWN_TOPIC, name_of
 from proxy.config import Config
 from proxy.config.check_report import rules_of_client
+from proxy.progress.query import QuerySettings
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.rules import Rule, RuleTable
 from proxy.quota.selector import selector
@@ -51,26 +52,6 @@ _ok, _note, _wrong, _unknown = (partial(Finding, verdict) for verdict in Judgeme
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
-    """The query that is looked at."""
-
-    name: str
-    client_id: str
-    is_followed: bool
-    """Whether `queries` names it."""
-    commit_group: str | None = None
-
-    @classmethod
-    def of(cls, config: Config, name: str) -> "Subject":
-        """Return the query with this name, or else this client id, as the configuration has it."""
-        for key in ("name", "client_id"):
-            for query in config.queries:
-                if getattr(query, key) == name:
-                    return cls(query.name, query.client_id, True, query.commit_group)
-        return cls(name, name, False)
-
-
-@dataclass(frozen=True, slots=True)
 class AdminSight:
     """What the admin port of the running proxy says."""
 
@@ -106,23 +87,32 @@ class ListenerSight:
     """The error code of each topic that was asked for."""
 
 
+def find_query(config: Config, name: str) -> QuerySettings:
+    """Return the query with this name or else client id; for none, one that is not followed."""
+    for key in ("name", "client_id"):
+        for each in config.queries:
+            if getattr(each, key) == name:
+                return each
+    return QuerySettings(name=name, client_id=name)
+
+
 def check_query(
     config: Config,
     table: RuleTable,
-    subject: Subject,
+    query: QuerySettings,
     admin: AdminSight,
     listeners: Sequence[ListenerSight],
 ) -> Iterator[Finding]:
     """Yield what is wrong or well, causes first."""
-    yield from _rule(config, table, subject)
-    yield _followed(config, table, subject)
+    yield from _rule(config, table, query)
+    yield _followed(config, table, query)
     yield from _admin(table, admin)
     yield from _listeners(listeners)
     if admin.failure is None:
-        progress = progress_of(admin, subject)
+        progress = progress_of(admin, query)
         yield from _topics(listeners)
-        yield _client(subject, admin, progress)
-        yield from _reports(subject, admin, progress)
+        yield _client(query, admin, progress)
+        yield from _reports(query, admin, progress)
         if progress is not None and progress["last_heard"] is not None:
             yield from _advice(progress)
             yield from _trouble(progress)
@@ -132,9 +122,9 @@ def check_query(
             yield _unknown(check, "not checked: only the running proxy knows")
 
 
-def progress_of(admin: AdminSight, subject: Subject) -> Document | None:
+def progress_of(admin: AdminSight, query: QuerySettings) -> Document | None:
     """Return the progress of the query, if the proxy knows of it."""
-    for key, value in (("name", subject.name), ("client_id", subject.client_id)):
+    for key, value in (("name", query.name), ("client_id", query.client_id)):
         for each in admin.queries:
             if each[key] == value:
                 return each
@@ -146,13 +136,10 @@ def _names(rule: Rule) -> bool:
     return rule.client_id not in (None, DEFAULT) or rule.client_id_prefix is not None
 
 
-def _rule(config: Config, table: RuleTable, subject: Subject) -> Iterator[Finding]:
-    client_id = subject.client_id
+def _rule(config: Config, table: RuleTable, query: QuerySettings) -> Iterator[Finding]:
+    client_id = query.client_id
     rules = rules_of_client(config, table, READING, client_id)
-    known = [
-        rule.client_id for rule in config.quotas.rules if rule.client_id not in (None, DEFAULT)
-    ]
-    near = _near(client_id, known)
+    near = _near(client_id, [rule.client_id for rule in table.rules if rule.client_id != DEFAULT])
     add = f"add {{client-id: {client_id}, consumer_byte_rate: 10MiB}} to quotas.rules"
     if near is not None and not any(map(_names, rules)):
         what = f"no rule names client id {client_id!r}, and one names {near!r}"
@@ -174,16 +161,16 @@ def _rule(config: Config, table: RuleTable, subject: Subject) -> Iterator[Findin
                 yield _note("rule", f"{rule.title} is not enforced: nobody is held")
 
 
-def _followed(config: Config, table: RuleTable, subject: Subject) -> Finding:
-    group = f"{subject.name}-progress"
-    if subject.is_followed:
-        to = f"committed to {subject.commit_group}" if subject.commit_group else "not committed"
+def _followed(config: Config, table: RuleTable, query: QuerySettings) -> Finding:
+    group = f"{query.name}-progress"
+    if query in config.queries:
+        to = f"committed to {query.commit_group}" if query.commit_group else "not committed"
         return _ok("queries", f"queries names it; what it completes is {to}")
-    fix = f"add {{name: {subject.name}, commit_group: {group}}} to queries"
-    if any(rule.adaptive for rule in rules_of_client(config, table, READING, subject.client_id)):
+    fix = f"add {{name: {query.name}, commit_group: {group}}} to queries"
+    if any(rule.adaptive for rule in rules_of_client(config, table, READING, query.client_id)):
         text = "only its adaptive rule has it followed, so what it completes is not committed"
         return _note("queries", text, fix)
-    text = f"queries does not name {subject.name!r}: its lag is not followed, nothing is committed"
+    text = f"queries does not name {query.name!r}: its lag is not followed, nothing is committed"
     return _wrong("queries", text, fix)
 
 
@@ -259,39 +246,37 @@ def _topics(listeners: Iterable[ListenerSight]) -> Iterator[Finding]:
             yield _ok("topic", f"the cluster has {topic!r}")
 
 
-def _client(subject: Subject, admin: AdminSight, progress: Document | None) -> Finding:
-    client_id = subject.client_id
+def _client(query: QuerySettings, admin: AdminSight, progress: Document | None) -> Finding:
+    client_id = query.client_id
     open_now = sum(each["client_id"] == client_id for each in admin.connections)
     if open_now:
-        text = f"{open_now} connections with client id {client_id!r} are open"
-        return _ok("client", text)
+        return _ok("client", f"{open_now} connections with client id {client_id!r} are open")
     partitions = () if progress is None else progress["partitions"]
     if any(each["delivered_to"] for each in partitions):
         text = f"client id {client_id!r} has read through the proxy, and is not connected now"
         return _note("client", text)
-    fix = (
-        "give the source the options client_options() makes: kafka.bootstrap.servers of the proxy "
-    )
-    fix += f"and kafka.client.id {client_id!r}"
+    fix = "give the source the options client_options() makes: kafka.bootstrap.servers of the "
+    fix += f"proxy and kafka.client.id {client_id!r}"
     text = f"no client with client id {client_id!r} is connected to the proxy"
     names = [each["client_id"] for each in admin.connections if each["client_id"]]
     by_group = next((name for name in names if name.startswith(f"consumer-{client_id}-")), None)
     if by_group is not None:
         text += f", but {by_group!r} is: with groupIdPrefix nobody can tell whose look-ups they are"
-        fix = (
-            f"let client_options() set kafka.client.id, without by_group; then it is {client_id!r}"
-        )
+        fix = "let client_options() set kafka.client.id, without by_group; then it is "
+        fix += repr(client_id)
     elif near := _near(client_id, names):
         text += f", but {near!r} is"
         fix = f"let kafka.client.id, the rule and queries say the same: {client_id!r}"
     return _wrong("client", text, fix)
 
 
-def _reports(subject: Subject, admin: AdminSight, progress: Document | None) -> Iterator[Finding]:
+def _reports(
+    query: QuerySettings, admin: AdminSight, progress: Document | None
+) -> Iterator[Finding]:
     add = f"call spark.streams.addListener(QuotaListener({admin.url!r}, token=...)) in the driver "
-    add += f"before the query starts, and queryName({subject.name!r}) on it"
+    add += f"before the query starts, and queryName({query.name!r}) on it"
     if progress is None or progress["last_heard"] is None:
-        text = f"no report of the query {subject.name!r} has come in since the proxy started"
+        text = f"no report of the query {query.name!r} has come in since the proxy started"
         heard = [each["name"] for each in admin.queries if each["last_heard"] is not None]
         if heard:
             text += f"; there are of {', '.join(map(repr, heard[:NAMES_SHOWN]))}"
@@ -303,9 +288,8 @@ def _reports(subject: Subject, admin: AdminSight, progress: Document | None) -> 
     reports, state = progress["reports"], progress["state"]
     refused = {why: count for why, count in reports["refused"].items() if why != "repeated"}
     if refused:
-        counts = _counted(refused)
         fix = "see the driver's logger quota_listener; one client id belongs to one query"
-        yield _wrong("reports", f"some of its reports were refused: {counts}", fix)
+        yield _wrong("reports", f"some of its reports were refused: {_counted(refused)}", fix)
     if state == "failed":
         text = f"the query has failed: {progress['error']}"
         yield _wrong("reports", text, "mend that in the job, and start it again")
@@ -316,8 +300,7 @@ def _reports(subject: Subject, admin: AdminSight, progress: Document | None) -> 
     elif state in SERVING:
         batch = progress["batch"]
         done = f"last batch {batch['id']}" if batch is not None else "no batch has ended yet"
-        text = f"its listener reports: {state}, {done}"
-        yield _ok("reports", text)
+        yield _ok("reports", f"its listener reports: {state}, {done}")
     else:
         yield _note("reports", "its last run has ended")
 
@@ -357,10 +340,6 @@ def _counted(counts: Mapping[str, int]) -> str:
 
 def _near(name: str, others: Iterable[str | None]) -> str | None:
     """Return another name that was perhaps meant: spelt alike, whatever its blanks and capitals."""
-    folded = {_folded(other): other for other in others if other is not None and other != name}
-    alike = difflib.get_close_matches(_folded(name), folded, n=1, cutoff=LIKENESS)
-    return folded[alike[0]] if alike else None
-
-
-def _folded(name: str) -> str:
-    return name.strip().casefold()
+    known = {each.strip().casefold(): each for each in others if each not in (None, name)}
+    alike = difflib.get_close_matches(name.strip().casefold(), known, n=1, cutoff=LIKENESS)
+    return known[alike[0]] if alike else None

@@ -100,21 +100,15 @@ def _config(start: Start) -> str:
         config_file=CONFIG_FILE,
         servers=", ".join(_plain(str(server)) for server in start.servers),
         host=_plain(start.host),
-        bind_host=_bind_host(start),
+        bind_host=LOOPBACK if start.is_local else EVERY_INTERFACE,
         bootstrap_port=BOOTSTRAP_PORT,
         admin_port=ADMIN_PORT,
         admin_token_file=ADMIN_TOKEN_FILE,
         report_token=f", reports that in {SPARK_TOKEN_FILE}" if has_query else "",
         rules=_RULE.substitute(name=name) if has_query else _EXAMPLE_RULE,
-        queries=_QUERIES.substitute(name=name, group=f"{start.query}-progress")
-        if has_query
-        else "",
-        tokens=_TOKENS if has_query else "",
+        queries=_QUERIES.substitute(name=name, group=f"{start.query}-progress") * has_query,
+        tokens=_TOKENS * has_query,
     )
-
-
-def _bind_host(start: Start) -> str:
-    return LOOPBACK if start.is_local else EVERY_INTERFACE
 
 
 def _job(start: Start, query: str) -> str:

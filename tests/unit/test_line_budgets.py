@@ -24,7 +24,7 @@ BUDGETS = {
     "proxy/workers proxy/app.py proxy/succession.py proxy/debt_records.py": Budget(5700, 1000),
     "proxy/members proxy/membership": Budget(2600, 1750),
     "proxy/member.py proxy/health.py proxy/parts.py proxy/garbage.py": Budget(700, 650),
-    "proxy/onboarding": Budget(900, 850),
+    "proxy/onboarding": Budget(860, 850),
     "proxy/queries": Budget(950, 650),
     "proxy/admin": Budget(7446, 4250),
     "proxy/config": Budget(2800, 2150),
