@@ -54,7 +54,7 @@ class AdaptiveSection(fields.Section):
             if rate is not None and rate < self.min_rate:
                 fix = f"write at least {low}, or a min_rate of at most {own}"
                 yield Conflict((key,), f"{own} is below min_rate, {low}", fix)
-            elif rate is not None and self.max_rate is not None and rate > self.max_rate:
+            elif rate is not None and self.min_rate <= (self.max_rate or 0.0) < rate:
                 fix = f"write at most {high}, or a max_rate of at least {own}"
                 yield Conflict((key,), f"{own} is above max_rate, {high}", fix)
         gains = _given_gains(vars(self))
