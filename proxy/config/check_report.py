@@ -3,10 +3,9 @@
 import socket
 from collections.abc import Iterator, Sequence
 
-from metrics.clock import MS_PER_SECOND
 from proxy.config.descriptors import share_files
 from proxy.config.endpoints import MACHINE_PLACEHOLDER, ip_address
-from proxy.config.fields import fields_of, format_duration
+from proxy.config.fields import fields_of, format_duration, format_ms
 from proxy.config.files import find_exposed
 from proxy.config.models import HIDE_PASSWORD, Config
 from proxy.config.secrets import secret_files
@@ -262,7 +261,7 @@ def _adaptive(adaptive: AdaptiveBound) -> str:
     most = f" to {adaptive.max_rate:g}" if adaptive.max_rate is not None else " or more"
     interval = "the interval that they show"
     if adaptive.batch_interval_ms is not None:
-        interval = format_duration(adaptive.batch_interval_ms / MS_PER_SECOND)
+        interval = format_ms(adaptive.batch_interval_ms)
     return (
         f"adaptive: that at most; follows the query's batches of {interval} by their "
         f"{adaptive.estimator}, {adaptive.min_rate:g}{most} records per second"

@@ -76,6 +76,11 @@ def format_duration(seconds: Seconds) -> str:
     return f"{(exact / DURATION_UNITS['ms']).normalize():f}ms"
 
 
+def format_ms(duration_ms: float) -> str:
+    """Write milliseconds as `format_duration`."""
+    return format_duration(duration_ms / MS_PER_SECOND)
+
+
 def format_number(number: float) -> str:
     """Write a finite number in digits alone: 1000000, not 1e6 or 1000000.0."""
     return f"{Decimal(repr(number)).normalize():f}"

@@ -6,10 +6,9 @@ from typing import Annotated, Final
 from pydantic import BeforeValidator, Field, StrictBool, model_validator
 from pydantic.dataclasses import dataclass
 
-from metrics.clock import MS_PER_SECOND
 from proxy.config import fields
 from proxy.config.document import Loc
-from proxy.config.fields import Conflict, format_duration
+from proxy.config.fields import Conflict, format_ms
 from proxy.pipeline.graph import PipelineSettings, SourceSettings, StageSettings, find_problems
 from proxy.quota.values import BadValueError, shown
 
@@ -59,10 +58,7 @@ class PipelineStage(StageSettings):
     _agree = model_validator(mode="after")(fields.agree)
 
     def find_conflicts(self) -> Iterator[Conflict]:  # noqa: D102
-        interval, period = (
-            format_duration(each / MS_PER_SECOND)
-            for each in (self.sampling_interval_ms, self.period_ms)
-        )
+        interval, period = map(format_ms, (self.sampling_interval_ms, self.period_ms))
         if self.sampling_interval_ms < fields.MIN_INTERVAL_MS:
             message = f"{interval} is shorter than a millisecond"
             yield Conflict(("sampling_interval",), message, "write 1ms or more")

@@ -6,9 +6,8 @@ from typing import Any, Final, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from metrics.clock import MS_PER_SECOND
 from proxy.config import fields
-from proxy.config.fields import Conflict, format_duration, format_number
+from proxy.config.fields import Conflict, format_ms, format_number
 from proxy.progress.query import STUCK_AFTER_MS, QuerySettings
 from proxy.quota.rules import AdaptiveBound
 
@@ -63,11 +62,10 @@ class AdaptiveSection(fields.Section):
             yield Conflict(("estimator",), f"cost has no {gains[0]}: that is of pid", fix)
         interval_ms = self.batch_interval_ms or 0.0
         if self.hold_ms <= interval_ms:
-            own, interval = (
-                format_duration(each / MS_PER_SECOND) for each in (self.hold_ms, interval_ms)
+            own, interval, enough = map(
+                format_ms, (self.hold_ms, interval_ms, HOLD_INTERVALS * interval_ms)
             )
             message = f"{own} is not longer than batch_interval, {interval}: each report would come"
-            enough = format_duration(HOLD_INTERVALS * interval_ms / MS_PER_SECOND)
             fix = f"write {enough} or more, or leave it out"
             yield Conflict(("hold",), f"{message} too late", fix)
 

@@ -27,7 +27,7 @@ BUDGETS = {
     "proxy/onboarding": Budget(860, 850),
     "proxy/queries": Budget(950, 650),
     "proxy/admin": Budget(7446, 4250),
-    "proxy/config": Budget(2800, 2150),
+    "proxy/config": Budget(2750, 2150),
     "proxy/devkit": Budget(1000, 0),
     "proxy/relay": Budget(5900, 4300),
     "proxy/pipeline": Budget(4000, 2700),
