@@ -18,6 +18,7 @@ from pydantic import ValidatorFunctionWrapHandler as Read
 from pydantic.fields import FieldInfo
 
 from metrics.clock import MS_PER_SECOND
+from metrics.stats import MIN_WINDOW_MS
 from proxy.config import endpoints, files
 from proxy.config.document import Loc
 from proxy.config.workers import AUTO, MAX_WORKERS
@@ -206,6 +207,10 @@ def _milliseconds(value: object) -> float:
     return parse_duration(value) * MS_PER_SECOND
 
 
+def _is_short(seconds: Seconds) -> bool:
+    return seconds * MS_PER_SECOND < MIN_WINDOW_MS
+
+
 def _is_unprintable(text: str) -> bool:
     return not text.isprintable()
 
@@ -227,6 +232,8 @@ Size = Annotated[int, BeforeValidator(parse_size)]
 FrameSize = Annotated[Size, refuse(MAX_REQUEST_BYTES.__lt__, _TOO_LONG, "write less than 2GiB")]
 Duration = Annotated[Seconds, BeforeValidator(parse_duration)]
 """Seconds, above 0."""
+Window = Annotated[Duration, refuse(_is_short, _TOO_SHORT, "write 1ms or more")]
+"""Seconds, at least a millisecond."""
 DurationOrZero = Annotated[Seconds, BeforeValidator(parse_duration_or_zero)]
 Milliseconds = Annotated[float, BeforeValidator(_milliseconds)]
 """Above 0."""

@@ -202,7 +202,7 @@ class QuotasSection(fields.Section):
     """How rates are measured, and the rules in the order of the file."""
 
     source: Literal["file", "kafka"] = "file"
-    window: fields.Duration = 1.0
+    window: fields.Window = 1.0
     samples: fields.Samples = 11
     burst: fields.DurationOrZero | None = None
     rules: tuple[RuleSection, ...] = ()

@@ -708,6 +708,7 @@ GOOD = [
     ("no sample may be out of the band", MINIMAL + SHORT_PIPELINE.replace("{name", "{ratio: 0, "
      "name")),
     ("no drain", MINIMAL + "limits: {drain_timeout: 0}\n"),
+    ("the shortest window", MINIMAL + "quotas: {window: 1ms}\n"),
     ("no burst", MINIMAL + "quotas: {burst: 0}\n"),
     ("a long burst", MINIMAL + "quotas: {burst: 10s}\n"),
     ("nothing kept", MINIMAL + "state: {kind: memory}\n"),
@@ -720,7 +721,9 @@ GOOD = [
 def test_good_configurations(
     name: str, content: str, load: Callable[[str | bytes], Config]
 ) -> None:
-    assert load(content).listeners
+    config = load(content)
+    assert config.quota_settings.window_ms >= 1
+    assert config.listeners
 
 
 SCRAP = st.sampled_from([None, 7, -1.5, "", "x", True, [], [7], ["?"], {}, {"name": "a"}])
