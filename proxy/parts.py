@@ -1,7 +1,7 @@
 """Makes from a configuration what the parts of the program take of it."""
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields
 
 from proxy.admin.port.access import Access, AdminToken, Right
 from proxy.admin.port.admin_port import PortLimits
@@ -60,14 +60,14 @@ def port_limits_of(config: Config) -> PortLimits:
 
 def limits_of(config: Config) -> Limits:
     """Return the relay's limits; the configuration's durations are seconds, too."""
-    names = (field.name for field in fields(Limits))
-    limits = Limits(**{name: getattr(config.limits, name.removesuffix("_s")) for name in names})
-    return replace(limits, max_connections=share_files(config).clients)
+    names = [field.name for field in fields(Limits)]
+    values = {name: getattr(config.limits, name.removesuffix("_s")) for name in names}
+    return Limits(**{**values, "max_connections": share_files(config).clients})
 
 
 def listener_of(config: Config, listener: ListenerSection, secrets: Secrets) -> ListenerSettings:
     """Return where a listener is and what it tells its clients."""
-    ports, tls = listener.broker_ports, listener.tls
+    ports = listener.broker_ports
     return ListenerSettings(
         name=listener.name,
         host=listener.bind.host,
@@ -75,5 +75,5 @@ def listener_of(config: Config, listener: ListenerSection, secrets: Secrets) -> 
         advertised_host=config.named(listener.advertised_host),
         broker_ports=(ports.first, ports.last) if ports else None,
         tls=secrets.listeners.get(listener.name),
-        sni=config.named(tls.sni) if tls and tls.sni else None,
+        sni=config.named(listener.sni) if listener.sni else None,
     )

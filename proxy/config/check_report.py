@@ -1,21 +1,25 @@
 """What the command `check` prints of a sound configuration: hints, and the rules of a client."""
 
+import socket
 from collections.abc import Iterator, Sequence
 
-from metrics.clock import MS_PER_SECOND
-from proxy.config import tier_names, worker_ports
 from proxy.config.descriptors import share_files
-from proxy.config.fields import Section, format_duration
+from proxy.config.endpoints import MACHINE_PLACEHOLDER, ip_address
+from proxy.config.fields import fields_of, format_duration, format_ms
 from proxy.config.files import find_exposed
 from proxy.config.models import HIDE_PASSWORD, Config
-from proxy.config.pipeline_models import PipelineSection
-from proxy.pipeline.graph import PipelineGraph, StageSettings, find_endless
+from proxy.config.secrets import secret_files
+from proxy.config.worker_ports import share_of
+from proxy.pipeline.graph import PipelineGraph, find_endless
 from proxy.quota.entities import DEFAULT, TRAFFIC_KINDS, ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule, RuleTable
 from proxy.quota.values import shown
 
 REQUEST_TIMEOUT_S = 30.0
 """Kafka's default of `request.timeout.ms`: after so long clients give up on a request."""
+
+SHOWN_SHARES = 3
+"""So many workers' ports are written out."""
 
 NOBODY = ""
 """A user that no rule names."""
@@ -36,18 +40,24 @@ def find_hints(config: Config, table: RuleTable) -> Iterator[str]:
     if config.state.kind == "memory" and any(rule.adaptive for rule in config.quotas.rules):
         loss = "after a restart of the proxy the first batch of each adaptive query is not bounded"
         yield f"state.kind is memory: {loss}; fix: write sqlite or kafka"
-    yield from worker_ports.find_port_hints(config)
-    yield from tier_names.find_name_hints(config)
+    yield from find_port_hints(config)
+    yield from find_name_hints(config)
     yield from find_advice(config, table)
 
 
 def find_start_hints(config: Config) -> Iterator[str]:
     """Yield a line for each thing that a start logs as well: what is surely not wanted so."""
-    yield from find_long_holds(config)
+    if config.throttle.max_delay >= REQUEST_TIMEOUT_S:
+        held = format_duration(config.throttle.max_delay)
+        yield (
+            f"{config.place('throttle.max_delay')}: throttle.max_delay is {held}, and clients give "
+            f"up on a request and ask again after request.timeout.ms, {REQUEST_TIMEOUT_S:g} s by "
+            "default; fix: write 20s; what is left of a hold goes into the next one"
+        )
     yield from find_blanks(config)
     if (hint := share_files(config).hint) is not None:
         yield hint
-    yield from find_exposed(config.secret_files)
+    yield from find_exposed(secret_files(config))
     if not config.admin.read_needs_token:
         for number, token in enumerate(config.admin.tokens):
             if set(token.rights) == {"read"}:
@@ -60,10 +70,9 @@ def find_circles(config: Config) -> Iterator[str]:
     for server in config.cluster.bootstrap_servers:
         for listener in config.listeners:
             ports = listener.broker_ports
-            is_bootstrap = server.port == listener.bind.port
             is_broker = ports is not None and ports.first <= server.port <= ports.last
             host = config.named(listener.advertised_host)
-            if (is_bootstrap or is_broker) and server.host == host:
+            if (is_broker or server.port == listener.bind.port) and server.host == host:
                 yield (
                     f"cluster.bootstrap_servers: {server} is where clients find listener "
                     f"{listener.name}; fix, if it leads there from here as well: write the address "
@@ -71,34 +80,19 @@ def find_circles(config: Config) -> Iterator[str]:
                 )
 
 
-def find_long_holds(config: Config) -> Iterator[str]:
-    """Yield a line if clients give up on a response before the longest hold is over."""
-    if config.throttle.max_delay >= REQUEST_TIMEOUT_S:
-        held = format_duration(config.throttle.max_delay)
-        yield (
-            f"{config.place('throttle.max_delay')}: throttle.max_delay is {held}, and clients give "
-            f"up on a request and ask again after request.timeout.ms, {REQUEST_TIMEOUT_S:g} s by "
-            "default; fix: write 20s; what is left of a hold goes into the next one"
-        )
-
-
 def find_blanks(config: Config) -> Iterator[str]:
     """Yield a line for each name with blanks at an end: it fits no client that has none there."""
-    lists: dict[str, Sequence[Section]] = {
-        "quotas.rules": config.quotas.rules,
-        "queries": config.queries,
-    }
-    for section, items in lists.items():
-        for number, item in enumerate(items):
-            for name, field in type(item).model_fields.items():
-                value = getattr(item, name)
-                if isinstance(value, str) and value != value.strip():
-                    key = f"{section}[{number}].{field.alias or name}"
-                    if place := config.place(key):
-                        yield (
-                            f"{place}: {key} is {shown(value)}, with blanks at an end, and fits "
-                            f"only what has them too; fix: write {shown(value.strip())}"
-                        )
+    sections: list[tuple[str, object]] = []
+    sections += [(f"quotas.rules[{at}]", rule) for at, rule in enumerate(config.quotas.rules)]
+    sections += [(f"queries[{at}]", query) for at, query in enumerate(config.queries)]
+    for path, section in sections:
+        for name, field in (fields_of(type(section)) or {}).items():
+            value, key = getattr(section, name), f"{path}.{field.alias or name}"
+            if isinstance(value, str) and value != value.strip() and (place := config.place(key)):
+                yield (
+                    f"{place}: {key} is {shown(value)}, with blanks at an end, and fits only what "
+                    f"has them too; fix: write {shown(value.strip())}"
+                )
 
 
 def find_unenforced(settings: QuotaSettings) -> Iterator[str]:
@@ -115,9 +109,9 @@ def find_gaps(table: RuleTable, listeners: Sequence[str], max_entities: int) -> 
 
     `max_entities`: for how many clients each kind of quota keeps a sensor of their own.
     """
-    unbounded = [name for name in listeners if not any(_rules_of_unnamed(table, name, None))]
+    unbounded = [name for name in listeners if not _rules_of_unnamed(table, name, None)]
     if unbounded:
-        bounds_users = all(any(_rules_of_unnamed(table, n, NOBODY)) for n in unbounded)
+        bounds_users = all(_rules_of_unnamed(table, name, NOBODY) for name in unbounded)
         login = " and do not log in" if bounds_users else ""
         where = "" if len(unbounded) == len(listeners) else f" on listener {', '.join(unbounded)}"
         yield (
@@ -139,63 +133,103 @@ def find_gaps(table: RuleTable, listeners: Sequence[str], max_entities: int) -> 
         )
 
 
-def _rules_of_unnamed(table: RuleTable, listener: str, user: str | None) -> Iterator[Rule]:
-    """Yield the rules that bound the traffic of a client whose user and client id no rule names."""
+def _rules_of_unnamed(table: RuleTable, listener: str, user: str | None) -> list[Rule]:
+    """Return the rules that bound the traffic of a client that no rule names."""
     client = ClientIdentity(listener, user, None)
     matches = (table.match(kind, client) for kind in TRAFFIC_KINDS)
-    return (match.rule for match in matches if match is not None)
+    return [match.rule for match in matches if match is not None]
+
+
+def rules_of_client(
+    config: Config, table: RuleTable, kind: QuotaKind, client_id: str
+) -> list[Rule]:
+    """Return the rules that may bound a client, whoever its user is and wherever it comes in."""
+    found: dict[int, Rule] = {}
+    for user in {None, *(rule.user for rule in table.rules)}:
+        for listener in config.listeners:
+            match = table.match(kind, ClientIdentity(listener.name, user, client_id))
+            if match is not None:
+                found[match.rule.number] = match.rule
+    return [found[number] for number in sorted(found)]
+
+
+def find_port_hints(config: Config) -> Iterator[str]:
+    """Yield a line for each listener, how its workers share the ports of brokers."""
+    workers = config.worker_count
+    for listener in config.listeners if workers > 1 else ():
+        ports, place = listener.broker_ports, f"workers: {workers}, listener {listener.name}"
+        if ports is None:
+            continue
+        if ports.any_free:
+            yield f"{place}: each worker takes any free port for each broker"
+        elif listener.sni is not None:
+            last = ports.first + workers - 1
+            yield f"{place}: the workers have ports {ports.first} to {last}, with all brokers each"
+        else:
+            share, *more = (share_of(ports, workers, number) for number in range(workers))
+            parts = ", ".join(map(str, (share, *more[: SHOWN_SHARES - 1])))
+            parts += ", ..." if workers > SHOWN_SHARES else ""
+            ids = "id 0" if len(share) == 1 else f"ids 0 to {len(share) - 1}"
+            yield (
+                f"{place}: each worker has {share.count} ({parts}), for brokers with {ids}; fix, "
+                "if there are others: widen broker_ports"
+            )
+
+
+def find_name_hints(config: Config) -> Iterator[str]:
+    """Yield a line for each name that a file which is the same on all machines gives to all."""
+    tier = config.tier
+    for listener in config.listeners if tier is not None else ():
+        for key, name in (("advertised_host", listener.advertised_host), ("tls.sni", listener.sni)):
+            if tier and name and MACHINE_PLACEHOLDER not in name and not _is_of(name, tier.machine):
+                yield (
+                    f"tier: {tier.name}, listener {listener.name}: {key} {name} does not say which "
+                    f"machine it is, and must lead to {tier.machine} alone; fix, if other machines "
+                    f"have it too: write {MACHINE_PLACEHOLDER} in it"
+                )
+
+
+def _is_of(name: str, machine: str) -> bool:
+    """Return whether a name has the machine's in it, or is an address of this computer."""
+    address = ip_address(name)
+    if address is None:
+        return machine.lower() in name.lower().split(".")
+    if address.is_loopback:  # all machines are on this computer, as in a trial
+        return True
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6  # noqa: PLR2004
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((name, 0))
+    except OSError:
+        return False
+    return True
 
 
 def find_advice(config: Config, table: RuleTable) -> Iterator[str]:
-    """Yield a line for each thing that is not wrong and hardly what is wanted."""
-    yield from find_unheld(config, table)
-    for pipeline in config.pipelines:
-        yield from find_endless(pipeline.settings)
-
-
-def find_unheld(config: Config, table: RuleTable) -> Iterator[str]:
-    """Yield a line for each node that may have to wait, and that no rule lets be held."""
-    for pipeline in config.pipelines:
-        graph = PipelineGraph(pipeline.settings)
-        for stage in graph.stages.values():
-            if _may_wait(pipeline, graph, stage):
-                for client_id in _clients(config, stage):
-                    rules = _rules(config, table, QuotaKind.CONSUMER_BYTE_RATE, client_id)
-                    if not any(rule.adaptive for rule in rules):
-                        lack = "consumer_byte_rate and adaptive"
-                        yield _line(pipeline, f"stage {stage.name!r}", client_id, lack)
-        for source in pipeline.settings.sources if pipeline.settings.hold_producers else ():
-            if not list(_rules(config, table, QuotaKind.PRODUCER_BYTE_RATE, source.client_id)):
-                lack = "producer_byte_rate"
-                yield _line(pipeline, f"source {source.client_id!r}", source.client_id, lack)
-
-
-def _may_wait(pipeline: PipelineSection, graph: PipelineGraph, stage: StageSettings) -> bool:
-    settings = pipeline.settings
-    has_limit = (settings.max_pending_batches or settings.max_pending_bytes) is not None
-    return bool(graph.downstream[stage.name]) or (has_limit and stage.name in graph.first)
-
-
-def _clients(config: Config, stage: StageSettings) -> list[str]:
-    queries = {query.name: query.client_id for query in config.queries}
-    return [queries.get(member, member) for member in stage.members]
-
-
-def _rules(config: Config, table: RuleTable, kind: QuotaKind, client_id: str) -> Iterator[Rule]:
-    """Yield the rules that bound a client, whoever its user is and wherever it comes in."""
-    users = {None, *(rule.user for rule in config.quotas.rules)}
-    for listener in config.listeners:
-        for user in users:
-            match = table.match(kind, ClientIdentity(listener.name, user, client_id))
-            if match is not None:
-                yield match.rule
-
-
-def _line(pipeline: PipelineSection, node: str, client_id: str, lack: str) -> str:
-    return (
-        f"pipeline {pipeline.name!r}: {node} cannot be held, no rule gives client-id "
-        f"{client_id!r} a {lack}"
-    )
+    """Yield a line for each node that may have to wait and cannot be held, or for good."""
+    client_of = {query.name: query.client_id for query in config.queries}
+    for settings in config.pipeline_settings:
+        graph = PipelineGraph(settings)
+        has_limit = (settings.max_pending_batches or settings.max_pending_bytes) is not None
+        nodes = [
+            (f"stage {name!r}", client_of.get(member, member), True)
+            for name, stage in graph.stages.items()
+            if graph.downstream[name] or (has_limit and name in graph.first)
+            for member in stage.members
+        ]
+        if settings.hold_producers:
+            sources = (source.client_id for source in settings.sources)
+            nodes += [(f"source {client_id!r}", client_id, False) for client_id in sources]
+        for node, client_id, reads in nodes:
+            kind = QuotaKind.CONSUMER_BYTE_RATE if reads else QuotaKind.PRODUCER_BYTE_RATE
+            rules = rules_of_client(config, table, kind, client_id)
+            if not any(rule.adaptive or not reads for rule in rules):
+                lack = f"{kind} and adaptive" if reads else kind
+                yield (
+                    f"pipeline {settings.name!r}: {node} cannot be held, no rule gives client-id "
+                    f"{client_id!r} a {lack}"
+                )
+        yield from find_endless(settings)
 
 
 def explain_quotas(config: Config, table: RuleTable, identity: ClientIdentity) -> Iterator[str]:
@@ -227,7 +261,7 @@ def _adaptive(adaptive: AdaptiveBound) -> str:
     most = f" to {adaptive.max_rate:g}" if adaptive.max_rate is not None else " or more"
     interval = "the interval that they show"
     if adaptive.batch_interval_ms is not None:
-        interval = format_duration(adaptive.batch_interval_ms / MS_PER_SECOND)
+        interval = format_ms(adaptive.batch_interval_ms)
     return (
         f"adaptive: that at most; follows the query's batches of {interval} by their "
         f"{adaptive.estimator}, {adaptive.min_rate:g}{most} records per second"

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
-from proxy.config.fields import Section
-from proxy.config.models import Config
+from metrics.clock import MS_PER_SECOND
+from proxy.config.fields import fields_of
+from proxy.config.models import Config, RuleSection
 from proxy.quota.entities import QuotaKind
-from proxy.quota.validation import RULE_KEYS
 
 MAX_SHOWN_KEYS = 50
 """Keys of one change that are shown; a file may be new as a whole."""
@@ -16,8 +16,6 @@ MAX_VALUE_CHARS = 100
 
 REST_KEY = "more"
 """Under it stands how many keys are not shown."""
-
-_RULE_ATTRIBUTES = tuple((key, key.replace("-", "_")) for key in RULE_KEYS)
 
 ShownValues = dict[str, object]
 
@@ -57,21 +55,24 @@ def _differing(path: str, before: Any, after: Any) -> Iterator[tuple[str, Any, A
 
 def _parts(value: Any) -> dict[str, Any] | None:
     """Return what a value consists of, by what its path goes on with; None: it has no parts."""
-    if isinstance(value, Section):
-        fields = type(value).model_fields.items()
-        return {f".{field.alias or name}": getattr(value, name) for name, field in fields}
-    if isinstance(value, tuple) and all(isinstance(item, Section) for item in value):
+    fields = fields_of(type(value))
+    if fields is not None:
+        parts = ((field.alias or name, name) for name, field in fields.items())
+        return {f".{key}": _in_seconds(name, getattr(value, name)) for key, name in parts}
+    if isinstance(value, tuple) and all(fields_of(type(item)) is not None for item in value):
         return {f"[{_name(item) or number}]": item for number, item in enumerate(value)}
     return {} if value is None else None
 
 
-def _name(item: Section) -> str:
+def _in_seconds(name: str, value: Any) -> Any:
+    return value / MS_PER_SECOND if name.endswith("_ms") and value is not None else value
+
+
+def _name(item: object) -> str:
     """Return how an item of a list is called; a rule by the clients that it is for."""
-    values = vars(item)  # to ask a model for what it has not takes long
-    if "name" in values:
-        return str(values["name"])
-    found = ((key, values.get(attribute)) for key, attribute in _RULE_ATTRIBUTES)
-    return ",".join([f"{key}={value}" for key, value in found if value is not None])
+    if isinstance(item, RuleSection):
+        return ",".join([f"{key}={value}" for key, value in item.rule_keys.items()])
+    return str(vars(item).get("name", ""))
 
 
 def _shown(path: str, value: object) -> object:

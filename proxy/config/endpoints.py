@@ -38,8 +38,8 @@ class HostPort:
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach it. A name other than `localhost` may be reached."""
-        address = ip_address(self.host)
-        return self.host == "localhost" if address is None else address.is_loopback
+        address = address_of(self.host)
+        return address is not None and address.is_loopback
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,14 @@ class PortRange:
 
     def __str__(self) -> str:
         return "0" if self.any_free else f"{self.first}-{self.last}"
+
+    def __len__(self) -> int:
+        return self.last - self.first + 1
+
+    @property
+    def count(self) -> str:
+        """How many ports there are, for people."""
+        return "1 port" if len(self) == 1 else f"{len(self)} ports"
 
     @property
     def any_free(self) -> bool:
@@ -66,6 +74,11 @@ def ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
         return None
 
 
+def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the address that `host` spells or surely stands for, or None for another name."""
+    return ip_address("127.0.0.1" if host == "localhost" else host)
+
+
 def parse_endpoint(value: object) -> HostPort:
     """Read `HOST:PORT` with a port from 1 to 65535. Raises BadValueError for anything else."""
     endpoint = parse_bind(value)
@@ -76,15 +89,13 @@ def parse_endpoint(value: object) -> HostPort:
 
 def parse_bind(value: object) -> HostPort:
     """Read `HOST:PORT` to listen on; port 0 is any free one. Raises BadValueError for all else."""
-    if not isinstance(value, str):
-        raise BadValueError(f"{shown(value)} is not HOST:PORT", _ENDPOINT_FIX)
-    match = _HOST_AND_PORT.fullmatch(value)
+    match = _HOST_AND_PORT.fullmatch(value) if isinstance(value, str) else None
     if match is None:
-        raise BadValueError(f"{shown(value)} is not HOST:PORT", _endpoint_fix(value))
+        fix = _endpoint_fix(value) if isinstance(value, str) else _ENDPOINT_FIX
+        raise BadValueError(f"{shown(value)} is not HOST:PORT", fix)
     port = _port(match["port"])
     if match["ipv6"] is not None:
-        address = ip_address(match["ipv6"])
-        if not isinstance(address, ipaddress.IPv6Address):
+        if not isinstance(ip_address(match["ipv6"]), ipaddress.IPv6Address):
             message = f"{shown(value)} has no IPv6 address in its brackets"
             raise BadValueError(message, _ENDPOINT_FIX)
         return HostPort(match["ipv6"], port)
@@ -96,10 +107,9 @@ def parse_bind(value: object) -> HostPort:
 
 def _endpoint_fix(text: str) -> str:
     host, _, port = text.rpartition(":")
-    if ":" in host and ip_address(host) is not None:
-        return _IPV6_FIX.format(host, port)
-    if ":" in text and ip_address(text) is not None:
-        return _IPV6_FIX.format(text, "PORT")
+    for address, its_port in ((host, port), (text, "PORT")):
+        if ":" in address and ip_address(address) is not None:
+            return _IPV6_FIX.format(address, its_port)
     if ip_address(text) is not None or _HOST_NAME.fullmatch(text):
         return f"add the port: {text}:PORT"
     return _ENDPOINT_FIX

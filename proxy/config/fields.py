@@ -1,13 +1,27 @@
-"""What the models are made of: a section, and values that are checked when they are read."""
+"""What the models are made of: values that are read as people write them, and a section."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    WrapValidator,
+    model_validator,
+)
+from pydantic import ValidatorFunctionWrapHandler as Read
+from pydantic.fields import FieldInfo
 
+from metrics.clock import MS_PER_SECOND
+from metrics.stats import MIN_WINDOW_MS
 from proxy.config import endpoints, files
+from proxy.config.document import Loc
+from proxy.config.workers import AUTO, MAX_WORKERS
 from proxy.progress.query_scope import ANY_REST
 from proxy.quota.entities import DEFAULT
 from proxy.quota.validation import parse_prefix
@@ -31,7 +45,7 @@ MAX_WINDOW_SAMPLES: Final = 1000
 Seconds = float
 """A duration in seconds. Kafka counts in milliseconds; who hands one on to it converts."""
 
-MIN_INTERVAL_S: Final = 0.001
+MIN_INTERVAL_MS: Final = 1.0
 """The shortest batch interval: Spark counts in milliseconds."""
 
 RESERVED_NAMES: Final = {
@@ -41,8 +55,16 @@ RESERVED_NAMES: Final = {
 }
 """How others than tokens by name are called, where changes are recorded."""
 
+TOPIC_NAME: Final = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
+"""Kafka's own rule (its class `Topic`), which also forbids the names of directories."""
 
 PATTERN_FIX: Final = "write names of queries, or how they begin, such as team-a-*"
+
+OTHER_PLACE: Final = "\0"
+"""Stands in the message of a conflict for the place of the other value."""
+
+_Item = TypeVar("_Item")
+_Agreeing = TypeVar("_Agreeing")
 
 
 def format_duration(seconds: Seconds) -> str:
@@ -55,96 +77,206 @@ def format_duration(seconds: Seconds) -> str:
     return f"{(exact / DURATION_UNITS['ms']).normalize():f}ms"
 
 
+def format_ms(duration_ms: float) -> str:
+    """Write milliseconds as `format_duration`."""
+    return format_duration(duration_ms / MS_PER_SECOND)
+
+
 def format_number(number: float) -> str:
     """Write a finite number in digits alone: 1000000, not 1e6 or 1000000.0."""
     return f"{Decimal(repr(number)).normalize():f}"
 
 
-def _query_client(value: object) -> str:
-    client_id = parse_text(value)
-    if client_id == DEFAULT:
-        message = f"{DEFAULT} stands for many clients, not for one query"
-        raise BadValueError(message, "write the query's kafka.client.id")
-    return client_id
+class Conflict(NamedTuple):
+    """What is wrong between values that are sound each by itself."""
+
+    path: Loc
+    """From the section that says so."""
+    message: str
+    fix: str
+    other: Loc = ()
+    """What a message with OTHER_PLACE is about as well."""
 
 
-def _token_name(value: object) -> str:
-    name = parse_text(value)
-    if name in RESERVED_NAMES:
-        message = f"{shown(name)} is the name of {RESERVED_NAMES[name]}"
-        raise BadValueError(message, "choose another name")
-    if not name.isprintable():
-        raise BadValueError(f"{shown(name)} is not printable", "choose another name")
-    return name
+class ConflictError(ValueError):
+    """The values of a section contradict each other."""
+
+    def __init__(self, conflicts: tuple[Conflict, ...]) -> None:
+        super().__init__(conflicts)
+        self.conflicts = conflicts
 
 
-def _query_pattern(value: object) -> str:
-    pattern = parse_text(value)
-    start = pattern.removesuffix(ANY_REST)
-    if ANY_REST in start:
-        raise BadValueError(f"{shown(value)} has a {ANY_REST} before its end", PATTERN_FIX)
-    if not start:
-        raise BadValueError(f"{shown(value)} is every query", "remove queries: then it is for all")
-    if not pattern.isprintable():
-        raise BadValueError(f"{shown(value)} is not printable", PATTERN_FIX)
-    return pattern
+def agree(section: _Agreeing) -> _Agreeing:
+    """Return a section whose values agree. Raises ConflictError with all that do not."""
+    found = tuple(dict.fromkeys(section.find_conflicts()))  # type: ignore[attr-defined]
+    if found:
+        raise ConflictError(found)
+    return section
 
 
-def _batch_interval(value: object) -> Seconds:
-    interval = parse_duration(value)
-    if interval < MIN_INTERVAL_S:
-        fix = "write the trigger interval of the query, such as 2s"
-        raise BadValueError(f"{shown(value)} is shorter than a millisecond", fix)
-    return interval
+ONLY_KNOWN_KEYS: Final = ConfigDict(extra="forbid")
+"""For sections that are settings of another room: dataclasses, in which each key has a `Field`, or
+pydantic would check those without one last."""
 
 
-def _frame_size(value: object) -> int:
-    size_bytes = parse_size(value)
-    if size_bytes > MAX_REQUEST_BYTES:
-        message = f"{shown(value)} is longer than a Kafka request can be"
-        raise BadValueError(message, "write less than 2GiB")
-    return size_bytes
+class Section(BaseModel):
+    """A mapping of the YAML file: its keys are all known, its values do not change, and agree."""
+
+    model_config = ConfigDict(frozen=True, **ONLY_KNOWN_KEYS)
+    _agree = model_validator(mode="after")(agree)
+
+    def find_conflicts(self) -> Iterator[Conflict]:
+        """Yield what is wrong between the values of this section, of which each is sound."""
+        return iter(())
 
 
-def _whole_number(low: int, high: int) -> Callable[[object], int]:
-    def parse(value: object) -> int:
-        fix = f"write a whole number from {low} to {high}"
+def fields_of(section: object) -> dict[str, FieldInfo] | None:
+    """Return the fields of a section or of its class by name; None: it is no section."""
+    fields: dict[str, FieldInfo] | None = getattr(section, "__pydantic_fields__", None)
+    return fields
+
+
+def keys_of_section(section: object) -> dict[str, FieldInfo]:
+    """Return the fields of a section by their keys in the file."""
+    return {field.alias or name: field for name, field in (fields_of(section) or {}).items()}
+
+
+def find_repeated(values: Iterable[tuple[Loc, _Item]]) -> Iterator[tuple[Loc, _Item, Loc]]:
+    """Yield where a value stands again, the value, and where it stands first."""
+    first: dict[_Item, Loc] = {}
+    for loc, value in values:
+        if first.setdefault(value, loc) != loc:
+            yield loc, value, first[value]
+
+
+def find_bad(path: Loc, check: Callable[..., object], *values: object) -> Iterator[Conflict]:
+    """Yield what a check of values raises as BadValueError."""
+    try:
+        check(*values)
+    except BadValueError as error:
+        yield Conflict(path, error.message, error.fix)
+
+
+def refuse(is_bad: Callable[[Any], object], message: str, fix: str) -> WrapValidator:
+    """Return a validator that refuses some of what is read; {} stands for what is written."""
+
+    def check(value: object, read: Read) -> object:
+        made = read(value)
+        if is_bad(made):
+            raise BadValueError(message.replace("{}", shown(value)), fix)
+        return made
+
+    return WrapValidator(check)
+
+
+def not_empty(message: str, fix: str) -> WrapValidator:
+    """Return a validator that refuses a list without items."""
+    return refuse(().__eq__, message, fix)
+
+
+def _whole_number(low: int, high: int, word: str | None = None) -> BeforeValidator:
+    """Return a validator of a whole number, or of a word that may stand for it."""
+    fix = f"write a whole number from {low} to {high}" + (f", or {word}" if word else "")
+    wrong = f"neither a whole number nor {word}" if word else "not a whole number"
+
+    def parse(value: object) -> object:
+        if value == word is not None:
+            return value
         if isinstance(value, bool) or not isinstance(value, int):
-            raise BadValueError(f"{shown(value)} is not a whole number", fix)
+            raise BadValueError(f"{shown(value)} is {wrong}", fix)
         if not low <= value <= high:
             raise BadValueError(f"{shown(value)} is out of range", fix)
         return value
 
-    return parse
+    return BeforeValidator(parse)
 
+
+def _number(what: str, fix: str, *, zero: bool = False) -> BeforeValidator:
+    return BeforeValidator(number_parser(what, fix, zero=zero))
+
+
+def _checked_by(check: Callable[[Path], object]) -> AfterValidator:
+    def checked(path: Path) -> Path:
+        check(path)
+        return path
+
+    return AfterValidator(checked)
+
+
+def _milliseconds(value: object) -> float:
+    return parse_duration(value) * MS_PER_SECOND
+
+
+def _is_short(seconds: Seconds) -> bool:
+    return seconds * MS_PER_SECOND < MIN_WINDOW_MS
+
+
+def _is_unprintable(text: str) -> bool:
+    return not text.isprintable()
+
+
+_INNER_REST = re.compile(rf".*{re.escape(ANY_REST)}.+", re.DOTALL)
+_OTHER_NAME = "choose another name"
+_UNPRINTABLE = "{} is not printable"
+_TOO_LONG = "{} is longer than a Kafka request can be"
+_TOO_SHORT = "{} is shorter than a millisecond"
+_INTERVAL_FIX = "write the trigger interval of the query, such as 2s"
+_MANY_CLIENTS = f"{DEFAULT} stands for many clients"
+_TOPIC_FIX = "write 1 to 249 letters, digits and characters of ._-"
+_RATE_FIX = "write records per second without quotes, such as 1000"
+_SHARE_FIX = "write a number from 0 to below 1, such as 0.5"
+_GAIN_FIX = "write a number such as 0.2, or 0"
 
 Size = Annotated[int, BeforeValidator(parse_size)]
 """Bytes, above 0."""
-FrameSize = Annotated[int, BeforeValidator(_frame_size)]
+FrameSize = Annotated[Size, refuse(MAX_REQUEST_BYTES.__lt__, _TOO_LONG, "write less than 2GiB")]
 Duration = Annotated[Seconds, BeforeValidator(parse_duration)]
 """Seconds, above 0."""
+Window = Annotated[Duration, refuse(_is_short, _TOO_SHORT, "write 1ms or more")]
+"""Seconds, at least a millisecond."""
 DurationOrZero = Annotated[Seconds, BeforeValidator(parse_duration_or_zero)]
-QueryPattern = Annotated[str, BeforeValidator(_query_pattern)]
-"""A query's name or client id, or a beginning of it and `*`."""
-BatchInterval = Annotated[Seconds, BeforeValidator(_batch_interval)]
-"""Seconds, at least `MIN_INTERVAL_S`."""
-Count = Annotated[int, BeforeValidator(_whole_number(1, MAX_COUNT))]
-Samples = Annotated[int, BeforeValidator(_whole_number(2, MAX_WINDOW_SAMPLES))]
-_RATE_FIX = "write records per second without quotes, such as 1000"
-RecordRate = Annotated[float, BeforeValidator(number_parser("a rate", _RATE_FIX))]
+Milliseconds = Annotated[float, BeforeValidator(_milliseconds)]
+"""Above 0."""
+BatchInterval = Annotated[Milliseconds, refuse(MIN_INTERVAL_MS.__gt__, _TOO_SHORT, _INTERVAL_FIX)]
+"""Milliseconds, at least `MIN_INTERVAL_MS`."""
+Count = Annotated[int, _whole_number(1, MAX_COUNT)]
+Samples = Annotated[int, _whole_number(2, MAX_WINDOW_SAMPLES)]
+Workers = Annotated[int | Literal["auto"], _whole_number(1, MAX_WORKERS, AUTO)]
+RecordRate = Annotated[float, _number("a rate", _RATE_FIX)]
 """Records per second, above 0."""
-_RATE_OR_ZERO = number_parser("a rate", f"{_RATE_FIX}, or 0", zero=True)
-RecordRateOrZero = Annotated[float, BeforeValidator(_RATE_OR_ZERO)]
-_SHARE = number_parser("a share", "write a number from 0 to below 1, such as 0.5", zero=True)
-Share = Annotated[float, BeforeValidator(_SHARE)]
+RecordRateOrZero = Annotated[float, _number("a rate", f"{_RATE_FIX}, or 0", zero=True)]
+Share = Annotated[float, _number("a share", _SHARE_FIX, zero=True)]
 """A part of the whole. That it is below 1 is checked where it is used."""
-_GAIN = number_parser("a gain", "write a number such as 0.2, or 0", zero=True)
-Gain = Annotated[float, BeforeValidator(_GAIN)]
+Gain = Annotated[float, _number("a gain", _GAIN_FIX, zero=True)]
 """How strongly a controller answers to an error; 0: not at all."""
 Text = Annotated[str, BeforeValidator(parse_text)]
 Prefix = Annotated[str, BeforeValidator(parse_prefix)]
-TokenName = Annotated[str, BeforeValidator(_token_name)]
-QueryClient = Annotated[str, BeforeValidator(_query_client)]
+TokenName = Annotated[
+    Text,
+    *(
+        refuse(name.__eq__, f"{{}} is the name of {whose}", _OTHER_NAME)
+        for name, whose in RESERVED_NAMES.items()
+    ),
+    refuse(_is_unprintable, _UNPRINTABLE, _OTHER_NAME),
+]
+QueryPattern = Annotated[
+    Text,
+    refuse(_INNER_REST.fullmatch, f"{{}} has a {ANY_REST} before its end", PATTERN_FIX),
+    refuse(ANY_REST.__eq__, "{} is every query", "remove queries: then it is for all"),
+    refuse(_is_unprintable, _UNPRINTABLE, PATTERN_FIX),
+]
+"""A query's name or client id, or a beginning of it and `*`."""
+Client = Annotated[Text, refuse(DEFAULT.__eq__, _MANY_CLIENTS, "write the client id of one")]
+QueryClient = Annotated[
+    Text,
+    refuse(
+        DEFAULT.__eq__, f"{_MANY_CLIENTS}, not for one query", "write the query's kafka.client.id"
+    ),
+]
+Topic = Annotated[
+    Text,
+    refuse(lambda name: not TOPIC_NAME.fullmatch(name), "{} is no name of a topic", _TOPIC_FIX),
+]
 Endpoint = Annotated[endpoints.HostPort, BeforeValidator(endpoints.parse_endpoint)]
 Bind = Annotated[endpoints.HostPort, BeforeValidator(endpoints.parse_bind)]
 AdvertisedHost = Annotated[str, BeforeValidator(endpoints.parse_host_pattern)]
@@ -152,13 +284,7 @@ MachineName = Annotated[str, BeforeValidator(endpoints.parse_machine)]
 BrokerPorts = Annotated[endpoints.PortRange, BeforeValidator(endpoints.parse_broker_ports)]
 Sni = Annotated[str, BeforeValidator(endpoints.parse_sni)]
 FilePath = Annotated[Path, BeforeValidator(files.resolve)]
-CertificateFile = Annotated[FilePath, AfterValidator(files.check_certificates)]
-PasswordFile = Annotated[FilePath, AfterValidator(files.check_password)]
-KeyFile = Annotated[FilePath, AfterValidator(files.check_private_key)]
-TokenFile = Annotated[FilePath, AfterValidator(files.check_token)]
-
-
-class Section(BaseModel):
-    """A mapping of the YAML file: its keys are all known, its values do not change."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+CertificateFile = Annotated[FilePath, _checked_by(files.check_certificates)]
+PasswordFile = Annotated[FilePath, _checked_by(files.read_password)]
+KeyFile = Annotated[FilePath, _checked_by(files.check_private_key)]
+TokenFile = Annotated[FilePath, _checked_by(files.read_token)]

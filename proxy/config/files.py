@@ -3,7 +3,7 @@
 import os
 import ssl
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from pydantic import ValidationInfo
@@ -24,32 +24,27 @@ def read_bytes(path: Path) -> bytes:
     """Read a whole file, of `MAX_FILE_MIB` at most."""
     most = MAX_FILE_MIB * 2**20
     try:
-        with open(path, "rb", opener=_open_at_once) as file:
+        # A pipe that nobody writes to would be waited for for good.
+        with open(path, "rb", opener=lambda at, flags: os.open(at, flags | os.O_NONBLOCK)) as file:
             os.set_blocking(file.fileno(), True)
             content = file.read(most + 1)
             is_pipe = stat.S_ISFIFO(os.fstat(file.fileno()).st_mode)
     except (FileNotFoundError, NotADirectoryError):
-        reason = "does not exist", "create it or correct its path"
+        raise _bad(path, "does not exist", "create it or correct its path") from None
     except IsADirectoryError:
-        reason = "is a directory", "name a file"
+        raise _bad(path, "is a directory", "name a file") from None
     except PermissionError:
-        reason = "may not be read by this user", "let the user that runs quota-proxy read it"
+        fix = "let the user that runs quota-proxy read it"
+        raise _bad(path, "may not be read by this user", fix) from None
     except OSError as error:
-        reason = f"cannot be read: {error.strerror}", "correct its path"
-    else:
-        if is_pipe and not content:
-            reason = "is a pipe that nobody writes to", "name a file"
-        elif len(content) > most:
-            fix = "make it shorter, or correct its path"
-            reason = f"has more than {MAX_FILE_MIB} MiB, which is too long", fix
-        else:
-            return content
-    raise _bad(path, *reason)
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    """Open a file; a pipe that nobody writes to, too, which else is waited for for good."""
-    return os.open(path, flags | os.O_NONBLOCK)
+        reason = f"cannot be read: {error.strerror}"
+        raise _bad(path, reason, "correct its path") from None
+    if is_pipe and not content:
+        raise _bad(path, "is a pipe that nobody writes to", "name a file")
+    if len(content) > most:
+        fix = "make it shorter, or correct its path"
+        raise _bad(path, f"has more than {MAX_FILE_MIB} MiB, which is too long", fix)
+    return content
 
 
 def resolve(value: object, info: ValidationInfo) -> Path:
@@ -59,19 +54,18 @@ def resolve(value: object, info: ValidationInfo) -> Path:
     return Path(info.context, value) if isinstance(info.context, Path) else Path(value)
 
 
-def check_certificates(path: Path) -> Path:
-    """Return `path` when it holds at least one certificate in PEM form."""
+def check_certificates(path: Path) -> None:
+    """Check that a file holds at least one certificate in PEM form."""
     read_bytes(path)
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)
     except OSError:  # an SSLError is one
         fix = 'name a file with a "-----BEGIN CERTIFICATE-----" block'
         raise _bad(path, "holds no certificate in PEM form", fix) from None
-    return path
 
 
-def check_private_key(path: Path) -> Path:
-    """Return `path` when it looks like an unencrypted private key in PEM form."""
+def check_private_key(path: Path) -> None:
+    """Check that a file looks like an unencrypted private key in PEM form."""
     content = read_bytes(path)
     if b"PRIVATE KEY-----" not in content:
         fix = 'name a file with a "-----BEGIN PRIVATE KEY-----" block'
@@ -79,7 +73,6 @@ def check_private_key(path: Path) -> Path:
     if b"ENCRYPTED" in content:
         fix = "store the key without one and let only the user of quota-proxy read it"
         raise _bad(path, "is protected by a passphrase", fix)
-    return path
 
 
 def check_pair(cert_file: Path, key_file: Path) -> None:
@@ -99,21 +92,28 @@ def check_pair(cert_file: Path, key_file: Path) -> None:
         raise _bad(key_file, f"cannot be used with {cert}{reason}", fix) from None
 
 
-def check_token(path: Path) -> Path:
-    """Return `path` when it holds a token."""
-    read_token(path)
-    return path
+def _read_text(path: Path, what: str, clean: Callable[[str], str]) -> str:
+    try:
+        text = clean(read_bytes(path).decode())
+    except UnicodeDecodeError:
+        raise _bad(path, "is not UTF-8", "save the file as UTF-8") from None
+    if not text:
+        raise _bad(path, "is empty", f"put the {what} into it, on one line")
+    return text
 
 
 def read_token(path: Path) -> str:
     """Return the token in a file."""
-    try:
-        token = read_bytes(path).decode().strip()
-    except UnicodeDecodeError:
-        raise _bad(path, "is not UTF-8", "save the file as UTF-8") from None
-    if not token:
-        raise _bad(path, "is empty", "put the token into it, on one line")
-    return token
+    return _read_text(path, "token", str.strip)
+
+
+def read_password(path: Path) -> str:
+    """Return the password in a file: all of it but the end of its line, if it has one."""
+    password = _read_text(path, "password", lambda text: text.removesuffix("\n").removesuffix("\r"))
+    if not password.isprintable():
+        fix = "leave one line in it, without control characters"
+        raise _bad(path, "holds more than a password", fix)
+    return password
 
 
 def find_same(paths: Iterable[Path]) -> tuple[str, str] | None:
@@ -138,26 +138,6 @@ def find_exposed(paths: Iterable[Path]) -> Iterator[str]:
                 f"{path} holds a secret and its mode is {mode:04o}: others may read it, or its "
                 f"group may write it; fix: chmod 600 {path}"
             )
-
-
-def check_password(path: Path) -> Path:
-    """Return `path` when it holds a password, on one line."""
-    read_password(path)
-    return path
-
-
-def read_password(path: Path) -> str:
-    """Return the password in a file: all of it but the end of its line, if it has one."""
-    try:
-        password = read_bytes(path).decode().removesuffix("\n").removesuffix("\r")
-    except UnicodeDecodeError:
-        raise _bad(path, "is not UTF-8", "save the file as UTF-8") from None
-    if not password:
-        raise _bad(path, "is empty", "put the password into it, on one line")
-    if not password.isprintable():
-        fix = "leave one line in it, without control characters"
-        raise _bad(path, "holds more than a password", fix)
-    return password
 
 
 def check_database(path: Path) -> None:

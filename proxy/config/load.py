@@ -4,12 +4,12 @@ import difflib
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Final, get_args
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from proxy.config.checks import find_file_problems
+from proxy.config.checks import find_contradictions
 from proxy.config.document import (
     ConfigError,
     ConfigProblem,
@@ -18,27 +18,35 @@ from proxy.config.document import (
     key_path,
     read_document,
 )
-from proxy.config.fields import Section
+from proxy.config.fields import OTHER_PLACE, Conflict, ConflictError, fields_of, keys_of_section
 from proxy.config.models import Config
 from proxy.quota.values import BadValueError, shown
 
-_UNKNOWN_KEY: Final = "extra_forbidden"
+_UNKNOWN_KEY: Final = {"extra_forbidden", "unexpected_keyword_argument"}
+
+_NOT_CALLED: Final = "default_factory_not_called"
+"""Of a default that depends on a value which is wrong itself."""
 
 
 def load_config(path: Path) -> Config:
-    """Read a file, whose paths start at its directory. Raises ConfigError with all its mistakes."""
+    """Read a file, whose paths start at its directory. Raises ConfigError with all its mistakes.
+
+    What contradicts each other in a section is found when its values are sound, and what does
+    between sections when all of them are.
+    """
     document = read_document(path)
-    problems = [*document.problems, *find_file_problems(document)]
+    problems, unknown = list(document.problems), set[Loc]()
     # State has a default that is a path; given as a section it is resolved like any other.
     data = {"state": {}, **document.data}
     try:
         config = Config.model_validate(data, context=path.parent)
     except ValidationError as error:
         details = error.errors(include_url=False)
-        unknown = [detail["loc"] for detail in details if detail["type"] == _UNKNOWN_KEY]
-        problems += _model_problems(document, details)
+        unknown = {detail["loc"] for detail in details if detail["type"] in _UNKNOWN_KEY}
+        problems += (each for detail in details for each in _problems(document, detail))
     else:
-        unknown = []
+        if not document.empty:
+            problems += (_conflict(document, (), each) for each in find_contradictions(config))
     problems += (
         document.problem(loc, "has no value", "give it a value or remove it")
         for loc in document.empty
@@ -50,14 +58,26 @@ def load_config(path: Path) -> Config:
     return config
 
 
-def _model_problems(document: YamlDocument, details: list[ErrorDetails]) -> Iterator[ConfigProblem]:
-    told = {problem.key for problem in document.problems}
-    for detail in details:
-        # A key without a value, or one that is misread, is one mistake, whatever the model says.
-        is_told = detail["loc"] in document.empty or key_path(detail["loc"]) in told
-        if not is_told or detail["type"] == _UNKNOWN_KEY:
-            message, fix = _words(detail)
-            yield document.problem(detail["loc"], message, fix)
+def _problems(document: YamlDocument, detail: ErrorDetails) -> Iterator[ConfigProblem]:
+    """Yield what the author is told of an error of a model."""
+    loc, reason = detail["loc"], detail.get("ctx", {}).get("error")
+    is_known_key = detail["type"] not in _UNKNOWN_KEY
+    # A key without a value, or one that is misread, is one mistake, whatever the model says.
+    reported = {problem.key for problem in document.problems}
+    if isinstance(reason, ConflictError):
+        if not any(empty[: len(loc)] == loc for empty in document.empty):
+            yield from (_conflict(document, loc, each) for each in reason.conflicts)
+    elif detail["type"] != _NOT_CALLED and not (
+        is_known_key and (loc in document.empty or key_path(loc) in reported)
+    ):
+        yield document.problem(loc, *_words(detail))
+
+
+def _conflict(document: YamlDocument, section: Loc, conflict: Conflict) -> ConfigProblem:
+    other = (*section, *conflict.other)
+    place = f"{key_path(other)} on line {document.line(other)}"
+    message = conflict.message.replace(OTHER_PLACE, place)
+    return document.problem((*section, *conflict.path), message, conflict.fix)
 
 
 def _words(detail: ErrorDetails) -> tuple[str, str]:
@@ -68,13 +88,15 @@ def _words(detail: ErrorDetails) -> tuple[str, str]:
         return reason.message, reason.fix
     match detail["type"]:
         case "missing":
-            section = _section(loc[:-1])
-            examples = _field_by_key(section)[str(loc[-1])].examples or [f"{loc[-1]}: ..."]
-            return "is missing", f"add it, for example: {examples[0]}"
-        case "extra_forbidden":
-            return "is not a known key", _nearest_key(loc)
-        case "model_type":
-            keys = ", ".join(_field_by_key(_section(loc)))
+            field = keys_of_section(_section(loc[:-1]))[str(loc[-1])]
+            return "is missing", f"add it, for example: {(field.examples or ['?'])[0]}"
+        case kind if kind in _UNKNOWN_KEY:
+            known = list(keys_of_section(_section(loc[:-1])))
+            nearest = difflib.get_close_matches(str(loc[-1]), known, n=1)
+            fix = f"did you mean {nearest[0]}?" if nearest else f"known here: {', '.join(known)}"
+            return "is not a known key", fix
+        case "model_type" | "dataclass_type":
+            keys = ", ".join(keys_of_section(_section(loc)))
             return f"must be a mapping, not {shown(value)}", f"its keys are {keys}"
         case "literal_error":
             choices = re.findall("'([^']*)'", detail["ctx"]["expected"])
@@ -92,27 +114,18 @@ def _list_fix(value: object) -> str:
     return 'begin each item on a line of its own with "- "'
 
 
-def _nearest_key(loc: Loc) -> str:
-    known = list(_field_by_key(_section(loc[:-1])))
-    nearest = difflib.get_close_matches(str(loc[-1]), known, n=1)
-    return f"did you mean {nearest[0]}?" if nearest else f"known here: {', '.join(known)}"
-
-
-def _field_by_key(section: type[Section]) -> dict[str, Any]:
-    return {field.alias or name: field for name, field in section.model_fields.items()}
-
-
-def _section(loc: Loc) -> type[Section]:
-    section: type[Section] = Config
+def _section(loc: Loc) -> object:
+    """Return the class of the section at a place, or of the nearest around it."""
+    section: object = Config
     for part in loc:
         if isinstance(part, str):
-            section = _section_in(_field_by_key(section)[part].annotation) or section
+            section = _section_in(keys_of_section(section)[part].annotation) or section
     return section
 
 
-def _section_in(annotation: object) -> type[Section] | None:
-    """Find the model in an annotation such as `Tls | None` or `tuple[RuleSection, ...]`."""
-    if isinstance(annotation, type) and issubclass(annotation, Section):
+def _section_in(annotation: object) -> object:
+    """Find the section in an annotation such as `Tls | None` or `tuple[RuleSection, ...]`."""
+    if fields_of(annotation) is not None:
         return annotation
     found = (_section_in(argument) for argument in get_args(annotation))
     return next((section for section in found if section), None)

@@ -1,13 +1,13 @@
 """The configuration as frozen models: which keys there are, their types and defaults.
 
-The names of the keys are contracts with users. A model checks its values; what concerns several
-rules or listeners together is in `checks`.
+The names of the keys are contracts with users, and examples/quota-proxy.yaml says what each means.
+A model checks its values, and that they agree; what concerns several sections is in `checks`.
 """
 
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 from urllib.parse import quote
 
 from pydantic import BeforeValidator, Field, PrivateAttr, StrictBool, create_model, field_validator
@@ -15,13 +15,15 @@ from pydantic import ValidationInfo as Info
 
 from metrics.clock import MS_PER_SECOND
 from proxy.config import endpoints, fields, files
-from proxy.config.pipeline_models import PipelineSection, Topic
+from proxy.config.fields import Conflict, find_bad, not_empty
+from proxy.config.pipeline_models import PipelineSection
 from proxy.config.query_models import AdaptiveSection, QuerySection
-from proxy.config.workers import count_workers, parse_workers
+from proxy.config.workers import count_workers
 from proxy.pipeline.graph import PipelineSettings
 from proxy.progress.query import ProgressSettings
 from proxy.quota.entities import QuotaKind
 from proxy.quota.rules import QuotaSettings, Rule
+from proxy.quota.validation import RULE_KEYS, find_bound_problems, find_key_problems
 from proxy.quota.values import BadValueError
 
 HIDE_PASSWORD = "add cluster.tls, or use SCRAM-SHA-512 as cluster.sasl.mechanism"
@@ -31,13 +33,18 @@ HIDE_PASSWORD = "add cluster.tls, or use SCRAM-SHA-512 as cluster.sasl.mechanism
 MAX_PATTERN_BYTES = 4096
 """Of the queries of one token, percent-encoded: so they go to the member that a report is for."""
 
+STATE_KEYS: Final = {"path": "sqlite", "topic": "kafka", "on_damage": "sqlite"}
+"""The kind of state that has a use for the key."""
+STATE_KINDS: Final = {
+    "memory": "keeps nothing",
+    "sqlite": "keeps state in a file",
+    "kafka": "keeps state in a topic",
+}
+
 
 def _host_name() -> str:
     """Return the first label of this machine's host name, which on Kubernetes is the pod's."""
     return socket.gethostname().partition(".")[0]
-
-
-_Mechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
 
 
 class ClusterTls(fields.Section):
@@ -45,28 +52,25 @@ class ClusterTls(fields.Section):
 
     ca_file: fields.CertificateFile | None = None
     cert_file: fields.CertificateFile | None = None
-    key_file: fields.KeyFile | None = Field(default=None, validate_default=True)
+    key_file: fields.KeyFile | None = None
 
-    @field_validator("key_file")
-    @classmethod
-    def _belongs(cls, key_file: Path | None, info: Info) -> Path | None:
-        if "cert_file" not in info.data:
-            return key_file
-        cert_file = info.data["cert_file"]
+    def find_conflicts(self) -> Iterator[Conflict]:  # noqa: D102
+        at, cert_file, key_file = ("key_file",), self.cert_file, self.key_file
         if cert_file and key_file:
-            files.check_pair(cert_file, key_file)
+            yield from find_bad(at, files.check_pair, cert_file, key_file)
         elif cert_file:
-            raise BadValueError("is missing, and cert_file is of no use alone", "add key_file")
+            yield Conflict(at, "is missing, and cert_file is of no use alone", "add key_file")
         elif key_file:
             fix = "add cert_file or remove key_file"
-            raise BadValueError("is of no use without cert_file", fix)
-        return key_file
+            yield Conflict(at, "is of no use without cert_file", fix)
 
 
 class ClusterSasl(fields.Section):
     """As whom the proxy itself logs in to the brokers; clients log in for themselves."""
 
-    mechanism: _Mechanism = Field(examples=["mechanism: SCRAM-SHA-512"])
+    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(
+        examples=["mechanism: SCRAM-SHA-512"]
+    )
     username: fields.Text = Field(examples=["username: quota-proxy"])
     password_file: fields.PasswordFile = Field(examples=["password_file: cluster-password"])
 
@@ -78,9 +82,9 @@ class ClusterSasl(fields.Section):
 class ClusterSection(fields.Section):
     """The Kafka cluster behind the proxy."""
 
-    bootstrap_servers: tuple[fields.Endpoint, ...] = Field(
-        examples=["bootstrap_servers: [broker-1:9092, broker-2:9092]"]
-    )
+    bootstrap_servers: Annotated[
+        tuple[fields.Endpoint, ...], not_empty("names no broker", "write at least one HOST:PORT")
+    ] = Field(examples=["bootstrap_servers: [broker-1:9092, broker-2:9092]"])
     tls: ClusterTls | None = None
     sasl: ClusterSasl | None = None
     unknown_apis: Literal["hide", "pass"] = "hide"
@@ -90,13 +94,6 @@ class ClusterSection(fields.Section):
         """Whether the password goes over the network in the clear."""
         return self.sasl is not None and self.sasl.mechanism == "PLAIN" and self.tls is None
 
-    @field_validator("bootstrap_servers")
-    @classmethod
-    def _not_empty(cls, servers: tuple[endpoints.HostPort, ...]) -> tuple[endpoints.HostPort, ...]:
-        if not servers:
-            raise BadValueError("names no broker", "write at least one HOST:PORT")
-        return servers
-
 
 class ServerTls(fields.Section):
     """TLS to those who connect; with `ca_file` they must show a certificate that it signed."""
@@ -105,20 +102,12 @@ class ServerTls(fields.Section):
     key_file: fields.KeyFile = Field(examples=["key_file: server.key"])
     ca_file: fields.CertificateFile | None = None
 
-    @field_validator("key_file")
-    @classmethod
-    def _belongs(cls, key_file: Path, info: Info) -> Path:
-        if "cert_file" in info.data:
-            files.check_pair(info.data["cert_file"], key_file)
-        return key_file
+    def find_conflicts(self) -> Iterator[Conflict]:  # noqa: D102
+        yield from find_bad(("key_file",), files.check_pair, self.cert_file, self.key_file)
 
 
 class ListenerTls(ServerTls):
-    """TLS to the clients.
-
-    With `sni`, the brokers share the listener's one port and are told apart by the server name that
-    a client asks for.
-    """
+    """TLS to the clients. With `sni` brokers are told apart by the name that a client asks for."""
 
     sni: fields.Sni | None = None
 
@@ -126,8 +115,7 @@ class ListenerTls(ServerTls):
 class ListenerSection(fields.Section):
     """Where clients connect, and which addresses are advertised to them.
 
-    `bind` takes bootstrap connections. Broker N is reached at port `broker_ports.first + N` of
-    `advertised_host`. `broker_ports` is None only when `tls.sni` tells the brokers apart.
+    `broker_ports` is None only when `tls.sni` tells the brokers apart.
     """
 
     name: fields.Text = Field(examples=["name: default"])
@@ -144,6 +132,11 @@ class ListenerSection(fields.Section):
         if ports is None and "tls" in info.data and getattr(info.data["tls"], "sni", None) is None:
             raise BadValueError("is missing", "add it, for example: broker_ports: 19100-19199")
         return ports
+
+    @property
+    def sni(self) -> str | None:
+        """The pattern of names that tell the brokers apart, if they do."""
+        return self.tls.sni if self.tls is not None else None
 
 
 class RuleKeys(fields.Section):
@@ -173,15 +166,32 @@ class RuleSection(_RuleBounds):  # type: ignore[misc]  # mypy knows no model tha
 
     adaptive: AdaptiveSection | None = None
     expected: StrictBool = False
-    """Whether its clients live at their bound, so that nobody need be told."""
+
+    @property
+    def rule_keys(self) -> dict[str, str]:
+        """The keys that the rule names, as they stand in the file."""
+        keys = ((key, getattr(self, key.replace("-", "_"))) for key in RULE_KEYS)
+        return {key: value for key, value in keys if value is not None}
+
+    @property
+    def bounds(self) -> dict[QuotaKind, float]:
+        """What the rule bounds, in the unit of each kind."""
+        bounds = {kind: getattr(self, kind.value) for kind in QuotaKind}
+        return {kind: bound for kind, bound in bounds.items() if bound is not None}
+
+    def find_conflicts(self) -> Iterator[Conflict]:  # noqa: D102
+        keys, shared, adaptive = self.rule_keys, self.scope == "shared", self.adaptive is not None
+        problems = find_bound_problems(keys, self.bounds, shared=shared, adaptive=adaptive)
+        for problem in (*find_key_problems(keys), *problems):
+            path = (problem.key,) if problem.key else ()
+            yield Conflict(path, problem.message, problem.fix)
 
     def rule(self, place: str, number: int) -> Rule:
         """Return the rule, the `number`th of the file."""
-        bounds = {kind: getattr(self, kind.value) for kind in QuotaKind}
         return Rule(
             **self.model_dump(include=set(RuleKeys.model_fields)),
-            bounds={kind: bound for kind, bound in bounds.items() if bound is not None},
-            adaptive=self.adaptive.settings if self.adaptive else None,
+            bounds=self.bounds,
+            adaptive=self.adaptive.bound if self.adaptive else None,
             expected=self.expected,
             place=place,
             number=number,
@@ -189,27 +199,25 @@ class RuleSection(_RuleBounds):  # type: ignore[misc]  # mypy knows no model tha
 
 
 class QuotasSection(fields.Section):
-    """How rates are measured (Kafka's defaults), and the rules in the order of the file.
-
-    `burst` is how much of its bound a client that was quiet may take at once, in seconds; 0 for
-    nothing, None for what Kafka's quotas let pass. With `source` kafka the cluster's own client
-    quotas are in force as well, before the rules.
-    """
+    """How rates are measured, and the rules in the order of the file."""
 
     source: Literal["file", "kafka"] = "file"
-    window: fields.Duration = 1.0
+    window: fields.Window = 1.0
     samples: fields.Samples = 11
     burst: fields.DurationOrZero | None = None
     rules: tuple[RuleSection, ...] = ()
 
+    def find_conflicts(self) -> Iterator[Conflict]:  # noqa: D102
+        keyed = [tuple(rule.rule_keys.items()) for rule in self.rules]
+        located = ((("rules", at), keys) for at, keys in enumerate(keyed))
+        for loc, keys, earlier in fields.find_repeated(located):
+            words = ", ".join(f"{key}: {value}" for key, value in keys)
+            message = f"is for the same clients ({words}) as {fields.OTHER_PLACE}"
+            yield Conflict(loc, message, "put the quotas of both into one rule", earlier)
+
 
 class ThrottleSection(fields.Section):
-    """How a client over its quota is slowed.
-
-    `max_delay` is the longest single hold, in seconds; what is left over goes into the next one.
-    Kafka clients give up on a request after `request.timeout.ms`, 30 s. Without `enforce` nobody is
-    slowed.
-    """
+    """How a client over its quota is slowed."""
 
     mode: Literal["delay", "mute"] = "delay"
     max_delay: fields.Duration = 20.0
@@ -230,71 +238,56 @@ class LimitsSection(fields.Section):
 
 
 class StateSection(fields.Section):
-    """Where state outlives a restart. `path` is of use only to `sqlite`, `topic` only to `kafka`.
-
-    The topic is in the cluster behind the proxy, is made by it, and serves one proxy. `on_damage`
-    is what becomes of a start when the file of `sqlite` is damaged.
-    """
+    """Where state outlives a restart."""
 
     kind: Literal["memory", "sqlite", "kafka"] = "sqlite"
     path: fields.FilePath = Field(default=Path("quota-proxy.db"), validate_default=True)
-    topic: Topic = "quota-proxy-state"
+    topic: fields.Topic = "quota-proxy-state"
     on_damage: Literal["refuse", "start_empty"] = "refuse"
 
-    @field_validator("path")
-    @classmethod
-    def _usable(cls, path: Path, info: Info) -> Path:
-        if info.data.get("kind") == "sqlite":
-            files.check_database(path)
-        return path
+    def find_conflicts(self) -> Iterator[Conflict]:  # noqa: D102
+        for key, kind in STATE_KEYS.items():
+            if key in self.model_fields_set and kind != self.kind:
+                message = f"is of no use to kind {self.kind}, which {STATE_KINDS[self.kind]}"
+                yield Conflict((key,), message, f"remove it, or write kind: {kind}")
+        if self.kind == "sqlite":
+            yield from find_bad(("path",), files.check_database, self.path)
 
 
 class TokenSection(fields.Section):
-    """A bearer token and what those may do who show it.
-
-    `queries` are those that the right to report is for, without it all.
-    """
+    """A bearer token and what those may do who show it; without `queries` they report of all."""
 
     name: fields.TokenName = Field(examples=["name: spark"])
     token_file: fields.TokenFile = Field(examples=["token_file: spark-token"])
-    rights: tuple[Literal["read", "report", "quotas"], ...] = Field(examples=["rights: [report]"])
-    queries: tuple[fields.QueryPattern, ...] | None = None
+    rights: Annotated[
+        tuple[Literal["read", "report", "quotas"], ...],
+        not_empty("allow nothing", "write at least one of read, report, quotas"),
+    ] = Field(examples=["rights: [report]"])
+    queries: (
+        Annotated[
+            tuple[fields.QueryPattern, ...],
+            not_empty("names none", f"{fields.PATTERN_FIX}, or remove it: then all"),
+        ]
+        | None
+    ) = None
 
-    @field_validator("rights")
-    @classmethod
-    def _not_empty(cls, rights: tuple[str, ...]) -> tuple[str, ...]:
-        if not rights:
-            raise BadValueError("allow nothing", "write at least one of read, report, quotas")
-        return rights
-
-    @field_validator("queries")
-    @classmethod
-    def _of_use(cls, queries: tuple[str, ...] | None, info: Info) -> tuple[str, ...] | None:
-        if queries is None:
-            return queries
-        if not queries:
-            raise BadValueError("names none", f"{fields.PATTERN_FIX}, or remove it: then all")
-        if "report" not in info.data.get("rights", ("report",)):
+    def find_conflicts(self) -> Iterator[Conflict]:  # noqa: D102
+        if self.queries is not None and "report" not in self.rights:
             fix = "remove it, or add report to rights"
-            raise BadValueError("is of no use without the right report", fix)
-        if sum(len(quote(each, safe="")) for each in queries) > MAX_PATTERN_BYTES:
-            raise BadValueError("is too long", "write beginnings of names, such as team-a-*")
-        return queries
+            yield Conflict(("queries",), "is of no use without the right report", fix)
+        elif sum(len(quote(each, safe="")) for each in self.queries or ()) > MAX_PATTERN_BYTES:
+            fix = "write beginnings of names, such as team-a-*"
+            yield Conflict(("queries",), "is too long", fix)
 
 
 class AdminSection(fields.Section):
-    """The HTTP server for metrics, health and the API; others may reach it only with a token.
-
-    `token_file` holds a token with all rights. `open_paths` need no token also where reading does.
-    `hosts` are names that the server is asked by; `{machine}` in one is this machine's name, also
-    without a tier.
-    """
+    """The HTTP server for metrics, health and the API; others may reach it only with a token."""
 
     bind: fields.Bind = endpoints.HostPort("127.0.0.1", 9644)
     tls: ServerTls | None = None
     tokens: tuple[TokenSection, ...] = ()
-    token_file: fields.TokenFile | None = Field(default=None, validate_default=True)
-    read_needs_token: StrictBool = Field(default=False, validate_default=True)
+    token_file: fields.TokenFile | None = None
+    read_needs_token: StrictBool = False
     open_paths: tuple[Literal["/healthz", "/readyz", "/metrics"], ...] = (
         "/healthz",
         "/readyz",
@@ -306,50 +299,31 @@ class AdminSection(fields.Section):
     head_timeout: fields.Duration = 10.0
     idle_timeout: fields.Duration = 75.0
 
-    @field_validator("token_file")
-    @classmethod
-    def _guarded(cls, token_file: Path | None, info: Info) -> Path | None:
-        bind, tokens = info.data.get("bind"), info.data.get("tokens")
-        if token_file is None and tokens == () and bind is not None and not bind.is_loopback:
+    def find_conflicts(self) -> Iterator[Conflict]:  # noqa: D102
+        at, readers = ("token_file",), [each for each in self.tokens if "read" in each.rights]
+        if self.token_file is None and not self.tokens and not self.bind.is_loopback:
             fix = "add token_file, or bind to 127.0.0.1"
-            raise BadValueError(f"is missing, and others can reach {bind}", fix)
-        token_files = [token.token_file for token in tokens or ()]
-        same = files.find_same([*token_files, *([token_file] if token_file else ())])
+            yield Conflict(at, f"is missing, and others can reach {self.bind}", fix)
+        token_files = [each.token_file for each in self.tokens]
+        same = files.find_same([*token_files, *([self.token_file] if self.token_file else ())])
         if same is not None:
             message = f"and admin.tokens hold one token twice, in {same[0]} and {same[1]}"
-            raise BadValueError(message, "put a token of its own into each file")
-        return token_file
-
-    @field_validator("read_needs_token")
-    @classmethod
-    def _readable(cls, read_needs_token: bool, info: Info) -> bool:
-        if read_needs_token and info.data.get("tokens") is not None and "token_file" in info.data:
-            readers = [token for token in info.data["tokens"] if "read" in token.rights]
-            if not readers and info.data["token_file"] is None:
-                fix = "add token_file, or a token with the right read"
-                raise BadValueError("is set, and no token may read", fix)
-        return read_needs_token
+            yield Conflict(at, message, "put a token of its own into each file")
+        if self.read_needs_token and not readers and self.token_file is None:
+            fix = "add token_file, or a token with the right read"
+            yield Conflict(("read_needs_token",), "is set, and no token may read", fix)
 
 
 class TierSection(fields.Section):
-    """Several machines that serve one cluster as one; each holds its own part of the clients.
+    """Several machines that serve one cluster as one; each holds its own part of the clients."""
 
-    `machine` is the name of this one, by default its host name; it stands for `{machine}` in
-    `advertised_host`, `tls.sni`, `admin.hosts` and here. Other machines reach this one's admin
-    port at `admin_host`, by default the first listener's `advertised_host`, with the token of
-    `admin.token_file`.
-    """
-
-    name: Topic = Field(examples=["name: quota-proxy"])
+    name: fields.Topic = Field(examples=["name: quota-proxy"])
     machine: fields.MachineName = Field(default_factory=_host_name, validate_default=True)
     admin_host: fields.AdvertisedHost | None = None
 
 
 class ProgressSection(fields.Section):
-    """How queries are followed.
-
-    With `answer_lookups` the look-ups of their executors are answered from what was just fetched.
-    """
+    """How queries are followed."""
 
     answer_lookups: StrictBool = True
 
@@ -358,7 +332,10 @@ class Config(fields.Section):
     """A whole configuration; made by `load_config`, which also does the checks across sections."""
 
     cluster: ClusterSection = Field(examples=["cluster: {bootstrap_servers: [broker-1:9092]}"])
-    listeners: tuple[ListenerSection, ...] = Field(
+    listeners: Annotated[
+        tuple[ListenerSection, ...],
+        not_empty("names no listener", "write at least one, see examples/minimal.yaml"),
+    ] = Field(
         examples=[
             "listeners: [{name: default, bind: 0.0.0.0:19092, "
             "advertised_host: localhost, broker_ports: 19100-19199}]"
@@ -373,37 +350,15 @@ class Config(fields.Section):
     state: StateSection = Field(default_factory=StateSection)
     tier: TierSection | None = None
     admin: AdminSection = AdminSection()
-    workers: Annotated[int | Literal["auto"], BeforeValidator(parse_workers)] = 1
+    workers: fields.Workers = 1
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     _places: Mapping[str, str] = PrivateAttr(default_factory=dict)
-
-    @field_validator("listeners")
-    @classmethod
-    def _not_empty(cls, listeners: tuple[ListenerSection, ...]) -> tuple[ListenerSection, ...]:
-        if not listeners:
-            fix = "write at least one, see examples/minimal.yaml"
-            raise BadValueError("names no listener", fix)
-        return listeners
 
     @property
     def worker_count(self) -> int:
         """How many processes share the work on this machine."""
         return count_workers(self.workers)
-
-    @property
-    def secret_files(self) -> Iterator[Path]:
-        """The files that nobody else should be able to read."""
-        servers = (*(listener.tls for listener in self.listeners), self.admin.tls)
-        for tls in (self.cluster.tls, *servers):
-            if tls is not None and tls.key_file is not None:
-                yield tls.key_file
-        if self.cluster.sasl is not None:
-            yield self.cluster.sasl.password_file
-        if self.admin.token_file is not None:
-            yield self.admin.token_file
-        for token in self.admin.tokens:
-            yield token.token_file
 
     def named(self, host: str) -> str:
         """Return a host, or a pattern of hosts, with this machine's name where it is to stand."""
@@ -431,9 +386,8 @@ class Config(fields.Section):
     @property
     def progress_settings(self) -> ProgressSettings:
         """The queries, and how many there may be."""
-        queries = tuple(query.settings for query in self.queries)
         return ProgressSettings(
-            queries=queries,
+            queries=self.queries,
             max_queries=self.limits.max_client_entities,
             answers_lookups=self.progress.answer_lookups,
         )

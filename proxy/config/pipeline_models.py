@@ -1,41 +1,18 @@
-"""What the file says of pipelines. `pipeline_checks` checks what concerns one as a whole."""
+"""What the file says of pipelines; `proxy.pipeline.graph` finds what is wrong with one."""
 
-import re
-from typing import Annotated, Final, Self
+from collections.abc import Iterator
+from typing import Annotated, Final
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    StrictBool,
-    field_validator,
-    model_validator,
-)
-from pydantic import ValidationInfo as Info
+from pydantic import BeforeValidator, Field, StrictBool, model_validator
+from pydantic.dataclasses import dataclass
 
-from metrics.clock import MS_PER_SECOND
 from proxy.config import fields
-from proxy.pipeline.graph import PipelineSettings, SourceSettings, StageSettings
-from proxy.quota.entities import DEFAULT
+from proxy.config.document import Loc
+from proxy.config.fields import Conflict, format_ms
+from proxy.pipeline.graph import PipelineSettings, SourceSettings, StageSettings, find_problems
 from proxy.quota.values import BadValueError, shown
 
 _BAND_ENDS: Final = 2
-
-TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
-"""Kafka's own rule (its class `Topic`), which also forbids the names of directories."""
-
-
-def _topic(name: str) -> str:
-    if not TOPIC_NAME.fullmatch(name) or name in (".", ".."):
-        fix = "write 1 to 249 letters, digits and characters of ._-"
-        raise BadValueError(f"{shown(name)} is no name of a topic", fix)
-    return name
-
-
-def _client(name: str) -> str:
-    if name == DEFAULT:
-        raise BadValueError(f"{DEFAULT} stands for many clients", "write the client id of one")
-    return name
 
 
 def _two_numbers(value: object) -> list[object]:
@@ -46,75 +23,49 @@ def _two_numbers(value: object) -> list[object]:
     return value
 
 
-def _interval(seconds: fields.Seconds) -> fields.Seconds:
-    if seconds < fields.MIN_INTERVAL_S:
-        message = f"{fields.format_duration(seconds)} is shorter than a millisecond"
-        raise BadValueError(message, "write 1ms or more")
-    return seconds
-
-
-Topic = Annotated[fields.Text, AfterValidator(_topic)]
-Client = Annotated[fields.Text, AfterValidator(_client)]
 Band = Annotated[
     tuple[fields.RecordRateOrZero, fields.RecordRateOrZero], BeforeValidator(_two_numbers)
 ]
-Interval = Annotated[fields.Duration, AfterValidator(_interval)]
-"""Seconds, at least `MIN_INTERVAL_S`."""
 
 
-class PipelineSource(fields.Section):
-    """A producer, by its client id, of topics that no stage produces. Rates are records/s."""
+@dataclass(frozen=True, kw_only=True, config=fields.ONLY_KNOWN_KEYS)
+class PipelineSource(SourceSettings):
+    """A producer, by its client id, of topics that no stage produces."""
 
-    client_id: Client = Field(alias="client-id", examples=["client-id: feed"])
-    produces: tuple[Topic, ...] = Field(examples=["produces: [orders]"])
+    client_id: fields.Client = Field(alias="client-id", examples=["client-id: feed"])
+    produces: tuple[fields.Topic, ...] = Field(examples=["produces: [orders]"])
     normal_rate: fields.RecordRate = Field(examples=["normal_rate: 1000"])
     step: fields.RecordRate = Field(examples=["step: 100"])
 
-    @property
-    def settings(self) -> SourceSettings:
-        """What the flow takes."""
-        return SourceSettings(**self.model_dump())
 
-
-class PipelineStage(fields.Section):
-    """A Structured Streaming query, or the clients that together do one step.
-
-    `queries` are Spark's queryNames; a stage without these and without `client_ids` is the query
-    of its own name. Rates and the `band` are records/s, durations seconds. The meaning of all is
-    that of StageSettings.
-    """
+@dataclass(frozen=True, kw_only=True, config=fields.ONLY_KNOWN_KEYS)
+class PipelineStage(StageSettings):
+    """A Structured Streaming query, or the clients that together do one step."""
 
     name: fields.Text = Field(examples=["name: enrich"])
-    queries: tuple[fields.Text, ...] = ()
-    client_ids: tuple[Client, ...] = Field(default=(), alias="client-ids")
-    consumes: tuple[Topic, ...] = Field(examples=["consumes: [orders]"])
-    produces: tuple[Topic, ...] = ()
+    queries: tuple[fields.Text, ...] = Field(default=())
+    client_ids: tuple[fields.Client, ...] = Field(default=(), alias="client-ids")
+    consumes: tuple[fields.Topic, ...] = Field(examples=["consumes: [orders]"])
+    produces: tuple[fields.Topic, ...] = Field(default=())
     band: Band = Field(examples=["band: [0, 1000]"])
-    sampling_interval: Interval = 1.0
-    period: fields.Duration = Field(default="10s", validate_default=True)
-    ratio: fields.Share = 0.5
+    sampling_interval_ms: fields.Milliseconds = Field(default=1000.0, alias="sampling_interval")
+    period_ms: fields.Milliseconds = Field(default=10_000.0, alias="period")
+    ratio: fields.Share = Field(default=0.5)
     normal_rate: fields.RecordRate = Field(examples=["normal_rate: 1000"])
     step: fields.RecordRate = Field(examples=["step: 100"])
-    t_min_adjust: fields.Duration = 0.001
+    t_min_adjust_ms: fields.Milliseconds = Field(default=1.0, alias="t_min_adjust")
 
-    @field_validator("period")
-    @classmethod
-    def _covers_a_sample(cls, period: fields.Seconds, info: Info) -> fields.Seconds:
-        interval: fields.Seconds = info.data.get("sampling_interval", 0.0)
-        if period < interval:
-            own, other = fields.format_duration(period), fields.format_duration(interval)
-            fix = f"write {other} or more, or a sampling_interval of at most {own}"
-            raise BadValueError(f"{own} is shorter than sampling_interval, {other}", fix)
-        return period
+    _agree = model_validator(mode="after")(fields.agree)
 
-    @property
-    def settings(self) -> StageSettings:
-        """What the flow takes."""
-        durations = ("sampling_interval", "period", "t_min_adjust")
-        return StageSettings(
-            **self.model_dump(exclude=set(durations)),
-            **{f"{name}_ms": getattr(self, name) * MS_PER_SECOND for name in durations},
-        )
+    def find_conflicts(self) -> Iterator[Conflict]:  # noqa: D102
+        interval, period = map(format_ms, (self.sampling_interval_ms, self.period_ms))
+        if self.sampling_interval_ms < fields.MIN_INTERVAL_MS:
+            message = f"{interval} is shorter than a millisecond"
+            yield Conflict(("sampling_interval",), message, "write 1ms or more")
+        if self.period_ms < self.sampling_interval_ms:
+            fix = f"write {interval} or more, or a sampling_interval of at most {period}"
+            message = f"{period} is shorter than sampling_interval, {interval}"
+            yield Conflict(("period",), message, fix)
 
 
 class PendingLimit(fields.Section):
@@ -123,26 +74,19 @@ class PendingLimit(fields.Section):
     batches: fields.Count | None = None
     size_bytes: fields.Size | None = Field(default=None, alias="bytes")
 
-    @model_validator(mode="after")
-    def _limits_something(self) -> Self:
+    def find_conflicts(self) -> Iterator[Conflict]:  # noqa: D102
         if self.batches is None and self.size_bytes is None:
-            raise BadValueError("sets no limit", "add batches or bytes, or remove it")
-        return self
+            yield Conflict((), "sets no limit", "add batches or bytes, or remove it")
 
 
 class PipelineSection(fields.Section):
-    """Stages and sources that are joined by topics.
-
-    With `hold_producers` sources are slowed as well, by their produce quota. Above `max_lag`
-    records before a stage it asks for less, whatever its band says. `timeout`: seconds after
-    which a source batch that is not finished has failed.
-    """
+    """Stages and sources that are joined by topics."""
 
     name: fields.Text = Field(examples=["name: orders"])
     hold_producers: StrictBool = False
     max_lag: fields.Count | None = None
     max_pending: PendingLimit | None = None
-    timeout: fields.Duration = 600.0
+    timeout_ms: fields.Milliseconds = Field(default=600_000.0, alias="timeout")
     sources: tuple[PipelineSource, ...] = ()
     stages: tuple[PipelineStage, ...] = Field(
         examples=[
@@ -151,17 +95,30 @@ class PipelineSection(fields.Section):
         ]
     )
 
+    def find_conflicts(self) -> Iterator[Conflict]:
+        """Yield names that are there twice; without such what else is wrong with the pipeline."""
+        named = [(("sources", at), each.client_id) for at, each in enumerate(self.sources)]
+        named += [(("stages", at), each.name) for at, each in enumerate(self.stages)]
+        repeated = list(fields.find_repeated(named))
+        for loc, name, earlier in repeated:
+            key = "client-id" if loc[0] == "sources" else "name"
+            message = f"{shown(name)} is also the name of {fields.OTHER_PLACE}"
+            fix = "give each stage and source a name of its own"
+            yield Conflict((*loc, key), message, fix, earlier)
+        for problem in () if repeated else find_problems(self.settings):
+            yield Conflict(keys_in_file(problem.path), problem.message, problem.fix)
+
     @property
     def settings(self) -> PipelineSettings:
-        """What the flow takes; of a loaded configuration it is sound."""
-        pending = self.max_pending
+        """What the flow takes."""
+        limit = self.max_pending or PendingLimit.model_construct()
         return PipelineSettings(
-            name=self.name,
-            stages=tuple(stage.settings for stage in self.stages),
-            sources=tuple(source.settings for source in self.sources),
-            hold_producers=self.hold_producers,
-            max_lag=self.max_lag,
-            max_pending_batches=pending.batches if pending else None,
-            max_pending_bytes=pending.size_bytes if pending else None,
-            timeout_ms=self.timeout * MS_PER_SECOND,
+            **{name: value for name, value in self if name != "max_pending"},
+            max_pending_batches=limit.batches,
+            max_pending_bytes=limit.size_bytes,
         )
+
+
+def keys_in_file(path: Loc) -> Loc:
+    """Return where a part of a pipeline stands in the file, of which the graph has the fields."""
+    return tuple("client-id" if part == "client_id" else part for part in path)

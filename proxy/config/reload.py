@@ -76,12 +76,10 @@ class LoadLog:
             counter.labels(result)
         self.add(LoadAttempt(time.time(), "ok", "loaded at the start"))
 
-    def record(self, result: str, message: str) -> LoadAttempt:
+    def record(self, result: str, message: str) -> None:
         """Count a load that was just made, and remember it."""
         self._counter.labels(result).inc()
-        attempt = LoadAttempt(time.time(), result, message)
-        self.add(attempt)
-        return attempt
+        self.add(LoadAttempt(time.time(), result, message))
 
     def add(self, attempt: LoadAttempt) -> None:
         """Remember a load that is counted elsewhere."""
@@ -106,17 +104,14 @@ class Reloader:
         self._files = (path, *named_files(config))
         self._apply = apply
         self._log = log
+        self.loads: Sequence[LoadAttempt] = log.latest
+        """The newest first."""
         self._at_start = self._in_force = config
         self._requested = asyncio.Event()
         self._thread = LimitedThread()
         self._seen = _look(self._files)
         self._hangs = False
         self._loaded_s = -REQUEST_INTERVAL_S
-
-    @property
-    def loads(self) -> Sequence[LoadAttempt]:
-        """The latest loads, the newest first."""
-        return self._log.latest
 
     def request(self) -> None:
         """Load again soon, changed or not."""
@@ -165,12 +160,11 @@ class Reloader:
         except TimeoutError:
             self._hung(LOAD_LIMIT_S)
         except ConfigError as error:
-            self._failed(str(error), problems=str(error))
+            self._failed(str(error))
         except BadValueError as error:
-            text = f"{error.message}\n    fix: {error.fix}"
-            self._failed(text, problems=text)
+            self._failed(f"{error.message}\n    fix: {error.fix}")
         except Exception as error:  # a defect of ours must not end the proxy
-            self._failed(f"unexpected error: {error}", exc_info=error)
+            self._failed(f"unexpected error: {error}", error)
         else:
             parts = ((key, attrgetter(key)) for key in NEEDS_RESTART)
             waiting = [key for key, part in parts if part(config) != part(self._at_start)]
@@ -191,10 +185,11 @@ class Reloader:
             self._hangs = True
             text = f"{self._path}: it, or a file that it names, was not read in {limit_s:g} s"
             text += "\n    fix: look at the file system that it is on; or name a file, not a pipe"
-            self._failed(text, problems=text)
+            self._failed(text)
 
-    def _failed(self, message: str, **about: object) -> None:
+    def _failed(self, message: str, defect: Exception | None = None) -> None:
         self._log.record("failed", message)
+        about = {"problems": message} if defect is None else {"exc_info": defect}
         _log.error("configuration not reloaded, the old one stays", **about)
 
 

@@ -6,7 +6,7 @@ A name that ends in `_file` marks such a key of the configuration, in whatever s
 import hashlib
 import ssl
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from proxy.cluster.dial import upstream_context
@@ -17,6 +17,10 @@ from proxy.relay.tls import not_after, server_context
 
 NAME_ENDING = "_file"
 
+PUBLIC_FILES = frozenset({"cert_file", "ca_file"})
+"""Keys whose files hold no secret."""
+
+AnyTls = ClusterTls | ServerTls
 
 NO_LISTENER = ""
 """In the place of a listener's name, of what is for brokers, or for operators."""
@@ -62,71 +66,70 @@ class Secrets:
 
 def named_files(section: Section) -> Iterator[Path]:
     """Yield the files that a section, or one within it, names."""
-    for name in type(section).model_fields:
-        value = getattr(section, name)
+    return (path for _, path in _by_key(section))
+
+
+def secret_files(config: Config) -> list[Path]:
+    """Return the files that nobody else should be able to read."""
+    return [path for key, path in _by_key(config) if key not in PUBLIC_FILES]
+
+
+def _by_key(section: Section) -> Iterator[tuple[str, Path]]:
+    for name, value in section:
         if isinstance(value, Path) and name.endswith(NAME_ENDING):
-            yield value
+            yield name, value
         for each in value if isinstance(value, tuple) else (value,):
             if isinstance(each, Section):
-                yield from named_files(each)
+                yield from _by_key(each)
 
 
 def read_secrets(config: Config) -> Secrets:
     """Read the files as they are now. Raises BadValueError: one is bad, or a key does not fit."""
     sasl, upstream, admin = config.cluster.sasl, config.cluster.tls, config.admin
-    of_listeners = {each.name: each.tls for each in config.listeners if each.tls is not None}
-    uses = [_Use("server", name, f"listeners {name!r}", tls) for name, tls in of_listeners.items()]
-    if upstream:
-        uses.append(_Use("client", NO_LISTENER, "cluster.tls", upstream))
-    if admin.tls:
-        uses.append(_Use("admin", NO_LISTENER, "admin.tls", admin.tls))
+    servers = {each.name: each.tls for each in config.listeners if each.tls is not None}
     digest = hashlib.sha256()
-    for path in (path for use in uses for path in named_files(use.tls)):
-        digest.update(files.read_bytes(path))
+    for tls in filter(None, (*servers.values(), upstream, admin.tls)):
+        for path in named_files(tls):
+            digest.update(files.read_bytes(path))
     tokens = {each.name: files.read_token(each.token_file) for each in admin.tokens}
     if admin.token_file is not None:
         tokens[ALL_RIGHTS] = files.read_token(admin.token_file)
-    return Secrets(
-        listeners={name: _server_context(section) for name, section in of_listeners.items()},
-        upstream=_upstream_context(upstream) if upstream else None,
+    secrets = Secrets(
+        listeners={name: _server_context(section) for name, section in servers.items()},
+        upstream=upstream_context(*_checked(upstream)) if upstream else None,
         password=sasl.password() if sasl else None,
         tokens=tokens,
         admin=_server_context(admin.tls) if admin.tls else None,
-        certificates=tuple(each for use in uses for each in use.certificates()),
+        certificates=(),
         tls_digest=digest.digest(),
     )
+    certificates: list[Certificate] = []
+    for name, tls in servers.items():
+        certificates += _certificates_of(tls, "server", "client_ca", f"listeners {name!r}", name)
+    certificates += _certificates_of(upstream, "client", "broker_ca", "cluster.tls")
+    certificates += _certificates_of(admin.tls, "admin", "admin_ca", "admin.tls")
+    return replace(secrets, certificates=tuple(certificates))
 
 
-@dataclass(frozen=True, slots=True)
-class _Use:
-    """What a section of TLS is for."""
-
-    role: str
-    listener: str
-    section: str
-    tls: ClusterTls | ServerTls
-
-    def certificates(self) -> Iterator[Certificate]:
-        authorities = {"server": "client_ca", "client": "broker_ca", "admin": "admin_ca"}[self.role]
-        for role, path, choose in (
-            (self.role, self.tls.cert_file, min),
-            (authorities, self.tls.ca_file, max),
-        ):
+def _certificates_of(
+    tls: AnyTls | None, role: str, authorities: str, section: str, listener: str = NO_LISTENER
+) -> Iterator[Certificate]:
+    """Yield the certificates of a section of TLS, its own and those of its authorities."""
+    if tls is not None:
+        for each, path, choose in ((role, tls.cert_file, min), (authorities, tls.ca_file, max)):
             if path is not None:
-                end_s = not_after(path, choose)
-                yield Certificate(role, self.listener, self.section, str(path), end_s)
+                yield Certificate(each, listener, section, str(path), not_after(path, choose))
 
 
 def _server_context(tls: ServerTls) -> ssl.SSLContext:
-    files.check_pair(tls.cert_file, tls.key_file)
-    if tls.ca_file is not None:
-        files.check_certificates(tls.ca_file)
-    return server_context(tls.cert_file, tls.key_file, tls.ca_file)
+    ca_file, *_ = _checked(tls)
+    return server_context(tls.cert_file, tls.key_file, ca_file)
 
 
-def _upstream_context(tls: ClusterTls) -> ssl.SSLContext:
-    if tls.ca_file is not None:
-        files.check_certificates(tls.ca_file)
+def _checked(tls: AnyTls) -> tuple[Path | None, Path | None, Path | None]:
+    """Return the files of the authorities, the certificate and its key, which are sound."""
     if tls.cert_file is not None and tls.key_file is not None:
         files.check_pair(tls.cert_file, tls.key_file)
-    return upstream_context(tls.ca_file, tls.cert_file, tls.key_file)
+    if tls.ca_file is not None:
+        files.check_certificates(tls.ca_file)
+    return tls.ca_file, tls.cert_file, tls.key_file

@@ -8,10 +8,13 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 from proxy.cluster.upstream import UNKNOWN_TOPIC, name_of
 from proxy.config import Config
-from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
+from proxy.config.check_report import rules_of_client
+from proxy.progress.query import QuerySettings
+from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.rules import Rule, RuleTable
 from proxy.quota.selector import selector
 from proxy.state import Document
@@ -39,30 +42,13 @@ class Judgement(StrEnum):
 class Finding:
     """What one check found; `fix` says how to mend it, where something is wrong."""
 
-    check: str
     verdict: Judgement
+    check: str
     text: str
     fix: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """The query that is looked at."""
-
-    name: str
-    client_id: str
-    is_followed: bool
-    """Whether `queries` names it."""
-    commit_group: str | None = None
-
-    @classmethod
-    def of(cls, config: Config, name: str) -> "Subject":
-        """Return the query with this name, or else this client id, as the configuration has it."""
-        for key in ("name", "client_id"):
-            for query in config.queries:
-                if getattr(query, key) == name:
-                    return cls(query.name, query.client_id, True, query.commit_group)
-        return cls(name, name, False)
+_ok, _note, _wrong, _unknown = (partial(Finding, verdict) for verdict in Judgement)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,51 +87,48 @@ class ListenerSight:
     """The error code of each topic that was asked for."""
 
 
+def find_query(config: Config, name: str) -> QuerySettings:
+    """Return the query with this name or else client id; for none, one that is not followed."""
+    for key in ("name", "client_id"):
+        for each in config.queries:
+            if getattr(each, key) == name:
+                return each
+    return QuerySettings(name=name, client_id=name)
+
+
 def check_query(
     config: Config,
     table: RuleTable,
-    subject: Subject,
+    query: QuerySettings,
     admin: AdminSight,
     listeners: Sequence[ListenerSight],
 ) -> Iterator[Finding]:
     """Yield what is wrong or well, causes first."""
-    yield from _rule(config, table, subject)
-    yield _followed(config, table, subject)
+    yield from _rule(config, table, query)
+    yield _followed(config, table, query)
     yield from _admin(table, admin)
     yield from _listeners(listeners)
     if admin.failure is None:
-        progress = progress_of(admin, subject)
+        progress = progress_of(admin, query)
         yield from _topics(listeners)
-        yield _client(subject, admin, progress)
-        yield from _reports(subject, admin, progress)
+        yield _client(query, admin, progress)
+        yield from _reports(query, admin, progress)
         if progress is not None and progress["last_heard"] is not None:
             yield from _advice(progress)
             yield from _trouble(progress)
     else:
         yield from _topics(listeners)
         for check in ("client", "reports", "trigger"):
-            yield Finding(check, Judgement.UNKNOWN, "not checked: only the running proxy knows")
+            yield _unknown(check, "not checked: only the running proxy knows")
 
 
-def progress_of(admin: AdminSight, subject: Subject) -> Document | None:
+def progress_of(admin: AdminSight, query: QuerySettings) -> Document | None:
     """Return the progress of the query, if the proxy knows of it."""
-    for key, value in (("name", subject.name), ("client_id", subject.client_id)):
+    for key, value in (("name", query.name), ("client_id", query.client_id)):
         for each in admin.queries:
             if each[key] == value:
                 return each
     return None
-
-
-def rules_for_client(config: Config, table: RuleTable, client_id: str) -> list[Rule]:
-    """Return the rules that may bound what a client reads, as whatever user and wherever."""
-    users = {None, *(rule.user for rule in config.quotas.rules)}
-    found: dict[int, Rule] = {}
-    for listener in config.listeners:
-        for user in users:
-            match = table.match(READING, ClientIdentity(listener.name, user, client_id))
-            if match is not None:
-                found[match.rule.number] = match.rule
-    return [found[number] for number in sorted(found)]
 
 
 def _names(rule: Rule) -> bool:
@@ -153,81 +136,74 @@ def _names(rule: Rule) -> bool:
     return rule.client_id not in (None, DEFAULT) or rule.client_id_prefix is not None
 
 
-def _rule(config: Config, table: RuleTable, subject: Subject) -> Iterator[Finding]:
-    client_id = subject.client_id
-    rules = rules_for_client(config, table, client_id)
-    known = [
-        rule.client_id for rule in config.quotas.rules if rule.client_id not in (None, DEFAULT)
-    ]
-    near = _near(client_id, known)
+def _rule(config: Config, table: RuleTable, query: QuerySettings) -> Iterator[Finding]:
+    client_id = query.client_id
+    rules = rules_of_client(config, table, READING, client_id)
+    near = _near(client_id, [rule.client_id for rule in table.rules if rule.client_id != DEFAULT])
     add = f"add {{client-id: {client_id}, consumer_byte_rate: 10MiB}} to quotas.rules"
     if near is not None and not any(map(_names, rules)):
         what = f"no rule names client id {client_id!r}, and one names {near!r}"
         fix = f"let the rule, kafka.client.id and the listener say the same name, or {add}"
-        yield Finding("rule", Judgement.WRONG, what, fix)
+        yield _wrong("rule", what, fix)
     elif not rules and config.quotas.source == "kafka":
         what = f"no rule of the file bounds client id {client_id!r}; the cluster's quotas may"
-        yield Finding("rule", Judgement.NOTE, what)
+        yield _note("rule", what)
     elif not rules:
-        yield Finding("rule", Judgement.WRONG, f"no rule bounds client id {client_id!r}", add)
+        yield _wrong("rule", f"no rule bounds client id {client_id!r}", add)
     else:
         for rule in rules:
             bound = READING.unit.format(rule.bounds[READING])
             text = f"{rule.title} gives client id {client_id!r} {bound}"
             text += ", and fits its batches to its trigger" if rule.adaptive else ""
             text += "" if _names(rule) else ", as all that no other rule names"
-            yield Finding("rule", Judgement.OK, text)
+            yield _ok("rule", text)
             if not (rule.enforce and config.throttle.enforce):
-                yield Finding(
-                    "rule", Judgement.NOTE, f"{rule.title} is not enforced: nobody is held"
-                )
+                yield _note("rule", f"{rule.title} is not enforced: nobody is held")
 
 
-def _followed(config: Config, table: RuleTable, subject: Subject) -> Finding:
-    group = f"{subject.name}-progress"
-    if subject.is_followed:
-        to = f"committed to {subject.commit_group}" if subject.commit_group else "not committed"
-        return Finding("queries", Judgement.OK, f"queries names it; what it completes is {to}")
-    fix = f"add {{name: {subject.name}, commit_group: {group}}} to queries"
-    if any(rule.adaptive for rule in rules_for_client(config, table, subject.client_id)):
+def _followed(config: Config, table: RuleTable, query: QuerySettings) -> Finding:
+    group = f"{query.name}-progress"
+    if query in config.queries:
+        to = f"committed to {query.commit_group}" if query.commit_group else "not committed"
+        return _ok("queries", f"queries names it; what it completes is {to}")
+    fix = f"add {{name: {query.name}, commit_group: {group}}} to queries"
+    if any(rule.adaptive for rule in rules_of_client(config, table, READING, query.client_id)):
         text = "only its adaptive rule has it followed, so what it completes is not committed"
-        return Finding("queries", Judgement.NOTE, text, fix)
-    text = f"queries does not name {subject.name!r}: its lag is not followed, nothing is committed"
-    return Finding("queries", Judgement.WRONG, text, fix)
+        return _note("queries", text, fix)
+    text = f"queries does not name {query.name!r}: its lag is not followed, nothing is committed"
+    return _wrong("queries", text, fix)
 
 
 def _admin(table: RuleTable, admin: AdminSight) -> Iterator[Finding]:
     if admin.failure is not None:
         fix = "start the proxy with this configuration, or give the address of admin.bind as --url"
-        yield Finding("admin port", Judgement.WRONG, admin.failure, fix)
+        yield _wrong("admin port", admin.failure, fix)
         return
     status = admin.status or {}
-    yield Finding("admin port", Judgement.OK, f"{admin.url} answers, version {status['version']}")
+    yield _ok("admin port", f"{admin.url} answers, version {status['version']}")
     if not status["ready"]:
         what = f"clients can't be served: {status['not_ready_reason']}"
         fix = "see /readyz, the proxy's log, and whether cluster.bootstrap_servers answer"
-        yield Finding("proxy", Judgement.WRONG, what, fix)
+        yield _wrong("proxy", what, fix)
     elif status["warning"]:
-        yield Finding("proxy", Judgement.NOTE, status["warning"])
+        yield _note("proxy", status["warning"])
     latest = next(iter(status["config_loads"]), None)
     if latest is not None and latest["result"] != "ok":
         what = f"its configuration was not loaded again: {latest['message']}"
-        yield Finding("proxy", Judgement.WRONG, what, "mend the file; it is loaded again by itself")
+        yield _wrong("proxy", what, "mend the file; it is loaded again by itself")
     elif admin.file_rules != {selector(rule.keys) for rule in table.rules}:
         what = f"the proxy at {admin.url} has other rules than this file"
         fix = "give the file that it runs with, or the address of the right proxy as --url"
-        yield Finding("proxy", Judgement.WRONG, what, fix)
+        yield _wrong("proxy", what, fix)
     if status["throttling"]["paused"]:
-        yield Finding("proxy", Judgement.NOTE, "quotas are paused: see quota-proxy resume")
+        yield _note("proxy", "quotas are paused: see quota-proxy resume")
     if admin.refused_token is not None:
         fix = "give QuotaListener the token of admin.tokens with the right report"
-        yield Finding("token", Judgement.WRONG, admin.refused_token, fix)
+        yield _wrong("token", admin.refused_token, fix)
     elif admin.token_file is not None:
-        yield Finding(
-            "token", Judgement.OK, f"a report with the token in {admin.token_file} is taken"
-        )
+        yield _ok("token", f"a report with the token in {admin.token_file} is taken")
     else:
-        yield Finding("token", Judgement.OK, "reports need none")
+        yield _ok("token", "reports need none")
 
 
 def _listeners(listeners: Iterable[ListenerSight]) -> Iterator[Finding]:
@@ -236,20 +212,20 @@ def _listeners(listeners: Iterable[ListenerSight]) -> Iterator[Finding]:
         if each.failure is not None:
             what = f"clients are told {each.address}, and from here {each.failure}"
             fix = "let advertised_host name this proxy for clients, and see that it runs"
-            yield Finding(check, Judgement.WRONG, what, fix)
+            yield _wrong(check, what, fix)
             continue
         silent = {broker: why for broker, why in (each.brokers or {}).items() if why is not None}
         if silent:
             what = "; ".join(f"{broker}: {why}" for broker, why in silent.items())
             fix = "let clients reach all of broker_ports at advertised_host, in firewalls too"
             what = f"brokers do not answer at the addresses that clients are told: {what}"
-            yield Finding(check, Judgement.WRONG, what, fix)
+            yield _wrong(check, what, fix)
         elif each.unasked is not None:
             what = f"{each.address} answers; its brokers were not asked for: {each.unasked}"
-            yield Finding(check, Judgement.OK, what)
+            yield _ok(check, what)
         else:
             brokers = ", ".join(each.brokers or ())
-            yield Finding(check, Judgement.OK, f"{each.address} answers, and so do {brokers}")
+            yield _ok(check, f"{each.address} answers, and so do {brokers}")
 
 
 def _topics(listeners: Iterable[ListenerSight]) -> Iterator[Finding]:
@@ -258,81 +234,75 @@ def _topics(listeners: Iterable[ListenerSight]) -> Iterator[Finding]:
         codes |= each.topics or {}
     if not codes:
         what = "not checked: no topic is known of it, and none was given as --topic"
-        yield Finding("topic", Judgement.UNKNOWN, what)
+        yield _unknown("topic", what)
     for topic, code in codes.items():
         if code == UNKNOWN_TOPIC:
             fix = "create it, or correct the option subscribe of the query"
-            yield Finding("topic", Judgement.WRONG, f"the cluster has no topic {topic!r}", fix)
+            yield _wrong("topic", f"the cluster has no topic {topic!r}", fix)
         elif code:
             what = f"the cluster says {name_of(code)} of topic {topic!r}"
-            yield Finding("topic", Judgement.WRONG, what, "look at the topic, and at its rights")
+            yield _wrong("topic", what, "look at the topic, and at its rights")
         else:
-            yield Finding("topic", Judgement.OK, f"the cluster has {topic!r}")
+            yield _ok("topic", f"the cluster has {topic!r}")
 
 
-def _client(subject: Subject, admin: AdminSight, progress: Document | None) -> Finding:
-    client_id = subject.client_id
+def _client(query: QuerySettings, admin: AdminSight, progress: Document | None) -> Finding:
+    client_id = query.client_id
     open_now = sum(each["client_id"] == client_id for each in admin.connections)
     if open_now:
-        text = f"{open_now} connections with client id {client_id!r} are open"
-        return Finding("client", Judgement.OK, text)
+        return _ok("client", f"{open_now} connections with client id {client_id!r} are open")
     partitions = () if progress is None else progress["partitions"]
     if any(each["delivered_to"] for each in partitions):
         text = f"client id {client_id!r} has read through the proxy, and is not connected now"
-        return Finding("client", Judgement.NOTE, text)
-    fix = (
-        "give the source the options client_options() makes: kafka.bootstrap.servers of the proxy "
-    )
-    fix += f"and kafka.client.id {client_id!r}"
+        return _note("client", text)
+    fix = "give the source the options client_options() makes: kafka.bootstrap.servers of the "
+    fix += f"proxy and kafka.client.id {client_id!r}"
     text = f"no client with client id {client_id!r} is connected to the proxy"
     names = [each["client_id"] for each in admin.connections if each["client_id"]]
     by_group = next((name for name in names if name.startswith(f"consumer-{client_id}-")), None)
     if by_group is not None:
         text += f", but {by_group!r} is: with groupIdPrefix nobody can tell whose look-ups they are"
-        fix = (
-            f"let client_options() set kafka.client.id, without by_group; then it is {client_id!r}"
-        )
+        fix = "let client_options() set kafka.client.id, without by_group; then it is "
+        fix += repr(client_id)
     elif near := _near(client_id, names):
         text += f", but {near!r} is"
         fix = f"let kafka.client.id, the rule and queries say the same: {client_id!r}"
-    return Finding("client", Judgement.WRONG, text, fix)
+    return _wrong("client", text, fix)
 
 
-def _reports(subject: Subject, admin: AdminSight, progress: Document | None) -> Iterator[Finding]:
+def _reports(
+    query: QuerySettings, admin: AdminSight, progress: Document | None
+) -> Iterator[Finding]:
     add = f"call spark.streams.addListener(QuotaListener({admin.url!r}, token=...)) in the driver "
-    add += f"before the query starts, and queryName({subject.name!r}) on it"
+    add += f"before the query starts, and queryName({query.name!r}) on it"
     if progress is None or progress["last_heard"] is None:
-        text = f"no report of the query {subject.name!r} has come in since the proxy started"
+        text = f"no report of the query {query.name!r} has come in since the proxy started"
         heard = [each["name"] for each in admin.queries if each["last_heard"] is not None]
         if heard:
             text += f"; there are of {', '.join(map(repr, heard[:NAMES_SHOWN]))}"
         if admin.refused_reports:
             text += f"; refused were {_counted(admin.refused_reports)}"
             add += "; the driver's logger quota_listener says why reports are refused"
-        yield Finding("reports", Judgement.WRONG, text, add)
+        yield _wrong("reports", text, add)
         return
     reports, state = progress["reports"], progress["state"]
     refused = {why: count for why, count in reports["refused"].items() if why != "repeated"}
     if refused:
-        counts = _counted(refused)
         fix = "see the driver's logger quota_listener; one client id belongs to one query"
-        yield Finding(
-            "reports", Judgement.WRONG, f"some of its reports were refused: {counts}", fix
-        )
+        yield _wrong("reports", f"some of its reports were refused: {_counted(refused)}", fix)
     if state == "failed":
         text = f"the query has failed: {progress['error']}"
-        yield Finding("reports", Judgement.WRONG, text, "mend that in the job, and start it again")
+        yield _wrong("reports", text, "mend that in the job, and start it again")
     elif state == "silent":
         text = "the listener has said nothing of the query for a minute"
         fix = f"see that the driver runs, and that it reaches {admin.url}"
-        yield Finding("reports", Judgement.WRONG, text, fix)
+        yield _wrong("reports", text, fix)
     elif state in SERVING:
         batch = progress["batch"]
         done = f"last batch {batch['id']}" if batch is not None else "no batch has ended yet"
-        text = f"its listener reports: {state}, {done}"
-        yield Finding("reports", Judgement.OK, text)
+        yield _ok("reports", f"its listener reports: {state}, {done}")
     else:
-        yield Finding("reports", Judgement.NOTE, "its last run has ended")
+        yield _note("reports", "its last run has ended")
 
 
 def _advice(progress: Document) -> Iterator[Finding]:
@@ -341,13 +311,13 @@ def _advice(progress: Document) -> Iterator[Finding]:
         what, _, mend = each["text"].partition(": ")
         fix = mend or "see what the proxy says to mend in docs/spark.md"
         about = each["kind"] if each["kind"] in ("names", "reports") else "trigger"
-        yield Finding(about, Judgement.WRONG, what, fix)
+        yield _wrong(about, what, fix)
     trigger = progress["trigger"]
     if trigger is None:
-        yield Finding("trigger", Judgement.UNKNOWN, "its trigger is not known")
+        yield _unknown("trigger", "its trigger is not known")
     elif not progress["advice"]:
         every = f" every {trigger['interval_s']:g} s" if trigger["interval_s"] is not None else ""
-        yield Finding("trigger", Judgement.OK, f"{trigger['kind']}{every} goes with its rule")
+        yield _ok("trigger", f"{trigger['kind']}{every} goes with its rule")
 
 
 def _trouble(progress: Document) -> Iterator[Finding]:
@@ -355,13 +325,13 @@ def _trouble(progress: Document) -> Iterator[Finding]:
     if totals["stuck_partitions"]:
         text = f"{totals['stuck_partitions']} partitions with more to read do not move"
         fix = f"look at GET /v1/progress?query={progress['name']}, and at the driver's log"
-        yield Finding("lag", Judgement.WRONG, text, fix)
+        yield _wrong("lag", text, fix)
     elif totals["lag_records"] is not None:
-        yield Finding("lag", Judgement.OK, f"{totals['lag_records']:,} records are not completed")
+        yield _ok("lag", f"{totals['lag_records']:,} records are not completed")
     if commit is not None and commit["error"] is not None:
         text = f"offsets are not committed to {commit['group']}: {commit['error']}"
         fix = "use the group for nothing else, and see what the cluster lets the proxy do"
-        yield Finding("commits", Judgement.WRONG, text, fix)
+        yield _wrong("commits", text, fix)
 
 
 def _counted(counts: Mapping[str, int]) -> str:
@@ -370,10 +340,6 @@ def _counted(counts: Mapping[str, int]) -> str:
 
 def _near(name: str, others: Iterable[str | None]) -> str | None:
     """Return another name that was perhaps meant: spelt alike, whatever its blanks and capitals."""
-    folded = {_folded(other): other for other in others if other is not None and other != name}
-    alike = difflib.get_close_matches(_folded(name), folded, n=1, cutoff=LIKENESS)
-    return folded[alike[0]] if alike else None
-
-
-def _folded(name: str) -> str:
-    return name.strip().casefold()
+    known = {each.strip().casefold(): each for each in others if each not in (None, name)}
+    alike = difflib.get_close_matches(name.strip().casefold(), known, n=1, cutoff=LIKENESS)
+    return known[alike[0]] if alike else None

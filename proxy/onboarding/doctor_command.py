@@ -19,11 +19,12 @@ from proxy.onboarding.checkup import (
     Finding,
     Judgement,
     ListenerSight,
-    Subject,
     check_query,
+    find_query,
     progress_of,
 )
 from proxy.onboarding.probes import see_admin, see_listener
+from proxy.progress.query import QuerySettings
 from proxy.quota.rules import RuleTable
 
 EXIT_DONE, EXIT_WRONG = 0, 1
@@ -50,7 +51,7 @@ def _doctor(options: argparse.Namespace) -> int:
     config = load_config(options.config)
     settings = config.quota_settings
     table = RuleTable(settings.rules, enforce=settings.enforce)
-    subject = Subject.of(config, options.name)
+    subject = find_query(config, options.name)
     options.url = options.url or _url(config)
     address = admin_address(options)
     admin = _see_admin(config, address, options.token_file)
@@ -92,7 +93,7 @@ def _see_admin(config: Config, address: AdminAddress, given: Path | None) -> Adm
     return see_admin(address, report_tokens)
 
 
-def _topics(admin: AdminSight, subject: Subject) -> set[str]:
+def _topics(admin: AdminSight, subject: QuerySettings) -> set[str]:
     progress = progress_of(admin, subject)
     return set() if progress is None else {each["topic"] for each in progress["partitions"]}
 
@@ -114,7 +115,7 @@ async def _see_listeners(
     return list(await asyncio.gather(*sights))
 
 
-def _lines(subject: Subject, findings: list[Finding]) -> Iterator[str]:
+def _lines(subject: QuerySettings, findings: list[Finding]) -> Iterator[str]:
     width = max(len(each.check) for each in findings)
     for each in findings:
         yield f"{each.verdict:{_VERDICT_WIDTH}}  {each.check:{width}}  {printable(each.text)}"

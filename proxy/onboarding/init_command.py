@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from proxy.config.endpoints import HostPort, parse_advertised_host, parse_endpoint
-from proxy.config.pipeline_models import TOPIC_NAME
+from proxy.config.fields import TOPIC_NAME
 from proxy.onboarding.starter_files import (
     CONFIG_FILE,
     JOB_FILE,
@@ -65,7 +65,7 @@ def _servers(text: str) -> list[HostPort]:
 
 def _name(text: str) -> str:
     """Parse the name of a query that a topic, a client id and a group can have, too."""
-    if not TOPIC_NAME.fullmatch(text) or text in (".", ".."):
+    if not TOPIC_NAME.fullmatch(text):
         fix = "write letters, digits and characters of ._-"
         raise argparse.ArgumentTypeError(f"{text!r} is no name; fix: {fix}")
     return text

@@ -28,28 +28,7 @@ SECRET_MODE = 0o600
 PLAIN_MODE = 0o666  # less the umask
 _SECRET_FILES: Final = frozenset({ADMIN_TOKEN_FILE, SPARK_TOKEN_FILE})
 
-_CONFIG = Template("""\
-# Who may have how much of the cluster. `quota-proxy check -c $config_file` says whether it
-# is sound; examples/quota-proxy.yaml has every key. Changed rules are loaded while the proxy runs.
-cluster:
-  bootstrap_servers: [$servers]
-listeners:
-  - name: default
-    # Clients start here. Broker N they reach at the first of broker_ports + N.
-    bind: $bind_host:$bootstrap_port
-    advertised_host: $host
-    broker_ports: 19100-19199
-quotas:
-  rules:
-$rules    # Everybody else, together.
-    - {client-id: <default>, scope: shared, consumer_byte_rate: 50MiB}
-$queries# What was learnt, and overrides, outlive a restart.
-state: {kind: sqlite, path: quota-proxy.db}
-# Status page, /metrics and API. Changes need the token in $admin_token_file$report_token.
-admin:
-  bind: $bind_host:$admin_port
-  token_file: $admin_token_file
-$tokens""")
+TEMPLATES: Final = Path(__file__).parent / "templates"
 
 _RULE = Template("""\
     # The query may never read more than this. Below it, its batches fit its trigger.
@@ -69,57 +48,6 @@ _TOKENS = """\
   tokens:
     - {name: spark, token_file: spark-token, rights: [report]}
 """
-
-_JOB = Template('''\
-"""Reads the topic `$topic` through the quota proxy, and writes its records as Parquet files.
-
-`python $job_file` fetches Spark's Kafka connector by itself.
-"""
-# spark-submit wants it on the command line, for your versions of Scala and Spark; where
-# kafka-quota-proxy is not installed, its one file quota_listener.py goes along:
-#
-#   spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0 \\
-#       --py-files quota_listener.py $job_file
-
-from pathlib import Path
-
-import pyspark
-from pyspark.sql import SparkSession
-
-try:
-    from proxy.spark import QuotaListener, client_options  # with kafka-quota-proxy installed
-except ImportError:
-    from quota_listener import QuotaListener, client_options  # with --py-files
-
-NAME = "$name"  # of the query, and its client id: the rule's and that under `queries`
-HERE = Path(__file__).resolve().parent
-SCALA = "2.12" if pyspark.__version__.startswith("3.") else "2.13"
-CONNECTOR = f"org.apache.spark:spark-sql-kafka-0-10_{SCALA}:{pyspark.__version__}"
-
-spark = SparkSession.builder.appName(NAME).config("spark.jars.packages", CONNECTOR).getOrCreate()
-
-# Tells the proxy what each batch has completed: for backpressure, lag and committed offsets.
-token = (HERE / "$spark_token_file").read_text()
-spark.streams.addListener(QuotaListener("$admin_url", token=token))
-
-records = (
-    spark.readStream.format("kafka")
-    .options(**client_options(NAME, "$bootstrap"))
-    .option("subscribe", "$topic")
-    .option("startingOffsets", "earliest")
-    .load()
-)
-query = (
-    records.selectExpr("CAST(value AS STRING)", "topic", "partition", "offset", "timestamp")
-    .writeStream.queryName(NAME)
-    .trigger(processingTime="2 seconds")
-    .format("parquet")
-    .option("path", str(HERE / "output"))
-    .option("checkpointLocation", str(HERE / "checkpoint"))
-    .start()
-)
-query.awaitTermination()
-''')
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,29 +96,23 @@ def write_files(folder: Path, files: Mapping[str, str], *, replace: bool = False
 def _config(start: Start) -> str:
     has_query = start.query is not None
     name = _plain(start.query or "")
-    return _CONFIG.substitute(
+    return _template(CONFIG_FILE).substitute(
         config_file=CONFIG_FILE,
         servers=", ".join(_plain(str(server)) for server in start.servers),
         host=_plain(start.host),
-        bind_host=_bind_host(start),
+        bind_host=LOOPBACK if start.is_local else EVERY_INTERFACE,
         bootstrap_port=BOOTSTRAP_PORT,
         admin_port=ADMIN_PORT,
         admin_token_file=ADMIN_TOKEN_FILE,
         report_token=f", reports that in {SPARK_TOKEN_FILE}" if has_query else "",
         rules=_RULE.substitute(name=name) if has_query else _EXAMPLE_RULE,
-        queries=_QUERIES.substitute(name=name, group=f"{start.query}-progress")
-        if has_query
-        else "",
-        tokens=_TOKENS if has_query else "",
+        queries=_QUERIES.substitute(name=name, group=f"{start.query}-progress") * has_query,
+        tokens=_TOKENS * has_query,
     )
 
 
-def _bind_host(start: Start) -> str:
-    return LOOPBACK if start.is_local else EVERY_INTERFACE
-
-
 def _job(start: Start, query: str) -> str:
-    return _JOB.substitute(
+    return _template(JOB_FILE).substitute(
         name=query,
         topic=start.topic or query,
         job_file=JOB_FILE,
@@ -198,6 +120,10 @@ def _job(start: Start, query: str) -> str:
         admin_url=f"http://{HostPort(start.host, ADMIN_PORT)}",
         bootstrap=HostPort(start.host, BOOTSTRAP_PORT),
     )
+
+
+def _template(name: str) -> Template:
+    return Template((TEMPLATES / f"{name}.template").read_text(encoding="utf-8"))
 
 
 def _token() -> str:

@@ -13,8 +13,8 @@ from proxy.onboarding.checkup import (
     Finding,
     Judgement,
     ListenerSight,
-    Subject,
     check_query,
+    find_query,
 )
 from proxy.quota.rules import RuleTable
 
@@ -81,7 +81,7 @@ def check(tmp_path: Path) -> Callable[..., list[Finding]]:
         file.write_text(config)
         loaded = load_config(file)
         table = RuleTable(loaded.quota_settings.rules)
-        return list(check_query(loaded, table, Subject.of(loaded, name), admin, [listener]))
+        return list(check_query(loaded, table, find_query(loaded, name), admin, [listener]))
 
     return findings
 

@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from decimal import Decimal
 from pathlib import Path
 from typing import get_args
@@ -25,14 +26,15 @@ from proxy.config.document import ConfigProblem
 from proxy.config.endpoints import HostPort, PortRange, parse_bind, parse_broker_ports
 from proxy.config.fields import (
     DURATION_UNITS,
-    Section,
     format_duration,
     format_number,
+    keys_of_section,
     parse_duration,
     parse_duration_or_zero,
 )
 from proxy.config.files import find_exposed, read_bytes
 from proxy.config.query_models import AdaptiveSection
+from proxy.config.secrets import secret_files
 from proxy.pipeline.graph import (
     PipelineGraph,
     PipelineSettings,
@@ -104,7 +106,7 @@ def error_cases() -> Iterator[object]:
     _, *cases = (HERE / "config_errors.txt").read_text().split("=== ")
     for case in cases:
         name, rest = case.split("\n", 1)
-        content, message = rest.split("-----\n", 1)
+        content, message = rest.replace("[minimal]\n", MINIMAL).split("-----\n", 1)
         yield pytest.param(content, message.strip(), id=name)
 
 
@@ -332,16 +334,16 @@ def test_secrets_that_others_may_read_are_noticed(
         "    - {name: a, token_file: lines, rights: [report]}\n"
         "    - {name: b, token_file: more, rights: [report]}\n"
     )
-    assert set(config.secret_files) == {folder / name for name in names if name != "other.key"}
-    lines = list(find_exposed(config.secret_files))
+    assert set(secret_files(config)) == {folder / name for name in names if name != "other.key"}
+    lines = list(find_exposed(secret_files(config)))
     assert [line.split()[0] for line in lines] == [
-        str(folder / name) for name in ("server.key", "token", "more")
+        str(folder / name) for name in ("server.key", "more", "token")
     ]
-    assert "0604" in lines[1]
-    assert f"fix: chmod 600 {folder}/token" in lines[1]
+    assert "0604" in lines[2]
+    assert f"fix: chmod 600 {folder}/token" in lines[2]
     for name in names:
         (folder / name).chmod(0o600)
-    assert not list(find_exposed(config.secret_files))
+    assert not list(find_exposed(secret_files(config)))
 
 
 SASL = """\
@@ -406,27 +408,27 @@ def test_defaults_of_an_adaptive_bound(load: Callable[[str | bytes], Config]) ->
         "integral": None,
         "derivative": None,
         "estimator": "cost",
-        "batch_interval": None,
+        "batch_interval_ms": None,
         "initial_rate": None,
-        "hold": 30.0,
+        "hold_ms": 30_000.0,
     }
 
 
 @pytest.mark.parametrize(
-    ("durations", "hold_s"),
+    ("durations", "hold_ms"),
     [
-        ("", 30.0),
-        ("hold: 100ms", 0.1),
-        ("batch_interval: 15s", 30.0),
-        ("batch_interval: 1m", 120.0),
-        ("batch_interval: 1m, hold: 61s", 61.0),
-        ("batch_interval: 500ms, hold: 600ms", 0.6),
+        ("", 30_000.0),
+        ("hold: 100ms", 100.0),
+        ("batch_interval: 15s", 30_000.0),
+        ("batch_interval: 1m", 120_000.0),
+        ("batch_interval: 1m, hold: 61s", 61_000.0),
+        ("batch_interval: 500ms, hold: 600ms", 600.0),
     ],
 )
 def test_a_bound_is_held_for_longer_than_a_batch_takes(
-    durations: str, hold_s: float, load: Callable[[str | bytes], Config]
+    durations: str, hold_ms: float, load: Callable[[str | bytes], Config]
 ) -> None:
-    assert _adaptive(load(_adaptive_rule(durations))).hold == hold_s
+    assert _adaptive(load(_adaptive_rule(durations))).hold_ms == hold_ms
 
 
 @pytest.mark.parametrize(
@@ -461,9 +463,9 @@ def test_queries(load: Callable[[str | bytes], Config]) -> None:
     )
     orders, returns = config.queries
     assert (orders.name, orders.client_id) == ("orders", "etl-orders")
-    assert (orders.commit_group, orders.stuck_after) == ("g", 90.0)
+    assert (orders.commit_group, orders.stuck_after_ms) == ("g", 90_000.0)
     assert (returns.name, returns.client_id) == ("returns", "returns")
-    assert (returns.commit_group, returns.stuck_after) == (None, 300.0)
+    assert (returns.commit_group, returns.stuck_after_ms) == (None, 300_000.0)
     assert config.place("queries[1]").endswith("config.yaml:6")
 
 
@@ -522,17 +524,19 @@ def test_a_pipeline_as_the_flow_takes_it(load: Callable[[str | bytes], Config]) 
         step=200.0,
         t_min_adjust_ms=0.1,
     )
-    assert pipeline.settings == PipelineSettings(
-        name="orders",
-        stages=(enrich,),
-        sources=(
-            SourceSettings(client_id="feed", produces=("A",), normal_rate=1000.0, step=100.0),
-        ),
-        hold_producers=True,
-        max_lag=100_000,
-        max_pending_batches=10,
-        max_pending_bytes=64 * MIB,
-        timeout_ms=300_000.0,
+    assert asdict(pipeline.settings) == asdict(
+        PipelineSettings(
+            name="orders",
+            stages=(enrich,),
+            sources=(
+                SourceSettings(client_id="feed", produces=("A",), normal_rate=1000.0, step=100.0),
+            ),
+            hold_producers=True,
+            max_lag=100_000,
+            max_pending_batches=10,
+            max_pending_bytes=64 * MIB,
+            timeout_ms=300_000.0,
+        )
     )
     assert config.place("pipelines[0].stages[0]").endswith("config.yaml:13")
 
@@ -622,12 +626,11 @@ def test_the_pipeline_example(load: Callable[[str | bytes], Config]) -> None:
     assert members == {query.name for query in config.queries}
 
 
-def _keys(section: type[Section]) -> Iterator[str]:
-    for name, model_field in section.model_fields.items():
-        yield model_field.alias or name
+def _keys(section: object) -> Iterator[str]:
+    for key, model_field in keys_of_section(section).items():
+        yield key
         for inner in (model_field.annotation, *get_args(model_field.annotation)):
-            if isinstance(inner, type) and issubclass(inner, Section):
-                yield from _keys(inner)
+            yield from _keys(inner)
 
 
 def test_the_full_example_explains_every_key() -> None:
@@ -705,6 +708,7 @@ GOOD = [
     ("no sample may be out of the band", MINIMAL + SHORT_PIPELINE.replace("{name", "{ratio: 0, "
      "name")),
     ("no drain", MINIMAL + "limits: {drain_timeout: 0}\n"),
+    ("the shortest window", MINIMAL + "quotas: {window: 1ms}\n"),
     ("no burst", MINIMAL + "quotas: {burst: 0}\n"),
     ("a long burst", MINIMAL + "quotas: {burst: 10s}\n"),
     ("nothing kept", MINIMAL + "state: {kind: memory}\n"),
@@ -717,7 +721,9 @@ GOOD = [
 def test_good_configurations(
     name: str, content: str, load: Callable[[str | bytes], Config]
 ) -> None:
-    assert load(content).listeners
+    config = load(content)
+    assert config.quota_settings.window_ms >= 1
+    assert config.listeners
 
 
 SCRAP = st.sampled_from([None, 7, -1.5, "", "x", True, [], [7], ["?"], {}, {"name": "a"}])

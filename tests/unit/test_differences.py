@@ -63,6 +63,14 @@ CASES = {
         {"queries[orders].commit_group": "a"},
         {"queries[orders].commit_group": "b"},
     ),
+    "durations, in seconds": (
+        "queries: [{name: orders}]\nquotas: {rules: [{client-id: a, consumer_byte_rate: 1, "
+        "adaptive: {hold: 1m}}]}\n",
+        "queries: [{name: orders, stuck_after: 6m}]\nquotas: {rules: [{client-id: a, "
+        "consumer_byte_rate: 1, adaptive: {hold: 500ms}}]}\n",
+        {"queries[orders].stuck_after": 300.0, "quotas.rules[client-id=a].adaptive.hold": 60.0},
+        {"queries[orders].stuck_after": 360.0, "quotas.rules[client-id=a].adaptive.hold": 0.5},
+    ),
     "a section": (
         "",
         "admin: {bind: '[::1]:9645'}\nprogress: {answer_lookups: false}\n",

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from proxy.config import load_config
+from proxy.config.check_report import find_name_hints
 from proxy.config.reload import NEEDS_RESTART
-from proxy.config.tier_names import find_name_hints
 
 TIER = {"name": "t", "machine": "proxy-1"}
 
