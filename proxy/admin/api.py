@@ -129,11 +129,8 @@ class ApiRoutes:
         if not rows:
             fix = "see GET /v1/clients; one that sent nothing for an hour is forgotten"
             raise ApiError(404, f"no client is measured as {entity!r}", fix)
-        described = await self.clients.describe(rows, self.clock_ms())
-        quotas = [
-            {**document, "connected": await self.clients.explain(row)}
-            for row, document in zip(rows, described, strict=True)
-        ]
+        explained = [(row, {"connected": await self.clients.explain(row)}) for row in rows]
+        quotas = await self.clients.describe(explained, self.clock_ms())
         return answer({"entity": entity, "quotas": quotas})
 
     async def _get_connections(self, request: web.Request) -> web.Response:
@@ -231,7 +228,7 @@ class ApiRoutes:
     async def _get_pipelines(self, request: web.Request) -> web.Response:
         documents = _named(
             request.query.get("pipeline"),
-            self.status.pipelines(),
+            await self.queries.pipelines(),
             "there is no pipeline {!r}",
             "see GET /v1/pipelines for those that there are; name it under pipelines in the "
             "configuration",

@@ -1,7 +1,7 @@
 """Describes bounded clients: rate, bound, holds, and which rule it is and why."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 
@@ -107,30 +107,28 @@ class ClientDocuments:
         await self.slices.collect(clients.add_connected(self.quotas, groups, now_ms))
         return FoundRows(groups, by_client, clients, total, throttled, held)
 
-    async def describe(self, rows: Sequence[QuotaRow], now_ms: float) -> list[Document]:
-        """Return the document of each row."""
-        in_force = self.rules.in_force()
-        return await self.slices.collect(self._document(row, in_force, now_ms) for row in rows)
+    async def describe(
+        self, rows: Iterable[tuple[QuotaRow, Document]], now_ms: float
+    ) -> list[Document]:
+        """Return the document of each row, with what it says besides."""
+        in_force, adaptive = self.rules.in_force(), await self.queries.adaptive()
+        return await self.slices.collect(
+            {**_row(row, in_force, adaptive, now_ms), **more} for row, more in rows
+        )
 
     async def describe_found(
         self, found: FoundRows, now_ms: float, history: History | None = None
     ) -> list[Document]:
         """Return the document of each row that was found, with its history if there is one."""
-        in_force = self.rules.in_force()
 
-        def documents() -> Iterator[Document]:
+        def rows() -> Iterator[tuple[QuotaRow, Document]]:
             for name, group in names_of(found.groups):
                 about = {"group": name, "shares": self._shares(group)} if found.by_client else {}
                 for row in group.in_order():
                     charted = {} if history is None else {"history": history.document(row)}
-                    yield {**self._document(row, in_force, now_ms), **about, **charted}
+                    yield row, {**about, **charted}
 
-        return await self.slices.collect(documents())
-
-    def _document(
-        self, row: QuotaRow, in_force: Mapping[str, RuleEntry], now_ms: float
-    ) -> Document:
-        return {**_row(row, in_force, now_ms), "adaptive": self._adaptive(row)}
+        return await self.describe(rows(), now_ms)
 
     def _shares(self, group: RowGroup) -> list[Document]:
         """Return the quotas that the only client of a group shares with others."""
@@ -187,17 +185,6 @@ class ClientDocuments:
         ]
         return {"unbounded": len(clients), "unbounded_clients": shown}
 
-    def _adaptive(self, row: QuotaRow) -> Document | None:
-        if row.static_bound is None:
-            return None
-        known = self.queries.adaptive().get(row.entity, {})
-        return {
-            "rate_records": known.get("rate"),
-            "bound": row.bound,
-            "reason": row.reason,
-            "bound_age_s": known.get("bound_age_s"),
-        }
-
 
 def iso(at_s: float | None) -> str | None:
     """Write a time since the epoch as ISO 8601 in UTC, to the second."""
@@ -236,8 +223,14 @@ def rule_entry(entry: RuleEntry, now_s: float) -> Document:
     }
 
 
-def _row(row: QuotaRow, in_force: Mapping[str, RuleEntry], now_ms: float) -> Document:
+def _row(
+    row: QuotaRow,
+    in_force: Mapping[str, RuleEntry],
+    adaptive: Mapping[str, Document],
+    now_ms: float,
+) -> Document:
     left_ms = 0.0 if row.hold_until_ms is None else row.hold_until_ms - now_ms
+    known = adaptive.get(row.entity, {})
     return {
         "entity": row.entity,
         "quota": str(row.kind),
@@ -257,6 +250,14 @@ def _row(row: QuotaRow, in_force: Mapping[str, RuleEntry], now_ms: float) -> Doc
         "client_count": row.client_count,
         "clients": list(map(_client, row.clients)),
         "static_bound": row.static_bound,
+        "adaptive": None
+        if row.static_bound is None
+        else {
+            "rate_records": known.get("rate"),
+            "bound": row.bound,
+            "reason": row.reason,
+            "bound_age_s": known.get("bound_age_s"),
+        },
     }
 
 

@@ -15,7 +15,7 @@ from proxy.admin.left_changes import LeftChangeRoutes
 from proxy.admin.page_files import PAGE_FILES, page_routes
 from proxy.admin.port.access import Access
 from proxy.admin.port.admin_port import DEFAULT_LIMITS, PortLimits
-from proxy.admin.query_documents import Cached, QueryDocuments, Reports
+from proxy.admin.query_documents import QueryDocuments, Reports
 from proxy.admin.rates.observed_rates import ObservedRates
 from proxy.admin.rates.suggestion_routes import SuggestionRoutes
 from proxy.admin.refused_reports import RefusedReports
@@ -77,14 +77,12 @@ class AdminServer(AdminSite):
         clients = ClientDocuments(
             quotas, rules, queries, self._slices, clock_ms, lambda: source.client_rates
         )
-        pipelines = Cached(reports.pipelines, clock_ms).get
         status = Status(
             relay,
             not_ready,
             clients,
             history,
             queries,
-            pipelines,
             audit,
             clock_ms(),
             warning,

@@ -90,7 +90,6 @@ class Status:
     clients: ClientDocuments
     history: History
     queries: QueryDocuments
-    pipelines: Callable[[], Sequence[Document]]
     audit: AuditLog
     started_ms: float
     """When the proxy started, on the monotonic clock."""
@@ -116,7 +115,7 @@ class Status:
         relay, reason = self.relay(), self.not_ready()
         found = await self.clients.closest_to_bound(text, limit, by_client=by_client)
         described = await self.clients.describe_found(found, now_ms, self.history)
-        pipelines = self.pipelines()
+        pipelines = await self.queries.pipelines()
         changes_total, changes = change_documents(self.audit)
         return {
             "version": VERSION,
