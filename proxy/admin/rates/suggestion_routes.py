@@ -7,8 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
-from proxy.admin.rates.observed_documents import Observed
-from proxy.admin.rates.observed_rates import KEPT_HOURS, SECONDS_PER_HOUR, ObservedRates
+from proxy.admin.rates.observed_rates import KEPT_HOURS, SECONDS_PER_HOUR, Observed, ObservedRates
 from proxy.admin.rates.suggestions import as_documents, as_yaml, suggest
 from proxy.admin.replies import ApiError, answer_in_slices, json_body
 from proxy.admin.sliced_json import reading

@@ -7,8 +7,12 @@ from operator import itemgetter
 
 from metrics.clock import MS_PER_SECOND
 from proxy.admin.client_documents import iso
-from proxy.admin.rates.observed_documents import Observed
-from proxy.admin.rates.observed_rates import OBSERVED_INTERVAL_MS, SECONDS_PER_HOUR, ObservedClient
+from proxy.admin.rates.observed_rates import (
+    OBSERVED_INTERVAL_MS,
+    SECONDS_PER_HOUR,
+    Observed,
+    ObservedClient,
+)
 from proxy.admin.rates.rate_sketch import RateSketch
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.rules import Match, RuleTable
