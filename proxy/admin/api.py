@@ -8,17 +8,15 @@ from dataclasses import asdict, dataclass
 from urllib.parse import unquote
 
 from aiohttp import web
-from structlog import get_logger
 
 from proxy.admin.audit import AuditLog
-from proxy.admin.audit_documents import change_documents, rule_shown
-from proxy.admin.client_documents import ClientDocuments, rule_entry
+from proxy.admin.changes import RefusedReports, audited, log_change
+from proxy.admin.client_documents import ClientDocuments, rule_change, rule_entry
 from proxy.admin.connection_documents import ConnectionDocuments
 from proxy.admin.log_level import LogLevelRoutes
 from proxy.admin.overrides import parse_override
 from proxy.admin.port.guard import REPORT_PATH, current_author
 from proxy.admin.query_documents import QueryDocuments, Reports, written_queries
-from proxy.admin.refused_reports import RefusedReports
 from proxy.admin.replies import (
     JSON_HEADERS,
     MAX_REQUEST_DIGITS,
@@ -33,12 +31,13 @@ from proxy.admin.replies import (
 from proxy.admin.request_times import HISTOGRAMS
 from proxy.admin.status import Status
 from proxy.admin.throttling_routes import ThrottlingRoutes, throttling_document
+from proxy.admin.written_values import picked
 from proxy.progress.query import MAX_PARTITIONS
 from proxy.progress.report import MAX_REPORT_BYTES, Refusal, ReportRefused
 from proxy.quota.rule_registry import RuleRegistry
 from proxy.quota.selector import parse_selector, selector
 from proxy.slices import Slices
-from proxy.state import Document, StateError
+from proxy.state import Document
 
 CLIENTS_PATH = "/v1/clients/"
 CONNECTIONS_PATH = "/v1/connections/"
@@ -56,8 +55,6 @@ DEFAULT_PARTITIONS = 1_000  # of a query in one answer, unless the request says
 MAX_OVERRIDE_BYTES = 64 * 1024  # the longest body that sets a quota
 
 _SELECTOR_FIX = "write KEY=VALUE,... with user, client-id, client-id-prefix or listener"
-
-_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +92,11 @@ class ApiRoutes:
         ]
 
     async def _get_status(self, request: web.Request) -> web.Response:
-        text, limit = filter_and_limit(request)
-        now_ms, by = self.clock_ms(), is_by_client(request)
         document = await self.status.document(
-            text,
-            limit,
-            now_ms,
+            *filter_and_limit(request),
+            self.clock_ms(),
             time.time(),
-            by_client=by,
+            by_client=is_by_client(request),
             histograms=HISTOGRAMS in request.query,
         )
         return await answer_in_slices(document, self.slices)
@@ -113,11 +107,10 @@ class ApiRoutes:
         found = await self.clients.closest_to_bound(text, limit, by_client=by)
         described = await self.clients.describe_found(found, self.clock_ms())
         unbounded = await self.clients.unbounded(text, limit)
-        throttling = throttling_document(self.rules, time.time())
         document = {
             "total": found.total,
             "client_counts": asdict(found.clients),
-            "throttling": throttling,
+            "throttling": throttling_document(self.rules, time.time()),
             "clients": described,
             **unbounded,
         }
@@ -150,19 +143,16 @@ class ApiRoutes:
         if row is None:
             fix = "see GET /v1/connections for those that are open"
             raise ApiError(404, f"no connection {name!r} is open", fix)
-        about = {"user": row.user, "client_id": row.client_id, "listener": row.listener}
-        peer, who = f"{row.ip}:{row.port}", current_author()
-        await self.audit.record(who, f"connection {peer}", about, None, time.time())
-        about_log = {**about, "who": who.name, "remote": current_author().address}
-        _log.info("connection closed by an operator", peer=peer, **about_log)
+        peer, about = f"{row.ip}:{row.port}", picked(row, "user", "client_id", "listener")
+        who, what = current_author(), f"connection {peer}"
+        await self.audit.record(who, what, about, None, time.time())
+        log_change("connection closed by an operator", peer=peer, **about)
         return answer({"closed": row.number})
 
     async def _get_quotas(self, _: web.Request) -> web.Response:
         now_s = time.time()
-        document = {
-            "throttling": throttling_document(self.rules, now_s),
-            "quotas": (rule_entry(entry, now_s) for entry in self.rules.entries()),
-        }
+        quotas = (rule_entry(entry, now_s) for entry in self.rules.entries())
+        document = {"throttling": throttling_document(self.rules, now_s), "quotas": quotas}
         return await answer_in_slices(document, self.slices)
 
     async def _put_quota(self, request: web.Request) -> web.Response:
@@ -170,38 +160,30 @@ class ApiRoutes:
         now_s = time.time()
         override = parse_override(await json_body(request, MAX_OVERRIDE_BYTES), now_s)
         name = selector(keys)
-        try:
-            async with self._audited(name):
-                about = (override.bounds, override.scope, override.by, now_s)
-                entry = await self.rules.put(
-                    keys, *about, enforce=override.enforce, until_s=override.until_s
-                )
-        except ValueError as error:
-            raise ApiError(400, str(error), _SELECTOR_FIX) from None
-        except StateError as error:
-            raise ApiError(503, error.what, error.fix) from error
-        about_log = {"who": current_author().name, "remote": current_author().address}
-        _log.info("quota overridden", selector=name, by=override.by, **about_log)
+        async with self._audited(name):
+            about = (override.bounds, override.scope, override.by, now_s)
+            entry = await self.rules.put(
+                keys, *about, enforce=override.enforce, until_s=override.until_s
+            )
+        log_change("quota overridden", selector=name, by=override.by)
         return answer(rule_entry(entry, now_s))
 
     async def _delete_quota(self, request: web.Request) -> web.Response:
         keys = _keys(request)
         name = selector(keys)
-        try:
-            async with self._audited(name):
-                if not await self.rules.delete(keys):
-                    fix = "see GET /v1/quotas; rules of the file are changed in the file"
-                    raise ApiError(404, f"no override is in force for {name}", fix)
-        except StateError as error:
-            raise ApiError(503, error.what, error.fix) from error
-        about_log = {"who": current_author().name, "remote": current_author().address}
-        _log.info("quota override deleted", selector=name, **about_log)
+        async with self._audited(name):
+            if not await self.rules.delete(keys):
+                fix = "see GET /v1/quotas; rules of the file are changed in the file"
+                raise ApiError(404, f"no override is in force for {name}", fix)
+        log_change("quota override deleted", selector=name)
         return answer({"deleted": name})
 
     def _audited(self, name: str) -> AbstractAsyncContextManager[None]:
-        return self.audit.recording(
-            current_author(), f"quota {name}", lambda: rule_shown(self.rules.in_force().get(name))
-        )
+        def get() -> Document | None:
+            entry = self.rules.in_force().get(name)
+            return None if entry is None else rule_change(entry)
+
+        return audited(self.audit, f"quota {name}", get, _SELECTOR_FIX)
 
     async def _post_report(self, request: web.Request) -> web.Response:
         raw = await json_body(request, MAX_REPORT_BYTES)
@@ -209,7 +191,7 @@ class ApiRoutes:
             return answer(await self.reports.accept(raw, current_author().queries))
         except ReportRefused as error:
             if error.reason is Refusal.NOT_ALLOWED:
-                await self.refused.record(current_author(), error.message, time.time())
+                await self.refused.record(error.message, time.time())
             reason = str(error.reason)
             raise ApiError(error.status, error.message, error.fix, reason=reason) from None
 
@@ -236,7 +218,8 @@ class ApiRoutes:
         return answer({"pipelines": documents})
 
     async def _get_audit(self, request: web.Request) -> web.Response:
-        total, changes = change_documents(self.audit, *filter_and_limit(request))
+        text, limit = filter_and_limit(request)
+        total, changes = self.audit.documents(limit, text)
         return await answer_in_slices({"total": total, "changes": changes}, self.slices)
 
 

@@ -12,11 +12,14 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 from structlog import get_logger
 
+from proxy.admin.written_values import iso
 from proxy.progress.query_scope import ALL_QUERIES, QueryScope
 from proxy.state import Record, RecordFormat, StateError, StateWriter, Store
 
 KEPT_CHANGES = 1_000
 """How many are kept; of more the oldest are forgotten."""
+
+DISPLAYED_CHANGES = 20  # in the status
 
 LOCAL_AUTHOR, FILE = "local", "file"
 """Names of those without a token: anybody on this machine, and the configuration file."""
@@ -187,6 +190,16 @@ class AuditLog:
             change
             for change in reversed(self._changes)
             if text in f"{change.who}\n{change.address}\n{change.what}".lower()
+        )
+
+    def documents(
+        self, limit: int = DISPLAYED_CHANGES, text: str = ""
+    ) -> tuple[int, Iterator[dict[str, Any]]]:
+        """Return how many changes have `text`, as `latest`, and the newest of them for JSON."""
+        found = list(self.latest(text))
+        return len(found), (
+            {**change.model_dump(exclude={"at_s"}), "at": iso(change.at_s)}
+            for change in found[:limit]
         )
 
     def __len__(self) -> int:

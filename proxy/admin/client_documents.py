@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 
 from metrics.clock import MS_PER_SECOND
 from proxy.admin.client_groups import ClientCounts, RowGroup, names_of
 from proxy.admin.history import History, Largest
 from proxy.admin.query_documents import QueryDocuments
+from proxy.admin.written_values import iso, left_s, picked, rounded
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import QuotaRow
@@ -186,40 +186,51 @@ class ClientDocuments:
         return {"unbounded": len(clients), "unbounded_clients": shown}
 
 
-def iso(at_s: float | None) -> str | None:
-    """Write a time since the epoch as ISO 8601 in UTC, to the second."""
-    return None if at_s is None else datetime.fromtimestamp(at_s, UTC).isoformat(timespec="seconds")
-
-
-def left_s(until_s: float | None, now_s: float) -> float | None:
-    """Return for how long something goes on that ends then, in seconds for JSON."""
-    return None if until_s is None else round(max(until_s - now_s, 0.0), 1)
-
-
-def rounded(rate: float | None) -> float | None:
-    """Return a rate as documents show it."""
-    return None if rate is None else round(rate, 1)
-
-
 def rule_entry(entry: RuleEntry, now_s: float) -> Document:
     """Return a rule with where it comes from, as `GET /v1/quotas` shows it."""
     rule = entry.rule
     return {
         "selector": selector(rule.keys),
-        "keys": rule.keys,
-        "scope": rule.scope,
-        "enforce": rule.enforce,
-        "expected": rule.expected,
+        **picked(rule, "keys", "scope", "enforce", "expected", "title", "place"),
         "adaptive": asdict(rule.adaptive) if rule.adaptive is not None else None,
         "bounds": {str(kind): bound for kind, bound in rule.bounds.items()},
+        **_origin(entry),
+        "left_s": left_s(entry.until_s, now_s),
+        "in_force": entry.in_force,
+    }
+
+
+def rule_name(rule: Rule, in_force: Mapping[str, RuleEntry]) -> Document:
+    """Return what names a rule; a sensor may be under one that has gone, which has no source."""
+    name = selector(rule.keys)
+    entry = in_force.get(name)
+    origin = dict.fromkeys(("source", "by", "at", "until")) if entry is None else _origin(entry)
+    return {"selector": name, **picked(rule, "title", "place"), **origin}
+
+
+def _origin(entry: RuleEntry) -> Document:
+    """Return where a rule comes from."""
+    return {
         "source": str(entry.source),
-        "title": rule.title,
-        "place": rule.place,
         "by": entry.by,
         "at": iso(entry.at_s),
         "until": iso(entry.until_s),
-        "left_s": left_s(entry.until_s, now_s),
-        "in_force": entry.in_force,
+    }
+
+
+def rule_change(entry: RuleEntry) -> Document:
+    """Return what a rule sets, in the words of the configuration, as the audit shows it.
+
+    `enforce` and `until` are there where they are not what most rules have.
+    """
+    rule = entry.rule
+    return {
+        **{str(kind): kind.unit.format(bound) for kind, bound in rule.bounds.items()},
+        "scope": rule.scope,
+        "source": str(entry.source),
+        "by": entry.by,
+        **({} if rule.enforce else {"enforce": False}),
+        **({} if entry.until_s is None else {"until": iso(entry.until_s)}),
     }
 
 
@@ -230,54 +241,28 @@ def _row(
     now_ms: float,
 ) -> Document:
     left_ms = 0.0 if row.hold_until_ms is None else row.hold_until_ms - now_ms
-    known = adaptive.get(row.entity, {})
+    adapted = None
+    if row.static_bound is not None:
+        known = adaptive.get(row.entity, {})
+        about = {"rate_records": known.get("rate"), "bound_age_s": known.get("bound_age_s")}
+        adapted = {**picked(row, "bound", "reason"), **about}
     return {
-        "entity": row.entity,
+        **picked(row, "entity", "bound", "throttled", "enforced", "would_throttle", "above_s"),
+        **picked(row, "holds", "waiting", "client_count", "static_bound"),
         "quota": str(row.kind),
         "unit": row.kind.unit.name,
         "rate": round(row.rate, 1),
-        "bound": row.bound,
         "window_s": round(row.window_ms / MS_PER_SECOND, 3),
-        "throttled": row.throttled,
-        "enforced": row.enforced,
-        "would_throttle": row.would_throttle,
-        "above_s": row.above_s,
-        "holds": row.holds,
         "held_s": round(row.held_ms / MS_PER_SECOND, 3),
         "hold_ends_in_s": round(left_ms / MS_PER_SECOND, 3) if left_ms > 0 else None,
-        "waiting": row.waiting,
         "rule": rule_name(row.rule, in_force),
-        "client_count": row.client_count,
         "clients": list(map(_client, row.clients)),
-        "static_bound": row.static_bound,
-        "adaptive": None
-        if row.static_bound is None
-        else {
-            "rate_records": known.get("rate"),
-            "bound": row.bound,
-            "reason": row.reason,
-            "bound_age_s": known.get("bound_age_s"),
-        },
+        "adaptive": adapted,
     }
 
 
 def _client(client: ClientIdentity) -> Document:
-    return {"listener": client.listener, "user": client.user, "client_id": client.client_id}
-
-
-def rule_name(rule: Rule, in_force: Mapping[str, RuleEntry]) -> Document:
-    """Return what names a rule; a sensor may be under one that has gone, which has no source."""
-    name = selector(rule.keys)
-    entry = in_force.get(name)
-    return {
-        "selector": name,
-        "title": rule.title,
-        "place": rule.place,
-        "source": str(entry.source) if entry else None,
-        "by": entry.by if entry else None,
-        "at": iso(entry.at_s) if entry else None,
-        "until": iso(entry.until_s) if entry else None,
-    }
+    return picked(client, "listener", "user", "client_id")
 
 
 def _has(row: QuotaRow, text: str) -> bool:

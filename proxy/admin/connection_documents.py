@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from metrics.clock import MS_PER_SECOND
-from proxy.admin.client_documents import iso, rounded, rule_name
+from proxy.admin.client_documents import rule_name
 from proxy.admin.history import Largest
+from proxy.admin.written_values import iso, picked, rounded
 from proxy.quota.connection_row import ConnectionHold, ConnectionRow
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rule_registry import RuleRegistry
@@ -97,18 +98,12 @@ def _connection(
     return {
         "id": row.number,
         "address": row.ip,
-        "port": row.port,
-        "listener": row.listener,
-        "user": row.user,
-        "client_id": row.client_id,
-        "node_id": row.node_id,
-        "broker": row.broker,
+        **picked(row, "port", "listener", "user", "client_id", "node_id", "broker"),
+        **picked(row, "state", "in_flight"),
         "since": iso(now_s - age_s),
         "age_s": round(age_s, 1),
-        "state": row.state,
         "received_rate": rounded(row.received_rate),
         "sent_rate": rounded(row.sent_rate),
-        "in_flight": row.in_flight,
         "held": None if row.hold is None else _hold(row.hold, in_force, now_ms, now_s),
     }
 
@@ -125,5 +120,5 @@ def _hold(
         "entity": hold.entity,
         "rule": None if hold.rule is None else rule_name(hold.rule, in_force),
         "until": None if left_s is None else iso(now_s + left_s),
-        "ends_in_s": None if left_s is None else round(left_s, 3),
+        "ends_in_s": rounded(left_s, 3),
     }

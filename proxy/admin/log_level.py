@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from aiohttp import web
-from structlog import DropEvent, get_logger
+from structlog import DropEvent
 
 from proxy.admin.audit import AuditLog
-from proxy.admin.port.guard import current_author
+from proxy.admin.changes import audited, log_change
 from proxy.admin.replies import ApiError, answer, json_body
 
 LEVELS: Final = ("debug", "info", "warning", "error")
@@ -20,8 +20,6 @@ MAX_LEVEL_BYTES = 1024
 """The longest body that names a level."""
 
 _EXAMPLE = 'send {"level": "debug"}'
-
-_log = get_logger(__name__)
 
 
 class LogLevel:
@@ -64,15 +62,11 @@ class LogLevelRoutes:
 
     async def _put_level(self, request: web.Request) -> web.Response:
         before, name = log_level.name, parse_level(await json_body(request, MAX_LEVEL_BYTES))
-        async with self.audit.recording(current_author(), "log level", lambda: log_level.name):
+        async with audited(self.audit, "log level", lambda: log_level.name):
             log_level.set(name)
         # As an error it is written at every level: the log should say why it says less.
-        say = _log.error if name == "error" else _log.warning
-        # Not as `level`, which every line has of its own.
-        about = {"before": before, "after": name}
-        say(
-            "log level changed", **about, who=current_author().name, remote=current_author().address
-        )
+        level = "error" if name == "error" else "warning"
+        log_change("log level changed", level, before=before, after=name)
         return answer({"level": name})
 
 

@@ -9,6 +9,7 @@ from operator import itemgetter
 from typing import Generic, Protocol, TypeVar
 
 from proxy.admin.sliced_json import written_pieces
+from proxy.admin.written_values import cut, picked
 from proxy.progress.query_scope import QueryScope
 from proxy.slices import Slices
 from proxy.state import Document
@@ -19,7 +20,6 @@ client's traffic moves in that time."""
 
 MAX_QUERY_SUMMARIES = 100  # queries in the status document
 PARTITION_DEPTH = 4  # of the partitions of queries in a document
-MAX_TEXT_CHARS = 300  # of one error or reason there
 
 T = TypeVar("T")
 
@@ -176,12 +176,12 @@ def _totals(partitions: Sequence[Document]) -> Generator[None, None, Document]:
 def _summary(document: Document, now_s: float) -> Document:
     commit, batch, adaptive = document["commit"], document["batch"], document["adaptive"]
     return {
-        **chosen(document, "name", "client_id", "state"),
+        **picked(document, "name", "client_id", "state"),
         "error": cut(document["error"]),
         "advice": [cut(note["text"]) for note in document["advice"]],
         "batch": batch
         and {
-            **chosen(batch, "id", "rows", "duration_s"),
+            **picked(batch, "id", "rows", "duration_s"),
             "ended_ago_s": _ago(batch["ended"], now_s),
         },
         **document["totals"],
@@ -194,7 +194,7 @@ def _summary(document: Document, now_s: float) -> Document:
         },
         "adaptive": adaptive
         and {
-            **chosen(adaptive, "rate", "bound", "static_bound"),
+            **picked(adaptive, "rate", "bound", "static_bound"),
             "reason": cut(adaptive["reason"]),
         },
     }
@@ -213,13 +213,3 @@ def query_urgency(query: Document) -> tuple[bool, bool, bool, int]:
 
 def _ago(at_s: float | None, now_s: float) -> float | None:
     return None if at_s is None else round(max(now_s - at_s, 0.0), 1)
-
-
-def chosen(document: Document, *keys: str) -> Document:
-    """Return some members of a document, in this order."""
-    return {key: document[key] for key in keys}
-
-
-def cut(text: str | None) -> str | None:
-    """Return a text as the status document shows it: at most MAX_TEXT_CHARS of it."""
-    return text if text is None or len(text) <= MAX_TEXT_CHARS else f"{text[:MAX_TEXT_CHARS]}…"

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from proxy.admin.api import ApiRoutes
 from proxy.admin.audit import AuditLog
+from proxy.admin.changes import RefusedReports
 from proxy.admin.client_documents import ClientDocuments
 from proxy.admin.connection_documents import ConnectionDocuments, ConnectionSource, NoConnections
 from proxy.admin.history import History
@@ -18,7 +19,6 @@ from proxy.admin.port.admin_port import DEFAULT_LIMITS, PortLimits
 from proxy.admin.query_documents import QueryDocuments, Reports
 from proxy.admin.rates.observed_rates import ObservedRates
 from proxy.admin.rates.suggestion_routes import SuggestionRoutes
-from proxy.admin.refused_reports import RefusedReports
 from proxy.admin.replies import (
     CONTENT_TYPE,
     answer,

@@ -5,13 +5,13 @@ from dataclasses import asdict, dataclass
 
 from metrics.clock import MS_PER_SECOND
 from proxy.admin.audit import AuditLog
-from proxy.admin.audit_documents import change_documents
-from proxy.admin.client_documents import ClientDocuments, iso
+from proxy.admin.client_documents import ClientDocuments
 from proxy.admin.history import History
 from proxy.admin.pipeline_documents import summaries
 from proxy.admin.query_documents import QueryDocuments
 from proxy.admin.request_times import without_histograms
 from proxy.admin.throttling_routes import throttling_document
+from proxy.admin.written_values import iso
 from proxy.release import VERSION
 from proxy.state import Document
 
@@ -116,7 +116,7 @@ class Status:
         found = await self.clients.closest_to_bound(text, limit, by_client=by_client)
         described = await self.clients.describe_found(found, now_ms, self.history)
         pipelines = await self.queries.pipelines()
-        changes_total, changes = change_documents(self.audit)
+        changes_total, changes = self.audit.documents()
         return {
             "version": VERSION,
             "at": iso(now_s),

@@ -4,21 +4,18 @@ import time
 from dataclasses import dataclass
 
 from aiohttp import web
-from structlog import get_logger
 
 from proxy.admin.audit import AuditLog
-from proxy.admin.client_documents import iso, left_s
+from proxy.admin.changes import audited, log_change
 from proxy.admin.overrides import ThrottlingChange, parse_throttling
-from proxy.admin.port.guard import current_author
 from proxy.admin.replies import ApiError, answer, json_body
+from proxy.admin.written_values import iso, left_s
 from proxy.quota.pauses import QuotaPause, pause_name
 from proxy.quota.rule_registry import RuleRegistry
-from proxy.state import Document, StateError
+from proxy.state import Document
 
 THROTTLING_PATH = "/v1/throttling"
 MAX_CHANGE_BYTES = 64 * 1024
-
-_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +38,13 @@ class ThrottlingRoutes:
     async def _post_throttling(self, request: web.Request) -> web.Response:
         now_s = time.time()
         change = parse_throttling(await json_body(request, MAX_CHANGE_BYTES), now_s)
-        try:
-            async with self.audit.recording(current_author(), "pauses", self._shown):
-                await self._make(change, now_s)
-        except ValueError as error:
-            raise ApiError(400, str(error), "end some of them with on: true") from None
-        except StateError as error:
-            raise ApiError(503, error.what, error.fix) from error
-        _log_change(change)
+        async with audited(self.audit, "pauses", self._ends, "end some of them with on: true"):
+            await self._make(change, now_s)
+        about = {"selector": pause_name(change.keys), "by": change.by}
+        if change.until_s is None:
+            log_change("throttling resumed", **about)
+        else:
+            log_change("throttling paused", "warning", until=iso(change.until_s), **about)
         return answer({"throttling": throttling_document(self.rules, now_s)})
 
     async def _make(self, change: ThrottlingChange, now_s: float) -> None:
@@ -60,22 +56,9 @@ class ThrottlingRoutes:
             fix = "see GET /v1/throttling for those that are paused"
             raise ApiError(404, f"{pause_name(change.keys)} is not paused", fix)
 
-    def _shown(self) -> object:
+    def _ends(self) -> object:
         """Return who is paused until when, for the audit."""
         return {pause.name: iso(pause.until_s) for pause in self.rules.pauses()}
-
-
-def _log_change(change: ThrottlingChange) -> None:
-    about = {
-        "selector": pause_name(change.keys),
-        "by": change.by,
-        "who": current_author().name,
-        "remote": current_author().address,
-    }
-    if change.until_s is None:
-        _log.info("throttling resumed", **about)
-    else:
-        _log.warning("throttling paused", until=iso(change.until_s), **about)
 
 
 def throttling_document(rules: RuleRegistry, now_s: float) -> Document:

@@ -6,7 +6,6 @@ from decimal import Decimal
 from operator import itemgetter
 
 from metrics.clock import MS_PER_SECOND
-from proxy.admin.client_documents import iso
 from proxy.admin.rates.observed_rates import (
     OBSERVED_INTERVAL_MS,
     SECONDS_PER_HOUR,
@@ -14,6 +13,7 @@ from proxy.admin.rates.observed_rates import (
     ObservedClient,
 )
 from proxy.admin.rates.rate_sketch import RateSketch
+from proxy.admin.written_values import iso
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.rules import Match, RuleTable
 from proxy.quota.values import parse_size
