@@ -33,6 +33,7 @@ from proxy.quota.manager import QuotaManager
 from proxy.quota.rule_registry import RuleRegistry
 from proxy.quota.rules import QuotaSettings, Rule
 from proxy.relay.clients import ClientRegistry
+from proxy.relay.connection_list import ConnectionList
 from proxy.relay.services import ThrottleMode
 from proxy.slices import Slices
 from proxy.state import MemoryStore
@@ -112,6 +113,7 @@ class _Proxy:
             rates=ObservedRates(instruments.bytes_total.children, CLIENTS),
             audit=AuditLog(MemoryStore()),
             access=Access(),
+            connections=ConnectionList(tuple),
         )
 
     def use(self, number: int) -> ClientQuotas:

@@ -139,7 +139,7 @@ class ApiRoutes:
     async def _delete_connection(self, request: web.Request) -> web.Response:
         name = tail_of(request, CONNECTIONS_PATH)
         number = parse_number(name)
-        row = self.connections.close(number) if number is not None else None
+        row = self.connections.source.close(number) if number is not None else None
         if row is None:
             fix = "see GET /v1/connections for those that are open"
             raise ApiError(404, f"no connection {name!r} is open", fix)

@@ -1,7 +1,7 @@
 """Describes the open connections: whose each is, how much it moves, and what holds it."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from metrics.clock import MS_PER_SECOND
@@ -28,20 +28,6 @@ class ConnectionSource(Protocol):
 
     def close(self, number: int) -> ConnectionRow | None:
         """Close a connection; return what it was, None if there is none of this number."""
-
-
-@dataclass(frozen=True, slots=True)
-class NoConnections:
-    """Of a server without a relay."""
-
-    client_rates: Mapping[ClientIdentity, float] = field(default_factory=dict)
-
-    def rows(self) -> Iterator[ConnectionRow]:
-        """See ConnectionSource."""
-        yield from ()
-
-    def close(self, number: int) -> None:
-        """See ConnectionSource."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +66,6 @@ class ConnectionDocuments:
             _connection(row, in_force, now_ms, now_s) for row in rows
         )
         return {"total": total, "held": held, "matching": matching, "connections": documents}
-
-    def close(self, number: int) -> ConnectionRow | None:
-        """Close a connection; return what it was, None if there is none of this number."""
-        return self.source.close(number)
 
 
 def _is_named(row: ConnectionRow, text: str) -> bool:

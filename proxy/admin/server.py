@@ -10,7 +10,7 @@ from proxy.admin.api import ApiRoutes
 from proxy.admin.audit import AuditLog
 from proxy.admin.changes import RefusedReports
 from proxy.admin.client_documents import ClientDocuments
-from proxy.admin.connection_documents import ConnectionDocuments, ConnectionSource, NoConnections
+from proxy.admin.connection_documents import ConnectionDocuments, ConnectionSource
 from proxy.admin.history import History
 from proxy.admin.left_changes import LeftChangeRoutes
 from proxy.admin.page_files import PAGE_FILES, page_routes
@@ -61,11 +61,11 @@ class AdminServer(AdminSite):
         rates: ObservedRates,
         audit: AuditLog,
         access: Access,
+        connections: ConnectionSource,
         limits: PortLimits = DEFAULT_LIMITS,
         tls: ssl.SSLContext | None = None,
         warning: NotReady = lambda: None,
         request_times: Callable[[], Sequence[Document]] = tuple,
-        connections: ConnectionSource | None = None,
     ) -> None:
         super().__init__(host, port, access, limits, tls)
         self._metrics, self._member = metrics, member
@@ -73,9 +73,8 @@ class AdminServer(AdminSite):
         self._warning = warning
         self._slices = Slices()
         queries = QueryDocuments(reports, self._slices, clock_ms)
-        source = connections or NoConnections()
         clients = ClientDocuments(
-            quotas, rules, queries, self._slices, clock_ms, lambda: source.client_rates
+            quotas, rules, queries, self._slices, clock_ms, lambda: connections.client_rates
         )
         status = Status(
             relay,
@@ -88,7 +87,7 @@ class AdminServer(AdminSite):
             warning,
             request_times,
         )
-        listed = ConnectionDocuments(source, rules, self._slices)
+        listed = ConnectionDocuments(connections, rules, self._slices)
         self._api = ApiRoutes(
             clients,
             rules,

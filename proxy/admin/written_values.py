@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+_UNITS, _STEP = ("B", "KiB", "MiB", "GiB", "TiB"), 1024.0
 MAX_TEXT_CHARS = 300  # of one error or reason in the status document
 
 
@@ -25,6 +26,17 @@ def rounded(rate: float | None, digits: int = 1) -> float | None:
 def cut(text: str | None) -> str | None:
     """Return a text as the status document shows it: at most MAX_TEXT_CHARS of it."""
     return text if text is None or len(text) <= MAX_TEXT_CHARS else f"{text[:MAX_TEXT_CHARS]}…"
+
+
+def size_text(size: float, digits: int = 4, last: str = "GiB") -> str:
+    """Write bytes for people, in steps of 1024 up to the `last` unit."""
+    for unit in _UNITS:
+        if unit == last:
+            break
+        if size < _STEP:
+            return f"{size:.{digits}g} {unit}"
+        size /= _STEP
+    return f"{size:.4g} {last}"
 
 
 def picked(row: object, *names: str) -> dict[str, Any]:

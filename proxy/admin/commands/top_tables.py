@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from proxy.admin.pipeline_documents import REDUCED, is_held
+from proxy.admin.written_values import size_text
 from proxy.quota.entities import QuotaKind
 from proxy.state import Document
 
@@ -37,9 +38,6 @@ _Drawn = tuple[RenderableType, ...]
 """A table, and the line below it."""
 
 IN_SECONDS: Final = "{:.1f} s".format
-
-_RATE_UNITS = ("B/s", "KiB/s", "MiB/s", "GiB/s")
-_STEP = 1024.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +100,7 @@ def order_of(view: str, order: str) -> str:
 
 def rate_text(value: float, unit: str = "") -> str:
     """Write a rate or a bound for people, in steps of 1024."""
-    if unit == "percent":
-        return f"{value:.1f} %"
-    for name in _RATE_UNITS[:-1]:
-        if value < _STEP:
-            return f"{value:.4g} {name}"
-        value /= _STEP
-    return f"{value:.4g} {_RATE_UNITS[-1]}"
+    return f"{value:.1f} %" if unit == "percent" else f"{size_text(value)}/s"
 
 
 def figure(value: float) -> str:

@@ -13,7 +13,7 @@ from proxy.admin.rates.observed_rates import (
     ObservedClient,
 )
 from proxy.admin.rates.rate_sketch import RateSketch
-from proxy.admin.written_values import iso
+from proxy.admin.written_values import iso, size_text
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.rules import Match, RuleTable
 from proxy.quota.values import parse_size
@@ -202,7 +202,7 @@ def _figures(suggestion: Suggestion) -> Iterator[str]:
         )
         yield f"    # {kind}: {quantiles}, peak {_rate(sketch.peak)}"
         hours = sketch.count * OBSERVED_INTERVAL_MS / MS_PER_SECOND / SECONDS_PER_HOUR
-        busy = f"{_size(sketch.total_bytes)} in {hours:.3g} h with traffic"
+        busy = f"{size_text(sketch.total_bytes, 3, 'TiB')} in {hours:.3g} h with traffic"
         yield f"    #   {busy}; {_bounded(kind, match)}"
 
 
@@ -230,12 +230,4 @@ def _escaped(char: str) -> str:
 
 
 def _rate(rate: float) -> str:
-    return f"{_size(rate)}/s"
-
-
-def _size(size: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < STEP:
-            return f"{size:.3g} {unit}"
-        size /= STEP
-    return f"{size:.4g} TiB"
+    return f"{size_text(rate, 3, 'TiB')}/s"
