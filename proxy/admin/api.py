@@ -11,10 +11,10 @@ from aiohttp import web
 
 from proxy.admin.audit import AuditLog
 from proxy.admin.changes import RefusedReports, audited, log_change
-from proxy.admin.client_documents import ClientDocuments, rule_change, rule_entry
+from proxy.admin.client_documents import ClientDocuments
 from proxy.admin.connection_documents import ConnectionDocuments
-from proxy.admin.log_level import LogLevelRoutes
-from proxy.admin.overrides import parse_override
+from proxy.admin.log_level import LOG_LEVEL_PATH, MAX_LEVEL_BYTES, log_level, parse_level
+from proxy.admin.overrides import ThrottlingChange, parse_override, parse_throttling
 from proxy.admin.port.guard import REPORT_PATH, current_author
 from proxy.admin.query_documents import QueryDocuments, Reports, written_queries
 from proxy.admin.replies import (
@@ -29,11 +29,12 @@ from proxy.admin.replies import (
     whole_number,
 )
 from proxy.admin.request_times import HISTOGRAMS
+from proxy.admin.rule_documents import rule_change, rule_entry, throttling_document
 from proxy.admin.status import Status
-from proxy.admin.throttling_routes import ThrottlingRoutes, throttling_document
-from proxy.admin.written_values import picked
+from proxy.admin.written_values import iso, picked
 from proxy.progress.query import MAX_PARTITIONS
 from proxy.progress.report import MAX_REPORT_BYTES, Refusal, ReportRefused
+from proxy.quota.pauses import QuotaPause, pause_name
 from proxy.quota.rule_registry import RuleRegistry
 from proxy.quota.selector import parse_selector, selector
 from proxy.slices import Slices
@@ -42,6 +43,7 @@ from proxy.state import Document
 CLIENTS_PATH = "/v1/clients/"
 CONNECTIONS_PATH = "/v1/connections/"
 QUOTAS_PATH = "/v1/quotas/"
+THROTTLING_PATH = "/v1/throttling"
 
 ANY_NAME = "{tail:(?s:.+)}"
 """What follows may hold every character; see `tail_of`."""
@@ -53,6 +55,7 @@ MAX_CONNECTION_NUMBER = 10**MAX_REQUEST_DIGITS - 1  # of a connection, in the qu
 
 DEFAULT_PARTITIONS = 1_000  # of a query in one answer, unless the request says
 MAX_OVERRIDE_BYTES = 64 * 1024  # the longest body that sets a quota
+MAX_CHANGE_BYTES = 64 * 1024  # and that pauses quotas
 
 _SELECTOR_FIX = "write KEY=VALUE,... with user, client-id, client-id-prefix or listener"
 
@@ -83,11 +86,13 @@ class ApiRoutes:
             web.get("/v1/quotas", self._get_quotas),
             web.put(QUOTAS_PATH + ANY_NAME, self._put_quota),
             web.delete(QUOTAS_PATH + ANY_NAME, self._delete_quota),
-            *ThrottlingRoutes(self.rules, self.audit).routes(),
+            web.get(THROTTLING_PATH, self._get_throttling),
+            web.post(THROTTLING_PATH, self._post_throttling),
             web.post(REPORT_PATH, self._post_report),
             web.get("/v1/progress", self._get_progress),
             web.get("/v1/pipelines", self._get_pipelines),
-            *LogLevelRoutes(self.audit).routes(),
+            web.get(LOG_LEVEL_PATH, self._get_level),
+            web.put(LOG_LEVEL_PATH, self._put_level),
             web.get("/v1/audit", self._get_audit),
         ]
 
@@ -185,6 +190,32 @@ class ApiRoutes:
 
         return audited(self.audit, f"quota {name}", get, _SELECTOR_FIX)
 
+    async def _get_throttling(self, _: web.Request) -> web.Response:
+        return answer({"throttling": throttling_document(self.rules, time.time())})
+
+    async def _post_throttling(self, request: web.Request) -> web.Response:
+        now_s = time.time()
+        change = parse_throttling(await json_body(request, MAX_CHANGE_BYTES), now_s)
+        async with audited(self.audit, "pauses", self._pauses, "end some of them with on: true"):
+            await self._pause_or_resume(change, now_s)
+        about = {"selector": pause_name(change.keys), "by": change.by}
+        if change.until_s is None:
+            log_change("throttling resumed", **about)
+        else:
+            log_change("throttling paused", "warning", until=iso(change.until_s), **about)
+        return answer({"throttling": throttling_document(self.rules, now_s)})
+
+    async def _pause_or_resume(self, change: ThrottlingChange, now_s: float) -> None:
+        if change.until_s is not None:
+            await self.rules.pause(QuotaPause(change.keys, change.until_s, change.by, now_s))
+        elif not await self.rules.resume(change.keys or None) and change.keys:
+            fix = "see GET /v1/throttling for those that are paused"
+            raise ApiError(404, f"{pause_name(change.keys)} is not paused", fix)
+
+    def _pauses(self) -> object:
+        """Return who is paused until when, for the audit."""
+        return {pause.name: iso(pause.until_s) for pause in self.rules.pauses()}
+
     async def _post_report(self, request: web.Request) -> web.Response:
         raw = await json_body(request, MAX_REPORT_BYTES)
         try:
@@ -216,6 +247,18 @@ class ApiRoutes:
             "configuration",
         )
         return answer({"pipelines": documents})
+
+    async def _get_level(self, _: web.Request) -> web.Response:
+        return answer({"level": log_level.name})
+
+    async def _put_level(self, request: web.Request) -> web.Response:
+        before, name = log_level.name, parse_level(await json_body(request, MAX_LEVEL_BYTES))
+        async with audited(self.audit, "log level", lambda: log_level.name):
+            log_level.set(name)
+        # As an error it is written at every level: the log should say why it says less.
+        level = "error" if name == "error" else "warning"
+        log_change("log level changed", level, before=before, after=name)
+        return answer({"level": name})
 
     async def _get_audit(self, request: web.Request) -> web.Response:
         text, limit = filter_and_limit(request)

@@ -2,20 +2,20 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from metrics.clock import MS_PER_SECOND
 from proxy.admin.client_groups import ClientCounts, RowGroup, names_of
 from proxy.admin.history import History, Largest
 from proxy.admin.query_documents import QueryDocuments
-from proxy.admin.written_values import iso, left_s, picked, rounded
+from proxy.admin.rule_documents import rule_name
+from proxy.admin.written_values import picked, rounded
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import QuotaRow
 from proxy.quota.rule_registry import RuleRegistry
 from proxy.quota.rule_sources import RuleEntry
-from proxy.quota.rules import Rule, RuleTable
-from proxy.quota.selector import selector
+from proxy.quota.rules import RuleTable
 from proxy.slices import Slices
 from proxy.state import Document
 
@@ -184,54 +184,6 @@ class ClientDocuments:
             {**_client(client), "rate": rounded(rates.get(client))} for client in found.descending()
         ]
         return {"unbounded": len(clients), "unbounded_clients": shown}
-
-
-def rule_entry(entry: RuleEntry, now_s: float) -> Document:
-    """Return a rule with where it comes from, as `GET /v1/quotas` shows it."""
-    rule = entry.rule
-    return {
-        "selector": selector(rule.keys),
-        **picked(rule, "keys", "scope", "enforce", "expected", "title", "place"),
-        "adaptive": asdict(rule.adaptive) if rule.adaptive is not None else None,
-        "bounds": {str(kind): bound for kind, bound in rule.bounds.items()},
-        **_origin(entry),
-        "left_s": left_s(entry.until_s, now_s),
-        "in_force": entry.in_force,
-    }
-
-
-def rule_name(rule: Rule, in_force: Mapping[str, RuleEntry]) -> Document:
-    """Return what names a rule; a sensor may be under one that has gone, which has no source."""
-    name = selector(rule.keys)
-    entry = in_force.get(name)
-    origin = dict.fromkeys(("source", "by", "at", "until")) if entry is None else _origin(entry)
-    return {"selector": name, **picked(rule, "title", "place"), **origin}
-
-
-def _origin(entry: RuleEntry) -> Document:
-    """Return where a rule comes from."""
-    return {
-        "source": str(entry.source),
-        "by": entry.by,
-        "at": iso(entry.at_s),
-        "until": iso(entry.until_s),
-    }
-
-
-def rule_change(entry: RuleEntry) -> Document:
-    """Return what a rule sets, in the words of the configuration, as the audit shows it.
-
-    `enforce` and `until` are there where they are not what most rules have.
-    """
-    rule = entry.rule
-    return {
-        **{str(kind): kind.unit.format(bound) for kind, bound in rule.bounds.items()},
-        "scope": rule.scope,
-        "source": str(entry.source),
-        "by": entry.by,
-        **({} if rule.enforce else {"enforce": False}),
-        **({} if entry.until_s is None else {"until": iso(entry.until_s)}),
-    }
 
 
 def _row(

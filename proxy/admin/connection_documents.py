@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from metrics.clock import MS_PER_SECOND
-from proxy.admin.client_documents import rule_name
 from proxy.admin.history import Largest
+from proxy.admin.rule_documents import rule_name
 from proxy.admin.written_values import iso, picked, rounded
 from proxy.quota.connection_row import ConnectionHold, ConnectionRow
 from proxy.quota.entities import ClientIdentity

@@ -10,7 +10,7 @@ from proxy.admin.history import History
 from proxy.admin.pipeline_documents import summaries
 from proxy.admin.query_documents import QueryDocuments
 from proxy.admin.request_times import without_histograms
-from proxy.admin.throttling_routes import throttling_document
+from proxy.admin.rule_documents import throttling_document
 from proxy.admin.written_values import iso
 from proxy.release import VERSION
 from proxy.state import Document

@@ -8,6 +8,7 @@ from urllib.parse import quote, urlencode
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from proxy.admin.api import THROTTLING_PATH
 from proxy.admin.commands.admin_client import AdminAddress, fetch_document
 from proxy.admin.commands.top_tables import (
     ALARM,
@@ -25,7 +26,6 @@ from proxy.admin.commands.top_tables import (
 )
 from proxy.admin.gateway.tier_routes import TIER_PATH
 from proxy.admin.rates.suggestion_routes import SUGGESTIONS_PATH
-from proxy.admin.throttling_routes import THROTTLING_PATH
 from proxy.state import Document
 
 WHERES = {
