@@ -125,28 +125,24 @@ class AuditLog:
 
     @asynccontextmanager
     async def recording(
-        self, who: Author, what: str, shown: Callable[[], object]
+        self, who: Author, what: str, get: Callable[[], object]
     ) -> AsyncIterator[None]:
-        """Record the change that the body makes, if any; `shown` gives what there is, for JSON.
+        """Record the change that the body makes, if any; `get` returns what there is, for JSON.
 
         The body says by raising that it made none. That of a request that is cancelled is recorded,
         too: it is kept, and so in force. Bodies run one after the other: what one has made is what
         the next one finds.
         """
         async with self._changing:
-            before = shown()
+            before, is_refused = get(), False
             try:
                 yield
             except Exception:
+                is_refused = True
                 raise
-            except BaseException:
-                await self._record_change(who, what, before, shown())
-                raise
-            await self._record_change(who, what, before, shown())
-
-    async def _record_change(self, who: Author, what: str, before: object, after: object) -> None:
-        if after != before:
-            await self.record(who, what, before, after, time.time())
+            finally:
+                if not is_refused and (after := get()) != before:
+                    await self.record(who, what, before, after, time.time())
 
     async def record(
         self, who: Author, what: str, before: object, after: object, now_s: float
