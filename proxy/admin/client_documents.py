@@ -24,17 +24,17 @@ FRESH_MS = 500.0
 time to make, and many may be looking."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FoundRows:
     """The rows that a request chose, and how many there are in all."""
 
-    groups: Sequence[RowGroup]
     by_client: bool
     """Whether it chose clients, with all rows of each; else each group is one row."""
-    clients: ClientCounts
-    total: int
-    throttled: int
-    held: int
+    groups: Sequence[RowGroup] = ()
+    clients: ClientCounts = field(default_factory=ClientCounts)
+    total: int = 0
+    throttled: int = 0
+    held: int = 0
     """Sensors of which a response waits."""
 
 
@@ -81,31 +81,27 @@ class ClientDocuments:
         return [row for row in await self.slices.collect(found) if row is not None]
 
     async def _walk(self, text: str, limit: int, *, by_client: bool) -> FoundRows:
+        found = FoundRows(by_client)
         # The other rows are not kept: that many at once would bring on Python's full collections.
-        found: Largest[RowGroup] = Largest(limit)
-        clients = ClientCounts()
-        total = throttled = held = 0
+        most: Largest[RowGroup] = Largest(limit)
 
         def count() -> Iterator[None]:
-            nonlocal total, throttled, held
             for rows in self.quotas.row_groups(self.clock_ms):
-                for row in rows:
-                    total += 1
-                    throttled += row.throttled
-                    held += row.hold_until_ms is not None
+                found.total += len(rows)
+                found.throttled += sum(row.throttled for row in rows)
+                found.held += sum(row.hold_until_ms is not None for row in rows)
                 if rows and not any(row.client_count for row in rows):
-                    clients.add_left(rows)
+                    found.clients.add_left(rows)
                 for each in (rows,) if by_client else ((row,) for row in rows):
                     if any(_has(row, text) for row in each):
                         group = RowGroup(each)
-                        found.add(group.urgency, group)
+                        most.add(group.urgency, group)
                 yield
+            found.groups = most.descending()
+            yield from found.clients.add_connected(self.quotas, found.groups, self.clock_ms())
 
         await self.slices.collect(count())
-        groups = found.descending()
-        now_ms = self.clock_ms()
-        await self.slices.collect(clients.add_connected(self.quotas, groups, now_ms))
-        return FoundRows(groups, by_client, clients, total, throttled, held)
+        return found
 
     async def describe(
         self, rows: Iterable[tuple[QuotaRow, Document]], now_ms: float

@@ -47,25 +47,23 @@ class ConnectionDocuments:
         the order of their numbers. Times are on the monotonic clock, and since the epoch.
         """
         found: Largest[ConnectionRow] = Largest(limit)
-        total = matching = held = 0
+        counts = dict.fromkeys(("total", "held", "matching"), 0)
 
         def choose() -> Iterator[None]:
-            nonlocal total, matching, held
             for row in self.source.rows():
-                total += 1
-                held += row.hold is not None
+                counts["total"] += 1
+                counts["held"] += row.hold is not None
                 if _is_named(row, text) and (after is None or row.number > after):
-                    matching += 1
+                    counts["matching"] += 1
                     found.add(row.rate if after is None else -row.number, row)
                 yield
 
         await self.slices.collect(choose())
-        in_force = self.rules.in_force()
-        rows = found.descending()
+        in_force, rows = self.rules.in_force(), found.descending()
         documents = await self.slices.collect(
             _connection(row, in_force, now_ms, now_s) for row in rows
         )
-        return {"total": total, "held": held, "matching": matching, "connections": documents}
+        return {**counts, "connections": documents}
 
 
 def _is_named(row: ConnectionRow, text: str) -> bool:
