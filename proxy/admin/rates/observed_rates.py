@@ -153,7 +153,7 @@ class ObservedRates:
     max_sketches: int = MAX_SKETCHES
     share: RateShare = ALONE
     by_series: dict[RateSeries, dict[int, RateSketch]] = field(default_factory=dict)
-    """By hours, which are in order."""
+    """By hours."""
     examples: dict[ObservedClient, ClientIdentity] = field(default_factory=dict)
     """A client of each."""
     left_out: set[ObservedClient] = field(default_factory=set)
@@ -227,8 +227,6 @@ class ObservedRates:
                 self.journal.mark_changed(SketchKey(series, form.hour))
                 self.journal.mark_deleted(record.key)
             self.examples[series.client] = example
-        for series, hours in self.by_series.items():
-            self.by_series[series] = dict(sorted(hours.items()))
         for _ in self._forget_old(self._hour):
             pass
         return refused
@@ -242,15 +240,10 @@ class ObservedRates:
 
     def _add(self, series: RateSeries, hour: int, rate: float, size_bytes: int) -> bool:
         """Record a rate; return whether there was room for it."""
-        hours = self.by_series.get(series)
-        if hours is None:
-            if not self._has_room(series.client):
-                return False
-            hours = self.by_series[series] = {}
-        sketch = hours.get(hour)
-        if sketch is None:
-            sketch = hours[hour] = RateSketch()
-        sketch.add(rate, size_bytes)
+        if series not in self.by_series and not self._has_room(series.client):
+            return False
+        hours = self.by_series.setdefault(series, {})
+        hours.setdefault(hour, RateSketch()).add(rate, size_bytes)
         self.journal.mark_changed(SketchKey(series, hour))
         return True
 

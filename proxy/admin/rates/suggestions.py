@@ -30,6 +30,8 @@ LEAST_KIB = 100
 SUGGESTED_DIGITS = 2
 """Of a bound in its unit, which are not zeros at the end; at least one stands before the point."""
 
+SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+
 MAX_SUGGESTIONS = 1000
 """How many clients are named, those with most bytes first."""
 
@@ -77,7 +79,8 @@ class Suggestion:
     def bounds(self) -> dict[QuotaKind, str]:
         """Return a bound for each direction in which it was seen."""
         wanted = {
-            kind: sketch.quantile(0.99) * SUGGESTED_HEADROOM for kind, sketch in self.seen.items()
+            kind: sketch.quantile(SHARES["p99"]) * SUGGESTED_HEADROOM
+            for kind, sketch in self.seen.items()
         }
         return {kind: round_up(rate) for kind, rate in wanted.items()}
 
@@ -135,9 +138,7 @@ def as_documents(suggestions: Iterable[Suggestion]) -> Iterator[Document]:
                 {
                     "quota": str(kind),
                     "bound": bounds[kind],
-                    "p50": round(sketch.quantile(0.5)),
-                    "p95": round(sketch.quantile(0.95)),
-                    "p99": round(sketch.quantile(0.99)),
+                    **{name: round(sketch.quantile(share)) for name, share in SHARES.items()},
                     "peak": round(sketch.peak),
                     "total_bytes": sketch.total_bytes,
                     "intervals": sketch.count,
@@ -198,7 +199,7 @@ def _figures(suggestion: Suggestion) -> Iterator[str]:
     for kind, sketch in suggestion.seen.items():
         match = suggestion.matches[kind]
         quantiles = ", ".join(
-            f"p{round(share * 100)} {_rate(sketch.quantile(share))}" for share in (0.5, 0.95, 0.99)
+            f"{name} {_rate(sketch.quantile(share))}" for name, share in SHARES.items()
         )
         yield f"    # {kind}: {quantiles}, peak {_rate(sketch.peak)}"
         hours = sketch.count * OBSERVED_INTERVAL_MS / MS_PER_SECOND / SECONDS_PER_HOUR
