@@ -2,11 +2,8 @@
 
 import json
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from typing import Any
-
-ReadingSteps = Generator[None, None, Any]
-"""Yields after each small step, and returns the value."""
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _decode = json.JSONDecoder().raw_decode
@@ -15,26 +12,18 @@ ROW_DEPTH = 2
 """Of the rows of the lists in a document."""
 
 
-def reading(text: str, depth: int) -> ReadingSteps:
-    """Read a document, each value at `depth` below its top, or deeper, in one step.
+def read_whole(body: bytes, depth: int) -> Any:
+    """Return a document, read in steps: each value at `depth` below its top, or deeper, is one.
 
-    With 2, each item of the lists that the document has is one step. Raises ValueError for what is
-    no JSON, RecursionError for what is nested too deeply.
+    With 2, each item of the lists that the document has is a step. For a thread: between two steps
+    the event loop may run. Raises ValueError for what is no JSON, RecursionError for what is nested
+    too deeply.
     """
-    value, end = yield from _value(text, _skip(text, 0), depth)
+    text = body.decode()
+    value, end = _value(text, _skip(text, 0), depth)
     if _skip(text, end) != len(text):
         raise ValueError("there is more behind the end")
     return value
-
-
-def read_whole(body: bytes, depth: int) -> Any:
-    """Return a document. For a thread: between two steps the event loop may run."""
-    steps = reading(body.decode(), depth)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value
 
 
 def written_pieces(value: Any, depth: int = ROW_DEPTH) -> Iterator[str]:
@@ -59,13 +48,11 @@ def written_pieces(value: Any, depth: int = ROW_DEPTH) -> Iterator[str]:
         yield json.dumps(value)
 
 
-def _value(text: str, at: int, depth: int) -> Generator[None, None, tuple[Any, int]]:
+def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
     """Read the value that begins there; return it, and where it ends."""
     opening = text[at : at + 1]
     if not depth or opening not in ("{", "["):
-        value = _decode(text, at)
-        yield
-        return value
+        return _decode(text, at)
     is_object = opening == "{"
     found: Any = {} if is_object else []
     closing = "}" if is_object else "]"
@@ -79,7 +66,7 @@ def _value(text: str, at: int, depth: int) -> Generator[None, None, tuple[Any, i
             if not isinstance(key, str):
                 raise ValueError(f"{at}: a key is no string")
             at = _skip_mark(text, at, ":")
-        value, at = yield from _value(text, at, depth - 1)
+        value, at = _value(text, at, depth - 1)
         if is_object:
             found[key] = value
         else:
