@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from functools import partial
 from heapq import nlargest
 from operator import itemgetter
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 from proxy.admin.sliced_json import written_pieces
 from proxy.admin.written_values import cut, picked
@@ -21,7 +21,8 @@ client's traffic moves in that time."""
 MAX_QUERY_SUMMARIES = 100  # queries in the status document
 PARTITION_DEPTH = 4  # of the partitions of queries in a document
 
-T = TypeVar("T")
+Walk = Callable[[], Iterable[Document | None]]
+"""Yields documents, and None for a step without one."""
 
 
 class Reports(Protocol):
@@ -47,25 +48,23 @@ class Reports(Protocol):
         """
 
 
-class Cached(Generic[T]):
-    """What `make` yields but for None, made again after COST_FACTOR times as long as that took.
+class Cached:
+    """The documents of a walk, made again after COST_FACTOR times as long as that took.
 
-    It is taken a slice at a time; who asks while it is made waits for it.
+    The walk is taken a slice at a time; who asks while it is made waits for it.
     """
 
-    def __init__(
-        self, make: Callable[[], Iterable[T | None]], slices: Slices, clock_ms: Callable[[], float]
-    ) -> None:
+    def __init__(self, make: Walk, slices: Slices, clock_ms: Callable[[], float]) -> None:
         self._make = make
         self._slices = slices
         self._clock_ms = clock_ms
         self._making = asyncio.Lock()
-        self._made: Sequence[T] | None = None
+        self._made: Sequence[Document] | None = None
         self._cost_ms = 0.0
         """Without what others did between two steps."""
         self._stale_ms = -math.inf
 
-    async def get(self) -> Sequence[T]:
+    async def get(self) -> Sequence[Document]:
         """Return it as it was made last, or made now."""
         async with self._making:
             if self._made is None or self._clock_ms() >= self._stale_ms:
@@ -75,7 +74,7 @@ class Cached(Generic[T]):
                 self._stale_ms = self._clock_ms() + COST_FACTOR * self._cost_ms
             return self._made
 
-    def _timed(self) -> Iterator[T | None]:
+    def _timed(self) -> Iterator[Document | None]:
         started_ms = self._clock_ms()
         for step in self._make():
             self._cost_ms += self._clock_ms() - started_ms
