@@ -152,17 +152,12 @@ class AuditLog:
         `before` and `after` are as JSON has them. It is kept also if the caller is cancelled. Where
         the state cannot be written that is said in the log, and tried again with the next change.
         """
+        about: LeftChange = {"what": what, "before": before, "after": after}
         if (left := _left.get()) is not None:
-            left.append({"what": what, "before": before, "after": after})
+            left.append(about)
             return
         change = AuditedChange(
-            number=self._next,
-            at_s=now_s,
-            who=who.name,
-            address=who.address,
-            what=what,
-            before=before,
-            after=after,
+            number=self._next, at_s=now_s, who=who.name, address=who.address, **about
         )
         self._next += 1
         self._add(change)

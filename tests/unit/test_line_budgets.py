@@ -26,7 +26,7 @@ BUDGETS = {
     "proxy/member.py proxy/health.py proxy/parts.py proxy/garbage.py": Budget(700, 650),
     "proxy/onboarding": Budget(1000, 900),
     "proxy/queries": Budget(950, 650),
-    "proxy/admin": Budget(7119, 4250),
+    "proxy/admin": Budget(7113, 4250),
     "proxy/config": Budget(3200, 2150),
     "proxy/devkit": Budget(1000, 0),
     "proxy/relay": Budget(5900, 4300),
