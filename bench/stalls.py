@@ -20,6 +20,7 @@ from bench.processes import BenchError
 from bench.report import Row, Verdict
 from metrics import Instruments, Registry, SensorCollector
 from metrics.clock import MS_PER_SECOND, clock_ms
+from metrics.member_names import ONLY_MEMBER
 from proxy.admin.audit import AuditLog
 from proxy.admin.history import History
 from proxy.admin.port.access import Access
@@ -32,10 +33,10 @@ from proxy.quota.manager import QuotaManager
 from proxy.quota.rule_registry import RuleRegistry
 from proxy.quota.rules import QuotaSettings, Rule
 from proxy.relay.clients import ClientRegistry
+from proxy.relay.connection_list import ConnectionList
 from proxy.relay.services import ThrottleMode
 from proxy.slices import Slices
 from proxy.state import MemoryStore
-from metrics.member_names import ONLY_MEMBER
 from proxy.wire.apis import FETCH
 
 TARGET_CHURN_MS = 0.5
@@ -112,6 +113,7 @@ class _Proxy:
             rates=ObservedRates(instruments.bytes_total.children, CLIENTS),
             audit=AuditLog(MemoryStore()),
             access=Access(),
+            connections=ConnectionList(tuple),
         )
 
     def use(self, number: int) -> ClientQuotas:

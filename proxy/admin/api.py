@@ -8,17 +8,15 @@ from dataclasses import asdict, dataclass
 from urllib.parse import unquote
 
 from aiohttp import web
-from structlog import get_logger
 
 from proxy.admin.audit import AuditLog
-from proxy.admin.audit_documents import change_documents, rule_shown
-from proxy.admin.client_documents import ClientDocuments, rule_entry
+from proxy.admin.changes import RefusedReports, audited, log_change
+from proxy.admin.client_documents import ClientDocuments
 from proxy.admin.connection_documents import ConnectionDocuments
-from proxy.admin.log_level import LogLevelRoutes
-from proxy.admin.overrides import parse_override
+from proxy.admin.log_level import LOG_LEVEL_PATH, MAX_LEVEL_BYTES, log_level, parse_level
+from proxy.admin.overrides import ThrottlingChange, parse_override, parse_throttling
 from proxy.admin.port.guard import REPORT_PATH, current_author
 from proxy.admin.query_documents import QueryDocuments, Reports, written_queries
-from proxy.admin.refused_reports import RefusedReports
 from proxy.admin.replies import (
     JSON_HEADERS,
     MAX_REQUEST_DIGITS,
@@ -31,18 +29,21 @@ from proxy.admin.replies import (
     whole_number,
 )
 from proxy.admin.request_times import HISTOGRAMS
+from proxy.admin.rule_documents import rule_change, rule_entry, throttling_document
 from proxy.admin.status import Status
-from proxy.admin.throttling_routes import ThrottlingRoutes, throttling_document
+from proxy.admin.written_values import iso, picked
 from proxy.progress.query import MAX_PARTITIONS
 from proxy.progress.report import MAX_REPORT_BYTES, Refusal, ReportRefused
+from proxy.quota.pauses import QuotaPause, pause_name
 from proxy.quota.rule_registry import RuleRegistry
 from proxy.quota.selector import parse_selector, selector
 from proxy.slices import Slices
-from proxy.state import Document, StateError
+from proxy.state import Document
 
 CLIENTS_PATH = "/v1/clients/"
 CONNECTIONS_PATH = "/v1/connections/"
 QUOTAS_PATH = "/v1/quotas/"
+THROTTLING_PATH = "/v1/throttling"
 
 ANY_NAME = "{tail:(?s:.+)}"
 """What follows may hold every character; see `tail_of`."""
@@ -54,10 +55,9 @@ MAX_CONNECTION_NUMBER = 10**MAX_REQUEST_DIGITS - 1  # of a connection, in the qu
 
 DEFAULT_PARTITIONS = 1_000  # of a query in one answer, unless the request says
 MAX_OVERRIDE_BYTES = 64 * 1024  # the longest body that sets a quota
+MAX_CHANGE_BYTES = 64 * 1024  # and that pauses quotas
 
 _SELECTOR_FIX = "write KEY=VALUE,... with user, client-id, client-id-prefix or listener"
-
-_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,23 +86,22 @@ class ApiRoutes:
             web.get("/v1/quotas", self._get_quotas),
             web.put(QUOTAS_PATH + ANY_NAME, self._put_quota),
             web.delete(QUOTAS_PATH + ANY_NAME, self._delete_quota),
-            *ThrottlingRoutes(self.rules, self.audit).routes(),
+            web.get(THROTTLING_PATH, self._get_throttling),
+            web.post(THROTTLING_PATH, self._post_throttling),
             web.post(REPORT_PATH, self._post_report),
             web.get("/v1/progress", self._get_progress),
             web.get("/v1/pipelines", self._get_pipelines),
-            *LogLevelRoutes(self.audit).routes(),
+            web.get(LOG_LEVEL_PATH, self._get_level),
+            web.put(LOG_LEVEL_PATH, self._put_level),
             web.get("/v1/audit", self._get_audit),
         ]
 
     async def _get_status(self, request: web.Request) -> web.Response:
-        text, limit = filter_and_limit(request)
-        now_ms, by = self.clock_ms(), is_by_client(request)
         document = await self.status.document(
-            text,
-            limit,
-            now_ms,
+            *filter_and_limit(request),
+            self.clock_ms(),
             time.time(),
-            by_client=by,
+            by_client=is_by_client(request),
             histograms=HISTOGRAMS in request.query,
         )
         return await answer_in_slices(document, self.slices)
@@ -113,11 +112,10 @@ class ApiRoutes:
         found = await self.clients.closest_to_bound(text, limit, by_client=by)
         described = await self.clients.describe_found(found, self.clock_ms())
         unbounded = await self.clients.unbounded(text, limit)
-        throttling = throttling_document(self.rules, time.time())
         document = {
             "total": found.total,
             "client_counts": asdict(found.clients),
-            "throttling": throttling,
+            "throttling": throttling_document(self.rules, time.time()),
             "clients": described,
             **unbounded,
         }
@@ -129,11 +127,8 @@ class ApiRoutes:
         if not rows:
             fix = "see GET /v1/clients; one that sent nothing for an hour is forgotten"
             raise ApiError(404, f"no client is measured as {entity!r}", fix)
-        described = await self.clients.describe(rows, self.clock_ms())
-        quotas = [
-            {**document, "connected": await self.clients.explain(row)}
-            for row, document in zip(rows, described, strict=True)
-        ]
+        explained = [(row, {"connected": await self.clients.explain(row)}) for row in rows]
+        quotas = await self.clients.describe(explained, self.clock_ms())
         return answer({"entity": entity, "quotas": quotas})
 
     async def _get_connections(self, request: web.Request) -> web.Response:
@@ -149,23 +144,20 @@ class ApiRoutes:
     async def _delete_connection(self, request: web.Request) -> web.Response:
         name = tail_of(request, CONNECTIONS_PATH)
         number = parse_number(name)
-        row = self.connections.close(number) if number is not None else None
+        row = self.connections.source.close(number) if number is not None else None
         if row is None:
             fix = "see GET /v1/connections for those that are open"
             raise ApiError(404, f"no connection {name!r} is open", fix)
-        about = {"user": row.user, "client_id": row.client_id, "listener": row.listener}
-        peer, who = f"{row.ip}:{row.port}", current_author()
-        await self.audit.record(who, f"connection {peer}", about, None, time.time())
-        about_log = {**about, "who": who.name, "remote": current_author().address}
-        _log.info("connection closed by an operator", peer=peer, **about_log)
+        peer, about = f"{row.ip}:{row.port}", picked(row, "user", "client_id", "listener")
+        who, what = current_author(), f"connection {peer}"
+        await self.audit.record(who, what, about, None, time.time())
+        log_change("connection closed by an operator", peer=peer, **about)
         return answer({"closed": row.number})
 
     async def _get_quotas(self, _: web.Request) -> web.Response:
         now_s = time.time()
-        document = {
-            "throttling": throttling_document(self.rules, now_s),
-            "quotas": (rule_entry(entry, now_s) for entry in self.rules.entries()),
-        }
+        quotas = (rule_entry(entry, now_s) for entry in self.rules.entries())
+        document = {"throttling": throttling_document(self.rules, now_s), "quotas": quotas}
         return await answer_in_slices(document, self.slices)
 
     async def _put_quota(self, request: web.Request) -> web.Response:
@@ -173,38 +165,56 @@ class ApiRoutes:
         now_s = time.time()
         override = parse_override(await json_body(request, MAX_OVERRIDE_BYTES), now_s)
         name = selector(keys)
-        try:
-            async with self._audited(name):
-                about = (override.bounds, override.scope, override.by, now_s)
-                entry = await self.rules.put(
-                    keys, *about, enforce=override.enforce, until_s=override.until_s
-                )
-        except ValueError as error:
-            raise ApiError(400, str(error), _SELECTOR_FIX) from None
-        except StateError as error:
-            raise ApiError(503, error.what, error.fix) from error
-        about_log = {"who": current_author().name, "remote": current_author().address}
-        _log.info("quota overridden", selector=name, by=override.by, **about_log)
+        async with self._audited(name):
+            about = (override.bounds, override.scope, override.by, now_s)
+            entry = await self.rules.put(
+                keys, *about, enforce=override.enforce, until_s=override.until_s
+            )
+        log_change("quota overridden", selector=name, by=override.by)
         return answer(rule_entry(entry, now_s))
 
     async def _delete_quota(self, request: web.Request) -> web.Response:
         keys = _keys(request)
         name = selector(keys)
-        try:
-            async with self._audited(name):
-                if not await self.rules.delete(keys):
-                    fix = "see GET /v1/quotas; rules of the file are changed in the file"
-                    raise ApiError(404, f"no override is in force for {name}", fix)
-        except StateError as error:
-            raise ApiError(503, error.what, error.fix) from error
-        about_log = {"who": current_author().name, "remote": current_author().address}
-        _log.info("quota override deleted", selector=name, **about_log)
+        async with self._audited(name):
+            if not await self.rules.delete(keys):
+                fix = "see GET /v1/quotas; rules of the file are changed in the file"
+                raise ApiError(404, f"no override is in force for {name}", fix)
+        log_change("quota override deleted", selector=name)
         return answer({"deleted": name})
 
     def _audited(self, name: str) -> AbstractAsyncContextManager[None]:
-        return self.audit.recording(
-            current_author(), f"quota {name}", lambda: rule_shown(self.rules.in_force().get(name))
-        )
+        def get() -> Document | None:
+            entry = self.rules.in_force().get(name)
+            return None if entry is None else rule_change(entry)
+
+        return audited(self.audit, f"quota {name}", get, _SELECTOR_FIX)
+
+    async def _get_throttling(self, _: web.Request) -> web.Response:
+        return answer({"throttling": throttling_document(self.rules, time.time())})
+
+    async def _post_throttling(self, request: web.Request) -> web.Response:
+        now_s = time.time()
+        change = parse_throttling(await json_body(request, MAX_CHANGE_BYTES), now_s)
+        async with audited(self.audit, "pauses", self._pauses, "end some of them with on: true"):
+            await self._pause_or_resume(change, now_s)
+        about = {"selector": pause_name(change.keys), "by": change.by}
+        if change.until_s is None:
+            log_change("throttling resumed", **about)
+        else:
+            log_change("throttling paused", "warning", until=iso(change.until_s), **about)
+        return answer({"throttling": throttling_document(self.rules, now_s)})
+
+    async def _pause_or_resume(self, change: ThrottlingChange, now_s: float) -> None:
+        if change.until_s is not None:
+            await self.rules.pause(QuotaPause(change.keys, change.until_s, change.by, now_s))
+        elif not await self.rules.resume(change.keys or None) and change.keys:
+            fix = "see GET /v1/throttling for those that are paused"
+            raise ApiError(404, f"{pause_name(change.keys)} is not paused", fix)
+
+    def _pauses(self) -> object:
+        """Return who is paused until when, for the audit."""
+        return {pause.name: iso(pause.until_s) for pause in self.rules.pauses()}
 
     async def _post_report(self, request: web.Request) -> web.Response:
         raw = await json_body(request, MAX_REPORT_BYTES)
@@ -212,7 +222,7 @@ class ApiRoutes:
             return answer(await self.reports.accept(raw, current_author().queries))
         except ReportRefused as error:
             if error.reason is Refusal.NOT_ALLOWED:
-                await self.refused.record(current_author(), error.message, time.time())
+                await self.refused.record(error.message, time.time())
             reason = str(error.reason)
             raise ApiError(error.status, error.message, error.fix, reason=reason) from None
 
@@ -231,15 +241,28 @@ class ApiRoutes:
     async def _get_pipelines(self, request: web.Request) -> web.Response:
         documents = _named(
             request.query.get("pipeline"),
-            self.status.pipelines(),
+            await self.queries.pipelines(),
             "there is no pipeline {!r}",
             "see GET /v1/pipelines for those that there are; name it under pipelines in the "
             "configuration",
         )
         return answer({"pipelines": documents})
 
+    async def _get_level(self, _: web.Request) -> web.Response:
+        return answer({"level": log_level.name})
+
+    async def _put_level(self, request: web.Request) -> web.Response:
+        before, name = log_level.name, parse_level(await json_body(request, MAX_LEVEL_BYTES))
+        async with audited(self.audit, "log level", lambda: log_level.name):
+            log_level.set(name)
+        # As an error it is written at every level: the log should say why it says less.
+        level = "error" if name == "error" else "warning"
+        log_change("log level changed", level, before=before, after=name)
+        return answer({"level": name})
+
     async def _get_audit(self, request: web.Request) -> web.Response:
-        total, changes = change_documents(self.audit, *filter_and_limit(request))
+        text, limit = filter_and_limit(request)
+        total, changes = self.audit.documents(limit, text)
         return await answer_in_slices({"total": total, "changes": changes}, self.slices)
 
 

@@ -12,11 +12,14 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 from structlog import get_logger
 
+from proxy.admin.written_values import iso
 from proxy.progress.query_scope import ALL_QUERIES, QueryScope
 from proxy.state import Record, RecordFormat, StateError, StateWriter, Store
 
 KEPT_CHANGES = 1_000
 """How many are kept; of more the oldest are forgotten."""
+
+DISPLAYED_CHANGES = 20  # in the status
 
 LOCAL_AUTHOR, FILE = "local", "file"
 """Names of those without a token: anybody on this machine, and the configuration file."""
@@ -122,28 +125,24 @@ class AuditLog:
 
     @asynccontextmanager
     async def recording(
-        self, who: Author, what: str, shown: Callable[[], object]
+        self, who: Author, what: str, get: Callable[[], object]
     ) -> AsyncIterator[None]:
-        """Record the change that the body makes, if any; `shown` gives what there is, for JSON.
+        """Record the change that the body makes, if any; `get` returns what there is, for JSON.
 
         The body says by raising that it made none. That of a request that is cancelled is recorded,
         too: it is kept, and so in force. Bodies run one after the other: what one has made is what
         the next one finds.
         """
         async with self._changing:
-            before = shown()
+            before, is_refused = get(), False
             try:
                 yield
             except Exception:
+                is_refused = True
                 raise
-            except BaseException:
-                await self._record_change(who, what, before, shown())
-                raise
-            await self._record_change(who, what, before, shown())
-
-    async def _record_change(self, who: Author, what: str, before: object, after: object) -> None:
-        if after != before:
-            await self.record(who, what, before, after, time.time())
+            finally:
+                if not is_refused and (after := get()) != before:
+                    await self.record(who, what, before, after, time.time())
 
     async def record(
         self, who: Author, what: str, before: object, after: object, now_s: float
@@ -153,17 +152,12 @@ class AuditLog:
         `before` and `after` are as JSON has them. It is kept also if the caller is cancelled. Where
         the state cannot be written that is said in the log, and tried again with the next change.
         """
+        about: LeftChange = {"what": what, "before": before, "after": after}
         if (left := _left.get()) is not None:
-            left.append({"what": what, "before": before, "after": after})
+            left.append(about)
             return
         change = AuditedChange(
-            number=self._next,
-            at_s=now_s,
-            who=who.name,
-            address=who.address,
-            what=what,
-            before=before,
-            after=after,
+            number=self._next, at_s=now_s, who=who.name, address=who.address, **about
         )
         self._next += 1
         self._add(change)
@@ -187,6 +181,16 @@ class AuditLog:
             change
             for change in reversed(self._changes)
             if text in f"{change.who}\n{change.address}\n{change.what}".lower()
+        )
+
+    def documents(
+        self, limit: int = DISPLAYED_CHANGES, text: str = ""
+    ) -> tuple[int, Iterator[dict[str, Any]]]:
+        """Return how many changes have `text`, as `latest`, and the newest of them for JSON."""
+        found = list(self.latest(text))
+        return len(found), (
+            {**change.model_dump(exclude={"at_s"}), "at": iso(change.at_s)}
+            for change in found[:limit]
         )
 
     def __len__(self) -> int:

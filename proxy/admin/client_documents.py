@@ -1,21 +1,21 @@
 """Describes bounded clients: rate, bound, holds, and which rule it is and why."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from metrics.clock import MS_PER_SECOND
 from proxy.admin.client_groups import ClientCounts, RowGroup, names_of
 from proxy.admin.history import History, Largest
 from proxy.admin.query_documents import QueryDocuments
+from proxy.admin.rule_documents import rule_name
+from proxy.admin.written_values import picked, rounded
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import QuotaRow
 from proxy.quota.rule_registry import RuleRegistry
 from proxy.quota.rule_sources import RuleEntry
-from proxy.quota.rules import Rule, RuleTable
-from proxy.quota.selector import selector
+from proxy.quota.rules import RuleTable
 from proxy.slices import Slices
 from proxy.state import Document
 
@@ -24,17 +24,17 @@ FRESH_MS = 500.0
 time to make, and many may be looking."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FoundRows:
     """The rows that a request chose, and how many there are in all."""
 
-    groups: Sequence[RowGroup]
     by_client: bool
     """Whether it chose clients, with all rows of each; else each group is one row."""
-    clients: ClientCounts
-    total: int
-    throttled: int
-    held: int
+    groups: Sequence[RowGroup] = ()
+    clients: ClientCounts = field(default_factory=ClientCounts)
+    total: int = 0
+    throttled: int = 0
+    held: int = 0
     """Sensors of which a response waits."""
 
 
@@ -81,56 +81,50 @@ class ClientDocuments:
         return [row for row in await self.slices.collect(found) if row is not None]
 
     async def _walk(self, text: str, limit: int, *, by_client: bool) -> FoundRows:
+        found = FoundRows(by_client)
         # The other rows are not kept: that many at once would bring on Python's full collections.
-        found: Largest[RowGroup] = Largest(limit)
-        clients = ClientCounts()
-        total = throttled = held = 0
+        most: Largest[RowGroup] = Largest(limit)
 
         def count() -> Iterator[None]:
-            nonlocal total, throttled, held
             for rows in self.quotas.row_groups(self.clock_ms):
-                for row in rows:
-                    total += 1
-                    throttled += row.throttled
-                    held += row.hold_until_ms is not None
+                found.total += len(rows)
+                found.throttled += sum(row.throttled for row in rows)
+                found.held += sum(row.hold_until_ms is not None for row in rows)
                 if rows and not any(row.client_count for row in rows):
-                    clients.add_left(rows)
+                    found.clients.add_left(rows)
                 for each in (rows,) if by_client else ((row,) for row in rows):
                     if any(_has(row, text) for row in each):
                         group = RowGroup(each)
-                        found.add(group.urgency, group)
+                        most.add(group.urgency, group)
                 yield
+            found.groups = most.descending()
+            yield from found.clients.add_connected(self.quotas, found.groups, self.clock_ms())
 
         await self.slices.collect(count())
-        groups = found.descending()
-        now_ms = self.clock_ms()
-        await self.slices.collect(clients.add_connected(self.quotas, groups, now_ms))
-        return FoundRows(groups, by_client, clients, total, throttled, held)
+        return found
 
-    async def describe(self, rows: Sequence[QuotaRow], now_ms: float) -> list[Document]:
-        """Return the document of each row."""
-        in_force = self.rules.in_force()
-        return await self.slices.collect(self._document(row, in_force, now_ms) for row in rows)
+    async def describe(
+        self, rows: Iterable[tuple[QuotaRow, Document]], now_ms: float
+    ) -> list[Document]:
+        """Return the document of each row, with what it says besides."""
+        in_force, adaptive = self.rules.in_force(), await self.queries.adaptive()
+        return await self.slices.collect(
+            {**_row(row, in_force, adaptive, now_ms), **more} for row, more in rows
+        )
 
     async def describe_found(
         self, found: FoundRows, now_ms: float, history: History | None = None
     ) -> list[Document]:
         """Return the document of each row that was found, with its history if there is one."""
-        in_force = self.rules.in_force()
 
-        def documents() -> Iterator[Document]:
+        def rows() -> Iterator[tuple[QuotaRow, Document]]:
             for name, group in names_of(found.groups):
                 about = {"group": name, "shares": self._shares(group)} if found.by_client else {}
                 for row in group.in_order():
                     charted = {} if history is None else {"history": history.document(row)}
-                    yield {**self._document(row, in_force, now_ms), **about, **charted}
+                    yield row, {**about, **charted}
 
-        return await self.slices.collect(documents())
-
-    def _document(
-        self, row: QuotaRow, in_force: Mapping[str, RuleEntry], now_ms: float
-    ) -> Document:
-        return {**_row(row, in_force, now_ms), "adaptive": self._adaptive(row)}
+        return await self.describe(rows(), now_ms)
 
     def _shares(self, group: RowGroup) -> list[Document]:
         """Return the quotas that the only client of a group shares with others."""
@@ -187,96 +181,36 @@ class ClientDocuments:
         ]
         return {"unbounded": len(clients), "unbounded_clients": shown}
 
-    def _adaptive(self, row: QuotaRow) -> Document | None:
-        if row.static_bound is None:
-            return None
-        known = self.queries.adaptive().get(row.entity, {})
-        return {
-            "rate_records": known.get("rate"),
-            "bound": row.bound,
-            "reason": row.reason,
-            "bound_age_s": known.get("bound_age_s"),
-        }
 
-
-def iso(at_s: float | None) -> str | None:
-    """Write a time since the epoch as ISO 8601 in UTC, to the second."""
-    return None if at_s is None else datetime.fromtimestamp(at_s, UTC).isoformat(timespec="seconds")
-
-
-def left_s(until_s: float | None, now_s: float) -> float | None:
-    """Return for how long something goes on that ends then, in seconds for JSON."""
-    return None if until_s is None else round(max(until_s - now_s, 0.0), 1)
-
-
-def rounded(rate: float | None) -> float | None:
-    """Return a rate as documents show it."""
-    return None if rate is None else round(rate, 1)
-
-
-def rule_entry(entry: RuleEntry, now_s: float) -> Document:
-    """Return a rule with where it comes from, as `GET /v1/quotas` shows it."""
-    rule = entry.rule
-    return {
-        "selector": selector(rule.keys),
-        "keys": rule.keys,
-        "scope": rule.scope,
-        "enforce": rule.enforce,
-        "expected": rule.expected,
-        "adaptive": asdict(rule.adaptive) if rule.adaptive is not None else None,
-        "bounds": {str(kind): bound for kind, bound in rule.bounds.items()},
-        "source": str(entry.source),
-        "title": rule.title,
-        "place": rule.place,
-        "by": entry.by,
-        "at": iso(entry.at_s),
-        "until": iso(entry.until_s),
-        "left_s": left_s(entry.until_s, now_s),
-        "in_force": entry.in_force,
-    }
-
-
-def _row(row: QuotaRow, in_force: Mapping[str, RuleEntry], now_ms: float) -> Document:
+def _row(
+    row: QuotaRow,
+    in_force: Mapping[str, RuleEntry],
+    adaptive: Mapping[str, Document],
+    now_ms: float,
+) -> Document:
     left_ms = 0.0 if row.hold_until_ms is None else row.hold_until_ms - now_ms
+    adapted = None
+    if row.static_bound is not None:
+        known = adaptive.get(row.entity, {})
+        about = {"rate_records": known.get("rate"), "bound_age_s": known.get("bound_age_s")}
+        adapted = {**picked(row, "bound", "reason"), **about}
     return {
-        "entity": row.entity,
+        **picked(row, "entity", "bound", "throttled", "enforced", "would_throttle", "above_s"),
+        **picked(row, "holds", "waiting", "client_count", "static_bound"),
         "quota": str(row.kind),
         "unit": row.kind.unit.name,
         "rate": round(row.rate, 1),
-        "bound": row.bound,
         "window_s": round(row.window_ms / MS_PER_SECOND, 3),
-        "throttled": row.throttled,
-        "enforced": row.enforced,
-        "would_throttle": row.would_throttle,
-        "above_s": row.above_s,
-        "holds": row.holds,
         "held_s": round(row.held_ms / MS_PER_SECOND, 3),
         "hold_ends_in_s": round(left_ms / MS_PER_SECOND, 3) if left_ms > 0 else None,
-        "waiting": row.waiting,
         "rule": rule_name(row.rule, in_force),
-        "client_count": row.client_count,
         "clients": list(map(_client, row.clients)),
-        "static_bound": row.static_bound,
+        "adaptive": adapted,
     }
 
 
 def _client(client: ClientIdentity) -> Document:
-    return {"listener": client.listener, "user": client.user, "client_id": client.client_id}
-
-
-def rule_name(rule: Rule, in_force: Mapping[str, RuleEntry]) -> Document:
-    """Return what names a rule; a sensor may be under one that has gone, which has no source."""
-    name = selector(rule.keys)
-    entry = in_force.get(name)
-    return {
-        "selector": name,
-        "title": rule.title,
-        "place": rule.place,
-        "source": str(entry.source) if entry else None,
-        "by": entry.by if entry else None,
-        "at": iso(entry.at_s) if entry else None,
-        "until": iso(entry.until_s) if entry else None,
-    }
+    return picked(client, "listener", "user", "client_id")
 
 
 def _has(row: QuotaRow, text: str) -> bool:

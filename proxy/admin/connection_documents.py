@@ -1,12 +1,13 @@
 """Describes the open connections: whose each is, how much it moves, and what holds it."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from metrics.clock import MS_PER_SECOND
-from proxy.admin.client_documents import iso, rounded, rule_name
 from proxy.admin.history import Largest
+from proxy.admin.rule_documents import rule_name
+from proxy.admin.written_values import iso, picked, rounded
 from proxy.quota.connection_row import ConnectionHold, ConnectionRow
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rule_registry import RuleRegistry
@@ -30,20 +31,6 @@ class ConnectionSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class NoConnections:
-    """Of a server without a relay."""
-
-    client_rates: Mapping[ClientIdentity, float] = field(default_factory=dict)
-
-    def rows(self) -> Iterator[ConnectionRow]:
-        """See ConnectionSource."""
-        yield from ()
-
-    def close(self, number: int) -> None:
-        """See ConnectionSource."""
-
-
-@dataclass(frozen=True, slots=True)
 class ConnectionDocuments:
     """The open connections as a document for JSON."""
 
@@ -60,29 +47,23 @@ class ConnectionDocuments:
         the order of their numbers. Times are on the monotonic clock, and since the epoch.
         """
         found: Largest[ConnectionRow] = Largest(limit)
-        total = matching = held = 0
+        counts = dict.fromkeys(("total", "held", "matching"), 0)
 
         def choose() -> Iterator[None]:
-            nonlocal total, matching, held
             for row in self.source.rows():
-                total += 1
-                held += row.hold is not None
+                counts["total"] += 1
+                counts["held"] += row.hold is not None
                 if _is_named(row, text) and (after is None or row.number > after):
-                    matching += 1
+                    counts["matching"] += 1
                     found.add(row.rate if after is None else -row.number, row)
                 yield
 
         await self.slices.collect(choose())
-        in_force = self.rules.in_force()
-        rows = found.descending()
+        in_force, rows = self.rules.in_force(), found.descending()
         documents = await self.slices.collect(
             _connection(row, in_force, now_ms, now_s) for row in rows
         )
-        return {"total": total, "held": held, "matching": matching, "connections": documents}
-
-    def close(self, number: int) -> ConnectionRow | None:
-        """Close a connection; return what it was, None if there is none of this number."""
-        return self.source.close(number)
+        return {**counts, "connections": documents}
 
 
 def _is_named(row: ConnectionRow, text: str) -> bool:
@@ -97,18 +78,12 @@ def _connection(
     return {
         "id": row.number,
         "address": row.ip,
-        "port": row.port,
-        "listener": row.listener,
-        "user": row.user,
-        "client_id": row.client_id,
-        "node_id": row.node_id,
-        "broker": row.broker,
+        **picked(row, "port", "listener", "user", "client_id", "node_id", "broker"),
+        **picked(row, "state", "in_flight"),
         "since": iso(now_s - age_s),
         "age_s": round(age_s, 1),
-        "state": row.state,
         "received_rate": rounded(row.received_rate),
         "sent_rate": rounded(row.sent_rate),
-        "in_flight": row.in_flight,
         "held": None if row.hold is None else _hold(row.hold, in_force, now_ms, now_s),
     }
 
@@ -125,5 +100,5 @@ def _hold(
         "entity": hold.entity,
         "rule": None if hold.rule is None else rule_name(hold.rule, in_force),
         "until": None if left_s is None else iso(now_s + left_s),
-        "ends_in_s": None if left_s is None else round(left_s, 3),
+        "ends_in_s": rounded(left_s, 3),
     }

@@ -14,7 +14,7 @@ from proxy.quota.meters import Clock, MeasuredRate
 
 HISTORY_INTERVAL_MS = 5_000.0  # between two samples
 SAMPLES = 120  # kept for each series: ten minutes
-MAX_SERIES = 200  # about 5 kB each
+MAX_SERIES = 200  # about 12 kB each
 
 Measured: TypeAlias = MeasuredRate | QuotaRow
 SensorKey = tuple[str, QuotaKind]
@@ -43,22 +43,8 @@ class Largest(Generic[T]):
         return [thing for _, _, thing in sorted(self._heap, reverse=True)]
 
 
-class _Series:
-    """Samples of one sensor, the oldest first; the last is of the latest tick."""
-
-    __slots__ = ("bounds", "rates")
-
-    def __init__(self, samples: int) -> None:
-        self.rates: deque[float] = deque(maxlen=samples)
-        self.bounds: deque[float] = deque(maxlen=samples)
-
-    def add(self, measured: Measured) -> None:
-        self.rates.append(measured.rate)
-        self.bounds.append(measured.bound)
-
-    def peak(self) -> float:
-        """Return the highest share of the bound."""
-        return max(rate / bound for rate, bound in zip(self.rates, self.bounds, strict=True))
+Series = deque[tuple[float, float]]
+"""Rates of a sensor, each with the bound of its time, the oldest first, to the latest tick."""
 
 
 class History:
@@ -82,7 +68,7 @@ class History:
         self._interval_ms = interval_ms
         self._samples = samples
         self._max_series = max_series
-        self._series: dict[SensorKey, _Series] = {}
+        self._series: dict[SensorKey, Series] = {}
         self._next_ms: float | None = None
 
     def __len__(self) -> int:
@@ -110,15 +96,14 @@ class History:
             yield
         self._series = {key: kept for key, kept in self._series.items() if key in known}
         for key, kept in self._series.items():
-            kept.add(known[key])
-        highest: Largest[tuple[SensorKey, _Series]] = Largest(self._max_series)
+            kept.append((known[key].rate, known[key].bound))
+        highest: Largest[tuple[SensorKey, Series]] = Largest(self._max_series)
         for item in self._series.items():
-            highest.add(item[1].peak(), item)
+            highest.add(max(rate / bound for rate, bound in item[1]), item)
             yield
         for measured in new.descending():
-            series = _Series(self._samples)
-            series.add(measured)
-            highest.add(series.peak(), ((measured.entity, measured.kind), series))
+            series = deque([(measured.rate, measured.bound)], self._samples)
+            highest.add(share(measured), ((measured.entity, measured.kind), series))
         self._series = dict(highest.descending())
 
     def document(self, row: Measured) -> dict[str, object] | None:
@@ -130,10 +115,10 @@ class History:
         series = self._series.get((row.entity, row.kind))
         if series is None:
             return None
-        runs = groupby(enumerate(series.bounds), key=itemgetter(1))
+        runs = groupby(enumerate(bound for _, bound in series), key=itemgetter(1))
         return {
             "interval_s": self._interval_ms / MS_PER_SECOND,
-            "rates": [round(rate, 1) for rate in series.rates],
+            "rates": [round(rate, 1) for rate, _ in series],
             "bounds": [next(run) for _, run in runs],
         }
 

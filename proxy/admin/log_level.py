@@ -1,15 +1,11 @@
 """Which log lines are written: chosen by the configuration, and changed by an operator."""
 
 import json
-from dataclasses import dataclass
 from typing import Any, Final
 
-from aiohttp import web
-from structlog import DropEvent, get_logger
+from structlog import DropEvent
 
-from proxy.admin.audit import AuditLog
-from proxy.admin.port.guard import current_author
-from proxy.admin.replies import ApiError, answer, json_body
+from proxy.admin.replies import ApiError
 
 LEVELS: Final = ("debug", "info", "warning", "error")
 """Of each, the lines of those behind it are written as well."""
@@ -20,8 +16,6 @@ MAX_LEVEL_BYTES = 1024
 """The longest body that names a level."""
 
 _EXAMPLE = 'send {"level": "debug"}'
-
-_log = get_logger(__name__)
 
 
 class LogLevel:
@@ -47,33 +41,6 @@ class LogLevel:
 
 log_level: Final = LogLevel()
 """Of this process, as the log is."""
-
-
-@dataclass(frozen=True, slots=True)
-class LogLevelRoutes:
-    """The handlers of `/v1/log_level`."""
-
-    audit: AuditLog
-
-    def routes(self) -> list[web.RouteDef]:
-        """Return the handlers by method and path."""
-        return [web.get(LOG_LEVEL_PATH, self._get_level), web.put(LOG_LEVEL_PATH, self._put_level)]
-
-    async def _get_level(self, _: web.Request) -> web.Response:
-        return answer({"level": log_level.name})
-
-    async def _put_level(self, request: web.Request) -> web.Response:
-        before, name = log_level.name, parse_level(await json_body(request, MAX_LEVEL_BYTES))
-        async with self.audit.recording(current_author(), "log level", lambda: log_level.name):
-            log_level.set(name)
-        # As an error it is written at every level: the log should say why it says less.
-        say = _log.error if name == "error" else _log.warning
-        # Not as `level`, which every line has of its own.
-        about = {"before": before, "after": name}
-        say(
-            "log level changed", **about, who=current_author().name, remote=current_author().address
-        )
-        return answer({"level": name})
 
 
 def parse_level(body: bytes) -> str:

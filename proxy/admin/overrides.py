@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import TypeVar
 
 from proxy.admin.replies import ApiError
@@ -15,6 +16,8 @@ MAX_BY_CHARS = 200
 MAX_REFUSED_CHARS = 60
 
 Value = TypeVar("Value")
+
+_bad = partial(ApiError, 400)
 
 _KEYS = (*map(str, QuotaKind), "scope", "enforce", "until", "by")
 _EXAMPLE = '{"consumer_byte_rate": "10MiB", "by": "anna"}'
@@ -145,7 +148,3 @@ def _shown(value: object) -> str:
     """Quote a value in a message, cut where it is long."""
     text = json.dumps(value) if not isinstance(value, dict | list) else "a collection"
     return text if len(text) <= MAX_REFUSED_CHARS else f"{text[:MAX_REFUSED_CHARS]}..."
-
-
-def _bad(what: str, fix: str) -> ApiError:
-    return ApiError(400, what, fix)

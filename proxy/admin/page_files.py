@@ -15,25 +15,21 @@ PAGE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 
-_SCRIPTS = (
-    *("page", "clients", "unbounded", "queries", "partitions", "pipelines", "batches", "times"),
-    *("ask", "rows", "section", "chart", "format", "changes", "connections", "members"),
-)
+_TYPES = {"css": "text/css", "svg": "image/svg+xml", "js": "text/javascript"}
+_FOLDER = files("proxy.admin") / "page"
 
-PAGE_FILES = {
-    "/": ("index.html", "text/html"),
-    "/page/page.css": ("page.css", "text/css"),
-    "/page/icon.svg": ("icon.svg", "image/svg+xml"),
-    **{f"/page/{name}.js": (f"{name}.js", "text/javascript") for name in _SCRIPTS},
+PAGE_FILES = {"/": ("index.html", "text/html")} | {
+    f"/page/{file.name}": (file.name, _TYPES[suffix])
+    for file in _FOLDER.iterdir()
+    if (suffix := file.name.rpartition(".")[2]) in _TYPES
 }
 """File and content type by path. A closed list: no path of a request reaches the file system."""
 
 
 def page_routes() -> list[web.RouteDef]:
     """Read the files of the status page once and return their routes."""
-    folder = files("proxy.admin") / "page"
     return [
-        web.get(path, _file((folder / name).read_text("utf-8"), content_type))
+        web.get(path, _file((_FOLDER / name).read_text("utf-8"), content_type))
         for path, (name, content_type) in PAGE_FILES.items()
     ]
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from heapq import nlargest
 from operator import itemgetter
 
-from proxy.admin.query_documents import chosen, cut
+from proxy.admin.written_values import cut, picked
 from proxy.state import Document
 
 MAX_PIPELINE_SUMMARIES = 50  # pipelines in the status document
@@ -41,7 +41,7 @@ def _summary(document: Document) -> Document:
         "stages": [
             {
                 **_node(stage),
-                **chosen(stage, "upstream", "alive", "received_rate", "processing_rate", "lag"),
+                **picked(stage, "upstream", "alive", "received_rate", "processing_rate", "lag"),
                 "waits": stage.get("waits"),
             }
             for stage in _shown(document["stages"])
@@ -51,7 +51,7 @@ def _summary(document: Document) -> Document:
         "completed": completion["completed"],
         "failed": sum(completion["failed"].values()),
         "timed_out": completion["timed_out"],
-        "oldest": oldest and chosen(oldest, "stage", "batch", "waits_at", "started_s", "age_s"),
+        "oldest": oldest and picked(oldest, "stage", "batch", "waits_at", "started_s", "age_s"),
     }
 
 
@@ -64,7 +64,7 @@ def _shown(nodes: Sequence[Document]) -> Sequence[Document]:
 def _node(node: Document) -> Document:
     change = node["last_change"]
     return {
-        **chosen(node, "name", "state", "rate", "normal_rate", "measured_rate", "held_by"),
+        **picked(node, "name", "state", "rate", "normal_rate", "measured_rate", "held_by"),
         "reason": change and cut(change["reason"]),
         "since_s": change and change["at_s"],
     }

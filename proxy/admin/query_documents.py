@@ -1,14 +1,15 @@
 """Describes Structured Streaming queries: in full for `/v1/progress`, briefly for the status."""
 
 import asyncio
-import json
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import nlargest
 from operator import itemgetter
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
+from proxy.admin.sliced_json import written_pieces
+from proxy.admin.written_values import cut, picked
 from proxy.progress.query_scope import QueryScope
 from proxy.slices import Slices
 from proxy.state import Document
@@ -18,9 +19,10 @@ COST_FACTOR = 20.0
 client's traffic moves in that time."""
 
 MAX_QUERY_SUMMARIES = 100  # queries in the status document
-MAX_TEXT_CHARS = 300  # of one error or reason there
+PARTITION_DEPTH = 4  # of the partitions of queries in a document
 
-T = TypeVar("T")
+Walk = Callable[[], Iterable[Document | None]]
+"""Yields documents, and None for a step without one."""
 
 
 class Reports(Protocol):
@@ -46,44 +48,23 @@ class Reports(Protocol):
         """
 
 
-class Cached(Generic[T]):
-    """A thing that `make` makes again when COST_FACTOR times as long has passed as that took."""
+class Cached:
+    """The documents of a walk, made again after COST_FACTOR times as long as that took.
 
-    def __init__(self, make: Callable[[], T], clock_ms: Callable[[], float]) -> None:
-        self._make = make
-        self._clock_ms = clock_ms
-        self._made: T | None = None
-        self._stale_ms = -math.inf
-
-    def get(self) -> T:
-        """Return it as it was made last, or made now."""
-        started_ms = self._clock_ms()
-        if self._made is None or started_ms >= self._stale_ms:
-            self._made = self._make()
-            now_ms = self._clock_ms()
-            self._stale_ms = now_ms + COST_FACTOR * (now_ms - started_ms)
-        return self._made
-
-
-class CachedWalk(Generic[T]):
-    """As Cached for what `make` yields but for None, taken a slice at a time.
-
-    Who asks while it is made waits for it.
+    The walk is taken a slice at a time; who asks while it is made waits for it.
     """
 
-    def __init__(
-        self, make: Callable[[], Iterable[T | None]], slices: Slices, clock_ms: Callable[[], float]
-    ) -> None:
+    def __init__(self, make: Walk, slices: Slices, clock_ms: Callable[[], float]) -> None:
         self._make = make
         self._slices = slices
         self._clock_ms = clock_ms
         self._making = asyncio.Lock()
-        self._made: Sequence[T] | None = None
+        self._made: Sequence[Document] | None = None
         self._cost_ms = 0.0
         """Without what others did between two steps."""
         self._stale_ms = -math.inf
 
-    async def get(self) -> Sequence[T]:
+    async def get(self) -> Sequence[Document]:
         """Return it as it was made last, or made now."""
         async with self._making:
             if self._made is None or self._clock_ms() >= self._stale_ms:
@@ -93,7 +74,7 @@ class CachedWalk(Generic[T]):
                 self._stale_ms = self._clock_ms() + COST_FACTOR * self._cost_ms
             return self._made
 
-    def _timed(self) -> Iterator[T | None]:
+    def _timed(self) -> Iterator[Document | None]:
         started_ms = self._clock_ms()
         for step in self._make():
             self._cost_ms += self._clock_ms() - started_ms
@@ -103,16 +84,21 @@ class CachedWalk(Generic[T]):
 
 
 class QueryDocuments:
-    """All queries as documents, made again as rarely as their size demands.
+    """All queries and pipelines as documents, made again as rarely as their size demands.
 
     With 10,000 partitions it takes 0.1 to 0.25 s to make them.
     """
 
     def __init__(self, reports: Reports, slices: Slices, clock_ms: Callable[[], float]) -> None:
-        self.documents = CachedWalk(partial(_documents, reports), slices, clock_ms).get
+        self.documents = Cached(partial(_documents, reports), slices, clock_ms).get
         """Returns each query with its partitions, what backpressure does to it, and totals."""
-        self.adaptive = Cached(partial(_adaptive, reports), clock_ms).get
-        """Returns what backpressure does, by the entity whose reading is bounded."""
+        self.pipelines = Cached(reports.pipelines, slices, clock_ms).get
+        """Returns each pipeline."""
+        self._pressure = Cached(lambda: reports.pressure().values(), slices, clock_ms).get
+
+    async def adaptive(self) -> Mapping[str, Document]:
+        """Return what backpressure does, by the entity whose reading is bounded."""
+        return {document["entity"]: document for document in await self._pressure()}
 
     async def summaries(self, now_s: float) -> list[Document]:
         """Return the queries briefly: those that need somebody first, then those with most lag.
@@ -132,10 +118,6 @@ def _documents(reports: Reports) -> Iterator[Document | None]:
             yield {**each, "adaptive": adaptive.get(each["name"]), "totals": totals}
 
 
-def _adaptive(reports: Reports) -> Mapping[str, Document]:
-    return {document["entity"]: document for document in reports.pressure().values()}
-
-
 def limited(document: Document, most: int) -> Document:
     """Return a query with so many of its partitions: the stuck, then those with most lag."""
     partitions = document["partitions"]
@@ -151,25 +133,14 @@ def limited(document: Document, most: int) -> Document:
 def written_queries(documents: Iterable[Document], most: int) -> bytearray:
     """Write `{"queries": [...]}`, each query with at most so many partitions.
 
-    It goes to another thread, and in small pieces: nothing else runs during one json.dumps, nor
-    while megabytes are joined or encoded.
+    For a thread: it goes in small pieces, since nothing else runs during one json.dumps, nor while
+    megabytes are joined or encoded.
     """
     text = bytearray()
-    for piece in _pieces_of(documents, most):
+    document = {"queries": (limited(each, most) for each in documents)}
+    for piece in written_pieces(document, PARTITION_DEPTH):
         text += piece.encode()
     return text
-
-
-def _pieces_of(documents: Iterable[Document], most: int) -> Iterator[str]:
-    yield '{"queries": ['
-    for number, each in enumerate(documents):
-        document = limited(each, most)
-        head = json.dumps({key: value for key, value in document.items() if key != "partitions"})
-        yield f'{", " if number else ""}{head[:-1]}, "partitions": ['
-        for index, partition in enumerate(document["partitions"]):
-            yield f"{', ' if index else ''}{json.dumps(partition)}"
-        yield "]}"
-    yield "]}"
 
 
 def _totals(partitions: Sequence[Document]) -> Generator[None, None, Document]:
@@ -204,12 +175,12 @@ def _totals(partitions: Sequence[Document]) -> Generator[None, None, Document]:
 def _summary(document: Document, now_s: float) -> Document:
     commit, batch, adaptive = document["commit"], document["batch"], document["adaptive"]
     return {
-        **chosen(document, "name", "client_id", "state"),
+        **picked(document, "name", "client_id", "state"),
         "error": cut(document["error"]),
         "advice": [cut(note["text"]) for note in document["advice"]],
         "batch": batch
         and {
-            **chosen(batch, "id", "rows", "duration_s"),
+            **picked(batch, "id", "rows", "duration_s"),
             "ended_ago_s": _ago(batch["ended"], now_s),
         },
         **document["totals"],
@@ -222,7 +193,7 @@ def _summary(document: Document, now_s: float) -> Document:
         },
         "adaptive": adaptive
         and {
-            **chosen(adaptive, "rate", "bound", "static_bound"),
+            **picked(adaptive, "rate", "bound", "static_bound"),
             "reason": cut(adaptive["reason"]),
         },
     }
@@ -241,13 +212,3 @@ def query_urgency(query: Document) -> tuple[bool, bool, bool, int]:
 
 def _ago(at_s: float | None, now_s: float) -> float | None:
     return None if at_s is None else round(max(now_s - at_s, 0.0), 1)
-
-
-def chosen(document: Document, *keys: str) -> Document:
-    """Return some members of a document, in this order."""
-    return {key: document[key] for key in keys}
-
-
-def cut(text: str | None) -> str | None:
-    """Return a text as the status document shows it: at most MAX_TEXT_CHARS of it."""
-    return text if text is None or len(text) <= MAX_TEXT_CHARS else f"{text[:MAX_TEXT_CHARS]}…"

@@ -1,7 +1,6 @@
 """Reads what comes with an admin request, and writes the answer: JSON, or a Prometheus scrape."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -12,6 +11,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from proxy.admin.sliced_json import written_pieces
 from proxy.slices import Slices
 
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -86,26 +86,8 @@ async def answer_in_slices(document: Mapping[str, object], slices: Slices) -> we
     body = bytearray()
     # Not joined and encoded in the end: several megabytes take milliseconds.
     async with slices.long_answers:
-        await slices.collect(map(body.extend, map(str.encode, json_pieces(document))))
+        await slices.collect(map(body.extend, map(str.encode, written_pieces(document))))
     return answer_in_pieces(body, JSON_HEADERS)
-
-
-def json_pieces(document: Mapping[str, object]) -> Iterator[str]:
-    """Yield the text that `json.dumps` gives, each item of the document's lists by itself.
-
-    An iterator is written as a list. It is to make thousands of items: none is kept.
-    """
-    yield "{"
-    for number, (key, value) in enumerate(document.items()):
-        yield f"{', ' if number else ''}{json.dumps(key)}: "
-        if isinstance(value, list | Iterator):
-            yield "["
-            for index, item in enumerate(value):
-                yield f"{', ' if index else ''}{json.dumps(item)}"
-            yield "]"
-        else:
-            yield json.dumps(value)
-    yield "}"
 
 
 async def json_body(request: web.Request, most_bytes: int) -> bytes:

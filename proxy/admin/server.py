@@ -11,8 +11,9 @@ from prometheus_client import CollectorRegistry
 
 from proxy.admin.api import ApiRoutes
 from proxy.admin.audit import AuditLog
+from proxy.admin.changes import RefusedReports
 from proxy.admin.client_documents import ClientDocuments
-from proxy.admin.connection_documents import ConnectionDocuments, ConnectionSource, NoConnections
+from proxy.admin.connection_documents import ConnectionDocuments, ConnectionSource
 from proxy.admin.history import History
 from proxy.admin.page_files import PAGE_FILES, page_routes
 from proxy.admin.peers.machine_answers import MachineAnswers
@@ -25,10 +26,9 @@ from proxy.admin.peers.tier_routes import TierRoutes
 from proxy.admin.port.access import Access
 from proxy.admin.port.admin_port import DEFAULT_LIMITS, PortLimits
 from proxy.admin.port.guard import Guard
-from proxy.admin.query_documents import Cached, QueryDocuments, Reports
+from proxy.admin.query_documents import QueryDocuments, Reports
 from proxy.admin.rates.observed_rates import ObservedRates
 from proxy.admin.rates.suggestion_routes import SuggestionRoutes
-from proxy.admin.refused_reports import RefusedReports
 from proxy.admin.replies import (
     CONTENT_TYPE,
     answer,
@@ -75,11 +75,11 @@ class AdminServer(AdminSite):
         rates: ObservedRates,
         audit: AuditLog,
         access: Access,
+        connections: ConnectionSource,
         limits: PortLimits = DEFAULT_LIMITS,
         tls: ssl.SSLContext | None = None,
         warning: NotReady = lambda: None,
         request_times: Callable[[], Sequence[Document]] = tuple,
-        connections: ConnectionSource | None = None,
         tier: Tier | None = None,
         client_of: Callable[[str], str] = lambda name: name,
         timeout_s: float = MEMBER_TIMEOUT_S,
@@ -94,25 +94,22 @@ class AdminServer(AdminSite):
         self._not_ready, self._warning = not_ready, warning
         self._slices = Slices()
         queries = QueryDocuments(reports, self._slices, clock_ms)
-        source = connections or NoConnections()
         clients = ClientDocuments(
-            quotas, rules, queries, self._slices, clock_ms, lambda: source.client_rates
+            quotas, rules, queries, self._slices, clock_ms, lambda: connections.client_rates
         )
-        pipelines = Cached(reports.pipelines, clock_ms).get
         status = Status(
             relay,
             not_ready,
             clients,
             history,
             queries,
-            pipelines,
             audit,
             clock_ms(),
             warning,
             request_times,
             dict if tier is None else tier.slots,
         )
-        listed = ConnectionDocuments(source, rules, self._slices)
+        listed = ConnectionDocuments(connections, rules, self._slices)
         self._api = ApiRoutes(
             clients,
             rules,

@@ -5,13 +5,13 @@ from dataclasses import asdict, dataclass
 
 from metrics.clock import MS_PER_SECOND
 from proxy.admin.audit import AuditLog
-from proxy.admin.audit_documents import change_documents
-from proxy.admin.client_documents import ClientDocuments, iso
+from proxy.admin.client_documents import ClientDocuments
 from proxy.admin.history import History
 from proxy.admin.pipeline_documents import summaries
 from proxy.admin.query_documents import QueryDocuments
 from proxy.admin.request_times import without_histograms
-from proxy.admin.throttling_routes import throttling_document
+from proxy.admin.rule_documents import throttling_document
+from proxy.admin.written_values import iso, picked
 from proxy.release import VERSION
 from proxy.state import Document
 
@@ -80,6 +80,14 @@ class RelayStatus:
     certificates: Sequence[CertificateStatus] = ()
     """Those in force."""
 
+    def document(self) -> Document:
+        """Return it for JSON."""
+        document = asdict(self)
+        for key, time in (("config_loads", "at"), ("certificates", "not_after")):
+            for each in document[key]:
+                each[time] = iso(each.pop(f"{time}_s"))
+        return document
+
 
 @dataclass(frozen=True, slots=True)
 class Status:
@@ -90,7 +98,6 @@ class Status:
     clients: ClientDocuments
     history: History
     queries: QueryDocuments
-    pipelines: Callable[[], Sequence[Document]]
     audit: AuditLog
     started_ms: float
     """When the proxy started, on the monotonic clock."""
@@ -114,11 +121,11 @@ class Status:
         `text`, `limit` and `by_client` choose the clients, as in
         `ClientDocuments.closest_to_bound`; `histograms` keeps those of the request times.
         """
-        relay, reason = self.relay(), self.not_ready()
+        reason = self.not_ready()
         found = await self.clients.closest_to_bound(text, limit, by_client=by_client)
         described = await self.clients.describe_found(found, now_ms, self.history)
-        pipelines = self.pipelines()
-        changes_total, changes = change_documents(self.audit)
+        pipelines = await self.queries.pipelines()
+        changes_total, changes = self.audit.documents()
         return {
             "version": VERSION,
             "at": iso(now_s),
@@ -126,23 +133,10 @@ class Status:
             "ready": reason is None,
             "not_ready_reason": reason,
             "warning": self.warning(),
-            "throttle_mode": relay.throttle_mode,
+            **self.relay().document(),
             "throttling": throttling_document(self.clients.rules, now_s),
-            "listeners": [asdict(listener) for listener in relay.listeners],
-            "cluster_answers": relay.cluster_answers,
-            "brokers": [asdict(broker) for broker in relay.brokers],
-            "delay_queues": dict(relay.delay_queues),
-            "config_loads": [
-                {"at": iso(load.at_s), "result": load.result, "message": load.message}
-                for load in relay.config_loads
-            ],
-            "certificates": [
-                {"section": each.section, "file": each.file, "not_after": iso(each.not_after_s)}
-                for each in relay.certificates
-            ],
             "bounded": found.total,
-            "throttled": found.throttled,
-            "held": found.held,
+            **picked(found, "throttled", "held"),
             "client_counts": asdict(found.clients),
             "clients": described,
             **(await self.clients.unbounded(text, limit)),

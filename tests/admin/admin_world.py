@@ -21,6 +21,7 @@ from proxy.progress.query_scope import QueryScope
 from proxy.quota.entities import QuotaKind
 from proxy.quota.rule_registry import RuleRegistry
 from proxy.quota.rules import QuotaSettings, Rule
+from proxy.relay.connection_list import ConnectionList
 from proxy.state import MemoryStore, Record, StateError
 
 MIB = 2.0**20
@@ -146,6 +147,7 @@ class AdminWorld(QuotaWorld):
             "reports": NoQueries(),
             "audit": self.audit,
             "access": access or Access(tokens),
+            "connections": ConnectionList(tuple),
             "rates": self.rates,
         }
         return AdminServer(host, port, **(arguments | changes))

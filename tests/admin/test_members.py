@@ -625,7 +625,7 @@ async def test_metrics_are_those_of_each_member_of_the_machine_as_they_are(tier:
     for name, amount in (("a/0", 1.0), ("a/1", 20.0), ("b/0", 300.0)):
         tier.worlds[name].instruments.bytes_total.of(*labels).inc(amount)
         tier.worlds[name].instruments.throttle_seconds.labels("consumer_byte_rate").observe(amount)
-        MemberInstruments(tier.worlds[name].prometheus).slots_owned.labels(name).set(amount)
+        MemberInstruments(tier.worlds[name].prometheus).slots_owned.set(amount)
 
     async def shown(query: str = "") -> dict[str, dict[str, float]]:
         """Return samples of each name by their member; each family must come once."""

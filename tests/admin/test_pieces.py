@@ -11,28 +11,15 @@ from prometheus_client.samples import Sample
 from metrics import SensorCollector
 from metrics.member_names import ONLY_MEMBER
 from proxy.admin import replies
-from proxy.admin.replies import SAMPLES_AT_ONCE, json_pieces, scrape_pieces
+from proxy.admin.replies import SAMPLES_AT_ONCE, scrape_pieces
+from proxy.admin.sliced_json import written_pieces
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rules import Rule
 
 
-@pytest.mark.parametrize(
-    "document",
-    [
-        pytest.param({}, id="nothing"),
-        pytest.param({"a": []}, id="an empty list"),
-        pytest.param({"a": [1], "b": None, "c": [{"d": [1, 2]}, "käse", 'quo"te']}, id="lists"),
-        pytest.param({'quo"te': {"a": [1, 2]}, "b": 1.5, "c": [[], {}]}, id="others"),
-    ],
-)
-def test_json_is_that_of_dumps(document: dict[str, object]):
-    assert "".join(json_pieces(document)) == json.dumps(document)
-
-
 def test_an_iterator_is_written_as_a_list():
-    assert "".join(json_pieces({"a": iter([1, {"b": 2}]), "c": iter(())})) == json.dumps(
-        {"a": [1, {"b": 2}], "c": []}
-    )
+    document = {"a": iter([1, {"b": 2}]), "c": iter(())}
+    assert "".join(written_pieces(document)) == json.dumps({"a": [1, {"b": 2}], "c": []})
 
 
 class Measured(AdminWorld):

@@ -14,7 +14,8 @@ from terminal import run_once
 from proxy.admin.commands.top import FRAME_LINES
 from proxy.admin.commands.top_tables import PIPELINES, screen
 from proxy.admin.pipeline_documents import MAX_NODES, MAX_PIPELINE_SUMMARIES
-from proxy.admin.query_documents import COST_FACTOR, Cached
+from proxy.admin.query_documents import COST_FACTOR, QueryDocuments
+from proxy.slices import Slices
 
 
 @pytest.fixture
@@ -143,14 +144,14 @@ class Slow(PipelineWorld):
         return super().pipelines()
 
 
-def test_what_is_dear_to_make_is_made_seldom():
+async def test_what_is_dear_to_make_is_made_seldom():
     slow = Slow(chain("orders", "only"))
-    pipelines = Cached(slow.pipelines, lambda: slow.now_ms)
+    queries = QueryDocuments(slow, Slices(), lambda: slow.now_ms)
     for _ in range(10):
-        pipelines.get()
+        await queries.pipelines()
     assert slow.asked == 1
     slow.now_ms += 100.0 * COST_FACTOR
-    pipelines.get()
+    await queries.pipelines()
     assert slow.asked == 2
 
 

@@ -11,9 +11,9 @@ from spark_world import REPORTS, Job, SparkWorld
 from tier_world import TierWorld
 from tokens import OPEN, bearer
 
+from proxy.admin.changes import RECORDED, REFUSAL_INTERVAL_S
 from proxy.admin.port.access import AdminToken, Right
 from proxy.admin.port.member_headers import AUTHOR, ONE_MEMBER, QUERIES_HEADER, SCOPE
-from proxy.admin.refused_reports import RECORDED, REFUSAL_INTERVAL_S
 from proxy.progress.query import QuerySettings
 from proxy.progress.query_scope import QueryScope
 

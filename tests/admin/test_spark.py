@@ -288,6 +288,9 @@ class Slow:
     def pressure(self) -> dict[str, dict[str, object]]:
         return {}
 
+    def pipelines(self) -> list[dict[str, object]]:
+        return []
+
 
 async def test_what_is_dear_to_make_is_made_seldom():
     slow = Slow()
@@ -295,7 +298,7 @@ async def test_what_is_dear_to_make_is_made_seldom():
     await asyncio.gather(queries.documents(), queries.documents())
     for _ in range(10):
         await queries.documents()
-        queries.adaptive()
+        await queries.adaptive()
         await queries.summaries(0.0)
     assert slow.asked == 1
     slow.now_ms += 100.0 * COST_FACTOR

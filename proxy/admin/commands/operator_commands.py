@@ -5,6 +5,7 @@ import getpass
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 
 from proxy.admin.commands.admin_client import DEFAULT_URL, AdminAddress, AdminRefusal
@@ -19,40 +20,57 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
     top = commands.add_parser("top", parents=[asked], help="watch a running proxy in the terminal")
     top.add_argument("--once", action="store_true", help="print once and end")
-    top.set_defaults(command=_top)
+    top.set_defaults(command=_calls("top:run_top", "once"))
 
     connections = commands.add_parser(
         "connections", parents=[asked], help="list who is connected to a proxy"
     )
     text_help = "only those with this in their client id, user, address or listener"
-    connections.add_argument("--filter", default="", metavar="TEXT", help=text_help)
+    connections.add_argument("--filter", default="", dest="text", metavar="TEXT", help=text_help)
     most = number_of(f"a number from 1 to {MAX_CONNECTIONS_SHOWN}", 1, MAX_CONNECTIONS_SHOWN)
     connections.add_argument("--limit", type=most, default=100, help="how many (default: 100)")
-    connections.set_defaults(command=_connections)
+    connections.set_defaults(command=_calls("one_shot_commands:run_connections", "text", "limit"))
 
     tier = commands.add_parser("tier", parents=[asked], help="list who owns what in a tier")
     json_help = "print what is known as JSON, with each member's slots"
     tier.add_argument("--json", action="store_true", dest="as_json", help=json_help)
-    tier.set_defaults(command=_tier)
+    tier.set_defaults(command=_calls("one_shot_commands:run_tier", "as_json"))
 
     chosen = argparse.ArgumentParser(add_help=False)
     for key in RULE_KEYS:
         chosen.add_argument(f"--{key}", dest=key, help=f"only clients with this {key}")
     chosen.add_argument("--by", default=_login_name(), help="who does it; shown and logged")
+    chosen.set_defaults(
+        command=_calls("one_shot_commands:change_throttling", "off", "on", "by", *RULE_KEYS)
+    )
     pause_help = "let clients through for a time: they are measured and held for nothing"
     pause = commands.add_parser("pause", parents=[asked, chosen], help=pause_help)
     for_help = "how long, or until when (default: 30m)"
-    pause.add_argument("--for", dest="how_long", default="30m", metavar="TIME", help=for_help)
-    pause.set_defaults(command=_pause)
+    pause.add_argument("--for", dest="off", default="30m", metavar="TIME", help=for_help)
+    pause.set_defaults(on=None)
     resume_help = "hold clients to their quotas again"
     resume = commands.add_parser("resume", parents=[asked, chosen], help=resume_help)
-    resume.set_defaults(command=_resume)
+    resume.set_defaults(on=True, off=None)
 
     suggest_help = "print rules that would fit what was observed, as YAML"
     suggest = commands.add_parser("suggest", parents=[asked], help=suggest_help)
     since_help = "how far to look back, up to 168h (default: 24h)"
     suggest.add_argument("--since", default="24h", metavar="TIME", help=since_help)
-    suggest.set_defaults(command=_suggest)
+    suggest.set_defaults(command=_calls("one_shot_commands:print_suggestions", "since"))
+
+
+def _calls(path: str, *names: str) -> Callable[[argparse.Namespace], None]:
+    """Return what calls MODULE:FUNCTION of this package with the options of these names.
+
+    The module is imported only then: `run` needs none of it.
+    """
+
+    def command(options: argparse.Namespace) -> None:
+        module, _, function = path.partition(":")
+        given = {name: getattr(options, name) for name in names}
+        getattr(import_module(f"{__package__}.{module}"), function)(admin_address(options), **given)
+
+    return command
 
 
 def asking_options(
@@ -121,48 +139,3 @@ def _used_as(option: str, path: Path, what: str) -> Iterator[None]:
         return
     fix = f"name a file with {what}"
     raise AdminRefusal(f"{option} {path}: {problem}", fix, is_bad_input=True)
-
-
-def _selected(options: argparse.Namespace) -> dict[str, str]:
-    """Return the keys of the clients that a command is for."""
-    given = ((key, getattr(options, key)) for key in RULE_KEYS)
-    return {key: value for key, value in given if value is not None}
-
-
-# What each needs is imported by itself: `run` needs none of it.
-
-
-def _top(options: argparse.Namespace) -> None:
-    from proxy.admin.commands.top import run_top  # noqa: PLC0415
-
-    run_top(admin_address(options), once=options.once)
-
-
-def _connections(options: argparse.Namespace) -> None:
-    from proxy.admin.commands.connection_table import run_connections  # noqa: PLC0415
-
-    run_connections(admin_address(options), options.filter, options.limit)
-
-
-def _tier(options: argparse.Namespace) -> None:
-    from proxy.admin.commands.tier_table import run_tier  # noqa: PLC0415
-
-    run_tier(admin_address(options), as_json=options.as_json)
-
-
-def _pause(options: argparse.Namespace) -> None:
-    from proxy.admin.commands.throttling_command import run_pause  # noqa: PLC0415
-
-    run_pause(admin_address(options), _selected(options), options.how_long, options.by)
-
-
-def _resume(options: argparse.Namespace) -> None:
-    from proxy.admin.commands.throttling_command import run_resume  # noqa: PLC0415
-
-    run_resume(admin_address(options), _selected(options), options.by)
-
-
-def _suggest(options: argparse.Namespace) -> None:
-    from proxy.admin.commands.suggest_command import run_suggest  # noqa: PLC0415
-
-    run_suggest(admin_address(options), options.since)

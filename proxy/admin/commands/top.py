@@ -22,6 +22,7 @@ from proxy.admin.commands.top_tables import (
     QUERIES,
     VIEWS,
     order_of,
+    print_wide,
     screen,
 )
 from proxy.state import Document
@@ -30,7 +31,6 @@ STATUS_INTERVAL_S = 2.0
 STATUS_TIMEOUT_S = 5.0
 LIMIT = 200  # how many clients are asked for
 FRAME_LINES = 6  # of the view, that are not rows of its table
-PLAIN_COLUMNS = 160  # how wide the view is where no terminal says so
 QUIT_KEYS = ("q", "\x04")
 HELP = "q quit  c clients  s Spark queries  p pipelines  h held  n name  r rate"
 
@@ -49,12 +49,10 @@ def run_top(
     console = console or Console()
     status = fetch_status(address)
     if once or not (console.is_terminal and sys.stdin.isatty()):
-        if not console.is_terminal:
-            console.width = PLAIN_COLUMNS
         views = [CLIENTS]
         views += [QUERIES] if status["followed"] else []
         views += [PIPELINES] if status["pipelines_total"] else []
-        console.print(screen(status, "held", console.width, views=views))
+        print_wide(lambda width: screen(status, "held", width, views=views), console)
         return
     with suppress(KeyboardInterrupt):
         _watch(address, status, console)

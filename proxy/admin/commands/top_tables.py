@@ -2,18 +2,20 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from proxy.admin.pipeline_documents import REDUCED, is_held
+from proxy.admin.written_values import size_text
 from proxy.quota.entities import QuotaKind
 from proxy.state import Document
 
 SPARKS = "▁▂▃▄▅▆▇█"
 SPARK_COLUMNS = 24
+PLAIN_COLUMNS = 160  # how wide a view is where no terminal says so
 
 ORDERS: dict[str, str] = {"h": "held", "n": "name", "r": "rate"}
 """By which key the table is sorted in which way."""
@@ -35,8 +37,7 @@ ALARM, WARNING, HEAD, CALM = "bold red", "yellow", "bold", ""
 _Drawn = tuple[RenderableType, ...]
 """A table, and the line below it."""
 
-_RATE_UNITS = ("B/s", "KiB/s", "MiB/s", "GiB/s")
-_STEP = 1024.0
+IN_SECONDS: Final = "{:.1f} s".format
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +53,6 @@ class Column:
     justify: Literal["left", "right"] = "left"
     is_name: bool = False
     """Whether a long text is shown without its middle."""
-
-
-def _number(title: str, cell: Callable[[Document], float | None], from_width: int = 0) -> Column:
-    return Column(title, lambda row: figure(cell(row)), from_width, justify="right")
 
 
 def screen(
@@ -101,20 +98,36 @@ def order_of(view: str, order: str) -> str:
     return order if view == CLIENTS or order == "name" else "urgency"
 
 
-def rate_text(value: float, unit: str) -> str:
+def rate_text(value: float, unit: str = "") -> str:
     """Write a rate or a bound for people, in steps of 1024."""
-    if unit == "percent":
-        return f"{value:.1f} %"
-    for name in _RATE_UNITS[:-1]:
-        if value < _STEP:
-            return f"{value:.4g} {name}"
-        value /= _STEP
-    return f"{value:.4g} {_RATE_UNITS[-1]}"
+    return f"{value:.1f} %" if unit == "percent" else f"{size_text(value)}/s"
 
 
-def figure(value: float | None) -> str:
-    """Write a whole number for people; `-` for what is not known."""
-    return UNKNOWN if value is None else f"{value:,.0f}"
+def figure(value: float) -> str:
+    """Write a whole number for people."""
+    return f"{value:,.0f}"
+
+
+def of_path(
+    path: str, write: Callable[[Any], str] = str, none: str = UNKNOWN
+) -> Callable[[Document], str]:
+    """Return what writes the value at a path of keys, as `batch.rows`; `none` without a value."""
+
+    def cell(row: Document) -> str:
+        value: Any = row
+        for key in path.split("."):
+            value = value and value.get(key)
+        return none if value is None else write(value)
+
+    return cell
+
+
+def print_wide(draw: Callable[[int], RenderableType], console: Console | None = None) -> None:
+    """Print what `draw` gives for the width of the terminal, or of PLAIN_COLUMNS without one."""
+    console = console or Console()
+    if not console.is_terminal:
+        console.width = PLAIN_COLUMNS
+    console.print(draw(console.width))
 
 
 def printable(text: str) -> str:
@@ -132,10 +145,6 @@ def shortened(text: str, most: int) -> str:
     return f"{text[: most - 1 - tail]}…{text[-tail:]}"
 
 
-def _seconds(value: float | None, digits: int = 1) -> str:
-    return UNKNOWN if value is None else f"{value:.{digits}f} s"
-
-
 def draw_table(
     columns: Sequence[Column], rows: Iterable[tuple[Document, str]], width: int
 ) -> Table:
@@ -149,11 +158,8 @@ def draw_table(
         )
     most = max(width // NAME_PART, MIN_NAME)
     for row, style in rows:
-        texts = (printable(column.cell(row)) for column in columns)
-        cells = (
-            shortened(text, most) if column.is_name else text
-            for column, text in zip(columns, texts, strict=True)
-        )
+        texts = ((column, printable(column.cell(row))) for column in columns)
+        cells = (shortened(text, most) if column.is_name else text for column, text in texts)
         # Text, not str: a client id must not be read as rich's markup.
         table.add_row(*map(Text, cells), style=style)
     return table
@@ -242,7 +248,7 @@ def _client_rows(quotas: Sequence[Document]) -> Iterator[tuple[Document, str]]:
 
 def _unbounded(client: Document) -> str:
     name = shortened(printable(client["client_id"] or NO_CLIENT_ID), LISTED_NAME)
-    return f"{name} ({rate_text(client['rate'], '')})" if client["rate"] else name
+    return f"{name} ({rate_text(client['rate'])})" if client["rate"] else name
 
 
 def _holds(client: Document) -> str:
@@ -252,32 +258,26 @@ def _holds(client: Document) -> str:
     return f"{client['holds']}x {client['held_s']:.1f} s" if client["holds"] else UNKNOWN
 
 
-def _sparks(history: Document | None, bound: float) -> str:
+def _sparks(client: Document) -> str:
     """Draw the samples as bars; several samples to a bar show the highest of them."""
-    rates = [] if history is None else history["rates"]
+    rates = client["history"]["rates"] if client["history"] else []
     per_bar = -(-len(rates) // SPARK_COLUMNS) or 1
     bars = [max(rates[start : start + per_bar]) for start in range(0, len(rates), per_bar)]
-    top = max((*bars, bound))
+    top = max((*bars, client["bound"]))
     return "".join(SPARKS[round(bar / top * (len(SPARKS) - 1))] for bar in bars)
 
 
 CLIENT_COLUMNS = (
-    Column("client", lambda client: str(client["title"]), ratio=3, is_name=True),
-    Column("quota", lambda client: QuotaKind(client["quota"]).label),
+    Column("client", of_path("title"), ratio=3, is_name=True),
+    Column("quota", of_path("quota", lambda quota: QuotaKind(quota).label)),
     Column("rate", lambda client: rate_text(client["rate"], client["unit"]), justify="right"),
-    Column(
-        "bound", lambda client: rate_text(client["bound"], client["unit"]), 100, justify="right"
-    ),
+    Column("bound", lambda row: rate_text(row["bound"], row["unit"]), 100, justify="right"),
     Column("of it", lambda client: f"{client['rate'] / client['bound']:.0%}", justify="right"),
-    Column("last 10 min", lambda client: _sparks(client["history"], client["bound"]), 150),
+    Column("last 10 min", _sparks, 150),
     Column("held in 1 min", _holds, justify="right"),
-    Column("ends in", lambda client: _seconds(client["hold_ends_in_s"], 2), justify="right"),
+    Column("ends in", of_path("hold_ends_in_s", "{:.2f} s".format), justify="right"),
     Column(
-        "rule",
-        lambda client: client["rule"]["place"] or client["rule"]["title"],
-        120,
-        2,
-        is_name=True,
+        "rule", of_path("rule", lambda rule: rule["place"] or rule["title"]), 120, 2, is_name=True
     ),
 )
 
@@ -293,10 +293,6 @@ def _by_name(documents: Sequence[Document], view: str, order: str) -> list[Docum
     if order_of(view, order) == "name":
         return sorted(documents, key=lambda document: str(document["name"]))
     return list(documents)
-
-
-def _of(document: Document | None, key: str) -> Any:
-    return document and document[key]
 
 
 def _alarms(query: Document) -> list[str]:
@@ -320,27 +316,24 @@ def _query_state(query: Document) -> str:
 
 
 def _lag(query: Document) -> str:
-    if query["lag_records"] is None:
-        return UNKNOWN
-    return f"{query['lag_records']:,} {_seconds(query['lag_s'])}"
+    lag = of_path("lag_records", figure)(query)
+    return lag if lag == UNKNOWN else f"{lag} {of_path('lag_s', IN_SECONDS)(query)}"
 
 
-def _commit(commit: Document | None) -> str:
-    if commit is None:
-        return UNKNOWN
+def _commit(commit: Document) -> str:
     return ("ok" if commit["ago_s"] is not None else "none yet") if commit["ok"] else "FAILS"
 
 
 QUERY_COLUMNS = (
-    Column("query", lambda query: str(query["name"]), ratio=3, is_name=True),
+    Column("query", of_path("name"), ratio=3, is_name=True),
     Column("state", _query_state, ratio=3),
     Column("lag", _lag, justify="right"),
-    _number("in flight", lambda query: query["in_flight_records"], 120),
-    Column("batch", lambda query: _seconds(_of(query["batch"], "duration_s")), justify="right"),
-    _number("rows", lambda query: _of(query["batch"], "rows"), 120),
-    _number("records/s", lambda query: _of(query["adaptive"], "rate")),
-    Column("why", lambda query: _of(query["adaptive"], "reason") or UNKNOWN, 150, 5),
-    Column("commit", lambda query: _commit(query["commit"]), 70),
+    Column("in flight", of_path("in_flight_records", figure), 120, justify="right"),
+    Column("batch", of_path("batch.duration_s", IN_SECONDS), justify="right"),
+    Column("rows", of_path("batch.rows", figure), 120, justify="right"),
+    Column("records/s", of_path("adaptive.rate", figure), justify="right"),
+    Column("why", of_path("adaptive.reason"), 150, 5),
+    Column("commit", of_path("commit", _commit), 70),
 )
 
 
@@ -376,11 +369,10 @@ def _node_row(node: Document, state: str) -> tuple[Document, str]:
 
 def _of_node(title: str, key: str, from_width: int = 0) -> Column:
     """Return a column of a figure that nodes have; empty in the rows of pipelines."""
-
-    def cell(row: Document) -> str:
-        return figure(row.get(key)) if "is_node" in row else ""
-
-    return Column(title, cell, from_width, justify="right")
+    cell = of_path(key, figure)
+    return Column(
+        title, lambda row: cell(row) if "is_node" in row else "", from_width, None, "right"
+    )
 
 
 def _held(node: Document) -> str:
@@ -409,13 +401,13 @@ def _pipeline_why(pipeline: Document) -> str:
 
 
 PIPELINE_COLUMNS = (
-    Column("pipeline", lambda row: str(row["title"]), ratio=3, is_name=True),
-    Column("state", lambda row: str(row["shown_state"]), ratio=4),
+    Column("pipeline", of_path("title"), ratio=3, is_name=True),
+    Column("state", of_path("shown_state"), ratio=4),
     _of_node("rate", "rate"),
     _of_node("normal", "normal_rate", 100),
     _of_node("received", "received_rate", 120),
     _of_node("processed", "processing_rate", 70),
     _of_node("lag", "lag"),
-    Column("why", lambda row: str(row["why"]), 130, 6),
+    Column("why", of_path("why"), 130, 6),
 )
 """Rates in records/s."""

@@ -2,7 +2,7 @@
 
 import { ask } from "./ask.js";
 import { NONE, at, element, rate, say, sayName, seconds, time, visible } from "./format.js";
-import { makeLine, showRows } from "./rows.js";
+import { makeColumns, showRows } from "./rows.js";
 
 const LIMIT = 100;
 const HELD = {
@@ -16,7 +16,14 @@ const HELD = {
   client_not_reading: "client does not read",
   broker_not_reading: "broker does not read",
 };
-const COLUMNS = ["Broker", "Since", "In", "Out", "In flight", "Held"];
+const COLUMNS = [
+  ["Broker", "", ({ node_id: node, listener }) => `${node ?? "bootstrap"} · ${listener}`],
+  ["Since", "", ({ since, age_s: age }) => `${time(since)} (${seconds(age)})`],
+  ["In", "number", ({ received_rate: moved }) => figureOf(moved)],
+  ["Out", "number", ({ sent_rate: moved }) => figureOf(moved)],
+  ["In flight", "number", ({ in_flight: requests }) => `${requests}`],
+  ["Held", "", ({ held, state }) => (held ? why(held) : state === "open" ? "" : state)],
+];
 const rows = new Map();
 let loading = false;
 
@@ -48,26 +55,15 @@ function makeRow({ id, address, port, member }) {
   const home = member === undefined ? "" : ` · at ${visible(member)}`;
   const name = element("div", "name");
   const where = element("div", "kind", `${address.includes(":") ? `[${address}]` : address}:${port} · id ${id}${home}`);
-  const cells = COLUMNS.map((label, index) => {
-    const cell = element("td", index > 1 && index < COLUMNS.length - 1 ? "number" : "");
-    cell.dataset.label = label;
-    return cell;
-  });
-  const [broker, since, received, sent, flight, held] = cells;
-  const line = makeLine(element("td", "", name, where), ...cells);
+  const row = makeColumns(element("td", "", name, where), COLUMNS);
 
   function update(each) {
     const user = each.user === null ? "" : `, ${visible(each.user)}`;
-    line.className = each.held ? "throttled" : "";
+    row.line.className = each.held ? "throttled" : "";
     sayName(name, `${each.client_id ? visible(each.client_id) : "(no client id)"}${user}`);
-    say(broker, `${each.node_id ?? "bootstrap"} · ${each.listener}`);
-    say(since, `${time(each.since)} (${seconds(each.age_s)})`);
-    say(received, figureOf(each.received_rate));
-    say(sent, figureOf(each.sent_rate));
-    say(flight, `${each.in_flight}`);
-    say(held, each.held ? why(each.held) : each.state === "open" ? "" : each.state);
+    row.update(each);
   }
-  return { lines: [line], update };
+  return { lines: [row.line], update };
 }
 
 const figureOf = (value) => (value === null ? NONE : rate(value, "bytes_per_second"));

@@ -1,9 +1,18 @@
 // The table of the processes that relay: where there are several, each with what it does now.
 
 import { NONE, at, element, figure, say, sayName, seconds, visible } from "./format.js";
-import { makeLine, showRows } from "./rows.js";
+import { makeColumns, showRows } from "./rows.js";
 
-const COLUMNS = ["State", "Connections", "Clients", "Throttled", "Waiting", "Up"];
+const isGood = ({ answers, ready }) => answers && ready !== false;
+const known = (key) => ({ [key]: value = null }) => figure(value);
+const COLUMNS = [
+  ["State", "", (each) => (isGood(each) ? "✓ Ready" : `✕ ${trouble(each)}: ${each.problem}`)],
+  ["Connections", "number", known("connections")],
+  ["Clients", "number", known("clients")],
+  ["Throttled", "number", known("throttled")],
+  ["Waiting", "number", known("waiting")],
+  ["Up", "number", ({ uptime_s: up }) => (up === undefined ? NONE : seconds(up))],
+];
 const rows = new Map();
 
 // One process alone has no members.
@@ -29,26 +38,13 @@ function makeRow({ name, machine }) {
   const title = element("div", "name");
   sayName(title, visible(name));
   const home = machine === undefined ? [] : [element("div", "kind", `machine ${visible(machine)}`)];
-  const cells = COLUMNS.map((label, index) => {
-    const cell = element("td", index ? "number" : "");
-    cell.dataset.label = label;
-    return cell;
-  });
-  const [state, connections, clients, throttled, waiting, up] = cells;
-  const line = makeLine(element("td", "", title, ...home), ...cells);
+  const row = makeColumns(element("td", "", title, ...home), COLUMNS);
 
   function update(each) {
-    const isGood = each.answers && each.ready !== false;
-    line.className = isGood ? "" : "throttled";
-    const trouble = each.answers ? "Not ready" : each.alive === false ? "Down" : "Silent";
-    say(state, isGood ? "✓ Ready" : `✕ ${trouble}: ${each.problem}`);
-    say(connections, known(each.connections));
-    say(clients, known(each.clients));
-    say(throttled, known(each.throttled));
-    say(waiting, known(each.waiting));
-    say(up, each.uptime_s === undefined ? NONE : seconds(each.uptime_s));
+    row.line.className = isGood(each) ? "" : "throttled";
+    row.update(each);
   }
-  return { lines: [line], update };
+  return { lines: [row.line], update };
 }
 
-const known = (value) => figure(value ?? null);
+const trouble = ({ answers, alive }) => (answers ? "Not ready" : alive === false ? "Down" : "Silent");

@@ -2,17 +2,25 @@
 
 import { makeAsked } from "./ask.js";
 import { count, element, figure, fill, say, seconds, time } from "./format.js";
-import { makeLine, showRows } from "./rows.js";
+import { makeColumns, showRows } from "./rows.js";
 
 const LIMIT = 100;
 const MAX_NOTES = 5;
-const COLUMNS = ["Completed to", "Log end", "Lag", "In flight", "State"];
+const COLUMNS = [
+  ["Completed to", "number", (each) => figure(each.completed_to)],
+  ["Log end", "number", (each) => figure(each.high_watermark)],
+  ["Lag", "number", ({ lag_records: lag, lag_s: age }) =>
+    (age ? `${figure(lag)} · ${seconds(age)}` : figure(lag))],
+  ["In flight", "number", (each) => figure(each.in_flight.records)],
+  ["State", "", (each) =>
+    stateOf(each).join("; ") || (each.lag_records ? "✓ goes on" : "✓ up to date")],
+];
 
 export function makePartitions(name) {
   const left = element("p", "note");
   const notes = element("ul", "notes");
-  const head = element("tr", "", ...["Partition", ...COLUMNS].map((title) => {
-    const cell = element("th", title === "Partition" || title === "State" ? "" : "number", title);
+  const head = element("tr", "", ...[["Partition", ""], ...COLUMNS].map(([title, className]) => {
+    const cell = element("th", className, title);
     cell.setAttribute("role", "columnheader");
     cell.scope = "col";
     return cell;
@@ -40,25 +48,14 @@ export function makePartitions(name) {
 }
 
 function makePartition({ topic, partition }) {
-  const cells = COLUMNS.map((label) => {
-    const cell = element("td", label === "State" ? "" : "number");
-    cell.dataset.label = label;
-    return cell;
-  });
-  const [completed, end, lag, flight, state] = cells;
-  const line = makeLine(element("td", "name", `${topic}-${partition}`), ...cells);
+  const row = makeColumns(element("td", "name", `${topic}-${partition}`), COLUMNS);
 
   function update(each) {
-    const states = stateOf(each);
-    line.className = each.stuck_since === null ? "" : "alarm";
-    say(completed, figure(each.completed_to));
-    say(end, figure(each.high_watermark));
-    say(lag, each.lag_s ? `${figure(each.lag_records)} · ${seconds(each.lag_s)}` : figure(each.lag_records));
-    say(flight, figure(each.in_flight.records));
-    state.className = states.length ? "warn" : "";
-    say(state, states.length ? states.join("; ") : each.lag_records ? "✓ goes on" : "✓ up to date");
+    row.line.className = each.stuck_since === null ? "" : "alarm";
+    row.cells.at(-1).className = stateOf(each).length ? "warn" : "";
+    row.update(each);
   }
-  return { lines: [line], update };
+  return { lines: [row.line], update };
 }
 
 function stateOf(each) {

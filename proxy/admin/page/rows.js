@@ -1,6 +1,8 @@
 // Keeps the rows of a table while they are shown, so that focus, opened details and selections
 // survive an update.
 
+import { element, say } from "./format.js";
+
 // `wanted` maps keys to items in the order to show; `rows` is what is kept between the calls.
 // makeRow(item) gives { lines, update }: one or more <tr>, and a function that shows an item.
 export function showRows(body, rows, wanted, makeRow) {
@@ -16,6 +18,18 @@ export function showRows(body, rows, wanted, makeRow) {
     if (body.children[index] !== line) body.insertBefore(line, body.children[index] ?? null);
   });
   if (focused !== document.activeElement && body.contains(focused)) focused.focus();
+}
+
+// The row of a table of columns, each [label, class, text(item)], behind a first cell: gives
+// { line, update }.
+export function makeColumns(first, columns) {
+  const cells = columns.map(([label, className]) => {
+    const cell = element("td", className);
+    cell.dataset.label = label;
+    return cell;
+  });
+  const update = (item) => columns.forEach(([, , text], index) => say(cells[index], text(item)));
+  return { line: makeLine(first, ...cells), cells, update };
 }
 
 // Roles, because a table that is laid out as cards on a phone is none to a screen reader.

@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from metrics.member_names import machine_of
-from proxy.admin.api import filter_and_limit, is_by_client
+from proxy.admin.api import THROTTLING_PATH, filter_and_limit, is_by_client
 from proxy.admin.log_level import LOG_LEVEL_PATH
 from proxy.admin.peers.connection_ids import after_at, show_machines
 from proxy.admin.peers.member_client import NoReply, Reply
@@ -33,7 +33,6 @@ from proxy.admin.rates.suggestion_routes import OBSERVED_PATH, SERIES_DEPTH, SUG
 from proxy.admin.replies import JSON_HEADERS, ApiError, answer_in_pieces
 from proxy.admin.request_times import HISTOGRAMS
 from proxy.admin.sliced_json import ROW_DEPTH, read_whole, written_pieces
-from proxy.admin.throttling_routes import THROTTLING_PATH
 
 Merge = Callable[[MemberDocuments], dict[str, Any]]
 

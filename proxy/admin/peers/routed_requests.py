@@ -15,8 +15,10 @@ from metrics.member_names import machine_of
 from proxy.admin.api import (
     ANY_NAME,
     CONNECTIONS_PATH,
+    MAX_CHANGE_BYTES,
     MAX_OVERRIDE_BYTES,
     QUOTAS_PATH,
+    THROTTLING_PATH,
 )
 from proxy.admin.log_level import LOG_LEVEL_PATH, MAX_LEVEL_BYTES
 from proxy.admin.peers.connection_ids import closed_at
@@ -34,7 +36,6 @@ from proxy.admin.port.guard import REPORT_PATH
 from proxy.admin.port.member_headers import CHANGES
 from proxy.admin.replies import ApiError, json_body
 from proxy.admin.sliced_json import read_whole
-from proxy.admin.throttling_routes import MAX_CHANGE_BYTES, THROTTLING_PATH
 from proxy.progress.report import MAX_REPORT_BYTES
 
 _REPORT_DEPTH = 5

@@ -4,14 +4,14 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
 from metrics.clock import MS_PER_SECOND
 from proxy.admin.rates.rate_sketch import RateSketch
 from proxy.quota.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, ClientIdentity, QuotaKind
-from proxy.state import Journal, Record, RecordFormat
+from proxy.state import Journal, Json, Record, RecordFormat
 from proxy.wire.apis import FETCH, PRODUCE, api_name
 
 LOOKED_AT_ONCE = 100
@@ -104,6 +104,35 @@ class RatesForm(BaseModel):
     process: int = 0
     """The number of the process that has seen it, where there are several."""
 
+    def seen(self) -> "SeenSeries":
+        """Return what it says. Raises ValueError for a kind that is not known."""
+        client = ObservedClient(self.user, self.name, self.is_prefix)
+        sketch = RateSketch(Counter(dict(self.counts)), self.peak, self.total_bytes)
+        example = ClientIdentity(self.listener, self.user, self.client_id)
+        return SeenSeries(RateSeries(client, QuotaKind(self.kind)), sketch, example)
+
+
+class SeenSeries(NamedTuple):
+    """What was seen of a series in one hour, or in several."""
+
+    series: RateSeries
+    sketch: RateSketch
+    example: ClientIdentity
+    """One of the clients."""
+
+    def document(self, hour: int = 0) -> dict[str, Json]:
+        """Return what RatesForm reads; hour 0 is for several."""
+        return {
+            **self.series.client._asdict(),
+            "kind": str(self.series.kind),
+            "hour": hour,
+            "listener": self.example.listener,
+            "client_id": self.example.client_id or "",
+            "counts": list(self.sketch.counts.items()),
+            "peak": self.sketch.peak,
+            "total_bytes": self.sketch.total_bytes,
+        }
+
 
 RATES_FORMAT = RecordFormat("rates", 1, RatesForm)
 
@@ -124,7 +153,7 @@ class ObservedRates:
     max_sketches: int = MAX_SKETCHES
     share: RateShare = ALONE
     by_series: dict[RateSeries, dict[int, RateSketch]] = field(default_factory=dict)
-    """By hours, which are in order."""
+    """By hours."""
     examples: dict[ObservedClient, ClientIdentity] = field(default_factory=dict)
     """A client of each."""
     left_out: set[ObservedClient] = field(default_factory=set)
@@ -184,14 +213,12 @@ class ObservedRates:
         for record in records:
             try:
                 form = RATES_FORMAT.read(record)
-                client = ObservedClient(form.user, form.name, form.is_prefix)
-                series = RateSeries(client, QuotaKind(form.kind))
+                series, sketch, example = form.seen()
             except ValueError as error:
                 refused.append(f"rates record {record.key!r} is left out: {error}")
                 continue
             if not self.share.takes(form.process):
                 continue
-            sketch = RateSketch(Counter(dict(form.counts)), form.peak, form.total_bytes)
             hours = self.by_series.setdefault(series, {})
             if form.hour in hours:
                 sketch = RateSketch.merged((hours[form.hour], sketch))
@@ -199,9 +226,7 @@ class ObservedRates:
             if form.process != self.share.number:
                 self.journal.mark_changed(SketchKey(series, form.hour))
                 self.journal.mark_deleted(record.key)
-            self.examples[client] = ClientIdentity(form.listener, form.user, form.client_id)
-        for series, hours in self.by_series.items():
-            self.by_series[series] = dict(sorted(hours.items()))
+            self.examples[series.client] = example
         for _ in self._forget_old(self._hour):
             pass
         return refused
@@ -215,15 +240,10 @@ class ObservedRates:
 
     def _add(self, series: RateSeries, hour: int, rate: float, size_bytes: int) -> bool:
         """Record a rate; return whether there was room for it."""
-        hours = self.by_series.get(series)
-        if hours is None:
-            if not self._has_room(series.client):
-                return False
-            hours = self.by_series[series] = {}
-        sketch = hours.get(hour)
-        if sketch is None:
-            sketch = hours[hour] = RateSketch()
-        sketch.add(rate, size_bytes)
+        if series not in self.by_series and not self._has_room(series.client):
+            return False
+        hours = self.by_series.setdefault(series, {})
+        hours.setdefault(hour, RateSketch()).add(rate, size_bytes)
         self.journal.mark_changed(SketchKey(series, hour))
         return True
 
@@ -262,23 +282,8 @@ class ObservedRates:
         example = self.examples.get(series.client)
         if sketch is None or example is None:
             return None
-        client = series.client
-        return RATES_FORMAT.record(
-            self._key_parts(key),
-            {
-                "user": client.user,
-                "name": client.name,
-                "is_prefix": client.is_prefix,
-                "kind": str(series.kind),
-                "hour": hour,
-                "listener": example.listener,
-                "client_id": example.client_id or "",
-                "counts": [[bucket, count] for bucket, count in sketch.counts.items()],
-                "peak": sketch.peak,
-                "total_bytes": sketch.total_bytes,
-                "process": self.share.number,
-            },
-        )
+        document = SeenSeries(series, sketch, example).document(hour)
+        return RATES_FORMAT.record(self._key_parts(key), document | {"process": self.share.number})
 
     def _key_parts(self, key: SketchKey) -> tuple[Hashable, ...]:
         """Return what tells the record of a series' hour from others; no user is not an empty one.
@@ -290,6 +295,48 @@ class ObservedRates:
         named = "prefix" if client.is_prefix else "id", user, f"={client.name}"
         own = (str(self.share.number),) if self.share.number else ()
         return hour, str(kind), *named, *own
+
+
+@dataclass(slots=True)
+class Observed:
+    """What was seen from an hour on."""
+
+    sketches: dict[RateSeries, RateSketch] = field(default_factory=dict)
+    examples: dict[ObservedClient, ClientIdentity] = field(default_factory=dict)
+    """A client of each."""
+    left_out: int = 0
+    """How many clients there was no room for, at least."""
+
+    def add(self, series: RateSeries, sketch: RateSketch, example: ClientIdentity | None) -> None:
+        """Add what one process has seen of a series."""
+        known = self.sketches.get(series)
+        self.sketches[series] = sketch if known is None else RateSketch.merged((known, sketch))
+        if example is not None:
+            self.examples.setdefault(series.client, example)
+
+    def adding(self, rates: ObservedRates, first_hour: int) -> Iterator[None]:
+        """Add in small steps what this process has seen."""
+        self.left_out += len(rates.left_out)
+        for found in rates.since(first_hour):
+            if found is not None:
+                series, sketch = found
+                self.add(series, sketch, rates.examples.get(series.client))
+            yield
+
+    def adding_documents(self, documents: Iterable[Mapping[str, Any]]) -> Iterator[None]:
+        """Add in small steps what `documents` of another process are.
+
+        Raises ValueError for what is no such thing.
+        """
+        for each in documents:
+            self.add(*RatesForm.model_validate(each, strict=False).seen())
+            yield
+
+    def documents(self) -> Iterator[Mapping[str, Any]]:
+        """Yield each series for JSON."""
+        for series, sketch in self.sketches.items():
+            if (example := self.examples.get(series.client)) is not None:
+                yield SeenSeries(series, sketch, example).document()
 
 
 def _identity(labels: tuple[str, ...]) -> ClientIdentity:

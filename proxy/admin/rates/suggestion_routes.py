@@ -1,17 +1,16 @@
 """The path `/v1/suggestions`: rules that would fit what was observed."""
 
+import asyncio
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
 
-from proxy.admin.rates.observed_documents import Observed
-from proxy.admin.rates.observed_rates import KEPT_HOURS, SECONDS_PER_HOUR, ObservedRates
+from proxy.admin.rates.observed_rates import KEPT_HOURS, SECONDS_PER_HOUR, Observed, ObservedRates
 from proxy.admin.rates.suggestions import as_documents, as_yaml, suggest
 from proxy.admin.replies import ApiError, answer_in_slices, json_body
-from proxy.admin.sliced_json import reading
+from proxy.admin.sliced_json import read_whole
 from proxy.quota.manager import QuotaManager
 from proxy.quota.values import BadValueError, parse_duration
 from proxy.slices import Slices
@@ -56,16 +55,11 @@ class SuggestionRoutes:
 
     async def _post_observed(self, request: web.Request) -> web.Response:
         """Answer as `/v1/suggestions`, of what the body says that others have seen as well."""
-        text = (await json_body(request, MAX_OBSERVED_BYTES)).decode()
-        observed = Observed()
-
-        def taking_in() -> Iterator[None]:
-            body: Any = yield from reading(text, SERIES_DEPTH)
-            observed.left_out = int(body["left_out"])
-            yield from observed.adding_documents(body["observed"])
-
+        body = await json_body(request, MAX_OBSERVED_BYTES)
         try:
-            await self.slices.collect(taking_in())
+            document: Any = await asyncio.to_thread(read_whole, body, SERIES_DEPTH)
+            observed = Observed(left_out=int(document["left_out"]))
+            await self.slices.collect(observed.adding_documents(document["observed"]))
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             fix = f"send what GET {OBSERVED_PATH} gives"
             raise ApiError(400, f"the body is not what was observed: {error}", fix) from None

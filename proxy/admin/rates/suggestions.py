@@ -6,10 +6,14 @@ from decimal import Decimal
 from operator import itemgetter
 
 from metrics.clock import MS_PER_SECOND
-from proxy.admin.client_documents import iso
-from proxy.admin.rates.observed_documents import Observed
-from proxy.admin.rates.observed_rates import OBSERVED_INTERVAL_MS, SECONDS_PER_HOUR, ObservedClient
+from proxy.admin.rates.observed_rates import (
+    OBSERVED_INTERVAL_MS,
+    SECONDS_PER_HOUR,
+    Observed,
+    ObservedClient,
+)
 from proxy.admin.rates.rate_sketch import RateSketch
+from proxy.admin.written_values import iso, size_text
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.rules import Match, RuleTable
 from proxy.quota.values import parse_size
@@ -25,6 +29,8 @@ LEAST_KIB = 100
 
 SUGGESTED_DIGITS = 2
 """Of a bound in its unit, which are not zeros at the end; at least one stands before the point."""
+
+SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 MAX_SUGGESTIONS = 1000
 """How many clients are named, those with most bytes first."""
@@ -73,7 +79,8 @@ class Suggestion:
     def bounds(self) -> dict[QuotaKind, str]:
         """Return a bound for each direction in which it was seen."""
         wanted = {
-            kind: sketch.quantile(0.99) * SUGGESTED_HEADROOM for kind, sketch in self.seen.items()
+            kind: sketch.quantile(SHARES["p99"]) * SUGGESTED_HEADROOM
+            for kind, sketch in self.seen.items()
         }
         return {kind: round_up(rate) for kind, rate in wanted.items()}
 
@@ -131,9 +138,7 @@ def as_documents(suggestions: Iterable[Suggestion]) -> Iterator[Document]:
                 {
                     "quota": str(kind),
                     "bound": bounds[kind],
-                    "p50": round(sketch.quantile(0.5)),
-                    "p95": round(sketch.quantile(0.95)),
-                    "p99": round(sketch.quantile(0.99)),
+                    **{name: round(sketch.quantile(share)) for name, share in SHARES.items()},
                     "peak": round(sketch.peak),
                     "total_bytes": sketch.total_bytes,
                     "intervals": sketch.count,
@@ -194,11 +199,11 @@ def _figures(suggestion: Suggestion) -> Iterator[str]:
     for kind, sketch in suggestion.seen.items():
         match = suggestion.matches[kind]
         quantiles = ", ".join(
-            f"p{round(share * 100)} {_rate(sketch.quantile(share))}" for share in (0.5, 0.95, 0.99)
+            f"{name} {_rate(sketch.quantile(share))}" for name, share in SHARES.items()
         )
         yield f"    # {kind}: {quantiles}, peak {_rate(sketch.peak)}"
         hours = sketch.count * OBSERVED_INTERVAL_MS / MS_PER_SECOND / SECONDS_PER_HOUR
-        busy = f"{_size(sketch.total_bytes)} in {hours:.3g} h with traffic"
+        busy = f"{size_text(sketch.total_bytes, 3, 'TiB')} in {hours:.3g} h with traffic"
         yield f"    #   {busy}; {_bounded(kind, match)}"
 
 
@@ -226,12 +231,4 @@ def _escaped(char: str) -> str:
 
 
 def _rate(rate: float) -> str:
-    return f"{_size(rate)}/s"
-
-
-def _size(size: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < STEP:
-            return f"{size:.3g} {unit}"
-        size /= STEP
-    return f"{size:.4g} TiB"
+    return f"{size_text(rate, 3, 'TiB')}/s"

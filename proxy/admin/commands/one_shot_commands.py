@@ -1,0 +1,160 @@
+"""The commands that ask a running proxy once, and print what it answers."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from proxy.admin.api import THROTTLING_PATH
+from proxy.admin.commands.admin_client import AdminAddress, fetch_document
+from proxy.admin.commands.top_tables import (
+    ALARM,
+    CALM,
+    IN_SECONDS,
+    UNKNOWN,
+    WARNING,
+    Column,
+    draw_table,
+    figure,
+    of_path,
+    print_wide,
+    printable,
+    rate_text,
+)
+from proxy.admin.peers.tier_routes import TIER_PATH
+from proxy.admin.rates.suggestion_routes import SUGGESTIONS_PATH
+from proxy.state import Document
+
+WHERES = {
+    "delay_queue": "response held",
+    "muted": "muted",
+    "gate": "waits at the gate",
+    "connection_rate": "too many new connections",
+    "one_at_a_time": "one request at a time",
+    "login": "login under way",
+    "in_flight": "too many requests in flight",
+    "client_not_reading": "client does not read",
+    "broker_not_reading": "broker does not read",
+}
+"""What keeps a connection waiting, for people."""
+
+ANSWERS = {None: "is asked", True: "yes", False: "NO"}
+
+
+def run_connections(
+    address: AdminAddress, text: str, limit: int, *, console: Console | None = None
+) -> None:
+    """Print up to `limit` connections with `text` in what names them, most traffic first.
+
+    Raises AdminRefusal.
+    """
+    path = f"/v1/connections?{urlencode({'filter': text, 'limit': limit})}"
+    document = fetch_document(address, path, {"connections", "total", "matching"})
+    print_wide(lambda width: _connection_table(document, width), console)
+
+
+def _connection_table(document: Document, width: int) -> RenderableType:
+    rows = document["connections"]
+    lines = ((each, WARNING if each["held"] else CALM) for each in rows)
+    below = f"{len(rows)} of {document['matching']} connections"
+    if document["matching"] < document["total"]:
+        below += f" that fit, {document['total']} in all"
+    table = draw_table(CONNECTION_COLUMNS, lines, width)
+    return Group(table, Text(f"{below}; {document['held']} held", "dim"))
+
+
+def _address(row: Document) -> str:
+    host = row["address"]
+    return f"[{host}]:{row['port']}" if ":" in host else f"{host}:{row['port']}"
+
+
+def _held(held: Mapping[str, Any]) -> str:
+    text = WHERES.get(held["where"], str(held["where"]))
+    if held["quota"]:
+        text += f": {held['quota']} of {held['entity']}"
+    if held["rule"]:
+        text += f", {held['rule']['place'] or held['rule']['title']}"
+    return text
+
+
+CONNECTION_COLUMNS = (
+    Column("id", of_path("id"), justify="right"),
+    Column("address", _address),
+    Column("client", lambda row: row["client_id"] or "(no client id)", ratio=3),
+    Column("user", lambda row: row["user"] or UNKNOWN, 100),
+    Column("listener", of_path("listener"), 140),
+    Column("broker", of_path("node_id", none="bootstrap"), 90, justify="right"),
+    Column("age", of_path("age_s", "{:,.0f} s".format), justify="right"),
+    Column("in", of_path("received_rate", rate_text), justify="right"),
+    Column("out", of_path("sent_rate", rate_text), justify="right"),
+    Column("flight", of_path("in_flight", figure), 90, justify="right"),
+    Column("held", of_path("held", _held), ratio=4),
+    Column("ends in", of_path("held.ends_in_s", IN_SECONDS), justify="right"),
+)
+"""Address and client at any width: who it is must not depend on the terminal."""
+
+
+def run_tier(address: AdminAddress, *, as_json: bool) -> None:
+    """Print the tier as a machine of it knows it. Raises AdminRefusal."""
+    tier = fetch_document(address, TIER_PATH, {"settled", "slots", "members", "machines"})
+    if as_json:
+        Console().print_json(data=tier)
+    else:
+        print_wide(lambda width: tier_tables(tier, width))
+
+
+def tier_tables(tier: Document, width: int) -> RenderableType:
+    """Draw what `GET /v1/tier` gave, for a terminal `width` characters wide."""
+    moving = sum(each["awaiting"] for each in tier["members"])
+    state = "settled" if tier["settled"] else f"{moving} on their way"
+    title = f"tier {tier['name']}  generation {tier['generation']}  slots {tier['slots']}, {state}"
+    members = ((each, WARNING if each["releasing"] else CALM) for each in tier["members"])
+    machines = ((each, _machine_style(each)) for each in tier["machines"])
+    tables = (draw_table(MEMBERS, members, width), "", draw_table(MACHINES, machines, width))
+    return Group(Text(title), "", *tables)
+
+
+def _machine_style(machine: Document) -> str:
+    return ALARM if machine["answers"] is False else WARNING if machine["problem"] else CALM
+
+
+MEMBERS = (
+    Column("member", of_path("name"), ratio=2),
+    Column("owns", of_path("owned"), justify="right"),
+    Column("releases", of_path("releasing"), justify="right"),
+    Column("gets", of_path("awaiting"), justify="right"),
+    Column("load", of_path("load", "{:.0%}".format)),
+)
+MACHINES = (
+    Column("machine", of_path("name"), ratio=2),
+    Column("answers", lambda row: ANSWERS[row["answers"]]),
+    Column("clients may not reach it", lambda row: row["problem"] or UNKNOWN, ratio=3),
+    Column("rules", lambda row: row["rules"][:12], 100),
+    Column("admin", of_path("admin_url"), 100, ratio=2),
+)
+
+
+def change_throttling(address: AdminAddress, **change: object) -> None:
+    """Pause quotas, or enforce them again, and print what is in force then.
+
+    `change` has the keys of the body of `POST /v1/throttling`. Raises AdminRefusal.
+    """
+    key, body = "throttling", {key: value for key, value in change.items() if value is not None}
+    throttling = fetch_document(address, THROTTLING_PATH, {key}, body)[key]
+    lines = [
+        f"paused: {each['selector']} until {each['until']}, {each['left_s']:,.0f} s left"
+        for each in throttling["paused"]
+    ]
+    if not throttling["enforced"]:
+        lines.append("no quota is enforced: throttle.enforce is false in the configuration")
+    for line in lines or ["all quotas are enforced"]:
+        sys.stdout.write(f"{printable(line)}\n")
+
+
+def print_suggestions(address: AdminAddress, since: str) -> None:
+    """Print rules that would fit what was observed, as YAML. Raises AdminRefusal."""
+    path = f"{SUGGESTIONS_PATH}?since={quote(since, safe='')}"
+    sys.stdout.write(fetch_document(address, path, {"yaml"})["yaml"])

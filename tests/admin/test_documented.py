@@ -1,0 +1,61 @@
+"""Each field of each document has its place in docs/api.md."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from admin_world import AdminWorld, Ask, serve
+from connected import HELD, PLAIN, Connected
+from pipeline_world import scene as pipelines
+from spark_world import scene as queries
+from traffic import play
+
+API = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+NAMED = set(re.findall(r"\w+", " ".join(re.findall(r"```.*?```|`[^`]+`", API, re.DOTALL))))
+DATA = {"before", "after", "bounds", "delay_queues", "failed", "keys", "refused"}
+"""Fields of which the keys are what an operator, or a client, has named."""
+PATHS = ("status?by=client", "clients", "connections", "quotas", "throttling", "log_level")
+
+
+def fields(document: Any) -> Iterator[str]:
+    """Yield the names of the fields at all depths."""
+    if isinstance(document, dict):
+        for name, value in document.items():
+            yield name
+            if name not in DATA or not isinstance(value, dict):
+                yield from fields(value)
+    elif isinstance(document, list):
+        for each in document:
+            yield from fields(each)
+
+
+async def undocumented(ask: Ask, *paths: str) -> set[str]:
+    found: set[str] = set()
+    for path in paths:
+        answer = await ask("GET", f"/v1/{path}")
+        assert answer.status == 200
+        found |= set(fields(answer.json))
+    assert len(found) > 5
+    return found - NAMED
+
+
+async def test_fields_of_clients_and_rules(world: AdminWorld):
+    play(world)
+    world.sample()
+    async with serve(world.server(connections=Connected([HELD, PLAIN]))) as ask:
+        body = {"consumer_byte_rate": "1MiB", "by": "anna", "until": "2h"}
+        assert (await ask("PUT", "/v1/quotas/client-id=etl-orders", json=body)).status == 200
+        pause = {"off": "30m", "client-id": "x"}
+        assert (await ask("POST", "/v1/throttling", json=pause)).status == 200
+        paths = (*PATHS, "clients/client-id=etl-orders", "audit", "suggestions")
+        assert await undocumented(ask, *paths) == set()
+
+
+@pytest.mark.parametrize(
+    ("make", "path"), [(queries, "progress"), (pipelines, "pipelines")], ids=["spark", "pipelines"]
+)
+async def test_fields_of_queries_and_pipelines(make: Any, path: str):
+    async with serve(make().server()) as ask:
+        assert await undocumented(ask, path, "status") == set()
