@@ -11,7 +11,7 @@ from proxy.quota.debts import Debt, SharedQuotas
 from proxy.relay.relay import Relay
 from proxy.slices import Slices
 from proxy.state import StateError, Store
-from proxy.tier.owns import OwnedBoth, SlotOwns
+from proxy.tier.slot_owns import OwnedBoth, SlotOwns
 
 CUT_OFF_LIMIT_S = 2.0
 """For answers in flight at a member that has lost its place."""

@@ -38,7 +38,7 @@ from proxy.relay.take_over import Predecessor, TakeOverError
 from proxy.release import VERSION
 from proxy.state import StateError
 from proxy.tier import check_keys
-from proxy.tier.tier import TIER_ERRORS
+from proxy.tier.tier_member import TIER_ERRORS
 
 EXIT_DONE = 0
 EXIT_FAILED = 1

@@ -62,8 +62,8 @@ from proxy.state import MemoryStore, StateError, Store, WatchedStore
 from proxy.tier.key_rules import digest_in_force
 from proxy.tier.slot_loads import ClientTraffic
 from proxy.tier.slot_map import MemberAddresses
-from proxy.tier.steering import SlotSteering, ports_of
-from proxy.tier.tier import Tier
+from proxy.tier.slot_steering import SlotSteering, ports_of
+from proxy.tier.tier_member import TierMember
 from proxy.tier.visits import VisitLog
 
 STOOD_STILL_S = 1.0
@@ -161,7 +161,7 @@ class MemberProcess:
         self.relay = Relay(tuple(listeners(self.secrets)), self.brokers, self.services)
         self.instruments: MemberInstruments | None = None
         """Of a member of a tier."""
-        self.tier: Tier | None = None
+        self.tier: TierMember | None = None
         self.loads = LoadLog(instruments.config_reloads_total)
         self._health = Health(
             self.relay, self.services, self.store, self.loads, lambda: self.certificates
@@ -185,7 +185,7 @@ class MemberProcess:
             # Who is new here may have had its bound at another member a moment ago.
             self.quotas.paces_new = True
             self.instruments = MemberInstruments(self.metrics)
-            self.tier = Tier(
+            self.tier = TierMember(
                 self.name,
                 config,
                 self.secrets,
@@ -430,7 +430,7 @@ class MemberProcess:
         await self.tier.watch_loads(self.slices.collect)
 
     async def _follow_rules(self) -> None:
-        """Say which rules are in force here, until cancelled: keys are made of them."""
+        """Show, and give to the tier, which rules are in force here, until cancelled."""
         assert self.tier is not None
         assert self._config.tier is not None
         gauge, seen = self.services.instruments.rules_digest, -1

@@ -13,18 +13,9 @@ from structlog import get_logger
 
 from proxy.cluster.upstream import Address
 from proxy.config import Config
-from proxy.launcher.ports import HostPorts
+from proxy.launcher.host_ports import HostPorts
 from proxy.launcher.worker import run_worker
-from proxy.launcher.worker_handle import (
-    ACCEPT,
-    BEAT_INTERVAL_S,
-    RELEASE,
-    RELOAD,
-    RESUME,
-    STOP,
-    WorkerError,
-    WorkerHandle,
-)
+from proxy.launcher.worker_handle import BEAT_INTERVAL_S, Order, WorkerError, WorkerHandle
 from proxy.member import Place, log_hints
 from proxy.relay.relay import log_listening
 from proxy.relay.take_over import Predecessor
@@ -34,7 +25,7 @@ from proxy.wiring import prepare_process
 START_LIMIT_S = 300.0
 """For a member to take up the state, which takes seconds where it is large."""
 
-RELEASE_LIMIT_S = 30.0
+HAND_BACK_LIMIT_S = 30.0
 """For members to give back what a successor is to have, or to take it back."""
 
 STOP_EXTRA_S = 30.0
@@ -63,7 +54,7 @@ class Launcher:
     def reload(self) -> None:
         """Have all members load the configuration again."""
         for worker in self._workers:
-            worker.say(RELOAD)
+            worker.send(Order.RELOAD)
 
     async def run(
         self, stop: asyncio.Event, ready: Callable[[], None], predecessor: Predecessor | None = None
@@ -108,7 +99,7 @@ class Launcher:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for worker in self._workers:
-            worker.say(STOP)
+            worker.send(Order.STOP)
         self._ports.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(self._config.limits.drain_timeout + STOP_EXTRA_S):
@@ -120,11 +111,11 @@ class Launcher:
 
     async def release(self) -> None:
         """Have all members release what only one process can have, for a successor."""
-        await self._ask_all(RELEASE)
+        await self._ask_all(Order.RELEASE)
 
     async def resume(self) -> None:
         """Have all members take back what they had released: the successor has ended."""
-        await self._ask_all(RESUME)
+        await self._ask_all(Order.RESUME)
 
     def take_back(self) -> None:
         """Have new connections come here again: the successor that gets them hangs."""
@@ -155,7 +146,7 @@ class Launcher:
         await worker.until_ready(START_LIMIT_S)
 
     def _accept(self, worker: WorkerHandle) -> None:
-        worker.say(ACCEPT)
+        worker.send(Order.ACCEPT)
         worker.serves = True
         worker.restarts.started(time.monotonic())
         _log.info("worker serves", worker=worker.number, process=worker.pid)
@@ -197,10 +188,10 @@ class Launcher:
             if settled:
                 _log.info("workers have settled: their clients come back", workers=settled)
 
-    async def _ask_all(self, word: str) -> None:
+    async def _ask_all(self, order: Order) -> None:
         """Have all members do something; the log says which did not."""
         asked = [each for each in self._workers if each.pid is not None]
-        calls = (worker.do(word, RELEASE_LIMIT_S) for worker in asked)
+        calls = (worker.do(order, HAND_BACK_LIMIT_S) for worker in asked)
         for result in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(result, BaseException):
                 _log.error("a worker does not follow", error=str(result))

@@ -2,14 +2,13 @@
 
 from collections import deque
 
+from proxy.member import SETTLED_S
+
 FIRST_DELAY_S, MAX_DELAY_S = 0.1, 5.0
 """Before the second restart in a row, and at most; the first one comes at once."""
 
 LOOP_WINDOW_S, LOOP_CRASHES = 60.0, 5
 """More crashes than that in such a time are a crash loop."""
-
-SETTLED_S = 30.0
-"""A worker that has lived for so long after a crash loop has come out of it."""
 
 
 class Restarts:

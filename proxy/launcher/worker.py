@@ -15,19 +15,12 @@ from structlog import get_logger
 from proxy.config import Config
 from proxy.garbage import spare_full_collections
 from proxy.launcher.worker_handle import (
-    ACCEPT,
-    BEAT,
     BEAT_INTERVAL_S,
-    DONE,
     EXIT_CRASHED,
     EXIT_DONE,
     EXIT_LOST,
-    FAILED,
-    READY,
-    RELEASE,
-    RELOAD,
-    RESUME,
-    STOP,
+    Notice,
+    Order,
 )
 from proxy.log_queue import log_queue
 from proxy.member import PORT_ERRORS, Member, Place
@@ -67,14 +60,14 @@ class _Worker:
             await member.start()
             return await self._obey(member, reader)
         except (*PORT_ERRORS, StateError, MembershipError, OSError) as error:
-            self._say(f"{FAILED} {json.dumps(str(error))}")
+            self._send(f"{Notice.FAILED} {json.dumps(str(error))}")
             await self._writer.drain()
             return EXIT_CRASHED
         finally:
             beating.cancel()
 
     async def _obey(self, member: Member, reader: asyncio.StreamReader) -> int:
-        self._say(READY)
+        self._send(Notice.READY)
         lost = self._lost_task
         while True:
             reading = asyncio.ensure_future(reader.readline())
@@ -86,20 +79,20 @@ class _Worker:
                     _log.error("the launcher has ended, so this member ends")
                     log_queue.wait_written()
                     os._exit(EXIT_LOST)  # its ports must be free
-                case word if word == ACCEPT:
+                case Order.ACCEPT:
                     spare_full_collections()
                     member.accept()
                     for task in member.tasks:
                         task.add_done_callback(self._lost)
-                case word if word == RELOAD:
+                case Order.RELOAD:
                     member.reloader.request()
-                case word if word == RELEASE:
+                case Order.RELEASE:
                     await member.release()
-                    self._say(DONE)
-                case word if word == RESUME:
+                    self._send(Notice.DONE)
+                case Order.RESUME:
                     await member.resume()
-                    self._say(DONE)
-                case word if word == STOP:
+                    self._send(Notice.DONE)
+                case Order.STOP:
                     await member.stop()
                     return EXIT_DONE
 
@@ -109,10 +102,10 @@ class _Worker:
 
     async def _beat(self) -> None:
         while True:
-            self._say(BEAT)
+            self._send(Notice.BEAT)
             await asyncio.sleep(BEAT_INTERVAL_S)
 
-    def _say(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         self._writer.write(f"{line}\n".encode())
 
 

@@ -1,8 +1,7 @@
 """One member as its launcher has it: its process, and the channel between the two.
 
-Both sides say lines. The launcher: ACCEPT, RELEASE, RESUME, RELOAD, STOP. The member: BEAT every
-BEAT_INTERVAL_S while its event loop runs, READY when it could accept, DONE when what it was told is
-done, FAILED with what it ends of. Whose channel ends has lost the other one.
+Both sides send lines: the launcher an Order, the member a Notice, FAILED with what it ends of.
+Whose channel ends has lost the other one.
 """
 
 import asyncio
@@ -14,13 +13,11 @@ import socket
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from enum import StrEnum
 from typing import NoReturn
 
 from proxy.launcher.restarts import Restarts
 from proxy.log_queue import log_queue
-
-ACCEPT, RELEASE, RESUME, RELOAD, STOP = "accept", "release", "resume", "reload", "stop"
-BEAT, READY, DONE, FAILED = "beat", "ready", "done", "failed"
 
 BEAT_INTERVAL_S, HANG_S = 2.0, 10.0
 """A member that has not said anything for HANG_S hangs, and is killed."""
@@ -33,6 +30,29 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The launcher says what is to be done on these."""
 
 _PR_SET_PDEATHSIG = 1  # Linux's prctl; the os module has no name for it
+
+
+class Order(StrEnum):
+    """What a launcher has a member do."""
+
+    ACCEPT = "accept"
+    RELEASE = "release"
+    """What only one process can have, for a successor."""
+    RESUME = "resume"
+    RELOAD = "reload"
+    STOP = "stop"
+
+
+class Notice(StrEnum):
+    """What a member reports to its launcher."""
+
+    BEAT = "beat"
+    """Every BEAT_INTERVAL_S, while its event loop runs."""
+    READY = "ready"
+    """It could accept clients."""
+    DONE = "done"
+    """It has done what it was ordered to."""
+    FAILED = "failed"
 
 
 class WorkerError(Exception):
@@ -99,16 +119,16 @@ class WorkerHandle:
         """Return when it could accept clients. Raises WorkerError."""
         await self._until(self._is_ready, "begin", limit_s)
 
-    async def do(self, word: str, limit_s: float) -> None:
+    async def do(self, order: Order, limit_s: float) -> None:
         """Have it do something, and return when that is done. Raises WorkerError."""
         self._is_done.clear()
-        self.say(word)
-        await self._until(self._is_done, word, limit_s)
+        self.send(order)
+        await self._until(self._is_done, order, limit_s)
 
-    def say(self, word: str) -> None:
-        """Tell it something, if it is there."""
+    def send(self, order: Order) -> None:
+        """Send it an order, if it is there."""
         if self._writer is not None:
-            self._writer.write(f"{word}\n".encode())
+            self._writer.write(f"{order}\n".encode())
 
     def kill(self) -> None:
         """End its process at once; `ended` is set a moment later."""
@@ -137,11 +157,11 @@ class WorkerHandle:
         while line := await reader.readline():
             self.heard_s = self._loop.time()
             word, _, rest = line.decode().rstrip().partition(" ")
-            if word == READY:
+            if word == Notice.READY:
                 self._is_ready.set()
-            elif word == DONE:
+            elif word == Notice.DONE:
                 self._is_done.set()
-            elif word == FAILED:
+            elif word == Notice.FAILED:
                 self._failure = str(json.loads(rest))
 
     def _has_ended(self) -> None:

@@ -8,8 +8,8 @@ from structlog import get_logger
 from proxy.quota.debts import Debt
 from proxy.state import Record, SlotStore
 from proxy.tier.peers import PeerError, Peers
-from proxy.tier.rules import TierRules
 from proxy.tier.slot_map import SlotMap
+from proxy.tier.tier_rules import TierRules
 
 GIVEN_AT_ONCE = 500
 """Records in one message to another member."""

@@ -15,14 +15,14 @@ from structlog import get_logger
 from proxy.quota.debts import Debt
 from proxy.state import GroupFence, Record, SlotStore, StateError
 from proxy.tier.misplaced_records import MisplacedRecords
-from proxy.tier.owns import SlotOwns
 from proxy.tier.peers import Peers
 from proxy.tier.records import COMMON_SLOT, DebtSnapshots
-from proxy.tier.rules import TierRules
 from proxy.tier.slot_balance import Owners, stand_in_of
 from proxy.tier.slot_map import SlotMap
+from proxy.tier.slot_owns import SlotOwns
+from proxy.tier.slot_steering import SlotSteering
 from proxy.tier.slots import SLOTS
-from proxy.tier.steering import SlotSteering
+from proxy.tier.tier_rules import TierRules
 
 TAKE_RETRY_S = 0.5
 """After slots could not be taken, or given."""

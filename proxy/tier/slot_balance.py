@@ -1,4 +1,4 @@
-"""Place the slots at members: evenly by load, with as few handovers as that takes.
+"""GroupIdentity the slots at members: evenly by load, with as few handovers as that takes.
 
 A pure function of who has which slot and what each carries: it remembers nothing, so that any
 machine can lead the next round. Each handover makes clients connect anew, so what has an owner

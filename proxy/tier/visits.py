@@ -13,7 +13,7 @@ from proxy.quota.debts import SharedQuotas
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.relay.steering import Visit
 from proxy.tier.peers import PeerError, Peers
-from proxy.tier.steering import SlotSteering
+from proxy.tier.slot_steering import SlotSteering
 
 CHARGED_AT_ONCE = 200
 """Visits between two turns of others: some milliseconds."""
@@ -123,7 +123,7 @@ class VisitExchanges:
         """By the owners that are being told of visits: one at a time each."""
 
     async def run(self) -> None:
-        """Tell owners every EXCHANGE_INTERVAL_S, until cancelled."""
+        """Send to owners, every EXCHANGE_INTERVAL_S, what their clients had; until cancelled."""
         while True:
             for owner, visits in self._visits.take(busy=self._telling):
                 task = self._telling[owner] = asyncio.create_task(self._tell(owner, visits))

@@ -15,7 +15,7 @@ from proxy.config.endpoints import PortRange
 from proxy.config.worker_ports import share_of
 from proxy.config.workers import MAX_WORKERS, count_workers
 from proxy.devkit.loopback import free_ports
-from proxy.launcher.ports import HostPorts
+from proxy.launcher.host_ports import HostPorts
 from proxy.quota.rules import RuleTable
 from proxy.relay.listener import SNI_PORT
 from proxy.relay.ports import ListenerError

@@ -20,10 +20,10 @@ class Budget(NamedTuple):
 
 BUDGETS = {
     "proxy/__init__.py proxy/__main__.py proxy/cli.py proxy/release.py": Budget(400, 200),
-    # One process is to be as another one: the launcher has 400, and the tier with members 2,350.
-    "proxy/workers proxy/app.py proxy/succession.py proxy/debt_records.py": Budget(5700, 1000),
-    "proxy/members proxy/membership": Budget(2600, 1750),
-    "proxy/member.py proxy/health.py proxy/parts.py proxy/garbage.py": Budget(700, 650),
+    "proxy/launcher": Budget(800, 400),
+    "proxy/member.py proxy/wiring.py proxy/belongings.py proxy/succession.py "
+    "proxy/debt_records.py proxy/health.py proxy/parts.py proxy/garbage.py": Budget(1600, 650),
+    "proxy/tier": Budget(4600, 2350),
     "proxy/onboarding": Budget(1000, 900),
     "proxy/queries": Budget(950, 650),
     "proxy/admin": Budget(7181, 4250),

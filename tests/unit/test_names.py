@@ -23,7 +23,6 @@ DOUBLED = {
     "MAX_NUMBER",
     "MAX_PARTITIONS",
     "PREFIX",
-    "RECORDS_PATH",  # until proxy/workers goes
     "Partition",
     "REPORT_PATH",  # the listener in a driver imports nothing of ours
     "ROOM_SHARE",

@@ -23,8 +23,8 @@ from .group_protocol import (
     MEMBER_ID_REQUIRED,
     NO_MEMBER_ID,
     REBALANCE_IN_PROGRESS,
+    GroupIdentity,
     Meaning,
-    Place,
     explain_refusal,
     meaning_of,
 )
@@ -114,7 +114,7 @@ class GroupMember:
         self._heartbeat_interval_s = heartbeat_interval_s
         self._clock_s = clock_s
         machine = announce().machine
-        self._place = Place(group_id, machine, session_timeout_s, session_timeout_s)
+        self._place = GroupIdentity(group_id, machine, session_timeout_s, session_timeout_s)
         self._coordinator_key = GROUP_COORDINATOR, group_id
         self._holding = Holding(uuid4().hex[:PROCESS_CHARS])
         self._session = SessionClock(session_timeout_s)

@@ -79,7 +79,7 @@ def meaning_of(error_code: int) -> Meaning:
     return _MEANINGS.get(error_code, Meaning.LATER)
 
 
-def explain_refusal(error_code: int, place: "Place") -> str:
+def explain_refusal(error_code: int, place: "GroupIdentity") -> str:
     """Return what an error code means here, and how to mend it."""
     group = f"group {place.group_id}"
     texts = {
@@ -109,7 +109,7 @@ def explain_refusal(error_code: int, place: "Place") -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GroupIdentity:
     """Where in which group: what all requests have in common."""
 
     group_id: str

@@ -6,7 +6,7 @@ from proxy.admin.commands.one_shot_commands import tier_tables
 from proxy.tier.group.assignment import Assignment, Machine
 from proxy.tier.slot_balance import SlotLoad
 from proxy.tier.slot_map import MemberAddresses, SlotMap
-from proxy.tier.tier import tier_overview
+from proxy.tier.tier_member import tier_overview
 
 MEMBERS = {name: MemberAddresses(name, {}) for name in ("a/0", "b/0")}
 ASSIGNMENT = Assignment(

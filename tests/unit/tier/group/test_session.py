@@ -5,12 +5,12 @@ from structlog.testing import capture_logs
 from tier_machines import announcement
 
 from proxy.tier.group.assignment import Assignment, Machine, RefusedMachine
-from proxy.tier.group.group_protocol import Meaning, Place, explain_refusal, meaning_of
+from proxy.tier.group.group_protocol import GroupIdentity, Meaning, explain_refusal, meaning_of
 from proxy.tier.group.holding import Holding, SessionClock
 from proxy.tier.group.tier_log import TierLog
 from proxy.tier.slot_map import SlotMap
 
-PLACE = Place("tier", "a", 10.0, 10.0)
+PLACE = GroupIdentity("tier", "a", 10.0, 10.0)
 
 
 def test_a_session_lasts_from_when_the_last_answered_request_was_sent() -> None:

@@ -27,7 +27,7 @@ load_maps = st.dictionaries(
 
 
 def settle(owners, members, loads=None, rounds=20):
-    """Place until nothing moves; return the owners, and how many rounds it took."""
+    """GroupIdentity until nothing moves; return the owners, and how many rounds it took."""
     for count in range(rounds):
         following = placed_slots(owners, members, loads or {})
         if following == owners:

@@ -30,12 +30,12 @@ from proxy.tier.ownership import Belongings, SlotOwnership
 from proxy.tier.peers import PeerAccess, Peers
 from proxy.tier.reachability import ReachabilityProbe
 from proxy.tier.records import COMMON_SLOT, WATCH, TierStore, slot_key
-from proxy.tier.rules import TierRules
 from proxy.tier.slot_balance import placed_slots
 from proxy.tier.slot_loads import ClientTraffic
 from proxy.tier.slot_map import MemberAddresses, SlotMap
+from proxy.tier.slot_steering import SlotSteering
 from proxy.tier.slots import SLOTS
-from proxy.tier.steering import SlotSteering
+from proxy.tier.tier_rules import TierRules
 from proxy.tier.visits import VisitExchanges, VisitLog
 
 JOIN_LIMIT_S = 60.0
@@ -59,10 +59,10 @@ class TierError(StateError):
 
 
 TIER_ERRORS = (TierError, MembershipError)
-"""What `Tier.join` raises, and what a member ends with that may not stay."""
+"""What `TierMember.join` raises, and what a member ends with that may not stay."""
 
 
-class Tier:
+class TierMember:
     """The tier as the member `name` has it. Make it inside an event loop.
 
     `traffic` gives the newest rates of clients, `addresses` where clients reach this member, and
@@ -394,7 +394,7 @@ class Tier:
         return frozenset(name for name in owners if name is not None)
 
     def _reach_changed(self) -> None:
-        """Tell the group at once who can be reached: a newcomer may wait for its slots."""
+        """Announce to the group at once who can be reached: a newcomer may wait for its slots."""
         if self._member is not None:
             self._member.request_rebalance(at_once=True)
 
