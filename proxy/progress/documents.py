@@ -56,16 +56,17 @@ def query_document(
         "state": str(query.state(times.now_ms)),
         "ended": query.ended,
         "error": query.error,
-        "trigger": trigger and {"kind": trigger.kind, "interval_s": _seconds(trigger.interval_ms)},
+        "trigger": trigger
+        and {"kind": trigger.kind, "interval_s": in_seconds(trigger.interval_ms)},
         "last_report": times.at_s(query.last_report_ms),
         "last_heard": times.at_s(query.last_heard_ms),
-        "report_age_s": _seconds(query.report_age_ms(times.now_ms)),
+        "report_age_s": in_seconds(query.report_age_ms(times.now_ms)),
         "last_batch": query.last_batch_id,
         "batch": batch
         and {
             "id": batch.batch_id,
             "rows": batch.rows,
-            "duration_s": _seconds(batch.duration_ms),
+            "duration_s": in_seconds(batch.duration_ms),
             "ended": times.at_s(batch.ended_ms),
         },
         "run_batches": query.run_batches,
@@ -144,5 +145,6 @@ def _event(event: ProgressEvent, times: Times) -> Document:
     }
 
 
-def _seconds(ms: float | None) -> float | None:
+def in_seconds(ms: float | None) -> float | None:
+    """Return milliseconds in seconds; None for None."""
     return ms / MS_PER_SECOND if ms is not None else None
