@@ -2,8 +2,8 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import NamedTuple
 
 from structlog import get_logger
 
@@ -31,8 +31,7 @@ FLUSH_RETRY_S = 0.2
 _log = get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _RefusedCommit:
+class _RefusedCommit(NamedTuple):
     """Kafka does not take an offset for a partition."""
 
     offset: int
@@ -75,32 +74,23 @@ class Committer:
 
         Until something is due to one of them again: then it is read first where that one is.
         """
-        groups = [self._groups[name] for name in names if name in self._groups]
         due = [group for group, _ in self._due() if group.name in names]
+        groups = [self._groups[name] for name in names if name in self._groups]
         try:
-            async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as tasks:
-                for group in due:
-                    tasks.create_task(group.commit_all())
-            return True
-        except TimeoutError:
-            return False
+            return await _commit_all(due, timeout_s)
         finally:
             self._commits.drop(names)  # so that `run` begins no other commit
-            for group in {*groups, *due}:
+            for group in groups:
                 await group.end()
                 self._groups.pop(group.name, None)
 
     async def flush(self, timeout_s: float) -> bool:
         """Commit what is due now, then close the connections; return whether all of it went out."""
         try:
-            async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as tasks:
-                for group, _ in self._due():
-                    tasks.create_task(group.commit_all())
-        except TimeoutError:
-            return False
+            is_done = await _commit_all([group for group, _ in self._due()], timeout_s)
         finally:
             self._close()
-        return not self._due()
+        return is_done and not self._due()
 
     def _due(self) -> list[tuple["_GroupCommitter", Mapping[TopicPartition, int]]]:
         """Return each group that has something due, and that."""
@@ -146,11 +136,7 @@ class _GroupCommitter:
         async with self._lock:
             try:
                 async with asyncio.timeout(ROUND_TIMEOUT_S):
-                    tried = self._to_try(self._due())  # what was due before may be behind by now
-                    if tried.keys() - self._read:
-                        await self._read_first(tried)
-                        tried = self._to_try(self._due())
-                    await self._commit(tried)
+                    await self._try()
             except TimeoutError:
                 self._failed(f"not done in {ROUND_TIMEOUT_S:g} s")
             except (UpstreamError, RefusedError) as error:
@@ -179,24 +165,23 @@ class _GroupCommitter:
 
     def _to_try(self, due: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Return what of it is not refused just now."""
-        now_s = _now_s()
-        refused = {
-            (partition, refusal.offset)
-            for partition, refusal in self._refused.items()
-            if refusal.again_s > now_s
+        refused, now_s = self._refused, _now_s()
+        return {
+            part: offset
+            for part, offset in due.items()
+            if (why := refused.get(part)) is None or why.offset != offset or why.again_s <= now_s
         }
-        return {part: offset for part, offset in due.items() if (part, offset) not in refused}
 
-    async def _read_first(self, tried: Mapping[TopicPartition, int]) -> None:
-        """Read where the group is in new partitions; what would move it back is due no more."""
-        new = tried.keys() - self._read
-        offsets, refused = await self._offsets.read(new)
-        self._refuse(tried, refused)
-        self._read |= new - refused.keys()
-        self._commits.group_has(self.name, offsets)
-
-    async def _commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        tried = {part: offset for part, offset in offsets.items() if part in self._read}
+    async def _try(self) -> None:
+        """Commit what is due. First read where the group is: what moves it back is due no more."""
+        tried = self._to_try(self._due())  # what was due before may be behind by now
+        if new := tried.keys() - self._read:
+            offsets, refused = await self._offsets.read(new)
+            self._refuse(tried, refused)
+            self._read |= new - refused.keys()
+            self._commits.group_has(self.name, offsets)
+            tried = self._to_try(self._due())
+        tried = {part: offset for part, offset in tried.items() if part in self._read}
         if not tried:
             return
         refused = await self._offsets.write(tried)
@@ -208,11 +193,10 @@ class _GroupCommitter:
             self._commits.committed(self.name, taken, self._clock_ms())
 
     def _refuse(self, tried: Mapping[TopicPartition, int], refused: Refused) -> None:
-        for partition, reason in refused.items():
-            before = self._refused.get(partition)
+        for part, reason in refused.items():
+            before = self._refused.get(part)
             pause_s = _longer(before.backoff_s if before else 0.0)
-            again_s = _now_s() + pause_s
-            self._refused[partition] = _RefusedCommit(tried[partition], reason, pause_s, again_s)
+            self._refused[part] = _RefusedCommit(tried[part], reason, pause_s, _now_s() + pause_s)
 
     def _failed(self, reason: str) -> None:
         again = self._backoff_s > 0.0
@@ -242,6 +226,17 @@ class _GroupCommitter:
         elif problem != self._logged_problem:
             _log.warning("offsets not committed, they stay due", group=self.name, error=problem)
         self._logged_problem = problem
+
+
+async def _commit_all(groups: Iterable[_GroupCommitter], timeout_s: float) -> bool:
+    """Commit all that is due to these groups; return whether that was done in time."""
+    try:
+        async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as tasks:
+            for group in groups:
+                tasks.create_task(group.commit_all())
+    except TimeoutError:
+        return False
+    return True
 
 
 def _longer(backoff_s: float) -> float:

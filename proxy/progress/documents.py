@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from metrics.clock import MS_PER_SECOND
 from proxy.state import Document
 
-from .commits import GroupState
 from .events import ProgressEvent
 from .offset_ranges import OffsetRange
 from .partition import PartitionProgress
@@ -31,12 +30,10 @@ class Times:
         return round(self.now_s - (self.now_ms - at_ms) / MS_PER_SECOND, 3)
 
 
-def query_document(
-    query: QueryProgress, commit: GroupState | None, times: Times
-) -> Iterator[Document | None]:
+def query_document(query: QueryProgress, times: Times) -> Iterator[Document | None]:
     """Yield all about a query, after a None for each partition: there may be thousands.
 
-    `commit` is of its group, None when it has none. A partition is shown as it is at its step.
+    A partition is shown as it is at its step.
 
     Offsets and counts are whole numbers, times seconds of the Unix epoch, durations end in `_s`.
     What is not known is null.
@@ -76,12 +73,12 @@ def query_document(
             "repeated": query.refused_reports[Refusal.REPEATED],
             "refused": {str(reason): n for reason, n in sorted(query.refused_reports.items())},
         },
-        "commit": commit
+        "commit": query.commit_group
         and {
             "group": query.commit_group,
-            "last": times.at_s(commit.last_ms),
-            "error": commit.error,
-            "backwards": commit.backwards,
+            "last": times.at_s(query.commit.last_ms),
+            "error": query.commit.error,
+            "backwards": query.commit.backwards,
         },
         "advice": [_event(event, times) for event in query.advice.values()],
         "notes": [_event(event, times) for event in reversed(query.changes.events)],

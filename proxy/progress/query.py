@@ -2,7 +2,7 @@
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 
@@ -61,6 +61,18 @@ class ProgressSettings:
     """Whether look-ups of executors are answered from what was fetched just before."""
 
 
+@dataclass(slots=True)
+class GroupState:
+    """How committing to a query's group goes: when it last did, and why it failed since, if so."""
+
+    last_ms: float | None = None
+    error: str | None = None
+    backwards: int = 0
+    """How many partitions were moved back, each for a reset of its query or a topic made anew."""
+    due: dict[TopicPartition, None] = field(default_factory=dict)
+    """Partitions whose completed offset may have changed."""
+
+
 class RunState(StrEnum):
     """What a query is doing."""
 
@@ -96,6 +108,7 @@ class QueryProgress:
         self.client_id = client_id
         self.changes = ChangeLog(client_id, on_event, partial(changed, self))
         self.settings: QuerySettings | None = None
+        self.commit = GroupState()
         self.reported_name: str | None = None
         self.query_id: str | None = None
         """Of the checkpoint: who reads with the client id."""
@@ -240,7 +253,7 @@ class QueryProgress:
             self.changes.add_event(EventKind.TOO_MANY, None, text, now_ms)
         return progress
 
-    # What a report says: each yields after each partition, and others may do their work meanwhile.
+    # What a report says: each yields True after each partition: others may do their work meanwhile.
 
     def count_batch(self, batch: BatchReport) -> None:
         """Count a batch that was reported, of whichever run."""
@@ -248,7 +261,7 @@ class QueryProgress:
         if batch.execution_ms is not None:
             self.batch_seconds.observe(batch.execution_ms / MS_PER_SECOND)
 
-    def beginning_run(self, run_id: str, began_ms: float | None, now_ms: float) -> Iterator[None]:
+    def beginning_run(self, run_id: str, began_ms: float | None, now_ms: float) -> Iterator[bool]:
         """Record a new run, which began then, if that is known; what was pending has failed."""
         former_run, known = self.run_id, list(self.partitions.values())
         if former_run is not None:
@@ -258,7 +271,7 @@ class QueryProgress:
             if former_run is not None:
                 partition.fail_pending()
             partition.begin_run(began_ms, now_ms)
-            yield
+            yield True
 
     def completing(
         self,
@@ -267,26 +280,26 @@ class QueryProgress:
         gap: SkipReason | None,
         now_ms: float,
         now_s: float,
-    ) -> Iterator[None]:
+    ) -> Iterator[bool]:
         """Record a batch of this run; see PartitionProgress.complete."""
         assert self.run_id is not None, "reports begin a run"
         if self.progress_id not in (None, self.query_id):
             for partition in list(self.partitions.values()):
                 if partition.key not in ranges and partition.committed_to is not None:
                     self.let_go(partition, "the query that took over does not read it", now_ms)
-                    yield
+                    yield True
         self.progress_id = self.query_id
         for key, read in ranges.items():
             opened = self.open(*key, now_ms)
             if opened is not None:  # others may have taken the room since the check
                 opened.complete(read, self.run_id, gap, now_ms, now_s)
-            yield
+            yield True
         self.run_batches += 1
         self.last_batch_id = batch_id
 
     def completing_late(
         self, run_id: str, ranges: Mapping[TopicPartition, BatchRange], now_ms: float, now_s: float
-    ) -> Iterator[None]:
+    ) -> Iterator[bool]:
         """Record a batch of an earlier run. Nothing goes back, nor does it end this run."""
         if self.progress_id not in (None, self.query_id):
             return
@@ -295,7 +308,7 @@ class QueryProgress:
             partition = self.open(*key, now_ms)
             if partition is not None and self._adds(read, partition):
                 partition.complete(read, run_id, None, now_ms, now_s)
-            yield
+            yield True
 
     def _adds(self, read: BatchRange, partition: PartitionProgress) -> bool:
         """Return whether a batch of an earlier run completed more than is known."""
@@ -305,14 +318,14 @@ class QueryProgress:
         is_more = done is None or read.end > done
         return is_more and (read.start is None or read.start <= read.end)
 
-    def ending_run(self, error: str | None, now_ms: float) -> Iterator[None]:
+    def ending_run(self, error: str | None, now_ms: float) -> Iterator[bool]:
         """Record that the run has ended, and of what."""
         self.ended, self.error = True, error
         for partition in list(self.partitions.values()):
             partition.end_alarm("the query has ended", now_ms)
             if error is not None:
                 partition.fail_pending()
-            yield
+            yield True
 
     def sweeping(self, now_ms: float, stuck_after_ms: float) -> Iterator[None]:
         """Raise alarms, and forget partitions that the run does not read; yield after each."""

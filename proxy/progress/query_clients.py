@@ -4,6 +4,8 @@ Others come with a report or an adaptive rule, and go when away for long or the 
 are this member's; those whose client another member has are let go, and their records stay.
 """
 
+from collections.abc import Iterator
+
 from proxy.state import Journal
 from proxy.wire.topic_partition import TopicPartition
 
@@ -11,7 +13,7 @@ from .commits import Commits
 from .events import EventKind, OnEvent
 from .owns import Owns, owns_all
 from .progress_records import FORMAT, key_of, record_of
-from .query import ProgressSettings, QueryProgress
+from .query import GroupState, ProgressSettings, QueryProgress
 
 FORGET_AFTER_MS = 3 * 86_400_000.0
 """A query not configured is kept so long unseen: a daily job finds its progress on a Monday."""
@@ -27,13 +29,20 @@ class QueryClients:
         """Followed no more, and not yet committed and written to the end."""
         self._labels: dict[str, QueryProgress] = {}
         self.journal = Journal(record_of, key_of)
-        self.commits = Commits(lambda: (*self._queries.values(), *self._leaving.values()))
+        self.commits = Commits(self._with_groups)
         self.generation = 0
         """Changes whenever the set of followed client ids does."""
         self.now_ms = 0.0
         """The latest time that is known."""
         self._owns = owns_all
         self.update(settings)
+
+    def _with_groups(self) -> Iterator[QueryProgress]:
+        """Yield those of the queries that may have one, also of those that leave."""
+        for each in self._settings.queries:
+            if (query := self._queries.get(each.client_id)) is not None:
+                yield query
+        yield from self._leaving.values()
 
     @property
     def queries(self) -> list[QueryProgress]:
@@ -87,9 +96,10 @@ class QueryClients:
         for query in sorted(self.queries, key=lambda query: query.settings is None):
             self.relabel(query)
             if query.commit_group != groups_before.get(query):
-                self.commits.regroup(query)
-        for group in self.commits.states.keys() - {each.commit_group for each in owned}:
-            del self.commits.states[group]
+                query.commit = GroupState()  # nothing is known of what the group has
+                for key, partition in query.partitions.items():
+                    partition.group_offset = None
+                    self._commit_later(query, key)
 
     def own(self, owns: Owns) -> list[QueryProgress]:
         """Follow the queries of these clients only; return those that leave.
@@ -115,9 +125,6 @@ class QueryClients:
         for query in gone.values():
             for partition in query.partitions.values():
                 partition.is_dropped = True
-            self.commits.forget(query)
-            if query.commit_group is not None:
-                self.commits.states.pop(query.commit_group, None)
         if gone:
             items = ((query, key) for query in gone.values() for key in query.partitions)
             self.journal.forget(items)
@@ -162,7 +169,6 @@ class QueryClients:
         for key, partition in query.partitions.items():
             partition.is_dropped = True
             self.journal.mark_removed((query, key))
-        self.commits.forget(query)
         self._remove(query)
 
     def _remove(self, query: QueryProgress) -> None:
@@ -190,7 +196,11 @@ class QueryClients:
             return
         self.journal.mark_changed((query, key))
         if query.client_id not in self._leaving:
-            self.commits.changed(query, key)
+            self._commit_later(query, key)
+
+    def _commit_later(self, query: QueryProgress, key: TopicPartition) -> None:
+        if query.commit_group is not None:
+            query.commit.due[key] = None
 
     def _is_kept(self, query: QueryProgress) -> bool:
         """Return whether its records are this member's to write."""

@@ -48,10 +48,9 @@ class QueryRegistry(QueryClients):
 
         Between two steps other calls may come.
         """
-        times, states = Times(now_ms, now_s), self.commits.states
+        times = Times(now_ms, now_s)
         for query in sorted(self.queries, key=lambda query: query.name):
-            commit = states[query.commit_group] if query.commit_group else None
-            yield from query_document(query, commit, times)
+            yield from query_document(query, times)
 
     def by_label(self) -> list[tuple[str, tuple[PartitionProgress, ...]]]:
         """Return the partitions of each query, with its label."""
@@ -150,7 +149,7 @@ class QueryRegistry(QueryClients):
                 elif (partition := restore(query, entry, self.now_ms)) is None:
                     refused[key] = "too many partitions"
                 else:
-                    self.commits.changed(query, partition.key)
+                    self._commit_later(query, partition.key)
                     if key != FORMAT.key(query.client_id, *partition.key):
                         self.journal.mark_deleted(key)
                         self.journal.mark_changed((query, partition.key))

@@ -31,7 +31,6 @@ KnowsClient = Callable[[str], bool]
 """Returns whether a client id has ever connected."""
 
 _OWN_ID = "give each query a client id of its own: kafka.client.id, or client_options(name)"
-_IN_ORDER = "send each report once, in the order of the events"
 _THIS_PROXY = "let the query read through this proxy, and report what it read"
 
 
@@ -85,7 +84,7 @@ class Senders:
             del self._senders[next(iter(self._senders))]
         self._senders[sender_id] = sender
         lost = number - 1 - sender.last - sender.refused.covered(sender.last + 1, number)
-        lost = lost if counts_lost else 0
+        lost *= counts_lost
         sender.refused.remove_below(number + 1)
         sender.last = number
         sender.lost += lost
@@ -124,7 +123,7 @@ class ReportHandler:
         partitions = query.partitions if query is not None else {}
         return {
             key
-            for key, read in _ranges(report).items()
+            for key, read in report.ranges.items()
             if (known := partitions.get(key)) is None
             or known.log.high_watermark is None
             or known.log.high_watermark < read.end
@@ -148,17 +147,14 @@ class ReportHandler:
         query: QueryProgress | None = None
         try:
             client_id = self._client_of(report)
-            query = self._clients.query_of(client_id) or self._movable(report, scope, now_ms)
-            _check_scope(report, client_id, query, scope)
-            self._check(report, client_id, query, now_ms)
-            known = query.partitions if query is not None else {}
-            for key, read in _ranges(report).items():
-                _check_range(key, read, known.get(key), ends.get(key), report.run_id)
-                yield False
-            # Queries may have come or gone meanwhile.
-            query = self._clients.query_of(client_id) or self._movable(report, scope, now_ms)
-            _check_scope(report, client_id, query, scope)
-            self._check(report, client_id, query, now_ms)
+            for ranges in (report.ranges, {}):  # twice: queries may come or go between two steps
+                query = self._clients.query_of(client_id) or self._movable(report, scope, now_ms)
+                _check_scope(report, client_id, query, scope)
+                self._check(report, client_id, query, now_ms)
+                known = query.partitions if query is not None else {}
+                for key, read in ranges.items():
+                    _check_range(key, read, known.get(key), ends.get(key), report.run_id)
+                    yield False
         except ReportRefused as error:
             self.refuse(error)
             if error.reason is Refusal.NOT_ALLOWED:
@@ -181,10 +177,9 @@ class ReportHandler:
             is_past = _is_past(report, query, now_ms)
             new_run = not is_past and (yield from self._applying(report, query, now_ms, now_s))
             return AcceptedReport(report, query, new_run)
-        # The numbers that are missing here may have gone to other members.
-        lost = self._senders.accept(
-            report.sender, report.number, counts_lost=not self._clients.is_shared
-        )
+        # Numbers that are missing here may have gone to other members.
+        is_alone = not self._clients.is_shared
+        lost = self._senders.accept(report.sender, report.number, counts_lost=is_alone)
         self.results["accepted"] += 1
         self.results["lost"] += lost
         query.received += 1
@@ -195,9 +190,7 @@ class ReportHandler:
             new_run = yield from self._applying(report, query, now_ms, now_s)
             return AcceptedReport(report, query, new_run, lost)
         if report.batch is not None:
-            ranges = report.batch.ranges
-            for _ in query.completing_late(report.run_id, ranges, now_ms, now_s):
-                yield True
+            yield from query.completing_late(report.run_id, report.ranges, now_ms, now_s)
         return AcceptedReport(report, query, lost_reports=lost)
 
     def _client_of(self, report: Report) -> str:
@@ -230,13 +223,13 @@ class ReportHandler:
             raise ReportRefused(Refusal.OWNED_ELSEWHERE, text, "send the report again")
         if report.number is not None and self._senders.is_repeated(report.sender, report.number):
             text = f"number {report.number} of this sender, or a later one, was taken in before"
-            raise ReportRefused(Refusal.REPEATED, text, _IN_ORDER)
+            raise ReportRefused(Refusal.REPEATED, text)
         if query is None or query.client_id != client_id:
             self._check_unknown(report, client_id, query, now_ms)
         if query is not None:
             _check_run(report, client_id, query, now_ms)
         partitions = query.partitions if query is not None else {}
-        ranges = _ranges(report)
+        ranges = report.ranges
         if len(partitions) + len(ranges.keys() - partitions.keys()) > MAX_PARTITIONS:
             text = f"with these the query has more than {MAX_PARTITIONS} partitions"
             raise ReportRefused(Refusal.MALFORMED, text, "split the query")
@@ -272,8 +265,7 @@ class ReportHandler:
             if query.query_id not in (None, report.query_id):
                 text = f"query {report.query_id} takes over from {query.query_id}"
                 query.changes.add_event(EventKind.TAKEN_OVER, None, text, now_ms)
-            for _ in query.beginning_run(report.run_id, known_ms, now_ms):
-                yield True
+            yield from query.beginning_run(report.run_id, known_ms, now_ms)
         elif query.run_began_ms is None:  # it began before this proxy did
             query.run_began_ms = known_ms
         if report.event in ("started", "running"):
@@ -297,16 +289,11 @@ class ReportHandler:
             gap = _gap(query, report, sender_lost)
             query.sender, query.sender_lost = report.sender, sender_lost
             query.last_batch = LastBatch(batch.batch_id, batch.rows, batch.execution_ms, began_ms)
-            for _ in query.completing(batch.batch_id, batch.ranges, gap, now_ms, now_s):
-                yield True
+            yield from query.completing(batch.batch_id, batch.ranges, gap, now_ms, now_s)
         elif report.event == "terminated":
-            for _ in query.ending_run(report.error and report.error[:MAX_ERROR_SHOWN], now_ms):
-                yield True
+            error = report.error and report.error[:MAX_ERROR_SHOWN]
+            yield from query.ending_run(error, now_ms)
         return new_run
-
-
-def _ranges(report: Report) -> Mapping[TopicPartition, BatchRange]:
-    return report.batch.ranges if report.batch is not None else {}
 
 
 def _check_scope(
@@ -380,7 +367,7 @@ def _check_run(report: Report, client_id: str, query: QueryProgress, now_ms: flo
     if report.event == "running" or report.run_id not in query.former_runs:
         return
     if report.event == "started":
-        raise ReportRefused(Refusal.REPEATED, "the run has begun before", _IN_ORDER)
+        raise ReportRefused(Refusal.REPEATED, "the run has begun before")
     if report.query_id != query.query_id or client_id != query.client_id:
         text = f"run {report.run_id} is over: another one has begun"
         raise ReportRefused(Refusal.OUT_OF_ORDER, text, _OWN_ID)
@@ -396,7 +383,7 @@ def _check_same_run(report: Report, query: QueryProgress) -> None:
         again, text = batch.batch_id == last, f"batch {batch.batch_id} after batch {last}"
     else:
         return
-    raise ReportRefused(Refusal.REPEATED if again else Refusal.OUT_OF_ORDER, text, _IN_ORDER)
+    raise ReportRefused(Refusal.REPEATED if again else Refusal.OUT_OF_ORDER, text)
 
 
 def _check_range(
@@ -429,7 +416,7 @@ def _check_range(
         again = start is not None and start < end <= done
         reason = Refusal.REPEATED if again else Refusal.OUT_OF_ORDER
         text = f"{_named(key)} begins at {low}, but this run has completed all below {done}"
-        raise ReportRefused(reason, text, _IN_ORDER)
+        raise ReportRefused(reason, text)
 
 
 def _named(key: TopicPartition) -> str:
