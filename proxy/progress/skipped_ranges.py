@@ -39,6 +39,16 @@ class SkippedRange:
     at_ms: float
     """When it was noticed; of several the latest."""
 
+    def with_newer(self, newer: "SkippedRange") -> "SkippedRange":
+        """Return one that stands for both."""
+        return SkippedRange(
+            min(self.start, newer.start),
+            max(self.end, newer.end),
+            self.reason if self.reason is newer.reason else SkipReason.SEVERAL,
+            self.records + newer.records,
+            newer.at_ms,
+        )
+
 
 class SkippedRanges:
     """Skipped ranges of a partition; what is `known`, or in a narrow gap of it, counts no more."""
@@ -60,14 +70,5 @@ class SkippedRanges:
             self.records += high - low
             self.ranges.append(SkippedRange(low, high, reason, high - low, now_ms))
             if len(self.ranges) > MAX_SKIPS:
-                older, newer = self.ranges[:2]
-                self.ranges[:2] = (
-                    SkippedRange(
-                        min(older.start, newer.start),
-                        max(older.end, newer.end),
-                        older.reason if older.reason is newer.reason else SkipReason.SEVERAL,
-                        older.records + newer.records,
-                        newer.at_ms,
-                    ),
-                )
+                self.ranges[:2] = (self.ranges[0].with_newer(self.ranges[1]),)
         return new
