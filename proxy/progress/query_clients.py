@@ -34,15 +34,9 @@ class QueryClients:
         """Changes whenever the set of followed client ids does."""
         self.now_ms = 0.0
         """The latest time that is known."""
-        self._owns = owns_all
+        self.owns: Owns = owns_all
+        """Whose queries are followed here."""
         self.update(settings)
-
-    def _with_groups(self) -> Iterator[QueryProgress]:
-        """Yield those of the queries that may have one, also of those that leave."""
-        for each in self._settings.queries:
-            if (query := self._queries.get(each.client_id)) is not None:
-                yield query
-        yield from self._leaving.values()
 
     @property
     def queries(self) -> list[QueryProgress]:
@@ -57,49 +51,22 @@ class QueryClients:
         """Return the query with this label; None when it is not known."""
         return self._labels.get(label)
 
-    @property
-    def owns(self) -> Owns:
-        """Whose queries are followed here."""
-        return self._owns
-
     def client_of_record(self, label: str, client_id: str) -> str:
         """Return whose query a record is of: a configured one may have another client id now."""
         return self._clients.get(label, client_id)
 
-    @property
-    def is_shared(self) -> bool:
-        """Whether other members may follow other queries."""
-        return self._owns is not owns_all
-
-    def client_of(self, name: str) -> str:
-        """Return the client id of a query that states only its name."""
-        return self._clients.get(name, name)
-
     def update(self, settings: ProgressSettings) -> None:
         """Set the configured queries. One that is taken out stays if it was ever seen."""
         self._settings = settings
-        groups_before = {query: query.commit_group for query in self.queries}
         self._max_queries = settings.max_queries
         self.answers_lookups = settings.answers_lookups
         self._clients = {each.name: each.client_id for each in settings.queries}
-        owned = [each for each in settings.queries if self._owns.client(each.client_id)]
-        configured = {each.client_id: each for each in owned}
+        configured = set(self._clients.values())
         for query in self.queries:
-            query.settings = configured.get(query.client_id)
             was_seen = query.partitions or query.last_heard_ms is not None
-            if query.settings is None and not was_seen:
+            if query.client_id not in configured and not was_seen:
                 self.forget(query)
-        for client_id, each in configured.items():
-            query = self._queries.get(client_id) or self._make(client_id)
-            query.settings = each
-        # Those that are configured first: their labels are fixed.
-        for query in sorted(self.queries, key=lambda query: query.settings is None):
-            self.relabel(query)
-            if query.commit_group != groups_before.get(query):
-                query.commit = GroupState()  # nothing is known of what the group has
-                for key, partition in query.partitions.items():
-                    partition.group_offset = None
-                    self._commit_later(query, key)
+        self._configure()
 
     def own(self, owns: Owns) -> list[QueryProgress]:
         """Follow the queries of these clients only; return those that leave.
@@ -107,27 +74,48 @@ class QueryClients:
         Nothing is read or reported for those any more, but commits of theirs still count and their
         records are written, until `forget_leaving`.
         """
-        self._owns = owns
+        self.owns = owns
         gone = [query for query in self.queries if not owns.client(query.client_id)]
         for query in gone:
             self._remove(query)
             self._leaving[query.client_id] = query
-        for each in self._settings.queries:
-            if owns.client(each.client_id) and each.client_id not in self._queries:
-                query = self._make(each.client_id)
-                query.settings = each
-                self.relabel(query)
+        self._configure()
         return gone
+
+    def _configure(self) -> None:
+        """Follow the configured queries that are this member's, each with its settings."""
+        groups = {query: query.commit_group for query in self.queries}
+        every = self._settings.queries
+        configured = {each.client_id: each for each in every if self.owns.client(each.client_id)}
+        for client_id in configured:
+            if client_id not in self._queries:
+                self._make(client_id)
+        for query in self.queries:
+            query.settings = configured.get(query.client_id)
+        # Those that are configured first: their labels are fixed.
+        for query in sorted(self.queries, key=lambda query: query.settings is None):
+            self.relabel(query)
+            if query.commit_group != groups.get(query):
+                query.commit = GroupState()  # nothing is known of what the group has
+                for key, partition in query.partitions.items():
+                    partition.group_offset = None
+                    self._commit_later(query, key)
+
+    def _with_groups(self) -> Iterator[QueryProgress]:
+        """Yield those of the queries that may have a group, also of those that leave."""
+        for each in self._settings.queries:
+            if (query := self._queries.get(each.client_id)) is not None:
+                yield query
+        yield from self._leaving.values()
 
     def forget_leaving(self) -> None:
         """Write and commit nothing more of the queries that leave; their records stay."""
-        gone, self._leaving = self._leaving, {}
-        for query in gone.values():
+        gone, self._leaving = list(self._leaving.values()), {}
+        for query in gone:
             for partition in query.partitions.values():
                 partition.is_dropped = True
         if gone:
-            items = ((query, key) for query in gone.values() for key in query.partitions)
-            self.journal.forget(items)
+            self.journal.forget((query, key) for query in gone for key in query.partitions)
 
     def has_room(self) -> bool:
         """Return whether another query could be followed, if need be in the place of one gone."""
@@ -140,7 +128,7 @@ class QueryClients:
         """
         if (query := self._queries.get(client_id)) is not None:
             return query
-        if not self._owns.client(client_id):
+        if not self.owns.client(client_id):
             return None
         while len(self._queries) >= self._max_queries:
             gone = self._longest_gone() if make_room else None
@@ -189,7 +177,8 @@ class QueryClients:
 
     def _changed(self, query: QueryProgress, key: TopicPartition) -> None:
         """Record that a partition's record, and what is to be committed, may be out of date."""
-        if not self._is_kept(query):
+        is_followed = self._queries.get(query.client_id) is query
+        if not is_followed and self._leaving.get(query.client_id) is not query:
             return  # a connection of a client that went to another member may still read
         if key not in query.partitions:
             self.journal.mark_removed((query, key))
@@ -201,11 +190,6 @@ class QueryClients:
     def _commit_later(self, query: QueryProgress, key: TopicPartition) -> None:
         if query.commit_group is not None:
             query.commit.due[key] = None
-
-    def _is_kept(self, query: QueryProgress) -> bool:
-        """Return whether its records are this member's to write."""
-        client_id = query.client_id
-        return query in (self._queries.get(client_id), self._leaving.get(client_id))
 
     def relabel(self, query: QueryProgress) -> None:
         """Set the label that suits what is known of a query, unlike every other label."""
@@ -244,12 +228,7 @@ class QueryClients:
         return query
 
     def _longest_gone(self) -> QueryProgress | None:
-        return min(
-            (
-                query
-                for query in self._queries.values()
-                if query.settings is None and not query.is_live(self.now_ms)
-            ),
-            key=lambda query: self.now_ms if query.last_seen_ms is None else query.last_seen_ms,
-            default=None,
-        )
+        every, now_ms = self._queries.values(), self.now_ms
+        gone = [each for each in every if each.settings is None and not each.is_live(now_ms)]
+        seen = [now_ms if (ms := each.last_seen_ms) is None else ms for each in gone]
+        return gone[seen.index(min(seen))] if gone else None

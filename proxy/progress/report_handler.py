@@ -12,6 +12,7 @@ from proxy.wire.topic_partition import TopicPartition
 
 from .events import EventKind
 from .offset_ranges import OffsetRanges
+from .owns import owns_all
 from .partition import PartitionProgress
 from .query import MAX_PARTITIONS, LastBatch, QueryProgress
 from .query_clients import QueryClients
@@ -118,7 +119,8 @@ class ReportHandler:
 
     def unknown_ends(self, report: Report) -> set[TopicPartition]:
         """Return the partitions whose log ends are to be asked for, and passed on to `accept`."""
-        client_id = report.client_id or self._clients.client_of(report.name or "")
+        name = report.name or ""
+        client_id = report.client_id or self._clients.client_of_record(name, name)
         query = self._clients.query_of(client_id)
         partitions = query.partitions if query is not None else {}
         return {
@@ -178,7 +180,7 @@ class ReportHandler:
             new_run = not is_past and (yield from self._applying(report, query, now_ms, now_s))
             return AcceptedReport(report, query, new_run)
         # Numbers that are missing here may have gone to other members.
-        is_alone = not self._clients.is_shared
+        is_alone = self._clients.owns is owns_all
         lost = self._senders.accept(report.sender, report.number, counts_lost=is_alone)
         self.results["accepted"] += 1
         self.results["lost"] += lost
@@ -197,7 +199,7 @@ class ReportHandler:
         if report.client_id is not None:
             return report.client_id
         if report.name is not None:
-            return self._clients.client_of(report.name)
+            return self._clients.client_of_record(report.name, report.name)
         text = f"query {report.query_id} has neither a name nor a client id"
         fix = "name the query with queryName, or tell the listener its Kafka client id"
         raise ReportRefused(Refusal.NO_CLIENT, text, fix)
