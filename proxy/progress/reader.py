@@ -111,7 +111,9 @@ class Reader:
                     continue
             progress = cursor.progress
             if error_code:
-                _record_error(cursor, asked_offset, error_code)
+                if error_code == OFFSET_OUT_OF_RANGE and asked_offset is not None:
+                    cursor.out_of_range = asked_offset == cursor.fetch_offset
+                    progress.out_of_range_at = asked_offset
                 continue
             log = progress.log
             if (
@@ -146,7 +148,7 @@ class Reader:
         """Return the cursor of a partition that this connection did not read before."""
         progress = self._open(topic, partition, now_ms)
         if progress is None:
-            self._forget(topic, partition)
+            self.size -= self._cursors.get(topic, {}).pop(partition, None) is not None
             return None
         if offset is None or offset < 0:
             # Following began amid a session: the position comes with the next request.
@@ -154,34 +156,16 @@ class Reader:
         progress.read_ms = now_ms
         progress.record_fetch_offset(offset, now_ms)
         if self.size >= MAX_CURSORS:
-            self._forget_dropped()
+            self._cursors = {
+                topic: kept
+                for topic, cursors in self._cursors.items()
+                if (kept := {key: at for key, at in cursors.items() if not at.progress.is_dropped})
+            }
+            self.size = sum(map(len, self._cursors.values()))
         cursors = self._cursors.setdefault(topic, {})
         self.size += partition not in cursors
         cursor = cursors[partition] = ReadCursor(progress, topic_id, offset, offset)
         return cursor
-
-    def _forget(self, topic: str, partition: int) -> None:
-        cursors = self._cursors.get(topic)
-        if cursors is None or cursors.pop(partition, None) is None:
-            return
-        self.size -= 1
-        if not cursors:
-            del self._cursors[topic]
-
-    def _forget_dropped(self) -> None:
-        """Forget the partitions that the query let go of."""
-        self._cursors = {
-            topic: kept
-            for topic, cursors in self._cursors.items()
-            if (kept := {key: at for key, at in cursors.items() if not at.progress.is_dropped})
-        }
-        self.size = sum(map(len, self._cursors.values()))
-
-
-def _record_error(cursor: ReadCursor, asked_offset: int | None, error_code: int) -> None:
-    if error_code == OFFSET_OUT_OF_RANGE and asked_offset is not None:
-        cursor.out_of_range = asked_offset == cursor.fetch_offset
-        cursor.progress.out_of_range_at = asked_offset
 
 
 def _pass_over(cursor: ReadCursor, offset: int, now_ms: float) -> None:
@@ -200,21 +184,13 @@ def _pass_over(cursor: ReadCursor, offset: int, now_ms: float) -> None:
 def _go_on(cursor: ReadCursor, asked_offset: int, log_start: int, now_ms: float) -> None:
     """Record a position that was answered after one out of range, or first in a run or log."""
     progress = cursor.progress
-    if progress.out_of_range_at is not None:
-        _end_out_of_range(cursor, asked_offset, log_start, now_ms)
+    lost_from = progress.out_of_range_at
+    if lost_from is not None and asked_offset >= lost_from:
+        progress.out_of_range_at = None
+        if asked_offset == lost_from:  # it is there after all
+            cursor.out_of_range = False
+        else:
+            there_from = asked_offset if log_start < 0 else min(asked_offset, log_start)
+            progress.pass_over(lost_from, there_from, SkipReason.OUT_OF_RANGE, now_ms)
     if progress.fetched_from is None:
         progress.record_fetch_offset(asked_offset, now_ms)
-
-
-def _end_out_of_range(cursor: ReadCursor, asked_offset: int, log_start: int, now_ms: float) -> None:
-    """Record what became of a position that was out of range, maybe on another connection."""
-    progress = cursor.progress
-    lost_from = progress.out_of_range_at
-    if lost_from is None or asked_offset < lost_from:
-        return
-    progress.out_of_range_at = None
-    if asked_offset == lost_from:  # it is there after all
-        cursor.out_of_range = False
-        return
-    there_from = asked_offset if log_start < 0 else min(asked_offset, log_start)
-    progress.pass_over(lost_from, there_from, SkipReason.OUT_OF_RANGE, now_ms)

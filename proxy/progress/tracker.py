@@ -171,7 +171,14 @@ class FetchTracker:
     def asked(self, ask: FetchRequestPartitions, now_ms: float) -> None:
         """Record a request that is sent on to the broker."""
         topics = _by_topic(ask.positions)
-        session = self._begin(ask) if ask.is_full else self._apply(ask)
+        session = self.session
+        is_named = session is not None and session.session_id == ask.session_id
+        if ask.is_full and is_named:  # which it closes
+            self.session = None
+        if ask.is_full or session is None or not is_named:
+            session = FetchSession(NO_SESSION if ask.is_full else ask.session_id)
+        if not ask.is_full:
+            self.session = session
         session.keep_overwritten(ask)
         for topic, offsets in topics:
             session.set_all(topic, offsets)
@@ -208,28 +215,15 @@ class FetchTracker:
         while self._in_flight:
             self._in_flight.popleft().ended()
 
-    def _begin(self, ask: FetchRequestPartitions) -> FetchSession:
-        """Return a session for a full request, which closes the one that it names."""
-        if self.session is not None and self.session.session_id == ask.session_id:
-            self.session = None
-        return FetchSession(NO_SESSION)
-
-    def _apply(self, ask: FetchRequestPartitions) -> FetchSession:
-        """Return the session that an incremental request names."""
-        session = self.session
-        if session is None or session.session_id != ask.session_id:
-            session = self.session = FetchSession(ask.session_id)
-        return session
-
 
 def _by_topic(positions: Sequence[FetchPosition]) -> list[tuple[TopicKey, list[tuple[int, int]]]]:
     """Return partitions with their offsets, those in a row of one topic together."""
     topics: list[tuple[TopicKey, list[tuple[int, int]]]] = []
-    offsets: list[tuple[int, int]] = []
     last: TopicKey | None = None
     for topic, index, offset in positions:
         if topic is not last:
-            last, offsets = topic, []
+            last, offsets = topic, [(index, offset)]
             topics.append((topic, offsets))
-        offsets.append((index, offset))
+        else:
+            offsets.append((index, offset))
     return topics
