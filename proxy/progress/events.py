@@ -49,15 +49,7 @@ class EventKind(StrEnum):
     """What is known from reports is older than it should be."""
 
 
-ADVICE = frozenset(
-    {
-        EventKind.NAMES,
-        EventKind.CLIENT_SHARED,
-        EventKind.INTERVAL,
-        EventKind.TRIGGER,
-        EventKind.REPORTS,
-    }
-)
+ADVICE = frozenset(map(EventKind, ("names", "client_shared", "interval", "trigger", "reports")))
 """The kinds that say what to mend in a configuration or a job."""
 
 ALARMS = frozenset({EventKind.STUCK, EventKind.SKIPPED, EventKind.TOO_MANY}) | ADVICE

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from proxy.state import Document, Record
 from proxy.wire.topic_partition import TopicPartition
 
-from .documents import Times, query_document
+from .documents import query_document
 from .events import OnEvent
 from .log_edges import end_age_ms
 from .partition import PartitionProgress
@@ -49,7 +49,7 @@ class QueryRegistry(QueryClients):
         Between two steps other calls may come.
         """
         for query in sorted(self.queries, key=lambda query: query.name):
-            yield from query_document(query, Times(now_ms, now_s))
+            yield from query_document(query, now_ms, now_s)
 
     def by_label(self) -> list[tuple[str, tuple[PartitionProgress, ...]]]:
         """Return the partitions of each query, with its label."""
