@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from metrics.clock import MS_PER_SECOND
 from proxy.wire.topic_partition import TopicPartition
 
 from .events import EventKind
@@ -187,7 +188,9 @@ class ReportHandler:
         query.received += 1
         query.lost_reports += lost
         if report.batch is not None:
-            query.count_batch(report.batch)
+            query.rows += report.batch.rows
+            if report.batch.execution_ms is not None:
+                query.batch_seconds.observe(report.batch.execution_ms / MS_PER_SECOND)
         if not _is_late(report, query):
             new_run = yield from self._applying(report, query, now_ms, now_s)
             return AcceptedReport(report, query, new_run, lost)
