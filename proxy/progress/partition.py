@@ -198,7 +198,7 @@ class PartitionProgress:
         self.record_high_watermark(end, now_ms)
 
     def pass_over(self, start: int, end: int, reason: SkipReason, now_ms: float) -> None:
-        """Record that a reader went on behind a range: skip what of it nobody was given.
+        """Skip what of a range nobody was given, as a reader went on behind it.
 
         What was given to somebody may be completed: its batch will tell.
         """

@@ -33,9 +33,9 @@ class QueryRegistry(QueryClients):
         """Of the partitions that the cluster is asked for; those since gone are still there."""
 
     def sweeping(self, now_ms: float) -> Iterator[None]:
-        """Raise alarms for stuck partitions, and forget what is long gone; every second or so.
+        """Raise alarms and forget what is long gone, every second or so; yield between two steps.
 
-        Yields after each partition: other calls may come between two.
+        Between two steps, here and below, other calls may come.
         """
         self.forget_gone(now_ms)
         for query in self.queries:
@@ -44,10 +44,7 @@ class QueryRegistry(QueryClients):
             yield from query.sweeping(now_ms, stuck_after_ms)
 
     def documents(self, now_ms: float, now_s: float) -> Iterator[Document | None]:
-        """Yield each query as JSON, sorted by name; None for a step without one.
-
-        Between two steps other calls may come.
-        """
+        """Yield each query as JSON, sorted by name; None for a step without one."""
         for query in sorted(self.queries, key=lambda query: query.name):
             yield from query_document(query, now_ms, now_s)
 
@@ -56,10 +53,7 @@ class QueryRegistry(QueryClients):
         return [(query.name, tuple(query.partitions.values())) for query in self.queries]
 
     def partitions(self) -> Iterator[TopicPartition]:
-        """Yield the partitions whose log ends are worth asking for: of each query that reads it.
-
-        Between two steps other calls may come, here and in `stale`.
-        """
+        """Yield the partitions whose log ends are worth asking for: of each query that reads it."""
         self._readers = {}
         for _, partitions in self.by_label():
             yield from map(self._seek, partitions)

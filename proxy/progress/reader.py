@@ -64,10 +64,7 @@ class Reader:
         positions: Iterable[tuple[int, int]],
         now_ms: float,
     ) -> None:
-        """Record partitions of a topic in a Fetch request, with the offsets that it asks for.
-
-        `topic_id` is None before version 13.
-        """
+        """Record a topic's partitions and offsets in a request; no `topic_id` before version 13."""
         cursors = self._cursors.get(topic, _NO_CURSORS)
         for partition, offset in positions:
             cursor = cursors.get(partition)
@@ -97,10 +94,7 @@ class Reader:
         answers: Iterable[FetchedPartition],
         now_ms: float,
     ) -> None:
-        """Record partitions of a topic in a Fetch response.
-
-        `asked` has the offsets that they were asked from, those that are known.
-        """
+        """Record a topic's partitions in a response; `asked`: from where they were, as is known."""
         cursors, node_id = self._cursors.get(topic, _NO_CURSORS), self._node_id
         for partition, error_code, high_watermark, _, log_start, records_bytes, end in answers:
             cursor, asked_offset = cursors.get(partition), asked.get(partition)

@@ -209,15 +209,12 @@ class ReportHandler:
 
     def _movable(self, report: Report, scope: QueryScope, now_ms: float) -> QueryProgress | None:
         """Return what is known of the query, if it read with another client id in another run."""
-        known = (
-            query
-            for query in self._clients.queries
-            if query.query_id == report.query_id
-            and all(map(scope.covers, (query.client_id, query.reported_name or query.client_id)))
-        )
-        query = next(known, None)
-        is_held = query is None or query.settings is not None or query.reports_are_fresh(now_ms)
-        return None if is_held else query
+        for query in self._clients.queries:
+            names = query.client_id, query.reported_name or query.client_id
+            if query.query_id == report.query_id and all(map(scope.covers, names)):
+                is_held = query.settings is not None or query.reports_are_fresh(now_ms)
+                return None if is_held else query
+        return None
 
     def _check(
         self, report: Report, client_id: str, query: QueryProgress | None, now_ms: float
@@ -244,10 +241,9 @@ class ReportHandler:
     ) -> None:
         if report.event == "progress" and not self._knows_client(client_id):
             fix = f"{_THIS_PROXY}, with {client_id!r} as its kafka.client.id; or add it to queries"
-            if report.name not in (None, client_id) and self._knows_client(report.name or ""):
-                fix = (
-                    f"a client {report.name!r} has: say so in QuotaListener(clients=...); or {fix}"
-                )
+            name = report.name
+            if name is not None and name != client_id and self._knows_client(name):
+                fix = f"a client {name!r} has: say so in QuotaListener(clients=...); or {fix}"
             text = f"no client {client_id!r} has connected, and the configuration has none"
             raise ReportRefused(Refusal.UNKNOWN_QUERY, text, fix)
         self._clients.now_ms = now_ms
