@@ -3,6 +3,7 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kafka import errors
@@ -140,28 +141,26 @@ class Committer:
             group.client.close()  # the next commit opens another connection
 
 
+@dataclass(slots=True, eq=False)
 class _GroupCommitter:
     """Commits to one group, at its coordinator and without joining it.
 
     Kafka takes commits of who is no member only to a group without live members.
     """
 
-    def __init__(
-        self, name: str, commits: Commits, client: KafkaClient, clock_ms: Callable[[], float]
-    ) -> None:
-        self.client = client
-        self.name = name
-        self.task: asyncio.Task[None] | None = None
-        """The latest commit of `Committer.run`."""
-        self._commits = commits
-        self._clock_ms = clock_ms
-        self._read: set[TopicPartition] = set()
-        """It is known what the group had committed of these before our first commit."""
-        self._refused: dict[TopicPartition, _RefusedCommit] = {}
-        self._backoff_s = 0.0
-        self._again_s = 0.0
-        self._logged_problem: str | None = None
-        self._lock = asyncio.Lock()
+    name: str
+    _commits: Commits
+    client: KafkaClient
+    _clock_ms: Callable[[], float]
+    task: asyncio.Task[None] | None = None
+    """The latest commit of `Committer.run`."""
+    _read: set[TopicPartition] = field(default_factory=set)
+    """It is known what the group had committed of these before our first commit."""
+    _refused: dict[TopicPartition, _RefusedCommit] = field(default_factory=dict)
+    _backoff_s: float = 0.0
+    _again_s: float = 0.0
+    _logged_problem: str | None = None
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def may_try(self, due: Mapping[TopicPartition, int]) -> bool:
         """Return whether there is something to do, and it is time for it."""

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from proxy.wire.topic_partition import TopicPartition
@@ -71,17 +71,15 @@ class ProgressEvent:
 OnEvent = Callable[[ProgressEvent], None]
 
 
+@dataclass(slots=True, eq=False)
 class ChangeLog:
     """What happens to one query, and which of its partitions' records are out of date."""
 
-    def __init__(
-        self, label: str, on_event: OnEvent, changed: Callable[[TopicPartition], None]
-    ) -> None:
-        self.label = label
-        self.on_event = on_event
-        self.changed = changed
-        """Called when a partition's record is out of date, or the partition is gone."""
-        self.events: deque[ProgressEvent] = deque(maxlen=MAX_EVENTS)
+    label: str
+    on_event: OnEvent
+    changed: Callable[[TopicPartition], None]
+    """Called when a partition's record is out of date, or the partition is gone."""
+    events: deque[ProgressEvent] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
 
     def add_event(
         self, kind: EventKind, key: TopicPartition | None, text: str, now_ms: float

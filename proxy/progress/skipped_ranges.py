@@ -1,6 +1,6 @@
 """Keeps the ranges of a partition that were skipped: each counted once, none dropped silently."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from .offset_ranges import OffsetRange, OffsetRanges
@@ -50,17 +50,15 @@ class SkippedRange:
         )
 
 
+@dataclass(slots=True, eq=False)
 class SkippedRanges:
     """Skipped ranges of a partition; what is `known`, or in a narrow gap of it, counts no more."""
 
-    __slots__ = ("known", "ranges", "records")
-
-    def __init__(self) -> None:
-        self.known = OffsetRanges()
-        self.ranges: list[SkippedRange] = []
-        """In order of time; at most MAX_SKIPS."""
-        self.records = 0
-        """How many offsets were skipped, ever."""
+    known: OffsetRanges = field(default_factory=OffsetRanges)
+    ranges: list[SkippedRange] = field(default_factory=list)
+    """In order of time; at most MAX_SKIPS."""
+    records: int = 0
+    """How many offsets were skipped, ever."""
 
     def add(self, start: int, end: int, reason: SkipReason, now_ms: float) -> list[OffsetRange]:
         """Record a skipped range; return the parts of it that are new."""

@@ -7,7 +7,6 @@ partitions without news. So each is kept with the offset that it was last asked 
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
 from types import MappingProxyType
 
@@ -129,14 +128,7 @@ class FetchInFlight:
         else:
             for each in fetched:  # one by one: TopicNames bounds how many wait
                 asked = {each[0]: offsets.get(each[0])}
-                again = partial(
-                    reader.fetch_answered,
-                    topic_id=topic,
-                    asked=asked,
-                    answers=(each,),
-                    now_ms=self.now_ms,
-                )
-                names.when_known(topic, again)
+                names.when_known(topic, reader.fetch_answered, topic, asked, (each,), self.now_ms)
 
     def ended(self) -> None:
         """See FetchObserver."""
@@ -194,8 +186,7 @@ class FetchTracker:
                 asked(name, topic, offsets, now_ms)
             else:
                 for each in offsets:  # one by one: TopicNames bounds how many wait
-                    again = partial(asked, topic_id=topic, positions=(each,), now_ms=now_ms)
-                    names.when_known(topic, again)
+                    names.when_known(topic, asked, topic, (each,), now_ms)
 
     def observer(self, ask: FetchRequestPartitions, now_ms: float) -> FetchInFlight:
         """Return the observer of the response to that request, which begins now.
