@@ -20,9 +20,7 @@ EpochSeconds: TypeAlias = Callable[[float | None], float | None]
 
 
 def query_document(query: QueryProgress, now_ms: float, now_s: float) -> Iterator[Document | None]:
-    """Yield all about a query, after a None for each partition: there may be thousands.
-
-    A partition is shown as it is at its step.
+    """Yield all about a query, after a None for each partition, which is shown as it is by then.
 
     Offsets and counts are whole numbers, times seconds of the Unix epoch, durations end in `_s`.
     What is not known is null.

@@ -180,10 +180,7 @@ class QueryClients:
         return len(self._queries) < self._max_queries or self._longest_gone() is not None
 
     def follow(self, client_id: str, *, make_room: bool = True) -> QueryProgress | None:
-        """Return a client id's query, made if new, for one long gone if `make_room`.
-
-        None: there is no room, or the client is not this member's.
-        """
+        """Return a client id's query, made if it is new; None: no room, or not this member's."""
         if (query := self._queries.get(client_id)) is not None:
             return query
         if not self.owns.client(client_id):

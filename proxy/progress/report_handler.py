@@ -1,7 +1,4 @@
-"""Applies reports to what is known: each is checked completely before it changes anything.
-
-Both go in small steps, as a report may name thousands of partitions.
-"""
+"""Checks each report completely, then applies it; in steps, as it may name many partitions."""
 
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
@@ -77,10 +74,7 @@ class Senders:
         return sender.lost if sender is not None else 0
 
     def accept(self, sender_id: str, number: int, *, counts_lost: bool = True) -> int:
-        """Record a number that is accepted; return how many were lost just before it.
-
-        0 without `counts_lost`: not all of a sender's reports come here.
-        """
+        """Record a number that is accepted; return how many were lost before it, if that counts."""
         sender = self._senders.pop(sender_id, None) or Sender(number - 1)
         if len(self._senders) >= MAX_SENDERS:
             del self._senders[next(iter(self._senders))]

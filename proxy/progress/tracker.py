@@ -53,9 +53,7 @@ class FetchSession:
 
     def set_all(self, topic: TopicKey, offsets: Sequence[tuple[int, int]]) -> None:
         """Set the offsets of some partitions of a topic, those that there is room for."""
-        known = self.positions.get(topic)
-        if known is None:
-            known = {}
+        known = self.positions.get(topic) or {}
         before = len(known)
         if self.size + len(offsets) <= MAX_SESSION_PARTITIONS:
             known.update(offsets)
@@ -64,10 +62,9 @@ class FetchSession:
             for index, offset in offsets:
                 if index in known or len(known) < room:
                     known[index] = offset
-        added = len(known) - before
-        if added:
+        if len(known) > before:
             self.positions[topic] = known
-            self.size += added
+            self.size += len(known) - before
 
     def forget(self, topic: TopicKey, index: int) -> None:
         """Forget a partition, if it is there."""
