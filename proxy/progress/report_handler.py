@@ -348,37 +348,32 @@ def _is_late(report: Report, query: QueryProgress) -> bool:
 
 
 def _check_run(report: Report, client_id: str, query: QueryProgress, now_ms: float) -> None:
+    """Check that an event may come now, of this run and batch."""
+    is_same = report.run_id == query.run_id
+    is_former = report.run_id in query.former_runs
     if query.query_id not in (None, report.query_id):
-        if report.run_id == query.run_id:
+        if is_same:
             text = f"run {report.run_id} is one of query {query.query_id}"
             raise ReportRefused(Refusal.IMPOSSIBLE, text, "report the ids that Spark gives")
         if report.event != "started" and query.reports_are_fresh(now_ms):
             holder = f"query {query.name!r} ({query.query_id})"
             text = f"{holder} reads with the client id {query.client_id!r}, and was heard lately"
             raise ReportRefused(Refusal.CLIENT_TAKEN, text, _OWN_ID)
-    elif report.run_id == query.run_id:
-        _check_same_run(report, query)
-        return
-    if report.event == "running" or report.run_id not in query.former_runs:
-        return
-    if report.event == "started":
+    if report.event == "started" and (is_same or is_former):
         raise ReportRefused(Refusal.REPEATED, "the run has begun before")
-    if report.query_id != query.query_id or client_id != query.client_id:
+    if report.event == "running":
+        return
+    batch, last = report.batch, query.last_batch_id
+    if is_same and query.ended:
+        reason = Refusal.REPEATED if report.event == "terminated" else Refusal.OUT_OF_ORDER
+        raise ReportRefused(reason, "the run has ended before")
+    if is_same and batch is not None and last is not None and batch.batch_id <= last:
+        reason = Refusal.REPEATED if batch.batch_id == last else Refusal.OUT_OF_ORDER
+        raise ReportRefused(reason, f"batch {batch.batch_id} after batch {last}")
+    is_moved = report.query_id != query.query_id or client_id != query.client_id
+    if is_former and not is_same and is_moved:
         text = f"run {report.run_id} is over: another one has begun"
         raise ReportRefused(Refusal.OUT_OF_ORDER, text, _OWN_ID)
-
-
-def _check_same_run(report: Report, query: QueryProgress) -> None:
-    batch, last = report.batch, query.last_batch_id
-    if report.event == "started":
-        again, text = True, "the run has begun before"
-    elif query.ended and report.event != "running":
-        again, text = report.event == "terminated", "the run has ended before"
-    elif batch is not None and last is not None and batch.batch_id <= last:
-        again, text = batch.batch_id == last, f"batch {batch.batch_id} after batch {last}"
-    else:
-        return
-    raise ReportRefused(Refusal.REPEATED if again else Refusal.OUT_OF_ORDER, text)
 
 
 def _check_range(
