@@ -89,7 +89,8 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
 
 @pytest.fixture(scope="session")
 def topic_names() -> Iterator[str]:
-    return (f"topic-{number}" for number in itertools.count())
+    """Names whose order is that in which they are given, however many there are."""
+    return (f"topic-{number:06}" for number in itertools.count())
 
 
 @pytest.fixture

@@ -2,18 +2,20 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
+from kafka import errors
+from kafka.protocol.consumer import OffsetCommitRequest, OffsetFetchRequest
 from structlog import get_logger
 
-from proxy.cluster.kafka_client import KafkaClient
-from proxy.cluster.partitions import named
-from proxy.cluster.upstream import RefusedError, UpstreamError
+from proxy.cluster.kafka_client import GROUP_COORDINATOR, KafkaClient
+from proxy.cluster.partitions import named, requests_by_topic
+from proxy.cluster.upstream import NOT_READY, RefusedError, UpstreamError, name_of
 from proxy.wire.topic_partition import TopicPartition
 
-from .commits import Commits
-from .group_offsets import GroupOffsets, Refused
+from .query_clients import Commits
 
 COMMIT_INTERVAL_S = 1.0
 """What came due in this time goes out in one request per group."""
@@ -28,11 +30,44 @@ ROUND_TIMEOUT_S = 30.0
 FLUSH_RETRY_S = 0.2
 """Between two tries when there is little time left."""
 
+VERSION = 3
+"""Of both requests, since Kafka 0.11; a simple consumer needs nothing of what came later."""
+
+_NO_OFFSET = -1
+_NO_METADATA = ""
+
+_MOVED = frozenset(
+    {
+        errors.CoordinatorNotAvailableError.errno,
+        errors.CoordinatorLoadInProgressError.errno,
+        errors.NotCoordinatorError.errno,
+        errors.RequestTimedOutError.errno,
+    }
+)
+"""The coordinator may be another broker by now."""
+
+_LIVE = (
+    "the group has live members: consumers that subscribe to topics use it, and Kafka lets nobody "
+    "else commit; give the query a commit_group of its own"
+)
+_NO_RIGHT = "the cluster does not let the proxy use this {0}; it needs the right Read on it"
+
+_OF_GROUP = {
+    errors.UnknownMemberIdError.errno: _LIVE,
+    errors.IllegalGenerationError.errno: _LIVE,
+    errors.RebalanceInProgressError.errno: _LIVE,
+    errors.StaleMemberEpochError.errno: _LIVE,
+    errors.GroupAuthorizationFailedError.errno: _NO_RIGHT.format("group"),
+}
+_OF_PARTITION = {
+    errors.UnknownTopicOrPartitionError.errno: "there is no such topic or partition",
+    errors.TopicAuthorizationFailedError.errno: _NO_RIGHT.format("topic"),
+}
+
 _log = get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _RefusedCommit:
+class _RefusedCommit(NamedTuple):
     """Kafka does not take an offset for a partition."""
 
     offset: int
@@ -75,32 +110,23 @@ class Committer:
 
         Until something is due to one of them again: then it is read first where that one is.
         """
-        groups = [self._groups[name] for name in names if name in self._groups]
         due = [group for group, _ in self._due() if group.name in names]
+        groups = [self._groups[name] for name in names if name in self._groups]
         try:
-            async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as tasks:
-                for group in due:
-                    tasks.create_task(group.commit_all())
-            return True
-        except TimeoutError:
-            return False
+            return await _commit_all(due, timeout_s)
         finally:
             self._commits.drop(names)  # so that `run` begins no other commit
-            for group in {*groups, *due}:
+            for group in groups:
                 await group.end()
                 self._groups.pop(group.name, None)
 
     async def flush(self, timeout_s: float) -> bool:
         """Commit what is due now, then close the connections; return whether all of it went out."""
         try:
-            async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as tasks:
-                for group, _ in self._due():
-                    tasks.create_task(group.commit_all())
-        except TimeoutError:
-            return False
+            is_done = await _commit_all([group for group, _ in self._due()], timeout_s)
         finally:
             self._close()
-        return not self._due()
+        return is_done and not self._due()
 
     def _due(self) -> list[tuple["_GroupCommitter", Mapping[TopicPartition, int]]]:
         """Return each group that has something due, and that."""
@@ -115,26 +141,26 @@ class Committer:
             group.client.close()  # the next commit opens another connection
 
 
+@dataclass(slots=True, eq=False)
 class _GroupCommitter:
-    """Commits to one group: what of it was read, what is refused, and when to try again."""
+    """Commits to one group, at its coordinator and without joining it.
 
-    def __init__(
-        self, name: str, commits: Commits, client: KafkaClient, clock_ms: Callable[[], float]
-    ) -> None:
-        self.client = client
-        self.name = name
-        self.task: asyncio.Task[None] | None = None
-        """The latest commit of `Committer.run`."""
-        self._commits = commits
-        self._clock_ms = clock_ms
-        self._offsets = GroupOffsets(name, client)
-        self._read: set[TopicPartition] = set()
-        """It is known what the group had committed of these before our first commit."""
-        self._refused: dict[TopicPartition, _RefusedCommit] = {}
-        self._backoff_s = 0.0
-        self._again_s = 0.0
-        self._logged_problem: str | None = None
-        self._lock = asyncio.Lock()
+    Kafka takes commits of who is no member only to a group without live members.
+    """
+
+    name: str
+    _commits: Commits
+    client: KafkaClient
+    _clock_ms: Callable[[], float]
+    task: asyncio.Task[None] | None = None
+    """The latest commit of `Committer.run`."""
+    _read: set[TopicPartition] = field(default_factory=set)
+    """It is known what the group had committed of these before our first commit."""
+    _refused: dict[TopicPartition, _RefusedCommit] = field(default_factory=dict)
+    _backoff_s: float = 0.0
+    _again_s: float = 0.0
+    _logged_problem: str | None = None
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def may_try(self, due: Mapping[TopicPartition, int]) -> bool:
         """Return whether there is something to do, and it is time for it."""
@@ -146,11 +172,7 @@ class _GroupCommitter:
         async with self._lock:
             try:
                 async with asyncio.timeout(ROUND_TIMEOUT_S):
-                    tried = self._to_try(self._due())  # what was due before may be behind by now
-                    if tried.keys() - self._read:
-                        await self._read_first(tried)
-                        tried = self._to_try(self._due())
-                    await self._commit(tried)
+                    await self._try()
             except TimeoutError:
                 self._failed(f"not done in {ROUND_TIMEOUT_S:g} s")
             except (UpstreamError, RefusedError) as error:
@@ -158,13 +180,6 @@ class _GroupCommitter:
             else:
                 self._backoff_s = self._again_s = 0.0
                 self._report_refused()
-
-    async def end(self) -> None:
-        """Commit no more: what is under way is given up."""
-        if self.task is not None:
-            self.task.cancel()
-            await asyncio.wait((self.task,))
-        self.client.close()
 
     async def commit_all(self) -> None:
         """Commit until nothing is due that Kafka would take. Without limit of time."""
@@ -174,45 +189,95 @@ class _GroupCommitter:
             await asyncio.sleep(FLUSH_RETRY_S)
             await self.commit()
 
+    async def end(self) -> None:
+        """Commit no more: what is under way is given up."""
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.wait((self.task,))
+        self.client.close()
+
     def _due(self) -> Mapping[TopicPartition, int]:
         return self._commits.due().get(self.name, {})
 
     def _to_try(self, due: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Return what of it is not refused just now."""
-        now_s = _now_s()
-        refused = {
-            (partition, refusal.offset)
-            for partition, refusal in self._refused.items()
-            if refusal.again_s > now_s
+        refused, now_s = self._refused, _now_s()
+        return {
+            part: offset
+            for part, offset in due.items()
+            if (why := refused.get(part)) is None or why.offset != offset or why.again_s <= now_s
         }
-        return {part: offset for part, offset in due.items() if (part, offset) not in refused}
 
-    async def _read_first(self, tried: Mapping[TopicPartition, int]) -> None:
-        """Read where the group is in new partitions; what would move it back is due no more."""
-        new = tried.keys() - self._read
-        offsets, refused = await self._offsets.read(new)
-        self._refuse(tried, refused)
-        self._read |= new - refused.keys()
-        self._commits.group_has(self.name, offsets)
-
-    async def _commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        tried = {part: offset for part, offset in offsets.items() if part in self._read}
-        if not tried:
-            return
-        refused = await self._offsets.write(tried)
-        self._refuse(tried, refused)
-        taken = {part: offset for part, offset in tried.items() if part not in refused}
-        for partition in taken:
-            self._refused.pop(partition, None)
+    async def _try(self) -> None:
+        """Commit what is due. First read where the group is: what moves it back is due no more."""
+        tried = self._to_try(self._due())  # what was due before may be behind by now
+        if new := tried.keys() - self._read:
+            offsets = await self._read_offsets(new, tried)
+            self._read |= offsets.keys()
+            has = {part: offset for part, offset in offsets.items() if offset != _NO_OFFSET}
+            self._commits.group_has(self.name, has)
+            tried = self._to_try(self._due())
+        tried = {part: offset for part, offset in tried.items() if part in self._read}
+        taken: dict[TopicPartition, int] = {}
+        for topics in requests_by_topic(tried):
+            rows = {
+                topic: [(number, offset, _NO_METADATA) for number, offset in of_topic]
+                for topic, of_topic in topics.items()
+            }
+            request = OffsetCommitRequest[VERSION](group_id=self.name, topics=list(rows.items()))
+            for part, _ in self._taken((await self._ask(request)).topics, tried):
+                taken[part] = tried[part]
+                self._refused.pop(part, None)
         if taken:
             self._commits.committed(self.name, taken, self._clock_ms())
 
-    def _refuse(self, tried: Mapping[TopicPartition, int], refused: Refused) -> None:
-        for partition, reason in refused.items():
-            before = self._refused.get(partition)
-            pause_s = _longer(before.backoff_s if before else 0.0)
-            again_s = _now_s() + pause_s
-            self._refused[partition] = _RefusedCommit(tried[partition], reason, pause_s, again_s)
+    async def _read_offsets(
+        self, partitions: Collection[TopicPartition], tried: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int]:
+        """Return the group's offsets, _NO_OFFSET where it has none."""
+        offsets: dict[TopicPartition, int] = {}
+        for topics in requests_by_topic(dict.fromkeys(partitions)):
+            numbers = [(topic, [number for number, _ in rows]) for topic, rows in topics.items()]
+            request = OffsetFetchRequest[VERSION](group_id=self.name, topics=numbers)
+            response = await self._ask(request)
+            self._require(response.error_code)
+            for part, row in self._taken(response.topics, tried):
+                offsets[part] = row.committed_offset
+        return offsets
+
+    def _taken(
+        self, topics: Iterable[Any], tried: Mapping[TopicPartition, int]
+    ) -> list[tuple[TopicPartition, Any]]:
+        """Return the rows of an answer without an error; record which were refused."""
+        rows = [
+            ((topic.name, row.partition_index), row) for topic in topics for row in topic.partitions
+        ]
+        for part, row in rows:
+            if row.error_code:
+                reason = self._check(row.error_code)
+                before = self._refused.get(part)
+                pause_s = _longer(before.backoff_s if before else 0.0)
+                again_s = _now_s() + pause_s
+                self._refused[part] = _RefusedCommit(tried[part], reason, pause_s, again_s)
+        return [(part, row) for part, row in rows if not row.error_code]
+
+    async def _ask(self, request: Any) -> Any:
+        coordinator = await self.client.coordinator((GROUP_COORDINATOR, self.name), self._require)
+        return await self.client.ask(request, coordinator)
+
+    def _require(self, error_code: int) -> None:
+        if error_code:
+            raise RefusedError(self._check(error_code), error_code)
+
+    def _check(self, error_code: int) -> str:
+        """Return what a partition's error means. Raise what one of the whole group means."""
+        if error_code in _MOVED:
+            self.client.forget((GROUP_COORDINATOR, self.name))
+            text = f"the group's coordinator is not ready: {name_of(error_code)}"
+            raise UpstreamError(NOT_READY, text)
+        if error_code in _OF_GROUP:
+            raise RefusedError(_OF_GROUP[error_code], error_code)
+        return _OF_PARTITION.get(error_code) or name_of(error_code)
 
     def _failed(self, reason: str) -> None:
         again = self._backoff_s > 0.0
@@ -224,9 +289,8 @@ class _GroupCommitter:
 
     def _report_refused(self) -> None:
         """Report the partitions that are due and refused; the others do not wait for them."""
-        if self._refused:
-            due = self._due()
-            self._refused = {part: why for part, why in self._refused.items() if part in due}
+        due = self._due() if self._refused else {}
+        self._refused = {part: why for part, why in self._refused.items() if part in due}
         partitions: defaultdict[str, list[TopicPartition]] = defaultdict(list)
         for partition, refusal in self._refused.items():
             partitions[refusal.reason].append(partition)
@@ -242,6 +306,17 @@ class _GroupCommitter:
         elif problem != self._logged_problem:
             _log.warning("offsets not committed, they stay due", group=self.name, error=problem)
         self._logged_problem = problem
+
+
+async def _commit_all(groups: Iterable[_GroupCommitter], timeout_s: float) -> bool:
+    """Commit all that is due to these groups; return whether that was done in time."""
+    try:
+        async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as tasks:
+            for group in groups:
+                tasks.create_task(group.commit_all())
+    except TimeoutError:
+        return False
+    return True
 
 
 def _longer(backoff_s: float) -> float:

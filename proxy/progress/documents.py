@@ -1,12 +1,11 @@
 """The progress of a query as JSON, for people and scripts."""
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeAlias
 
 from metrics.clock import MS_PER_SECOND
 from proxy.state import Document
 
-from .commits import GroupState
 from .events import ProgressEvent
 from .offset_ranges import OffsetRange
 from .partition import PartitionProgress
@@ -16,57 +15,47 @@ from .report import Refusal
 MAX_RANGES_SHOWN = 20
 """Of one set of ranges; the records are those of all."""
 
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """Turns monotonic times into seconds of the Unix epoch."""
-
-    now_ms: float
-    now_s: float
-
-    def at_s(self, at_ms: float | None) -> float | None:
-        """Return a time in seconds of the Unix epoch, to the millisecond; None for None."""
-        if at_ms is None:
-            return None
-        return round(self.now_s - (self.now_ms - at_ms) / MS_PER_SECOND, 3)
+EpochSeconds: TypeAlias = Callable[[float | None], float | None]
+"""Returns a monotonic time in seconds of the Unix epoch, to the millisecond; None for None."""
 
 
-def query_document(
-    query: QueryProgress, commit: GroupState | None, times: Times
-) -> Iterator[Document | None]:
-    """Yield all about a query, after a None for each partition: there may be thousands.
-
-    `commit` is of its group, None when it has none. A partition is shown as it is at its step.
+def query_document(query: QueryProgress, now_ms: float, now_s: float) -> Iterator[Document | None]:
+    """Yield all about a query, after a None for each partition, which is shown as it is by then.
 
     Offsets and counts are whole numbers, times seconds of the Unix epoch, durations end in `_s`.
     What is not known is null.
     """
+
+    def at_s(at_ms: float | None) -> float | None:
+        return None if at_ms is None else round(now_s - (now_ms - at_ms) / MS_PER_SECOND, 3)
+
     partitions: list[Document] = []
     for key in sorted(query.partitions):
         yield None
         partition = query.partitions.get(key)
         if partition is not None:  # it may be gone by now
-            partitions.append(_partition(partition, times))
-    trigger, batch = query.trigger, query.last_batch
+            partitions.append(_partition(partition, now_ms, at_s))
+    trigger, batch, commit = query.trigger, query.last_batch, query.commit
     yield {
         "name": query.name,
         "query_id": query.query_id,
         "run_id": query.run_id,
         "client_id": query.client_id,
-        "state": str(query.state(times.now_ms)),
+        "state": str(query.state(now_ms)),
         "ended": query.ended,
         "error": query.error,
-        "trigger": trigger and {"kind": trigger.kind, "interval_s": _seconds(trigger.interval_ms)},
-        "last_report": times.at_s(query.last_report_ms),
-        "last_heard": times.at_s(query.last_heard_ms),
-        "report_age_s": _seconds(query.report_age_ms(times.now_ms)),
+        "trigger": trigger
+        and {"kind": trigger.kind, "interval_s": in_seconds(trigger.interval_ms)},
+        "last_report": at_s(query.last_report_ms),
+        "last_heard": at_s(query.last_heard_ms),
+        "report_age_s": in_seconds(query.report_age_ms(now_ms)),
         "last_batch": query.last_batch_id,
         "batch": batch
         and {
             "id": batch.batch_id,
             "rows": batch.rows,
-            "duration_s": _seconds(batch.duration_ms),
-            "ended": times.at_s(batch.ended_ms),
+            "duration_s": in_seconds(batch.duration_ms),
+            "ended": at_s(batch.ended_ms),
         },
         "run_batches": query.run_batches,
         "reports": {
@@ -75,22 +64,21 @@ def query_document(
             "repeated": query.refused_reports[Refusal.REPEATED],
             "refused": {str(reason): n for reason, n in sorted(query.refused_reports.items())},
         },
-        "commit": commit
+        "commit": query.commit_group
         and {
             "group": query.commit_group,
-            "last": times.at_s(commit.last_ms),
+            "last": at_s(commit.last_ms),
             "error": commit.error,
             "backwards": commit.backwards,
         },
-        "advice": [_event(event, times) for event in query.advice.values()],
-        "notes": [_event(event, times) for event in reversed(query.changes.events)],
+        "advice": [_event(event, at_s) for event in query.advice.values()],
+        "notes": [_event(event, at_s) for event in reversed(query.changes.events)],
         "partitions": partitions,
     }
 
 
-def _partition(partition: PartitionProgress, times: Times) -> Document:
-    lag_ms = partition.lag_ms(times.now_ms)
-    log, refetched = partition.log, partition.refetched
+def _partition(partition: PartitionProgress, now_ms: float, at_s: EpochSeconds) -> Document:
+    lag_ms, log = partition.lag_ms(now_ms), partition.log
     return {
         "topic": partition.topic,
         "partition": partition.partition,
@@ -108,7 +96,7 @@ def _partition(partition: PartitionProgress, times: Times) -> Document:
         "failed": _ranges(partition.failed),
         "refetched": {
             "records": partition.refetched_records,
-            "latest": list(refetched) if refetched is not None else None,
+            "latest": partition.refetched and list(partition.refetched),
         },
         "skipped": [
             {
@@ -116,12 +104,12 @@ def _partition(partition: PartitionProgress, times: Times) -> Document:
                 "to": each.end,
                 "records": each.records,
                 "reason": str(each.reason),
-                "at": times.at_s(each.at_ms),
+                "at": at_s(each.at_ms),
             }
             for each in partition.skipped.ranges
         ],
         "skipped_records": partition.skipped.records,
-        "stuck_since": times.at_s(partition.stuck_since_ms) if partition.stuck else None,
+        "stuck_since": at_s(partition.stuck_since_ms) if partition.stuck else None,
     }
 
 
@@ -134,15 +122,16 @@ def _ranges(ranges: Iterable[OffsetRange]) -> Document:
     }
 
 
-def _event(event: ProgressEvent, times: Times) -> Document:
+def _event(event: ProgressEvent, at_s: EpochSeconds) -> Document:
     return {
         "kind": str(event.kind),
         "topic": event.topic,
         "partition": event.partition,
         "text": event.text,
-        "at": times.at_s(event.at_ms),
+        "at": at_s(event.at_ms),
     }
 
 
-def _seconds(ms: float | None) -> float | None:
+def in_seconds(ms: float | None) -> float | None:
+    """Return milliseconds in seconds; None for None."""
     return ms / MS_PER_SECOND if ms is not None else None

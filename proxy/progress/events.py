@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from proxy.wire.topic_partition import TopicPartition
@@ -49,15 +49,7 @@ class EventKind(StrEnum):
     """What is known from reports is older than it should be."""
 
 
-ADVICE = frozenset(
-    {
-        EventKind.NAMES,
-        EventKind.CLIENT_SHARED,
-        EventKind.INTERVAL,
-        EventKind.TRIGGER,
-        EventKind.REPORTS,
-    }
-)
+ADVICE = frozenset(map(EventKind, ("names", "client_shared", "interval", "trigger", "reports")))
 """The kinds that say what to mend in a configuration or a job."""
 
 ALARMS = frozenset({EventKind.STUCK, EventKind.SKIPPED, EventKind.TOO_MANY}) | ADVICE
@@ -79,17 +71,15 @@ class ProgressEvent:
 OnEvent = Callable[[ProgressEvent], None]
 
 
+@dataclass(slots=True, eq=False)
 class ChangeLog:
     """What happens to one query, and which of its partitions' records are out of date."""
 
-    def __init__(
-        self, label: str, on_event: OnEvent, changed: Callable[[TopicPartition], None]
-    ) -> None:
-        self.label = label
-        self.on_event = on_event
-        self.changed = changed
-        """Called when a partition's record is out of date, or the partition is gone."""
-        self.events: deque[ProgressEvent] = deque(maxlen=MAX_EVENTS)
+    label: str
+    on_event: OnEvent
+    changed: Callable[[TopicPartition], None]
+    """Called when a partition's record is out of date, or the partition is gone."""
+    events: deque[ProgressEvent] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
 
     def add_event(
         self, kind: EventKind, key: TopicPartition | None, text: str, now_ms: float

@@ -5,7 +5,6 @@ records from invisible ones. The response that the poll got has said both a mome
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from proxy.wire.fetch import FetchedPartition
 from proxy.wire.list_offsets import (
@@ -21,24 +20,8 @@ MAX_AGE_MS = 200.0
 """What a broker said longer ago is not said again. The age counts from when the Fetch was sent: a
 response may have waited for a quota, or for a client that reads slowly."""
 
-
-class FetchedLog(NamedTuple):
-    """Where a log begins and ends; -1 where the response does not say."""
-
-    log_start_offset: int
-    high_watermark: int
-    last_stable_offset: int
-
-    def offset(self, timestamp: int, isolation_level: int) -> int | None:
-        """Return what a broker answers to a look-up; None where that is not known here."""
-        offset = -1
-        if timestamp == EARLIEST:
-            offset = self.log_start_offset
-        elif timestamp == LATEST and isolation_level == READ_UNCOMMITTED:
-            offset = self.high_watermark
-        elif timestamp == LATEST and isolation_level == READ_COMMITTED:
-            offset = self.last_stable_offset
-        return offset if offset >= 0 else None
+_LATEST = {READ_UNCOMMITTED: 1, READ_COMMITTED: 2}
+"""Which of the three offsets below a broker answers, by isolation level."""
 
 
 class FetchedLogs:
@@ -54,7 +37,8 @@ class FetchedLogs:
     def __init__(self) -> None:
         self._fetched: list[tuple[str, Sequence[FetchedPartition]]] = []
         """What is not yet among the logs: most responses are followed by no look-up."""
-        self._logs: dict[TopicPartition, FetchedLog] = {}
+        self._logs: dict[TopicPartition, tuple[int, int, int]] = {}
+        """Log start, high watermark and last stable offset; -1 where the response does not say."""
         self._asked_ms = 0.0
 
     def begin_response(self, asked_ms: float) -> None:
@@ -71,19 +55,17 @@ class FetchedLogs:
         """Return the answer for each partition of a look-up; None if not all of it is known."""
         if now_ms - self._asked_ms > MAX_AGE_MS or not lookup.timestamps:
             return None
-        self._read_fetched()
-        found: dict[TopicPartition, int] = {}
-        for key, timestamp in lookup.timestamps.items():
-            log = self._logs.get(key)
-            offset = log.offset(timestamp, lookup.isolation_level) if log is not None else None
-            if offset is None:
-                return None
-            found[key] = offset
-        return found
-
-    def _read_fetched(self) -> None:
         for topic, fetched in self._fetched:
             for partition, error_code, high, stable, start, records_bytes, _ in fetched:
                 if not error_code and records_bytes > 0:
-                    self._logs[topic, partition] = FetchedLog(start, high, stable)
+                    self._logs[topic, partition] = start, high, stable
         self._fetched.clear()
+        found: dict[TopicPartition, int] = {}
+        for key, timestamp in lookup.timestamps.items():
+            latest = _LATEST.get(lookup.isolation_level) if timestamp == LATEST else None
+            which = 0 if timestamp == EARLIEST else latest
+            log = self._logs.get(key)
+            if which is None or log is None or log[which] < 0:
+                return None
+            found[key] = log[which]
+        return found

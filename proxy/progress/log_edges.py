@@ -45,37 +45,30 @@ class EndHistory:
     def add(self, now_ms: float, end: int) -> None:
         """Record the log end; a lower one than before, or an earlier time, is left out."""
         times, ends = self._times_ms, self._ends
-        if ends:
-            last = ends[-1]
-            if end < last or now_ms < times[-1]:
-                return
-            if end == last and len(ends) > 1 and ends[-2] == end:
-                times[-1] = now_ms
-                return
+        if ends and (end < ends[-1] or now_ms < times[-1]):
+            return
+        if len(ends) > 1 and end == ends[-1] == ends[-2]:
+            times[-1] = now_ms
+            return
         times.append(now_ms)
         ends.append(end)
         if len(ends) >= MAX_SAMPLES:  # from 1 in steps of 2, without the last
-            del times[1:-1:2]
-            del ends[1:-1:2]
+            del times[1:-1:2], ends[1:-1:2]
 
     def passed_ms(self, offset: int) -> float | None:
         """Return when the log end went beyond `offset`, or was first seen there; None: not yet."""
         times, ends = self._times_ms, self._ends
         after = bisect_right(ends, offset)
-        if after == len(ends):
-            return None
-        if after == 0:
-            return times[0]
+        if after in (0, len(ends)):
+            return times[0] if after < len(ends) else None
         before = after - 1
         share = (offset - ends[before]) / (ends[after] - ends[before])
         return times[before] + share * (times[after] - times[before])
 
     def forget_below(self, offset: int) -> None:
         """Forget the samples that only serve offsets below this one."""
-        needless = bisect_right(self._ends, offset) - 1
-        if needless > 0:
-            del self._times_ms[:needless]
-            del self._ends[:needless]
+        needless = max(bisect_right(self._ends, offset) - 1, 0)
+        del self._times_ms[:needless], self._ends[:needless]
 
 
 class LogEdges:

@@ -92,14 +92,13 @@ class LogEnds:
 
     async def _repeat(self, poll: Callable[[], Awaitable[None]], interval_s: float) -> None:
         while True:
+            problem = None
             try:
                 await poll()
             except UpstreamError as error:
-                self._log_problem(poll, str(error))
-                await asyncio.sleep(RETRY_PAUSE_S)
-            else:
-                self._log_problem(poll, None)
-            await asyncio.sleep(interval_s)
+                problem = str(error)
+            self._log_problem(poll, problem)
+            await asyncio.sleep(interval_s + (RETRY_PAUSE_S if problem else 0.0))
 
     async def look_up(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the log ends of the partitions that are there. Raises UpstreamError."""
@@ -121,13 +120,12 @@ class LogEnds:
         await asyncio.sleep(0)  # there may be thousands: other work comes between two walks
         try:
             by_leader = await self._client.leaders(partitions)
+            await asyncio.sleep(0)
+            on_absent(partitions - set(chain.from_iterable(by_leader.values())))
         except UpstreamError as error:
             failures.append(error)
             by_leader = self._client.known_leaders(partitions)
         await asyncio.sleep(0)
-        if not failures:
-            on_absent(partitions - set(chain.from_iterable(by_leader.values())))
-            await asyncio.sleep(0)
         asked = (
             self._ask(leader, of_leader, timestamps, MAX_OFFSETS_PER_S / len(by_leader))
             for leader, of_leader in by_leader.items()

@@ -52,9 +52,8 @@ class RangeSet(Generic[Point]):
     def covered(self, start: Point, end: Point) -> Point:
         """Return how much of the range from `start` to before `end` is in the set."""
         covered: Point = 0
-        if start < end:
-            for index in range(bisect_right(self.ends, start), bisect_left(self.starts, end)):
-                covered += min(self.ends[index], end) - max(self.starts[index], start)
+        for low, high in self.within(start, max(start, end)):
+            covered += high - low
         return covered
 
     def add(self, start: Point, end: Point) -> Point:
@@ -91,10 +90,10 @@ class RangeSet(Generic[Point]):
         low, high = bisect_right(ends, start), bisect_left(starts, end)
         if start >= end or low >= high:
             return
-        left = [(starts[low], start)] if starts[low] < start else []
-        right = [(end, ends[high - 1])] if end < ends[high - 1] else []
-        starts[low:high] = [rest[0] for rest in left + right]
-        ends[low:high] = [rest[1] for rest in left + right]
+        rest = [(starts[low], start), (end, ends[high - 1])]
+        left = [each for each in rest if each[0] < each[1]]
+        starts[low:high] = [each[0] for each in left]
+        ends[low:high] = [each[1] for each in left]
         self._keep_bound()
 
     def remove_below(self, point: Point) -> None:

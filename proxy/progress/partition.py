@@ -18,8 +18,6 @@ from .offset_ranges import MAX_RANGES, OffsetRange, OffsetRanges
 from .report import BatchRange
 from .skipped_ranges import SkippedRanges, SkipReason
 
-MERGED = "too many {} ranges: the nearest ones are kept as one"
-
 
 class PartitionProgress:
     """One partition as one query reads it; see `log` for what is believed of the log's ends."""
@@ -73,8 +71,7 @@ class PartitionProgress:
         """The lowest offset that was asked for in this run."""
         self.fetched_from_ms = 0.0
         self.seen_from: int | None = None
-        """The lowest offset that was asked for here, by any run: what lies below may have been
-        delivered by another process."""
+        """The lowest that any run asked for here: what lies below may have gone to others."""
         self.open_ended: OffsetRange | None = None
         """What of the log an answer may have had whose end is not known."""
         self.out_of_range_at: int | None = None
@@ -87,9 +84,8 @@ class PartitionProgress:
         self._forget_ranges()
 
     def _forget_ranges(self) -> None:
-        self.delivered.clear()
-        self.failed.clear()
-        self.skipped.known.clear()
+        for ranges in (self.delivered, self.failed, self.skipped.known):
+            ranges.clear()
 
     @property
     def position(self) -> int | None:
@@ -104,9 +100,7 @@ class PartitionProgress:
             at = delivered.ends[0]
         else:
             return self.fetched_from
-        if not skipped.starts:
-            return at
-        while (end := skipped.end_at(at)) is not None:
+        while skipped.starts and (end := skipped.end_at(at)) is not None:
             at = delivered.end_at(end) or end
         return at
 
@@ -141,7 +135,7 @@ class PartitionProgress:
         """Return how long `lag_from`'s record was seen in the log; 0: no lag, None: not known."""
         lag_from, lag = self.lag_from, self.lag_records()
         if not lag or lag_from is None:
-            return None if lag is None else 0.0
+            return lag
         passed_ms = self.log.ends.passed_ms(lag_from)
         return None if passed_ms is None else max(now_ms - passed_ms, 0.0)
 
@@ -156,21 +150,20 @@ class PartitionProgress:
 
     def deliver(self, start: int, end: int, now_ms: float) -> None:
         """Record what a reader was given. What lies beyond the log end is left out."""
-        if self.log.high_watermark is not None and end > self.log.high_watermark:
-            end = self.log.high_watermark
+        log_end = self.log.high_watermark
+        if log_end is not None and end > log_end:
+            end = log_end
         if start >= end:
             return
         delivered, failed, done = self.delivered, self.failed, self.committed_to
         if (done is None or start >= done) and not failed.starts and delivered.extend(start, end):
             # The usual case: reading on.
-            if done is None and (
-                self.stuck or self.skipped.known.starts or len(delivered.starts) > 1
-            ):
+            if done is not None:
+                return
+            if self.stuck or self.skipped.known.starts or len(delivered.starts) > 1:
                 self._record_move(now_ms)
-            elif done is None:  # `end` is the position
-                log_end = self.log.high_watermark
-                behind = log_end is not None and log_end > end
-                self.stuck_since_ms = now_ms if behind else None
+            else:  # `end` is the position
+                self.stuck_since_ms = now_ms if log_end is not None and log_end > end else None
             return
         was_exact = not (delivered.filled_gaps or failed.filled_gaps)
         low = start if done is None or start >= done else min(done, end)
@@ -178,10 +171,9 @@ class PartitionProgress:
         if again:
             self.refetched_records += again
             self.refetched = (start, end)
-        if failed.starts:
-            failed.remove(low, end)
+        failed.remove(low, end)
         if was_exact and (delivered.filled_gaps or failed.filled_gaps):
-            self._add_event(EventKind.MERGED, MERGED.format("delivered"), now_ms)
+            self._add_merged("delivered", now_ms)
         if done is None:
             self._record_move(now_ms)
 
@@ -206,7 +198,7 @@ class PartitionProgress:
         self.record_high_watermark(end, now_ms)
 
     def pass_over(self, start: int, end: int, reason: SkipReason, now_ms: float) -> None:
-        """Record that a reader went on behind a range: skip what of it nobody was given.
+        """Skip what of a range nobody was given, as a reader went on behind it.
 
         What was given to somebody may be completed: its batch will tell.
         """
@@ -218,15 +210,14 @@ class PartitionProgress:
 
     def skip(self, start: int, end: int, reason: SkipReason, now_ms: float) -> None:
         """Record a range that is skipped; what of it was recorded before does not count."""
-        known = self.skipped.known
-        was_exact = not known.filled_gaps
+        was_exact = not self.skipped.known.filled_gaps
         new = self.skipped.add(start, end, reason, now_ms)
         if new:
             records = sum(high - low for low, high in new)
             text = f"{records} records skipped, offsets {new[0][0]} to before {new[-1][1]}"
             self._add_event(EventKind.SKIPPED, f"{text}: {reason}", now_ms)
-        if was_exact and known.filled_gaps:
-            self._add_event(EventKind.MERGED, MERGED.format("skipped"), now_ms)
+        if was_exact and self.skipped.known.filled_gaps:
+            self._add_merged("skipped", now_ms)
 
     # Another log under the same name
 
@@ -251,8 +242,7 @@ class PartitionProgress:
             self.skip(self.committed_to, self.log.high_watermark, SkipReason.RECREATED, now_ms)
         self.end_alarm("it starts over", now_ms)
         self._forget_log()
-        self.started_over = True
-        self.may_go_back = True
+        self.started_over = self.may_go_back = True
         self._add_event(EventKind.RECREATED, f"starts over: {why}", now_ms)
         self._changes.changed(self.key)
 
@@ -286,16 +276,18 @@ class PartitionProgress:
         if start > end and not self.started_over:
             self.start_over(f"the query went back with its log, from {start} to {end}", now_ms)
         done = self.committed_to
-        if done is not None and done < start:
-            self._pass_gap(done, start, gap, now_ms)
-        elif done is not None and start < done:
-            self._replay(start, end, done, now_ms)
         if done is not None:
+            if start < done:
+                self._replay(start, end, done, now_ms)
+            elif gap is not None:
+                self._skip_split(done, start, gap, now_ms)
+            elif done < start:
+                text = f"offsets {done} to before {start} were completed by lost reports"
+                self._add_event(EventKind.LOST_REPORTS, text, now_ms)
             self._skip_removed(max(start, done), read, now_ms)
         self.run_id = run_id
         self.started_over = False
-        self.committed_to = end
-        self.committed_at_s = now_s
+        self.committed_to, self.committed_at_s = end, now_s
         self.delivered.remove_below(end)
         self.failed.remove_below(end)
         # What was found lost stays known: the reader may yet pass over it.
@@ -311,16 +303,7 @@ class PartitionProgress:
             return read.start
         if self.committed_to is not None and self.run_id == run_id:
             return self.committed_to
-        if self.fetched_from is not None and self.fetched_from <= read.end:
-            return self.fetched_from
-        return read.end
-
-    def _pass_gap(self, done: int, start: int, gap: SkipReason | None, now_ms: float) -> None:
-        if gap is None:
-            text = f"offsets {done} to before {start} were completed by lost reports"
-            self._add_event(EventKind.LOST_REPORTS, text, now_ms)
-            return
-        self._skip_split(done, start, gap, now_ms)
+        return read.end if self.fetched_from is None else min(self.fetched_from, read.end)
 
     def _skip_split(self, start: int, end: int, reason: SkipReason, now_ms: float) -> None:
         """Skip a range: what of it the broker has removed as such, the rest for `reason`."""
@@ -389,6 +372,10 @@ class PartitionProgress:
         if self.stuck:
             self.end_alarm(f"moves again, {lag} records behind", now_ms)
         self.stuck_since_ms = now_ms if lag else None
+
+    def _add_merged(self, what: str, now_ms: float) -> None:
+        text = f"too many {what} ranges: the nearest ones are kept as one"
+        self._add_event(EventKind.MERGED, text, now_ms)
 
     def _add_event(self, kind: EventKind, text: str, now_ms: float) -> None:
         self._changes.add_event(kind, self.key, text, now_ms)

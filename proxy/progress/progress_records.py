@@ -2,8 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Annotated, TypeAlias
+from typing import Annotated, NamedTuple, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -70,8 +69,7 @@ def read_record(record: Record) -> ProgressRecord:
     return entry
 
 
-@dataclass(frozen=True, slots=True)
-class ReadRecords:
+class ReadRecords(NamedTuple):
     """Records that were read, with their keys, and by key why others could not be."""
 
     entries: list[tuple[str, ProgressRecord]]
@@ -99,11 +97,9 @@ def record_of(item: JournalItem) -> Record | None:
     """Return the record of a partition; None while nothing of it is completed."""
     query, key = item
     partition = query.partitions.get(key)
-    if partition is None or query.progress_id is None or partition.run_id is None:
+    if partition is None or query.progress_id is None or partition.committed_to is None:
         return None
-    if (completed := partition.committed_to) is None:
-        return None
-    topic_id = partition.log.topic_id
+    completed, topic_id = partition.committed_to, partition.log.topic_id
     value: Json = {
         "label": query.name,
         "client_id": query.client_id,

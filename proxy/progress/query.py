@@ -1,12 +1,11 @@
 """One query: its settings, its runs, its partitions, and what happened to it."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 
-from metrics.clock import MS_PER_SECOND
 from metrics.instruments import COMPLETION_BUCKETS_S
 from metrics.lock_free_histogram import HistogramChild
 from proxy.wire.topic_partition import TopicPartition
@@ -14,7 +13,7 @@ from proxy.wire.topic_partition import TopicPartition
 from .events import ChangeLog, EventKind, OnEvent, ProgressEvent
 from .partition import PartitionProgress
 from .reader import Reader
-from .report import BatchRange, BatchReport, Refusal, TriggerKind, TriggerReport
+from .report import BatchRange, Refusal, TriggerKind, TriggerReport
 from .skipped_ranges import SkipReason
 
 MAX_PARTITIONS = 10_000
@@ -36,6 +35,17 @@ STUCK_AFTER_MS = 300_000.0
 """By default, how long nothing may complete while there is lag."""
 
 MAX_QUERIES = 10_000
+
+_SPARK_IS_SILENT = (
+    "the listener lives, but Spark does not tell it which batches are done, so lag and progress "
+    "are older than they look (report_age_s): see whether the driver is short of CPU or memory, "
+    "or other listeners are slow"
+)
+_LISTENER_IS_SILENT = (
+    "the query reads, but its listener is not heard, so lag and progress are older than they look "
+    "(report_age_s): see what the driver's logger quota_listener says, and whether the driver "
+    "reaches the proxy's admin address"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +69,18 @@ class ProgressSettings:
     """With those that only reports or rules name, 1 or more; configured ones are all followed."""
     answers_lookups: bool = True
     """Whether look-ups of executors are answered from what was fetched just before."""
+
+
+@dataclass(slots=True)
+class GroupState:
+    """How committing to a query's group goes: when it last did, and why it failed since, if so."""
+
+    last_ms: float | None = None
+    error: str | None = None
+    backwards: int = 0
+    """How many partitions were moved back, each for a reset of its query or a topic made anew."""
+    due: dict[TopicPartition, None] = field(default_factory=dict)
+    """Partitions whose completed offset may have changed."""
 
 
 class RunState(StrEnum):
@@ -96,6 +118,7 @@ class QueryProgress:
         self.client_id = client_id
         self.changes = ChangeLog(client_id, on_event, partial(changed, self))
         self.settings: QuerySettings | None = None
+        self.commit = GroupState()
         self.reported_name: str | None = None
         self.query_id: str | None = None
         """Of the checkpoint: who reads with the client id."""
@@ -105,9 +128,9 @@ class QueryProgress:
         self.former_runs: deque[str] = deque(maxlen=MAX_FORMER)
         self.last_batch: LastBatch | None = None
         self.batch_seconds = HistogramChild(COMPLETION_BUCKETS_S)
-        """How long batches took, from their trigger on; of those that say so."""
+        """How long batches of all runs took, from their trigger on; of those that say so."""
         self.rows = 0
-        """Rows of all batches that were reported."""
+        """Of the batches of all runs."""
         self.last_report_ms: float | None = None
         """When the last report of an event was accepted."""
         self.last_heard_ms: float | None = None
@@ -177,14 +200,12 @@ class QueryProgress:
     @property
     def last_read_ms(self) -> float | None:
         """When a partition was last asked for. Costs a walk over all of them."""
-        times = (each.read_ms for each in self.partitions.values())
-        return max((time for time in times if time is not None), default=None)
+        return _latest(each.read_ms for each in self.partitions.values())
 
     @property
     def last_seen_ms(self) -> float | None:
         """When it last read or was heard of, or was taken up."""
-        times = (self.last_read_ms, self.last_heard_ms, self.first_sweep_ms)
-        return max((time for time in times if time is not None), default=None)
+        return _latest((self.last_read_ms, self.last_heard_ms, self.first_sweep_ms))
 
     def confirm(self, at_ms: float) -> None:
         """Record that all is reported that the run had completed by then."""
@@ -202,9 +223,10 @@ class QueryProgress:
 
     def is_live(self, now_ms: float) -> bool:
         """Return whether its listener was heard lately, its run not having ended, or it reads."""
+        if self.reports_are_fresh(now_ms):
+            return True
         read_ms = self.last_read_ms
-        reads = read_ms is not None and now_ms - read_ms < LIVE_MS
-        return reads or self.reports_are_fresh(now_ms)
+        return read_ms is not None and now_ms - read_ms < LIVE_MS
 
     def state(self, now_ms: float) -> RunState:
         """Return what it is doing."""
@@ -240,15 +262,9 @@ class QueryProgress:
             self.changes.add_event(EventKind.TOO_MANY, None, text, now_ms)
         return progress
 
-    # What a report says: each yields after each partition, and others may do their work meanwhile.
+    # What a report says: each yields True after each partition: others may do their work meanwhile.
 
-    def count_batch(self, batch: BatchReport) -> None:
-        """Count a batch that was reported, of whichever run."""
-        self.rows += batch.rows
-        if batch.execution_ms is not None:
-            self.batch_seconds.observe(batch.execution_ms / MS_PER_SECOND)
-
-    def beginning_run(self, run_id: str, began_ms: float | None, now_ms: float) -> Iterator[None]:
+    def beginning_run(self, run_id: str, began_ms: float | None, now_ms: float) -> Iterator[bool]:
         """Record a new run, which began then, if that is known; what was pending has failed."""
         former_run, known = self.run_id, list(self.partitions.values())
         if former_run is not None:
@@ -258,7 +274,7 @@ class QueryProgress:
             if former_run is not None:
                 partition.fail_pending()
             partition.begin_run(began_ms, now_ms)
-            yield
+            yield True
 
     def completing(
         self,
@@ -267,52 +283,47 @@ class QueryProgress:
         gap: SkipReason | None,
         now_ms: float,
         now_s: float,
-    ) -> Iterator[None]:
+    ) -> Iterator[bool]:
         """Record a batch of this run; see PartitionProgress.complete."""
         assert self.run_id is not None, "reports begin a run"
         if self.progress_id not in (None, self.query_id):
             for partition in list(self.partitions.values()):
                 if partition.key not in ranges and partition.committed_to is not None:
                     self.let_go(partition, "the query that took over does not read it", now_ms)
-                    yield
+                    yield True
         self.progress_id = self.query_id
         for key, read in ranges.items():
             opened = self.open(*key, now_ms)
             if opened is not None:  # others may have taken the room since the check
                 opened.complete(read, self.run_id, gap, now_ms, now_s)
-            yield
+            yield True
         self.run_batches += 1
         self.last_batch_id = batch_id
 
     def completing_late(
         self, run_id: str, ranges: Mapping[TopicPartition, BatchRange], now_ms: float, now_s: float
-    ) -> Iterator[None]:
+    ) -> Iterator[bool]:
         """Record a batch of an earlier run. Nothing goes back, nor does it end this run."""
         if self.progress_id not in (None, self.query_id):
             return
         self.progress_id = self.query_id
         for key, read in ranges.items():
             partition = self.open(*key, now_ms)
-            if partition is not None and self._adds(read, partition):
-                partition.complete(read, run_id, None, now_ms, now_s)
-            yield
+            if partition is not None and partition.run_id != self.run_id:
+                done = partition.committed_to
+                is_more = done is None or read.end > done
+                if is_more and (read.start is None or read.start <= read.end):
+                    partition.complete(read, run_id, None, now_ms, now_s)
+            yield True
 
-    def _adds(self, read: BatchRange, partition: PartitionProgress) -> bool:
-        """Return whether a batch of an earlier run completed more than is known."""
-        if partition.is_dropped or partition.run_id == self.run_id:
-            return False
-        done = partition.committed_to
-        is_more = done is None or read.end > done
-        return is_more and (read.start is None or read.start <= read.end)
-
-    def ending_run(self, error: str | None, now_ms: float) -> Iterator[None]:
+    def ending_run(self, error: str | None, now_ms: float) -> Iterator[bool]:
         """Record that the run has ended, and of what."""
         self.ended, self.error = True, error
         for partition in list(self.partitions.values()):
             partition.end_alarm("the query has ended", now_ms)
             if error is not None:
                 partition.fail_pending()
-            yield
+            yield True
 
     def sweeping(self, now_ms: float, stuck_after_ms: float) -> Iterator[None]:
         """Raise alarms, and forget partitions that the run does not read; yield after each."""
@@ -352,24 +363,18 @@ class QueryProgress:
         if self.ended or heard_ms is None:
             return None
         if now_ms - heard_ms < LATE_REPORTS_MS:
-            if not self.asks_spark or age_ms is None or age_ms < LATE_REPORTS_MS:
-                return None
-            return (
-                "the listener lives, but Spark does not tell it which batches are done, so lag and "
-                "progress are older than they look (report_age_s): see whether the driver is short "
-                "of CPU or memory, or other listeners are slow"
-            )
+            is_late = self.asks_spark and age_ms is not None and age_ms >= LATE_REPORTS_MS
+            return _SPARK_IS_SILENT if is_late else None
         read_ms = self.last_read_ms
-        if read_ms is None or read_ms - heard_ms < LATE_REPORTS_MS:
-            return None  # it does not run any more
-        return (
-            "the query reads, but its listener is not heard, so lag and progress are older than "
-            "they look (report_age_s): see what the driver's logger quota_listener says, and "
-            "whether the driver reaches the proxy's admin address"
-        )
+        is_running = read_ms is not None and read_ms - heard_ms >= LATE_REPORTS_MS
+        return _LISTENER_IS_SILENT if is_running else None
 
     def _has_left(self, partition: PartitionProgress) -> bool:
         if self.run_batches < LEFT_AFTER_BATCHES or partition.run_id == self.run_id:
             return False
         read_ms, began_ms = partition.read_ms, self.run_began_ms
         return read_ms is None or began_ms is None or read_ms < began_ms
+
+
+def _latest(times: Iterable[float | None]) -> float | None:
+    return max((time for time in times if time is not None), default=None)

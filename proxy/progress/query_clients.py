@@ -4,17 +4,77 @@ Others come with a report or an adaptive rule, and go when away for long or the 
 are this member's; those whose client another member has are let go, and their records stay.
 """
 
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+
 from proxy.state import Journal
 from proxy.wire.topic_partition import TopicPartition
 
-from .commits import Commits
 from .events import EventKind, OnEvent
 from .owns import Owns, owns_all
 from .progress_records import FORMAT, key_of, record_of
-from .query import ProgressSettings, QueryProgress
+from .query import GroupState, ProgressSettings, QueryProgress
 
 FORGET_AFTER_MS = 3 * 86_400_000.0
 """A query not configured is kept so long unseen: a daily job finds its progress on a Monday."""
+
+
+MAX_ERROR_CHARS = 1000
+
+
+class Commits:
+    """What is due of the followed queries. A group goes back only where the query itself did."""
+
+    def __init__(self, queries: Callable[[], Iterable[QueryProgress]]) -> None:
+        self._queries = queries
+
+    def drop(self, groups: Collection[str]) -> None:
+        """Forget what is due to these groups: another member commits to them from now on."""
+        for query in self._queries():
+            if query.commit_group in groups:
+                query.commit.due.clear()
+
+    def due(self) -> dict[str, dict[TopicPartition, int]]:
+        """Return by group the offset of the first record that is not complete."""
+        by_group: dict[str, dict[TopicPartition, int]] = {}
+        for query in self._queries():
+            if query.commit_group is None:
+                continue
+            for key in list(query.commit.due):
+                partition = query.partitions.get(key)
+                if partition is None or (due := partition.due_to_commit) is None:
+                    del query.commit.due[key]
+                else:
+                    by_group.setdefault(query.commit_group, {})[key] = due
+        return by_group
+
+    def group_has(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """Record what a group had before the first commit to it. It is not moved back by that."""
+        for query, _ in self._of_group(group):
+            for key in offsets.keys() & query.partitions.keys():
+                query.partitions[key].group_offset = offsets[key]
+
+    def committed(self, group: str, offsets: Mapping[TopicPartition, int], now_ms: float) -> None:
+        """Record that these offsets are in the group: they are due no more."""
+        for query, state in self._of_group(group):
+            state.last_ms, state.error = now_ms, None
+            for key in offsets.keys() & query.partitions.keys():
+                partition, offset = query.partitions[key], offsets[key]
+                before, partition.group_offset = partition.group_offset, offset
+                if before is not None and offset < before:
+                    state.backwards += 1
+                    text = f"group {group} was moved back from {before} to {offset}"
+                    query.changes.add_event(EventKind.COMMITTED_BACKWARDS, key, text, now_ms)
+                if partition.may_go_back and offset == partition.committed_to:
+                    partition.may_go_back = False
+                    query.changes.changed(key)  # its record says so
+
+    def failed(self, group: str, message: str) -> None:
+        """Record why what is due could not be committed, all or some of it."""
+        for _, state in self._of_group(group):
+            state.error = message[:MAX_ERROR_CHARS]
+
+    def _of_group(self, group: str) -> list[tuple[QueryProgress, GroupState]]:
+        return [(each, each.commit) for each in self._queries() if each.commit_group == group]
 
 
 class QueryClients:
@@ -27,12 +87,13 @@ class QueryClients:
         """Followed no more, and not yet committed and written to the end."""
         self._labels: dict[str, QueryProgress] = {}
         self.journal = Journal(record_of, key_of)
-        self.commits = Commits(lambda: (*self._queries.values(), *self._leaving.values()))
+        self.commits = Commits(self._with_groups)
         self.generation = 0
         """Changes whenever the set of followed client ids does."""
         self.now_ms = 0.0
         """The latest time that is known."""
-        self._owns = owns_all
+        self.owns: Owns = owns_all
+        """Whose queries are followed here."""
         self.update(settings)
 
     @property
@@ -48,48 +109,22 @@ class QueryClients:
         """Return the query with this label; None when it is not known."""
         return self._labels.get(label)
 
-    @property
-    def owns(self) -> Owns:
-        """Whose queries are followed here."""
-        return self._owns
-
     def client_of_record(self, label: str, client_id: str) -> str:
         """Return whose query a record is of: a configured one may have another client id now."""
         return self._clients.get(label, client_id)
 
-    @property
-    def is_shared(self) -> bool:
-        """Whether other members may follow other queries."""
-        return self._owns is not owns_all
-
-    def client_of(self, name: str) -> str:
-        """Return the client id of a query that states only its name."""
-        return self._clients.get(name, name)
-
     def update(self, settings: ProgressSettings) -> None:
         """Set the configured queries. One that is taken out stays if it was ever seen."""
         self._settings = settings
-        groups_before = {query: query.commit_group for query in self.queries}
         self._max_queries = settings.max_queries
         self.answers_lookups = settings.answers_lookups
         self._clients = {each.name: each.client_id for each in settings.queries}
-        owned = [each for each in settings.queries if self._owns.client(each.client_id)]
-        configured = {each.client_id: each for each in owned}
+        configured = set(self._clients.values())
         for query in self.queries:
-            query.settings = configured.get(query.client_id)
             was_seen = query.partitions or query.last_heard_ms is not None
-            if query.settings is None and not was_seen:
+            if query.client_id not in configured and not was_seen:
                 self.forget(query)
-        for client_id, each in configured.items():
-            query = self._queries.get(client_id) or self._make(client_id)
-            query.settings = each
-        # Those that are configured first: their labels are fixed.
-        for query in sorted(self.queries, key=lambda query: query.settings is None):
-            self.relabel(query)
-            if query.commit_group != groups_before.get(query):
-                self.commits.regroup(query)
-        for group in self.commits.states.keys() - {each.commit_group for each in owned}:
-            del self.commits.states[group]
+        self._configure()
 
     def own(self, owns: Owns) -> list[QueryProgress]:
         """Follow the queries of these clients only; return those that leave.
@@ -97,43 +132,58 @@ class QueryClients:
         Nothing is read or reported for those any more, but commits of theirs still count and their
         records are written, until `forget_leaving`.
         """
-        self._owns = owns
+        self.owns = owns
         gone = [query for query in self.queries if not owns.client(query.client_id)]
         for query in gone:
             self._remove(query)
             self._leaving[query.client_id] = query
-        for each in self._settings.queries:
-            if owns.client(each.client_id) and each.client_id not in self._queries:
-                query = self._make(each.client_id)
-                query.settings = each
-                self.relabel(query)
+        self._configure()
         return gone
+
+    def _configure(self) -> None:
+        """Follow the configured queries that are this member's, each with its settings."""
+        groups = {query: query.commit_group for query in self.queries}
+        every = self._settings.queries
+        configured = {each.client_id: each for each in every if self.owns.client(each.client_id)}
+        for client_id in configured:
+            if client_id not in self._queries:
+                self._make(client_id)
+        for query in self.queries:
+            query.settings = configured.get(query.client_id)
+        # Those that are configured first: their labels are fixed.
+        for query in sorted(self.queries, key=lambda query: query.settings is None):
+            self.relabel(query)
+            if query.commit_group != groups.get(query):
+                query.commit = GroupState()  # nothing is known of what the group has
+                for key, partition in query.partitions.items():
+                    partition.group_offset = None
+                    self._commit_later(query, key)
+
+    def _with_groups(self) -> Iterator[QueryProgress]:
+        """Yield those of the queries that may have a group, also of those that leave."""
+        for each in self._settings.queries:
+            if (query := self._queries.get(each.client_id)) is not None:
+                yield query
+        yield from self._leaving.values()
 
     def forget_leaving(self) -> None:
         """Write and commit nothing more of the queries that leave; their records stay."""
-        gone, self._leaving = self._leaving, {}
-        for query in gone.values():
+        gone, self._leaving = list(self._leaving.values()), {}
+        for query in gone:
             for partition in query.partitions.values():
                 partition.is_dropped = True
-            self.commits.forget(query)
-            if query.commit_group is not None:
-                self.commits.states.pop(query.commit_group, None)
         if gone:
-            items = ((query, key) for query in gone.values() for key in query.partitions)
-            self.journal.forget(items)
+            self.journal.forget((query, key) for query in gone for key in query.partitions)
 
     def has_room(self) -> bool:
         """Return whether another query could be followed, if need be in the place of one gone."""
         return len(self._queries) < self._max_queries or self._longest_gone() is not None
 
     def follow(self, client_id: str, *, make_room: bool = True) -> QueryProgress | None:
-        """Return a client id's query, made if new, for one long gone if `make_room`.
-
-        None: there is no room, or the client is not this member's.
-        """
+        """Return a client id's query, made if it is new; None: no room, or not this member's."""
         if (query := self._queries.get(client_id)) is not None:
             return query
-        if not self._owns.client(client_id):
+        if not self.owns.client(client_id):
             return None
         while len(self._queries) >= self._max_queries:
             gone = self._longest_gone() if make_room else None
@@ -162,7 +212,6 @@ class QueryClients:
         for key, partition in query.partitions.items():
             partition.is_dropped = True
             self.journal.mark_removed((query, key))
-        self.commits.forget(query)
         self._remove(query)
 
     def _remove(self, query: QueryProgress) -> None:
@@ -183,19 +232,19 @@ class QueryClients:
 
     def _changed(self, query: QueryProgress, key: TopicPartition) -> None:
         """Record that a partition's record, and what is to be committed, may be out of date."""
-        if not self._is_kept(query):
+        is_followed = self._queries.get(query.client_id) is query
+        if not is_followed and self._leaving.get(query.client_id) is not query:
             return  # a connection of a client that went to another member may still read
         if key not in query.partitions:
             self.journal.mark_removed((query, key))
             return
         self.journal.mark_changed((query, key))
         if query.client_id not in self._leaving:
-            self.commits.changed(query, key)
+            self._commit_later(query, key)
 
-    def _is_kept(self, query: QueryProgress) -> bool:
-        """Return whether its records are this member's to write."""
-        client_id = query.client_id
-        return query in (self._queries.get(client_id), self._leaving.get(client_id))
+    def _commit_later(self, query: QueryProgress, key: TopicPartition) -> None:
+        if query.commit_group is not None:
+            query.commit.due[key] = None
 
     def relabel(self, query: QueryProgress) -> None:
         """Set the label that suits what is known of a query, unlike every other label."""
@@ -234,12 +283,7 @@ class QueryClients:
         return query
 
     def _longest_gone(self) -> QueryProgress | None:
-        return min(
-            (
-                query
-                for query in self._queries.values()
-                if query.settings is None and not query.is_live(self.now_ms)
-            ),
-            key=lambda query: self.now_ms if query.last_seen_ms is None else query.last_seen_ms,
-            default=None,
-        )
+        every, now_ms = self._queries.values(), self.now_ms
+        gone = [each for each in every if each.settings is None and not each.is_live(now_ms)]
+        seen = [now_ms if (ms := each.last_seen_ms) is None else ms for each in gone]
+        return gone[seen.index(min(seen))] if gone else None

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator
 from proxy.state import Document, Record
 from proxy.wire.topic_partition import TopicPartition
 
-from .documents import Times, query_document
+from .documents import query_document
 from .events import OnEvent
 from .log_edges import end_age_ms
 from .partition import PartitionProgress
 from .progress_records import FORMAT, ProgressRecord, ReadRecords, read_records, restore
-from .query import STUCK_AFTER_MS, ProgressSettings, QueryProgress
+from .query import STUCK_AFTER_MS, ProgressSettings
 from .query_clients import QueryClients
 from .report_handler import KnowsClient, ReportHandler
 
@@ -33,9 +33,9 @@ class QueryRegistry(QueryClients):
         """Of the partitions that the cluster is asked for; those since gone are still there."""
 
     def sweeping(self, now_ms: float) -> Iterator[None]:
-        """Raise alarms for stuck partitions, and forget what is long gone; every second or so.
+        """Raise alarms and forget what is long gone, every second or so; yield between two steps.
 
-        Yields after each partition: other calls may come between two.
+        Between two steps, here and below, other calls may come.
         """
         self.forget_gone(now_ms)
         for query in self.queries:
@@ -44,24 +44,16 @@ class QueryRegistry(QueryClients):
             yield from query.sweeping(now_ms, stuck_after_ms)
 
     def documents(self, now_ms: float, now_s: float) -> Iterator[Document | None]:
-        """Yield each query as JSON, sorted by name; None for a step without one.
-
-        Between two steps other calls may come.
-        """
-        times, states = Times(now_ms, now_s), self.commits.states
+        """Yield each query as JSON, sorted by name; None for a step without one."""
         for query in sorted(self.queries, key=lambda query: query.name):
-            commit = states[query.commit_group] if query.commit_group else None
-            yield from query_document(query, commit, times)
+            yield from query_document(query, now_ms, now_s)
 
     def by_label(self) -> list[tuple[str, tuple[PartitionProgress, ...]]]:
         """Return the partitions of each query, with its label."""
         return [(query.name, tuple(query.partitions.values())) for query in self.queries]
 
     def partitions(self) -> Iterator[TopicPartition]:
-        """Yield the partitions whose log ends are worth asking for: of each query that reads it.
-
-        Between two steps other calls may come, here and in `stale`.
-        """
+        """Yield the partitions whose log ends are worth asking for: of each query that reads it."""
         self._readers = {}
         for _, partitions in self.by_label():
             yield from map(self._seek, partitions)
@@ -94,13 +86,8 @@ class QueryRegistry(QueryClients):
 
     def _seek(self, partition: PartitionProgress) -> TopicPartition:
         """Return its key; keep who reads it, so that what is learned finds it at once."""
-        key = partition.key
-        readers = self._readers.get(key)
-        if readers is None:
-            self._readers[key] = {partition}
-        else:
-            readers.add(partition)
-        return key
+        self._readers.setdefault(partition.key, set()).add(partition)
+        return partition.key
 
     def _each(self, topic: str, partition: int) -> list[PartitionProgress]:
         key = (topic, partition)
@@ -130,43 +117,40 @@ class QueryRegistry(QueryClients):
         """
         read = records if isinstance(records, ReadRecords) else read_records(records)
         refused = read.refused
-        by_query: dict[str, list[tuple[str, ProgressRecord]]] = {}
-        for key, entry in read.entries:
+        latest: dict[str, ProgressRecord] = {}
+        """By client id: whoever reported last has it."""
+        for _, entry in sorted(read.entries, key=lambda item: -item[1].at_s):
             client_id = self.client_of_record(entry.label, entry.client_id)
-            by_query.setdefault(client_id, []).append((key, entry))
-        newest_first = sorted(
-            by_query.values(), key=lambda each: -max(entry.at_s for _, entry in each)
-        )
-        for each in newest_first:
-            _, latest = max(each, key=lambda item: item[1].at_s)
-            query, problem = self._query_for(latest)
-            for key, entry in sorted(each, key=lambda item: item[1].at_s):
-                if query is None:
-                    refused[key] = problem
-                elif entry.query_id != latest.query_id:
-                    refused[key] = (
-                        f"it is of query {entry.query_id}, {entry.label!r} is {latest.query_id} now"
-                    )
-                elif (partition := restore(query, entry, self.now_ms)) is None:
-                    refused[key] = "too many partitions"
-                else:
-                    self.commits.changed(query, partition.key)
-                    if key != FORMAT.key(query.client_id, *partition.key):
-                        self.journal.mark_deleted(key)
-                        self.journal.mark_changed((query, partition.key))
-                    elif query.name != entry.label:
-                        self.journal.mark_changed((query, partition.key))
+            latest.setdefault(client_id, entry)
+        problems = {
+            client_id: self._begin_with(client_id, latest[client_id]) for client_id in latest
+        }
+        for key, entry in sorted(read.entries, key=lambda item: item[1].at_s):
+            client_id = self.client_of_record(entry.label, entry.client_id)
+            query, query_id = self.query_of(client_id), latest[client_id].query_id
+            if problems[client_id] is not None or query is None:
+                refused[key] = problems[client_id] or ""
+            elif entry.query_id != query_id:
+                refused[key] = f"it is of query {entry.query_id}, {entry.label!r} is {query_id} now"
+            elif (partition := restore(query, entry, self.now_ms)) is None:
+                refused[key] = "too many partitions"
+            else:
+                self._commit_later(query, partition.key)
+                is_moved = key != FORMAT.key(query.client_id, *partition.key)
+                if is_moved:
+                    self.journal.mark_deleted(key)
+                if is_moved or query.name != entry.label:
+                    self.journal.mark_changed((query, partition.key))
         return [f"progress record {key!r} is left out: {why}" for key, why in refused.items()]
 
-    def _query_for(self, entry: ProgressRecord) -> tuple[QueryProgress | None, str]:
-        """Return the query that a record is restored into; None, and why, when there is none."""
-        client_id = self.client_of_record(entry.label, entry.client_id)
+    def _begin_with(self, client_id: str, entry: ProgressRecord) -> str | None:
+        """Make the query that its latest record is of; return why that can't be, if so."""
         query = self.follow(client_id, make_room=False)
         if query is None:
-            return None, "there are too many queries"
+            return "there are too many queries"
         if query.query_id is not None:
-            return None, f"client {query.client_id!r} is of query {query.query_id}"
+            return f"client {client_id!r} is of query {query.query_id}"
         query.query_id = query.progress_id = entry.query_id
         query.run_id, query.reported_name = entry.run_id, entry.name
         self.relabel(query)
-        return query, ""
+        return None

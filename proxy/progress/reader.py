@@ -64,10 +64,7 @@ class Reader:
         positions: Iterable[tuple[int, int]],
         now_ms: float,
     ) -> None:
-        """Record partitions of a topic in a Fetch request, with the offsets that it asks for.
-
-        `topic_id` is None before version 13.
-        """
+        """Record a topic's partitions and offsets in a request; no `topic_id` before version 13."""
         cursors = self._cursors.get(topic, _NO_CURSORS)
         for partition, offset in positions:
             cursor = cursors.get(partition)
@@ -97,10 +94,7 @@ class Reader:
         answers: Iterable[FetchedPartition],
         now_ms: float,
     ) -> None:
-        """Record partitions of a topic in a Fetch response.
-
-        `asked` has the offsets that they were asked from, those that are known.
-        """
+        """Record a topic's partitions in a response; `asked`: from where they were, as is known."""
         cursors, node_id = self._cursors.get(topic, _NO_CURSORS), self._node_id
         for partition, error_code, high_watermark, _, log_start, records_bytes, end in answers:
             cursor, asked_offset = cursors.get(partition), asked.get(partition)
@@ -111,7 +105,9 @@ class Reader:
                     continue
             progress = cursor.progress
             if error_code:
-                _record_error(cursor, asked_offset, error_code)
+                if error_code == OFFSET_OUT_OF_RANGE and asked_offset is not None:
+                    cursor.out_of_range = asked_offset == cursor.fetch_offset
+                    progress.out_of_range_at = asked_offset
                 continue
             log = progress.log
             if (
@@ -146,7 +142,7 @@ class Reader:
         """Return the cursor of a partition that this connection did not read before."""
         progress = self._open(topic, partition, now_ms)
         if progress is None:
-            self._forget(topic, partition)
+            self.size -= self._cursors.get(topic, {}).pop(partition, None) is not None
             return None
         if offset is None or offset < 0:
             # Following began amid a session: the position comes with the next request.
@@ -154,34 +150,16 @@ class Reader:
         progress.read_ms = now_ms
         progress.record_fetch_offset(offset, now_ms)
         if self.size >= MAX_CURSORS:
-            self._forget_dropped()
+            self._cursors = {
+                topic: kept
+                for topic, cursors in self._cursors.items()
+                if (kept := {key: at for key, at in cursors.items() if not at.progress.is_dropped})
+            }
+            self.size = sum(map(len, self._cursors.values()))
         cursors = self._cursors.setdefault(topic, {})
         self.size += partition not in cursors
         cursor = cursors[partition] = ReadCursor(progress, topic_id, offset, offset)
         return cursor
-
-    def _forget(self, topic: str, partition: int) -> None:
-        cursors = self._cursors.get(topic)
-        if cursors is None or cursors.pop(partition, None) is None:
-            return
-        self.size -= 1
-        if not cursors:
-            del self._cursors[topic]
-
-    def _forget_dropped(self) -> None:
-        """Forget the partitions that the query let go of."""
-        self._cursors = {
-            topic: kept
-            for topic, cursors in self._cursors.items()
-            if (kept := {key: at for key, at in cursors.items() if not at.progress.is_dropped})
-        }
-        self.size = sum(map(len, self._cursors.values()))
-
-
-def _record_error(cursor: ReadCursor, asked_offset: int | None, error_code: int) -> None:
-    if error_code == OFFSET_OUT_OF_RANGE and asked_offset is not None:
-        cursor.out_of_range = asked_offset == cursor.fetch_offset
-        cursor.progress.out_of_range_at = asked_offset
 
 
 def _pass_over(cursor: ReadCursor, offset: int, now_ms: float) -> None:
@@ -200,21 +178,13 @@ def _pass_over(cursor: ReadCursor, offset: int, now_ms: float) -> None:
 def _go_on(cursor: ReadCursor, asked_offset: int, log_start: int, now_ms: float) -> None:
     """Record a position that was answered after one out of range, or first in a run or log."""
     progress = cursor.progress
-    if progress.out_of_range_at is not None:
-        _end_out_of_range(cursor, asked_offset, log_start, now_ms)
+    lost_from = progress.out_of_range_at
+    if lost_from is not None and asked_offset >= lost_from:
+        progress.out_of_range_at = None
+        if asked_offset == lost_from:  # it is there after all
+            cursor.out_of_range = False
+        else:
+            there_from = asked_offset if log_start < 0 else min(asked_offset, log_start)
+            progress.pass_over(lost_from, there_from, SkipReason.OUT_OF_RANGE, now_ms)
     if progress.fetched_from is None:
         progress.record_fetch_offset(asked_offset, now_ms)
-
-
-def _end_out_of_range(cursor: ReadCursor, asked_offset: int, log_start: int, now_ms: float) -> None:
-    """Record what became of a position that was out of range, maybe on another connection."""
-    progress = cursor.progress
-    lost_from = progress.out_of_range_at
-    if lost_from is None or asked_offset < lost_from:
-        return
-    progress.out_of_range_at = None
-    if asked_offset == lost_from:  # it is there after all
-        cursor.out_of_range = False
-        return
-    there_from = asked_offset if log_start < 0 else min(asked_offset, log_start)
-    progress.pass_over(lost_from, there_from, SkipReason.OUT_OF_RANGE, now_ms)

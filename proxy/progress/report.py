@@ -20,6 +20,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 
 from metrics.clock import MS_PER_SECOND
 from proxy.wire.topic_partition import TopicPartition
@@ -74,15 +75,16 @@ STATUS: Mapping[Refusal, int] = {
 """The HTTP status for each reason."""
 
 
+IN_ORDER = "send each report once, in the order of the events"
+
+
 class ReportRefused(Exception):  # noqa: N818 - named for what happened
     """A report that changes nothing: the reason, what is wrong, and how to mend it."""
 
-    def __init__(self, reason: Refusal, message: str, fix: str) -> None:
+    def __init__(self, reason: Refusal, message: str, fix: str = IN_ORDER) -> None:
         super().__init__(message)
-        self.reason = reason
+        self.reason, self.message, self.fix = reason, message, fix
         self.status = STATUS[reason]
-        self.message = message
-        self.fix = fix
 
 
 def _printable(text: str) -> str:
@@ -120,8 +122,8 @@ Name = Annotated[
 ]
 Topic = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
 Partition = Annotated[int, BeforeValidator(_partition), Field(le=MAX_INT32)]
-Int64 = Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)]
-Offsets = dict[Topic, dict[Partition, Int64]]
+Figure = Annotated[int, Field(ge=0, le=MAX_INT64)]
+Offsets = dict[Topic, dict[Partition, Figure]]
 
 
 class _Part(BaseModel):
@@ -138,21 +140,15 @@ class SourceProgress(_Part):
     end: Offsets
     latest: Offsets | None
     """What the driver took for the log ends; nothing here relies on it."""
-    rows: Int64
+    rows: Figure
 
-    @property
-    def rowless(self) -> int:
-        """How many offsets of the batch gave no row.
-
-        Too few where Spark counts rows twice, and where the batch says no start of a partition.
-        """
+    def ranges(self) -> Iterator[tuple[TopicPartition, int | None, int]]:
+        """Yield each partition with its start, if the batch says it, and its end."""
         starts = self.start or {}
-        offsets = sum(
-            end - starts.get(topic, {}).get(partition, end)
-            for topic, ends in self.end.items()
-            for partition, end in ends.items()
-        )
-        return max(offsets - self.rows, 0)
+        for topic, ends in self.end.items():
+            of_topic = starts.get(topic, {})
+            for partition, end in ends.items():
+                yield (topic, partition), of_topic.get(partition), end
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,10 +173,10 @@ class BatchRange:
 class BatchReport(_Part):
     """One micro-batch that is done."""
 
-    batch_id: Int64
+    batch_id: Figure
     timestamp: Annotated[AwareDatetime, BeforeValidator(_timestamp)]
-    rows: Int64
-    durations_ms: Annotated[dict[Name, Int64], Field(max_length=MAX_DURATIONS)]
+    rows: Figure
+    durations_ms: Annotated[dict[Name, Figure], Field(max_length=MAX_DURATIONS)]
     """Spark's durationMs: `triggerExecution` and others."""
     sources: Annotated[tuple[SourceProgress, ...], Field(max_length=MAX_SOURCES, strict=False)]
 
@@ -203,14 +199,13 @@ class BatchReport(_Part):
         """
         ranges: dict[TopicPartition, BatchRange] = {}
         for source in self.sources:
-            rowless = source.rowless
-            starts = source.start or {}
-            for topic, ends in source.end.items():
-                of_topic = starts.get(topic, {})
-                for partition, end in ends.items():
-                    key, start = (topic, partition), of_topic.get(partition)
-                    read = BatchRange(start, end, rowless)
-                    ranges[key] = read.of_both(ranges[key]) if key in ranges else read
+            of_source = list(source.ranges())
+            # Too few where Spark counts rows twice, and where the batch says no start.
+            offsets = sum(end - start for _, start, end in of_source if start is not None)
+            rowless = max(offsets - source.rows, 0)
+            for key, start, end in of_source:
+                read = BatchRange(start, end, rowless)
+                ranges[key] = read.of_both(ranges[key]) if key in ranges else read
         return ranges
 
 
@@ -271,6 +266,11 @@ class Report(_Part):
     trigger: TriggerReport | None = None
     """With `started` and `running`, where Spark's own objects can be asked."""
 
+    @property
+    def ranges(self) -> Mapping[TopicPartition, BatchRange]:
+        """What its batch completed of each partition, if it has one."""
+        return self.batch.ranges if self.batch is not None else {}
+
     @model_validator(mode="after")
     def _check_event(self) -> Self:
         if (self.event == "running") != (self.number is None):
@@ -279,7 +279,8 @@ class Report(_Part):
             raise ValueError("a batch comes with the event progress and with no other")
         if self.error is not None and self.event != "terminated":
             raise ValueError("an error comes with the event terminated and with no other")
-        if self.batch is not None and _size(self.batch) > MAX_PARTITIONS:
+        sources = self.batch.sources if self.batch is not None else ()
+        if sum(map(_partitions_named, sources)) > MAX_PARTITIONS:
             raise ValueError(f"the batch has more than {MAX_PARTITIONS} partitions")
         return self
 
@@ -295,53 +296,40 @@ def parse_report(raw: bytes) -> Report:
     try:
         if len(raw) > MAX_REPORT_BYTES:
             raise ValueError(f"a report of {len(raw)} bytes; the most is {MAX_REPORT_BYTES}")
-        report = Report.model_validate_json(raw)
+        return Report.model_validate_json(raw)
+    except ValidationError as error:
+        mistakes = error.errors(include_url=False, include_context=False)
+        if all(map(_is_negative_figure, mistakes)):
+            where = ".".join(map(str, mistakes[0]["loc"][1:]))
+            text = f"{where} is {mistakes[0]['input']}"
+            fix = "report figures of 0 or more"
+            raise ReportRefused(Refusal.IMPOSSIBLE, text, fix) from None
+        text = _in_words(mistakes[0])
     except ValueError as error:
-        text = _in_words(error) if isinstance(error, ValidationError) else str(error)
-        fix = "send one report of proxy.spark.QuotaListener, in JSON"
-        raise ReportRefused(Refusal.MALFORMED, text, fix) from None
-    if report.batch is not None:
-        for where, value in _figures(report.batch):
-            if value < 0:
-                text = f"{'.'.join(map(str, where))} is {value}"
-                raise ReportRefused(Refusal.IMPOSSIBLE, text, "report figures of 0 or more")
-    return report
+        text = str(error)
+    fix = "send one report of proxy.spark.QuotaListener, in JSON"
+    raise ReportRefused(Refusal.MALFORMED, text, fix)
 
 
-def _size(batch: BatchReport) -> int:
-    """Return how many partitions the sources name, of each source where it names the most."""
-    return sum(
-        max(
-            sum(map(len, offsets.values()))
-            for offsets in (source.end, source.start or {}, source.latest or {})
-        )
-        for source in batch.sources
-    )
+def _partitions_named(source: SourceProgress) -> int:
+    every = (source.end, source.start or {}, source.latest or {})
+    return max(sum(map(len, offsets.values())) for offsets in every)
 
 
-def _figures(batch: BatchReport) -> Iterator[tuple[tuple[str | int, ...], int]]:
-    """Yield where each number stands, and the number. There may be tens of thousands."""
-    yield ("batch_id",), batch.batch_id
-    yield ("rows",), batch.rows
-    for name, value in batch.durations_ms.items():
-        yield ("durations_ms", name), value
-    for number, source in enumerate(batch.sources):
-        yield ("sources", number, "rows"), source.rows
-        for what in ("start", "end", "latest"):
-            for topic, offsets in (getattr(source, what) or {}).items():
-                for partition, offset in offsets.items():
-                    yield ("sources", number, what, topic, partition), offset
+def _is_negative_figure(mistake: ErrorDetails) -> bool:
+    """Return whether it is one of a batch, and fits 64 bits."""
+    is_below = mistake["type"] == "greater_than_equal" and mistake["loc"][0] == "batch"
+    return is_below and mistake["input"] >= -MAX_INT64 - 1
 
 
-def _in_words(error: ValidationError) -> str:
-    """Name the first thing that is wrong and where, and quote little of it."""
-    first = error.errors(include_url=False, include_context=False)[0]
-    message = first["msg"].removeprefix("Value error, ")
-    if not first["loc"]:
+def _in_words(mistake: ErrorDetails) -> str:
+    """Return what is wrong and where, with little of it quoted."""
+    message = mistake["msg"].removeprefix("Value error, ")
+    if not mistake["loc"]:
         return message
     # Keys are the sender's: no control characters in a log.
-    where = ".".join(ascii(str(part)[:MAX_CHARS_SHOWN])[1:-1] for part in first["loc"])
-    given = json.dumps(first["input"], default=str)
+    where = ".".join(ascii(str(part)[:MAX_CHARS_SHOWN])[1:-1] for part in mistake["loc"])
+    given = json.dumps(mistake["input"], default=str)
     if len(given) > MAX_CHARS_SHOWN:
         given = f"{given[:MAX_CHARS_SHOWN]}..."
     return f"{where}: {message}, given {given}"

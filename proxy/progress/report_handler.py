@@ -1,17 +1,16 @@
-"""Applies reports to what is known: each is checked completely before it changes anything.
-
-Both go in small steps, as a report may name thousands of partitions.
-"""
+"""Checks each report completely, then applies it; in steps, as it may name many partitions."""
 
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from metrics.clock import MS_PER_SECOND
 from proxy.wire.topic_partition import TopicPartition
 
 from .events import EventKind
 from .offset_ranges import OffsetRanges
+from .owns import owns_all
 from .partition import PartitionProgress
 from .query import MAX_PARTITIONS, LastBatch, QueryProgress
 from .query_clients import QueryClients
@@ -31,7 +30,6 @@ KnowsClient = Callable[[str], bool]
 """Returns whether a client id has ever connected."""
 
 _OWN_ID = "give each query a client id of its own: kafka.client.id, or client_options(name)"
-_IN_ORDER = "send each report once, in the order of the events"
 _THIS_PROXY = "let the query read through this proxy, and report what it read"
 
 
@@ -76,16 +74,13 @@ class Senders:
         return sender.lost if sender is not None else 0
 
     def accept(self, sender_id: str, number: int, *, counts_lost: bool = True) -> int:
-        """Record a number that is accepted; return how many were lost just before it.
-
-        0 without `counts_lost`: not all of a sender's reports come here.
-        """
+        """Record a number that is accepted; return how many were lost before it, if that counts."""
         sender = self._senders.pop(sender_id, None) or Sender(number - 1)
         if len(self._senders) >= MAX_SENDERS:
             del self._senders[next(iter(self._senders))]
         self._senders[sender_id] = sender
         lost = number - 1 - sender.last - sender.refused.covered(sender.last + 1, number)
-        lost = lost if counts_lost else 0
+        lost *= counts_lost
         sender.refused.remove_below(number + 1)
         sender.last = number
         sender.lost += lost
@@ -119,12 +114,13 @@ class ReportHandler:
 
     def unknown_ends(self, report: Report) -> set[TopicPartition]:
         """Return the partitions whose log ends are to be asked for, and passed on to `accept`."""
-        client_id = report.client_id or self._clients.client_of(report.name or "")
+        name = report.name or ""
+        client_id = report.client_id or self._clients.client_of_record(name, name)
         query = self._clients.query_of(client_id)
         partitions = query.partitions if query is not None else {}
         return {
             key
-            for key, read in _ranges(report).items()
+            for key, read in report.ranges.items()
             if (known := partitions.get(key)) is None
             or known.log.high_watermark is None
             or known.log.high_watermark < read.end
@@ -148,17 +144,14 @@ class ReportHandler:
         query: QueryProgress | None = None
         try:
             client_id = self._client_of(report)
-            query = self._clients.query_of(client_id) or self._movable(report, scope, now_ms)
-            _check_scope(report, client_id, query, scope)
-            self._check(report, client_id, query, now_ms)
-            known = query.partitions if query is not None else {}
-            for key, read in _ranges(report).items():
-                _check_range(key, read, known.get(key), ends.get(key), report.run_id)
-                yield False
-            # Queries may have come or gone meanwhile.
-            query = self._clients.query_of(client_id) or self._movable(report, scope, now_ms)
-            _check_scope(report, client_id, query, scope)
-            self._check(report, client_id, query, now_ms)
+            for ranges in (report.ranges, {}):  # twice: queries may come or go between two steps
+                query = self._clients.query_of(client_id) or self._movable(report, scope, now_ms)
+                _check_scope(report, client_id, query, scope)
+                self._check(report, client_id, query, now_ms)
+                known = query.partitions if query is not None else {}
+                for key, read in ranges.items():
+                    _check_range(key, read, known.get(key), ends.get(key), report.run_id)
+                    yield False
         except ReportRefused as error:
             self.refuse(error)
             if error.reason is Refusal.NOT_ALLOWED:
@@ -181,45 +174,41 @@ class ReportHandler:
             is_past = _is_past(report, query, now_ms)
             new_run = not is_past and (yield from self._applying(report, query, now_ms, now_s))
             return AcceptedReport(report, query, new_run)
-        # The numbers that are missing here may have gone to other members.
-        lost = self._senders.accept(
-            report.sender, report.number, counts_lost=not self._clients.is_shared
-        )
+        # Numbers that are missing here may have gone to other members.
+        is_alone = self._clients.owns is owns_all
+        lost = self._senders.accept(report.sender, report.number, counts_lost=is_alone)
         self.results["accepted"] += 1
         self.results["lost"] += lost
         query.received += 1
         query.lost_reports += lost
         if report.batch is not None:
-            query.count_batch(report.batch)
+            query.rows += report.batch.rows
+            if report.batch.execution_ms is not None:
+                query.batch_seconds.observe(report.batch.execution_ms / MS_PER_SECOND)
         if not _is_late(report, query):
             new_run = yield from self._applying(report, query, now_ms, now_s)
             return AcceptedReport(report, query, new_run, lost)
         if report.batch is not None:
-            ranges = report.batch.ranges
-            for _ in query.completing_late(report.run_id, ranges, now_ms, now_s):
-                yield True
+            yield from query.completing_late(report.run_id, report.ranges, now_ms, now_s)
         return AcceptedReport(report, query, lost_reports=lost)
 
     def _client_of(self, report: Report) -> str:
         if report.client_id is not None:
             return report.client_id
         if report.name is not None:
-            return self._clients.client_of(report.name)
+            return self._clients.client_of_record(report.name, report.name)
         text = f"query {report.query_id} has neither a name nor a client id"
         fix = "name the query with queryName, or tell the listener its Kafka client id"
         raise ReportRefused(Refusal.NO_CLIENT, text, fix)
 
     def _movable(self, report: Report, scope: QueryScope, now_ms: float) -> QueryProgress | None:
         """Return what is known of the query, if it read with another client id in another run."""
-        known = (
-            query
-            for query in self._clients.queries
-            if query.query_id == report.query_id
-            and all(map(scope.covers, (query.client_id, query.reported_name or query.client_id)))
-        )
-        query = next(known, None)
-        is_held = query is None or query.settings is not None or query.reports_are_fresh(now_ms)
-        return None if is_held else query
+        for query in self._clients.queries:
+            names = query.client_id, query.reported_name or query.client_id
+            if query.query_id == report.query_id and all(map(scope.covers, names)):
+                is_held = query.settings is not None or query.reports_are_fresh(now_ms)
+                return None if is_held else query
+        return None
 
     def _check(
         self, report: Report, client_id: str, query: QueryProgress | None, now_ms: float
@@ -230,13 +219,13 @@ class ReportHandler:
             raise ReportRefused(Refusal.OWNED_ELSEWHERE, text, "send the report again")
         if report.number is not None and self._senders.is_repeated(report.sender, report.number):
             text = f"number {report.number} of this sender, or a later one, was taken in before"
-            raise ReportRefused(Refusal.REPEATED, text, _IN_ORDER)
+            raise ReportRefused(Refusal.REPEATED, text)
         if query is None or query.client_id != client_id:
             self._check_unknown(report, client_id, query, now_ms)
         if query is not None:
             _check_run(report, client_id, query, now_ms)
         partitions = query.partitions if query is not None else {}
-        ranges = _ranges(report)
+        ranges = report.ranges
         if len(partitions) + len(ranges.keys() - partitions.keys()) > MAX_PARTITIONS:
             text = f"with these the query has more than {MAX_PARTITIONS} partitions"
             raise ReportRefused(Refusal.MALFORMED, text, "split the query")
@@ -246,10 +235,9 @@ class ReportHandler:
     ) -> None:
         if report.event == "progress" and not self._knows_client(client_id):
             fix = f"{_THIS_PROXY}, with {client_id!r} as its kafka.client.id; or add it to queries"
-            if report.name not in (None, client_id) and self._knows_client(report.name or ""):
-                fix = (
-                    f"a client {report.name!r} has: say so in QuotaListener(clients=...); or {fix}"
-                )
+            name = report.name
+            if name is not None and name != client_id and self._knows_client(name):
+                fix = f"a client {name!r} has: say so in QuotaListener(clients=...); or {fix}"
             text = f"no client {client_id!r} has connected, and the configuration has none"
             raise ReportRefused(Refusal.UNKNOWN_QUERY, text, fix)
         self._clients.now_ms = now_ms
@@ -272,8 +260,7 @@ class ReportHandler:
             if query.query_id not in (None, report.query_id):
                 text = f"query {report.query_id} takes over from {query.query_id}"
                 query.changes.add_event(EventKind.TAKEN_OVER, None, text, now_ms)
-            for _ in query.beginning_run(report.run_id, known_ms, now_ms):
-                yield True
+            yield from query.beginning_run(report.run_id, known_ms, now_ms)
         elif query.run_began_ms is None:  # it began before this proxy did
             query.run_began_ms = known_ms
         if report.event in ("started", "running"):
@@ -297,16 +284,11 @@ class ReportHandler:
             gap = _gap(query, report, sender_lost)
             query.sender, query.sender_lost = report.sender, sender_lost
             query.last_batch = LastBatch(batch.batch_id, batch.rows, batch.execution_ms, began_ms)
-            for _ in query.completing(batch.batch_id, batch.ranges, gap, now_ms, now_s):
-                yield True
+            yield from query.completing(batch.batch_id, batch.ranges, gap, now_ms, now_s)
         elif report.event == "terminated":
-            for _ in query.ending_run(report.error and report.error[:MAX_ERROR_SHOWN], now_ms):
-                yield True
+            error = report.error and report.error[:MAX_ERROR_SHOWN]
+            yield from query.ending_run(error, now_ms)
         return new_run
-
-
-def _ranges(report: Report) -> Mapping[TopicPartition, BatchRange]:
-    return report.batch.ranges if report.batch is not None else {}
 
 
 def _check_scope(
@@ -366,37 +348,32 @@ def _is_late(report: Report, query: QueryProgress) -> bool:
 
 
 def _check_run(report: Report, client_id: str, query: QueryProgress, now_ms: float) -> None:
+    """Check that an event may come now, of this run and batch."""
+    is_same = report.run_id == query.run_id
+    is_former = report.run_id in query.former_runs
     if query.query_id not in (None, report.query_id):
-        if report.run_id == query.run_id:
+        if is_same:
             text = f"run {report.run_id} is one of query {query.query_id}"
             raise ReportRefused(Refusal.IMPOSSIBLE, text, "report the ids that Spark gives")
         if report.event != "started" and query.reports_are_fresh(now_ms):
             holder = f"query {query.name!r} ({query.query_id})"
             text = f"{holder} reads with the client id {query.client_id!r}, and was heard lately"
             raise ReportRefused(Refusal.CLIENT_TAKEN, text, _OWN_ID)
-    elif report.run_id == query.run_id:
-        _check_same_run(report, query)
+    if report.event == "started" and (is_same or is_former):
+        raise ReportRefused(Refusal.REPEATED, "the run has begun before")
+    if report.event == "running":
         return
-    if report.event == "running" or report.run_id not in query.former_runs:
-        return
-    if report.event == "started":
-        raise ReportRefused(Refusal.REPEATED, "the run has begun before", _IN_ORDER)
-    if report.query_id != query.query_id or client_id != query.client_id:
+    batch, last = report.batch, query.last_batch_id
+    if is_same and query.ended:
+        reason = Refusal.REPEATED if report.event == "terminated" else Refusal.OUT_OF_ORDER
+        raise ReportRefused(reason, "the run has ended before")
+    if is_same and batch is not None and last is not None and batch.batch_id <= last:
+        reason = Refusal.REPEATED if batch.batch_id == last else Refusal.OUT_OF_ORDER
+        raise ReportRefused(reason, f"batch {batch.batch_id} after batch {last}")
+    is_moved = report.query_id != query.query_id or client_id != query.client_id
+    if is_former and not is_same and is_moved:
         text = f"run {report.run_id} is over: another one has begun"
         raise ReportRefused(Refusal.OUT_OF_ORDER, text, _OWN_ID)
-
-
-def _check_same_run(report: Report, query: QueryProgress) -> None:
-    batch, last = report.batch, query.last_batch_id
-    if report.event == "started":
-        again, text = True, "the run has begun before"
-    elif query.ended and report.event != "running":
-        again, text = report.event == "terminated", "the run has ended before"
-    elif batch is not None and last is not None and batch.batch_id <= last:
-        again, text = batch.batch_id == last, f"batch {batch.batch_id} after batch {last}"
-    else:
-        return
-    raise ReportRefused(Refusal.REPEATED if again else Refusal.OUT_OF_ORDER, text, _IN_ORDER)
 
 
 def _check_range(
@@ -429,7 +406,7 @@ def _check_range(
         again = start is not None and start < end <= done
         reason = Refusal.REPEATED if again else Refusal.OUT_OF_ORDER
         text = f"{_named(key)} begins at {low}, but this run has completed all below {done}"
-        raise ReportRefused(reason, text, _IN_ORDER)
+        raise ReportRefused(reason, text)
 
 
 def _named(key: TopicPartition) -> str:

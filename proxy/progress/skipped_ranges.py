@@ -1,6 +1,6 @@
 """Keeps the ranges of a partition that were skipped: each counted once, none dropped silently."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from .offset_ranges import OffsetRange, OffsetRanges
@@ -39,18 +39,26 @@ class SkippedRange:
     at_ms: float
     """When it was noticed; of several the latest."""
 
+    def with_newer(self, newer: "SkippedRange") -> "SkippedRange":
+        """Return one that stands for both."""
+        return SkippedRange(
+            min(self.start, newer.start),
+            max(self.end, newer.end),
+            self.reason if self.reason is newer.reason else SkipReason.SEVERAL,
+            self.records + newer.records,
+            newer.at_ms,
+        )
 
+
+@dataclass(slots=True, eq=False)
 class SkippedRanges:
     """Skipped ranges of a partition; what is `known`, or in a narrow gap of it, counts no more."""
 
-    __slots__ = ("known", "ranges", "records")
-
-    def __init__(self) -> None:
-        self.known = OffsetRanges()
-        self.ranges: list[SkippedRange] = []
-        """In order of time; at most MAX_SKIPS."""
-        self.records = 0
-        """How many offsets were skipped, ever."""
+    known: OffsetRanges = field(default_factory=OffsetRanges)
+    ranges: list[SkippedRange] = field(default_factory=list)
+    """In order of time; at most MAX_SKIPS."""
+    records: int = 0
+    """How many offsets were skipped, ever."""
 
     def add(self, start: int, end: int, reason: SkipReason, now_ms: float) -> list[OffsetRange]:
         """Record a skipped range; return the parts of it that are new."""
@@ -60,14 +68,5 @@ class SkippedRanges:
             self.records += high - low
             self.ranges.append(SkippedRange(low, high, reason, high - low, now_ms))
             if len(self.ranges) > MAX_SKIPS:
-                older, newer = self.ranges[:2]
-                self.ranges[:2] = (
-                    SkippedRange(
-                        min(older.start, newer.start),
-                        max(older.end, newer.end),
-                        older.reason if older.reason is newer.reason else SkipReason.SEVERAL,
-                        older.records + newer.records,
-                        newer.at_ms,
-                    ),
-                )
+                self.ranges[:2] = (self.ranges[0].with_newer(self.ranges[1]),)
         return new

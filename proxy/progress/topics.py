@@ -10,8 +10,8 @@ MAX_NAMES = 10_000
 MAX_QUEUED = 20_000
 """Replays that wait, for all ids; beyond, the oldest is lost and counted."""
 
-Replay: TypeAlias = Callable[[str], None]
-"""Called with the topic's name."""
+Replay: TypeAlias = tuple[Callable[..., None], tuple[object, ...]]
+"""What is called with the topic's name, and what else with."""
 
 
 class TopicNames:
@@ -46,11 +46,11 @@ class TopicNames:
         """How many replays wait."""
         return len(self._queue)
 
-    def when_known(self, topic_id: bytes, replay: Replay) -> None:
-        """Call `replay` with the name: now, or when it becomes known, in the order of the calls."""
+    def when_known(self, topic_id: bytes, call: Callable[..., None], *more: object) -> None:
+        """Call with the name and more: now, or when it becomes known, in the order of the calls."""
         name = self.known.get(topic_id)
         if name is not None:
-            replay(name)
+            call(name, *more)
             return
         if len(self._queue) >= self._max_queued:
             oldest_id, _ = self._queue.popleft()
@@ -58,7 +58,7 @@ class TopicNames:
             self._waiting[oldest_id] -= 1
             if not self._waiting[oldest_id]:
                 del self._waiting[oldest_id]
-        self._queue.append((topic_id, replay))
+        self._queue.append((topic_id, (call, more)))
         self._waiting[topic_id] += 1
         if self._waiting[topic_id] == 1:
             self._on_wanted()
@@ -74,8 +74,8 @@ class TopicNames:
             self.known[topic_id] = name
             if len(self.known) > self._max_names:
                 del self.known[next(iter(self.known))]
-        for topic_id, replay in self._take(names):
-            replay(names[topic_id])
+        for topic_id, (call, more) in self._take(names):
+            call(names[topic_id], *more)
 
     def unresolvable(self, ids: Iterable[bytes]) -> None:
         """Remove these ids, if they are still wanted, and what waits for them."""

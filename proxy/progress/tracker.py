@@ -7,7 +7,6 @@ partitions without news. So each is kept with the offset that it was last asked 
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
 from types import MappingProxyType
 
@@ -54,9 +53,7 @@ class FetchSession:
 
     def set_all(self, topic: TopicKey, offsets: Sequence[tuple[int, int]]) -> None:
         """Set the offsets of some partitions of a topic, those that there is room for."""
-        known = self.positions.get(topic)
-        if known is None:
-            known = {}
+        known = self.positions.get(topic) or {}
         before = len(known)
         if self.size + len(offsets) <= MAX_SESSION_PARTITIONS:
             known.update(offsets)
@@ -65,10 +62,9 @@ class FetchSession:
             for index, offset in offsets:
                 if index in known or len(known) < room:
                     known[index] = offset
-        added = len(known) - before
-        if added:
+        if len(known) > before:
             self.positions[topic] = known
-            self.size += added
+            self.size += len(known) - before
 
     def forget(self, topic: TopicKey, index: int) -> None:
         """Forget a partition, if it is there."""
@@ -129,14 +125,7 @@ class FetchInFlight:
         else:
             for each in fetched:  # one by one: TopicNames bounds how many wait
                 asked = {each[0]: offsets.get(each[0])}
-                again = partial(
-                    reader.fetch_answered,
-                    topic_id=topic,
-                    asked=asked,
-                    answers=(each,),
-                    now_ms=self.now_ms,
-                )
-                names.when_known(topic, again)
+                names.when_known(topic, reader.fetch_answered, topic, asked, (each,), self.now_ms)
 
     def ended(self) -> None:
         """See FetchObserver."""
@@ -171,7 +160,14 @@ class FetchTracker:
     def asked(self, ask: FetchRequestPartitions, now_ms: float) -> None:
         """Record a request that is sent on to the broker."""
         topics = _by_topic(ask.positions)
-        session = self._begin(ask) if ask.is_full else self._apply(ask)
+        session = self.session
+        is_named = session is not None and session.session_id == ask.session_id
+        if ask.is_full and is_named:  # which it closes
+            self.session = None
+        if ask.is_full or session is None or not is_named:
+            session = FetchSession(NO_SESSION if ask.is_full else ask.session_id)
+        if not ask.is_full:
+            self.session = session
         session.keep_overwritten(ask)
         for topic, offsets in topics:
             session.set_all(topic, offsets)
@@ -187,8 +183,7 @@ class FetchTracker:
                 asked(name, topic, offsets, now_ms)
             else:
                 for each in offsets:  # one by one: TopicNames bounds how many wait
-                    again = partial(asked, topic_id=topic, positions=(each,), now_ms=now_ms)
-                    names.when_known(topic, again)
+                    names.when_known(topic, asked, topic, (each,), now_ms)
 
     def observer(self, ask: FetchRequestPartitions, now_ms: float) -> FetchInFlight:
         """Return the observer of the response to that request, which begins now.
@@ -208,28 +203,15 @@ class FetchTracker:
         while self._in_flight:
             self._in_flight.popleft().ended()
 
-    def _begin(self, ask: FetchRequestPartitions) -> FetchSession:
-        """Return a session for a full request, which closes the one that it names."""
-        if self.session is not None and self.session.session_id == ask.session_id:
-            self.session = None
-        return FetchSession(NO_SESSION)
-
-    def _apply(self, ask: FetchRequestPartitions) -> FetchSession:
-        """Return the session that an incremental request names."""
-        session = self.session
-        if session is None or session.session_id != ask.session_id:
-            session = self.session = FetchSession(ask.session_id)
-        return session
-
 
 def _by_topic(positions: Sequence[FetchPosition]) -> list[tuple[TopicKey, list[tuple[int, int]]]]:
     """Return partitions with their offsets, those in a row of one topic together."""
     topics: list[tuple[TopicKey, list[tuple[int, int]]]] = []
-    offsets: list[tuple[int, int]] = []
     last: TopicKey | None = None
     for topic, index, offset in positions:
         if topic is not last:
-            last, offsets = topic, []
+            last, offsets = topic, [(index, offset)]
             topics.append((topic, offsets))
-        offsets.append((index, offset))
+        else:
+            offsets.append((index, offset))
     return topics
