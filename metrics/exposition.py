@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import cast
 
+from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
@@ -39,6 +40,18 @@ def join_scrapes(scrapes: Iterable[bytes]) -> bytes:
             if samples:
                 parts += (samples, b"\n")
     return b"".join(chain.from_iterable(families.values()))
+
+
+class DroppedLogLines(Collector):
+    """Shows `count`, which is asked at each scrape: a process has one log, whatever it relays."""
+
+    def __init__(self, count: Callable[[], int]) -> None:
+        self._count = count
+
+    def collect(self) -> Iterable[Family]:
+        """Return the family with its one sample."""
+        name, meaning = f"{PREFIX}log_lines_dropped", "Log lines that could not be written."
+        return (CounterMetricFamily(name, meaning, value=self._count()),)
 
 
 class SensorCollector(Collector):

@@ -12,7 +12,7 @@ from prometheus_client.samples import Sample
 from metrics.clock import MS_PER_SECOND
 from metrics.exposition import PREFIX
 from metrics.instruments import COMPLETION_BUCKETS_S, OTHER
-from metrics.lock_free_histogram import HistogramChild
+from metrics.lock_free import HistogramChild
 
 from .partition import PartitionProgress
 from .query import QueryProgress
