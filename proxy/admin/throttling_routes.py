@@ -11,8 +11,8 @@ from proxy.admin.client_documents import iso, left_s
 from proxy.admin.overrides import ThrottlingChange, parse_throttling
 from proxy.admin.port.guard import current_author
 from proxy.admin.replies import ApiError, answer, json_body
-from proxy.quota.pauses import QuotaPause, pause_name
 from proxy.quota.rule_registry import RuleRegistry
+from proxy.quota.rules import QuotaPause, pause_name
 from proxy.state import Document, StateError
 
 THROTTLING_PATH = "/v1/throttling"

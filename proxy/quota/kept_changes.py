@@ -1,32 +1,24 @@
 """The overrides and pauses that the state keeps: how a record of each is written and read."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from proxy.state import Json, Record, StateError, Store
 
 from .entities import QuotaKind
-from .pauses import PAUSES, QuotaPause, parse_origin, read_pause
-from .rule_sources import RuleEntry, RuleOrigin
-from .rules import Rule
+from .rule_sources import KeptChange, RuleEntry, RuleOrigin
+from .rules import ALL_CLIENTS, QuotaPause, Rule
 from .selector import parse_selector, selector
 from .validation import finite
 
 OVERRIDES = "quotas/"
 """Where the overrides are in the state; the rest of a record's key is the rule's selector."""
 
-OVERRIDES_SCHEMA = 1
+PAUSES = "pauses/"
+"""Where the pauses are in the state; the rest of a record's key is the pause's name."""
+
+CHANGES_SCHEMA = 1
 """Version of what is written there."""
-
-
-def read_overrides(store: Store) -> dict[str, RuleEntry]:
-    """Return the overrides that a store has, by selector. Raises StateError for a bad one."""
-    return {record.key.removeprefix(OVERRIDES): _load(record) for record in store.items(OVERRIDES)}
-
-
-def read_pauses(store: Store) -> dict[str, QuotaPause]:
-    """Return the pauses that a store has, by name. Raises StateError for a bad one."""
-    return {record.key.removeprefix(PAUSES): _load_pause(record) for record in store.items(PAUSES)}
 
 
 def make_override(
@@ -40,10 +32,8 @@ def make_override(
     until_s: object = None,
 ) -> RuleEntry:
     """Make the entry of an override from what an operator or the state says; check all of it."""
-    by, made_s = parse_origin(by, at_s)
-    end_s = finite(until_s)
-    if end_s is None and until_s is not None:
-        raise ValueError(f"when it ends is {until_s!r}, not a time")
+    by, made_s = _origin(by, at_s)
+    end_s = _time(until_s, "ends")
     if not (enforce is None or isinstance(enforce, bool)):
         raise ValueError(f"whether it is enforced is {enforce!r}, not true or false")
     place = f"override by {by}" if by else "override"
@@ -52,47 +42,76 @@ def make_override(
     return RuleEntry(rule, RuleOrigin.OVERRIDE, by, made_s, enforce=enforce, until_s=end_s)
 
 
-def override_record(entry: RuleEntry) -> Record:
-    """Return what is kept of an override."""
+def change_record(change: KeptChange) -> Record:
+    """Return what is kept of an override or a pause."""
+    if isinstance(change, QuotaPause):
+        paused = {"until_s": change.until_s, "by": change.by, "at_s": change.at_s}
+        return Record.of(PAUSES + change.name, paused, CHANGES_SCHEMA)
     value: dict[str, Json] = {
-        "bounds": {str(kind): bound for kind, bound in entry.rule.bounds.items()},
-        "scope": entry.rule.scope,
-        "by": entry.by,
-        "at_s": entry.at_s,
+        "bounds": {str(kind): bound for kind, bound in change.rule.bounds.items()},
+        "scope": change.rule.scope,
+        "by": change.by,
+        "at_s": change.at_s,
     }
-    if entry.enforce is not None:  # an older version reads the rest
-        value["enforce"] = entry.enforce
-    if entry.until_s is not None:
-        value["until_s"] = entry.until_s
-    return Record.of(OVERRIDES + selector(entry.rule.keys), value, OVERRIDES_SCHEMA)
+    more = {"enforce": change.enforce, "until_s": change.until_s}  # an older version reads the rest
+    value |= {name: each for name, each in more.items() if each is not None}
+    return Record.of(OVERRIDES + selector(change.rule.keys), value, CHANGES_SCHEMA)
 
 
-def _load(record: Record) -> RuleEntry:
-    name = record.key.removeprefix(OVERRIDES)
+def read_changes(store: Store) -> dict[str, KeptChange]:
+    """Return the changes that a store has, by their records' keys. Raises StateError for a bad one.
+
+    The overrides come first.
+    """
+    return {
+        **{record.key: _read(record, "override", _override) for record in store.items(OVERRIDES)},
+        **{record.key: _read(record, "pause", _pause) for record in store.items(PAUSES)},
+    }
+
+
+def _read(record: Record, what: str, change_of: Callable[[str, Json], KeptChange]) -> KeptChange:
     try:
-        record.check_form(OVERRIDES_SCHEMA)
-        keys = parse_selector(name)
-        if selector(keys) != name:
+        record.check_form(CHANGES_SCHEMA)
+        change = change_of(record.key.partition("/")[2], record.value)
+        if change_record(change).key != record.key:
             raise ValueError("its name is not written as quota-proxy writes it")
-        match record.value:
-            case {"bounds": dict(bounds), "scope": scope, "by": by, "at_s": at_s, **more}:
-                enforce, until_s = more.get("enforce"), more.get("until_s")
-                return make_override(
-                    keys, bounds, scope, by, at_s, enforce=enforce, until_s=until_s
-                )
-        raise ValueError("it lacks bounds, scope, by or at_s")
     except ValueError as error:
-        raise _unreadable("override", record, error) from error
+        message = f"the {what} {record.key!r} in the state cannot be read: {error}"
+        fix = "start the version that wrote it, restore the state from a backup"
+        raise StateError(message, f"{fix}, or remove this record") from error
+    return change
 
 
-def _load_pause(record: Record) -> QuotaPause:
-    try:
-        return read_pause(record)
-    except ValueError as error:
-        raise _unreadable("pause", record, error) from error
+def _override(name: str, value: Json) -> RuleEntry:
+    keys = parse_selector(name)
+    match value:
+        case {"bounds": dict(bounds), "scope": scope, "by": by, "at_s": at_s, **more}:
+            enforce, until_s = more.get("enforce"), more.get("until_s")
+            return make_override(keys, bounds, scope, by, at_s, enforce=enforce, until_s=until_s)
+    raise ValueError("it lacks bounds, scope, by or at_s")
 
 
-def _unreadable(what: str, record: Record, error: ValueError) -> StateError:
-    message = f"the {what} {record.key!r} in the state cannot be read: {error}"
-    fix = "start the version that wrote it, restore the state from a backup, or remove this record"
-    return StateError(message, fix)
+def _pause(name: str, value: Json) -> QuotaPause:
+    match value:
+        case {"until_s": until_s, "by": by, "at_s": at_s}:
+            end_s = _time(until_s, "ends")
+            if end_s is None:
+                raise ValueError("when it ends is None, not a time")
+            keys = {} if name == ALL_CLIENTS else parse_selector(name)
+            return QuotaPause(keys, end_s, *_origin(by, at_s))
+    raise ValueError("it lacks until_s, by or at_s")
+
+
+def _origin(by: object, at_s: object) -> tuple[str | None, float | None]:
+    """Return who made something and when, of which either may not be known. Raises ValueError."""
+    if not (by is None or isinstance(by, str)):
+        raise ValueError(f"who made it is {by!r}, not a name")
+    return by, _time(at_s, "was made")
+
+
+def _time(value: object, what: str) -> float | None:
+    """Return a time, or None for None. Raises ValueError for anything else."""
+    time_s = finite(value)
+    if time_s is None and value is not None:
+        raise ValueError(f"when it {what} is {value!r}, not a time")
+    return time_s

@@ -1,14 +1,13 @@
 """What rules there are, by the source that each comes from, and what all of them come to."""
 
-import math
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain
+from typing import TypeAlias
 
 from .entities import QuotaKind
-from .pauses import QuotaPause
-from .rules import AdaptiveBound, QuotaSettings, Rule, RuleTable
+from .rules import QuotaPause, QuotaSettings, Rule, RuleTable
 from .selector import selector
 
 
@@ -41,6 +40,10 @@ class RuleEntry:
     """When an override ends by itself, as `at_s`; None: not at all."""
 
 
+KeptChange: TypeAlias = RuleEntry | QuotaPause
+"""What an operator changes at run time: an override, or a pause."""
+
+
 @dataclass(frozen=True, slots=True)
 class RuleSources:
     """All rules by source, as of one moment."""
@@ -48,15 +51,18 @@ class RuleSources:
     settings: QuotaSettings
     """The configuration's, with the rules of the file."""
     kafka: tuple[Rule, ...]
-    overrides: Mapping[str, RuleEntry]
-    """By the selectors of their rules."""
-    pauses: Mapping[str, QuotaPause]
-    """By their names."""
+    kept: Mapping[str, KeptChange]
+    """Overrides and pauses by the keys of their records."""
 
-    def next_end_s(self) -> float:
-        """Return when the first override or pause ends by itself."""
-        ends = (entry.until_s for entry in self.overrides.values() if entry.until_s is not None)
-        return min(chain(ends, (pause.until_s for pause in self.pauses.values())), default=math.inf)
+    @property
+    def overrides(self) -> list[RuleEntry]:
+        """The overrides in the order of their selectors."""
+        return [each for _, each in sorted(self.kept.items()) if isinstance(each, RuleEntry)]
+
+    @property
+    def pauses(self) -> list[QuotaPause]:
+        """The pauses in the order of their making."""
+        return [each for each in self.kept.values() if isinstance(each, QuotaPause)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,48 +81,40 @@ class ComposedRules:
 
 def compose(sources: RuleSources) -> ComposedRules:
     """Return the rules in force, and those that they beat."""
-    settings, overrides = sources.settings, sources.overrides
-    strongest_first = chain(
-        (overrides[name] for name in sorted(overrides)),
-        (RuleEntry(rule, RuleOrigin.KAFKA) for rule in sources.kafka),
-    )
-    adaptive = {selector(rule.keys): rule.adaptive for rule in settings.rules if rule.adaptive}
-    expected = {selector(rule.keys) for rule in settings.rules if rule.expected}
-    observed = {selector(rule.keys) for rule in settings.rules if not rule.enforce}
-    numbered = (
-        replace(
-            entry,
-            rule=replace(
-                _adapted(entry.rule, adaptive),
-                number=number,
-                expected=selector(entry.rule.keys) in expected,
-                enforce=_is_enforced(entry, observed),
-            ),
-        )
-        for number, entry in enumerate(strongest_first, len(settings.rules))
-    )
-    of_file = (RuleEntry(rule, RuleOrigin.FILE) for rule in settings.rules)
+    settings = sources.settings
+    of_file = {selector(rule.keys): RuleEntry(rule, RuleOrigin.FILE) for rule in settings.rules}
+    of_kafka = (RuleEntry(rule, RuleOrigin.KAFKA) for rule in sources.kafka)
     by_name: dict[str, list[RuleEntry]] = {}
-    for entry in chain(numbered, of_file):
-        same = by_name.setdefault(selector(entry.rule.keys), [])
-        same.append(replace(entry, in_force=not same))
+    for number, entry in enumerate(chain(sources.overrides, of_kafka), len(settings.rules)):
+        name = selector(entry.rule.keys)
+        replaced = _in_place_of(of_file.get(name), entry, number)
+        by_name.setdefault(name, []).append(replaced)
+    for name, entry in of_file.items():
+        by_name.setdefault(name, []).append(entry)
     in_order = sorted(by_name.items(), key=lambda item: (item[1][0].rule.rank, item[0]))
-    entries = tuple(entry for _, same in in_order for entry in same)
     in_force = {name: same[0] for name, same in in_order}
+    entries = tuple(
+        entry if entry is same[0] else replace(entry, in_force=False)
+        for _, same in in_order
+        for entry in same
+    )
     rules = tuple(entry.rule for entry in in_force.values())
-    table = RuleTable(rules, enforce=settings.enforce, pauses=sources.pauses.values())
+    table = RuleTable(rules, enforce=settings.enforce, pauses=sources.pauses)
     return ComposedRules(entries, in_force, replace(settings, rules=rules), table)
 
 
-def _adapted(rule: Rule, adaptive: Mapping[str, AdaptiveBound]) -> Rule:
-    """Return a rule with what the file's rule for the same keys says of an adaptive bound."""
-    if rule.scope != "each" or QuotaKind.CONSUMER_BYTE_RATE not in rule.bounds:
-        return rule
-    return replace(rule, adaptive=adaptive.get(selector(rule.keys)))
-
-
-def _is_enforced(entry: RuleEntry, observed: Set[str]) -> bool:
-    """Return what an override says, or the file; `observed`: its rules that are not enforced."""
-    if entry.enforce is not None:
-        return entry.enforce
-    return not observed or selector(entry.rule.keys) not in observed
+def _in_place_of(of_file: RuleEntry | None, entry: RuleEntry, number: int) -> RuleEntry:
+    """Return an entry with a number, and with what the file's rule for its keys leaves open."""
+    rule, enforce = entry.rule, entry.enforce is not False
+    if of_file is None:
+        return replace(entry, rule=replace(rule, number=number, enforce=enforce))
+    beaten = of_file.rule
+    can_adapt = rule.scope == "each" and QuotaKind.CONSUMER_BYTE_RATE in rule.bounds
+    rule = replace(
+        rule,
+        number=number,
+        adaptive=beaten.adaptive if can_adapt else None,
+        expected=beaten.expected,
+        enforce=beaten.enforce if entry.enforce is None else enforce,
+    )
+    return replace(entry, rule=rule)

@@ -16,7 +16,7 @@ from metrics import MetricConfig
 from metrics.instruments import OTHER
 
 from .entities import DEFAULT, TRAFFIC_KINDS, ClientIdentity, QuotaKind
-from .pauses import PAUSED, QuotaPause
+from .selector import selector
 from .validation import find_bound_problems, find_key_problems, parse_bounds, parse_scope
 from .values import BadValueError
 
@@ -34,9 +34,61 @@ DEFAULT_BURST_MS = 500.0
 MAX_MISMATCHES = 10
 """Of the rules that are not for a client, at most so many are told of for each kind of quota."""
 
+ALL_CLIENTS = "all"
+"""The name of the pause that is for every client."""
+
+PAUSED = ",paused"
+"""Ends the entity of clients that are paused while others of their entity are held: their traffic
+must not count for those."""
+
 Rank = tuple[int, int, int, int]
 
 EXACT, PREFIX, LISTENER_ONLY, ANY, UNNAMED = range(5)
+
+
+def mismatch(keys: Mapping[str, str], identity: ClientIdentity) -> str | None:
+    """Return which of a rule's keys a client has not, for people; None when it has all."""
+    client_id, prefix = identity.client_id or "", keys.get("client-id-prefix", "")
+    listener, user = keys.get("listener"), keys.get("user")
+    if listener not in (None, identity.listener):
+        return f"the listener is {identity.listener!r}, not {listener!r}"
+    if user is not None and identity.user is None:
+        return "the client has not authenticated"
+    if user not in (None, DEFAULT, identity.user):
+        return f"the user is {identity.user!r}, not {user!r}"
+    if keys.get("client-id") not in (None, DEFAULT, client_id):
+        return f"the client-id is {client_id!r}, not {keys['client-id']!r}"
+    if not client_id.startswith(prefix):
+        return f"the client-id {client_id!r} does not begin with {prefix!r}"
+    return None
+
+
+def pause_name(keys: Mapping[str, str]) -> str:
+    """Return the name of the pause with these keys. Raises ValueError as `selector`."""
+    return selector(keys) if keys else ALL_CLIENTS
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaPause:
+    """Clients that have all of its keys are measured, and held for nothing, until a time."""
+
+    keys: Mapping[str, str]
+    """As those of a rule; none: every client."""
+    until_s: float
+    """In seconds of the Unix epoch, as all times here."""
+    by: str | None = None
+    """Who made it; None when not known."""
+    at_s: float | None = None
+    """When; None when not known."""
+
+    @property
+    def name(self) -> str:
+        """Its selector, or `ALL_CLIENTS`. Raises ValueError for keys that are not of a rule."""
+        return pause_name(self.keys)
+
+    def fits(self, identity: ClientIdentity) -> bool:
+        """Return whether the client has all of its keys."""
+        return mismatch(self.keys, identity) is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,18 +243,7 @@ class Rule:
 
     def mismatch(self, identity: ClientIdentity) -> str | None:
         """Return why the rule is not for this client, or None when it is."""
-        client_id = identity.client_id or ""
-        if self.listener is not None and self.listener != identity.listener:
-            return f"the listener is {identity.listener!r}, not {self.listener!r}"
-        if self.user is not None and identity.user is None:
-            return "the client has not authenticated"
-        if self.user not in (None, DEFAULT, identity.user):
-            return f"the user is {identity.user!r}, not {self.user!r}"
-        if self.client_id not in (None, DEFAULT, client_id):
-            return f"the client-id is {client_id!r}, not {self.client_id!r}"
-        if self.client_id_prefix is not None and not client_id.startswith(self.client_id_prefix):
-            return f"the client-id {client_id!r} does not begin with {self.client_id_prefix!r}"
-        return None
+        return mismatch(self.keys, identity)
 
     def names(self, identity: ClientIdentity) -> bool:
         """Return whether the user, the client id or a prefix of it stands in the rule."""
