@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from typing import cast
+from typing import Any, cast
 
 from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric as Family
@@ -65,7 +65,7 @@ class SensorCollector(Collector):
     drops old samples, so scrape in the thread that records.
     """
 
-    def __init__(self, registry: Registry, clock_ms: Callable[[], float]) -> None:
+    def __init__(self, registry: Registry[Any], clock_ms: Callable[[], float]) -> None:
         self._registry = registry
         self._clock_ms = clock_ms
 

@@ -38,6 +38,7 @@ from proxy.queries.queries import Queries
 from proxy.quota.debts import Debt
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
+from proxy.quota.meter import Meter
 from proxy.quota.rule_registry import Compose, RuleRegistry
 from proxy.quota.rule_sources import ComposedRules
 from proxy.quota.rules import Rule
@@ -104,7 +105,7 @@ class MemberProcess:
         self.metrics = CollectorRegistry()
         instruments = Instruments(self.metrics, max_label_sets=config.limits.max_client_entities)
         instruments.build_info.labels(VERSION).set(1)
-        sensors = Registry(settings.max_sensors)
+        sensors = Registry[Meter](settings.max_sensors)
         self.metrics.register(SensorCollector(sensors, clock_ms))
         self.metrics.register(DroppedLogLines(lambda: log_queue.dropped))
         for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):

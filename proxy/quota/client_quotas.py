@@ -102,7 +102,7 @@ class ClientQuotas:
         meter = self.meters.get(kind)
         if meter is None:
             return kind not in self.enforced
-        return not meter.sensor.retired and meter.lets_pass(value, now_ms)
+        return not meter.retired and meter.lets_pass(value, now_ms)
 
     def admits_at_once(self, kind: QuotaKind | None, waiter: Waiter, now_ms: float) -> bool:
         """Return whether `admit` is certain to let a request pass, without a wait before it."""
@@ -114,7 +114,7 @@ class ClientQuotas:
         if meter is None:
             return kind not in self.enforced
         return (
-            not meter.sensor.retired
+            not meter.retired
             and waiter.gate is None
             and waiter.since_ms is None
             and meter.gate.lets(waiter, 0.0, now_ms)
@@ -221,7 +221,7 @@ class ClientQuotas:
     def _meter(self, kind: QuotaKind, now_ms: float) -> Meter | None:
         if self.generation == self.sensors.generation:
             meter = self.meters.get(kind)
-            if meter is not None and not meter.sensor.retired:
+            if meter is not None and not meter.retired:
                 return meter
         self._matches_in_force()
         match = self.enforced.get(kind)
@@ -231,16 +231,16 @@ class ClientQuotas:
         meter = self.sensors.meter(kind, match, now_ms, self.address, paces=paces)
         self.paced_kinds.discard(kind)
         self.meters[kind] = meter
-        self.sensors.places.note_place(self.identity, meter, is_connected=self.users > 0)
+        self.sensors.note_sensor(self.identity, meter, is_connected=self.users > 0)
         return meter
 
     def _observe(self, kind: QuotaKind, value: float, now_ms: float) -> None:
         """Measure traffic whose quota is not enforced."""
         meter = self.observed.get(kind)
-        if meter is None or meter.sensor.retired:
+        if meter is None or meter.retired:
             match = self.matches[kind]
             meter = self.observed[kind] = self.sensors.meter(kind, match, now_ms, self.address)
-            self.sensors.places.note_place(self.identity, meter, is_connected=self.users > 0)
+            self.sensors.note_sensor(self.identity, meter, is_connected=self.users > 0)
         if kind.is_time:
             value /= BUSY_MS_PER_PERCENT
         if meter.is_above(value, now_ms):
@@ -257,7 +257,7 @@ class ClientQuotas:
         self.users -= 1
         if self.users == 0:
             self.handles.pop(self.identity, None)
-            self.sensors.places.forget(self.identity)
+            self.sensors.forget(self.identity)
 
     def resolve(self) -> None:
         """Find the rules that match anew."""
@@ -270,4 +270,4 @@ class ClientQuotas:
         self.enforced = {kind: match for kind, match in self.matches.items() if match.enforced}
         self.is_charged_first = not FORESEEN_KINDS.issuperset(self.matches)
         if self.users:
-            self.sensors.places.note(self.identity, self.matches)
+            self.sensors.note_rules(self.identity, self.matches)

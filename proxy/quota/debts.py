@@ -149,7 +149,7 @@ class SharedQuotas:
         """Yield what there is of `debts` above `least_ms`; None for a step without one."""
         for meter in self._meters.meters():
             client = meter.used_by
-            if client is None or meter.is_overflow or meter.sensor.retired:
+            if client is None or meter.is_overflow or meter.retired:
                 yield None
                 continue
             owed_ms = meter.debt_ms(clock_ms())
@@ -185,7 +185,7 @@ class SharedQuotas:
             self._owe(debt.name, pending, now_ms)
 
     def _owe(self, name: str, debt: PendingDebt, now_ms: float) -> None:
-        meter = self._meters.meter_named(name)
+        meter = self._meters.named(name)
         if meter is not None:
             meter.owe(debt.until_ms, now_ms, debt.held_until_ms)
         elif debt.until_ms > now_ms:
@@ -203,7 +203,7 @@ class SharedQuotas:
 
     def _settle(self, meter: Meter, now_ms: float) -> None:
         """Have a new sensor owe what was kept for it."""
-        debt = self._pending.pop(meter.sensor.name, None)
+        debt = self._pending.pop(meter.name, None)
         if debt is not None:
             meter.owe(debt.until_ms, now_ms, debt.held_until_ms)
 

@@ -9,7 +9,7 @@ from .debts import SharedQuotas
 from .entities import ClientIdentity, QuotaKind
 from .meter import Meter, QuotaRow
 from .meters import Clock, Meters, OnState
-from .row_groups import RowGroups
+from .row_groups import group_rows
 from .rules import QuotaSettings, Rule
 
 
@@ -20,7 +20,7 @@ class QuotaManager(Meters):
         self,
         settings: QuotaSettings,
         instruments: Instruments,
-        registry: Registry,
+        registry: Registry[Meter],
         on_overflow: Callable[[Rule, QuotaKind], None] = lambda *_: None,
         on_state: OnState = lambda *_: None,
     ) -> None:
@@ -49,7 +49,7 @@ class QuotaManager(Meters):
 
     def unbounded(self) -> list[ClientIdentity]:
         """Return connected clients that no rule bounds as of their last request or `settling`."""
-        return list(self.places.unbounded)
+        return list(self._unbounded)
 
     def settling(self) -> Iterator[bool]:
         """Look up the rules of clients that have sent nothing since the last update.
@@ -72,11 +72,10 @@ class QuotaManager(Meters):
 
     def row_groups(self, clock_ms: Clock) -> Iterator[list[QuotaRow]]:
         """Yield the rows of what is one client to operators together; [] for a step without."""
-        return RowGroups(tuple(self._clients.values()), self._meters, clock_ms).walk()
+        return group_rows(tuple(self._clients.values()), self, clock_ms)
 
     def sensors_of(self, client: ClientIdentity) -> tuple[Meter, ...]:
         """Return the sensors that a connected client's latest traffic was charged to."""
         quotas = self._clients.get(client)
-        if quotas is None or not quotas.users:
-            return ()
-        return tuple(meter for meter in quotas.charged if not meter.sensor.retired)
+        charged = quotas.charged if quotas and quotas.users else ()
+        return tuple(meter for meter in charged if not meter.retired)
