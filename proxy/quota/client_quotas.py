@@ -225,12 +225,17 @@ class ClientQuotas:
                 return meter
         self._matches_in_force()
         match = self.enforced.get(kind)
-        if match is None:
-            return None
-        paces = kind in self.paced_kinds
+        return None if match is None else self._use(kind, match, self.meters, now_ms)
+
+    def _use(
+        self, kind: QuotaKind, match: Match, meters: dict[QuotaKind, Meter], now_ms: float
+    ) -> Meter:
+        """Have the traffic of a kind charged to the sensor of a match from now on."""
+        paces = match.enforced and kind in self.paced_kinds
         meter = self.sensors.meter(kind, match, now_ms, self.address, paces=paces)
-        self.paced_kinds.discard(kind)
-        self.meters[kind] = meter
+        if match.enforced:
+            self.paced_kinds.discard(kind)
+        meters[kind] = meter
         self.sensors.note_sensor(self.identity, meter, is_connected=self.users > 0)
         return meter
 
@@ -238,9 +243,7 @@ class ClientQuotas:
         """Measure traffic whose quota is not enforced."""
         meter = self.observed.get(kind)
         if meter is None or meter.retired:
-            match = self.matches[kind]
-            meter = self.observed[kind] = self.sensors.meter(kind, match, now_ms, self.address)
-            self.sensors.note_sensor(self.identity, meter, is_connected=self.users > 0)
+            meter = self._use(kind, self.matches[kind], self.observed, now_ms)
         if kind.is_time:
             value /= BUSY_MS_PER_PERCENT
         if meter.is_above(value, now_ms):

@@ -40,16 +40,16 @@ class ConnectionPlace:
     """One connection, as its client's quotas count it."""
 
     identity: ClientIdentity
-    generation: int
-    """The update of the manager's rules that it follows."""
-    counted_as: str | None
-    """The entity among whose connections it counts; None when no rule limits their number."""
-    paced_as: str | None
-    """The entity to whose rate it counts; None when no rule limits that."""
     address: str
     """From where the client comes."""
     give_way: Callable[[], bool]
     """Closes the connection if it is idle, which leaves this place; returns whether it was."""
+    generation: int = -1
+    """The update of the manager's rules that it follows."""
+    counted_as: str | None = None
+    """The entity among whose connections it counts; None when no rule limits their number."""
+    paced_as: str | None = None
+    """The entity to whose rate it counts; None when no rule limits that."""
 
 
 class ConnectionQuotas:
@@ -90,27 +90,17 @@ class ConnectionQuotas:
         unless ConnectionRefused is raised, and what has not changed is not counted again. For
         `address` and `give_way` see ConnectionPlace.
         """
-        manager = self._manager
         most, paced = self._matches(identity)
-        place = ConnectionPlace(
-            identity,
-            manager.generation,
-            most.entity if most is not None else None,
-            paced.entity if paced is not None else None,
-            address,
-            give_way,
-        )
-        is_new = before is None or most is None or before.counted_as != most.entity
-        if most is not None and most.enforced and is_new:
-            self._check_number(most, address)
         wait_ms = 0.0
-        is_new = before is None or paced is None or before.paced_as != paced.entity
-        if paced is not None and paced.enforced and is_new:
+        if most and most.enforced and not (before and before.counted_as == most.entity):
+            self._check_number(most, address)
+        if paced and paced.enforced and not (before and before.paced_as == paced.entity):
             wait_ms = self._pace(paced, now_ms)
         if before is not None:
             self.leave(before)
+        place = ConnectionPlace(identity, address, give_way)
         self._places[place] = None
-        self._count(place, 1)
+        self._follow(place, most, paced)
         return place, wait_ms
 
     def is_paced(self, place: ConnectionPlace) -> bool:
@@ -135,12 +125,11 @@ class ConnectionQuotas:
         while self._unsettled:
             place = self._unsettled.pop()
             if place in self._places and place.generation != self._manager.generation:
-                self._settle(place)
+                self._count(place, -1)
+                self._follow(place, *self._matches(place.identity))
             yield
 
-    def _settle(self, place: ConnectionPlace) -> None:
-        most, paced = self._matches(place.identity)
-        self._count(place, -1)
+    def _follow(self, place: ConnectionPlace, most: Match | None, paced: Match | None) -> None:
         place.generation = self._manager.generation
         place.counted_as = most.entity if most is not None else None
         place.paced_as = paced.entity if paced is not None else None
