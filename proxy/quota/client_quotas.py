@@ -91,10 +91,7 @@ class ClientQuotas:
         return ThrottleTime(now_ms + delay_ms, delay_ms, kind, meter.entity)
 
     def lets_pass(self, kind: QuotaKind | None, value: float, now_ms: float) -> bool:
-        """Return whether a response is certain not to be held, so that it can be charged when sent.
-
-        `kind` is the quota that bounds its bytes; `charge` of it must then come at the same time.
-        """
+        """Return whether `charge`, which then follows at once, is certain to hold nothing."""
         if self.is_charged_first or self.generation != self.sensors.generation:
             return False
         if kind is None:
@@ -132,12 +129,11 @@ class ClientQuotas:
     ) -> bool:
         """Return whether a request may be sent on; if not, `waiter` is woken when to ask again.
 
-        Ask before the request costs anything; then it is to be charged. `kind` is the quota that
-        bounds the request or its response, `waiter` is the same one for all requests of a
-        connection. `size` is that of a Produce request, or of the connection's last response to a
-        Fetch, None before the first. `holds`: the response to a Fetch is held, so it may be asked
-        for ahead. `is_begun`: it is for more of a request that was admitted; it is charged as it
-        comes.
+        Ask before the request costs anything; then charge it. `kind` bounds the request or its
+        response, `waiter` is the connection's. `size` is that of a Produce request, or of the
+        connection's last Fetch response, None before the first. `holds`: the response to a Fetch is
+        held, so it may be asked for ahead. `is_begun`: it is for more of a request that was
+        admitted, which is charged as it comes.
         """
         meter = self._meter(kind, now_ms)
         if meter is not None and not (is_begun and meter.gate.has_turn(waiter)):
@@ -166,10 +162,7 @@ class ClientQuotas:
     def grant(
         self, asked_bytes: int, sizes: FetchSizes, now_ms: float, *, holds: bool
     ) -> tuple[int, InFlightFetch | None]:
-        """Return how many bytes a Fetch may ask for, and what then counts until its response.
-
-        `sizes` are those of its connection. `holds`: its response is held.
-        """
+        """Return how many bytes a Fetch may ask for, and what counts until its response."""
         meter = self._meter(CONSUMER_BYTE_RATE, now_ms)
         if meter is None:
             return asked_bytes, None
@@ -201,10 +194,7 @@ class ClientQuotas:
         return meter is None or meter.is_far_below
 
     def keep_strictly(self, kind: QuotaKind, now_ms: float) -> None:
-        """Keep the bound by schedule for a while, as others measure the client, too.
-
-        By what was measured here it may have been quiet, and would get all that at once.
-        """
+        """Keep the bound by schedule for a while: others that measured the client let it pass."""
         meter = self._meter(kind, now_ms)
         if meter is not None:
             meter.share(now_ms)

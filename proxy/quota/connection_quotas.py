@@ -23,8 +23,8 @@ AT_ONCE_MS = 1000.0
 """So much time's worth of connections may come at once; one always may."""
 
 MAX_LOOKED_AT = 100
-"""How many schedules are looked at for one that is over, when a new one finds no room; and how many
-connections for an idle one."""
+"""Schedules looked at for one that is over, and connections for an idle one, when room is
+needed."""
 
 
 class ConnectionRefused(Exception):  # noqa: N818 - named for what happened, as in the logs
@@ -53,10 +53,7 @@ class ConnectionPlace:
 
 
 class ConnectionQuotas:
-    """The connections of all clients, under the rules of a manager.
-
-    Every connection of a known client has a place, so that a rule that comes later counts it.
-    """
+    """The connections of all known clients, which a rule that comes later counts, too."""
 
     def __init__(self, manager: QuotaManager) -> None:
         self._manager = manager
@@ -86,9 +83,8 @@ class ConnectionQuotas:
     ) -> tuple[ConnectionPlace, float]:
         """Return a connection's place, and for how many milliseconds it is to wait.
 
-        `before` is the place that it had, when its client turns out to be another one: it is left
-        unless ConnectionRefused is raised, and what has not changed is not counted again. For
-        `address` and `give_way` see ConnectionPlace.
+        `before` is the place that it had as another client: it is left unless ConnectionRefused is
+        raised, and what has not changed is not counted again.
         """
         most, paced = self._matches(identity)
         wait_ms = 0.0
@@ -114,10 +110,9 @@ class ConnectionQuotas:
             self._count(place, -1)
 
     def settling(self) -> Iterator[None]:
-        """Count connections for the entities that they have since the rules were updated.
+        """Count connections anew after an update of the rules, in small steps; run it every second.
 
-        Run it every second or so, in small steps between which other calls may come. None is
-        closed: who has more than a new rule allows gets no further ones.
+        None is closed: who has more than a new rule allows gets no further ones.
         """
         if self._generation != self._manager.generation:
             self._generation = self._manager.generation

@@ -11,7 +11,7 @@ from .meter import Meter, sensor_name
 from .meters import Clock, Meters
 
 MAX_PENDING = 10_000
-"""Sensors that are not there yet and owe something: as many as clients have sensors by default."""
+"""Sensors not there yet that owe something: as many as clients have sensors by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +93,9 @@ class SharedQuotas:
     ) -> tuple[str | None, float]:
         """Charge what a client has had at another member; return the sensor's entity and its debt.
 
-        To be called by the client's owner. `amount` is bytes, or busy milliseconds. The debt is
-        milliseconds, 0 or more, for `owe`. Nothing is held. The entity is None, and 0 is owed,
-        where no rule bounds the client.
+        For the client's owner. `amount` is bytes, or busy milliseconds; nothing is held. The debt
+        is milliseconds for `owe`. Where no rule bounds the client, the entity is None and the debt
+        0.
         """
         quotas = self._client(identity, address)
         try:
@@ -112,10 +112,10 @@ class SharedQuotas:
     def owe(
         self, client: ClientIdentity | str, kind: QuotaKind, owed_ms: float, now_ms: float
     ) -> None:
-        """Have a client's sensor, or that of an entity, owe at least so much from now on.
+        """Have the sensor of a client or entity owe at least so much, now or once it is there.
 
-        A sensor that is not there yet owes it once it is. More than an hour, or what is carried of
-        time, is cut to that. Nothing happens where no rule bounds the client.
+        More than an hour, or what is carried of time, is cut to that. Without a rule nothing
+        happens.
         """
         if not owed_ms >= 0:
             raise ValueError(f"what is owed must be 0 or more, not {owed_ms!r}")
@@ -124,10 +124,7 @@ class SharedQuotas:
             self._owe(sensor_name(kind, entity), PendingDebt(now_ms + owed_ms), now_ms)
 
     def debts(self, covers: Callable[[ClientIdentity], bool], now_ms: float) -> list[Debt]:
-        """Return what the sensors of some clients owe, also of those that have left.
-
-        Not what clients owe together that have no sensor of their own.
-        """
+        """Return what clients owe that have sensors of their own, also those that have left."""
         return [debt for debt in self.owing(covers, lambda: now_ms) if debt is not None]
 
     def owing(
@@ -141,11 +138,7 @@ class SharedQuotas:
     def keep_strictly(
         self, covers: Callable[[ClientIdentity], bool], clock_ms: Clock
     ) -> Iterator[None]:
-        """Keep the bounds of some clients by schedule for a while, in small steps.
-
-        To be done when they come from a member that has measured them until now: by what was
-        measured here, they had nothing for a while, and would get all that at once.
-        """
+        """Keep bounds by schedule for a while, in small steps, as others measured the clients."""
         for meter in self._meters.meters():
             client = meter.used_by
             if client is not None and meter.is_enforced and covers(client):

@@ -9,15 +9,15 @@ from typing import Protocol
 from metrics.clock import MS_PER_SECOND
 
 COMPACT_QUEUE_AT = 64
-"""A heap shorter than this is never compacted: its dead entries cost nothing worth the work."""
+"""A heap shorter than this is never compacted."""
 
 SHORTEST_PAUSE_MS = 1.0
-"""Between two releases by one reaper. What comes due within it goes out together: with thousands
-of responses held, a timer for each would cost more than releasing it."""
+"""Between two releases by one reaper. What comes due within it goes out together: a timer for each
+of thousands would cost more than its release."""
 
 MAX_RELEASED = 50
-"""By one reaper, in a round of the event loop: what else is due goes in the next ones, so that
-others come in between when thousands may go at once."""
+"""By one reaper in a round of the event loop, so that others come in between when thousands are
+due."""
 
 Release = Callable[[], None]
 
@@ -60,10 +60,9 @@ class Delayed:
 
 
 class DelayQueue:
-    """Held responses of one API family (`fetch`, `produce`, `request`), ordered by due time.
+    """Held responses of one API family, by due time, and then in order of arrival.
 
-    Entries with the same due time keep their order of arrival. Adding and releasing costs O(log n),
-    cancelling O(1), amortised. Not thread-safe.
+    Adding and releasing costs O(log n), cancelling O(1), amortised. Not thread-safe.
     """
 
     __slots__ = ("_heap", "_sequence", "_size", "api")
@@ -101,12 +100,11 @@ class DelayQueue:
         on_late: Callable[[float], None] | None = None,
         most: int | None = None,
     ) -> int:
-        """Run the callback of every entry with `due_ms <= now_ms`, in order of due time.
+        """Run the callback of each entry with `due_ms <= now_ms`, in order; return how many ran.
 
-        What a callback adds waits for the next call. At infinity everything is released. `on_late`
-        gets for each entry how many seconds after its due time it runs. With `most` no more than so
-        many leave the queue. Returns how many callbacks ran. Raises ExceptionGroup when some
-        failed; the others ran regardless.
+        What a callback adds waits for the next call. `on_late` gets for each entry how many seconds
+        after its due time it runs. At most `most` entries leave the queue. Raises ExceptionGroup
+        when some failed; the others ran regardless.
         """
         due: list[Delayed] = []
         while self._heap and self._heap[0][0] <= now_ms and len(due) != most:
@@ -147,9 +145,8 @@ NOT_DELAYED = Delayed(DelayQueue("request"), -math.inf, None)
 
 
 class Reaper:
-    """Keeps exactly one timer, set to the earliest due time of one queue.
+    """Keeps one timer, set to the earliest due time of its queue; add to that through it alone.
 
-    Add through the reaper, not through the queue, so that an earlier arrival moves the timer.
     `call_at` calls back at a time of the monotonic clock, or at once when it has passed; `on_late`
     is as for `DelayQueue.release_due`.
     """

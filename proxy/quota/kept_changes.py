@@ -59,10 +59,7 @@ def change_record(change: KeptChange) -> Record:
 
 
 def read_changes(store: Store) -> dict[str, KeptChange]:
-    """Return the changes that a store has, by their records' keys. Raises StateError for a bad one.
-
-    The overrides come first.
-    """
+    """Return a store's changes by their records' keys. Raises StateError for one that is bad."""
     return {
         **{record.key: _read(record, "override", _override) for record in store.items(OVERRIDES)},
         **{record.key: _read(record, "pause", _pause) for record in store.items(PAUSES)},

@@ -31,10 +31,7 @@ class QuotaManager(Meters):
         """For clients that go to several members."""
 
     def client(self, identity: ClientIdentity, address: str | None = None) -> ClientQuotas:
-        """Return the client's handle, the same for all its connections; `close` it when done.
-
-        `address` is where it comes from; None counts to no address.
-        """
+        """Return the client's handle, the same for all its connections; `close` it when done."""
         quotas = self._clients.get(identity)
         if quotas is None:
             quotas = self._clients[identity] = ClientQuotas(self, self._clients, identity, address)
@@ -52,10 +49,9 @@ class QuotaManager(Meters):
         return list(self._unbounded)
 
     def settling(self) -> Iterator[bool]:
-        """Look up the rules of clients that have sent nothing since the last update.
+        """Look up the rules of clients that were silent since the last update; run it every second.
 
-        Run it every second or so: `unbounded` is right then. As all iterators here it goes in small
-        steps, between which other calls may come. Yields whether a client was looked up.
+        As all iterators here it goes in small steps, between which other calls may come.
         """
         while (generation := self.generation) != self._settled:
             for quotas in tuple(self._clients.values()):

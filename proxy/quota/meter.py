@@ -124,10 +124,7 @@ class Meter(Sensor):
     """From the first hold until `QUIET_MS` after the end of the last one."""
     is_enforced: bool = True
     above: LastMinute | None = None
-    """Measurements above a bound that is not enforced, and in how many seconds; None before one.
-
-    What would have been held is not added up: a client that is held asks for less, and one that is
-    not would be shown owing more and more."""
+    """Values above a bound that is not enforced, and in how many seconds; None before the first."""
     above_second: int = -1
     """Of the latest one."""
     is_new: bool = True
@@ -156,10 +153,7 @@ class Meter(Sensor):
         *,
         enforced: bool = True,
     ) -> None:
-        """Set the bound and the windows of these settings; the history stays.
-
-        Where it is `enforced` from now on, or no longer, nothing is owed for what was before.
-        """
+        """Set bound and windows; the history stays, but nothing is owed when `enforced` changes."""
         self.rule = rule
         self.generation = generation
         self.longest_hold_ms = settings.longest_hold_ms(self.kind)
@@ -308,10 +302,7 @@ class Meter(Sensor):
         return max(self.pacer.owed_ms(now_ms), self._braked_ms(now_ms))
 
     def debt_ms(self, now_ms: float) -> float:
-        """Return in how long all that was charged has flowed at the bound; 0 or more.
-
-        It may be more than a response would be held for: a large debt is worked off slowly.
-        """
+        """Return in how long all that was charged has flowed at the bound: a hold or more."""
         return max(self.pacer.debt_ms(now_ms), self._braked_ms(now_ms))
 
     def owe(self, until_ms: float, now_ms: float, held_until_ms: float = -math.inf) -> None:
@@ -322,10 +313,7 @@ class Meter(Sensor):
             self.gate.poke(now_ms)
 
     def share(self, now_ms: float) -> None:
-        """Keep the bound by schedule for as long as a rate looks back: others measure, too.
-
-        Not of time, whose bound the formula alone keeps, one request at a time.
-        """
+        """Keep the bound, but of time, by schedule while a rate looks back: others measure, too."""
         if not self.kind.is_time:
             self.pacer.keep_strictly(now_ms + self.span_ms, now_ms)
 

@@ -55,17 +55,14 @@ class Meters:
     """All sensors, under rules that may change at run time.
 
     A rule with scope `each` gives every client a sensor until there are `max_client_entities` of
-    them for a kind. When there is no room, sensors without history make it: what they measured
-    and what their clients owe counts no more, so that nothing is gained by it. Further clients
-    share one sensor of their rule, named `other`: they are held to one bound together, never
-    unmetered. So do those of an address that has more than its part of the places.
+    them for a kind. Then sensors without history make room: their clients gain nothing by it.
+    Further clients share one sensor of their rule, named `other`: they are held to one bound
+    together, never unmetered. So do those of an address that has more than its part of the places.
 
-    Args:
-        registry: make it with `settings.max_sensors`, and expire it only through `expiring`.
-        on_overflow: called once per rule and kind when clients share its sensor `other`.
-        on_state: called once when the throttling of an entity begins and once when it has ended,
-            with entity, kind, rule, whether it is throttled, rate and bound.
-
+    Make `registry` with `settings.max_sensors`, and expire it only through `expiring`.
+    `on_overflow` is called once per rule and kind when clients share its `other`; `on_state` when
+    the throttling of an entity begins and has ended, with entity, kind, rule, whether it is
+    throttled, rate and bound.
     """
 
     def __init__(
@@ -98,10 +95,10 @@ class Meters:
         for kind, sharing in self._sharing.items():
             instruments.overflow_clients.labels(str(kind)).set_function(sharing.__len__)
         self.generation = -1
-        """Counts the updates; handles look up their rules again when it changes."""
+        """Counts the updates, after which handles look up their rules again."""
         self.paces_new = False
-        """Whether a new sensor paces from its first byte, with no more than the burst at once: its
-        clients may have had at another member what the formula would let pass here."""
+        """Whether a new sensor paces from its first byte: its clients may have had at another
+        member what the formula would let pass here."""
         self.on_new: Callable[[Meter, float], None] = lambda *_: None
         """Called with each new sensor and the time: what is owed already is charged to it."""
         self.on_update: Callable[[], None] = lambda: None
@@ -109,10 +106,7 @@ class Meters:
         self.update(settings)
 
     def update(self, settings: QuotaSettings, table: RuleTable | None = None) -> None:
-        """Put other rules in force; what was measured for an entity that remains is kept.
-
-        `table` is that of the rules, if it was made before: for thousands it takes long.
-        """
+        """Put other rules in force, `table` being theirs if it is made; what was measured stays."""
         self.settings = settings
         self._registry.max_sensors = max(self._registry.max_sensors, settings.max_sensors)
         self.table = table or RuleTable(settings.rules, enforce=settings.enforce)
@@ -127,14 +121,12 @@ class Meters:
     def adapt(
         self, kind: QuotaKind, entity: str, bound: float | None, reason: str | None, now_ms: float
     ) -> None:
-        """Lower the bound of a query whose rule is adaptive, or of a producer, from now on.
+        """Lower the bound of a query whose rule is adaptive, or of a producer, until the next call.
 
-        It stays until the next call, also when the sensor expires and is made anew, and through
-        updates: the bound in force is the lower one of this and the rule's own, for a query as long
-        as its rule is adaptive. `entity` is a `Rule.entity`; `bound` is bytes per second above 0,
-        or None for the rule's own; `reason` is for people. Neither bound nor reason: the entity is
-        forgotten, which who adapts it must see to. Raises ValueError for a bound that is not a
-        finite number above 0, or has no reason.
+        In force is the lower one of this and the rule's own, also through updates and for a sensor
+        made anew. `entity` is a `Rule.entity`; `bound` is bytes per second above 0, or None for the
+        rule's own. Without `reason`, which is for people, the entity is forgotten. Raises
+        ValueError for a bound that is not a finite number above 0, or has no reason.
         """
         name = sensor_name(kind, entity)
         if bound is not None and not (math.isfinite(bound) and bound > 0):
@@ -155,10 +147,9 @@ class Meters:
                 yield MeasuredRate(meter.entity, meter.kind, rate, meter.bound)
 
     def held(self, charge: ThrottleTime, hold_ms: float, now_ms: float) -> None:
-        """Record that a response is really held for a charge, beginning now.
+        """Record that a response is really held for a charge, beginning now; once for each.
 
-        Call it once for each response that waits. A hold that is cut short counts in full, and none
-        where the sensor has gone meanwhile: nobody would drop what counts it.
+        A hold that is cut short counts in full, and none where the sensor has gone meanwhile.
         """
         meter = self.named(sensor_name(charge.kind, charge.entity))
         if meter is None:
@@ -178,10 +169,7 @@ class Meters:
             yield ended
 
     def expiring(self, now_ms: float) -> Iterator[bool]:
-        """Drop the sensors that are idle for an hour or that no rule names any more.
-
-        Run it every minute or so. Yields for each sensor that is examined whether it was dropped.
-        """
+        """Drop sensors that are idle for an hour or of no rule, in steps: yield if one went."""
         for gone in self._registry.expiring(now_ms):
             yield self._drop(gone, now_ms)
         if not self._has_outdated:
@@ -300,10 +288,7 @@ class Meters:
         )
 
     def _dropping_quiet(self, kind: QuotaKind, now_ms: float) -> Iterator[None]:
-        """Drop sensors of clients without history; yield after each. Looks at MAX_EXAMINED.
-
-        Each is looked at once in the time in which its history could end, however many ask.
-        """
+        """Drop sensors without history, of those for whom it is time; yield after each."""
         quiet = self._quiet[kind]
         for _ in range(min(len(quiet), MAX_EXAMINED)):
             name, (quiet_ms, address) = next(iter(quiet.items()))

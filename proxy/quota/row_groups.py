@@ -13,9 +13,9 @@ def group_rows(
 ) -> Iterator[list[QuotaRow]]:
     """Yield groups of rows, each sensor's once; an empty one for a step without rows.
 
-    What only one connected client is charged to is that client's. The other sensors of an entity,
-    which several clients share or which all have left, are together. But what was left by all goes
-    to a client that is charged to another sensor of its entity: it has come back, most likely.
+    What only one connected client is charged to is that client's. An entity's other sensors, shared
+    by several clients or left by all, are together; but those left by all go to a client that is
+    charged to another sensor of the entity: it has most likely come back.
     """
     # Most sensors have one client: a list for each would bring on Python's full collections.
     first: dict[str, ClientQuotas] = {}

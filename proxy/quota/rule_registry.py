@@ -74,10 +74,7 @@ class RuleRegistry:
         self._put_in_force(compose(self._sources))
 
     def entries(self) -> list[RuleEntry]:
-        """Return all rules in order of precedence; one not in force follows the one that beat it.
-
-        The rules of the file have its numbers, those of other sources the numbers after them.
-        """
+        """Return all rules by precedence; one not in force follows the one that beat it."""
         return list(self._composed.entries)
 
     def in_force(self) -> Mapping[str, RuleEntry]:
@@ -97,8 +94,8 @@ class RuleRegistry:
     ) -> RuleEntry:
         """Make an override, in the place of one with the same keys, and keep it.
 
-        Bounds are bytes/s or percent, times in seconds of the Unix epoch. Raises ValueError when
-        these make no rule, and StateError when it was not kept; it is not in force then.
+        Raises ValueError when these make no rule, and StateError when it was not kept, nor is in
+        force.
         """
         name = selector(keys)
         entry = make_override(keys, bounds, scope, by, at_s, enforce=enforce, until_s=until_s)
@@ -120,8 +117,7 @@ class RuleRegistry:
     async def pause(self, pause: QuotaPause) -> None:
         """Enforce no quota of these clients until a time, in the place of a pause with these keys.
 
-        Raises ValueError for keys that are not those of a rule, or when there are too many, and
-        StateError when it was not kept; it is not in force then.
+        Raises ValueError for other keys than a rule's or too many pauses, and StateError as `put`.
         """
         is_new = PAUSES + pause.name not in self._sources.kept
         if is_new and len(self._sources.pauses) >= MAX_PAUSES:
@@ -129,17 +125,14 @@ class RuleRegistry:
         await self._keep(pause)
 
     async def resume(self, keys: Mapping[str, str] | None = None) -> list[QuotaPause]:
-        """End the pause with these keys, or with None every one; return those that were in force.
-
-        Raises as `pause`.
-        """
+        """End the pause with these keys, or every one; return those in force. Raises as `pause`."""
         pauses = self._sources.pauses
         names = [each.name for each in pauses] if keys is None else [pause_name(keys)]
         ended = await self._end([PAUSES + name for name in names])
         return [each for each in ended if isinstance(each, QuotaPause)]
 
     async def end_due(self, now_s: float) -> Ended:
-        """End overrides and pauses whose time has come, at a time since the Unix epoch.
+        """End overrides and pauses whose time has come, in seconds of the Unix epoch.
 
         Raises StateError when they could not be deleted; they have ended all the same.
         """
@@ -158,10 +151,7 @@ class RuleRegistry:
         )
 
     async def reread(self) -> None:
-        """Put in force the overrides and pauses that the store has now; another process wrote them.
-
-        Raises StateError; the rules are as before then.
-        """
+        """Put in force what another process wrote. Raises StateError; all is as before then."""
         kept = read_changes(self._store)
         if kept != self._sources.kept:
             await self._use(kept=kept)
@@ -171,10 +161,7 @@ class RuleRegistry:
         await self._use(settings=settings)
 
     def use_store(self, store: Store) -> None:
-        """Keep overrides and pauses in another store from now on, in the place of those in it.
-
-        One that does not write only reads there from now on. Raises StateError.
-        """
+        """Keep all in another store, in the place of what that has. Raises StateError."""
         if not self.writes:
             self._store = store
             return

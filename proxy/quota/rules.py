@@ -119,8 +119,7 @@ class AdaptiveBound:
 class Rule:
     """Bounds for the clients that have all the keys which the rule names.
 
-    An anonymous client only matches rules without a user key: DEFAULT stands for any user that
-    has authenticated. Raises ValueError for what `validation` finds wrong.
+    DEFAULT stands for any user that has authenticated. Raises ValueError as `validation`.
     """
 
     user: str | None = None
@@ -193,9 +192,9 @@ class Rule:
     def rank(self) -> Rank:
         """Position in the order of precedence; the smaller one comes first.
 
-        Compared in turn: the user (exact, default, not named); the client id (exact, a longer
-        prefix, a shorter one, not named although a listener is, default, not named); the listener
-        (named, not named).
+        By the user (exact, default, not named), the client id (exact, a longer prefix, a shorter
+        one, not named although a listener is, default, not named), and the listener (named, not
+        named).
         """
         levels = {None: UNNAMED, DEFAULT: ANY}
         listener = UNNAMED if self.listener is None else EXACT
@@ -257,9 +256,9 @@ class Rule:
     def entity(self, identity: ClientIdentity) -> str:
         """Return whose traffic is added up with this client's.
 
-        With scope `each` these are the client's values for the keys that the rule names, as in
-        Kafka: all client ids of alice share the entity `user=alice`. A rule that names only a
-        listener counts each client by itself.
+        With scope `each` these are the client's values for the rule's keys, as in Kafka: all client
+        ids of alice share the entity `user=alice`. A rule of a listener alone counts each client by
+        itself.
         """
         if self.scope == "shared":
             return self.shared_entity
@@ -390,9 +389,8 @@ def _place_of(identity: ClientIdentity, rank: Rank) -> _Place | None:
 
 
 class RuleTable:
-    """All rules in order of precedence.
+    """All rules in order of precedence; in each rank a client can stand in one place only.
 
-    There may be ten thousand, but of few ranks, and in each a client can stand in one place only.
     Without `enforce` no client is held to any, nor are those for whom there is a pause.
     """
 
@@ -440,10 +438,7 @@ class RuleTable:
         return any(user != UNNAMED for user, *_ in self._ranks[kind])
 
     def overflow_entity(self, kind: QuotaKind, match: Match) -> str:
-        """Return the entity of clients without room: OTHER for the last open rule, or with keys.
-
-        Those that are paused have one of their own, as their traffic must not count for the others.
-        """
+        """Return whose sensor clients without room share; those that are paused have their own."""
         rule = match.rule
         entity = OTHER if rule is self._last_open.get(kind) else f"{OTHER},{rule.shared_entity}"
         return f"{entity}{PAUSED}" if self.pauses and not match.enforced else entity
@@ -451,8 +446,8 @@ class RuleTable:
     def explain(self, identity: ClientIdentity) -> list[CandidateRule]:
         """Return for each kind in turn the rules that bound it, in order of precedence, and why.
 
-        Those that are for this client, and of the others at most MAX_MISMATCHES for each kind:
-        first those that name its user or client id and something else, too.
+        Of those not for this client at most MAX_MISMATCHES for each kind: first those that name its
+        user or client id and something else, too.
         """
         considered: list[CandidateRule] = []
         for kind, rules in self._by_kind.items():
