@@ -26,8 +26,7 @@ Labels = tuple[tuple[str, str], ...]
 def join_scrapes(scrapes: Iterable[bytes]) -> bytes:
     """Return one text of several, each as `generate_latest` writes it; no series is in two.
 
-    Each family has the HELP and TYPE of the first scrape that has it, and the samples of all as
-    they are written.
+    Each family has the HELP and TYPE of the first scrape that has it.
     """
     families: dict[bytes, list[bytes]] = {}
     for scrape in scrapes:
@@ -55,14 +54,11 @@ class DroppedLogLines(Collector):
 
 
 class SensorCollector(Collector):
-    """A prometheus_client collector: register it, and each scrape measures every sensor.
+    """Measures every sensor at each scrape: one gauge family per metric name.
 
-    One gauge family per metric name. Each metric with a quota has a sample with its labels in
-    the family `bound_bytes` as well. Of two metrics that share name and labels the earlier one is
-    shown, since a scrape with a doubled series is refused as a whole.
-
-    `clock_ms` gives monotonic milliseconds, from the clock that the sensors are fed with. Measuring
-    drops old samples, so scrape in the thread that records.
+    Each metric with a quota has a sample in the family `bound_bytes` as well. Of two with the same
+    name and labels the earlier one is shown. `clock_ms` is the clock that the sensors are fed with.
+    Scrape in the thread that records: measuring drops old samples.
     """
 
     def __init__(self, registry: Registry[Any], clock_ms: Callable[[], float]) -> None:
@@ -72,8 +68,8 @@ class SensorCollector(Collector):
     def collect(self) -> Iterable[Family]:
         """Return the families; none while there are no sensors.
 
-        A sensor is measured when its sample is read, which can be done once, and left out if it
-        has gone by then. So who reads thousands of them can do other work between two.
+        A sensor is measured when its sample is read, which can be done once, and left out if it has
+        gone by then. So other work may be done between two.
         """
         sensors = tuple(self._registry)
         helps: dict[str, str] = {}

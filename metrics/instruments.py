@@ -26,6 +26,9 @@ REQUEST_BUCKETS_S = (
 )
 LOOP_LAG_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
+PER_SENSOR = "quota_entity*, quota"
+"""The labels of what is counted for a sensor."""
+
 _SAMPLED = "Of one request in 17 of an API, and of those that come 0.1 s after the last one."
 
 M = TypeVar("M")
@@ -33,11 +36,11 @@ LabelValues = tuple[str, ...]
 
 
 class BoundedLabels(Collector, Generic[M]):
-    """A labelled metric whose number of label sets clients cannot drive up.
+    """A labelled metric whose number of label sets clients cannot drive up; register it alone.
 
     Once `max_sets` distinct sets are in use, a new one is counted with OTHER in its open labels,
-    those whose values clients choose; the remaining ones must have few values. Register it, and not
-    the metric. Raises ValueError when `max_sets` is below 1 or an open label is not the metric's.
+    those whose values clients choose. Raises ValueError when `max_sets` is below 1 or an open label
+    is not the metric's.
     """
 
     def __init__(
@@ -82,10 +85,9 @@ class BoundedLabels(Collector, Generic[M]):
         return child
 
     def forget(self, **labels: str) -> int:
-        """Drop the sets with these values and make room for as many; return how many.
+        """Drop the sets with these values, of all labels or all but the last one; return how many.
 
-        A child that somebody still has is no longer exposed. All labels must be named, or all but
-        the metric's last one; raises ValueError for other names.
+        A child that somebody still has is no longer exposed. Raises ValueError for other names.
         """
         names = self._label_names[: len(labels)]
         if len(names) < len(self._label_names) - 1 or set(names) != set(labels):
@@ -175,6 +177,11 @@ def bounded(
     return cast(BoundedLabels[Any], _Declared(kind, meaning, labels, options, alias))
 
 
+def request_part(meaning: str) -> LockFreeHistogram:
+    """Declare a histogram of a part of the time that requests take."""
+    return plain(LockFreeHistogram, f"{meaning} {_SAMPLED}", "api", buckets=REQUEST_BUCKETS_S)
+
+
 class Declarations:
     """The metrics that a subclass declares, registered with `registry` in their order.
 
@@ -226,26 +233,24 @@ class Instruments(Declarations):
     requests_total: BoundedLabels[CounterChild] = bounded(
         LockFreeCounter, "Requests received from clients.", "api*, version*"
     )
-    violations_total = bounded(
-        Counter, "Measurements that exceeded a quota.", "quota_entity*, quota"
-    )
+    violations_total = bounded(Counter, "Measurements that exceeded a quota.", PER_SENSOR)
     throttled_responses_total = bounded(
         Counter,
         "Responses held back, and requests kept waiting, to keep a quota.",
-        "quota_entity*, quota",
+        PER_SENSOR,
     )
     expected_throttling = bounded(
         Gauge,
         "1 where the rule says that being held to the quota is expected.",
-        "quota_entity*, quota",
+        PER_SENSOR,
     )
     would_throttle_total = bounded(
-        Counter, "Measurements that exceeded a quota which is not enforced.", "quota_entity*, quota"
+        Counter, "Measurements that exceeded a quota which is not enforced.", PER_SENSOR
     )
     would_throttle_seconds_total = bounded(
         Counter,
         "Seconds in which a measurement exceeded a quota which is not enforced.",
-        "quota_entity*, quota",
+        PER_SENSOR,
     )
     adaptive_bound_bytes = bounded(
         Gauge, "Adaptive bound of a query, in bytes per second.", "query*", alias="pid_bound_bytes"
@@ -271,24 +276,13 @@ class Instruments(Declarations):
     ledger_failed_total = bounded(
         Counter, "Source batches that were not finished, by reason.", "pipeline*, reason"
     )
-    broker_seconds = plain(
-        LockFreeHistogram,
-        f"Time from sending a request on to reading the head of its response. {_SAMPLED}",
-        "api",
-        buckets=REQUEST_BUCKETS_S,
+    broker_seconds = request_part(
+        "Time from sending a request on to reading the head of its response."
     )
-    proxy_seconds = plain(
-        LockFreeHistogram,
-        f"Time that the proxy takes for a request and its response, without holds. {_SAMPLED}",
-        "api",
-        buckets=REQUEST_BUCKETS_S,
+    proxy_seconds = request_part(
+        "Time that the proxy takes for a request and its response, without holds."
     )
-    hold_seconds = plain(
-        LockFreeHistogram,
-        f"Time for which a request and its response are held, 0 for most. {_SAMPLED}",
-        "api",
-        buckets=REQUEST_BUCKETS_S,
-    )
+    hold_seconds = request_part("Time for which a request and its response are held, 0 for most.")
     throttle_seconds = plain(
         Histogram,
         "Time for which a response was held back or a request kept waiting.",
@@ -359,11 +353,7 @@ class Instruments(Declarations):
 
 
 class MemberInstruments(Declarations):
-    """What a supervisor shows of the members of its machine.
-
-    They live in a registry of the supervisor's own, whose text comes before that of its workers.
-    What a worker counts itself, as `visits_bytes_total`, is among its Instruments. A process
-    without a supervisor has none of these.
+    """What a supervisor shows of the members of its machine, before the text of its workers.
 
     `member` is a member's name in the slot map, `worker` the number of a worker.
     """

@@ -82,10 +82,7 @@ class LockFreeMetric(Collector, Generic[Child]):
             registry.register(self)
 
     def labels(self, *values: str) -> Child:
-        """Return the child for these label values, the same one each time.
-
-        Raises ValueError when they are not as many as the labels.
-        """
+        """Return the child for these label values. Raises ValueError unless each has one."""
         child = self._children.get(values)
         if child is None:
             if len(values) != len(self.labelnames):

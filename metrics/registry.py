@@ -47,8 +47,7 @@ class Registry(Generic[S]):
     def get_or_create(self, name: str, factory: Callable[[], S], now_ms: float) -> S:
         """Return the sensor of that name; if there is none, keep the one that `factory` makes.
 
-        Raises RegistryFull when all sensors are in use, and ValueError when the factory's sensor
-        has another name.
+        Raises RegistryFull when all are in use, and ValueError when that one has another name.
         """
         sensor = self._sensors.get(name)
         if sensor is not None:
@@ -82,10 +81,7 @@ class Registry(Generic[S]):
         return [sensor.name for sensor in self.expiring(now_ms) if sensor is not None]
 
     def expiring(self, now_ms: float) -> Iterator[S | None]:
-        """Remove idle sensors; yield each of those that are examined, None when it stays.
-
-        It may be left at any step and other calls may come between two.
-        """
+        """Remove idle sensors in steps; yield each of those examined, None when it stays."""
         while self._due and self._due[0][0] <= now_ms:
             _, number, sensor = self._due[0]
             if not sensor.retired and sensor.expires_ms > now_ms:

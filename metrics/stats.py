@@ -25,10 +25,7 @@ MIN_WINDOW_MS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """A bound on a measured value, in the unit of the metric that carries it.
-
-    Raises ValueError when the bound is not a finite number.
-    """
+    """A bound on a measured value. Raises ValueError when it is not a finite number."""
 
     bound: float
     is_upper: bool = True
@@ -277,10 +274,7 @@ class Rate:
         return value * MS_PER_SECOND / self.window_size_ms(config, now_ms)
 
     def window_size_ms(self, config: MetricConfig, now_ms: float) -> float:
-        """Return the time that the rate is taken over, at least MIN_WINDOW_MS.
-
-        With `samples` = 1 and no time elapsed there is nothing to fill up; one window is taken.
-        """
+        """Return the time that the rate is taken over, at least MIN_WINDOW_MS; it is never 0."""
         self._stat.purge(config, now_ms)
         window_ms = config.window_ms
         elapsed_ms = now_ms - self._stat.oldest_start_ms(now_ms)
