@@ -107,7 +107,7 @@ class Meter(Sensor):
     is_overflow: bool = False
     """Whether clients share it that have no place of their own."""
     generation: int = -1
-    """The update of the manager's rules that it follows."""
+    """The update of the manager's rules that it follows; -1 while it is new."""
     longest_hold_ms: float = 0.0
     span_ms: float = 0.0
     """How far its rate looks back."""
@@ -127,8 +127,6 @@ class Meter(Sensor):
     """Values above a bound that is not enforced, and in how many seconds; None before the first."""
     above_second: int = -1
     """Of the latest one."""
-    is_new: bool = True
-    """Whether it is yet to be told what holds for new ones."""
     used_by: ClientIdentity | None = None
     """The last client that began to use it."""
     rate: Rate = field(default_factory=Rate)

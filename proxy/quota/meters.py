@@ -211,14 +211,13 @@ class Meters:
                 self._of_address[kind, address] += 1
                 self._quiet[kind][meter.name] = now_ms + self.settings.span_ms, address
         if meter.generation != self.generation:
-            enforced = match.enforced
+            is_new, enforced = meter.generation < 0, match.enforced
             meter.follow(rule, self.settings, self.generation, now_ms, enforced=enforced)
             self._show_expected(meter, is_expected=rule.expected)
-        if meter.is_new:
-            meter.is_new = False
-            if (paces or self.paces_new) and meter.is_enforced:
+            if is_new and enforced and (paces or self.paces_new):
                 meter.share(now_ms)
-            self.on_new(meter, now_ms)
+            if is_new:
+                self.on_new(meter, now_ms)
         return meter
 
     def meters(self) -> tuple[Meter, ...]:

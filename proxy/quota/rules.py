@@ -7,16 +7,16 @@ listener, stand between these levels; see `Rule.rank`.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from heapq import nsmallest
 from types import MappingProxyType
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from metrics import MetricConfig
 from metrics.instruments import OTHER
 
 from .entities import DEFAULT, TRAFFIC_KINDS, ClientIdentity, QuotaKind
-from .selector import selector
+from .selector import KEYS, selector
 from .validation import find_bound_problems, find_key_problems, parse_bounds, parse_scope
 from .values import BadValueError
 
@@ -159,10 +159,9 @@ class Rule:
         """Return what clients are held to as a JSON object, without where the rule stands."""
         values = ((name, getattr(self, name)) for name in _DOCUMENTED)
         named = {name: value for name, value in values if value is not None}
-        adaptive = self.adaptive
-        bound = None if adaptive is None else {name: getattr(adaptive, name) for name in _ADAPTIVE}
         bounds = {kind.value: bound for kind, bound in self.bounds.items()}
-        return {**named, "bounds": bounds, "adaptive": bound}
+        adaptive = asdict(self.adaptive) if self.adaptive else None
+        return {**named, "bounds": bounds, "adaptive": adaptive}
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Self:
@@ -182,11 +181,8 @@ class Rule:
     @property
     def keys(self) -> dict[str, str]:
         """The keys that the rule names, under their names in the configuration."""
-        keys = (
-            *(("listener", self.listener), ("user", self.user), ("client-id", self.client_id)),
-            ("client-id-prefix", self.client_id_prefix),
-        )
-        return {key: value for key, value in keys if value is not None}
+        values = (self.listener, self.user, self.client_id, self.client_id_prefix)
+        return {key: value for key, value in zip(KEYS, values, strict=True) if value is not None}
 
     @property
     def rank(self) -> Rank:
@@ -276,8 +272,6 @@ class Rule:
 _DOCUMENTED = [each.name for each in fields(Rule) if each.name not in ("place", "number")]
 """What a rule's document has: not where the rule stands."""
 
-_ADAPTIVE = [each.name for each in fields(AdaptiveBound)]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaSettings:
@@ -345,8 +339,7 @@ class Match:
     """False: the client is measured, and held for nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class CandidateRule:
+class CandidateRule(NamedTuple):
     """A rule that was looked at for a client, and what came of it."""
 
     rule: Rule
@@ -362,8 +355,7 @@ _Place = tuple[str | None, str | None, str | None]
 
 def _place(rule: Rule) -> _Place:
     """Return where a client must stand that the rule is for, among the rules of its rank."""
-    user = None if rule.user == DEFAULT else rule.user
-    client_id = None if rule.client_id == DEFAULT else rule.client_id
+    user, client_id = (None if each == DEFAULT else each for each in (rule.user, rule.client_id))
     return (
         user,
         client_id if rule.client_id_prefix is None else rule.client_id_prefix,
@@ -376,14 +368,10 @@ def _place_of(identity: ClientIdentity, rank: Rank) -> _Place | None:
     user, client, minus_length, listener = rank
     if user != UNNAMED and identity.user is None:
         return None
-    named = None
-    if client == EXACT:
-        named = identity.client_id or ""
-    elif client == PREFIX:
-        named = (identity.client_id or "")[:-minus_length]
+    client_id = (identity.client_id or "")[: -minus_length if client == PREFIX else None]
     return (
         identity.user if user == EXACT else None,
-        named,
+        client_id if client in (EXACT, PREFIX) else None,
         identity.listener if listener == EXACT else None,
     )
 
@@ -456,19 +444,16 @@ class RuleTable:
                 (not rules[at].names(identity), at) for at, reason in enumerate(reasons) if reason
             )
             shown = {at for _, at in nsmallest(MAX_MISMATCHES, mismatches)}
-            first: Rule | None = None
-            for at, (rule, reason) in enumerate(zip(rules, reasons, strict=True)):
-                if reason is not None:
-                    if at in shown:
-                        considered.append(CandidateRule(rule, kind, chosen=False, reason=reason))
-                elif first is not None:
-                    why = f"{first.title} comes first"
-                    considered.append(CandidateRule(rule, kind, chosen=False, reason=why))
-                else:
-                    first, match = rule, self._match(rule, identity)
+            first = ""
+            for at, (rule, unfit) in enumerate(zip(rules, reasons, strict=True)):
+                if unfit and at not in shown:
+                    continue
+                is_chosen, why = not (unfit or first), unfit or f"{first} comes first"
+                if is_chosen:
+                    first, match = rule.title, self._match(rule, identity)
                     why = f"applies to {match.entity}"
                     why += "" if match.enforced else ", is not enforced"
-                    considered.append(CandidateRule(rule, kind, chosen=True, reason=why))
+                considered.append(CandidateRule(rule, kind, is_chosen, why))
         return considered
 
     def count(self, kind: QuotaKind) -> int:
