@@ -201,7 +201,7 @@ class Lab:
 
     @property
     def held(self) -> int:
-        return sum(len(reaper.queue) for reaper in self.services.reapers.all)
+        return sum(len(reaper) for reaper in self.services.reapers.all)
 
     def count(self, name: str, **labels: str) -> float:
         return self.metrics.get_sample_value(f"kafka_quota_proxy_{name}", labels) or 0.0
