@@ -2,15 +2,23 @@
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 from proxy.state import Record, StateError, Store
 
 from .entities import QuotaKind
-from .kept_changes import OVERRIDES, PAUSES, change_record, make_override, read_changes
 from .manager import QuotaManager
-from .rule_sources import ComposedRules, KeptChange, RuleEntry, RuleSources, compose
+from .rule_sources import (
+    OVERRIDES,
+    PAUSES,
+    ComposedRules,
+    KeptChange,
+    RuleEntry,
+    RuleSources,
+    change_record,
+    make_override,
+    read_changes,
+)
 from .rules import QuotaPause, QuotaSettings, Rule, pause_name
 from .selector import selector
 
@@ -71,7 +79,7 @@ class RuleRegistry:
         self._elsewhere = elsewhere
         self._sources = RuleSources(settings, (), read_changes(store))
         self._changes = self._latest = 0
-        self._put_in_force(compose(self._sources))
+        self._put_in_force(self._sources.compose())
 
     def entries(self) -> list[RuleEntry]:
         """Return all rules by precedence; one not in force follows the one that beat it."""
@@ -206,10 +214,10 @@ class RuleRegistry:
         self._changes += 1
         change = self._changes
         try:
-            composed = await self._elsewhere(partial(compose, self._sources))
+            composed = await self._elsewhere(self._sources.compose)
         except BaseException:  # such as a cancelled request: what is kept must be in force
             self._latest = self._changes
-            self._put_in_force(compose(self._sources))
+            self._put_in_force(self._sources.compose())
             raise
         if change > self._latest:
             self._latest = change
