@@ -235,14 +235,10 @@ class Instruments(Declarations):
     )
     violations_total = bounded(Counter, "Measurements that exceeded a quota.", PER_SENSOR)
     throttled_responses_total = bounded(
-        Counter,
-        "Responses held back, and requests kept waiting, to keep a quota.",
-        PER_SENSOR,
+        Counter, "Responses held back, and requests kept waiting, to keep a quota.", PER_SENSOR
     )
     expected_throttling = bounded(
-        Gauge,
-        "1 where the rule says that being held to the quota is expected.",
-        PER_SENSOR,
+        Gauge, "1 where the rule says that being held to the quota is expected.", PER_SENSOR
     )
     would_throttle_total = bounded(
         Counter, "Measurements that exceeded a quota which is not enforced.", PER_SENSOR
