@@ -368,10 +368,14 @@ def _place_of(identity: ClientIdentity, rank: Rank) -> _Place | None:
     user, client, minus_length, listener = rank
     if user != UNNAMED and identity.user is None:
         return None
-    client_id = (identity.client_id or "")[: -minus_length if client == PREFIX else None]
+    named = None
+    if client == EXACT:
+        named = identity.client_id or ""
+    elif client == PREFIX:
+        named = (identity.client_id or "")[:-minus_length]
     return (
         identity.user if user == EXACT else None,
-        client_id if client in (EXACT, PREFIX) else None,
+        named,
         identity.listener if listener == EXACT else None,
     )
 
