@@ -110,9 +110,8 @@ class MemberProcess:
         self.metrics.register(DroppedLogLines(lambda: log_queue.dropped))
         for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
             self.metrics.register(collector)
-        self.quotas = QuotaManager(
-            settings, instruments, sensors, on_overflow=_log_overflow, on_state=_log_state
-        )
+        self.quotas = QuotaManager(settings, instruments, sensors)
+        self.quotas.on_overflow, self.quotas.on_state = _log_overflow, _log_state
         errors = instruments.upstream_errors_total
         self.secrets = read_secrets(config)
         self.bootstrap = bootstrap_of(config, self.secrets, errors.labels(LOGIN_REFUSED).inc)

@@ -1,29 +1,24 @@
 """Give each client its quotas: the sensors that its rules charge its traffic to. Sans-I/O."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from metrics import Instruments, Registry
 
 from .client_quotas import ClientQuotas
 from .debts import SharedQuotas
-from .entities import TRAFFIC_KINDS, ClientIdentity, QuotaKind
+from .entities import TRAFFIC_KINDS, ClientIdentity
 from .meter import Meter, QuotaRow, sensor_name
-from .meters import Clock, Meters, OnState
-from .rules import QuotaSettings, Rule
+from .meters import Clock, Meters
+from .rules import QuotaSettings
 
 
 class QuotaManager(Meters):
     """All sensors, and the handles of all connected clients."""
 
     def __init__(
-        self,
-        settings: QuotaSettings,
-        instruments: Instruments,
-        registry: Registry[Meter],
-        on_overflow: Callable[[Rule, QuotaKind], None] = lambda *_: None,
-        on_state: OnState = lambda *_: None,
+        self, settings: QuotaSettings, instruments: Instruments, registry: Registry[Meter]
     ) -> None:
-        super().__init__(settings, instruments, registry, on_overflow, on_state)
+        super().__init__(settings, instruments, registry)
         self._clients: dict[ClientIdentity, ClientQuotas] = {}
         self._settled = self.generation
         self.shared = SharedQuotas(self, self.client, self.sensors_of)

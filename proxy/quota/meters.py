@@ -60,23 +60,18 @@ class Meters:
     together, never unmetered. So do those of an address that has more than its part of the places.
 
     Make `registry` with `settings.max_sensors`, and expire it only through `expiring`.
-    `on_overflow` is called once per rule and kind when clients share its `other`; `on_state` when
-    the throttling of an entity begins and has ended, with entity, kind, rule, whether it is
-    throttled, rate and bound.
     """
 
     def __init__(
-        self,
-        settings: QuotaSettings,
-        instruments: Instruments,
-        registry: Registry[Meter],
-        on_overflow: Callable[[Rule, QuotaKind], None] = lambda *_: None,
-        on_state: OnState = lambda *_: None,
+        self, settings: QuotaSettings, instruments: Instruments, registry: Registry[Meter]
     ) -> None:
         self._instruments = instruments
         self._registry = registry
-        self._on_overflow = on_overflow
-        self._on_state = on_state
+        self.on_overflow: Callable[[Rule, QuotaKind], None] = lambda *_: None
+        """Called once per rule and kind when clients share its sensor `other`."""
+        self.on_state: OnState = lambda *_: None
+        """Called when the throttling of an entity begins and has ended, with entity, kind, rule,
+        whether it is throttled, rate and bound."""
         # Those whose throttling has begun and not ended, in this order.
         self._throttled: dict[str, Meter] = {}
         # By sensor name; kept apart from the sensors, which come and go.
@@ -256,7 +251,7 @@ class Meters:
         name = sensor_name(kind, entity)
         if name not in self._overflowed:
             self._overflowed.add(name)
-            self._on_overflow(match.rule, kind)
+            self.on_overflow(match.rule, kind)
         meter = self.named(name) or self._create(kind, entity, match.rule, now_ms)
         meter.is_overflow = True
         return meter
@@ -337,7 +332,7 @@ class Meters:
 
     def _report_state(self, meter: Meter, *, throttled: bool, now_ms: float) -> None:
         rate = meter.metric.measure(now_ms)
-        self._on_state(meter.entity, meter.kind, meter.rule, throttled, rate, meter.bound)
+        self.on_state(meter.entity, meter.kind, meter.rule, throttled, rate, meter.bound)
 
     def count_violation(self, meter: Meter) -> None:
         """Count that a sensor is above its bound."""

@@ -24,7 +24,9 @@ class QuotaWorld(VirtualTime):
         self.prometheus = CollectorRegistry()
         self.instruments = Instruments(self.prometheus, max_label_sets=settings.max_client_entities)
         self.sensors = Registry(settings.max_sensors)
-        self.quotas = QuotaManager(settings, self.instruments, self.sensors, **listeners)
+        self.quotas = QuotaManager(settings, self.instruments, self.sensors)
+        for name, listener in listeners.items():
+            setattr(self.quotas, name, listener)
 
     def client_quotas(
         self, client_id: str | None = "c", user: str | None = None, listener: str = "default"
