@@ -12,7 +12,7 @@ from itertools import count
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry
 from structlog import get_logger
 
-from metrics import DroppedLogLines, Instruments, Registry, SensorCollector
+from metrics import DroppedLogLines, Instruments, SensorCollector
 from metrics.clock import clock_ms
 from proxy.admin.audit import BY_FILE, AuditLog
 from proxy.admin.history import History
@@ -38,7 +38,6 @@ from proxy.queries.queries import Queries
 from proxy.quota.debts import Debt
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
-from proxy.quota.meter import Meter
 from proxy.quota.rule_registry import Compose, RuleRegistry
 from proxy.quota.rule_sources import ComposedRules
 from proxy.quota.rules import Rule
@@ -105,13 +104,12 @@ class MemberProcess:
         self.metrics = CollectorRegistry()
         instruments = Instruments(self.metrics, max_label_sets=config.limits.max_client_entities)
         instruments.build_info.labels(VERSION).set(1)
-        sensors = Registry[Meter](settings.max_sensors)
-        self.metrics.register(SensorCollector(sensors, clock_ms))
+        self.quotas = QuotaManager(settings, instruments)
+        self.quotas.on_overflow, self.quotas.on_state = _log_overflow, _log_state
+        self.metrics.register(SensorCollector(self.quotas.registry, clock_ms))
         self.metrics.register(DroppedLogLines(lambda: log_queue.dropped))
         for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
             self.metrics.register(collector)
-        self.quotas = QuotaManager(settings, instruments, sensors)
-        self.quotas.on_overflow, self.quotas.on_state = _log_overflow, _log_state
         errors = instruments.upstream_errors_total
         self.secrets = read_secrets(config)
         self.bootstrap = bootstrap_of(config, self.secrets, errors.labels(LOGIN_REFUSED).inc)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from metrics import Instruments, Registry
+from metrics import Instruments
 
 from .client_quotas import ClientQuotas
 from .debts import SharedQuotas
@@ -15,10 +15,8 @@ from .rules import QuotaSettings
 class QuotaManager(Meters):
     """All sensors, and the handles of all connected clients."""
 
-    def __init__(
-        self, settings: QuotaSettings, instruments: Instruments, registry: Registry[Meter]
-    ) -> None:
-        super().__init__(settings, instruments, registry)
+    def __init__(self, settings: QuotaSettings, instruments: Instruments) -> None:
+        super().__init__(settings, instruments)
         self._clients: dict[ClientIdentity, ClientQuotas] = {}
         self._settled = self.generation
         self.shared = SharedQuotas(self, self.client, self.sensors_of)

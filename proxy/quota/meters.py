@@ -58,15 +58,12 @@ class Meters:
     them for a kind. Then sensors without history make room: their clients gain nothing by it.
     Further clients share one sensor of their rule, named `other`: they are held to one bound
     together, never unmetered. So do those of an address that has more than its part of the places.
-
-    Make `registry` with `settings.max_sensors`, and expire it only through `expiring`.
     """
 
-    def __init__(
-        self, settings: QuotaSettings, instruments: Instruments, registry: Registry[Meter]
-    ) -> None:
+    def __init__(self, settings: QuotaSettings, instruments: Instruments) -> None:
         self._instruments = instruments
-        self._registry = registry
+        self.registry: Registry[Meter] = Registry(settings.max_sensors)
+        """All of them; they expire only through `expiring`."""
         self.on_overflow: Callable[[Rule, QuotaKind], None] = lambda *_: None
         """Called once per rule and kind when clients share its sensor `other`."""
         self.on_state: OnState = lambda *_: None
@@ -103,13 +100,13 @@ class Meters:
     def update(self, settings: QuotaSettings, table: RuleTable | None = None) -> None:
         """Put other rules in force, `table` being theirs if it is made; what was measured stays."""
         self.settings = settings
-        self._registry.max_sensors = max(self._registry.max_sensors, settings.max_sensors)
+        self.registry.max_sensors = max(self.registry.max_sensors, settings.max_sensors)
         self.table = table or RuleTable(settings.rules, enforce=settings.enforce)
         self._instruments.throttling_paused.set(bool(self.table.pauses))
         self.generation += 1
-        self._has_outdated = len(self._registry) > 0
+        self._has_outdated = len(self.registry) > 0
         self._overflowed: set[str] = set()
-        for meter in self._registry:
+        for meter in self.registry:
             meter.gate.open()
         self.on_update()
 
@@ -136,7 +133,7 @@ class Meters:
 
     def measured_rates(self, clock_ms: Clock) -> Iterator[MeasuredRate]:
         """Yield what each sensor measures, for a fraction of the cost of `rows`."""
-        for meter in self._registry:
+        for meter in self.registry:
             if not meter.retired:
                 rate = meter.metric.measure(clock_ms())
                 yield MeasuredRate(meter.entity, meter.kind, rate, meter.bound)
@@ -165,18 +162,18 @@ class Meters:
 
     def expiring(self, now_ms: float) -> Iterator[bool]:
         """Drop sensors that are idle for an hour or of no rule, in steps: yield if one went."""
-        for gone in self._registry.expiring(now_ms):
+        for gone in self.registry.expiring(now_ms):
             yield self._drop(gone, now_ms)
         if not self._has_outdated:
             return
         generation, remain = self.generation, False
         # A handle in use renews its sensors at the next charge. One that does not has nothing to
         # lose as soon as the history is empty.
-        for meter in self._registry:
+        for meter in self.registry:
             is_outdated = meter.generation != self.generation and not meter.retired
             drop = is_outdated and not meter.has_history(now_ms)
             if drop:
-                self._registry.remove(meter.name)
+                self.registry.remove(meter.name)
                 self._drop(meter, now_ms)
             remain |= is_outdated and not drop
             yield drop
@@ -217,11 +214,11 @@ class Meters:
 
     def meters(self) -> tuple[Meter, ...]:
         """Return all sensors in use."""
-        return tuple(self._registry)
+        return tuple(self.registry)
 
     def named(self, name: str) -> Meter | None:
         """Return the sensor with this `sensor_name`; None when it is not there."""
-        return self._registry.get(name)
+        return self.registry.get(name)
 
     def note_rules(self, client: ClientIdentity, bounded: Collection[QuotaKind]) -> None:
         """Record which kinds of a connected client's traffic a rule bounds."""
@@ -258,9 +255,9 @@ class Meters:
 
     def _create(self, kind: QuotaKind, entity: str, rule: Rule, now_ms: float) -> Meter:
         # Only sensors whose number the rules decide get here without room: they must be measured.
-        self._registry.max_sensors = max(self._registry.max_sensors, len(self._registry) + 1)
+        self.registry.max_sensors = max(self.registry.max_sensors, len(self.registry) + 1)
         meter = Meter(kind, entity, rule, self._adapted.get(sensor_name(kind, entity)))
-        return self._registry.get_or_create(meter.name, lambda: meter, now_ms)
+        return self.registry.get_or_create(meter.name, lambda: meter, now_ms)
 
     def _make_room(self, kind: QuotaKind, address: str | None, now_ms: float) -> bool:
         """Drop no more idle sensors than it takes; return whether there is room for a client."""
@@ -271,10 +268,10 @@ class Meters:
             return (
                 len(self._quiet[kind]) < most
                 and self._of_address[kind, address] < of_address
-                and len(self._registry) < self._registry.max_sensors
+                and len(self.registry) < self.registry.max_sensors
             )
 
-        examined = islice(self._registry.expiring(now_ms), MAX_EXAMINED)
+        examined = islice(self.registry.expiring(now_ms), MAX_EXAMINED)
         return (
             has_room()
             or any(self._drop(gone, now_ms) and has_room() for gone in examined)
@@ -294,7 +291,7 @@ class Meters:
                 quiet[name] = now_ms + self.settings.span_ms, address
                 quiet.move_to_end(name)
             else:
-                self._registry.remove(name)
+                self.registry.remove(name)
                 self._drop(meter, now_ms)
                 yield
 
