@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
@@ -177,6 +178,9 @@ def bounded(
     return cast(BoundedLabels[Any], _Declared(kind, meaning, labels, options, alias))
 
 
+gauge, counter = partial(plain, Gauge), partial(plain, Counter)
+
+
 def request_part(meaning: str) -> LockFreeHistogram:
     """Declare a histogram of a part of the time that requests take."""
     return plain(LockFreeHistogram, f"{meaning} {_SAMPLED}", "api", buckets=REQUEST_BUCKETS_S)
@@ -285,64 +289,54 @@ class Instruments(Declarations):
         "quota",
         buckets=THROTTLE_BUCKETS_S,
     )
-    delay_queue_size = plain(Gauge, "Responses that wait in the delay queue.", "api")
-    kept_bytes = plain(Gauge, "Room in memory for requests and responses that are kept whole.")
-    kept_bytes_waiting = plain(Gauge, "Requests and responses that wait for such room.")
+    delay_queue_size = gauge("Responses that wait in the delay queue.", "api")
+    kept_bytes = gauge("Room in memory for requests and responses that are kept whole.")
+    kept_bytes_waiting = gauge("Requests and responses that wait for such room.")
     delay_queue_lag_seconds = plain(
         Histogram,
         "Time by which a held response was released later than due.",
         buckets=LAG_BUCKETS_S,
     )
-    connections = plain(Gauge, "Open client connections.", "listener")
-    connections_limit = plain(Gauge, "Client connections that there may be, through all listeners.")
-    silent_connections = plain(Gauge, "Open client connections that have sent no request yet.")
-    unbounded_clients = plain(Gauge, "Connected clients that no rule bounds.")
-    overflow_clients = plain(
-        Gauge,
-        "Connected clients that share a sensor, since there is no room for their own.",
-        "quota",
+    connections = gauge("Open client connections.", "listener")
+    connections_limit = gauge("Client connections that there may be, through all listeners.")
+    silent_connections = gauge("Open client connections that have sent no request yet.")
+    unbounded_clients = gauge("Connected clients that no rule bounds.")
+    overflow_clients = gauge(
+        "Connected clients that share a sensor, since there is no room for their own.", "quota"
     )
-    brokers_without_port = plain(
-        Gauge,
-        "Brokers that clients are not told of, since broker_ports has no port for them.",
-        "listener",
+    brokers_without_port = gauge(
+        "Brokers that clients are not told of, since broker_ports has no port for them.", "listener"
     )
-    ready = plain(Gauge, "1 while /readyz answers 200.")
-    cluster_reachable = plain(
-        Gauge, "1 while brokers answer when they are probed, also if they refuse the login."
+    ready = gauge("1 while /readyz answers 200.")
+    cluster_reachable = gauge(
+        "1 while brokers answer when they are probed, also if they refuse the login."
     )
-    login_refused = plain(Gauge, "1 while the brokers refuse the login of the proxy itself.")
-    state_writable = plain(Gauge, "1 while the state takes what is written to it.")
-    certificate_not_after_timestamp_seconds = plain(
-        Gauge, "When a certificate in use expires, in seconds since the epoch.", "role, listener"
+    login_refused = gauge("1 while the brokers refuse the login of the proxy itself.")
+    state_writable = gauge("1 while the state takes what is written to it.")
+    certificate_not_after_timestamp_seconds = gauge(
+        "When a certificate in use expires, in seconds since the epoch.", "role, listener"
     )
     event_loop_lag_seconds = plain(
         Histogram,
         "Time by which a timer of the event loop is late, measured ten times a second.",
         buckets=LOOP_LAG_BUCKETS_S,
     )
-    throttling_paused = plain(Gauge, "1 while quotas of some or all clients are paused.")
-    rules_not_enforced = plain(Gauge, "Rules in force that are only observed.")
-    connections_rejected_total = plain(
-        Counter, "Client connections refused, or closed for what they sent.", "reason"
+    throttling_paused = gauge("1 while quotas of some or all clients are paused.")
+    rules_not_enforced = gauge("Rules in force that are only observed.")
+    connections_rejected_total = counter(
+        "Client connections refused, or closed for what they sent.", "reason"
     )
-    upstream_errors_total = plain(
-        Counter, "Failures to reach a broker or to talk to one.", "reason"
+    upstream_errors_total = counter("Failures to reach a broker or to talk to one.", "reason")
+    config_reloads_total = counter("Attempts to reload the configuration.", "result")
+    config_last_reload_successful = gauge(
+        "0 while the configuration's files have mistakes, so that what was read before holds."
     )
-    config_reloads_total = plain(Counter, "Attempts to reload the configuration.", "result")
-    config_last_reload_successful = plain(
-        Gauge,
-        "0 while the configuration's files have mistakes, so that what was read before holds.",
+    build_info = gauge("1, with the version of the proxy.", "version")
+    steered_connections_total = counter("Connections let go to the member that owns their client.")
+    visits_bytes_total = counter(
+        "Bytes of clients that were served at a member which does not own them."
     )
-    build_info = plain(Gauge, "1, with the version of the proxy.", "version")
-    steered_connections_total = plain(
-        Counter, "Connections let go to the member that owns their client."
-    )
-    visits_bytes_total = plain(
-        Counter, "Bytes of clients that were served at a member which does not own them."
-    )
-    rules_digest = plain(
-        Gauge,
+    rules_digest = gauge(
         "1 with a digest of the rules in force: who shares clients should show the same.",
         "tier, digest",
     )
@@ -354,22 +348,16 @@ class MemberInstruments(Declarations):
     `member` is a member's name in the slot map, `worker` the number of a worker.
     """
 
-    workers = plain(Gauge, "Workers of this machine that are alive.")
-    worker_restarts_total = plain(Counter, "Workers started again after they had died.", "worker")
-    workers_crash_looping = plain(Gauge, "Workers that die soon after each start.")
-    member_up = plain(Gauge, "1 if the member of this machine answered this scrape.", "member")
-    slots_owned = plain(Gauge, "Slots that a member of this machine owns.", "member")
-    slot_moves_total = plain(
-        Counter, "Slots that came to a member of this machine from another member."
+    workers = gauge("Workers of this machine that are alive.")
+    worker_restarts_total = counter("Workers started again after they had died.", "worker")
+    workers_crash_looping = gauge("Workers that die soon after each start.")
+    member_up = gauge("1 if the member of this machine answered this scrape.", "member")
+    slots_owned = gauge("Slots that a member of this machine owns.", "member")
+    slot_moves_total = counter("Slots that came to a member of this machine from another member.")
+    slots_overloaded = gauge(
+        "Slots of this machine that fill a member alone, so that no move makes it less."
     )
-    slots_overloaded = plain(
-        Gauge, "Slots of this machine that fill a member alone, so that no move makes it less."
-    )
-    members_silent = plain(
-        Gauge, "Members, here and on other machines, that do not answer this one."
-    )
-    tier_generation = plain(
-        Gauge,
-        "Generation of the tier's group that this machine is in; 0 while it is in none.",
-        "tier",
+    members_silent = gauge("Members, here and on other machines, that do not answer this one.")
+    tier_generation = gauge(
+        "Generation of the tier's group that this machine is in; 0 while it is in none.", "tier"
     )
