@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .stats import MetricConfig, Room, Stat
+from .stats import MetricConfig, Room, WindowedSum
 
 DEFAULT_EXPIRY_MS = 3_600_000.0
 """How long a sensor may be idle before it expires: one hour, as in Kafka."""
@@ -39,7 +39,7 @@ class Metric:
 
     __slots__ = ("config", "name", "stat")
 
-    def __init__(self, name: MetricName, stat: Stat, config: MetricConfig) -> None:
+    def __init__(self, name: MetricName, stat: WindowedSum, config: MetricConfig) -> None:
         self.name = name
         self.stat = stat
         self.config = config
@@ -70,7 +70,7 @@ class Sensor:
         self.room: Room | None = None
         """Of the only metric; None when there are more, or its stat knows none."""
 
-    def add(self, metric_name: MetricName, stat: Stat, config: MetricConfig) -> Metric:
+    def add(self, metric_name: MetricName, stat: WindowedSum, config: MetricConfig) -> Metric:
         """Feed `stat` from now on; return its metric. Raises ValueError when there is this one."""
         key = (metric_name.name, metric_name.labels)
         if any((metric.name.name, metric.name.labels) == key for metric in self.metrics):

@@ -35,7 +35,7 @@ BUDGETS = {
     "proxy/quota": Budget(4000, 3100),
     "proxy/progress": Budget(4350, 2950),
     "proxy/state": Budget(2900, 1300),
-    "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py metrics": Budget(5500, 4430),
+    "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py metrics": Budget(5300, 4430),
     "proxy/spark": Budget(900, 650),
 }
 """By the folders and modules of each room."""
