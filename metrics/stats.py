@@ -144,6 +144,11 @@ class WindowedSum:
             total += sample.value
         return total
 
+    def events(self, config: MetricConfig, now_ms: float) -> int:
+        """Drop obsolete samples and return how many values the others have."""
+        self._purge(config, now_ms)
+        return sum(sample.events for sample in self._samples)
+
     def room(self, config: MetricConfig, now_ms: float) -> Room | None:  # noqa: ARG002
         """Return what can be recorded for certain before the quota must be checked, if known."""
         return None
@@ -185,9 +190,8 @@ class Count(WindowedSum):
     __slots__ = ()
 
     def measure(self, config: MetricConfig, now_ms: float) -> float:
-        """Drop obsolete samples and return how many values the others have."""
-        self._purge(config, now_ms)
-        return float(sum(sample.events for sample in self._samples))
+        """Return how many."""
+        return float(self.events(config, now_ms))
 
 
 class Rate(WindowedSum):

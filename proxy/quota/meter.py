@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import prometheus_client
 
-from metrics import Count, Metric, MetricConfig, MetricName, Quota, Rate, Sensor, WindowedSum
+from metrics import Metric, MetricConfig, MetricName, Quota, Rate, Sensor, WindowedSum
 from metrics.clock import MS_PER_SECOND
 from metrics.sensor import QuotaViolation
 
@@ -75,24 +75,6 @@ class AdaptedBound(NamedTuple):
     """For people: the figures behind it."""
 
 
-@dataclass(slots=True)
-class LastMinute:
-    """How often something happened in the last minute, and how much of it there was."""
-
-    count: Count = field(default_factory=Count)
-    total: WindowedSum = field(default_factory=WindowedSum)
-
-    def add(self, amount: float, now_ms: float) -> None:
-        """Count one more."""
-        self.count.record(LAST_MINUTE, 1.0, now_ms)
-        self.total.record(LAST_MINUTE, amount, now_ms)
-
-    def sums(self, now_ms: float) -> tuple[int, float]:
-        """Return how often, and how much."""
-        count = int(self.count.measure(LAST_MINUTE, now_ms))
-        return count, self.total.measure(LAST_MINUTE, now_ms)
-
-
 @dataclass(slots=True, eq=False)
 class Meter(Sensor):
     """The sensor of an entity with its rule, its schedule, its gate and its holds."""
@@ -116,14 +98,14 @@ class Meter(Sensor):
     violated: bool = False
     """Whether the sensor was above its bound since this was last set back."""
     violations: prometheus_client.Counter | None = None
-    holds: LastMinute | None = None
+    holds: WindowedSum | None = None
     """The holds with their milliseconds; None until a response is held: most clients never are."""
     held_until_ms: float = -math.inf
     """When the latest hold ends; it may lie in the past."""
     is_throttled: bool = False
     """From the first hold until `QUIET_MS` after the end of the last one."""
     is_enforced: bool = True
-    above: LastMinute | None = None
+    above: WindowedSum | None = None
     """Values above a bound that is not enforced, and in how many seconds; None before the first."""
     above_second: int = -1
     """Of the latest one."""
@@ -221,8 +203,8 @@ class Meter(Sensor):
 
     def held(self, hold_ms: float, due_ms: float, now_ms: float) -> bool:
         """Record a hold; return whether throttling begins with it."""
-        self.holds = self.holds or LastMinute()
-        self.holds.add(hold_ms, now_ms)
+        self.holds = self.holds or WindowedSum()
+        self.holds.record(LAST_MINUTE, hold_ms, now_ms)
         self.held_until_ms = max(self.held_until_ms, due_ms)
         begins, self.is_throttled = not self.is_throttled, True
         return begins
@@ -235,10 +217,10 @@ class Meter(Sensor):
 
     def is_first_above(self, now_ms: float) -> bool:
         """Count a value above a bound that is not enforced; return if it is a second's first."""
-        self.above = self.above or LastMinute()
+        self.above = self.above or WindowedSum()
         before, self.above_second = self.above_second, int(now_ms // MS_PER_SECOND)
         is_first = self.above_second != before
-        self.above.add(float(is_first), now_ms)
+        self.above.record(LAST_MINUTE, float(is_first), now_ms)
         return is_first
 
     def hold_until_ms(self, now_ms: float) -> float | None:
@@ -254,9 +236,7 @@ class Meter(Sensor):
 
     def row(self, clients: Sequence[ClientIdentity], now_ms: float) -> QuotaRow:
         """Return what there is to show of the sensor, whose clients these are."""
-        holds, held_ms = self.holds.sums(now_ms) if self.holds else (0, 0.0)
-        is_shown = self.above is not None and not self.is_enforced
-        above, above_s = self.above.sums(now_ms) if self.above and is_shown else (0, 0.0)
+        holds, above = self.holds, None if self.is_enforced else self.above
         return QuotaRow(
             entity=self.entity,
             kind=self.kind,
@@ -265,8 +245,8 @@ class Meter(Sensor):
             bound=self.bound,
             window_ms=self._window_ms(now_ms),
             owed_ms=self.owed_ms(now_ms),
-            holds=holds,
-            held_ms=held_ms,
+            holds=holds.events(LAST_MINUTE, now_ms) if holds else 0,
+            held_ms=holds.measure(LAST_MINUTE, now_ms) if holds else 0.0,
             hold_until_ms=self.hold_until_ms(now_ms),
             waiting=self.gate.waiting,
             throttled=self.is_throttled,
@@ -275,8 +255,8 @@ class Meter(Sensor):
             static_bound=self.rule.bounds[self.kind] if self._is_adaptive else None,
             reason=self.adapted.reason if self.adapted and self._is_adaptive else None,
             enforced=self.is_enforced,
-            would_throttle=above,
-            above_s=int(above_s),
+            would_throttle=above.events(LAST_MINUTE, now_ms) if above else 0,
+            above_s=int(above.measure(LAST_MINUTE, now_ms)) if above else 0,
         )
 
     def has_history(self, now_ms: float) -> bool:
