@@ -139,7 +139,7 @@ class SharedQuotas:
         self, covers: Callable[[ClientIdentity], bool], clock_ms: Clock
     ) -> Iterator[None]:
         """Keep bounds by schedule for a while, in small steps, as others measured the clients."""
-        for meter in self._meters.meters():
+        for meter in self._meters.registry:
             client = meter.used_by
             if client is not None and meter.is_enforced and covers(client):
                 meter.share(clock_ms())
@@ -153,7 +153,7 @@ class SharedQuotas:
 
     def _debts(self, clock_ms: Clock) -> Iterator[Debt | None]:
         """Yield what each sensor owes by itself, and what is kept for those that are not there."""
-        for meter in self._meters.meters():
+        for meter in self._meters.registry:
             client, now_ms, owed_ms = meter.used_by, clock_ms(), 0.0
             if not (meter.is_overflow or meter.retired):
                 owed_ms = meter.debt_ms(now_ms)
@@ -167,7 +167,7 @@ class SharedQuotas:
 
     def _owe(self, name: str, debt: PendingDebt, now_ms: float) -> None:
         """Have a sensor owe, now or once it is there; an earlier time than is known is ignored."""
-        meter, pending = self._meters.named(name), self._pending
+        meter, pending = self._meters.registry.get(name), self._pending
         if meter is not None:
             meter.owe(debt.until_ms, now_ms, debt.held_until_ms)
         elif debt.until_ms > now_ms:

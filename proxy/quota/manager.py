@@ -90,12 +90,12 @@ class QuotaManager(Meters):
             return [each.name for each in own] + left
 
         walked: set[str] = set()
-        for meter in self.meters():
+        for meter in self.registry:
             rows: list[QuotaRow] = []
             if meter.name not in walked:
                 # Each once, the sensor itself always.
                 for name in dict.fromkeys((meter.name, *beside(meter.name, meter.entity))):
-                    found = self.named(name)
+                    found = self.registry.get(name)
                     if found is not None and name not in walked:
                         client = first.get(name)
                         charged = () if client is None else (client.identity, *more.get(name, ()))

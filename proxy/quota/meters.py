@@ -63,7 +63,7 @@ class Meters:
     def __init__(self, settings: QuotaSettings, instruments: Instruments) -> None:
         self._instruments = instruments
         self.registry: Registry[Meter] = Registry(settings.max_sensors)
-        """All of them; they expire only through `expiring`."""
+        """All of them by `sensor_name`; they expire only through `expiring`."""
         self.on_overflow: Callable[[Rule, QuotaKind], None] = lambda *_: None
         """Called once per rule and kind when clients share its sensor `other`."""
         self.on_state: OnState = lambda *_: None
@@ -128,7 +128,7 @@ class Meters:
         self._adapted.pop(name, None)
         if reason is not None:
             self._adapted[name] = AdaptedBound(bound, reason)
-        if meter := self.named(name):
+        if meter := self.registry.get(name):
             meter.adapt(self._adapted.get(name), now_ms)
 
     def measured_rates(self, clock_ms: Clock) -> Iterator[MeasuredRate]:
@@ -143,7 +143,7 @@ class Meters:
 
         A hold that is cut short counts in full, and none where the sensor has gone meanwhile.
         """
-        meter = self.named(sensor_name(charge.kind, charge.entity))
+        meter = self.registry.get(sensor_name(charge.kind, charge.entity))
         if meter is None:
             return
         self._instruments.throttled_responses_total.of(charge.entity, str(charge.kind)).inc()
@@ -194,7 +194,7 @@ class Meters:
         `paces`: a new one paces from its first byte, as its client was measured by another one.
         """
         rule = match.rule
-        meter = self.named(sensor_name(kind, match.entity))
+        meter = self.registry.get(sensor_name(kind, match.entity))
         if meter is None and rule.is_open and not self._make_room(kind, address, now_ms):
             meter = self._overflow(kind, match, now_ms)
         elif meter is None:
@@ -211,14 +211,6 @@ class Meters:
             if is_new:
                 self.on_new(meter, now_ms)
         return meter
-
-    def meters(self) -> tuple[Meter, ...]:
-        """Return all sensors in use."""
-        return tuple(self.registry)
-
-    def named(self, name: str) -> Meter | None:
-        """Return the sensor with this `sensor_name`; None when it is not there."""
-        return self.registry.get(name)
 
     def note_rules(self, client: ClientIdentity, bounded: Collection[QuotaKind]) -> None:
         """Record which kinds of a connected client's traffic a rule bounds."""
@@ -249,7 +241,7 @@ class Meters:
         if name not in self._overflowed:
             self._overflowed.add(name)
             self.on_overflow(match.rule, kind)
-        meter = self.named(name) or self._create(kind, entity, match.rule, now_ms)
+        meter = self.registry.get(name) or self._create(kind, entity, match.rule, now_ms)
         meter.is_overflow = True
         return meter
 
@@ -285,7 +277,7 @@ class Meters:
             name, (quiet_ms, address) = next(iter(quiet.items()))
             if quiet_ms > now_ms:
                 return
-            meter = self.named(name)
+            meter = self.registry.get(name)
             assert meter is not None
             if meter.is_in_use(now_ms) or name in self._throttled:
                 quiet[name] = now_ms + self.settings.span_ms, address
