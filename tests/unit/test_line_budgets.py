@@ -32,9 +32,9 @@ BUDGETS = {
     "proxy/relay": Budget(5900, 4300),
     "proxy/pipeline": Budget(4000, 2700),
     "proxy/backpressure": Budget(2800, 1950),
-    "proxy/quota": Budget(4000, 3100),
+    "proxy/quota": Budget(3950, 3100),
     "proxy/progress": Budget(4350, 2950),
-    "proxy/state": Budget(2900, 1300),
+    "proxy/state": Budget(2850, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py metrics": Budget(5300, 4430),
     "proxy/spark": Budget(900, 650),
 }
