@@ -5,7 +5,7 @@ before its first request is taken. One above the number is closed, unless it com
 with fewer than another has there: then an idle one of the address with most gives way.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -58,7 +58,7 @@ class ConnectionQuotas:
     def __init__(self, manager: QuotaManager) -> None:
         self._manager = manager
         self._places: dict[ConnectionPlace, None] = {}
-        self.counts: dict[str, int] = {}
+        self.counts: Counter[str] = Counter()
         """How many connections count for each entity whose number a rule limits."""
         self._by_address: dict[str, dict[str, dict[ConnectionPlace, None]]] = {}
         """Those of each entity by their addresses, in the order in which they came."""
@@ -139,7 +139,6 @@ class ConnectionQuotas:
         entity = place.counted_as
         if entity is None:
             return
-        count = self.counts.get(entity, 0) + change
         by_address = self._by_address.setdefault(entity, {})
         crowd = by_address.setdefault(place.address, {})
         if change > 0:
@@ -148,13 +147,12 @@ class ConnectionQuotas:
             del crowd[place]
         if not crowd:
             del by_address[place.address]
-        if count:
-            self.counts[entity] = count
-        else:
+        self.counts[entity] += change
+        if not by_address:
             del self.counts[entity], self._by_address[entity]
 
     def _check_number(self, match: Match, address: str) -> None:
-        count, bound = self.counts.get(match.entity, 0), match.rule.bounds[MAX_CONNECTIONS]
+        count, bound = self.counts[match.entity], match.rule.bounds[MAX_CONNECTIONS]
         if count >= bound and not (count - 1 < bound and self._made_room(match.entity, address)):
             text = f"{match.entity} has {count} connections, {bound:.0f} are its {MAX_CONNECTIONS}"
             raise ConnectionRefused(TOO_MANY, f"{text} by {match.rule.title}")
@@ -178,9 +176,8 @@ class ConnectionQuotas:
         if wait_ms > longest_ms:
             wait_s = longest_ms / MS_PER_SECOND
             text = f"{entity} has connections that wait for {wait_s:g} s, for its {CONNECTION_RATE}"
-            raise ConnectionRefused(
-                str(CONNECTION_RATE), f"{text} of {rate:g} per second by {match.rule.title}"
-            )
+            text += f" of {rate:g} per second by {match.rule.title}"
+            raise ConnectionRefused(str(CONNECTION_RATE), text)
         self._due_ms[entity] = due_ms + interval_ms
         self._due_ms.move_to_end(entity)
         return wait_ms
