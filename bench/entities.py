@@ -18,7 +18,7 @@ from typing import TypeVar
 from prometheus_client import CollectorRegistry
 
 from bench.report import Row, Verdict
-from metrics import Instruments, Registry
+from metrics import Instruments
 from metrics.clock import MS_PER_SECOND
 from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
@@ -78,7 +78,7 @@ def _cost(count: int, calls: int) -> Cost:
         rules=(Rule(client_id=DEFAULT, bounds={KIND: BOUND}),), max_client_entities=count
     )
     instruments = Instruments(CollectorRegistry(), max_label_sets=count)
-    manager = QuotaManager(settings, instruments, Registry(settings.max_sensors))
+    manager = QuotaManager(settings, instruments)
     identities = [ClientIdentity("bench", None, f"client-{number}") for number in range(count)]
     clients = [manager.client(identity) for identity in identities]
     step_ms = MS_PER_SECOND / count

@@ -18,7 +18,7 @@ from bench import app_stalls
 from bench.loop_rounds import FIGURE, Stall, only_the_proxys_garbage, stall_row, watch
 from bench.processes import BenchError
 from bench.report import Row, Verdict
-from metrics import Instruments, Registry, SensorCollector
+from metrics import Instruments, SensorCollector
 from metrics.clock import MS_PER_SECOND, clock_ms
 from metrics.member_names import ONLY_MEMBER
 from proxy.admin.audit import AuditLog
@@ -92,9 +92,8 @@ class _Proxy:
         instruments = Instruments(metrics, max_label_sets=CLIENTS)
         bounds = {QuotaKind.CONSUMER_BYTE_RATE: BOUND}
         settings = QuotaSettings(rules=(Rule(client_id=DEFAULT, bounds=bounds),))
-        sensors = Registry(settings.max_sensors)
-        metrics.register(SensorCollector(sensors, clock_ms))
-        self.quotas = QuotaManager(settings, instruments, sensors)
+        self.quotas = QuotaManager(settings, instruments)
+        metrics.register(SensorCollector(self.quotas.registry, clock_ms))
         self.clients = ClientRegistry(instruments.bytes_total)
         self.history = History(self.quotas.measured_rates)
         self.slices = Slices()

@@ -3,12 +3,9 @@
 Pure: no I/O, no event loop, nothing of the proxy; time is an argument in monotonic milliseconds.
 """
 
-from .dropped_log_lines import DroppedLogLines
-from .exposition import SensorCollector, join_scrapes
-from .instruments import BoundedLabels, Instruments
-from .lock_free_counter import CounterChild
-from .lock_free_histogram import HistogramChild
-from .member_instruments import MemberInstruments
+from .exposition import DroppedLogLines, SensorCollector, join_scrapes
+from .instruments import BoundedLabels, Instruments, MemberInstruments
+from .lock_free import CounterChild, HistogramChild
 from .registry import Registry, RegistryFull
 from .sensor import Metric, MetricName, QuotaViolation, Sensor
 from .stats import Count, MetricConfig, Quota, Rate, WindowedSum

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, pairwise
-from typing import cast
+from typing import Any, cast
 
+from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
@@ -51,26 +52,35 @@ def _family_starts(scrape: bytes) -> Iterator[int]:
             yield at
 
 
+class DroppedLogLines(Collector):
+    """Shows `count`, which is asked at each scrape: a process has one log, whatever it relays."""
+
+    def __init__(self, count: Callable[[], int]) -> None:
+        self._count = count
+
+    def collect(self) -> Iterable[Family]:
+        """Return the family with its one sample."""
+        name, meaning = f"{PREFIX}log_lines_dropped", "Log lines that could not be written."
+        return (CounterMetricFamily(name, meaning, value=self._count()),)
+
+
 class SensorCollector(Collector):
-    """A prometheus_client collector: register it, and each scrape measures every sensor.
+    """Measures every sensor at each scrape: one gauge family per metric name.
 
-    One gauge family per metric name. Each metric with a quota has a sample with its labels in
-    the family `bound_bytes` as well. Of two metrics that share name and labels the earlier one is
-    shown, since a scrape with a doubled series is refused as a whole.
-
-    `clock_ms` gives monotonic milliseconds, from the clock that the sensors are fed with. Measuring
-    drops old samples, so scrape in the thread that records.
+    Each metric with a quota has a sample in the family `bound_bytes` as well. Of two with the same
+    name and labels the earlier one is shown. `clock_ms` is the clock that the sensors are fed with.
+    Scrape in the thread that records: measuring drops old samples.
     """
 
-    def __init__(self, registry: Registry, clock_ms: Callable[[], float]) -> None:
+    def __init__(self, registry: Registry[Any], clock_ms: Callable[[], float]) -> None:
         self._registry = registry
         self._clock_ms = clock_ms
 
     def collect(self) -> Iterable[Family]:
         """Return the families; none while there are no sensors.
 
-        A sensor is measured when its sample is read, which can be done once, and left out if it
-        has gone by then. So who reads thousands of them can do other work between two.
+        A sensor is measured when its sample is read, which can be done once, and left out if it has
+        gone by then. So other work may be done between two.
         """
         sensors = tuple(self._registry)
         helps: dict[str, str] = {}

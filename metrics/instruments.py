@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
@@ -12,8 +13,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from .exposition import PREFIX
-from .lock_free_counter import CounterChild, LockFreeCounter
-from .lock_free_histogram import LockFreeHistogram
+from .lock_free import CounterChild, LockFreeCounter, LockFreeHistogram
 
 OTHER = "other"
 """Value of an open label once there are too many sets."""
@@ -27,16 +27,21 @@ REQUEST_BUCKETS_S = (
 )
 LOOP_LAG_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
+PER_SENSOR = "quota_entity*, quota"
+"""The labels of what is counted for a sensor."""
+
+_SAMPLED = "Of one request in 17 of an API, and of those that come 0.1 s after the last one."
+
 M = TypeVar("M")
 LabelValues = tuple[str, ...]
 
 
 class BoundedLabels(Collector, Generic[M]):
-    """A labelled metric whose number of label sets clients cannot drive up.
+    """A labelled metric whose number of label sets clients cannot drive up; register it alone.
 
     Once `max_sets` distinct sets are in use, a new one is counted with OTHER in its open labels,
-    those whose values clients choose; the remaining ones must have few values. Register it, and not
-    the metric. Raises ValueError when `max_sets` is below 1 or an open label is not the metric's.
+    those whose values clients choose. Raises ValueError when `max_sets` is below 1 or an open label
+    is not the metric's.
     """
 
     def __init__(
@@ -81,10 +86,9 @@ class BoundedLabels(Collector, Generic[M]):
         return child
 
     def forget(self, **labels: str) -> int:
-        """Drop the sets with these values and make room for as many; return how many.
+        """Drop the sets with these values, of all labels or all but the last one; return how many.
 
-        A child that somebody still has is no longer exposed. All labels must be named, or all but
-        the metric's last one; raises ValueError for other names.
+        A child that somebody still has is no longer exposed. Raises ValueError for other names.
         """
         names = self._label_names[: len(labels)]
         if len(names) < len(self._label_names) - 1 or set(names) != set(labels):
@@ -151,248 +155,204 @@ class MetricAlias(Collector):
             yield family
 
 
-class Declarations:
-    """Metrics that are registered with `registry` as they are declared.
+class _Declared(NamedTuple):
+    """What a class says of a metric, which each of its instances makes."""
 
+    kind: Any
+    meaning: str
+    labels: str
+    options: dict[str, Any]
+    alias: str | None = None
+    """Another name under which a bounded one is exposed; empty: none. None: it is not bounded."""
+
+
+def plain(kind: type[M], meaning: str, labels: str = "", **options: Any) -> M:
+    """Declare a metric, named like the attribute."""
+    return cast(M, _Declared(kind, meaning, labels, options))
+
+
+def bounded(
+    kind: type[Any], meaning: str, labels: str, *, alias: str = "", **options: Any
+) -> BoundedLabels[Any]:
+    """Declare a metric with BoundedLabels; a star is behind those whose values clients choose."""
+    return cast(BoundedLabels[Any], _Declared(kind, meaning, labels, options, alias))
+
+
+gauge, counter = partial(plain, Gauge), partial(plain, Counter)
+
+
+def request_part(meaning: str) -> LockFreeHistogram:
+    """Declare a histogram of a part of the time that requests take."""
+    return plain(LockFreeHistogram, f"{meaning} {_SAMPLED}", "api", buckets=REQUEST_BUCKETS_S)
+
+
+class Declarations:
+    """The metrics that a subclass declares, registered with `registry` in their order.
+
+    Those with BoundedLabels have at most `max_label_sets` sets each: use `.of(...)`. The others
+    are plain: use `.labels(...)`. Raises ValueError when `max_label_sets` is below 1.
     Turns off prometheus_client's `_created` series, for the whole process.
     """
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, *, max_label_sets: int = 1) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry
         self.rows: list[InstrumentRow] = []
         """All of them, for documents."""
+        for name, declared in vars(type(self)).items():
+            if isinstance(declared, _Declared):
+                setattr(self, name, self._make(name, declared, max_label_sets))
 
-    def _plain(
-        self, kind: type[M], series: str, meaning: str, bounded: bool = False, **options: Any
-    ) -> M:
-        name, *labels = re.findall(r"\w+", series)
-        registry = None if bounded else self.registry
-        name = PREFIX + name
-        metric = cast(Any, kind)(name, meaning, labels, registry=registry, **options)
+    def _make(self, name: str, declared: _Declared, max_label_sets: int) -> Any:
+        kind, meaning, labels, options, alias = declared
+        names, is_plain = tuple(re.findall(r"\w+", labels)), alias is None
+        registry = self.registry if is_plain else None
+        metric = kind(PREFIX + name, meaning, names, registry=registry, **options)
         (family,) = metric.describe()
-        self.rows.append(InstrumentRow(name, family.type, tuple(labels), meaning))
-        return cast(M, metric)
+        row = InstrumentRow(PREFIX + name, family.type, names, meaning)
+        self.rows.append(row)
+        if is_plain:
+            return metric
+        open_labels = re.findall(r"(\w+)\*", labels)
+        made: BoundedLabels[Any] = BoundedLabels(metric, names, open_labels, max_label_sets)
+        self.registry.register(made)
+        if alias:
+            meaning = f"Alias of {name} for one release more."
+            row = row._replace(name=PREFIX + alias, meaning=meaning)
+            self.rows.append(row)
+            self.registry.register(MetricAlias(made, row))
+        return made
 
 
 class Instruments(Declarations):
-    """The own metrics of a process that relays; attributes are named like them.
+    """The own metrics of a process that relays.
 
-    Metrics whose labels clients can influence are BoundedLabels, with at most `max_label_sets`
-    sets each: use `.of(...)`. The others are plain: use `.labels(...)`. The label `member` is added
-    in each scrape. Raises ValueError when `max_label_sets` is below 1.
+    Metrics whose labels clients can influence are bounded. The label `member` is added in each
+    scrape. Of members that share clients with others are the last three, which stay at 0 without.
     """
 
-    def __init__(self, registry: CollectorRegistry, *, max_label_sets: int) -> None:
-        super().__init__(registry)
-        self._max_label_sets = max_label_sets
-        bounded, plain = self._bounded, self._plain
-        # Name and labels; a star: clients choose the label's values.
-        self.bytes_total: BoundedLabels[CounterChild] = bounded(
-            LockFreeCounter,
-            "bytes_total[listener,user*,client_id*,api]",
-            "Bytes relayed to and from clients.",
-        )
-        self.requests_total: BoundedLabels[CounterChild] = bounded(
-            LockFreeCounter, "requests_total[api*,version*]", "Requests received from clients."
-        )
-        self.violations_total = bounded(
-            Counter, "violations_total[quota_entity*,quota]", "Measurements that exceeded a quota."
-        )
-        self.throttled_responses_total = bounded(
-            Counter,
-            "throttled_responses_total[quota_entity*,quota]",
-            "Responses held back, and requests kept waiting, to keep a quota.",
-        )
-        self.expected_throttling = bounded(
-            Gauge,
-            "expected_throttling[quota_entity*,quota]",
-            "1 where the rule says that being held to the quota is expected.",
-        )
-        self.would_throttle_total = bounded(
-            Counter,
-            "would_throttle_total[quota_entity*,quota]",
-            "Measurements that exceeded a quota which is not enforced.",
-        )
-        self.would_throttle_seconds_total = bounded(
-            Counter,
-            "would_throttle_seconds_total[quota_entity*,quota]",
-            "Seconds in which a measurement exceeded a quota which is not enforced.",
-        )
-        self.adaptive_bound_bytes = bounded(
-            Gauge, "adaptive_bound_bytes[query*]", "Adaptive bound of a query, in bytes per second."
-        )
-        text = "Alias of adaptive_bound_bytes for one release more."
-        self._alias(self.adaptive_bound_bytes, "pid_bound_bytes", text)
-        self.stage_state = bounded(
-            Gauge,
-            "stage_state[pipeline*,stage*]",
-            "1 while a node of a pipeline is held to a lower rate.",
-        )
-        self.stage_rate = bounded(
-            Gauge,
-            "stage_rate[pipeline*,stage*]",
-            "Rate in force of a node of a pipeline, in records per second.",
-        )
-        self.adaptive_withheld_records = bounded(
-            Gauge,
-            "adaptive_withheld_records[query*]",
-            "Records that a query's driver was not told of at its latest look-up, for its bound.",
-        )
-        self.ledger_pending = bounded(
-            Gauge, "ledger_pending[pipeline*]", "Source batches that are not finished."
-        )
-        self.ledger_completion_seconds = bounded(
-            Histogram,
-            "ledger_completion_seconds[pipeline*]",
-            "Time from the start of a source batch until all that came of it is done.",
-            buckets=COMPLETION_BUCKETS_S,
-        )
-        self.ledger_failed_total = bounded(
-            Counter,
-            "ledger_failed_total[pipeline*,reason]",
-            "Source batches that were not finished, by reason.",
-        )
-        sampled = "Of one request in 17 of an API, and of those that come 0.1 s after the last one."
-        self.broker_seconds = plain(
-            LockFreeHistogram,
-            "broker_seconds[api]",
-            f"Time from sending a request on to reading the head of its response. {sampled}",
-            buckets=REQUEST_BUCKETS_S,
-        )
-        self.proxy_seconds = plain(
-            LockFreeHistogram,
-            "proxy_seconds[api]",
-            f"Time that the proxy takes for a request and its response, without holds. {sampled}",
-            buckets=REQUEST_BUCKETS_S,
-        )
-        self.hold_seconds = plain(
-            LockFreeHistogram,
-            "hold_seconds[api]",
-            f"Time for which a request and its response are held, 0 for most. {sampled}",
-            buckets=REQUEST_BUCKETS_S,
-        )
-        self.throttle_seconds = plain(
-            Histogram,
-            "throttle_seconds[quota]",
-            "Time for which a response was held back or a request kept waiting.",
-            buckets=THROTTLE_BUCKETS_S,
-        )
-        self.delay_queue_size = plain(
-            Gauge, "delay_queue_size[api]", "Responses that wait in the delay queue."
-        )
-        self.kept_bytes = plain(
-            Gauge, "kept_bytes", "Room in memory for requests and responses that are kept whole."
-        )
-        self.kept_bytes_waiting = plain(
-            Gauge, "kept_bytes_waiting", "Requests and responses that wait for such room."
-        )
-        self.delay_queue_lag_seconds = plain(
-            Histogram,
-            "delay_queue_lag_seconds",
-            "Time by which a held response was released later than due.",
-            buckets=LAG_BUCKETS_S,
-        )
-        self.connections = plain(Gauge, "connections[listener]", "Open client connections.")
-        self.connections_limit = plain(
-            Gauge,
-            "connections_limit",
-            "Client connections that there may be, through all listeners.",
-        )
-        self.silent_connections = plain(
-            Gauge, "silent_connections", "Open client connections that have sent no request yet."
-        )
-        self.unbounded_clients = plain(
-            Gauge, "unbounded_clients", "Connected clients that no rule bounds."
-        )
-        self.overflow_clients = plain(
-            Gauge,
-            "overflow_clients[quota]",
-            "Connected clients that share a sensor, since there is no room for their own.",
-        )
-        self.brokers_without_port = plain(
-            Gauge,
-            "brokers_without_port[listener]",
-            "Brokers that clients are not told of, since broker_ports has no port for them.",
-        )
-        self.ready = plain(Gauge, "ready", "1 while /readyz answers 200.")
-        self.cluster_reachable = plain(
-            Gauge,
-            "cluster_reachable",
-            "1 while brokers answer when they are probed, also if they refuse the login.",
-        )
-        self.login_refused = plain(
-            Gauge, "login_refused", "1 while the brokers refuse the login of the proxy itself."
-        )
-        self.state_writable = plain(
-            Gauge, "state_writable", "1 while the state takes what is written to it."
-        )
-        self.certificate_not_after_timestamp_seconds = plain(
-            Gauge,
-            "certificate_not_after_timestamp_seconds[role,listener]",
-            "When a certificate in use expires, in seconds since the epoch.",
-        )
-        self.event_loop_lag_seconds = plain(
-            Histogram,
-            "event_loop_lag_seconds",
-            "Time by which a timer of the event loop is late, measured ten times a second.",
-            buckets=LOOP_LAG_BUCKETS_S,
-        )
-        self.throttling_paused = plain(
-            Gauge, "throttling_paused", "1 while quotas of some or all clients are paused."
-        )
-        self.rules_not_enforced = plain(
-            Gauge, "rules_not_enforced", "Rules in force that are only observed."
-        )
-        self.connections_rejected_total = plain(
-            Counter,
-            "connections_rejected_total[reason]",
-            "Client connections refused, or closed for what they sent.",
-        )
-        self.upstream_errors_total = plain(
-            Counter,
-            "upstream_errors_total[reason]",
-            "Failures to reach a broker or to talk to one.",
-        )
-        self.config_reloads_total = plain(
-            Counter, "config_reloads_total[result]", "Attempts to reload the configuration."
-        )
-        self.config_last_reload_successful = plain(
-            Gauge,
-            "config_last_reload_successful",
-            "0 while the configuration's files have mistakes, so that what was read before holds.",
-        )
-        self.build_info = plain(Gauge, "build_info[version]", "1, with the version of the proxy.")
-        # Of members that share clients with others; without any they stay at 0.
-        self.steered_connections_total = plain(
-            Counter,
-            "steered_connections_total",
-            "Connections let go to the member that owns their client.",
-        )
-        self.visits_bytes_total = plain(
-            Counter,
-            "visits_bytes_total",
-            "Bytes of clients that were served at a member which does not own them.",
-        )
-        self.rules_digest = plain(
-            Gauge,
-            "rules_digest[tier,digest]",
-            "1 with a digest of the rules in force: who shares clients should show the same.",
-        )
+    bytes_total: BoundedLabels[CounterChild] = bounded(
+        LockFreeCounter, "Bytes relayed to and from clients.", "listener, user*, client_id*, api"
+    )
+    requests_total: BoundedLabels[CounterChild] = bounded(
+        LockFreeCounter, "Requests received from clients.", "api*, version*"
+    )
+    violations_total = bounded(Counter, "Measurements that exceeded a quota.", PER_SENSOR)
+    throttled_responses_total = bounded(
+        Counter, "Responses held back, and requests kept waiting, to keep a quota.", PER_SENSOR
+    )
+    expected_throttling = bounded(
+        Gauge, "1 where the rule says that being held to the quota is expected.", PER_SENSOR
+    )
+    would_throttle_total = bounded(
+        Counter, "Measurements that exceeded a quota which is not enforced.", PER_SENSOR
+    )
+    would_throttle_seconds_total = bounded(
+        Counter,
+        "Seconds in which a measurement exceeded a quota which is not enforced.",
+        PER_SENSOR,
+    )
+    adaptive_bound_bytes = bounded(
+        Gauge, "Adaptive bound of a query, in bytes per second.", "query*", alias="pid_bound_bytes"
+    )
+    stage_state = bounded(
+        Gauge, "1 while a node of a pipeline is held to a lower rate.", "pipeline*, stage*"
+    )
+    stage_rate = bounded(
+        Gauge, "Rate in force of a node of a pipeline, in records per second.", "pipeline*, stage*"
+    )
+    adaptive_withheld_records = bounded(
+        Gauge,
+        "Records that a query's driver was not told of at its latest look-up, for its bound.",
+        "query*",
+    )
+    ledger_pending = bounded(Gauge, "Source batches that are not finished.", "pipeline*")
+    ledger_completion_seconds = bounded(
+        Histogram,
+        "Time from the start of a source batch until all that came of it is done.",
+        "pipeline*",
+        buckets=COMPLETION_BUCKETS_S,
+    )
+    ledger_failed_total = bounded(
+        Counter, "Source batches that were not finished, by reason.", "pipeline*, reason"
+    )
+    broker_seconds = request_part(
+        "Time from sending a request on to reading the head of its response."
+    )
+    proxy_seconds = request_part(
+        "Time that the proxy takes for a request and its response, without holds."
+    )
+    hold_seconds = request_part("Time for which a request and its response are held, 0 for most.")
+    throttle_seconds = plain(
+        Histogram,
+        "Time for which a response was held back or a request kept waiting.",
+        "quota",
+        buckets=THROTTLE_BUCKETS_S,
+    )
+    delay_queue_size = gauge("Responses that wait in the delay queue.", "api")
+    kept_bytes = gauge("Room in memory for requests and responses that are kept whole.")
+    kept_bytes_waiting = gauge("Requests and responses that wait for such room.")
+    delay_queue_lag_seconds = plain(
+        Histogram,
+        "Time by which a held response was released later than due.",
+        buckets=LAG_BUCKETS_S,
+    )
+    connections = gauge("Open client connections.", "listener")
+    connections_limit = gauge("Client connections that there may be, through all listeners.")
+    silent_connections = gauge("Open client connections that have sent no request yet.")
+    unbounded_clients = gauge("Connected clients that no rule bounds.")
+    overflow_clients = gauge(
+        "Connected clients that share a sensor, since there is no room for their own.", "quota"
+    )
+    brokers_without_port = gauge(
+        "Brokers that clients are not told of, since broker_ports has no port for them.", "listener"
+    )
+    ready = gauge("1 while /readyz answers 200.")
+    cluster_reachable = gauge(
+        "1 while brokers answer when they are probed, also if they refuse the login."
+    )
+    login_refused = gauge("1 while the brokers refuse the login of the proxy itself.")
+    state_writable = gauge("1 while the state takes what is written to it.")
+    certificate_not_after_timestamp_seconds = gauge(
+        "When a certificate in use expires, in seconds since the epoch.", "role, listener"
+    )
+    event_loop_lag_seconds = plain(
+        Histogram,
+        "Time by which a timer of the event loop is late, measured ten times a second.",
+        buckets=LOOP_LAG_BUCKETS_S,
+    )
+    throttling_paused = gauge("1 while quotas of some or all clients are paused.")
+    rules_not_enforced = gauge("Rules in force that are only observed.")
+    connections_rejected_total = counter(
+        "Client connections refused, or closed for what they sent.", "reason"
+    )
+    upstream_errors_total = counter("Failures to reach a broker or to talk to one.", "reason")
+    config_reloads_total = counter("Attempts to reload the configuration.", "result")
+    config_last_reload_successful = gauge(
+        "0 while the configuration's files have mistakes, so that what was read before holds."
+    )
+    build_info = gauge("1, with the version of the proxy.", "version")
+    steered_connections_total = counter("Connections let go to the member that owns their client.")
+    visits_bytes_total = counter(
+        "Bytes of clients that were served at a member which does not own them."
+    )
+    rules_digest = gauge(
+        "1 with a digest of the rules in force: who shares clients should show the same.",
+        "tier, digest",
+    )
 
-    def _alias(self, metric: BoundedLabels[Any], name: str, meaning: str) -> None:
-        """Expose the metric that was declared last under another name as well."""
-        row = self.rows[-1]._replace(name=PREFIX + name, meaning=meaning)
-        self.rows.append(row)
-        self.registry.register(MetricAlias(metric, row))
 
-    def _bounded(
-        self, kind: type[Any], series: str, meaning: str, **options: Any
-    ) -> BoundedLabels[Any]:
-        metric = self._plain(kind, series, meaning, bounded=True, **options)
-        open_labels = re.findall(r"(\w+)\*", series)
-        made: BoundedLabels[Any] = BoundedLabels(
-            metric, self.rows[-1].labels, open_labels, self._max_label_sets
-        )
-        self.registry.register(made)
-        return made
+class MemberInstruments(Declarations):
+    """What a member of a tier shows of itself; `worker` is its number among those of its host."""
+
+    workers = gauge("1: this member is alive; the sum is how many are.")
+    worker_restarts_total = counter("Workers started again after they had died.", "worker")
+    workers_crash_looping = gauge("1 if this member died soon after each start.")
+    member_up = gauge("1 if the member of this machine answered this scrape.", "member")
+    slots_owned = gauge("Slots that this member owns.")
+    slot_moves_total = counter("Slots that came to this member from another one.")
+    slots_overloaded = gauge("Slots that fill this member alone, so that no move makes it less.")
+    members_silent = gauge("Other members that do not answer this one.")
+    tier_generation = gauge(
+        "Generation of the tier's group that this member is in; 0 while it is in none.", "tier"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
+from typing import Generic, TypeVar
 
 from .sensor import DEFAULT_EXPIRY_MS, Sensor
 
@@ -12,11 +13,14 @@ COMPACT_AT_ENTRIES = 64
 """With fewer entries more than sensors, those of removed sensors are not worth the work."""
 
 
+S = TypeVar("S", bound=Sensor)
+
+
 class RegistryFull(Exception):  # noqa: N818 - says what the registry is
     """There are as many live sensors as the registry may hold."""
 
 
-class Registry:
+class Registry(Generic[S]):
     """Sensors by name, at most `max_sensors`; one idle for `expiry_ms` makes room.
 
     A sensor that is held beyond one call may have been removed meanwhile; `Sensor.retired` tells.
@@ -30,21 +34,20 @@ class Registry:
             raise ValueError(f"expiry_ms must be above 0, got {expiry_ms!r}")
         self.max_sensors = max_sensors
         self.expiry_ms = expiry_ms
-        self._sensors: dict[str, Sensor] = {}
+        self._sensors: dict[str, S] = {}
         # By the earliest time at which each can expire: what is recorded only moves it later. So a
         # sensor is looked at once in `expiry_ms`, not for each new name.
-        self._due: list[tuple[float, int, Sensor]] = []
+        self._due: list[tuple[float, int, S]] = []
         self._number = count()
 
-    def get(self, name: str) -> Sensor | None:
+    def get(self, name: str) -> S | None:
         """Return the sensor of that name, or None."""
         return self._sensors.get(name)
 
-    def get_or_create(self, name: str, factory: Callable[[], Sensor], now_ms: float) -> Sensor:
+    def get_or_create(self, name: str, factory: Callable[[], S], now_ms: float) -> S:
         """Return the sensor of that name; if there is none, keep the one that `factory` makes.
 
-        Raises RegistryFull when all sensors are in use, and ValueError when the factory's sensor
-        has another name.
+        Raises RegistryFull when all are in use, and ValueError when that one has another name.
         """
         sensor = self._sensors.get(name)
         if sensor is not None:
@@ -75,13 +78,10 @@ class Registry:
 
     def expire(self, now_ms: float) -> list[str]:
         """Remove all idle sensors; return their names."""
-        return [name for name in self.expiring(now_ms) if name is not None]
+        return [sensor.name for sensor in self.expiring(now_ms) if sensor is not None]
 
-    def expiring(self, now_ms: float) -> Iterator[str | None]:
-        """Remove idle sensors; yield for each that is examined its name, None when it stays.
-
-        It may be left at any step and other calls may come between two.
-        """
+    def expiring(self, now_ms: float) -> Iterator[S | None]:
+        """Remove idle sensors in steps; yield each of those examined, None when it stays."""
         while self._due and self._due[0][0] <= now_ms:
             _, number, sensor = self._due[0]
             if not sensor.retired and sensor.expires_ms > now_ms:
@@ -89,12 +89,12 @@ class Registry:
                 yield None
                 continue
             heappop(self._due)
-            yield sensor.name if not sensor.retired and self.remove(sensor.name) else None
+            yield sensor if not sensor.retired and self.remove(sensor.name) else None
 
     def __contains__(self, name: str) -> bool:
         return name in self._sensors
 
-    def __iter__(self) -> Iterator[Sensor]:
+    def __iter__(self) -> Iterator[S]:
         """Iterate over the sensors of this moment; changes during the loop are safe."""
         return iter(tuple(self._sensors.values()))
 

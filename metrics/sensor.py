@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .stats import MetricConfig, Room, Stat
+from .stats import MetricConfig, Room, WindowedSum
 
 DEFAULT_EXPIRY_MS = 3_600_000.0
 """How long a sensor may be idle before it expires: one hour, as in Kafka."""
@@ -39,7 +39,7 @@ class Metric:
 
     __slots__ = ("config", "name", "stat")
 
-    def __init__(self, name: MetricName, stat: Stat, config: MetricConfig) -> None:
+    def __init__(self, name: MetricName, stat: WindowedSum, config: MetricConfig) -> None:
         self.name = name
         self.stat = stat
         self.config = config
@@ -53,11 +53,7 @@ class Metric:
 
 
 class Sensor:
-    """Metrics fed by the same values.
-
-    It expires `expiry_ms` after its last value, or after `created_ms` when it never had one; a
-    registry sets both when it takes the sensor in.
-    """
+    """Metrics fed by the same values; it expires `expiry_ms` after the last one."""
 
     __slots__ = ("expiry_ms", "last_record_ms", "metrics", "name", "retired", "room")
 
@@ -74,11 +70,8 @@ class Sensor:
         self.room: Room | None = None
         """Of the only metric; None when there are more, or its stat knows none."""
 
-    def add(self, metric_name: MetricName, stat: Stat, config: MetricConfig) -> Metric:
-        """Feed `stat` from now on; return it as a metric. Earlier values are not replayed.
-
-        Raises ValueError when the sensor already has a metric of this name and these labels.
-        """
+    def add(self, metric_name: MetricName, stat: WindowedSum, config: MetricConfig) -> Metric:
+        """Feed `stat` from now on; return its metric. Raises ValueError when there is this one."""
         key = (metric_name.name, metric_name.labels)
         if any((metric.name.name, metric.name.labels) == key for metric in self.metrics):
             raise ValueError(f"sensor {self.name!r} already has a metric {key!r}")
@@ -88,11 +81,7 @@ class Sensor:
         return metric
 
     def record(self, value: float, now_ms: float) -> None:
-        """Update every stat with `value`, then check every quota.
-
-        Raises QuotaViolation for the first metric, in order of adding, that is outside its quota;
-        all stats have the value by then.
-        """
+        """Update all stats, then check all quotas. Raises QuotaViolation for the first broken."""
         self.last_record_ms = now_ms
         metrics, room = self.metrics, self.room
         if room is not None:

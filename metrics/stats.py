@@ -10,9 +10,7 @@ Every `now_ms` is monotonic and must not go back. One thread: measuring drops ol
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 from metrics.clock import MS_PER_SECOND
 
@@ -25,10 +23,7 @@ MIN_WINDOW_MS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """A bound on a measured value, in the unit of the metric that carries it.
-
-    Raises ValueError when the bound is not a finite number.
-    """
+    """A bound on a measured value. Raises ValueError when it is not a finite number."""
 
     bound: float
     is_upper: bool = True
@@ -67,19 +62,6 @@ class MetricConfig:
             )
         if self.event_window is not None and self.event_window < 1:
             raise ValueError(f"event_window must be 1 or more, got {self.event_window!r}")
-
-
-class Stat(Protocol):
-    """What a sensor needs of a stat; measured values are finite when the recorded ones are."""
-
-    def record(self, config: MetricConfig, value: float, now_ms: float) -> None:  # noqa: D102
-        ...
-
-    def measure(self, config: MetricConfig, now_ms: float) -> float:  # noqa: D102
-        ...
-
-    def room(self, config: MetricConfig, now_ms: float) -> Room | None:
-        """Return what can be recorded for certain before the quota must be checked, if known."""
 
 
 class Sample:
@@ -130,8 +112,8 @@ class Room:
         return True
 
 
-class SampledStat(ABC):
-    """A ring of samples; a subclass says how values go into one and how samples combine."""
+class WindowedSum:
+    """The sum of the recent values, in a ring of samples; 0 when there are none."""
 
     __slots__ = ("_current", "_earliest_event_ms", "_oldest_start_ms", "_samples")
 
@@ -150,16 +132,28 @@ class SampledStat(ABC):
             config.event_window is not None and sample.events >= config.event_window
         ):
             sample = self._advance(config, now_ms)
-        self._update(sample, value)
+        sample.value += value
         sample.events += 1
         sample.last_event_ms = now_ms
 
     def measure(self, config: MetricConfig, now_ms: float) -> float:
-        """Drop obsolete samples and return the combined value of the others."""
-        self.purge(config, now_ms)
-        return self._combine(self._samples)
+        """Drop obsolete samples and return the sum of the others."""
+        self._purge(config, now_ms)
+        total = 0.0
+        for sample in self._samples:  # faster than sum() over a generator
+            total += sample.value
+        return total
 
-    def purge(self, config: MetricConfig, now_ms: float) -> None:
+    def events(self, config: MetricConfig, now_ms: float) -> int:
+        """Drop obsolete samples and return how many values the others have."""
+        self._purge(config, now_ms)
+        return sum(sample.events for sample in self._samples)
+
+    def room(self, config: MetricConfig, now_ms: float) -> Room | None:  # noqa: ARG002
+        """Return what can be recorded for certain before the quota must be checked, if known."""
+        return None
+
+    def _purge(self, config: MetricConfig, now_ms: float) -> None:
         """Reset each sample whose last event is `samples * window_ms` old or older."""
         expiry_ms = config.samples * config.window_ms
         if now_ms - self._earliest_event_ms < expiry_ms:
@@ -168,33 +162,6 @@ class SampledStat(ABC):
             if now_ms - sample.last_event_ms >= expiry_ms:
                 sample.reset(now_ms)
         self._refresh()
-
-    def room(self, config: MetricConfig, now_ms: float) -> Room | None:  # noqa: ARG002
-        """Return None: what a quota on this stat leaves free is not known without measuring."""
-        return None
-
-    def oldest_start_ms(self, now_ms: float) -> float:
-        """Return when the oldest sample began; an empty stat begins its first one now."""
-        if not self._samples:
-            self._append(now_ms)
-        return self._oldest_start_ms
-
-    def obsolete_ms(self, config: MetricConfig) -> float:
-        """Return until when no sample is obsolete, or somewhat earlier."""
-        return self._earliest_event_ms + config.samples * config.window_ms
-
-    @property
-    def current(self) -> Sample | None:
-        """The sample that values go into; None before the first."""
-        return self._samples[self._current] if self._samples else None
-
-    @abstractmethod
-    def _update(self, sample: Sample, value: float) -> None:
-        """Add `value` to `sample`, whose `events` does not count it yet."""
-
-    @abstractmethod
-    def _combine(self, samples: list[Sample]) -> float:
-        """Return the value of all samples together."""
 
     def _append(self, now_ms: float) -> Sample:
         sample = Sample(now_ms)
@@ -217,73 +184,51 @@ class SampledStat(ABC):
         self._earliest_event_ms = min(sample.last_event_ms for sample in self._samples)
 
 
-class WindowedSum(SampledStat):
-    """The sum of the recent values; 0 when there are none."""
-
-    __slots__ = ()
-
-    def _update(self, sample: Sample, value: float) -> None:
-        sample.value += value
-
-    def _combine(self, samples: list[Sample]) -> float:
-        total = 0.0
-        for sample in samples:  # faster than sum() over a generator
-            total += sample.value
-        return total
-
-
-class Count(SampledStat):
+class Count(WindowedSum):
     """How many values were recorded of late."""
 
     __slots__ = ()
 
-    def _update(self, sample: Sample, value: float) -> None:
-        pass  # the sample itself counts its events
-
-    def _combine(self, samples: list[Sample]) -> float:
-        return float(sum(sample.events for sample in samples))
+    def measure(self, config: MetricConfig, now_ms: float) -> float:
+        """Return how many."""
+        return float(self.events(config, now_ms))
 
 
-class Rate:
-    """A sampled stat per second, by default the sum of the values.
+class Rate(WindowedSum):
+    """The sum of the recent values per second.
 
     The divisor is Kafka's `Rate.windowSize`: the time since the oldest sample began, filled up to
     `samples - 1` whole windows, so that a fresh stat reports no huge rate for its first value.
     """
 
-    __slots__ = ("_stat",)
-
-    def __init__(self, stat: SampledStat | None = None) -> None:
-        self._stat = stat if stat is not None else WindowedSum()
-
-    def record(self, config: MetricConfig, value: float, now_ms: float) -> None:
-        """Record one value."""
-        self._stat.record(config, value, now_ms)
+    __slots__ = ()
 
     def room(self, config: MetricConfig, now_ms: float) -> Room | None:
-        """See Stat: the rate is over `samples - 1` windows or more, and old values only go."""
-        quota, sample = config.quota, self._stat.current
-        is_simple = isinstance(self._stat, WindowedSum) and config.event_window is None
-        if not is_simple or quota is None or not quota.is_upper or sample is None:
+        """Return it: the rate is over `samples - 1` windows or more, and old values only go."""
+        quota = config.quota
+        if config.event_window is not None or quota is None or not quota.is_upper:
+            return None
+        if not self._samples:
             return None
         least_s = (config.samples - 1) * config.window_ms / MS_PER_SECOND
-        free = quota.bound * least_s - self._stat.measure(config, now_ms)
-        end_ms = min(sample.start_ms + config.window_ms, self._stat.obsolete_ms(config))
+        free = quota.bound * least_s - WindowedSum.measure(self, config, now_ms)
+        sample = self._samples[self._current]
+        obsolete_ms = self._earliest_event_ms + config.samples * config.window_ms
+        end_ms = min(sample.start_ms + config.window_ms, obsolete_ms)
         return Room(config, sample, end_ms, free * CERTAIN_PART)
 
     def measure(self, config: MetricConfig, now_ms: float) -> float:
         """Return the rate per second."""
-        value = self._stat.measure(config, now_ms)
-        return value * MS_PER_SECOND / self.window_size_ms(config, now_ms)
+        total = WindowedSum.measure(self, config, now_ms)
+        return total * MS_PER_SECOND / self.window_size_ms(config, now_ms)
 
     def window_size_ms(self, config: MetricConfig, now_ms: float) -> float:
-        """Return the time that the rate is taken over, at least MIN_WINDOW_MS.
-
-        With `samples` = 1 and no time elapsed there is nothing to fill up; one window is taken.
-        """
-        self._stat.purge(config, now_ms)
+        """Return the time that the rate is taken over, at least MIN_WINDOW_MS; it is never 0."""
+        self._purge(config, now_ms)
+        if not self._samples:
+            self._append(now_ms)  # an empty stat begins its first sample now
         window_ms = config.window_ms
-        elapsed_ms = now_ms - self._stat.oldest_start_ms(now_ms)
+        elapsed_ms = now_ms - self._oldest_start_ms
         missing = config.samples - 1 - elapsed_ms // window_ms
         if missing > 0:
             elapsed_ms += missing * window_ms

@@ -53,7 +53,7 @@ class Health:
                 for node_id, address in sorted(brokers.addresses.items())
             ],
             cluster_answers=brokers.answers,
-            delay_queues={each.queue.api: len(each.queue) for each in self._services.reapers.all},
+            delay_queues={each.api: len(each) for each in self._services.reapers.all},
             config_loads=[
                 ConfigLoad(load.at_s, load.result, load.message) for load in self._loads.latest
             ],

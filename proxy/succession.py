@@ -13,7 +13,7 @@ from proxy.admin.server import AdminError
 from proxy.cluster.upstream import Address
 from proxy.config import Config
 from proxy.config.stores import StateHolder
-from proxy.quota.kept_changes import read_overrides, read_pauses
+from proxy.quota.rule_sources import read_changes
 from proxy.relay.ports import bind_ports
 from proxy.relay.take_over import (
     SERVE_TIMEOUT_S,
@@ -63,8 +63,7 @@ class Succession:
 
         Raises StateError, ListenerError, TakeOverError; then it serves on.
         """
-        read_overrides(state)
-        read_pauses(state)
+        read_changes(state)
         self.release_predecessor()
 
     def release_predecessor(self) -> None:

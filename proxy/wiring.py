@@ -17,7 +17,6 @@ from metrics import (
     DroppedLogLines,
     Instruments,
     MemberInstruments,
-    Registry,
     SensorCollector,
 )
 from metrics.clock import clock_ms
@@ -116,14 +115,12 @@ class MemberProcess:
         self.metrics = CollectorRegistry()
         instruments = Instruments(self.metrics, max_label_sets=config.limits.max_client_entities)
         instruments.build_info.labels(VERSION).set(1)
-        sensors = Registry(settings.max_sensors)
-        self.metrics.register(SensorCollector(sensors, clock_ms))
+        self.quotas = QuotaManager(settings, instruments)
+        self.quotas.on_overflow, self.quotas.on_state = _log_overflow, _log_state
+        self.metrics.register(SensorCollector(self.quotas.registry, clock_ms))
         self.metrics.register(DroppedLogLines(lambda: log_queue.dropped))
         for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
             self.metrics.register(collector)
-        self.quotas = QuotaManager(
-            settings, instruments, sensors, on_overflow=_log_overflow, on_state=_log_state
-        )
         errors = instruments.upstream_errors_total
         self.secrets = read_secrets(config)
         self.bootstrap = bootstrap_of(config, self.secrets, errors.labels(LOGIN_REFUSED).inc)

@@ -34,8 +34,8 @@ from proxy.admin.status import Status
 from proxy.admin.written_values import iso, picked
 from proxy.progress.query import MAX_PARTITIONS
 from proxy.progress.report import MAX_REPORT_BYTES, Refusal, ReportRefused
-from proxy.quota.pauses import QuotaPause, pause_name
 from proxy.quota.rule_registry import RuleRegistry
+from proxy.quota.rules import QuotaPause, pause_name
 from proxy.quota.selector import parse_selector, selector
 from proxy.slices import Slices
 from proxy.state import Document

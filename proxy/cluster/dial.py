@@ -54,10 +54,9 @@ def upstream_context(
 async def reach(
     servers: Sequence[Address], timeout_s: float, resolver: Resolver
 ) -> tuple[Address, socket.socket]:
-    """Return the first of these servers that answers, and a connection to it.
+    """Return the first of these servers that answers in a staggered race, and a connection to it.
 
-    They are tried in their order in a staggered race, and so are the addresses of each. Every
-    server has `timeout_s`, the look-up of its name included.
+    Every server has `timeout_s`, for the look-up of its name and its addresses, which race as well.
     Raises UpstreamError: dns, timeout, local or refused.
     """
     attempts = [partial(_reach, server, timeout_s, resolver) for server in servers]
@@ -93,10 +92,7 @@ async def handshake(
     server_side: bool,
     server_hostname: str | None = None,
 ) -> ssl.SSLSocket:
-    """Do the handshake on a connected non-blocking socket, which the TLS socket owns from here on.
-
-    Raises OSError, of which ssl.SSLError is one. The caller limits the time.
-    """
+    """Do the handshake on a connected socket, which the TLS socket owns then. Raises OSError."""
     tls = context.wrap_socket(
         sock, server_side, do_handshake_on_connect=False, server_hostname=server_hostname
     )
@@ -111,7 +107,7 @@ async def handshake(
 async def when_ready(sock: socket.socket, operation: Callable[[], T], *, write: bool) -> T:
     """Return what an operation on a socket returns once it does not block.
 
-    `write`: whether a plain socket is waited for to be writable, or else readable.
+    `write`: a plain socket is waited for to be writable, or else readable.
     """
     while True:
         try:
@@ -131,9 +127,9 @@ async def first_of(
 ) -> T:
     """Return what the first attempt that succeeds returns, and cancel the others.
 
-    The next attempt, of at least one, starts when one fails, or ATTEMPT_DELAY_S after the one
-    before. Raises an ExceptionGroup of one error of each, in the order in which they came; what is
-    not `expected` ends the race. `discard` gets what one returns that was cancelled too late.
+    The next one starts when one fails, or ATTEMPT_DELAY_S after the one before. Raises an
+    ExceptionGroup of one error of each, in the order in which they came; what is not `expected`
+    ends the race. `discard` gets what one returns that was cancelled too late.
     """
     waiting = deque(attempts)
     if len(waiting) == 1:  # most often; it needs no task

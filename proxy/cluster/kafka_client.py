@@ -78,11 +78,10 @@ class Bootstrap:
     ) -> BrokerConnection:
         """Connect to the first of these, or of the bootstrap servers, that serves us.
 
-        Only opening the connection is a race: more handshakes and logins than needed are a burden,
-        most of all on a broker that is slow for having too many. `limit_s`: None: as the bootstrap;
-        `log_in`: False where a client logs in for itself. `probes`: with a client id of `probes`,
-        and, where `servers` are named, also to one of `loops`. Raises UpstreamError: where one of
-        several does not let us in, that is the error: the others may only be down.
+        Only opening is a race: handshakes and logins burden a slow broker. `limit_s`: None: as the
+        bootstrap; `log_in`: False where a client logs in for itself. `probes`: with a client id of
+        `probes`, and, where `servers` are named, also to one of `loops`. Raises UpstreamError: the
+        refused login, if any, since the others may only be down.
         """
         limit_s = self.connect_timeout_s if limit_s is None else limit_s
         login = self.login if log_in else None
@@ -134,9 +133,8 @@ class Bootstrap:
 class KafkaClient:
     """Asks brokers over connections of its own, one to each, opened when they are needed.
 
-    Who asks a broker that is being asked waits for that answer first. A connection that the broker
-    closed meanwhile is opened anew. `limit_s`, to connect and for each answer: None: the
-    bootstrap's `connect_timeout_s`.
+    A broker is asked one thing at a time; a connection that it closed is opened anew. `limit_s`, to
+    connect and for each answer: None: the bootstrap's `connect_timeout_s`.
     """
 
     def __init__(self, bootstrap: Bootstrap, limit_s: float | None = ANSWER_TIMEOUT_S) -> None:
@@ -155,8 +153,7 @@ class KafkaClient:
     async def ask(self, request: Any, broker: Address | None = None) -> Any:
         """Send a request of kafka-python's, made with its version, and return the response.
 
-        `broker`: None: one that a connection is open to, or else any bootstrap server. Raises
-        UpstreamError, as all that asks does.
+        `broker`: None: one with an open connection, or any bootstrap server. Raises UpstreamError.
         """
         if broker is not None:
             return await self._ask_at(broker, request)

@@ -68,8 +68,8 @@ class Login:
     def refused(self, broker: Address, error_code: int, said: str | None = None) -> UpstreamError:
         """Record that the broker refused; return what to raise: whom, why, and how to mend it.
 
-        `error_code` is 0 where what it said is none of a broker's that knows the user. `said` are
-        its own words: for UNSUPPORTED_MECHANISM what it offers instead.
+        `error_code` is 0 where what answers does not know the user. `said`: its own words, or with
+        UNSUPPORTED_MECHANISM what it offers instead.
         """
         reason = said or name_of(error_code)
         fix = "correct cluster.sasl.username, or the password in cluster.sasl.password_file"

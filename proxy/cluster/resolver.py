@@ -45,10 +45,7 @@ class Resolver:
         self._turns = asyncio.Semaphore(MAX_LOOKUPS)
 
     async def find(self, server: Address) -> Found:
-        """Return the addresses of a server, at least one.
-
-        Raises OSError and UnicodeError for a name that has never been resolved, and is not now.
-        """
+        """Return a server's addresses. Raises OSError, UnicodeError for a name never resolved."""
         try:
             return _numeric(server)
         except socket.gaierror:

@@ -10,7 +10,7 @@ from prometheus_client.samples import Sample
 
 from metrics.exposition import PREFIX
 from metrics.instruments import COMPLETION_BUCKETS_S, OTHER
-from metrics.lock_free_histogram import HistogramChild
+from metrics.lock_free import HistogramChild
 
 from .documents import in_seconds
 from .query import QueryProgress

@@ -7,7 +7,7 @@ from enum import StrEnum
 from functools import partial
 
 from metrics.instruments import COMPLETION_BUCKETS_S
-from metrics.lock_free_histogram import HistogramChild
+from metrics.lock_free import HistogramChild
 from proxy.wire.topic_partition import TopicPartition
 
 from .events import ChangeLog, EventKind, OnEvent, ProgressEvent

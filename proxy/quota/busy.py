@@ -6,18 +6,18 @@ FIRST_USUAL_MS = 1.0
 """Of an answer that may have waited for data, before one showed how long it takes without."""
 
 USUAL_STEP = 1.25
-"""By this factor the usual time goes up or down with each answer that shows it: to their median,
-so that a single slow one changes little."""
+"""Factor by which each answer that shows it moves the usual time: to the median, not to a slow
+one."""
 
 
 @dataclass(slots=True)
 class BusyTime:
-    """Measures the service time of requests, for `request_percentage`.
+    """Measures the service time of one connection's requests, for `request_percentage`.
 
-    A broker takes the requests of a connection one after another, so what is in flight together
-    counts once; and the proxy's own holds do not count. Of an answer that may have waited for data
-    the usual time counts, and the rest when it shows that the data was there. All times are
-    monotonic, in milliseconds.
+    A broker takes them one after another, so what is in flight together counts once, and the
+    proxy's own holds do not count. Of an answer that may have waited for data the usual time
+    counts, and the rest when it shows that the data was there. All times are monotonic, in
+    milliseconds.
     """
 
     _free_ms: float = 0.0
@@ -29,10 +29,10 @@ class BusyTime:
     """What the last answer may have waited for data."""
 
     def answered(self, sent_ms: float, wait_ms: float, now_ms: float) -> float:
-        """Return for how long the broker was at work for a request; its response is there now.
+        """Return for how long the broker was at work for a request whose response is there now.
 
-        One that came while another was held was not seen to come: it counts like the last one that
-        was. The request was sent on at `sent_ms`; for `wait_ms` the broker may have had no data.
+        It was sent on at `sent_ms`; for `wait_ms` the broker may have had no data. One that came
+        while another was held was not seen to come: it counts like the last one that was.
         """
         took_ms = max(now_ms - max(sent_ms, self._free_ms), 0.0)
         if sent_ms < self._held_until_ms:

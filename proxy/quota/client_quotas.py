@@ -91,10 +91,7 @@ class ClientQuotas:
         return ThrottleTime(now_ms + delay_ms, delay_ms, kind, meter.entity)
 
     def lets_pass(self, kind: QuotaKind | None, value: float, now_ms: float) -> bool:
-        """Return whether a response is certain not to be held, so that it can be charged when sent.
-
-        `kind` is the quota that bounds its bytes; `charge` of it must then come at the same time.
-        """
+        """Return whether `charge`, which then follows at once, is certain to hold nothing."""
         if self.is_charged_first or self.generation != self.sensors.generation:
             return False
         if kind is None:
@@ -102,7 +99,7 @@ class ClientQuotas:
         meter = self.meters.get(kind)
         if meter is None:
             return kind not in self.enforced
-        return not meter.sensor.retired and meter.lets_pass(value, now_ms)
+        return not meter.retired and meter.lets_pass(value, now_ms)
 
     def admits_at_once(self, kind: QuotaKind | None, waiter: Waiter, now_ms: float) -> bool:
         """Return whether `admit` is certain to let a request pass, without a wait before it."""
@@ -114,7 +111,7 @@ class ClientQuotas:
         if meter is None:
             return kind not in self.enforced
         return (
-            not meter.sensor.retired
+            not meter.retired
             and waiter.gate is None
             and waiter.since_ms is None
             and meter.gate.lets(waiter, 0.0, now_ms)
@@ -132,12 +129,11 @@ class ClientQuotas:
     ) -> bool:
         """Return whether a request may be sent on; if not, `waiter` is woken when to ask again.
 
-        Ask before the request costs anything; then it is to be charged. `kind` is the quota that
-        bounds the request or its response, `waiter` is the same one for all requests of a
-        connection. `size` is that of a Produce request, or of the connection's last response to a
-        Fetch, None before the first. `holds`: the response to a Fetch is held, so it may be asked
-        for ahead. `is_begun`: it is for more of a request that was admitted; it is charged as it
-        comes.
+        Ask before the request costs anything; then charge it. `kind` bounds the request or its
+        response, `waiter` is the connection's. `size` is that of a Produce request, or of the
+        connection's last Fetch response, None before the first. `holds`: the response to a Fetch is
+        held, so it may be asked for ahead. `is_begun`: it is for more of a request that was
+        admitted, which is charged as it comes.
         """
         meter = self._meter(kind, now_ms)
         if meter is not None and not (is_begun and meter.gate.has_turn(waiter)):
@@ -166,10 +162,7 @@ class ClientQuotas:
     def grant(
         self, asked_bytes: int, sizes: FetchSizes, now_ms: float, *, holds: bool
     ) -> tuple[int, InFlightFetch | None]:
-        """Return how many bytes a Fetch may ask for, and what then counts until its response.
-
-        `sizes` are those of its connection. `holds`: its response is held.
-        """
+        """Return how many bytes a Fetch may ask for, and what counts until its response."""
         meter = self._meter(CONSUMER_BYTE_RATE, now_ms)
         if meter is None:
             return asked_bytes, None
@@ -201,10 +194,7 @@ class ClientQuotas:
         return meter is None or meter.is_far_below
 
     def keep_strictly(self, kind: QuotaKind, now_ms: float) -> None:
-        """Keep the bound by schedule for a while, as others measure the client, too.
-
-        By what was measured here it may have been quiet, and would get all that at once.
-        """
+        """Keep the bound by schedule for a while: others that measured the client let it pass."""
         meter = self._meter(kind, now_ms)
         if meter is not None:
             meter.share(now_ms)
@@ -221,26 +211,29 @@ class ClientQuotas:
     def _meter(self, kind: QuotaKind, now_ms: float) -> Meter | None:
         if self.generation == self.sensors.generation:
             meter = self.meters.get(kind)
-            if meter is not None and not meter.sensor.retired:
+            if meter is not None and not meter.retired:
                 return meter
         self._matches_in_force()
         match = self.enforced.get(kind)
-        if match is None:
-            return None
-        paces = kind in self.paced_kinds
+        return None if match is None else self._use(kind, match, self.meters, now_ms)
+
+    def _use(
+        self, kind: QuotaKind, match: Match, meters: dict[QuotaKind, Meter], now_ms: float
+    ) -> Meter:
+        """Have the traffic of a kind charged to the sensor of a match from now on."""
+        paces = match.enforced and kind in self.paced_kinds
         meter = self.sensors.meter(kind, match, now_ms, self.address, paces=paces)
-        self.paced_kinds.discard(kind)
-        self.meters[kind] = meter
-        self.sensors.places.note_place(self.identity, meter, is_connected=self.users > 0)
+        if match.enforced:
+            self.paced_kinds.discard(kind)
+        meters[kind] = meter
+        self.sensors.note_sensor(self.identity, meter, is_connected=self.users > 0)
         return meter
 
     def _observe(self, kind: QuotaKind, value: float, now_ms: float) -> None:
         """Measure traffic whose quota is not enforced."""
         meter = self.observed.get(kind)
-        if meter is None or meter.sensor.retired:
-            match = self.matches[kind]
-            meter = self.observed[kind] = self.sensors.meter(kind, match, now_ms, self.address)
-            self.sensors.places.note_place(self.identity, meter, is_connected=self.users > 0)
+        if meter is None or meter.retired:
+            meter = self._use(kind, self.matches[kind], self.observed, now_ms)
         if kind.is_time:
             value /= BUSY_MS_PER_PERCENT
         if meter.is_above(value, now_ms):
@@ -257,7 +250,7 @@ class ClientQuotas:
         self.users -= 1
         if self.users == 0:
             self.handles.pop(self.identity, None)
-            self.sensors.places.forget(self.identity)
+            self.sensors.forget(self.identity)
 
     def resolve(self) -> None:
         """Find the rules that match anew."""
@@ -270,4 +263,4 @@ class ClientQuotas:
         self.enforced = {kind: match for kind, match in self.matches.items() if match.enforced}
         self.is_charged_first = not FORESEEN_KINDS.issuperset(self.matches)
         if self.users:
-            self.sensors.places.note(self.identity, self.matches)
+            self.sensors.note_rules(self.identity, self.matches)

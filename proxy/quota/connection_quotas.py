@@ -5,7 +5,7 @@ before its first request is taken. One above the number is closed, unless it com
 with fewer than another has there: then an idle one of the address with most gives way.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -23,8 +23,8 @@ AT_ONCE_MS = 1000.0
 """So much time's worth of connections may come at once; one always may."""
 
 MAX_LOOKED_AT = 100
-"""How many schedules are looked at for one that is over, when a new one finds no room; and how many
-connections for an idle one."""
+"""Schedules looked at for one that is over, and connections for an idle one, when room is
+needed."""
 
 
 class ConnectionRefused(Exception):  # noqa: N818 - named for what happened, as in the logs
@@ -40,28 +40,25 @@ class ConnectionPlace:
     """One connection, as its client's quotas count it."""
 
     identity: ClientIdentity
-    generation: int
-    """The update of the manager's rules that it follows."""
-    counted_as: str | None
-    """The entity among whose connections it counts; None when no rule limits their number."""
-    paced_as: str | None
-    """The entity to whose rate it counts; None when no rule limits that."""
     address: str
     """From where the client comes."""
     give_way: Callable[[], bool]
     """Closes the connection if it is idle, which leaves this place; returns whether it was."""
+    generation: int = -1
+    """The update of the manager's rules that it follows."""
+    counted_as: str | None = None
+    """The entity among whose connections it counts; None when no rule limits their number."""
+    paced_as: str | None = None
+    """The entity to whose rate it counts; None when no rule limits that."""
 
 
 class ConnectionQuotas:
-    """The connections of all clients, under the rules of a manager.
-
-    Every connection of a known client has a place, so that a rule that comes later counts it.
-    """
+    """The connections of all known clients, which a rule that comes later counts, too."""
 
     def __init__(self, manager: QuotaManager) -> None:
         self._manager = manager
         self._places: dict[ConnectionPlace, None] = {}
-        self.counts: dict[str, int] = {}
+        self.counts: Counter[str] = Counter()
         """How many connections count for each entity whose number a rule limits."""
         self._by_address: dict[str, dict[str, dict[ConnectionPlace, None]]] = {}
         """Those of each entity by their addresses, in the order in which they came."""
@@ -86,31 +83,20 @@ class ConnectionQuotas:
     ) -> tuple[ConnectionPlace, float]:
         """Return a connection's place, and for how many milliseconds it is to wait.
 
-        `before` is the place that it had, when its client turns out to be another one: it is left
-        unless ConnectionRefused is raised, and what has not changed is not counted again. For
-        `address` and `give_way` see ConnectionPlace.
+        `before` is the place that it had as another client: it is left unless ConnectionRefused is
+        raised, and what has not changed is not counted again.
         """
-        manager = self._manager
         most, paced = self._matches(identity)
-        place = ConnectionPlace(
-            identity,
-            manager.generation,
-            most.entity if most is not None else None,
-            paced.entity if paced is not None else None,
-            address,
-            give_way,
-        )
-        is_new = before is None or most is None or before.counted_as != most.entity
-        if most is not None and most.enforced and is_new:
-            self._check_number(most, address)
         wait_ms = 0.0
-        is_new = before is None or paced is None or before.paced_as != paced.entity
-        if paced is not None and paced.enforced and is_new:
+        if most and most.enforced and not (before and before.counted_as == most.entity):
+            self._check_number(most, address)
+        if paced and paced.enforced and not (before and before.paced_as == paced.entity):
             wait_ms = self._pace(paced, now_ms)
         if before is not None:
             self.leave(before)
+        place = ConnectionPlace(identity, address, give_way)
         self._places[place] = None
-        self._count(place, 1)
+        self._follow(place, most, paced)
         return place, wait_ms
 
     def is_paced(self, place: ConnectionPlace) -> bool:
@@ -124,10 +110,9 @@ class ConnectionQuotas:
             self._count(place, -1)
 
     def settling(self) -> Iterator[None]:
-        """Count connections for the entities that they have since the rules were updated.
+        """Count connections anew after an update of the rules, in small steps; run it every second.
 
-        Run it every second or so, in small steps between which other calls may come. None is
-        closed: who has more than a new rule allows gets no further ones.
+        None is closed: who has more than a new rule allows gets no further ones.
         """
         if self._generation != self._manager.generation:
             self._generation = self._manager.generation
@@ -135,12 +120,11 @@ class ConnectionQuotas:
         while self._unsettled:
             place = self._unsettled.pop()
             if place in self._places and place.generation != self._manager.generation:
-                self._settle(place)
+                self._count(place, -1)
+                self._follow(place, *self._matches(place.identity))
             yield
 
-    def _settle(self, place: ConnectionPlace) -> None:
-        most, paced = self._matches(place.identity)
-        self._count(place, -1)
+    def _follow(self, place: ConnectionPlace, most: Match | None, paced: Match | None) -> None:
         place.generation = self._manager.generation
         place.counted_as = most.entity if most is not None else None
         place.paced_as = paced.entity if paced is not None else None
@@ -155,7 +139,6 @@ class ConnectionQuotas:
         entity = place.counted_as
         if entity is None:
             return
-        count = self.counts.get(entity, 0) + change
         by_address = self._by_address.setdefault(entity, {})
         crowd = by_address.setdefault(place.address, {})
         if change > 0:
@@ -164,13 +147,12 @@ class ConnectionQuotas:
             del crowd[place]
         if not crowd:
             del by_address[place.address]
-        if count:
-            self.counts[entity] = count
-        else:
+        self.counts[entity] += change
+        if not by_address:
             del self.counts[entity], self._by_address[entity]
 
     def _check_number(self, match: Match, address: str) -> None:
-        count, bound = self.counts.get(match.entity, 0), match.rule.bounds[MAX_CONNECTIONS]
+        count, bound = self.counts[match.entity], match.rule.bounds[MAX_CONNECTIONS]
         if count >= bound and not (count - 1 < bound and self._made_room(match.entity, address)):
             text = f"{match.entity} has {count} connections, {bound:.0f} are its {MAX_CONNECTIONS}"
             raise ConnectionRefused(TOO_MANY, f"{text} by {match.rule.title}")
@@ -194,9 +176,8 @@ class ConnectionQuotas:
         if wait_ms > longest_ms:
             wait_s = longest_ms / MS_PER_SECOND
             text = f"{entity} has connections that wait for {wait_s:g} s, for its {CONNECTION_RATE}"
-            raise ConnectionRefused(
-                str(CONNECTION_RATE), f"{text} of {rate:g} per second by {match.rule.title}"
-            )
+            text += f" of {rate:g} per second by {match.rule.title}"
+            raise ConnectionRefused(str(CONNECTION_RATE), text)
         self._due_ms[entity] = due_ms + interval_ms
         self._due_ms.move_to_end(entity)
         return wait_ms

@@ -3,15 +3,15 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from .client_quotas import ClientQuotas
 from .entities import ClientIdentity, QuotaKind
 from .meter import Meter, sensor_name
-from .meters import Meters
+from .meters import Clock, Meters
 
 MAX_PENDING = 10_000
-"""Sensors that are not there yet and owe something: as many as clients have sensors by default."""
+"""Sensors not there yet that owe something: as many as clients have sensors by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,7 @@ class Debt:
         return cls(identity, str(document["entity"]), kind, owed_ms, held_ms)
 
 
-@dataclass(frozen=True, slots=True)
-class PendingDebt:
+class PendingDebt(NamedTuple):
     """What a sensor owes that is not there yet."""
 
     until_ms: float
@@ -67,13 +66,6 @@ class PendingDebt:
     """Until when what is charged first waits."""
     of: Debt | None = None
     """What it was taken over from, if known."""
-
-    def left(self, now_ms: float) -> Debt | None:
-        """Return what is left of what was taken over; None for anything else."""
-        if self.of is None:
-            return None
-        held_ms = max(self.held_until_ms - now_ms, 0.0)
-        return replace(self.of, owed_ms=self.until_ms - now_ms, held_ms=held_ms)
 
 
 class SharedQuotas:
@@ -101,9 +93,9 @@ class SharedQuotas:
     ) -> tuple[str | None, float]:
         """Charge what a client has had at another member; return the sensor's entity and its debt.
 
-        To be called by the client's owner. `amount` is bytes, or busy milliseconds. The debt is
-        milliseconds, 0 or more, for `owe`. Nothing is held. The entity is None, and 0 is owed,
-        where no rule bounds the client.
+        For the client's owner. `amount` is bytes, or busy milliseconds; nothing is held. The debt
+        is milliseconds for `owe`. Where no rule bounds the client, the entity is None and the debt
+        0.
         """
         quotas = self._client(identity, address)
         try:
@@ -120,59 +112,34 @@ class SharedQuotas:
     def owe(
         self, client: ClientIdentity | str, kind: QuotaKind, owed_ms: float, now_ms: float
     ) -> None:
-        """Have a client's sensor, or that of an entity, owe at least so much from now on.
+        """Have the sensor of a client or entity owe at least so much, now or once it is there.
 
-        A sensor that is not there yet owes it once it is. More than an hour, or what is carried of
-        time, is cut to that. Nothing happens where no rule bounds the client.
+        More than an hour, or what is carried of time, is cut to that. Without a rule nothing
+        happens.
         """
         if not owed_ms >= 0:
             raise ValueError(f"what is owed must be 0 or more, not {owed_ms!r}")
         entity = client if isinstance(client, str) else self._entity_of(client, kind)
-        if entity is None:
-            return
-        self._owe(sensor_name(kind, entity), PendingDebt(now_ms + owed_ms), now_ms)
+        if entity is not None:
+            self._owe(sensor_name(kind, entity), PendingDebt(now_ms + owed_ms), now_ms)
 
     def debts(self, covers: Callable[[ClientIdentity], bool], now_ms: float) -> list[Debt]:
-        """Return what the sensors of some clients owe, also of those that have left.
-
-        Not what clients owe together that have no sensor of their own.
-        """
-        walk = self.owing(covers, lambda: now_ms)
-        return [debt for debt in walk if debt is not None]
+        """Return what clients owe that have sensors of their own, also those that have left."""
+        return [debt for debt in self.owing(covers, lambda: now_ms) if debt is not None]
 
     def owing(
-        self,
-        covers: Callable[[ClientIdentity], bool],
-        clock_ms: Callable[[], float],
-        least_ms: float = 0.0,
+        self, covers: Callable[[ClientIdentity], bool], clock_ms: Clock, least_ms: float = 0.0
     ) -> Iterator[Debt | None]:
         """Yield what there is of `debts` above `least_ms`; None for a step without one."""
-        for meter in self._meters.meters():
-            client = meter.used_by
-            if client is None or meter.is_overflow or meter.sensor.retired:
-                yield None
-                continue
-            owed_ms = meter.debt_ms(clock_ms())
-            if owed_ms > least_ms and covers(client):
-                held_ms = meter.owed_ms(clock_ms())
-                yield Debt(client, meter.entity, meter.kind, owed_ms, held_ms)
-            else:
-                yield None
-        for pending in tuple(self._pending.values()):
-            debt = pending.left(clock_ms())
-            if debt is not None and not (debt.owed_ms > least_ms and covers(debt.identity)):
-                debt = None
-            yield debt
+        for debt in self._debts(clock_ms):
+            is_asked = debt is not None and debt.owed_ms > least_ms and covers(debt.identity)
+            yield debt if is_asked else None
 
     def keep_strictly(
-        self, covers: Callable[[ClientIdentity], bool], clock_ms: Callable[[], float]
+        self, covers: Callable[[ClientIdentity], bool], clock_ms: Clock
     ) -> Iterator[None]:
-        """Keep the bounds of some clients by schedule for a while, in small steps.
-
-        To be done when they come from a member that has measured them until now: by what was
-        measured here, they had nothing for a while, and would get all that at once.
-        """
-        for meter in self._meters.meters():
+        """Keep bounds by schedule for a while, in small steps, as others measured the clients."""
+        for meter in self._meters.registry:
             client = meter.used_by
             if client is not None and meter.is_enforced and covers(client):
                 meter.share(clock_ms())
@@ -184,26 +151,37 @@ class SharedQuotas:
             pending = PendingDebt(now_ms + debt.owed_ms, now_ms + debt.held_ms, debt)
             self._owe(debt.name, pending, now_ms)
 
+    def _debts(self, clock_ms: Clock) -> Iterator[Debt | None]:
+        """Yield what each sensor owes by itself, and what is kept for those that are not there."""
+        for meter in self._meters.registry:
+            client, now_ms, owed_ms = meter.used_by, clock_ms(), 0.0
+            if not (meter.is_overflow or meter.retired):
+                owed_ms = meter.debt_ms(now_ms)
+            if client is None or not owed_ms:
+                yield None
+            else:
+                yield Debt(client, meter.entity, meter.kind, owed_ms, meter.owed_ms(now_ms))
+        for until_ms, held_until_ms, debt in tuple(self._pending.values()):
+            owed_ms, held_ms = until_ms - clock_ms(), max(held_until_ms - clock_ms(), 0.0)
+            yield debt and replace(debt, owed_ms=owed_ms, held_ms=held_ms)
+
     def _owe(self, name: str, debt: PendingDebt, now_ms: float) -> None:
-        meter = self._meters.meter_named(name)
+        """Have a sensor owe, now or once it is there; an earlier time than is known is ignored."""
+        meter, pending = self._meters.registry.get(name), self._pending
         if meter is not None:
             meter.owe(debt.until_ms, now_ms, debt.held_until_ms)
         elif debt.until_ms > now_ms:
-            self._keep_pending(name, debt, now_ms)
-
-    def _keep_pending(self, name: str, debt: PendingDebt, now_ms: float) -> None:
-        """Keep until when a sensor owes; an earlier time than what is known changes nothing."""
-        known = self._pending.pop(name, debt)
-        if len(self._pending) >= MAX_PENDING:
-            left = self._pending.items()
-            self._pending = {name: each for name, each in left if each.until_ms > now_ms}
-            if len(self._pending) >= MAX_PENDING:
-                del self._pending[next(iter(self._pending))]
-        self._pending[name] = max(known, debt, key=lambda each: each.until_ms)
+            known = pending.pop(name, debt)
+            if len(pending) >= MAX_PENDING:
+                for over in [each for each, owed in pending.items() if owed.until_ms <= now_ms]:
+                    del pending[over]
+            if len(pending) >= MAX_PENDING:
+                del pending[next(iter(pending))]
+            pending[name] = max(known, debt, key=lambda each: each.until_ms)
 
     def _settle(self, meter: Meter, now_ms: float) -> None:
         """Have a new sensor owe what was kept for it."""
-        debt = self._pending.pop(meter.sensor.name, None)
+        debt = self._pending.pop(meter.name, None)
         if debt is not None:
             meter.owe(debt.until_ms, now_ms, debt.held_until_ms)
 

@@ -9,24 +9,31 @@ from typing import Protocol
 from metrics.clock import MS_PER_SECOND
 
 COMPACT_QUEUE_AT = 64
-"""A heap shorter than this is never compacted: its dead entries cost nothing worth the work."""
+"""A heap shorter than this is never compacted."""
 
 SHORTEST_PAUSE_MS = 1.0
-"""Between two releases by one reaper. What comes due within it goes out together: with thousands
-of responses held, a timer for each would cost more than releasing it."""
+"""Between two releases by one reaper. What comes due within it goes out together: a timer for each
+of thousands would cost more than its release."""
 
 MAX_RELEASED = 50
-"""By one reaper, in a round of the event loop: what else is due goes in the next ones, so that
-others come in between when thousands may go at once."""
+"""By one reaper in a round of the event loop, so that others come in between when thousands are
+due."""
 
 Release = Callable[[], None]
+
+
+class TimerHandle(Protocol):
+    """What `call_at` gives back; `asyncio.TimerHandle` is one."""
+
+    def cancel(self) -> None: ...  # noqa: D102
 
 
 @dataclass(slots=True, eq=False)
 class Delayed:
     """One held response, waiting in a `DelayQueue` until `due_ms` on the queue's clock."""
 
-    queue: "DelayQueue"
+    left: Callable[[], None]
+    """Tells the queue that it leaves."""
     due_ms: float
     release: Release | None
     """None once the entry was released or cancelled."""
@@ -49,7 +56,7 @@ class Delayed:
         """Leave the queue at once; return the callback, or None if it had left already."""
         release, self.release = self.release, None
         if release is not None:
-            self.queue.left()
+            self.left()
         return release
 
     def release_now(self) -> None:
@@ -59,21 +66,42 @@ class Delayed:
             release()
 
 
-class DelayQueue:
-    """Held responses of one API family (`fetch`, `produce`, `request`), ordered by due time.
+NOT_DELAYED = Delayed(lambda: None, -math.inf, None)
+"""Stands for what waits for nothing."""
 
-    Entries with the same due time keep their order of arrival. Adding and releasing costs O(log n),
-    cancelling O(1), amortised. Not thread-safe.
+
+class DelayQueue:
+    """Held responses of one API family, by due time, and then in order of arrival, with one timer.
+
+    `call_at` calls back at a time of the monotonic clock, or at once when it has passed; `on_late`
+    gets for each entry how many seconds after its due time it is released. Adding and releasing
+    costs O(log n), cancelling O(1), amortised. Not thread-safe.
     """
 
-    __slots__ = ("_heap", "_sequence", "_size", "api")
+    __slots__ = (
+        *("_armed_for_ms", "_call_at", "_clock_ms", "_closed", "_heap", "_left", "_on_late"),
+        *("_released_ms", "_sequence", "_size", "_timer", "api"),
+    )
 
-    def __init__(self, api: str) -> None:
+    def __init__(
+        self,
+        api: str,
+        clock_ms: Callable[[], float],
+        call_at: Callable[[float, Callable[[], None]], TimerHandle],
+        on_late: Callable[[float], None],
+    ) -> None:
         self.api = api
+        self._clock_ms = clock_ms
+        self._call_at = call_at
+        self._on_late = on_late
         # Cancelled entries stay in the heap until they surface or the heap is compacted.
         self._heap: list[tuple[float, int, Delayed]] = []
-        self._size = 0
-        self._sequence = 0
+        self._size = self._sequence = 0
+        self._left = self._count_left
+        self._timer: TimerHandle | None = None
+        self._armed_for_ms = math.inf
+        self._released_ms = -math.inf
+        self._closed = False
 
     def __len__(self) -> int:
         return self._size
@@ -86,27 +114,27 @@ class DelayQueue:
         return self._heap[0][0] if self._heap else None
 
     def add(self, due_ms: float, release: Release) -> Delayed:
-        """Hold a response until `due_ms`, then call `release` once. Raises ValueError on NaN."""
+        """Hold a response until `due_ms`, then call `release` once.
+
+        Raises ValueError on NaN, and RuntimeError after `close`.
+        """
+        if self._closed:
+            raise RuntimeError(f"the {self.api} reaper is closed")
         if math.isnan(due_ms):
             raise ValueError("the due time is not a number")
-        delayed = Delayed(self, due_ms, release)
+        delayed = Delayed(self._left, due_ms, release)
         heappush(self._heap, (due_ms, self._sequence, delayed))
         self._sequence += 1
         self._size += 1
+        if due_ms < self._armed_for_ms:
+            self._arm()
         return delayed
 
-    def release_due(
-        self,
-        now_ms: float,
-        on_late: Callable[[float], None] | None = None,
-        most: int | None = None,
-    ) -> int:
-        """Run the callback of every entry with `due_ms <= now_ms`, in order of due time.
+    def release_due(self, now_ms: float, most: int | None = None) -> int:
+        """Run the callback of each entry with `due_ms <= now_ms`, in order; return how many ran.
 
-        What a callback adds waits for the next call. At infinity everything is released. `on_late`
-        gets for each entry how many seconds after its due time it runs. With `most` no more than so
-        many leave the queue. Returns how many callbacks ran. Raises ExceptionGroup when some
-        failed; the others ran regardless.
+        What a callback adds waits for the next call. At most `most` entries leave the queue. Raises
+        ExceptionGroup when some failed; the others ran regardless.
         """
         due: list[Delayed] = []
         while self._heap and self._heap[0][0] <= now_ms and len(due) != most:
@@ -118,8 +146,8 @@ class DelayQueue:
             if release is None:
                 continue
             released += 1
-            if on_late is not None:
-                on_late((now_ms - delayed.due_ms) / MS_PER_SECOND)
+            if now_ms < math.inf:
+                self._on_late((now_ms - delayed.due_ms) / MS_PER_SECOND)
             try:
                 release()
             except Exception as error:  # one response must not keep the others
@@ -128,66 +156,10 @@ class DelayQueue:
             raise ExceptionGroup(f"releasing {self.api} responses failed", errors)
         return released
 
-    def left(self) -> None:
-        """Count an entry no longer, and make room once most of the heap is dead."""
-        self._size -= 1
-        if len(self._heap) >= COMPACT_QUEUE_AT and self._size * 2 < len(self._heap):
-            self._heap[:] = [entry for entry in self._heap if entry[2].waiting]
-            heapify(self._heap)
-
-
-class TimerHandle(Protocol):
-    """What `call_at` gives back; `asyncio.TimerHandle` is one."""
-
-    def cancel(self) -> None: ...  # noqa: D102
-
-
-NOT_DELAYED = Delayed(DelayQueue("request"), -math.inf, None)
-"""Stands for what waits for nothing."""
-
-
-class Reaper:
-    """Keeps exactly one timer, set to the earliest due time of one queue.
-
-    Add through the reaper, not through the queue, so that an earlier arrival moves the timer.
-    `call_at` calls back at a time of the monotonic clock, or at once when it has passed; `on_late`
-    is as for `DelayQueue.release_due`.
-    """
-
-    __slots__ = (
-        *("_armed_for_ms", "_call_at", "_clock_ms", "_closed", "_on_late", "_released_ms"),
-        *("_timer", "queue"),
-    )
-
-    def __init__(
-        self,
-        queue: DelayQueue,
-        clock_ms: Callable[[], float],
-        call_at: Callable[[float, Callable[[], None]], TimerHandle],
-        on_late: Callable[[float], None],
-    ) -> None:
-        self.queue = queue
-        self._clock_ms = clock_ms
-        self._call_at = call_at
-        self._on_late = on_late
-        self._timer: TimerHandle | None = None
-        self._armed_for_ms = math.inf
-        self._released_ms = -math.inf
-        self._closed = False
-
-    def add(self, due_ms: float, release: Release) -> Delayed:
-        """Hold a response until `due_ms`. Raises RuntimeError after `close`."""
-        if self._closed:
-            raise RuntimeError(f"the {self.queue.api} reaper is closed")
-        delayed = self.queue.add(due_ms, release)
-        if due_ms < self._armed_for_ms:
-            self._arm()
-        return delayed
-
     def release_all(self) -> int:
         """Release everything now, in order of due time, for a shutdown. Returns how many."""
         try:
-            return self.queue.release_due(math.inf)
+            return self.release_due(math.inf)
         finally:
             self._arm()
 
@@ -196,20 +168,27 @@ class Reaper:
         self._closed = True
         self._disarm()
 
+    def _count_left(self) -> None:
+        """Count an entry no longer, and make room once most of the heap is dead."""
+        self._size -= 1
+        if len(self._heap) >= COMPACT_QUEUE_AT and self._size * 2 < len(self._heap):
+            self._heap[:] = [entry for entry in self._heap if entry[2].waiting]
+            heapify(self._heap)
+
     def _wake(self) -> None:
         self._timer = None
         self._armed_for_ms = math.inf
         now_ms = self._clock_ms()
-        next_due_ms = self.queue.next_due_ms
+        next_due_ms = self.next_due_ms
         if next_due_ms is not None and next_due_ms <= now_ms:
             self._released_ms = now_ms
         try:
-            self.queue.release_due(now_ms, self._on_late, MAX_RELEASED)
+            self.release_due(now_ms, MAX_RELEASED)
         finally:
             self._arm()
 
     def _arm(self) -> None:
-        next_due_ms = self.queue.next_due_ms
+        next_due_ms = self.next_due_ms
         if next_due_ms == self._armed_for_ms:
             return
         self._disarm()

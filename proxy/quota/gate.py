@@ -152,10 +152,7 @@ class InFlightFetch:
 
 
 class Gate:
-    """The requests of one sensor's clients, and whose turn it is.
-
-    `allowance_ms` returns for a time how much of the bound the formula still lets pass at once.
-    """
+    """Admits requests of one sensor's clients; `allowance_ms` is what the formula lets pass."""
 
     __slots__ = (
         *("_allowance_ms", "_expected", "_latest", "_learns_ms", "_pacer", "_turns"),
@@ -180,10 +177,7 @@ class Gate:
         """When a connection may next show anew how large its batches are, where many fit."""
 
     def lets(self, waiter: Waiter, ahead_ms: float, now_ms: float) -> bool:
-        """Return whether a request may be sent on: it is its turn, and not too much is owed.
-
-        `ahead_ms` of the bound may be: 0 if what the request brings cannot be held back any more.
-        """
+        """Return whether it is a request's turn and `ahead_ms` of the bound, or less, is owed."""
         if self.waiting and self._turns.first is not waiter:
             return False
         if not self.under_way and not self._pacer.is_pacing:
@@ -193,8 +187,7 @@ class Gate:
     def give_turn(self, waiter: Waiter) -> None:
         """Have a connection finish the request that was just let through, whatever that costs.
 
-        It is charged as its bytes come. So who only announces them holds back nobody; the turn is
-        then somebody else's, and what comes later waits like a request.
+        It is charged as its bytes come, so who only announces them holds back nobody.
         """
         self._latest = waiter.turn = object()
 
@@ -278,8 +271,7 @@ class Gate:
     def whole(self, granted_bytes: int, sizes: FetchSizes, client: ClientKey, now_ms: float) -> int:
         """Return `granted_bytes`, or what brings one record batch if few would fit into that.
 
-        Not while its clients lag behind their bound, or this one behind its share of it: one batch
-        at a time may be less.
+        Not while its clients lag behind their bound, or this one behind its share.
         """
         pacer = self._pacer
         expected_ms = self.expected_size / pacer.bound * MS_PER_SECOND
@@ -297,8 +289,8 @@ class Gate:
     def limit(self, granted_bytes: int, last_bytes: int | None, now_ms: float) -> int:
         """Return `granted_bytes`, or less near the bound, for a Fetch whose response is not held.
 
-        What is granted and not answered is no more than may still pass, on whichever connections.
-        A new one begins with a record batch, since nothing shows how much it will get.
+        What is granted and not answered may still pass. A new connection begins with a record
+        batch.
         """
         pacer = self._pacer
         free_ms = UNDER_WAY_MS

@@ -3,10 +3,11 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import prometheus_client
 
-from metrics import Count, Metric, MetricConfig, MetricName, Quota, Rate, Sensor, WindowedSum
+from metrics import Metric, MetricConfig, MetricName, Quota, Rate, Sensor, WindowedSum
 from metrics.clock import MS_PER_SECOND
 from metrics.sensor import QuotaViolation
 
@@ -65,8 +66,7 @@ class QuotaRow:
     """In how many seconds of the last minute there was such a measurement."""
 
 
-@dataclass(frozen=True, slots=True)
-class AdaptedBound:
+class AdaptedBound(NamedTuple):
     """What a query or a pipeline makes of a rule's bound at the moment."""
 
     bound: float | None
@@ -75,62 +75,12 @@ class AdaptedBound:
     """For people: the figures behind it."""
 
 
-@dataclass(slots=True)
-class RecentHolds:
-    """The holds of one sensor, begun in the last minute."""
-
-    count: Count = field(default_factory=Count)
-    total_ms: WindowedSum = field(default_factory=WindowedSum)
-    until_ms: float = -math.inf
-    """When the latest hold ends; it may lie in the past."""
-    throttled: bool = False
-    """From the first hold until `QUIET_MS` after the end of the last one."""
-
-    def add(self, hold_ms: float, due_ms: float, now_ms: float) -> bool:
-        """Record a hold; return whether throttling begins with it."""
-        self.count.record(LAST_MINUTE, 1.0, now_ms)
-        self.total_ms.record(LAST_MINUTE, hold_ms, now_ms)
-        self.until_ms = max(self.until_ms, due_ms)
-        begins, self.throttled = not self.throttled, True
-        return begins
-
-    def end_if_quiet(self, now_ms: float) -> bool:
-        """Return whether throttling ends now."""
-        ends = self.throttled and now_ms - self.until_ms >= QUIET_MS
-        self.throttled &= not ends
-        return ends
-
-
-@dataclass(slots=True)
-class TimesAbove:
-    """When one sensor was above a bound that is not enforced, in the last minute.
-
-    What its responses would have been held for is not added up: a client that is held asks for
-    less, and one that is not would be shown owing more and more.
-    """
-
-    count: Count = field(default_factory=Count)
-    seconds: Count = field(default_factory=Count)
-    _second: int = -1
-
-    def add(self, now_ms: float) -> bool:
-        """Record a measurement above the bound; return whether it is the first of its second."""
-        self.count.record(LAST_MINUTE, 1.0, now_ms)
-        second = int(now_ms // MS_PER_SECOND)
-        is_first = second != self._second
-        if is_first:
-            self._second = second
-            self.seconds.record(LAST_MINUTE, 1.0, now_ms)
-        return is_first
-
-
 @dataclass(slots=True, eq=False)
-class Meter:
-    """One sensor with its rule, its schedule, its gate and its holds."""
+class Meter(Sensor):
+    """The sensor of an entity with its rule, its schedule, its gate and its holds."""
 
     kind: QuotaKind
     entity: str
-    sensor: Sensor
     rule: Rule
     adapted: AdaptedBound | None = None
     """Of a query's reading it counts only under an adaptive rule."""
@@ -138,10 +88,8 @@ class Meter:
     """Keeps an adapted bound, beside the schedule that keeps the rule's own."""
     is_overflow: bool = False
     """Whether clients share it that have no place of their own."""
-    is_clients: bool = False
-    """Whether it takes one of the places for clients."""
     generation: int = -1
-    """The update of the manager's rules that it follows."""
+    """The update of the manager's rules that it follows; -1 while it is new."""
     longest_hold_ms: float = 0.0
     span_ms: float = 0.0
     """How far its rate looks back."""
@@ -150,13 +98,17 @@ class Meter:
     violated: bool = False
     """Whether the sensor was above its bound since this was last set back."""
     violations: prometheus_client.Counter | None = None
-    holds: RecentHolds | None = None
-    """None until a response is held: most clients never are."""
+    holds: WindowedSum | None = None
+    """The holds with their milliseconds; None until a response is held: most clients never are."""
+    held_until_ms: float = -math.inf
+    """When the latest hold ends; it may lie in the past."""
+    is_throttled: bool = False
+    """From the first hold until `QUIET_MS` after the end of the last one."""
     is_enforced: bool = True
-    above: TimesAbove | None = None
-    """None until it is above its bound while that is not enforced."""
-    is_new: bool = True
-    """Whether it is yet to be told what holds for new ones."""
+    above: WindowedSum | None = None
+    """Values above a bound that is not enforced, and in how many seconds; None before the first."""
+    above_second: int = -1
+    """Of the latest one."""
     used_by: ClientIdentity | None = None
     """The last client that began to use it."""
     rate: Rate = field(default_factory=Rate)
@@ -165,9 +117,10 @@ class Meter:
     gate: Gate = field(init=False)
 
     def __post_init__(self) -> None:
+        Sensor.__init__(self, sensor_name(self.kind, self.entity))
         labels = (("quota_entity", self.entity), ("quota", str(self.kind)))
         name = MetricName(RATE_METRIC, RATE_HELP, labels)
-        self.metric = self.sensor.add(name, self.rate, MetricConfig())
+        self.metric = self.add(name, self.rate, MetricConfig())
         self.pacer = Pacer(self.rule.bounds[self.kind], 0.0)
         self.gate = Gate(self.pacer, self._allowance_ms)
 
@@ -180,10 +133,7 @@ class Meter:
         *,
         enforced: bool = True,
     ) -> None:
-        """Set the bound and the windows of these settings; the history stays.
-
-        Where it is `enforced` from now on, or no longer, nothing is owed for what was before.
-        """
+        """Set bound and windows; the history stays, but nothing is owed when `enforced` changes."""
         self.rule = rule
         self.generation = generation
         self.longest_hold_ms = settings.longest_hold_ms(self.kind)
@@ -201,8 +151,7 @@ class Meter:
         if enforced != self.is_enforced:
             self.is_enforced, self.brake = enforced, None
             self.pacer.end()
-            if self.holds is not None:
-                self.holds.until_ms = min(self.holds.until_ms, now_ms)
+            self.held_until_ms = min(self.held_until_ms, now_ms)
         self._keep(now_ms)
         if begins:
             self.pacer.begin(self.metric.measure(now_ms), now_ms)
@@ -220,7 +169,7 @@ class Meter:
     def is_above(self, value: float, now_ms: float) -> bool:
         """Record a value that nothing is held for; return whether the bound is exceeded."""
         try:
-            self.sensor.record(value, now_ms)
+            self.record(value, now_ms)
         except QuotaViolation:
             return True
         return False
@@ -229,7 +178,7 @@ class Meter:
         """Record a value; return for how many milliseconds to hold what it stands for."""
         throttle_ms = 0
         try:
-            self.sensor.record(value, now_ms)
+            self.record(value, now_ms)
         except QuotaViolation as violation:
             self.violated = True
             window_ms = self._window_ms(now_ms)
@@ -238,13 +187,13 @@ class Meter:
         if self.brake is not None:
             hold_ms = max(hold_ms, self.brake.hold_ms(value, now_ms))
         if not self.pacer.is_pacing and now_ms < self.pacer.strict_until_ms:
-            self.sensor.room = None  # which knows of the formula alone
+            self.room = None  # type: ignore[misc]  # it knows of the formula alone; a slot of Sensor
         self.gate.poke(now_ms)
         return min(hold_ms, self.longest_hold_ms) if hold_ms else 0.0
 
     def lets_pass(self, value: float, now_ms: float) -> bool:
         """Return whether `hold_ms` is certain to return 0 for this value at this time."""
-        room = self.sensor.room
+        room = self.room
         return (
             room is not None
             and room.takes(self.metric.config, value, now_ms)
@@ -252,27 +201,42 @@ class Meter:
             and self.brake is None
         )
 
-    @property
-    def is_throttled(self) -> bool:
-        """Whether a response was held, and none was not for long."""
-        return self.holds is not None and self.holds.throttled
+    def held(self, hold_ms: float, due_ms: float, now_ms: float) -> bool:
+        """Record a hold; return whether throttling begins with it."""
+        self.holds = self.holds or WindowedSum()
+        self.holds.record(LAST_MINUTE, hold_ms, now_ms)
+        self.held_until_ms = max(self.held_until_ms, due_ms)
+        begins, self.is_throttled = not self.is_throttled, True
+        return begins
+
+    def end_if_quiet(self, now_ms: float) -> bool:
+        """Return whether throttling ends now."""
+        ends = self.is_throttled and now_ms - self.held_until_ms >= QUIET_MS
+        self.is_throttled &= not ends
+        return ends
+
+    def is_first_above(self, now_ms: float) -> bool:
+        """Count a value above a bound that is not enforced; return if it is a second's first."""
+        self.above = self.above or WindowedSum()
+        before, self.above_second = self.above_second, int(now_ms // MS_PER_SECOND)
+        is_first = self.above_second != before
+        self.above.record(LAST_MINUTE, float(is_first), now_ms)
+        return is_first
 
     def hold_until_ms(self, now_ms: float) -> float | None:
         """Return when the last response that is held now leaves; None when none is held."""
-        holds = self.holds
-        return holds.until_ms if holds and holds.until_ms > now_ms else None
+        return self.held_until_ms if self.held_until_ms > now_ms else None
 
     @property
     def is_far_below(self) -> bool:
         """Whether the bound is kept by as much as may be under way at once."""
         pacer = self.pacer
         under_way = pacer.bound * TURNS_ROUND_MS / MS_PER_SECOND + self.gate.granted_size
-        return not pacer.is_pacing and self.brake is None and self.sensor.free >= under_way
+        return not pacer.is_pacing and self.brake is None and self.free >= under_way
 
     def row(self, clients: Sequence[ClientIdentity], now_ms: float) -> QuotaRow:
         """Return what there is to show of the sensor, whose clients these are."""
-        holds = self.holds
-        above = None if self.is_enforced else self.above
+        holds, above = self.holds, None if self.is_enforced else self.above
         return QuotaRow(
             entity=self.entity,
             kind=self.kind,
@@ -281,8 +245,8 @@ class Meter:
             bound=self.bound,
             window_ms=self._window_ms(now_ms),
             owed_ms=self.owed_ms(now_ms),
-            holds=int(holds.count.measure(LAST_MINUTE, now_ms)) if holds else 0,
-            held_ms=holds.total_ms.measure(LAST_MINUTE, now_ms) if holds else 0.0,
+            holds=holds.events(LAST_MINUTE, now_ms) if holds else 0,
+            held_ms=holds.measure(LAST_MINUTE, now_ms) if holds else 0.0,
             hold_until_ms=self.hold_until_ms(now_ms),
             waiting=self.gate.waiting,
             throttled=self.is_throttled,
@@ -291,8 +255,8 @@ class Meter:
             static_bound=self.rule.bounds[self.kind] if self._is_adaptive else None,
             reason=self.adapted.reason if self.adapted and self._is_adaptive else None,
             enforced=self.is_enforced,
-            would_throttle=int(above.count.measure(LAST_MINUTE, now_ms)) if above else 0,
-            above_s=int(above.seconds.measure(LAST_MINUTE, now_ms)) if above else 0,
+            would_throttle=above.events(LAST_MINUTE, now_ms) if above else 0,
+            above_s=int(above.measure(LAST_MINUTE, now_ms)) if above else 0,
         )
 
     def has_history(self, now_ms: float) -> bool:
@@ -313,16 +277,11 @@ class Meter:
 
     def owed_ms(self, now_ms: float) -> float:
         """Return for how long a response that came now would be held for what went before it."""
-        braked_ms = self.brake.owed_ms(now_ms) if self.brake is not None else 0.0
-        return max(self.pacer.owed_ms(now_ms), braked_ms)
+        return max(self.pacer.owed_ms(now_ms), self._braked_ms(now_ms))
 
     def debt_ms(self, now_ms: float) -> float:
-        """Return in how long all that was charged has flowed at the bound; 0 or more.
-
-        It may be more than a response would be held for: a large debt is worked off slowly.
-        """
-        braked_ms = self.brake.owed_ms(now_ms) if self.brake is not None else 0.0
-        return max(self.pacer.debt_ms(now_ms), braked_ms)
+        """Return in how long all that was charged has flowed at the bound: a hold or more."""
+        return max(self.pacer.debt_ms(now_ms), self._braked_ms(now_ms))
 
     def owe(self, until_ms: float, now_ms: float, held_until_ms: float = -math.inf) -> None:
         """Owe at least until then, if the bound is enforced: as much was charged elsewhere."""
@@ -332,18 +291,17 @@ class Meter:
             self.gate.poke(now_ms)
 
     def share(self, now_ms: float) -> None:
-        """Keep the bound by schedule for as long as a rate looks back: others measure, too.
-
-        Not of time, whose bound the formula alone keeps, one request at a time.
-        """
+        """Keep the bound, but of time, by schedule while a rate looks back: others measure, too."""
         if not self.kind.is_time:
             self.pacer.keep_strictly(now_ms + self.span_ms, now_ms)
+
+    def _braked_ms(self, now_ms: float) -> float:
+        return self.brake.owed_ms(now_ms) if self.brake is not None else 0.0
 
     def _allowance_ms(self, now_ms: float) -> float:
         """Return how much of the bound may pass at once before the formula finds it exceeded."""
         free = 1.0 - self.metric.measure(now_ms) / self.pacer.bound
-        by_rate_ms = free * self._window_ms(now_ms)
-        return min(by_rate_ms, self.pacer.allowance_ms(now_ms))
+        return min(free * self._window_ms(now_ms), self.pacer.allowance_ms(now_ms))
 
     def _window_ms(self, now_ms: float) -> float:
         return self.rate.window_size_ms(self.metric.config, now_ms)
@@ -365,8 +323,7 @@ class Meter:
     def _keep(self, now_ms: float) -> None:
         """Put the bound in force: a query's adapted one with the brake, all else by schedule."""
         bound, adaptive = self.bound, self.rule.adaptive
-        static = self.rule.bounds[self.kind]
-        kept = bound if self.kind is PRODUCER_BYTE_RATE else static
+        kept = bound if self.kind is PRODUCER_BYTE_RATE else self.rule.bounds[self.kind]
         pacer, soon_ms = self.pacer, now_ms + self.span_ms
         if kept > pacer.bound:
             is_strict = self.is_enforced and not self.kind.is_time

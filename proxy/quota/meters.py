@@ -2,16 +2,15 @@
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-from metrics import Instruments, Registry, Sensor
+from metrics import Instruments, Registry
 
-from .client_places import ClientPlaces
-from .entities import QuotaKind
-from .meter import AdaptedBound, Meter, RecentHolds, TimesAbove, sensor_name
+from .entities import ClientIdentity, QuotaKind
+from .meter import AdaptedBound, Meter, sensor_name
 from .rules import Match, QuotaSettings, Rule, RuleTable
 
 OnState = Callable[[str, QuotaKind, Rule, bool, float, float], None]
@@ -56,49 +55,42 @@ class Meters:
     """All sensors, under rules that may change at run time.
 
     A rule with scope `each` gives every client a sensor until there are `max_client_entities` of
-    them for a kind. When there is no room, sensors without history make it: what they measured
-    and what their clients owe counts no more, so that nothing is gained by it. Further clients
-    share one sensor of their rule, named `other`: they are held to one bound together, never
-    unmetered. So do those of an address that has more than its part of the places.
-
-    Args:
-        registry: make it with `settings.max_sensors`, and expire it only through `expiring`.
-        on_overflow: called once per rule and kind when clients share its sensor `other`.
-        on_state: called once when the throttling of an entity begins and once when it has ended,
-            with entity, kind, rule, whether it is throttled, rate and bound.
-
+    them for a kind. Then sensors without history make room: their clients gain nothing by it.
+    Further clients share one sensor of their rule, named `other`: they are held to one bound
+    together, never unmetered. So do those of an address that has more than its part of the places.
     """
 
-    def __init__(
-        self,
-        settings: QuotaSettings,
-        instruments: Instruments,
-        registry: Registry,
-        on_overflow: Callable[[Rule, QuotaKind], None] = lambda *_: None,
-        on_state: OnState = lambda *_: None,
-    ) -> None:
+    def __init__(self, settings: QuotaSettings, instruments: Instruments) -> None:
         self._instruments = instruments
-        self._registry = registry
-        self._on_overflow = on_overflow
-        self._on_state = on_state
+        self.registry: Registry[Meter] = Registry(settings.max_sensors)
+        """All of them by `sensor_name`; they expire only through `expiring`."""
+        self.on_overflow: Callable[[Rule, QuotaKind], None] = lambda *_: None
+        """Called once per rule and kind when clients share its sensor `other`."""
+        self.on_state: OnState = lambda *_: None
+        """Called when the throttling of an entity begins and has ended, with entity, kind, rule,
+        whether it is throttled, rate and bound."""
         # Those whose throttling has begun and not ended, in this order.
         self._throttled: dict[str, Meter] = {}
-        self.places = ClientPlaces(instruments)
-        self._meters: dict[str, Meter] = {}
-        # By sensor name; kept apart from the meters, which come and go.
+        # By sensor name; kept apart from the sensors, which come and go.
         self._adapted: dict[str, AdaptedBound] = {}
-        self._client_sensors: Counter[QuotaKind] = Counter()
-        # Of the clients' sensors: when each may have no history at the earliest, in this order, and
+        # The clients' sensors: when each may have no history at the earliest, in this order, and
         # from which address its first client came.
         self._quiet: dict[QuotaKind, OrderedDict[str, tuple[float, str | None]]] = {
             kind: OrderedDict() for kind in QuotaKind
         }
         self._of_address: Counter[tuple[QuotaKind, str | None]] = Counter()
+        # Connected clients without a sensor of their own as of their last request, in the order in
+        # which they came; a set would have none.
+        self._unbounded: dict[ClientIdentity, None] = {}
+        self._sharing: dict[QuotaKind, dict[ClientIdentity, None]] = {k: {} for k in QuotaKind}
+        instruments.unbounded_clients.set_function(self._unbounded.__len__)
+        for kind, sharing in self._sharing.items():
+            instruments.overflow_clients.labels(str(kind)).set_function(sharing.__len__)
         self.generation = -1
-        """Counts the updates; handles look up their rules again when it changes."""
+        """Counts the updates, after which handles look up their rules again."""
         self.paces_new = False
-        """Whether a new sensor paces from its first byte, with no more than the burst at once: its
-        clients may have had at another member what the formula would let pass here."""
+        """Whether a new sensor paces from its first byte: its clients may have had at another
+        member what the formula would let pass here."""
         self.on_new: Callable[[Meter, float], None] = lambda *_: None
         """Called with each new sensor and the time: what is owed already is charged to it."""
         self.on_update: Callable[[], None] = lambda: None
@@ -106,34 +98,27 @@ class Meters:
         self.update(settings)
 
     def update(self, settings: QuotaSettings, table: RuleTable | None = None) -> None:
-        """Put other rules in force; what was measured for an entity that remains is kept.
-
-        `table` is that of the rules, if it was made before: for thousands it takes long.
-        """
+        """Put other rules in force, `table` being theirs if it is made; what was measured stays."""
         self.settings = settings
-        self._registry.max_sensors = max(self._registry.max_sensors, settings.max_sensors)
-        if table is None:
-            table = RuleTable(settings.rules, enforce=settings.enforce)
-        self.table = table
-        self._instruments.throttling_paused.set(bool(table.pauses))
+        self.registry.max_sensors = max(self.registry.max_sensors, settings.max_sensors)
+        self.table = table or RuleTable(settings.rules, enforce=settings.enforce)
+        self._instruments.throttling_paused.set(bool(self.table.pauses))
         self.generation += 1
-        self._has_outdated = bool(self._meters)
+        self._has_outdated = len(self.registry) > 0
         self._overflowed: set[str] = set()
-        for meter in self._meters.values():
+        for meter in self.registry:
             meter.gate.open()
         self.on_update()
 
     def adapt(
         self, kind: QuotaKind, entity: str, bound: float | None, reason: str | None, now_ms: float
     ) -> None:
-        """Lower the bound of a query whose rule is adaptive, or of a producer, from now on.
+        """Lower the bound of a query whose rule is adaptive, or of a producer, until the next call.
 
-        It stays until the next call, also when the sensor expires and is made anew, and through
-        updates: the bound in force is the lower one of this and the rule's own, for a query as long
-        as its rule is adaptive. `entity` is a `Rule.entity`; `bound` is bytes per second above 0,
-        or None for the rule's own; `reason` is for people. Neither bound nor reason: the entity is
-        forgotten, which who adapts it must see to. Raises ValueError for a bound that is not a
-        finite number above 0, or has no reason.
+        In force is the lower one of this and the rule's own, also through updates and for a sensor
+        made anew. `entity` is a `Rule.entity`; `bound` is bytes per second above 0, or None for the
+        rule's own. Without `reason`, which is for people, the entity is forgotten. Raises
+        ValueError for a bound that is not a finite number above 0, or has no reason.
         """
         name = sensor_name(kind, entity)
         if bound is not None and not (math.isfinite(bound) and bound > 0):
@@ -143,60 +128,52 @@ class Meters:
         self._adapted.pop(name, None)
         if reason is not None:
             self._adapted[name] = AdaptedBound(bound, reason)
-        if name in self._meters:
-            self._meters[name].adapt(self._adapted.get(name), now_ms)
+        if meter := self.registry.get(name):
+            meter.adapt(self._adapted.get(name), now_ms)
 
     def measured_rates(self, clock_ms: Clock) -> Iterator[MeasuredRate]:
         """Yield what each sensor measures, for a fraction of the cost of `rows`."""
-        for meter in tuple(self._meters.values()):
-            if not meter.sensor.retired:
+        for meter in self.registry:
+            if not meter.retired:
                 rate = meter.metric.measure(clock_ms())
                 yield MeasuredRate(meter.entity, meter.kind, rate, meter.bound)
 
     def held(self, charge: ThrottleTime, hold_ms: float, now_ms: float) -> None:
-        """Record that a response is really held for a charge, beginning now.
+        """Record that a response is really held for a charge, beginning now; once for each.
 
-        Call it once for each response that waits. A hold that is cut short counts in full, and none
-        where the sensor has gone meanwhile: nobody would drop what counts it.
+        A hold that is cut short counts in full, and none where the sensor has gone meanwhile.
         """
-        name = sensor_name(charge.kind, charge.entity)
-        meter = self._meters.get(name)
+        meter = self.registry.get(sensor_name(charge.kind, charge.entity))
         if meter is None:
             return
         self._instruments.throttled_responses_total.of(charge.entity, str(charge.kind)).inc()
-        meter.holds = meter.holds or RecentHolds()
-        if meter.holds.add(hold_ms, charge.due_ms, now_ms):
-            self._throttled[name] = meter
+        if meter.held(hold_ms, charge.due_ms, now_ms):
+            self._throttled[meter.name] = meter
             self._report_state(meter, throttled=True, now_ms=now_ms)
 
     def sweeping(self, now_ms: float) -> Iterator[bool]:
         """Yield for each throttled entity whether that ends, and report it; run it each second."""
         for name, meter in tuple(self._throttled.items()):
-            ended = self._throttled.get(name) is meter and (
-                meter.holds is None or meter.holds.end_if_quiet(now_ms)
-            )
+            ended = self._throttled.get(name) is meter and meter.end_if_quiet(now_ms)
             if ended:
                 del self._throttled[name]
                 self._report_state(meter, throttled=False, now_ms=now_ms)
             yield ended
 
     def expiring(self, now_ms: float) -> Iterator[bool]:
-        """Drop the sensors that are idle for an hour or that no rule names any more.
-
-        Run it every minute or so. Yields for each sensor that is examined whether it was dropped.
-        """
-        for name in self._registry.expiring(now_ms):
-            yield self._drop_expired(name, now_ms)
+        """Drop sensors that are idle for an hour or of no rule, in steps: yield if one went."""
+        for gone in self.registry.expiring(now_ms):
+            yield self._drop(gone, now_ms)
         if not self._has_outdated:
             return
         generation, remain = self.generation, False
         # A handle in use renews its sensors at the next charge. One that does not has nothing to
         # lose as soon as the history is empty.
-        for meter in tuple(self._meters.values()):
-            is_outdated = meter.generation != self.generation and not meter.sensor.retired
+        for meter in self.registry:
+            is_outdated = meter.generation != self.generation and not meter.retired
             drop = is_outdated and not meter.has_history(now_ms)
             if drop:
-                self._registry.remove(meter.sensor.name)
+                self.registry.remove(meter.name)
                 self._drop(meter, now_ms)
             remain |= is_outdated and not drop
             yield drop
@@ -217,56 +194,62 @@ class Meters:
         `paces`: a new one paces from its first byte, as its client was measured by another one.
         """
         rule = match.rule
-        meter = self._meters.get(sensor_name(kind, match.entity))
-        if meter is None:
-            if rule.is_open and not self._make_room(kind, address, now_ms):
-                meter = self._overflow(kind, match, now_ms)
-            else:
-                meter = self._create(kind, match.entity, rule, now_ms)
-                meter.is_clients = rule.is_open
-                if meter.is_clients:
-                    self._client_sensors[kind] += 1
-                    self._of_address[kind, address] += 1
-                    quiet_ms = now_ms + self.settings.span_ms
-                    self._quiet[kind][meter.sensor.name] = quiet_ms, address
+        meter = self.registry.get(sensor_name(kind, match.entity))
+        if meter is None and rule.is_open and not self._make_room(kind, address, now_ms):
+            meter = self._overflow(kind, match, now_ms)
+        elif meter is None:
+            meter = self._create(kind, match.entity, rule, now_ms)
+            if rule.is_open:
+                self._of_address[kind, address] += 1
+                self._quiet[kind][meter.name] = now_ms + self.settings.span_ms, address
         if meter.generation != self.generation:
-            enforced = match.enforced
+            is_new, enforced = meter.generation < 0, match.enforced
             meter.follow(rule, self.settings, self.generation, now_ms, enforced=enforced)
             self._show_expected(meter, is_expected=rule.expected)
-        if meter.is_new:
-            meter.is_new = False
-            if (paces or self.paces_new) and meter.is_enforced:
+            if is_new and enforced and (paces or self.paces_new):
                 meter.share(now_ms)
-            self.on_new(meter, now_ms)
+            if is_new:
+                self.on_new(meter, now_ms)
         return meter
 
-    def meters(self) -> tuple[Meter, ...]:
-        """Return all sensors in use."""
-        return tuple(meter for meter in self._meters.values() if not meter.sensor.retired)
+    def note_rules(self, client: ClientIdentity, bounded: Collection[QuotaKind]) -> None:
+        """Record which kinds of a connected client's traffic a rule bounds."""
+        if bounded:
+            self._unbounded.pop(client, None)
+        else:
+            self._unbounded[client] = None
+        for kind, sharing in self._sharing.items():
+            if kind not in bounded:
+                sharing.pop(client, None)
 
-    def meter_named(self, name: str) -> Meter | None:
-        """Return the sensor with this `sensor_name`; None when it is not there."""
-        meter = self._meters.get(name)
-        return None if meter is None or meter.sensor.retired else meter
+    def note_sensor(self, client: ClientIdentity, meter: Meter, *, is_connected: bool) -> None:
+        """Record which sensor a client uses, for a kind of quota."""
+        meter.used_by = client
+        if not meter.is_overflow:
+            self._sharing[meter.kind].pop(client, None)
+        elif is_connected:
+            self._sharing[meter.kind][client] = None
+
+    def forget(self, client: ClientIdentity) -> None:
+        """Drop a client that nobody has any more."""
+        for clients in (self._unbounded, *self._sharing.values()):
+            clients.pop(client, None)
 
     def _overflow(self, kind: QuotaKind, match: Match, now_ms: float) -> Meter:
-        rule, entity = match.rule, self.table.overflow_entity(kind, match)
+        entity = self.table.overflow_entity(kind, match)
         name = sensor_name(kind, entity)
         if name not in self._overflowed:
             self._overflowed.add(name)
-            self._on_overflow(rule, kind)
-        meter = self._meters.get(name) or self._create(kind, entity, rule, now_ms)
+            self.on_overflow(match.rule, kind)
+        meter = self.registry.get(name) or self._create(kind, entity, match.rule, now_ms)
         meter.is_overflow = True
         return meter
 
     def _create(self, kind: QuotaKind, entity: str, rule: Rule, now_ms: float) -> Meter:
         # Only sensors whose number the rules decide get here without room: they must be measured.
-        self._registry.max_sensors = max(self._registry.max_sensors, len(self._registry) + 1)
-        name = sensor_name(kind, entity)
-        sensor = self._registry.get_or_create(name, lambda: Sensor(name), now_ms)
-        meter = self._meters[name] = Meter(kind, entity, sensor, rule)
-        meter.adapted = self._adapted.get(name)
-        return meter
+        self.registry.max_sensors = max(self.registry.max_sensors, len(self.registry) + 1)
+        meter = Meter(kind, entity, rule, self._adapted.get(sensor_name(kind, entity)))
+        return self.registry.get_or_create(meter.name, lambda: meter, now_ms)
 
     def _make_room(self, kind: QuotaKind, address: str | None, now_ms: float) -> bool:
         """Drop no more idle sensors than it takes; return whether there is room for a client."""
@@ -274,66 +257,59 @@ class Meters:
         of_address = most if address is None else max(most // ADDRESS_PARTS, 1)
 
         def has_room() -> bool:
-            is_among_clients = self._client_sensors[kind] < most
-            is_within = self._of_address[kind, address] < of_address
             return (
-                is_among_clients and is_within and len(self._registry) < self._registry.max_sensors
+                len(self._quiet[kind]) < most
+                and self._of_address[kind, address] < of_address
+                and len(self.registry) < self.registry.max_sensors
             )
 
-        examined = islice(self._registry.expiring(now_ms), MAX_EXAMINED)
+        examined = islice(self.registry.expiring(now_ms), MAX_EXAMINED)
         return (
             has_room()
-            or any(self._drop_expired(name, now_ms) and has_room() for name in examined)
+            or any(self._drop(gone, now_ms) and has_room() for gone in examined)
             or any(has_room() for _ in self._dropping_quiet(kind, now_ms))
         )
 
     def _dropping_quiet(self, kind: QuotaKind, now_ms: float) -> Iterator[None]:
-        """Drop sensors of clients without history; yield after each. Looks at MAX_EXAMINED.
-
-        Each is looked at once in the time in which its history could end, however many ask.
-        """
+        """Drop sensors without history, of those for whom it is time; yield after each."""
         quiet = self._quiet[kind]
         for _ in range(min(len(quiet), MAX_EXAMINED)):
             name, (quiet_ms, address) = next(iter(quiet.items()))
             if quiet_ms > now_ms:
                 return
-            meter = self._meters[name]
+            meter = self.registry.get(name)
+            assert meter is not None
             if meter.is_in_use(now_ms) or name in self._throttled:
                 quiet[name] = now_ms + self.settings.span_ms, address
                 quiet.move_to_end(name)
             else:
-                self._registry.remove(name)
+                self.registry.remove(name)
                 self._drop(meter, now_ms)
                 yield
 
-    def _drop_expired(self, name: str | None, now_ms: float) -> bool:
-        """Drop the meter of a sensor that the registry let go, if it did; return whether so."""
-        meter = self._meters.get(name) if name is not None else None
-        if meter is not None:
-            self._drop(meter, now_ms)
-        return meter is not None
-
-    def _drop(self, meter: Meter, now_ms: float) -> None:
-        name = meter.sensor.name
-        del self._meters[name]
+    def _drop(self, meter: Meter | None, now_ms: float) -> bool:
+        """Forget a sensor that the registry let go; return whether it did."""
+        if meter is None:
+            return False
         meter.gate.open()
-        if self._throttled.pop(name, None) is not None:
+        if self._throttled.pop(meter.name, None) is not None:
             self._report_state(meter, throttled=False, now_ms=now_ms)
         self._show_expected(meter, is_expected=False)
-        if meter.is_clients:
-            self._client_sensors[meter.kind] -= 1
-            _, address = self._quiet[meter.kind].pop(name)
-            self._of_address[meter.kind, address] -= 1
-            if not self._of_address[meter.kind, address]:
-                del self._of_address[meter.kind, address]
+        if meter.name in self._quiet[meter.kind]:
+            of_address = meter.kind, self._quiet[meter.kind].pop(meter.name)[1]
+            self._of_address[of_address] -= 1
+            if not self._of_address[of_address]:
+                del self._of_address[of_address]
         # A request may wait at the gate before the bound is exceeded for the first time.
         if meter.violations is not None or meter.holds is not None:
             # Make room for the label sets of the clients to come.
-            labels = {"quota_entity": meter.entity, "quota": str(meter.kind)}
-            self._instruments.violations_total.forget(**labels)
-            self._instruments.throttled_responses_total.forget(**labels)
-            self._instruments.would_throttle_total.forget(**labels)
-            self._instruments.would_throttle_seconds_total.forget(**labels)
+            shown = self._instruments
+            for metric in (
+                *(shown.violations_total, shown.throttled_responses_total),
+                *(shown.would_throttle_total, shown.would_throttle_seconds_total),
+            ):
+                metric.forget(quota_entity=meter.entity, quota=str(meter.kind))
+        return True
 
     def _show_expected(self, meter: Meter, *, is_expected: bool) -> None:
         """Show whether the clients of a sensor are expected to be at their bound."""
@@ -345,7 +321,7 @@ class Meters:
 
     def _report_state(self, meter: Meter, *, throttled: bool, now_ms: float) -> None:
         rate = meter.metric.measure(now_ms)
-        self._on_state(meter.entity, meter.kind, meter.rule, throttled, rate, meter.bound)
+        self.on_state(meter.entity, meter.kind, meter.rule, throttled, rate, meter.bound)
 
     def count_violation(self, meter: Meter) -> None:
         """Count that a sensor is above its bound."""
@@ -355,8 +331,7 @@ class Meters:
 
     def count_would_throttle(self, meter: Meter, now_ms: float) -> None:
         """Count that a sensor is above its bound, which is not enforced."""
-        meter.above = meter.above or TimesAbove()
         labels = meter.entity, str(meter.kind)
         self._instruments.would_throttle_total.of(*labels).inc()
-        if meter.above.add(now_ms):
+        if meter.is_first_above(now_ms):
             self._instruments.would_throttle_seconds_total.of(*labels).inc()

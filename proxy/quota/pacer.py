@@ -9,25 +9,24 @@ MAX_CARRY_MS = 3_600_000.0
 """What a client owes is forgotten beyond an hour, as its sensor is after an idle one."""
 
 SAVED_INTERVALS = 2
-"""How many batches an adaptive query may read at once. It reads each batch as fast as it can and
-then nothing until the next one: to hold it within that time would only make its batches longer."""
+"""How many batches an adaptive query may read at once: it reads each as fast as it can, and then
+nothing until the next one."""
 
 LONGEST_HOLD = 0.25
 """Batch intervals that a response is held at most because of an adapted bound."""
 
 LARGE_DEBT_MS = 2000.0
-"""A client that owes more is not stopped for as long: it goes on slowly until it owes less, so that
-its heartbeats, which wait behind what is held, still arrive."""
+"""A client that owes more goes on slowly until it owes less, so that its heartbeats, which wait
+behind what is held, still arrive."""
 
 REPAYING_SHARE = 0.05
 """Of the bound: what such a client still gets. The rest of it works the debt off."""
 
 
 def throttle_time_ms(rate: float, bound: float, window_ms: float) -> int:
-    """Return the whole milliseconds without traffic that bring `rate` down to `bound`.
+    """Return the whole milliseconds without traffic that bring `rate` down to `bound`; 0 if kept.
 
-    Kafka's formula (ClientQuotaManager, `QuotaUtils.throttleTime`): 11 MB/s measured over 5 s
-    against a bound of 10 MB/s gives 500 ms. 0 when the bound, which is above 0, is kept.
+    Kafka's formula (`QuotaUtils.throttleTime`): 11 MB/s over 5 s against 10 MB/s gives 500 ms.
     """
     return max(0, round((rate - bound) / bound * window_ms))
 
@@ -60,20 +59,16 @@ class Pacer:
     is_pacing: bool = False
     """Whether the schedule decides, and not the formula."""
     strict_until_ms: float = -math.inf
-    """Until then the schedule decides for sure: the client may be at several members at once, and
-    each of them would give it what the formula lets pass; or the formula would let pass what only
-    a bound that was raised allows. Infinite where no credit of the formula is wanted at all."""
+    """Until then the schedule decides for sure: the client may be at several members at once, or
+    the formula knows nothing of a bound that was raised. Infinite where no credit of the formula is
+    wanted."""
     loan_ms: float = 0.0
     """Until then the formula decides no longer once more of the bound is owed."""
     forgives_ms: float = math.inf
     """When a large debt is forgiven that has become so large by a lower bound."""
 
     def charge(self, size: float, throttle_ms: float, now_ms: float) -> float:
-        """Add traffic to the schedule; return for how many milliseconds to hold it, 0 or more.
-
-        `size` is in the unit of the bound, times a second; `throttle_ms` is what the formula says
-        for the sensor, this traffic included.
-        """
+        """Add traffic; return its hold. `throttle_ms` is what the formula says, with it."""
         size_ms = size / self.bound * MS_PER_SECOND
         is_strict = now_ms < self.strict_until_ms
         if now_ms >= self.forgives_ms:
@@ -115,10 +110,7 @@ class Pacer:
         return not self.is_pacing
 
     def keep_strictly(self, until_ms: float, now_ms: float) -> None:
-        """Have the schedule decide for sure until then.
-
-        What has passed by the formula is not punished: nothing is owed that was not before.
-        """
+        """Have the schedule decide for sure until then; nothing is owed that was not before."""
         self.strict_until_ms = max(self.strict_until_ms, until_ms)
         if not self.is_pacing:
             self.is_pacing = True
@@ -129,10 +121,7 @@ class Pacer:
         return max(self.due_ms - now_ms, 0.0) if self.is_pacing else 0.0
 
     def owe(self, until_ms: float, now_ms: float, held_until_ms: float = -math.inf) -> None:
-        """Owe at least until then, but no more than is carried.
-
-        A large debt goes on slowly, after `held_until_ms`.
-        """
+        """Owe at least until then, if that is carried; much goes slowly after `held_until_ms`."""
         until_ms = min(until_ms, now_ms + self.carry_ms)
         if until_ms <= max(self.debt_ms(now_ms) + now_ms, now_ms):
             return
@@ -143,10 +132,7 @@ class Pacer:
         self.next_ms = slowly_ms if is_large else until_ms
 
     def begin(self, rate: float, now_ms: float) -> None:
-        """Pace a client that was not held until now, from this moment on.
-
-        What it has had is not punished: it waits for nothing, and gets its bound.
-        """
+        """Pace a client that was not held until now from this moment on; it owes nothing."""
         if rate > self.bound or now_ms < self.strict_until_ms:
             self.is_pacing = True
             self.due_ms = self.next_ms = now_ms
@@ -205,9 +191,8 @@ class Pacer:
 class AdaptivePacer:
     """Slows the reading of a query that is given more than it can process, a little at a time.
 
-    One response may hold the records of many batches, and each wait makes a batch longer. So what
-    goes over the bound passes, what follows waits until that is worked off, and no response waits
-    for longer than a share of a batch interval. Where batches are planned their size is shaped.
+    Each wait makes a batch longer. So what goes over the bound passes, what follows waits until
+    that is worked off, and no response for longer than a share of a batch interval.
     """
 
     bound: float

@@ -7,16 +7,16 @@ listener, stand between these levels; see `Rule.rank`.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from heapq import nsmallest
 from types import MappingProxyType
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from metrics import MetricConfig
 from metrics.instruments import OTHER
 
 from .entities import DEFAULT, TRAFFIC_KINDS, ClientIdentity, QuotaKind
-from .pauses import PAUSED, QuotaPause
+from .selector import KEYS, selector
 from .validation import find_bound_problems, find_key_problems, parse_bounds, parse_scope
 from .values import BadValueError
 
@@ -34,9 +34,61 @@ DEFAULT_BURST_MS = 500.0
 MAX_MISMATCHES = 10
 """Of the rules that are not for a client, at most so many are told of for each kind of quota."""
 
+ALL_CLIENTS = "all"
+"""The name of the pause that is for every client."""
+
+PAUSED = ",paused"
+"""Ends the entity of clients that are paused while others of their entity are held: their traffic
+must not count for those."""
+
 Rank = tuple[int, int, int, int]
 
 EXACT, PREFIX, LISTENER_ONLY, ANY, UNNAMED = range(5)
+
+
+def mismatch(keys: Mapping[str, str], identity: ClientIdentity) -> str | None:
+    """Return which of a rule's keys a client has not, for people; None when it has all."""
+    client_id, prefix = identity.client_id or "", keys.get("client-id-prefix", "")
+    listener, user = keys.get("listener"), keys.get("user")
+    if listener not in (None, identity.listener):
+        return f"the listener is {identity.listener!r}, not {listener!r}"
+    if user is not None and identity.user is None:
+        return "the client has not authenticated"
+    if user not in (None, DEFAULT, identity.user):
+        return f"the user is {identity.user!r}, not {user!r}"
+    if keys.get("client-id") not in (None, DEFAULT, client_id):
+        return f"the client-id is {client_id!r}, not {keys['client-id']!r}"
+    if not client_id.startswith(prefix):
+        return f"the client-id {client_id!r} does not begin with {prefix!r}"
+    return None
+
+
+def pause_name(keys: Mapping[str, str]) -> str:
+    """Return the name of the pause with these keys. Raises ValueError as `selector`."""
+    return selector(keys) if keys else ALL_CLIENTS
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaPause:
+    """Clients that have all of its keys are measured, and held for nothing, until a time."""
+
+    keys: Mapping[str, str]
+    """As those of a rule; none: every client."""
+    until_s: float
+    """In seconds of the Unix epoch, as all times here."""
+    by: str | None = None
+    """Who made it; None when not known."""
+    at_s: float | None = None
+    """When; None when not known."""
+
+    @property
+    def name(self) -> str:
+        """Its selector, or `ALL_CLIENTS`. Raises ValueError for keys that are not of a rule."""
+        return pause_name(self.keys)
+
+    def fits(self, identity: ClientIdentity) -> bool:
+        """Return whether the client has all of its keys."""
+        return mismatch(self.keys, identity) is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +119,7 @@ class AdaptiveBound:
 class Rule:
     """Bounds for the clients that have all the keys which the rule names.
 
-    An anonymous client only matches rules without a user key: DEFAULT stands for any user that
-    has authenticated. Raises ValueError for what `validation` finds wrong.
+    DEFAULT stands for any user that has authenticated. Raises ValueError as `validation`.
     """
 
     user: str | None = None
@@ -108,10 +159,9 @@ class Rule:
         """Return what clients are held to as a JSON object, without where the rule stands."""
         values = ((name, getattr(self, name)) for name in _DOCUMENTED)
         named = {name: value for name, value in values if value is not None}
-        adaptive = self.adaptive
-        bound = None if adaptive is None else {name: getattr(adaptive, name) for name in _ADAPTIVE}
         bounds = {kind.value: bound for kind, bound in self.bounds.items()}
-        return {**named, "bounds": bounds, "adaptive": bound}
+        adaptive = asdict(self.adaptive) if self.adaptive else None
+        return {**named, "bounds": bounds, "adaptive": adaptive}
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Self:
@@ -131,19 +181,16 @@ class Rule:
     @property
     def keys(self) -> dict[str, str]:
         """The keys that the rule names, under their names in the configuration."""
-        keys = (
-            *(("listener", self.listener), ("user", self.user), ("client-id", self.client_id)),
-            ("client-id-prefix", self.client_id_prefix),
-        )
-        return {key: value for key, value in keys if value is not None}
+        values = (self.listener, self.user, self.client_id, self.client_id_prefix)
+        return {key: value for key, value in zip(KEYS, values, strict=True) if value is not None}
 
     @property
     def rank(self) -> Rank:
         """Position in the order of precedence; the smaller one comes first.
 
-        Compared in turn: the user (exact, default, not named); the client id (exact, a longer
-        prefix, a shorter one, not named although a listener is, default, not named); the listener
-        (named, not named).
+        By the user (exact, default, not named), the client id (exact, a longer prefix, a shorter
+        one, not named although a listener is, default, not named), and the listener (named, not
+        named).
         """
         levels = {None: UNNAMED, DEFAULT: ANY}
         listener = UNNAMED if self.listener is None else EXACT
@@ -191,18 +238,7 @@ class Rule:
 
     def mismatch(self, identity: ClientIdentity) -> str | None:
         """Return why the rule is not for this client, or None when it is."""
-        client_id = identity.client_id or ""
-        if self.listener is not None and self.listener != identity.listener:
-            return f"the listener is {identity.listener!r}, not {self.listener!r}"
-        if self.user is not None and identity.user is None:
-            return "the client has not authenticated"
-        if self.user not in (None, DEFAULT, identity.user):
-            return f"the user is {identity.user!r}, not {self.user!r}"
-        if self.client_id not in (None, DEFAULT, client_id):
-            return f"the client-id is {client_id!r}, not {self.client_id!r}"
-        if self.client_id_prefix is not None and not client_id.startswith(self.client_id_prefix):
-            return f"the client-id {client_id!r} does not begin with {self.client_id_prefix!r}"
-        return None
+        return mismatch(self.keys, identity)
 
     def names(self, identity: ClientIdentity) -> bool:
         """Return whether the user, the client id or a prefix of it stands in the rule."""
@@ -216,9 +252,9 @@ class Rule:
     def entity(self, identity: ClientIdentity) -> str:
         """Return whose traffic is added up with this client's.
 
-        With scope `each` these are the client's values for the keys that the rule names, as in
-        Kafka: all client ids of alice share the entity `user=alice`. A rule that names only a
-        listener counts each client by itself.
+        With scope `each` these are the client's values for the rule's keys, as in Kafka: all client
+        ids of alice share the entity `user=alice`. A rule of a listener alone counts each client by
+        itself.
         """
         if self.scope == "shared":
             return self.shared_entity
@@ -235,8 +271,6 @@ class Rule:
 
 _DOCUMENTED = [each.name for each in fields(Rule) if each.name not in ("place", "number")]
 """What a rule's document has: not where the rule stands."""
-
-_ADAPTIVE = [each.name for each in fields(AdaptiveBound)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,8 +339,7 @@ class Match:
     """False: the client is measured, and held for nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class CandidateRule:
+class CandidateRule(NamedTuple):
     """A rule that was looked at for a client, and what came of it."""
 
     rule: Rule
@@ -322,8 +355,7 @@ _Place = tuple[str | None, str | None, str | None]
 
 def _place(rule: Rule) -> _Place:
     """Return where a client must stand that the rule is for, among the rules of its rank."""
-    user = None if rule.user == DEFAULT else rule.user
-    client_id = None if rule.client_id == DEFAULT else rule.client_id
+    user, client_id = (None if each == DEFAULT else each for each in (rule.user, rule.client_id))
     return (
         user,
         client_id if rule.client_id_prefix is None else rule.client_id_prefix,
@@ -349,9 +381,8 @@ def _place_of(identity: ClientIdentity, rank: Rank) -> _Place | None:
 
 
 class RuleTable:
-    """All rules in order of precedence.
+    """All rules in order of precedence; in each rank a client can stand in one place only.
 
-    There may be ten thousand, but of few ranks, and in each a client can stand in one place only.
     Without `enforce` no client is held to any, nor are those for whom there is a pause.
     """
 
@@ -399,10 +430,7 @@ class RuleTable:
         return any(user != UNNAMED for user, *_ in self._ranks[kind])
 
     def overflow_entity(self, kind: QuotaKind, match: Match) -> str:
-        """Return the entity of clients without room: OTHER for the last open rule, or with keys.
-
-        Those that are paused have one of their own, as their traffic must not count for the others.
-        """
+        """Return whose sensor clients without room share; those that are paused have their own."""
         rule = match.rule
         entity = OTHER if rule is self._last_open.get(kind) else f"{OTHER},{rule.shared_entity}"
         return f"{entity}{PAUSED}" if self.pauses and not match.enforced else entity
@@ -410,8 +438,8 @@ class RuleTable:
     def explain(self, identity: ClientIdentity) -> list[CandidateRule]:
         """Return for each kind in turn the rules that bound it, in order of precedence, and why.
 
-        Those that are for this client, and of the others at most MAX_MISMATCHES for each kind:
-        first those that name its user or client id and something else, too.
+        Of those not for this client at most MAX_MISMATCHES for each kind: first those that name its
+        user or client id and something else, too.
         """
         considered: list[CandidateRule] = []
         for kind, rules in self._by_kind.items():
@@ -420,19 +448,16 @@ class RuleTable:
                 (not rules[at].names(identity), at) for at, reason in enumerate(reasons) if reason
             )
             shown = {at for _, at in nsmallest(MAX_MISMATCHES, mismatches)}
-            first: Rule | None = None
-            for at, (rule, reason) in enumerate(zip(rules, reasons, strict=True)):
-                if reason is not None:
-                    if at in shown:
-                        considered.append(CandidateRule(rule, kind, chosen=False, reason=reason))
-                elif first is not None:
-                    why = f"{first.title} comes first"
-                    considered.append(CandidateRule(rule, kind, chosen=False, reason=why))
-                else:
-                    first, match = rule, self._match(rule, identity)
+            first = ""
+            for at, (rule, unfit) in enumerate(zip(rules, reasons, strict=True)):
+                if unfit and at not in shown:
+                    continue
+                is_chosen, why = not (unfit or first), unfit or f"{first} comes first"
+                if is_chosen:
+                    first, match = rule.title, self._match(rule, identity)
                     why = f"applies to {match.entity}"
                     why += "" if match.enforced else ", is not enforced"
-                    considered.append(CandidateRule(rule, kind, chosen=True, reason=why))
+                considered.append(CandidateRule(rule, kind, is_chosen, why))
         return considered
 
     def count(self, kind: QuotaKind) -> int:

@@ -16,8 +16,8 @@ BROKEN_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
 def selector(keys: Mapping[str, str]) -> str:
     """Return the keys in one line of ASCII, such as `user=alice,client-id=<default>`.
 
-    Equal keys give the same text, whatever their order. In values everything but letters, digits
-    and `_.-~` is quoted as in URLs; DEFAULT stays as it is. Raises ValueError as `check_keys`.
+    Equal keys give the same text. In values but DEFAULT all except letters, digits and `_.-~` is
+    quoted as in URLs. Raises ValueError as `check_keys`.
     """
     check_keys(keys)
     return ",".join(
@@ -30,8 +30,7 @@ def selector(keys: Mapping[str, str]) -> str:
 def parse_selector(text: str) -> dict[str, str]:
     """Return the keys that a selector names, in any order; values may be quoted or not.
 
-    A text from a URL is to be unquoted once before, as HTTP servers do. Raises ValueError if it is
-    not `KEY=VALUE,...`, names a key twice, or as `check_keys`.
+    Unquote a text from a URL once before. Raises ValueError for anything else, or as `check_keys`.
     """
     keys: dict[str, str] = {}
     for part in text.split(",") if text else ():

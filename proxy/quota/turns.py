@@ -59,8 +59,7 @@ class FairOrder(Generic[K]):
     def join(self, key: K, size: int) -> None:
         """Begin to wait, with a request of so many bytes.
 
-        Who has had no turn yet comes after those that had less than that more than others: a client
-        that makes up a name for each request would always be first.
+        Who is new comes later by these: a client with a name for each request would be first.
         """
         level, had = self._level, self._had.get(key)
         if had is None:

@@ -117,10 +117,7 @@ def format_size(size_bytes: int) -> str:
 
 
 def parse_duration(value: object) -> float:
-    """Read a duration above 0 in seconds: a number and one of `DURATION_UNITS`, up to a year.
-
-    Raises BadValueError for anything else; a plain number too, because nobody can see its unit.
-    """
+    """Read a duration in seconds, above 0 and up to a year. Raises BadValueError otherwise."""
     seconds = parse_duration_or_zero(value)
     if seconds <= 0:
         raise BadValueError(f"{shown(value)} is not above 0", _DURATION_FIX)
@@ -157,10 +154,7 @@ def _likely_duration(number: str, unit: str) -> str:
 
 
 def number_parser(what: str, fix: str, *, zero: bool = False) -> Callable[[object], float]:
-    """Return a parser of numbers above 0, or with `zero` from 0 on, up to `MAX_NUMBER`.
-
-    It raises BadValueError for all else; `what` is such as "a rate".
-    """
+    """Return a parser of numbers above 0, or with `zero` from 0 on; `what` is as "a rate"."""
 
     def parse(value: object) -> float:
         number = value
@@ -197,7 +191,7 @@ def parse_text(value: object) -> str:
 
 
 def choice_parser(*choices: str) -> Callable[[object], str]:
-    """Return a parser of a word that is one of the choices; it raises BadValueError."""
+    """Return a parser of a word that is one of the choices."""
 
     def parse(value: object) -> str:
         if not isinstance(value, str) or value not in choices:

@@ -14,7 +14,7 @@ from metrics import CounterChild
 from metrics.clock import MS_PER_SECOND, clock_ms
 from metrics.instruments import OTHER, Instruments
 from proxy.quota.connection_quotas import TOO_MANY, ConnectionQuotas
-from proxy.quota.delay_queue import DelayQueue, Reaper
+from proxy.quota.delay_queue import DelayQueue
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meters import ThrottleTime
 from proxy.relay.clients import ClientRegistry
@@ -77,16 +77,15 @@ class Reapers:
     def __init__(self, loop: asyncio.AbstractEventLoop, instruments: Instruments) -> None:
         self._loop = loop
         lag = instruments.delay_queue_lag_seconds
-        self._by_family: dict[ApiFamily, Reaper] = {
-            family: Reaper(DelayQueue(family), clock_ms, self._call_at, lag.observe)
+        self._by_family: dict[ApiFamily, DelayQueue] = {
+            family: DelayQueue(family, clock_ms, self._call_at, lag.observe)
             for family in get_args(ApiFamily)
         }
         self.all = self._by_family.values()
         for reaper in self.all:
-            gauge = instruments.delay_queue_size.labels(reaper.queue.api)
-            gauge.set_function(reaper.queue.__len__)
+            instruments.delay_queue_size.labels(reaper.api).set_function(reaper.__len__)
 
-    def for_api(self, api_key: int) -> Reaper:
+    def for_api(self, api_key: int) -> DelayQueue:
         """Return the reaper of this API's family."""
         return self._by_family[api_of(api_key).family]
 

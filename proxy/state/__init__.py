@@ -7,9 +7,7 @@ from .journal import Journal, RecordFormat
 from .kafka.kafka_store import KafkaStore
 from .kafka.slot_fence import GroupFence
 from .kafka.slot_store import SlotStore
-from .snapshot import read_snapshot
-from .sqlite import SqliteStore
-from .start_empty import open_or_start_empty
+from .sqlite import SqliteStore, open_or_start_empty, read_snapshot
 from .store import Document, Json, MemoryStore, Record, StateError, Store
 from .watched import WatchedStore
 from .writer import StateWriter

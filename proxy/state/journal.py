@@ -25,10 +25,7 @@ def _quoted(part: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RecordFormat(Generic[Form]):
-    """The records of one kind: `NAMESPACE/PART/PART...` is their key, a pydantic model their form.
-
-    What is read is checked; what is written is not, as there may be thousands.
-    """
+    """Records with keys `NAMESPACE/PART/PART...`, which a model checks when they are read."""
 
     namespace: str
     version: int
@@ -59,10 +56,10 @@ class RecordFormat(Generic[Form]):
 
 
 class Journal(Generic[Item]):
-    """Which records of a part are out of date, between two writes.
+    """Which records of a part are out of date, between two writes; an item stands for one record.
 
-    An item stands for one record. `record_of` makes it when it is written, None when the item is to
-    have none; `key_of` returns its key.
+    `record_of` makes it when it is written, None when the item is to have none; `key_of` has its
+    key.
     """
 
     def __init__(
@@ -104,8 +101,8 @@ class Journal(Generic[Item]):
     def take(self, max_items: int | None = None) -> tuple[list[Record], list[str]]:
         """Return what to write and which keys to delete, since the last call.
 
-        At most `max_items` items are looked at (None: all); the others come with the next call.
-        Keys to delete come with the last of them: what replaces them is written by then.
+        At most `max_items` items are looked at (None: all). Keys to delete come with the last of
+        them: what replaces them is written by then.
         """
         changed = dict.fromkeys(islice(self._changed, max_items))
         for item in changed:

@@ -5,16 +5,26 @@ the call returns, also if the power fails. NORMAL would be ten times quicker (15
 180 us on a cloud disk), but may lose the last writes with the power: an override, or progress.
 """
 
+import fcntl
+import os
+import shutil
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from itertools import chain
+from contextlib import closing, contextmanager, suppress
+from itertools import chain, count
 from pathlib import Path
+from struct import Struct
+from tempfile import TemporaryDirectory
 from threading import Lock
+
+from structlog import get_logger
 
 from metrics.clock import MS_PER_SECOND
 
-from .store import Record, StateError, Store
+from .store import MemoryStore, Record, StateError, Store
+
+_log = get_logger(__name__)
 
 APPLICATION_ID = 0x4B515072
 """Marks the file as ours in its header (`PRAGMA application_id`): the letters KQPr."""
@@ -40,12 +50,24 @@ LAST_CHARACTER = "\U0010ffff"
 PRIVATE_MODE = 0o600
 """Of the file: who may change what is in it, and who did, is nobody else's business."""
 
+IDENTITY = ("st_dev", "st_ino")
+"""Tells whether a file is the same one."""
+
+WRITTEN = ("st_ino", "st_size", "st_mtime_ns")
+"""Tells whether a file was written."""
+
+COPIES = 20
+COPY_PAUSE_S = 0.1
+"""A copy during which the owner wrote is of no use, and is made again after so long."""
+
+_LOCK = Struct("hhqqi4x")  # Linux's flock: type, whence, start, length, process
+_LOCK_START, _LOCK_LENGTH = 0x4000_0000, 512  # the bytes that SQLite locks
+
 PRIMARY_CODE = 0xFF
 """The part of SQLite's result code that says the kind of error."""
 
 
-FilesThere = tuple[tuple[int, int] | None, ...]
-"""Device and number of each file, None for one that is not there."""
+FilesThere = tuple[tuple[int, ...] | None, ...]
 
 
 class DamagedError(StateError):
@@ -55,13 +77,12 @@ class DamagedError(StateError):
 class SqliteStore(Store):
     """Records in a SQLite file, which is made when it does not exist.
 
-    The file is locked until `close`: two proxies would each go on with what they read at start.
-    The lock is the operating system's and goes with the process, however that ends. Beside the
-    file SQLite keeps `PATH-wal` while it is open. `wait_ms` is for a proxy that is about to stop.
+    The file is locked until `close` or the end of the process: two proxies would each go on with
+    what they read at start. `wait_ms` is for a proxy that is about to stop.
 
-    Raises StateError, and leaves the file as it is, when it cannot be opened, is in use, damaged
-    (a DamagedError), not ours, or too new. A write raises it when either file was deleted or
-    replaced since: it would be lost with the file that is open.
+    Raises StateError, and leaves the file as it is, when it cannot be opened, is in use, damaged (a
+    DamagedError), not ours, or too new. A write raises it when either file was deleted or replaced
+    since: it would be lost with the file that is open.
     """
 
     def __init__(self, path: Path, *, wait_ms: float = 0.0) -> None:
@@ -93,14 +114,7 @@ class SqliteStore(Store):
             connection.close()
             raise
         self.connection = connection
-        self._files = _files_there(path)
-
-    def get(self, key: str) -> Record | None:
-        """Return the record of that key, or None."""
-        with self._use() as connection:
-            query = "SELECT key, value, version FROM record WHERE key = ?"
-            row = connection.execute(query, (key,)).fetchone()
-        return Record(*row) if row is not None else None
+        self._files = _files_there(path, *IDENTITY)
 
     def items(self, prefix: str) -> list[Record]:
         """Return the records whose key begins with `prefix`, sorted by key."""
@@ -126,7 +140,7 @@ class SqliteStore(Store):
 
     def _check_files(self) -> None:
         """Raise StateError when what is written now would be lost."""
-        if _files_there(self._file) != self._files:
+        if _files_there(self._file, *IDENTITY) != self._files:
             fix = "GET /v1/quotas shows the overrides in force: note them, restart quota-proxy, "
             raise StateError(
                 f"{self._path} was deleted or replaced while it is in use, so nothing can be kept",
@@ -155,15 +169,13 @@ class SqliteStore(Store):
             raise explain_failure(self._path, error) from error
 
 
-def _files_there(path: Path) -> FilesThere:
-    found: list[tuple[int, int] | None] = []
-    for each in (path, log_of(path)):
-        try:
+def _files_there(path: Path, *fields: str) -> FilesThere:
+    """Return these figures of the file and of its log, None for one that is not there."""
+    found: list[tuple[int, ...] | None] = [None, None]
+    for number, each in enumerate((path, log_of(path))):
+        with suppress(OSError):
             stat = each.stat()
-        except OSError:
-            found.append(None)
-        else:
-            found.append((stat.st_dev, stat.st_ino))
+            found[number] = tuple(getattr(stat, field) for field in fields)
     return tuple(found)
 
 
@@ -173,19 +185,16 @@ def log_of(path: Path) -> Path:
 
 
 def _make_private(path: Path) -> None:
-    """Make the file, if it is not there, so that its owner alone may read it.
-
-    What SQLite puts beside it gets the same mode. What goes wrong SQLite says better.
-    """
+    """Make a file for its owner alone, unless it is there; SQLite says what goes wrong."""
     with suppress(OSError):
         path.touch(PRIVATE_MODE, exist_ok=False)
 
 
 def identify(connection: sqlite3.Connection, path: str) -> int:
-    """Check that the file is sound and ours; return the number of its schema, 0 for an empty file.
+    """Return the number of a file's schema, 0 for an empty file; change nothing.
 
-    Changes nothing. Raises StateError when it is of another program, a newer one, or damaged, and
-    sqlite3.Error when it cannot be read.
+    Raises StateError when it is of another program, a newer one, or damaged, and sqlite3.Error when
+    it cannot be read.
     """
     application_id = _number(connection, "PRAGMA application_id")
     schema = _number(connection, "PRAGMA user_version")
@@ -231,31 +240,127 @@ def _number(connection: sqlite3.Connection, query: str) -> int:
     return int(value)
 
 
+_FAILURES = {
+    (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED): (
+        "is in use by another process, most likely another quota-proxy",
+        "stop that one, or give each proxy a state.path of its own",
+    ),
+    (sqlite3.SQLITE_FULL,): ("cannot grow: {error}", "make room on its disk"),
+    (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY): (
+        "cannot be opened for writing: {error}",
+        "let quota-proxy write to the file and its directory",
+    ),
+}
+"""What to say of a kind of error that is no damage, and how to mend it."""
+
+
 def explain_failure(path: str, error: sqlite3.Error) -> StateError:
     """Return SQLite's error in words that help."""
     # Errors of Python's own layer, such as text that is not UTF-8, have no code of SQLite.
-    match getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & PRIMARY_CODE:
-        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-            return StateError(
-                f"{path} is in use by another process, most likely another quota-proxy",
-                "stop that one, or give each proxy a state.path of its own",
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & PRIMARY_CODE
+    if code == sqlite3.SQLITE_NOTADB:
+        fix = "name another file as state.path, or restore this one from a backup"
+        return DamagedError(f"{path} is not a state file: {error}", fix)
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR):
+        return _damaged(path, str(error))
+    fix = "check its disk, and that quota-proxy may write to the file and its directory"
+    other = "cannot be read or written: {error}", fix
+    what, fix = next((said for codes, said in _FAILURES.items() if code in codes), other)
+    return StateError(f"{path} {what.format(error=error)}", fix)
+
+
+def open_or_start_empty(path: Path, *, wait_ms: float = 0.0) -> SqliteStore:
+    """Return the state in a file, of which every record can be read, or an empty one.
+
+    The damaged file is renamed then, and the log says so. Raises StateError for what is no damage,
+    and for a damaged file that cannot be renamed.
+    """
+    try:
+        store = SqliteStore(path, wait_ms=wait_ms)
+        try:
+            store.items("")
+        except BaseException:
+            store.close()
+            raise
+        return store
+    except DamagedError as error:
+        kept = _set_aside(path)
+        _log.error(
+            "the state is damaged, starting without its overrides and positions",
+            problem=error.what,
+            kept=str(kept),
+            fix="restore it from a backup, or set the overrides again",
+        )
+    return SqliteStore(path, wait_ms=wait_ms)
+
+
+def _set_aside(path: Path) -> Path:
+    """Rename the file, and what SQLite keeps beside it; return its new name."""
+    day = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    names = (path.with_name(f"{path.name}.damaged-{day}-{number}") for number in count(1))
+    try:
+        kept = next(name for name in names if not name.exists())
+        path.rename(kept)
+        if log_of(path).exists():
+            log_of(path).rename(log_of(kept))
+    except OSError as error:
+        what = f"{path} is damaged, and cannot be renamed: {error.strerror}"
+        raise StateError(what, "let quota-proxy write to its directory, or move it away") from None
+    return kept
+
+
+def read_snapshot(path: Path, owner: int) -> MemoryStore:
+    """Return what is in a state file that process `owner` has, or will make; change nothing.
+
+    Never for a file that this process has open itself: that would take the lock off it.
+    Raises StateError when another process has it, when it is damaged or of no use otherwise, and
+    when the owner never stops writing.
+    """
+    store = MemoryStore()
+    try:
+        if not path.exists():
+            return store
+        holder = _holder(path)
+        if holder not in (None, owner):
+            raise StateError(
+                f"{path} is in use by process {holder}, and not by process {owner}",
+                "name the process that has it, or another file as state.path",
             )
-        case sqlite3.SQLITE_NOTADB:
-            return DamagedError(
-                f"{path} is not a state file: {error}",
-                "name another file as state.path, or restore this one from a backup",
-            )
-        case sqlite3.SQLITE_FULL:
-            return StateError(f"{path} cannot grow: {error}", "make room on its disk")
-        case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM | sqlite3.SQLITE_READONLY:
-            return StateError(
-                f"{path} cannot be opened for writing: {error}",
-                "let quota-proxy write to the file and its directory",
-            )
-        case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_ERROR:
-            return _damaged(path, str(error))
-        case _:
-            return StateError(
-                f"{path} cannot be read or written: {error}",
-                "check its disk, and that quota-proxy may write to the file and its directory",
-            )
+        with TemporaryDirectory(prefix="quota-proxy-") as folder:
+            store.put_many(_records(path, _copy(path, Path(folder))))
+    except OSError as error:
+        fix = "let quota-proxy read it, and make room for a copy of it in the directory for such"
+        raise StateError(f"{path} cannot be looked at: {error}", fix) from None
+    return store
+
+
+def _copy(path: Path, folder: Path) -> Path:
+    copy = folder / path.name
+    for _ in range(COPIES):
+        before = _files_there(path, *WRITTEN)
+        shutil.copyfile(path, copy)
+        if (log := log_of(path)).exists():
+            shutil.copyfile(log, log_of(copy))
+        if _files_there(path, *WRITTEN) == before:
+            return copy
+        log_of(copy).unlink(missing_ok=True)
+        time.sleep(COPY_PAUSE_S)
+    raise StateError(f"{path} cannot be looked at: it is being written all the time", "try again")
+
+
+def _records(path: Path, copy: Path) -> list[Record]:
+    try:
+        with closing(sqlite3.connect(copy, isolation_level=None)) as connection:
+            migrate(connection, identify(connection, str(path)))
+            rows = connection.execute("SELECT key, value, version FROM record").fetchall()
+    except sqlite3.Error as error:
+        raise explain_failure(str(path), error) from error
+    return [Record(*row) for row in rows]
+
+
+def _holder(path: Path) -> int | None:
+    """Return the process that has the file locked, None if none has."""
+    with path.open("rb+") as file:
+        wanted = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _LOCK_START, _LOCK_LENGTH, 0)
+        kind, *_, pid = _LOCK.unpack(fcntl.fcntl(file, fcntl.F_GETLK, wanted))
+    return None if kind == fcntl.F_UNLCK else int(pid)

@@ -76,16 +76,15 @@ class Record:
 
 
 class Store(ABC):
-    """Records by key, kept until they are deleted.
+    """Records by key, kept until they are deleted; may be used from several threads.
 
-    May be used from several threads. When a method that writes has returned, what it wrote is
-    kept; when it raised, nothing of it was written. Every method raises StateError when the state
-    cannot be read or written, and RuntimeError after `close`.
+    What was written is kept when the method returns; nothing of it when it raised. Every method
+    raises StateError when the state cannot be read or written, and RuntimeError after `close`.
     """
 
-    @abstractmethod
     def get(self, key: str) -> Record | None:
         """Return the record of that key, or None."""
+        return next((record for record in self.items(key) if record.key == key), None)
 
     @abstractmethod
     def items(self, prefix: str) -> list[Record]:
@@ -93,10 +92,9 @@ class Store(ABC):
 
     @abstractmethod
     def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> int:
-        """Delete keys and write records, all or nothing; return how many records were deleted.
+        """Delete keys, then write records, all or nothing; return how many records were deleted.
 
-        A key that is deleted and written has the record afterwards. Of two records with one key
-        the later one stays.
+        Of two records with one key the later one stays.
         """
 
     def put(self, key: str, value: Json, version: int = 1) -> Record:
@@ -120,11 +118,6 @@ class MemoryStore(Store):
     def __init__(self) -> None:
         self._records: dict[str, Record] | None = {}
         self._lock = Lock()
-
-    def get(self, key: str) -> Record | None:
-        """Return the record of that key, or None."""
-        with self._lock:
-            return self._open().get(key)
 
     def items(self, prefix: str) -> list[Record]:
         """Return the records whose key begins with `prefix`, sorted by key."""

@@ -17,11 +17,7 @@ _log = get_logger(__name__)
 
 
 class WatchedStore(Store):
-    """Another store, and whether it took the last write.
-
-    After `close` and until `use` every method raises StateError: another process has the state, and
-    this one serves on.
-    """
+    """Another store, and if it took the last write. Raises StateError from `close` until `use`."""
 
     def __init__(self, store: Store) -> None:
         self.inner = store

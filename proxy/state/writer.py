@@ -8,11 +8,10 @@ from .store import Record, Store
 
 
 class StateWriter:
-    """Writes to a store in one thread, in the order of the calls.
+    """Writes to a store in one thread, in the order of the calls, which are of one event loop.
 
-    A disk takes 0.1 to 10 ms for each transaction. What is asked for while one is on its way goes
-    together into the next: a thousand writers wait for two transactions, the event loop for none.
-    Use it within one event loop. The store stays open on `close`.
+    What is asked for while a transaction (0.1 to 10 ms) is on its way goes together into the next.
+    The store stays open on `close`.
     """
 
     def __init__(self, store: Store) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 from parts.virtual_time import VirtualTime
 from prometheus_client import CollectorRegistry
 
-from metrics import Instruments, Registry
+from metrics import Instruments
 from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
@@ -23,8 +23,10 @@ class QuotaWorld(VirtualTime):
         """Make what a process keeps of quotas; the manager gets the listeners."""
         self.prometheus = CollectorRegistry()
         self.instruments = Instruments(self.prometheus, max_label_sets=settings.max_client_entities)
-        self.sensors = Registry(settings.max_sensors)
-        self.quotas = QuotaManager(settings, self.instruments, self.sensors, **listeners)
+        self.quotas = QuotaManager(settings, self.instruments)
+        self.sensors = self.quotas.registry
+        for name, listener in listeners.items():
+            setattr(self.quotas, name, listener)
 
     def client_quotas(
         self, client_id: str | None = "c", user: str | None = None, listener: str = "default"

@@ -8,9 +8,8 @@ from relaylab.lab import open_lab, slow_client, turns, until
 
 from metrics.clock import clock_ms
 from proxy.quota.entities import CONNECTION_RATE, DEFAULT
-from proxy.quota.pauses import QuotaPause
 from proxy.quota.rule_registry import RuleRegistry
-from proxy.quota.rules import QuotaSettings, Rule
+from proxy.quota.rules import QuotaPause, QuotaSettings, Rule
 from proxy.relay.lifecycle import Pause
 from proxy.relay.services import ThrottleMode
 from proxy.state import MemoryStore

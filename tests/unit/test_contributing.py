@@ -17,7 +17,6 @@ from metrics import (
     DroppedLogLines,
     Instruments,
     MemberInstruments,
-    Registry,
     SensorCollector,
 )
 from metrics.instruments import InstrumentRow
@@ -36,11 +35,10 @@ BEGIN, END = "<!-- metrics: begin -->\n", "<!-- metrics: end -->\n"
 def _sensors(instruments: Instruments) -> SensorCollector:
     """Return what a proxy with one bounded client shows of it."""
     rule = Rule(client_id="etl", bounds={QuotaKind.CONSUMER_BYTE_RATE: 1.0})
-    sensors = Registry(10)
-    manager = QuotaManager(QuotaSettings(rules=(rule,)), instruments, sensors)
+    manager = QuotaManager(QuotaSettings(rules=(rule,)), instruments)
     client = manager.client(ClientIdentity("default", None, "etl"))
     client.charge(QuotaKind.CONSUMER_BYTE_RATE, 1.0, 0.0)
-    return SensorCollector(sensors, lambda: 0.0)
+    return SensorCollector(manager.registry, lambda: 0.0)
 
 
 def _progress() -> ProgressCollector:

@@ -10,7 +10,7 @@ from typing import TypeVar
 from parts.two_members import MapSteering, member_at, moved
 from prometheus_client import CollectorRegistry
 
-from metrics import Instruments, Registry
+from metrics import Instruments
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import QuotaSettings, Rule
@@ -116,7 +116,7 @@ def _make(steering: MapSteering, bootstrap: str, rules: tuple[Rule, ...]) -> Mem
     metrics = CollectorRegistry()
     instruments = Instruments(metrics, max_label_sets=MAX_CLIENTS)
     settings = QuotaSettings(rules=rules)
-    quotas = QuotaManager(settings, instruments, Registry(settings.max_sensors))
+    quotas = QuotaManager(settings, instruments)
     quotas.paces_new = True
     services = Services(
         loop=loop,

@@ -12,7 +12,7 @@ from pathlib import Path
 import trustme
 from prometheus_client import CollectorRegistry
 
-from metrics import Instruments, Registry
+from metrics import Instruments
 from proxy.cluster.dial import upstream_context
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.quota.entities import QuotaKind
@@ -201,7 +201,7 @@ class Lab:
 
     @property
     def held(self) -> int:
-        return sum(len(reaper.queue) for reaper in self.services.reapers.all)
+        return sum(len(reaper) for reaper in self.services.reapers.all)
 
     def count(self, name: str, **labels: str) -> float:
         return self.metrics.get_sample_value(f"kafka_quota_proxy_{name}", labels) or 0.0
@@ -241,7 +241,7 @@ async def open_lab(
         loop=loop,
         limits=limits or Limits(),
         mode=mode,
-        quotas=QuotaManager(settings, instruments, Registry(settings.max_sensors)),
+        quotas=QuotaManager(settings, instruments),
         reapers=Reapers(loop, instruments),
         instruments=instruments,
         max_pipes=max_pipes,

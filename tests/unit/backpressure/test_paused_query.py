@@ -5,8 +5,7 @@ from parts.quota_world import QuotaWorld
 
 from proxy.backpressure.backpressure import Backpressure
 from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.pauses import QuotaPause
-from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule, RuleTable
+from proxy.quota.rules import AdaptiveBound, QuotaPause, QuotaSettings, Rule, RuleTable
 
 RULE = Rule(
     client_id="orders",

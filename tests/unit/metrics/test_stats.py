@@ -167,12 +167,6 @@ def test_a_steady_stream_is_measured_at_its_rate():
             assert 10 * MB <= rate.measure(config, at_ms) <= 10 * MB * 1.01
 
 
-def test_rate_of_events():
-    rate = record_all(Rate(Count()), MetricConfig(samples=5), [(0, 512), (10, 512), (20, 512)])
-
-    assert rate.measure(MetricConfig(samples=5), 1000) == 3 / 4.0
-
-
 def test_huge_and_tiny_times_stay_finite():
     config = MetricConfig(samples=1, window_ms=1)
     rate = Rate()

@@ -1,4 +1,4 @@
-"""The delay queue against a sorted list, and the reaper against a timer moved by hand."""
+"""The delay queue against a sorted list, and its timer against one that is moved by hand."""
 
 import gc
 import math
@@ -12,8 +12,48 @@ from proxy.quota.delay_queue import (
     SHORTEST_PAUSE_MS,
     Delayed,
     DelayQueue,
-    Reaper,
 )
+
+
+class Timers:
+    """A clock that stands still until it is moved, with the timers set on it."""
+
+    class Handle:
+        def __init__(self, timers, at_ms, call):
+            self.timers, self.at_ms, self.call = timers, at_ms, call
+
+        def cancel(self):
+            self.timers.armed.remove(self)
+
+    def __init__(self):
+        self.now_ms = 0.0
+        self.armed: list[Timers.Handle] = []
+        self.set = 0
+        self.late: list[float] = []
+
+    def clock_ms(self):
+        return self.now_ms
+
+    def call_at(self, at_ms, call):
+        handle = Timers.Handle(self, at_ms, call)
+        self.armed.append(handle)
+        self.set += 1
+        return handle
+
+    def advance_to(self, now_ms):
+        self.now_ms = now_ms
+        while due := [handle for handle in self.armed if handle.at_ms <= now_ms]:
+            self.armed.remove(due[0])
+            due[0].call()
+
+    @property
+    def times(self):
+        return [handle.at_ms for handle in self.armed]
+
+
+def make_queue(timers: Timers | None = None) -> DelayQueue:
+    timers = timers or Timers()
+    return DelayQueue("fetch", timers.clock_ms, timers.call_at, timers.late.append)
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -23,7 +63,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.queue = DelayQueue("fetch")
+        self.queue = make_queue()
         self.model: list[tuple[float, int]] = []
         self.released: list[int] = []
         self.expected: list[int] = []
@@ -74,7 +114,7 @@ TestQueueEqualsSortedList = QueueMachine.TestCase
 
 
 def test_entries_due_together_leave_in_order_of_arrival():
-    queue = DelayQueue("fetch")
+    queue = make_queue()
     order: list[str] = []
     for name, due_ms in (("b", 5), ("c", 7), ("a", 3), ("b2", 5)):
         queue.add(due_ms, lambda name=name: order.append(name))
@@ -84,16 +124,16 @@ def test_entries_due_together_leave_in_order_of_arrival():
 
 
 def test_lateness_is_told_in_seconds():
-    queue = DelayQueue("fetch")
-    late: list[float] = []
+    timers = Timers()
+    queue = make_queue(timers)
     queue.add(1000, lambda: None)
     queue.add(2500, lambda: None)
-    queue.release_due(3000, late.append)
-    assert late == [2.0, 0.5]
+    queue.release_due(3000)
+    assert timers.late == [2.0, 0.5]
 
 
 def test_a_failing_callback_does_not_keep_the_others_and_all_failures_are_raised_at_the_end():
-    queue = DelayQueue("fetch")
+    queue = make_queue()
     order: list[int] = []
     queue.add(1, lambda: 1 / 0)
     queue.add(2, lambda: order.append(2))
@@ -105,7 +145,7 @@ def test_a_failing_callback_does_not_keep_the_others_and_all_failures_are_raised
 
 
 def test_a_callback_may_cancel_another_entry_and_add_one():
-    queue = DelayQueue("fetch")
+    queue = make_queue()
     order: list[str] = []
 
     def first():
@@ -129,7 +169,7 @@ def alive(kind):
 
 
 def test_cancelled_entries_are_not_kept():
-    queue = DelayQueue("fetch")
+    queue = make_queue()
     others = alive(Delayed)
     entries = [queue.add(i, lambda: None) for i in range(1000)]
     while len(entries) > 1:
@@ -141,52 +181,12 @@ def test_cancelled_entries_are_not_kept():
 
 def test_a_due_time_must_be_a_number():
     with pytest.raises(ValueError, match="not a number"):
-        DelayQueue("fetch").add(math.nan, lambda: None)
-
-
-class Timers:
-    """A clock that stands still until it is moved, with the timers set on it."""
-
-    class Handle:
-        def __init__(self, timers, at_ms, call):
-            self.timers, self.at_ms, self.call = timers, at_ms, call
-
-        def cancel(self):
-            self.timers.armed.remove(self)
-
-    def __init__(self):
-        self.now_ms = 0.0
-        self.armed: list[Timers.Handle] = []
-        self.set = 0
-        self.late: list[float] = []
-
-    def clock_ms(self):
-        return self.now_ms
-
-    def call_at(self, at_ms, call):
-        handle = Timers.Handle(self, at_ms, call)
-        self.armed.append(handle)
-        self.set += 1
-        return handle
-
-    def advance_to(self, now_ms):
-        self.now_ms = now_ms
-        while due := [handle for handle in self.armed if handle.at_ms <= now_ms]:
-            self.armed.remove(due[0])
-            due[0].call()
-
-    @property
-    def times(self):
-        return [handle.at_ms for handle in self.armed]
-
-
-def make_reaper(timers: Timers) -> Reaper:
-    return Reaper(DelayQueue("fetch"), timers.clock_ms, timers.call_at, timers.late.append)
+        make_queue().add(math.nan, lambda: None)
 
 
 def test_the_reaper_keeps_one_timer_for_the_earliest_entry():
     timers = Timers()
-    reaper = make_reaper(timers)
+    reaper = make_queue(timers)
     order: list[float] = []
     for due_ms in (50.0, 70.0, 30.0, 30.0, 60.0):
         reaper.add(due_ms, lambda due_ms=due_ms: order.append(due_ms))
@@ -207,7 +207,7 @@ def test_the_reaper_keeps_one_timer_for_the_earliest_entry():
 
 def test_of_many_that_are_due_a_few_go_in_each_round():
     timers = Timers()
-    reaper = make_reaper(timers)
+    reaper = make_queue(timers)
     order: list[int] = []
     for number in range(2 * MAX_RELEASED + 1):
         reaper.add(10.0, lambda number=number: order.append(number))
@@ -222,7 +222,7 @@ def test_of_many_that_are_due_a_few_go_in_each_round():
 
 def test_the_reaper_sleeps_on_when_its_timer_finds_only_cancelled_entries():
     timers = Timers()
-    reaper = make_reaper(timers)
+    reaper = make_queue(timers)
     order: list[str] = []
     dead = reaper.add(10.0, lambda: order.append("dead"))
     reaper.add(90.0, lambda: order.append("alive"))
@@ -234,7 +234,7 @@ def test_the_reaper_sleeps_on_when_its_timer_finds_only_cancelled_entries():
 
 def test_a_timer_that_fires_early_is_set_again():
     timers = Timers()
-    reaper = make_reaper(timers)
+    reaper = make_queue(timers)
     order: list[int] = []
     reaper.add(10.0, lambda: order.append(1))
     early = timers.armed.pop()
@@ -246,7 +246,7 @@ def test_a_timer_that_fires_early_is_set_again():
 
 def test_what_a_callback_adds_gets_its_own_timer():
     timers = Timers()
-    reaper = make_reaper(timers)
+    reaper = make_queue(timers)
     order: list[float] = []
     reaper.add(10.0, lambda: reaper.add(10.0, lambda: order.append(timers.now_ms)))
     timers.advance_to(10.0)
@@ -256,7 +256,7 @@ def test_what_a_callback_adds_gets_its_own_timer():
 
 def test_what_comes_due_right_after_a_release_goes_out_together():
     timers = Timers()
-    reaper = make_reaper(timers)
+    reaper = make_queue(timers)
     order: list[float] = []
     for due_ms in (10.0, 10.2, 10.4, 11.5):
         reaper.add(due_ms, lambda: order.append(timers.now_ms))
@@ -269,7 +269,7 @@ def test_what_comes_due_right_after_a_release_goes_out_together():
 
 def test_a_failing_callback_does_not_stop_the_reaper():
     timers = Timers()
-    reaper = make_reaper(timers)
+    reaper = make_queue(timers)
     order: list[int] = []
     reaper.add(10.0, lambda: 1 / 0)
     reaper.add(20.0, lambda: order.append(20))
@@ -281,7 +281,7 @@ def test_a_failing_callback_does_not_stop_the_reaper():
 
 def test_release_all_lets_everything_go_at_once_in_order_and_counts_nothing_as_late():
     timers = Timers()
-    reaper = make_reaper(timers)
+    reaper = make_queue(timers)
     order: list[float] = []
     for due_ms in (50.0, 20.0):
         reaper.add(due_ms, lambda due_ms=due_ms: order.append(due_ms))
@@ -293,7 +293,7 @@ def test_release_all_lets_everything_go_at_once_in_order_and_counts_nothing_as_l
 
 def test_a_closed_reaper_has_no_timer_and_takes_nothing():
     timers = Timers()
-    reaper = make_reaper(timers)
+    reaper = make_queue(timers)
     reaper.add(50.0, lambda: None)
     reaper.close()
     assert timers.armed == []

@@ -14,10 +14,9 @@ from parts.at_once import at_once
 from parts.quota_world import QuotaWorld
 
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
-from proxy.quota.pauses import QuotaPause
 from proxy.quota.rule_registry import RuleRegistry
 from proxy.quota.rule_sources import RuleOrigin
-from proxy.quota.rules import QuotaSettings, Rule
+from proxy.quota.rules import QuotaPause, QuotaSettings, Rule
 from proxy.quota.selector import selector
 from proxy.state import MemoryStore, Record, SqliteStore, StateError
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from proxy.config import load_config
 from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.pauses import QuotaPause
-from proxy.quota.rules import AdaptiveBound, Rule, RuleTable
+from proxy.quota.rules import AdaptiveBound, QuotaPause, Rule, RuleTable
 from proxy.state import MemoryStore, Record, StateError
 from proxy.tier.key_rules import (
     KEYS_KEY,

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from metrics.lock_free_histogram import LockFreeHistogram
+from metrics.lock_free import LockFreeHistogram
 
 BUCKETS = (0.001, 0.5, 1.0, 20.0)
 
