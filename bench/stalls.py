@@ -20,6 +20,7 @@ from bench.processes import BenchError
 from bench.report import Row, Verdict
 from metrics import Instruments, Registry, SensorCollector
 from metrics.clock import MS_PER_SECOND, clock_ms
+from metrics.member_names import ONLY_MEMBER
 from proxy.admin.audit import AuditLog
 from proxy.admin.history import History
 from proxy.admin.port.access import Access
@@ -35,7 +36,6 @@ from proxy.relay.clients import ClientRegistry
 from proxy.relay.services import ThrottleMode
 from proxy.slices import Slices
 from proxy.state import MemoryStore
-from metrics.member_names import ONLY_MEMBER
 from proxy.wire.apis import FETCH
 
 TARGET_CHURN_MS = 0.5
