@@ -69,15 +69,11 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How many processes serve the clients, and what happens to the machine of the raw client.
-
-    `state` is what keeps the state.
-    """
+    """How many processes serve the clients, and what happens to the machine of the raw client."""
 
     title: str
     machines: int
     workers: int
-    state: str
     incidents: Sequence[Incident]
 
 
@@ -149,8 +145,8 @@ MACHINES = (
     Incident(f"a machine is frozen for {FREEZE_S:.0f} s", _freeze, lasts=True),
 )
 LAYOUTS = (
-    Layout("3 workers", 1, 3, "sqlite", WORKERS),
-    Layout("3 machines", 3, 2, "kafka", MACHINES),
+    Layout("3 workers", 1, 3, WORKERS),
+    Layout("3 machines", 3, 2, MACHINES),
 )
 
 
@@ -184,9 +180,7 @@ def _measure(layout: Layout, calm_s: float) -> list[Row]:
         total_s = WARM_UP_S + len(layout.incidents) * (calm_s + LOOP_S) + WINDOW_S
         records = round(QUERY_BOUND * total_s) // QUERY_VALUE_BYTES
         fill_topics(broker, records)
-        machines = start_machines(
-            lab, broker.bootstrap, RULES, layout.machines, layout.workers, layout.state
-        )
+        machines = start_machines(lab, broker.bootstrap, RULES, layout.machines, layout.workers)
         raw = start_raw(lab, machines)
         driver = start_driver(lab)
         seen = QueryTraffic(machines, QUERY)

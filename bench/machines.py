@@ -37,9 +37,10 @@ class RefusedError(BenchError):
 
 
 class Machine:
-    """One machine: a supervisor and its workers, or a single process.
+    """One machine: a launcher and its workers, or a single process.
 
-    `ports` are its bootstrap port, its admin port, and those of the brokers from there on.
+    `ports` are its bootstrap port, its admin port, one more for each worker, which other members
+    ask, and those of the brokers from there on.
     """
 
     def __init__(
@@ -53,9 +54,10 @@ class Machine:
     ) -> None:
         self.name = name
         folder.mkdir(parents=True, exist_ok=True)
-        port, self.admin_port, first, last = ports[0], ports[1], ports[2], ports[-1]
-        self.port, self.broker_ports = port, ports[2:]
-        self.bootstrap = f"{HOST}:{port}"
+        self.port, self.admin_port = ports[:2]
+        self.broker_ports = ports[2 + len(ports[2:]) // (1 + BROKER_PORTS) :]
+        first, last = self.broker_ports[0], self.broker_ports[-1]
+        self.bootstrap = f"{HOST}:{self.port}"
         self.admin_url = f"http://{HOST}:{self.admin_port}"
         self._config = folder / f"{name}.yaml"
         log = folder / f"{name}.log"
@@ -231,19 +233,18 @@ def machines_of(
     count: int,
     cluster: str,
     rules: Sequence[Mapping[str, object]],
-    settings: Mapping[str, object],
-    workers: int = 1,
+    workers: int,
+    tier: str,
 ) -> Iterator[Machine]:
-    """Yield machines that are not started; with several they are one tier."""
-    each = 2 + BROKER_PORTS * workers
+    """Yield machines that are not started; several members are one tier."""
+    each = 2 + (1 + BROKER_PORTS) * workers
     first = free_ports(count * each)
     for number in range(count):
-        name = f"proxy-{number}"
-        own = dict(settings)
-        if workers > 1:
-            own["workers"] = workers
-        if count > 1:
-            own["tier"] = {"name": "bench", "machine": name, "admin_host": HOST}
+        name = f"{tier}-{number}"
+        own: dict[str, object] = {"workers": workers, "state": {"kind": "memory"}}
+        if count * workers > 1:
+            own["tier"] = {"name": tier, "machine": name, "admin_host": HOST}
+            own["state"] = {"kind": "kafka", "topic": f"{tier}-state"}
         start = first + number * each
         yield Machine(folder, name, cluster, rules, range(start, start + each), own)
 

@@ -187,9 +187,8 @@ def measure(quick: bool, layout: Layout = WORKERS) -> list[Row]:
         libraries = [*_libraries(lab.work_dir, with_go=not quick)]
         broker = lab.enter(EmbeddedBroker(lab.work_dir / "broker"))
         create(broker.bootstrap, SOURCE, 1)
-        state = "kafka" if layout.machines > 1 else "memory"
         machines = start_machines(
-            lab, broker.bootstrap, unviolated_rules(), layout.machines, layout.workers, state
+            lab, broker.bootstrap, unviolated_rules(), layout.machines, layout.workers
         )
         owner = machines[OWNED_NUMBER % layout.machines]
         source = Source(broker.bootstrap)

@@ -5,13 +5,10 @@ bounds by one process, by the workers of one machine and by the machines of a ti
 real Spark, librdkafka with its defaults.
 """
 
-import itertools
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-
-from proxy.workers.slot_shares import share_slots
+from dataclasses import dataclass, replace
 
 from bench import traffic
 from bench.client import Load
@@ -29,12 +26,12 @@ from bench.member_loads import (
     start_query,
     start_raw,
 )
+from bench.processes import BenchError
 from bench.rates import quantile, rate_between
 from bench.report import Row, Verdict
+from bench.topics import create, fill
 from proxy.devkit.broker import EmbeddedBroker
-from proxy.quota.entities import ClientIdentity
-from proxy.tier.keys.quota_keys import QuotaKeys
-from proxy.tier.slots import slot_of
+from proxy.devkit.loopback import HOST
 
 FIGURE = "scale"
 RAW_BOUND, QUERY_BOUND = 10_000_000, 3_000_000
@@ -42,6 +39,16 @@ TOLERANCE = 0.02
 FULL_S, QUICK_S = 30.0, 15.0
 WARM_UP_S, QUERY_WARM_UP_S = 15.0, 25.0
 TAIL_S = 3.0
+SETTLED_S = 15.0
+"""For the workers to share the slots, in some rounds of the group."""
+
+SMALL_BYTES, LARGE_BYTES = 100, 50_000
+"""Of the values of records."""
+
+LAST_WITH_NAMES = 12
+"""Later versions of Fetch have ids in place of topics' names."""
+
+MOST_TRIED = 100
 CPU_GOAL, LATENCY_GOAL = 0.9, 1.05
 """Two workers do at least 1.8 times the work of one where there are cores for both: so a byte may
 cost no more than 1 / 0.9 of the CPU time."""
@@ -93,8 +100,7 @@ def _rates(lab: Lab, layout: Layout, duration_s: float) -> list[Row]:
         {"client-id": RAW, "consumer_byte_rate": RAW_BOUND},
         {"client-id": QUERY, "consumer_byte_rate": QUERY_BOUND},
     ]
-    kind = "kafka" if layout.machines > 1 else "memory"
-    machines = start_machines(lab, broker.bootstrap, rules, layout.machines, layout.workers, kind)
+    machines = start_machines(lab, broker.bootstrap, rules, layout.machines, layout.workers)
     raw = start_raw(lab, machines)
     driver = start_driver(lab)
     seen = QueryTraffic(machines, QUERY)
@@ -115,13 +121,10 @@ def start_machines(
     rules: Sequence[Mapping[str, object]],
     count: int,
     workers: int,
-    state: str,
+    tier: str = "bench",
 ) -> list[Machine]:
-    """Start machines of one layout, all at once, with a kind of `state`; the lab ends them."""
-    settings: dict[str, object] = {"state": {"kind": state}}
-    if state == "sqlite":
-        settings = {"state": {"kind": state, "path": str(lab.work_dir / "state.db")}}
-    machines = [*machines_of(lab.work_dir, count, cluster, rules, settings, workers)]
+    """Start machines of one layout, all at once; the lab ends them. Several members are a tier."""
+    machines = [*machines_of(lab.work_dir, count, cluster, rules, workers, tier)]
     for machine in machines:
         machine.begin()
         lab.at_end(machine.kill)
@@ -148,13 +151,19 @@ def _rate_row(
 def _costs(lab: Lab, rounds: int) -> list[Row]:
     """Measure CPU per byte and round trips of one worker and of two, in turn."""
     small, large = traffic.small_batch_bytes(), 1 << 20
-    generator = lab.start_generator([small, large])
-    host, port = generator.address
+    broker = lab.enter(EmbeddedBroker(lab.work_dir / "broker"))
+    for size, value_bytes, records in ((small, SMALL_BYTES, 1), (large, LARGE_BYTES, 32)):
+        topic = traffic.topic_name(size)
+        create(broker.bootstrap, topic, 1)
+        fill(broker.bootstrap, topic, 1, b"." * value_bytes, records, {})
     machines = {
-        count: start_machines(lab, f"{host}:{port}", unviolated_rules(), 1, count, "memory")[0]
+        count: start_machines(
+            lab, broker.bootstrap, unviolated_rules(), 1, count, tier=f"costs-{count}"
+        )[0]
         for count in (1, 2)
     }
-    client_ids = _client_of_each(max(machines))
+    time.sleep(SETTLED_S)
+    client_ids = _client_of_each(machines[2], 2)
     cpu: dict[int, list[float]] = {count: [] for count in machines}
     waits: dict[int, list[float]] = {count: [] for count in machines}
     for _ in range(rounds):
@@ -191,23 +200,23 @@ def _costs(lab: Lab, rounds: int) -> list[Row]:
     return rows + [_start_row(count, machine) for count, machine in machines.items()]
 
 
-def _client_of_each(workers: int) -> list[str]:
+def _client_of_each(machine: Machine, workers: int) -> list[str]:
     """Return a client id for each worker, which owns it."""
-    owners, keys = share_slots([str(number) for number in range(workers)]), QuotaKeys(())
-    found: dict[str, str] = {}
-    for client_id in map("cost-{}".format, itertools.count()):
-        slot = slot_of(keys.key_of(ClientIdentity("", None, client_id)))
-        found.setdefault(owners[slot], client_id)
+    found: dict[int, str] = {}
+    for client_id in map("cost-{}".format, range(MOST_TRIED)):
+        _, port = traffic.advertised_address((HOST, machine.port), client_id)
+        found.setdefault(port, client_id)
         if len(found) == workers:
-            break
-    return list(found.values())
+            return list(found.values())
+    raise BenchError(f"only {len(found)} of {workers} workers own clients")
 
 
 def _load(machine: Machine, client_id: str, max_bytes: int) -> Load:
     """Return a load at the address that this client is told."""
     host, port = machine.bootstrap.split(":")
     host, port_number = traffic.advertised_address((host, int(port)), client_id)
-    return Load(client_id, host, port_number, 1, max_bytes, batch_bytes=max_bytes)
+    load = Load(client_id, host, port_number, 1, max_bytes, batch_bytes=max_bytes)
+    return replace(load, version=LAST_WITH_NAMES)
 
 
 def _start_row(workers: int, machine: Machine) -> Row:

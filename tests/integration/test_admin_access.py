@@ -27,6 +27,7 @@ NOBODY = f"{HOST}:9"
 ETL = "/v1/quotas/client-id=etl"
 FEW_FILES = 700
 MANY_CONNECTIONS = 300
+UNAVAILABLE = 503
 
 
 def with_tokens(folder: Path, document: dict[str, Any], **admin: Any) -> dict[str, Any]:
@@ -101,7 +102,15 @@ def test_a_token_reports_on_its_own_queries_only(
 
         def report(driver: ReportingDriver, event: str, **more: Any) -> tuple[int, str | None]:
             body = driver.document(event, **more)
-            answer = call(process, "POST", "/v1/spark/batches", body, "spark-text")
+            # 503: its slot goes from one worker to the other, as the listener sees it, too.
+            answer = until(
+                lambda: (
+                    (made := call(process, "POST", "/v1/spark/batches", body, "spark-text")).status
+                    != UNAVAILABLE
+                    and made
+                ),
+                "an owner",
+            )
             return answer.status, answer.document.get("reason")
 
         for driver in drivers:

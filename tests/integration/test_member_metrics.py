@@ -1,4 +1,4 @@
-"""Real workers in one scrape: each with its own samples and its name, also while one hangs."""
+"""Real members in one scrape: each with its own samples and its name, also while one hangs."""
 
 import os
 import signal
@@ -10,15 +10,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
 from support.clients import Access, Librdkafka
-from support.machine import kill_worker, machine_config, until_replaced, worker_pids
+from support.machine import MACHINE, kill_worker, machine_config, until_replaced, worker_pids
 from support.operating import running
 from support.prometheus import watching
 from support.proxy_process import HOST, PREFIX, Metrics, ProxyProcess, until
 from support.raw import RawClient, api_versions
 
-from metrics import MemberInstruments
 from proxy.devkit.broker import EmbeddedBroker
 
 # Helper modules are no test modules: under import mode importlib they are found by path only.
@@ -27,11 +25,8 @@ sys.path.append(str(Path(__file__).parents[1] / "helm"))
 from dashboard_queries import dashboard_queries
 
 ALERTS = Path(__file__).parents[2] / "helm" / "rules" / "alerts.yaml"
-MEMBERS = {"0", "1", "2"}
-SUPERVISORS = {row.name for row in MemberInstruments(CollectorRegistry()).rows}
-OF_EACH_PROCESS = f"{PREFIX}log_lines_dropped_total"
-"""The supervisor has a log of its own."""
-
+WORKERS = 3
+MEMBERS = {f"{MACHINE}/{number}" for number in range(WORKERS)}
 HUNG = 1
 CONNECTIONS = 24
 RECORDS = 100
@@ -45,7 +40,7 @@ def machine(
 ) -> Iterator[ProxyProcess]:
     """Workers that share clients, one of which has a quota."""
     rules = [{"client-id": "held", "consumer_byte_rate": "1MiB", "producer_byte_rate": "1MiB"}]
-    settings = machine_config(kafka.bootstrap, len(MEMBERS), rules=rules)
+    settings = machine_config(kafka.bootstrap, WORKERS, rules=rules)
     process = ProxyProcess(settings, tmp_path_factory.mktemp("members"))
     with running(process):
         until(lambda: process.get("/readyz")[0] == 200, "it is ready")
@@ -68,12 +63,9 @@ def test_each_sample_of_a_worker_has_its_name(machine: ProxyProcess) -> None:
     call_all(machine)
     seen = machine.metrics()
     assert set(series_of(seen).values()) == {1}
-    for sample in seen.samples:
-        if sample.name in SUPERVISORS:
-            continue
-        is_supervisors = sample.name == OF_EACH_PROCESS and "member" not in sample.labels
-        assert is_supervisors or sample.labels["member"] in MEMBERS, sample
-    for name in ("build_info", "ready", "requests_total", "event_loop_lag_seconds_bucket"):
+    assert {sample.labels.get("member") for sample in seen.samples} == MEMBERS
+    of_all = ("build_info", "ready", "requests_total", "event_loop_lag_seconds_bucket")
+    for name in (*of_all, "workers", "slots_owned", "log_lines_dropped_total"):
         assert seen.labels(name, "member") == MEMBERS, name
 
 
@@ -90,8 +82,8 @@ def test_a_worker_that_hangs_is_named_and_the_others_are_shown(machine: ProxyPro
     seen = machine.metrics()
     assert worker_pids(machine)[HUNG] == pid, "it has answered before the worker was replaced"
     for name in MEMBERS:
-        assert seen.value("member_up", member=name) == (name != str(HUNG))
-    assert seen.labels("ready", "member") == MEMBERS - {str(HUNG)}
+        assert seen.value("member_up", member=name) == (name != f"{MACHINE}/{HUNG}")
+    assert seen.labels("ready", "member") == MEMBERS - {f"{MACHINE}/{HUNG}"}
     until_replaced(machine, HUNG, pid)
     until(lambda: machine.metrics().value("member_up") == len(MEMBERS), "it is shown again")
 

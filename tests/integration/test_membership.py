@@ -70,9 +70,13 @@ class Machine:
     revoked: list[frozenset[int]] = field(default_factory=list)
     holds: set[int] = field(default_factory=set)
     """What it would serve: from `on_assigned` until it released or lost them."""
+    reached: frozenset[str] = frozenset()
+    """The members of other machines, each as soon as it is heard of."""
     lost: int = 0
     holds_on: bool = False
     """Whether the last map holds while the coordinator is not heard."""
+    asked: int = 0
+    """How often that was asked."""
 
     def __post_init__(self) -> None:
         self.member = GroupMember(
@@ -91,14 +95,25 @@ class Machine:
     def announce(self) -> Announcement:
         ports = {"default": ListenerPorts(f"{self.name}.example", 9092, 9100, 9199)}
         members = [MemberAddresses(f"{self.name}/{number}", ports) for number in range(WORKERS)]
+        url = f"http://{self.name}:8080"
         return Announcement(
-            self.name, members, f"http://{self.name}:8080", self.cluster_id, "rules", time.time()
+            self.name,
+            members,
+            url,
+            self.cluster_id,
+            "rules",
+            time.time(),
+            reached=self.reached,
         )
 
     def assigned(self, slot_map: SlotMap, generation: int, member_id: str) -> None:
         assert (generation, member_id) == (self.member.generation, self.member.member_id)
         self.maps.append(slot_map)
         self.holds |= self.given
+        others = frozenset(slot_map.members) - {f"{self.name}/{n}" for n in range(WORKERS)}
+        if others != self.reached:
+            self.reached = others
+            self.member.request_rebalance(at_once=True)
 
     async def release(self, slots: frozenset[int]) -> None:
         self.revoked.append(slots)
@@ -109,6 +124,7 @@ class Machine:
 
     async def may_hold(self, generation: int) -> bool:
         assert generation == self.member.generation
+        self.asked += 1
         return self.holds_on
 
     def forget(self) -> None:
@@ -273,6 +289,44 @@ async def test_one_that_was_cut_off_has_nothing_before_another_gets_it(
         way.swallow = None
         await tier.shared(a, b)
         assert b.member.problem is None
+
+
+async def test_while_nobody_hears_the_coordinator_the_last_map_holds(
+    tier: Tier, kafka: EmbeddedBroker
+) -> None:
+    """For longer than the sessions last."""
+    async with detour(kafka.bootstrap) as way:
+        a, b = (tier.start(name, Through([way.address]), holds_on=True) for name in "ab")
+        await tier.shared(a, b)
+        before = set(a.holds), set(b.holds)
+        way.swallow = CLIENT_ID.encode()
+        end_s = time.monotonic() + 2 * SESSION_S
+        await tier.until(lambda: time.monotonic() > end_s, "two sessions are over")
+        assert min(a.asked, b.asked) > 1
+        assert a.member.problem
+        assert b.member.problem
+        assert (a.holds, b.holds, a.lost, b.lost) == (*before, 0, 0)
+        way.swallow = None
+        await tier.until(lambda: not a.member.problem and not b.member.problem, "it is heard")
+        await tier.shared(a, b)
+        assert (a.holds, b.holds) == before
+
+
+async def test_who_may_not_hold_the_last_map_any_more_has_nothing_at_once(
+    tier: Tier, kafka: EmbeddedBroker
+) -> None:
+    async with detour(kafka.bootstrap) as way:
+        a = tier.start("a", Through([way.address]), holds_on=True)
+        await tier.shared(a)
+        assert not a.asked
+        way.swallow = CLIENT_ID.encode()
+        await tier.until(lambda: a.asked > 1, "it asks again and again")
+        assert (len(a.holds), a.lost) == (SLOTS, 0)
+        a.holds_on = False
+        assert await tier.until(lambda: a.lost == 1, "it has nothing") < SESSION_S
+        assert not a.holds
+        way.swallow = None
+        await tier.shared(a)
 
 
 async def test_one_that_froze_loses_its_slots_and_comes_back(tier: Tier) -> None:

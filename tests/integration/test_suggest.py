@@ -1,13 +1,10 @@
 """Before a real broker: what was seen of clients becomes rules that the proxy takes."""
 
-import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
-from support.machine import machine_config
 from support.operating import quota_proxy, running
 from support.proxy_process import ProxyProcess, config, until
 from support.raw import RawClient, fetch
@@ -63,39 +60,3 @@ def test_rules_are_suggested_for_who_has_none_and_outlive_a_restart(
     code, out, _ = quota_proxy("check", "-c", file, "--client-id", "etl")
     assert (code, "rules: 2" in out) == (0, True)
     assert "applies to client-id=etl" in out
-
-
-@pytest.mark.slow
-def test_workers_keep_what_they_have_seen_and_a_single_process_takes_it_up(
-    kafka: EmbeddedBroker,
-    tmp_path: Path,
-    topic: Callable[..., str],
-    fill: Callable[..., None],
-) -> None:
-    name = topic()
-    fill(name, 1, RECORD_BYTES)
-    document = machine_config(kafka.bootstrap, 3)
-    clients = [f"etl-{number}" for number in range(6)]
-
-    def seen(process: ProxyProcess) -> dict[str, int]:
-        rows = json.loads(process.get("/v1/suggestions?since=1h")[1])["clients"]
-        return {
-            row["keys"]["client-id"]: sum(each["total_bytes"] for each in row["quotas"])
-            for row in rows
-        }
-
-    process = ProxyProcess(document, tmp_path / "proxy")
-    with running(process):
-        deadline_s = time.monotonic() + SEEN_WITHIN_S
-        while seen(process).keys() != set(clients):
-            assert time.monotonic() < deadline_s, seen(process)
-            for client_id in clients:
-                with RawClient(process.bootstrap, client_id) as client:
-                    client.ask(fetch(12, name))
-        time.sleep(SEEN_WITHIN_S / 2)  # until nothing is missing that they have had
-        before = seen(process)
-        for workers in (2, 3, 1):
-            process.stop()
-            process.config_file.write_text(yaml.safe_dump(document | {"workers": workers}))
-            process.start()
-            until(lambda: seen(process) == before, f"{workers} have read it", SEEN_WITHIN_S)

@@ -99,7 +99,7 @@ def check_serves(process: ProxyProcess, kafka: EmbeddedBroker, topic: str) -> No
     assert process.get("/healthz")[0] == 200
 
 
-def check_changes(process: Unheard) -> None:
+def check_changes(process: Unheard, workers: int = 1) -> None:
     """Require that operators can change what is in force, by a request and by a reload."""
     path = "/v1/quotas/client-id=quiet"
     assert call(process, "PUT", path, {"consumer_byte_rate": 10_000_000}).status == 200
@@ -107,10 +107,10 @@ def check_changes(process: Unheard) -> None:
     assert call(process, "PUT", "/v1/log_level", {"level": "info"}).status == 200
     write(process, {**process.settings, "throttle": {"mode": "mute"}})
     hang_up(process)
-    until_reloads(process, ok=1, failed=0)
+    until_reloads(process, ok=workers, failed=0)
     write(process, {**process.settings, "throttle": {"mode": "loud"}})
     hang_up(process)
-    until_reloads(process, ok=1, failed=1)
+    until_reloads(process, ok=workers, failed=workers)
     assert call(process, "GET", "/v1/status").document["throttle_mode"] == "mute"
     assert process.get("/healthz")[0] == 200
 
@@ -129,7 +129,7 @@ def test_a_log_that_cannot_be_written(
         made = settings_of(kafka.bootstrap, workers)
         with running(Unheard(made, tmp_path, errors=errors)) as process:
             check_serves(process, kafka, topic())
-            check_changes(process)
+            check_changes(process, workers)
             dropped = process.metrics().value("log_lines_dropped_total")
             assert (dropped > LOUD_CLIENTS) == (log is full_disk), "a pipe may be drained later"
 

@@ -73,6 +73,7 @@ class Read:
     """Every `HOST:PORT` that it was told."""
     elapsed_s: float = 0.0
     halt: Halt | None = None
+    is_disturbed: bool = False
 
     def check_halt(self) -> None:
         """Call what is to be called between two polls."""
@@ -133,12 +134,21 @@ class Client(ABC):
         """Write all records and wait until they are acknowledged."""
         self._write(Order(access, topic, records, acks, compression, is_disturbed))
 
-    def consume(self, access: Access, topic: str, wanted: int, *, at: Halt | None = None) -> Read:
+    def consume(
+        self,
+        access: Access,
+        topic: str,
+        wanted: int,
+        *,
+        at: Halt | None = None,
+        is_disturbed: bool = False,
+    ) -> Read:
         """Read as a group of one, from the start, until there are so many records.
 
-        With `at`, call its function once there are as many as its number.
+        With `at`, call its function once there are as many as its number. Where it `is_disturbed`,
+        as with `at`, its connections may be in trouble, of which librdkafka tells.
         """
-        read = Read(halt=at)
+        read = Read(halt=at, is_disturbed=is_disturbed or at is not None)
         with self._reading(access, topic, read) as reading:
             started = time.monotonic()
             while read.count < wanted and time.monotonic() < started + WAIT_S:
@@ -336,7 +346,6 @@ class Librdkafka(Client):
     @contextmanager
     def _reading(self, access: Access, topic: str, read: Read) -> Iterator[Reading]:
         errors: list[str] = []
-        is_disturbed = read.halt is not None
         consumer = confluent_kafka.Consumer(
             {
                 **self._options(access, errors),
@@ -363,7 +372,7 @@ class Librdkafka(Client):
         with closing(consumer):
             consumer.subscribe([topic], on_assign=assigned)
             yield Reading(poll, finish)
-        assert errors == [] or is_disturbed
+        assert errors == [] or read.is_disturbed
 
 
 CLIENTS: tuple[Client, ...] = (Aiokafka(), KafkaPython(), Librdkafka())

@@ -45,6 +45,12 @@ def machine_config(bootstrap: str, workers: int, **parts: Any) -> dict[str, Any]
     return in_tier(settings) if workers > 1 else settings
 
 
+def admin_ports(workers: int) -> dict[str, str]:
+    """Make the section of an admin port, with those of so many members behind it."""
+    first, _, _ = free_range(1 + workers).partition("-")
+    return {"bind": f"{HOST}:{first}"}
+
+
 def in_tier(settings: dict[str, Any]) -> dict[str, Any]:
     """Return a configuration with a tier of its own, which several workers need."""
     tier = f"tier-{uuid4().hex[:8]}"

@@ -48,7 +48,7 @@ class TierMachine(ProxyProcess):
         return 0
 
     def crash(self) -> None:
-        """Kill its supervisor, and with it all of its workers, at once."""
+        """Kill its launcher, and with it all of its workers, at once."""
         pids = list(worker_pids(self).values())
         self.kill()
         for pid in pids:

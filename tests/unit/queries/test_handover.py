@@ -6,7 +6,6 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from parts.machine import Machine
 from parts.member_world import NOTHING, OF_PIPELINE, MemberWorld, Owned, Tier, joined
 from parts.reports import ReportingDriver
 
@@ -92,11 +91,11 @@ def test_the_totals_are_those_of_one_member(steps):
     assert asyncio.run(run(2)) == asyncio.run(run(1))
 
 
-async def test_workers_that_share_one_file(tmp_path):
+async def test_members_that_share_one_file(tmp_path):
     steps = [(kind, count) for count in (1, 2, 4, 7) for kind in KINDS]
-    machine = Machine(SqliteStore(tmp_path / "state.db"))
+    store = SqliteStore(tmp_path / "state.db")
     totals = []
-    for members, open_store in ((2, machine.worker), (1, None)):
+    for members, open_store in ((2, lambda: store), (1, None)):
         tier = await started(members, open_store)
         for step in steps:
             await take(tier, step)
@@ -105,8 +104,7 @@ async def test_workers_that_share_one_file(tmp_path):
             await member.queries._writer.close()
             await member.running.close()
     assert totals[0] == totals[1]
-    machine.close()
-    machine.store.close()
+    store.close()
 
 
 async def test_what_is_let_go_is_not_here_any_more():
