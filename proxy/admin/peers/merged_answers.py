@@ -36,7 +36,7 @@ from proxy.admin.sliced_json import ROW_DEPTH, read_whole, written_pieces
 
 Merge = Callable[[MemberDocuments], dict[str, Any]]
 
-Figures = Callable[[MemberDocument], dict[str, Any]]
+FiguresOf = Callable[[MemberDocument], dict[str, Any]]
 """Makes the row of a member that answered in the table of members."""
 
 _MISFITS = (KeyError, TypeError, ValueError, AttributeError, IndexError)
@@ -152,7 +152,7 @@ class MergedAnswers:
         *,
         target: str | Callable[[str], str] | None = None,
         depth: int = ROW_DEPTH,
-        figures: Figures | None = None,
+        figures: FiguresOf | None = None,
     ) -> web.StreamResponse:
         """Ask the members, and answer with what `merge` makes of their documents.
 
@@ -180,7 +180,7 @@ def _not_found(answers: Answers) -> ApiError:
     return ApiError(404, "no member that answers knows it", fix)
 
 
-def _merged_body(answers: Answers, merge: Merge, depth: int, figures: Figures | None) -> bytearray:
+def _merged_body(answers: Answers, merge: Merge, depth: int, figures: FiguresOf | None) -> bytearray:
     """Return the merged document as JSON. Raises ApiError with 503 when none is understood.
 
     For a thread: all of it is Python in small steps, between which the event loop runs.
