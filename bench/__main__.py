@@ -40,7 +40,7 @@ from bench import (
 from bench.backpressure_jobs import JOBS
 from bench.processes import BenchError, raise_file_limit
 from bench.report import Row, Verdict, print_table, write_json
-from proxy.devkit import DevkitError
+from examples.devkit import DevkitError
 
 Measure = Callable[[bool], list[Row]]
 FIGURES: dict[str, Measure] = {

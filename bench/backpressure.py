@@ -35,8 +35,8 @@ from bench.backpressure_run import Driver, Plan, Watch, run
 from bench.lab import Lab, Proxy, Rule, open_lab
 from bench.processes import BenchError
 from bench.report import Row, Verdict
+from examples.devkit.broker import EmbeddedBroker
 from proxy.config.query_models import AdaptiveSection
-from proxy.devkit.broker import EmbeddedBroker
 
 FIGURE = "backpressure"
 NONE = "none"

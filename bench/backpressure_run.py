@@ -16,8 +16,8 @@ from confluent_kafka.cimpl import NewTopic
 from bench.backpressure_jobs import Job
 from bench.lab import Lab, Proxy
 from bench.processes import BenchError, Child, python
+from examples.devkit.jars import connector_jars
 from metrics.clock import MS_PER_SECOND
-from proxy.devkit.jars import connector_jars
 
 READY_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 60.0

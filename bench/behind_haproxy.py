@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from bench import traffic
 from bench.lab import Lab, Proxy
 from bench.processes import BenchError, free_ports
-from proxy.devkit.broker import EmbeddedBroker
-from proxy.devkit.broker_settings import Quorum, new_cluster_id
+from examples.devkit.broker import EmbeddedBroker
+from examples.devkit.broker_settings import Quorum, new_cluster_id
 
 DIRECT, PROXY, HAPROXY = "direct", "proxy", "haproxy"
 HOST = "127.0.0.1"

@@ -30,8 +30,8 @@ from bench.processes import BenchError
 from bench.rates import most_within
 from bench.report import Row, Verdict
 from bench.scale import start_machines
-from proxy.devkit.broker import EmbeddedBroker
-from proxy.devkit.loopback import HOST
+from examples.devkit.broker import EmbeddedBroker
+from examples.devkit.loopback import HOST
 
 FIGURE = "chaos"
 RAW_BOUND, QUERY_BOUND = 8_000_000, 2_000_000

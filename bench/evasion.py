@@ -7,7 +7,7 @@ each of them should take no more than its bound; one that got 500 MB all the sam
 from bench.attempts import LOGIN, MODES, RATES, RULES, Ground, Outcome, run_all
 from bench.lab import open_lab
 from bench.report import Row, Verdict
-from proxy.devkit.broker import EmbeddedBroker
+from examples.devkit.broker import EmbeddedBroker
 
 FIGURE = "evasion"
 USER = ("alice", "alice-secret")

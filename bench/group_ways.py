@@ -15,9 +15,9 @@ from prometheus_client.samples import Sample
 
 from bench.lab import Lab, Proxy, rule
 from bench.processes import BenchError
-from proxy.devkit.broker import EmbeddedBroker
-from proxy.devkit.jars import kafka_jars
-from proxy.devkit.java import find_java
+from examples.devkit.broker import EmbeddedBroker
+from examples.devkit.jars import kafka_jars
+from examples.devkit.java import find_java
 
 BOUND_BYTES = 250_000
 OWN = "own"

@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 
 from bench.processes import BenchError
-from proxy.devkit.jars import KAFKA_VERSION, JarSet, fetch, kafka_jars
-from proxy.devkit.java import find_java
+from examples.devkit.jars import KAFKA_VERSION, JarSet, fetch, kafka_jars
+from examples.devkit.java import find_java
 
 PRODUCER = "org.apache.kafka.tools.ProducerPerformance"
 CONSUMER = "org.apache.kafka.tools.ConsumerPerformance"

@@ -22,8 +22,8 @@ from bench.lasting_clients import (
     start_all,
     tell,
 )
-from proxy.devkit.ivy import pyspark_jars_dir
-from proxy.devkit.java import find_java
+from examples.devkit.ivy import pyspark_jars_dir
+from examples.devkit.java import find_java
 
 TEXT = "org.apache.kafka.common.serialization.StringDeserializer"
 TO_BYTES = "org.apache.kafka.common.serialization.StringSerializer"

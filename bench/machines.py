@@ -14,8 +14,8 @@ import psutil
 import yaml
 
 from bench.processes import BenchError, free_ports, python
-from proxy.devkit.loopback import HOST
-from proxy.devkit.process import ServerProcess
+from examples.devkit.loopback import HOST
+from examples.devkit.process import ServerProcess
 
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0

@@ -11,8 +11,8 @@ from bench.outage_driver import Start
 from bench.outage_parts import Driver
 from bench.processes import Child, python
 from bench.topics import create, fill
-from proxy.devkit.broker import EmbeddedBroker
-from proxy.devkit.jars import connector_jars
+from examples.devkit.broker import EmbeddedBroker
+from examples.devkit.jars import connector_jars
 
 RAW, QUERY = "bench-raw", "bench-query"
 """Client ids, and the topics that they read."""

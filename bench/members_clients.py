@@ -24,9 +24,9 @@ from bench.processes import BenchError, Child, python
 from bench.report import Row, Verdict
 from bench.scale import start_machines
 from bench.topics import create
-from proxy.devkit.broker import EmbeddedBroker
-from proxy.devkit.jars import connector_jars, kafka_jars
-from proxy.devkit.loopback import HOST
+from examples.devkit.broker import EmbeddedBroker
+from examples.devkit.jars import connector_jars, kafka_jars
+from examples.devkit.loopback import HOST
 
 FIGURE = "members-clients"
 SOURCE = "members-source"

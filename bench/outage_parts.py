@@ -14,8 +14,8 @@ import yaml
 from bench.lab import READY_TIMEOUT_S
 from bench.outage_driver import Start
 from bench.processes import BenchError, Child, python
-from proxy.devkit.loopback import HOST, free_ports
-from proxy.devkit.process import ServerProcess
+from examples.devkit.loopback import HOST, free_ports
+from examples.devkit.process import ServerProcess
 
 READY_LINE = b"ready\n"
 NODE_ID = 1

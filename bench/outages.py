@@ -41,8 +41,8 @@ from bench.outage_parts import POLL_S, Driver, Event, LastingProxy
 from bench.processes import BenchError, python
 from bench.report import Row, Verdict
 from bench.topics import create, fill
-from proxy.devkit.broker import EmbeddedBroker
-from proxy.devkit.jars import connector_jars
+from examples.devkit.broker import EmbeddedBroker
+from examples.devkit.jars import connector_jars
 
 FIGURE = "outages"
 SEED_VARIABLE = "BENCH_SEED"

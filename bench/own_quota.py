@@ -22,7 +22,7 @@ from bench.lab import Lab, open_lab, rule
 from bench.processes import BenchError
 from bench.rates import most_within, per_second, rate_between
 from bench.report import Row, Verdict
-from proxy.devkit.broker import EmbeddedBroker
+from examples.devkit.broker import EmbeddedBroker
 
 FIGURE = "own quota"
 OWN, DELAY, MUTE = "Kafka's own quota", "delay", "mute"

@@ -26,7 +26,7 @@ from examples.demo.canvas import (
     OTHER_COLOUR,
     TEXT_COLOUR,
 )
-from proxy.devkit.jars import KAFKA_VERSION
+from examples.devkit.jars import KAFKA_VERSION
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE, PICTURE = DOCS / "performance.md", DOCS / "performance.png"

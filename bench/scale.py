@@ -30,8 +30,8 @@ from bench.processes import BenchError
 from bench.rates import quantile, rate_between
 from bench.report import Row, Verdict
 from bench.topics import create, fill
-from proxy.devkit.broker import EmbeddedBroker
-from proxy.devkit.loopback import HOST
+from examples.devkit.broker import EmbeddedBroker
+from examples.devkit.loopback import HOST
 
 FIGURE = "scale"
 RAW_BOUND, QUERY_BOUND = 10_000_000, 3_000_000

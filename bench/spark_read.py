@@ -23,7 +23,7 @@ from bench.lab import Lab, Proxy, open_lab, unviolated_rules
 from bench.processes import Child, python
 from bench.rates import GIGABYTE
 from bench.report import Row, Verdict
-from proxy.devkit.jars import connector_jars
+from examples.devkit.jars import connector_jars
 
 FIGURE = "spark"
 TARGET_RATIO = 1.02

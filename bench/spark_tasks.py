@@ -20,7 +20,7 @@ from bench.processes import BenchError, Child
 from bench.rates import per_second, rate_between
 from bench.report import Row, Verdict
 from bench.spark_read import PRODUCER_SETTINGS, fill, start_reader
-from proxy.devkit.broker import EmbeddedBroker
+from examples.devkit.broker import EmbeddedBroker
 
 FIGURE = "spark tasks"
 TOLERANCE = 0.02

@@ -23,7 +23,6 @@ from proxy.admin.log_level import log_level
 from proxy.config import Config, ConfigError, load_config
 from proxy.config.check_report import explain_quotas, find_hints
 from proxy.config.endpoints import MAX_PORT
-from proxy.devkit import DevkitError
 from proxy.garbage import spare_full_collections
 from proxy.launcher.launcher import Launcher
 from proxy.launcher.worker_handle import WorkerError
@@ -35,7 +34,7 @@ from proxy.quota.entities import ClientIdentity
 from proxy.quota.rules import RuleTable
 from proxy.quota.values import BadValueError
 from proxy.relay.take_over import Predecessor, TakeOverError
-from proxy.release import VERSION
+from proxy.release import VERSION, CheckoutError
 from proxy.state import StateError
 from proxy.tier import check_keys
 from proxy.tier.tier_member import TIER_ERRORS
@@ -62,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(f"{error}\n    fix: {fix}", EXIT_FAILED)
     except AdminRefusal as error:
         return _complain(str(error), EXIT_BAD_INPUT if error.is_bad_input else EXIT_FAILED)
-    except (DevkitError, StateError, TakeOverError, WorkerError, *TIER_ERRORS) as error:
+    except (CheckoutError, StateError, TakeOverError, WorkerError, *TIER_ERRORS) as error:
         return _complain(str(error), EXIT_FAILED)
     except OSError as error:
         return _complain(f"{error}\n    fix: see that it is there and may be used", EXIT_FAILED)
@@ -258,18 +257,24 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _broker(options: argparse.Namespace) -> int:
-    from proxy.devkit.command import serve_broker  # noqa: PLC0415 - not needed by the proxy
+    _find_checkout("broker")
+    from examples.devkit.command import serve_broker  # noqa: PLC0415 - not installed with the proxy
 
     return serve_broker(options.port, options.data)
 
 
 def _demo(options: argparse.Namespace) -> int:
-    checkout = Path(__file__).parents[1]
-    if not (checkout / "examples" / "demo").is_dir():
-        reason = "is not there, for only a checkout of the project has the demo"
-        message = f"demo: {checkout}/examples/demo {reason}; fix: run `make demo` in one"
-        return _complain(message, EXIT_BAD_INPUT)
-    sys.path.insert(0, str(checkout))
+    _find_checkout("demo")
     from examples.demo import run_demo  # noqa: PLC0415 - not installed with the proxy
 
     return run_demo(options.show, options.megabytes, options.brief)
+
+
+def _find_checkout(command: str) -> None:
+    """Have Python import what only a checkout has. Raises CheckoutError where this is none."""
+    checkout = Path(__file__).parents[1]
+    if not (checkout / "examples" / "demo").is_dir():
+        reason = "is not there, for only a checkout of the project has it"
+        message = f"{command}: {checkout}/examples/{command} {reason}"
+        raise CheckoutError(f"{message}; fix: run `make {command}` in one")
+    sys.path.insert(0, str(checkout))

@@ -1,9 +1,13 @@
-"""Which release of the proxy this is; pyproject.toml says it, and nothing else."""
+"""Which release of the proxy this is, as pyproject.toml says, and whether it is a checkout."""
 
 from importlib.metadata import PackageNotFoundError, version
 
 PACKAGE = "kafka-quota-proxy"
 UNKNOWN_VERSION = "unknown"
+
+
+class CheckoutError(Exception):
+    """A command that only a checkout of the project has cannot go on."""
 
 
 def _installed() -> str:

@@ -13,8 +13,8 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
 
-from proxy.devkit.broker import EmbeddedBroker
-from proxy.devkit.jars import connector_jars
+from examples.devkit.broker import EmbeddedBroker
+from examples.devkit.jars import connector_jars
 
 # Helper modules are no test modules: under import mode importlib they are found by path only.
 sys.path.append(str(Path(__file__).parent))

@@ -15,8 +15,8 @@ from confluent_kafka import Consumer, Producer
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
-from proxy.devkit.broker import QUICK_START, EmbeddedBroker
-from proxy.devkit.jars import connector_jars
+from examples.devkit.broker import QUICK_START, EmbeddedBroker
+from examples.devkit.jars import connector_jars
 
 FOLDER = Path(__file__).parents[1] / "build" / "java-classes"
 BROKER = FOLDER / "broker.jsa"

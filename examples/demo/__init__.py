@@ -11,7 +11,7 @@ import importlib.util
 import os
 from pathlib import Path
 
-from proxy.devkit import DevkitError
+from examples.devkit import DevkitError
 
 CHECKOUT = Path(__file__).parents[2]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from examples.demo import DemoError
-from proxy.devkit.process import ServerProcess
+from examples.devkit.process import ServerProcess
 
 T = TypeVar("T")
 

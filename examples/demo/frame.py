@@ -16,9 +16,9 @@ from rich.console import Console
 from examples.demo import CHECKOUT, DemoError
 from examples.demo.children import Child
 from examples.demo.screen import Screen
-from proxy.devkit.broker import EmbeddedBroker
-from proxy.devkit.command import stop_signals_interrupt
-from proxy.devkit.jars import KAFKA_VERSION, connector_jars, kafka_jars
+from examples.devkit.broker import EmbeddedBroker
+from examples.devkit.command import stop_signals_interrupt
+from examples.devkit.jars import KAFKA_VERSION, connector_jars, kafka_jars
 
 HOST = "127.0.0.1"
 PROXY_TIMEOUT_S = 20.0

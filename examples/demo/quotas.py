@@ -39,8 +39,8 @@ from examples.demo.frame import (
 )
 from examples.demo.panel import panel
 from examples.demo.screen import Screen
+from examples.devkit.jars import connector_jars
 from metrics.clock import MS_PER_SECOND
-from proxy.devkit.jars import connector_jars
 
 MEGABYTES = 100
 """How much the query reads: at the example's bound of 2 MiB/s it takes about 50 s."""

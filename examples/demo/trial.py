@@ -16,8 +16,8 @@ from examples.demo import DemoError
 from examples.demo.children import Child
 from examples.demo.frame import Frame, Pace, Servers, make_topics, servers
 from examples.demo.jobs import PLANS
+from examples.devkit.jars import connector_jars
 from metrics.clock import MS_PER_SECOND
-from proxy.devkit.jars import connector_jars
 
 HTTP_TIMEOUT_S = 5.0
 EXIT_DONE, EXIT_FAILED = 0, 1

@@ -20,7 +20,7 @@ from support.machine import machine_config
 from support.operating import call, hang_up, quota_proxy, running, write
 from support.proxy_process import HOST, ProxyProcess, config, until
 
-from proxy.devkit.broker import EmbeddedBroker
+from examples.devkit.broker import EmbeddedBroker
 from proxy.spark import QuotaListener
 
 NOBODY = f"{HOST}:9"

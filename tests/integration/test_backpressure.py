@@ -18,9 +18,9 @@ from support.proxy_process import HOST, WAIT_S, ProxyProcess, until
 from support.raw import RawClient, produce
 from support.streams import END_S, Stream, feed, known, partition_of
 
+from examples.devkit.broker import EmbeddedBroker
+from examples.devkit.loopback import free_ports
 from proxy.backpressure.cost import GROWTH
-from proxy.devkit.broker import EmbeddedBroker
-from proxy.devkit.loopback import free_ports
 from proxy.spark import QuotaListener
 
 pytestmark = pytest.mark.slow

@@ -13,11 +13,11 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from examples.devkit import BrokerError
+from examples.devkit.broker import EmbeddedBroker, EmbeddedCluster
+from examples.devkit.jars import connector_jars, kafka_jars
+from examples.devkit.loopback import free_ports
 from proxy.cluster.upstream import UpstreamError
-from proxy.devkit import BrokerError
-from proxy.devkit.broker import EmbeddedBroker, EmbeddedCluster
-from proxy.devkit.jars import connector_jars, kafka_jars
-from proxy.devkit.loopback import free_ports
 
 WAIT_S = 60
 
@@ -180,7 +180,7 @@ def test_two_brokers_make_a_cluster(tmp_path: Path, fill: Callable[..., None]) -
 
 
 SERVE = (
-    "import sys; from pathlib import Path; from proxy.devkit.command import serve_broker; "
+    "import sys; from pathlib import Path; from examples.devkit.command import serve_broker; "
     "sys.exit(serve_broker(int(sys.argv[1]), Path(sys.argv[2])))"
 )
 
@@ -217,7 +217,7 @@ def test_broker_dies_with_its_parent_but_not_with_the_thread_that_started_it(
 ) -> None:
     code = (
         "import sys, threading; from pathlib import Path\n"
-        "from proxy.devkit.broker import EmbeddedBroker\n"
+        "from examples.devkit.broker import EmbeddedBroker\n"
         "broker = EmbeddedBroker(Path(sys.argv[1]))\n"
         "thread = threading.Thread(target=broker.start); thread.start(); thread.join()\n"
         "print(broker.pid, broker.nodes(), flush=True); broker.wait()\n"

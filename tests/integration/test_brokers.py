@@ -10,8 +10,8 @@ from support.clients import CLIENTS, Access, Client, Read
 from support.proxy_process import HOST, ProxyProcess, until
 from support.raw import RawClient, message
 
-from proxy.devkit.broker import EmbeddedCluster
-from proxy.devkit.loopback import free_ports
+from examples.devkit.broker import EmbeddedCluster
+from examples.devkit.loopback import free_ports
 from proxy.wire.apis import METADATA
 
 pytestmark = pytest.mark.slow

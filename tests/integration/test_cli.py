@@ -13,7 +13,7 @@ import yaml
 from support.operating import quota_proxy
 from support.proxy_process import HOST, ProxyProcess, config
 
-from proxy.devkit.broker import EmbeddedBroker
+from examples.devkit.broker import EmbeddedBroker
 
 NOBODY = f"{HOST}:9"
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import pytest
 from support.clients import CLIENTS, Access, Client, Record
 from support.proxy_process import ProxyProcess
 
-from proxy.devkit.broker import EmbeddedBroker
+from examples.devkit.broker import EmbeddedBroker
 
 PARTITIONS = 6
 SIZES_BYTES = (0, 1, 100, 4_000, 60_000, 70_000, 300_000, 900_000)

@@ -34,10 +34,10 @@ from support.proxy_process import HOST, ProxyProcess, config, until
 from support.raw import RawClient, message
 from support.waiting import at_work, eventually
 
+from examples.devkit.broker import EmbeddedBroker
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.login import Credentials, Login
 from proxy.cluster.upstream import UpstreamError
-from proxy.devkit.broker import EmbeddedBroker
 from proxy.progress.committer import Committer
 from proxy.progress.log_ends import LogEnds
 from proxy.relay.brokers import Brokers

@@ -17,8 +17,8 @@ from support.proxy_process import HOST
 from support.strangers import stranger
 from support.waiting import at_work, eventually
 
+from examples.devkit.broker import EmbeddedBroker
 from proxy.cluster.kafka_client import ANSWER_TIMEOUT_S, Bootstrap, KafkaClient
-from proxy.devkit.broker import EmbeddedBroker
 from proxy.progress import committer as module
 from proxy.progress.committer import Committer
 

@@ -10,7 +10,7 @@ import yaml
 from support.operating import call, quota_proxy, running
 from support.proxy_process import ProxyProcess, config
 
-from proxy.devkit.broker import EmbeddedBroker
+from examples.devkit.broker import EmbeddedBroker
 
 OVERRIDE = "/v1/quotas/client-id=etl"
 

@@ -20,7 +20,7 @@ from support.proxy_process import HOST, ProxyProcess, config, until
 from support.raw import RawClient, api_versions
 from support.streams import Stream
 
-from proxy.devkit.broker import EmbeddedBroker
+from examples.devkit.broker import EmbeddedBroker
 from proxy.spark import QuotaListener
 
 NAME = "orders"

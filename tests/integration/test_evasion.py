@@ -23,7 +23,7 @@ from bench.attempts import (
     Outcome,
     run_all,
 )
-from proxy.devkit.broker import EmbeddedBroker
+from examples.devkit.broker import EmbeddedBroker
 from proxy.wire.apis import METADATA, SASL_AUTHENTICATE, SASL_HANDSHAKE
 
 HEARTBEAT = 12

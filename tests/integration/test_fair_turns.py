@@ -10,7 +10,7 @@ from support.proxy_process import HOST, ProxyProcess, until
 from support.raw import RawClient, fetch, produce
 
 from bench.greedy import Run, Seat, ask
-from proxy.devkit.broker import EmbeddedBroker
+from examples.devkit.broker import EmbeddedBroker
 
 BOUND_BYTES = 250_000
 BATCH_BYTES = 16_000

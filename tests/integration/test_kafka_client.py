@@ -10,9 +10,9 @@ import trustme
 from support.detour import detour
 from support.proxy_process import HOST
 
+from examples.devkit.broker import EmbeddedBroker
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.upstream import UpstreamError
-from proxy.devkit.broker import EmbeddedBroker
 
 
 async def test_it_speaks_tls_and_checks_names(kafka: EmbeddedBroker) -> None:

@@ -16,8 +16,8 @@ from support.raw import RawClient, message
 from support.strangers import stranger
 from support.waiting import at_work, eventually
 
+from examples.devkit.broker import EmbeddedBroker
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
-from proxy.devkit.broker import EmbeddedBroker
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.rules import Rule
 from proxy.relay.kafka_quotas import PLACE, KafkaQuotas, rules_of

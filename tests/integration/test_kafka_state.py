@@ -28,12 +28,12 @@ from hypothesis import strategies as st
 from kafka.protocol.producer import EndTxnRequest
 from support.proxy_process import until
 
+from examples.devkit.broker import EmbeddedBroker
+from examples.devkit.broker_settings import Quorum, new_cluster_id
+from examples.devkit.loopback import HOST, free_ports
 from proxy.cluster import kafka_client
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.upstream import CONNECTION_CLOSED, UpstreamError
-from proxy.devkit.broker import EmbeddedBroker
-from proxy.devkit.broker_settings import Quorum, new_cluster_id
-from proxy.devkit.loopback import HOST, free_ports
 from proxy.state import KafkaStore, Record, StateError, StateWriter
 from proxy.state.kafka import limits, topic_store
 from proxy.state.kafka.producer import Producer

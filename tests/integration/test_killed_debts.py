@@ -11,8 +11,8 @@ from support.operating import running
 from support.proxy_process import HOST, ProxyProcess, config, until
 from support.raw import RawClient, fetch, produce
 
+from examples.devkit.broker import EmbeddedBroker
 from proxy.debt_records import KEPT_INTERVAL_S
-from proxy.devkit.broker import EmbeddedBroker
 
 FETCH_VERSION, PRODUCE_VERSION = 12, 8
 BOUND_BYTES = 10_000

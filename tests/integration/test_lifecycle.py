@@ -13,9 +13,9 @@ from support.operating import running
 from support.proxy_process import HOST, ProxyProcess, config, until
 from support.raw import RawClient, api_versions, fetch
 
+from examples.devkit.broker import EmbeddedBroker
+from examples.devkit.loopback import free_ports
 from proxy.admin.readiness import SILENCE_GRACE_S
-from proxy.devkit.broker import EmbeddedBroker
-from proxy.devkit.loopback import free_ports
 
 SLOW_BOUND_BYTES = 50_000
 RECORD_BYTES = 500_000

@@ -13,10 +13,10 @@ from support.detour import detour
 from support.proxy_process import HOST
 from support.waiting import at_work, eventually
 
+from examples.devkit.broker import EmbeddedBroker, EmbeddedCluster
 from metrics.clock import clock_ms
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.upstream import UpstreamError
-from proxy.devkit.broker import EmbeddedBroker, EmbeddedCluster
 from proxy.progress import log_ends as module
 from proxy.progress.log_ends import LogEnds
 from proxy.progress.query import ProgressSettings, QuerySettings

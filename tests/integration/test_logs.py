@@ -15,7 +15,7 @@ from support.operating import call, quota_proxy, running
 from support.proxy_process import HOST, ProxyProcess, config, until
 from support.raw import RawClient, fetch
 
-from proxy.devkit.broker import EmbeddedBroker
+from examples.devkit.broker import EmbeddedBroker
 
 BOUND_BYTES = 1_000_000
 RECORD_BYTES = 100_000

@@ -17,7 +17,7 @@ from support.prometheus import watching
 from support.proxy_process import HOST, PREFIX, Metrics, ProxyProcess, until
 from support.raw import RawClient, api_versions
 
-from proxy.devkit.broker import EmbeddedBroker
+from examples.devkit.broker import EmbeddedBroker
 
 # Helper modules are no test modules: under import mode importlib they are found by path only.
 sys.path.append(str(Path(__file__).parents[1] / "helm"))

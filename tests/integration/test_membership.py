@@ -21,6 +21,8 @@ from kafka.protocol.producer import (
 from parts.even_placement import even
 from support.detour import detour
 
+from examples.devkit.broker import EmbeddedBroker, EmbeddedCluster
+from examples.devkit.loopback import HOST
 from proxy.cluster.broker_connection import CLIENT_ID, BrokerConnection
 from proxy.cluster.kafka_client import (
     GROUP_COORDINATOR,
@@ -30,8 +32,6 @@ from proxy.cluster.kafka_client import (
 )
 from proxy.cluster.login import Credentials, Login
 from proxy.cluster.upstream import UpstreamError
-from proxy.devkit.broker import EmbeddedBroker, EmbeddedCluster
-from proxy.devkit.loopback import HOST
 from proxy.tier.group.group_member import SESSION_TIMEOUT_S, GroupMember, MembershipError
 from proxy.tier.group.releases import RELEASE_LIMIT_S
 from proxy.tier.group.subscription import NO_GENERATION, Announcement

@@ -10,8 +10,8 @@ from support.operating import quota_proxy, running
 from support.proxy_process import HOST, LISTENER, ProxyProcess, config, until
 from support.raw import RawClient, api_versions
 
-from proxy.devkit.broker import EmbeddedBroker
-from proxy.devkit.loopback import free_ports
+from examples.devkit.broker import EmbeddedBroker
+from examples.devkit.loopback import free_ports
 
 SERVER = f"{NAME}:9092"
 CLIENTS = 20

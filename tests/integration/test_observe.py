@@ -11,7 +11,7 @@ from support.operating import call, quota_proxy, running, write
 from support.proxy_process import ProxyProcess, config, until
 from support.raw import RawClient, fetch
 
-from proxy.devkit.broker import EmbeddedBroker
+from examples.devkit.broker import EmbeddedBroker
 
 CLIENT = "etl"
 ENTITY = f"client-id={CLIENT}"

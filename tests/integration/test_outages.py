@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 from support.proxy_process import HOST, WAIT_S, ProxyProcess, until
 from support.streams import Stream
 
-from proxy.devkit.broker import EmbeddedBroker
-from proxy.devkit.loopback import free_ports
+from examples.devkit.broker import EmbeddedBroker
+from examples.devkit.loopback import free_ports
 from proxy.spark import QuotaListener
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ from pyspark.sql.streaming import StreamingQuery
 from support.proxy_process import ProxyProcess, until
 from support.streams import END_S, feed
 
-from proxy.devkit.broker import EmbeddedBroker
+from examples.devkit.broker import EmbeddedBroker
 from proxy.spark import QuotaListener, client_options
 
 pytestmark = pytest.mark.slow

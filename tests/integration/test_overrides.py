@@ -15,7 +15,7 @@ from support.operating import call, hang_up, quota_proxy, reloads, running, unti
 from support.proxy_process import HOST, ProxyProcess, config, until
 from support.raw import RawClient
 
-from proxy.devkit.broker import EmbeddedBroker
+from examples.devkit.broker import EmbeddedBroker
 from proxy.state import SqliteStore
 
 TOKEN = "let-me-in"

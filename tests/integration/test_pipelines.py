@@ -22,7 +22,7 @@ from support.proxy_process import WAIT_S, ProxyProcess, config, until
 from support.stages import Stage, id_of
 from support.streams import END_S, POLL_S, Stream, copying
 
-from proxy.devkit.broker import EmbeddedBroker
+from examples.devkit.broker import EmbeddedBroker
 from proxy.spark import QuotaListener
 
 pytestmark = pytest.mark.slow

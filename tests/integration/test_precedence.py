@@ -8,7 +8,7 @@ from support.clients import CLIENTS, Access, Client
 from support.proxy_process import ProxyProcess, until
 from support.raw import RawClient, api_versions, fetch, message
 
-from proxy.devkit.broker import EmbeddedBroker
+from examples.devkit.broker import EmbeddedBroker
 from proxy.wire.apis import METADATA
 
 PASSWORDS = {"alice": "alice-secret", "bob": "bob.secret"}

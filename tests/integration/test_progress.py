@@ -15,8 +15,8 @@ from support.raw import RawClient, list_offsets
 from support.report_poster import ReportPoster
 from support.streams import END_S, Stream, feed, known, partition_of
 
-from proxy.devkit.broker import EmbeddedBroker
-from proxy.devkit.loopback import free_ports
+from examples.devkit.broker import EmbeddedBroker
+from examples.devkit.loopback import free_ports
 from proxy.spark import QuotaListener
 from proxy.wire.list_offsets import LATEST
 

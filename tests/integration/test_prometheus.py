@@ -23,8 +23,8 @@ from support.prometheus import JOB, Prometheus, program, watching
 from support.proxy_process import HOST, PREFIX, ProxyProcess, config, until
 from support.raw import RawClient, message
 
+from examples.devkit.broker import EmbeddedBroker
 from metrics import MemberInstruments
-from proxy.devkit.broker import EmbeddedBroker
 from proxy.wire.apis import METADATA
 
 # Helper modules are no test modules: under import mode importlib they are found by path only.

@@ -9,7 +9,7 @@ from support.raw import RawClient, fetch
 from support.report_poster import ReportPoster
 from support.streams import feed, known
 
-from proxy.devkit.broker import EmbeddedBroker
+from examples.devkit.broker import EmbeddedBroker
 
 Run = Callable[..., ProxyProcess]
 MakeTopic = Callable[..., str]

@@ -14,7 +14,7 @@ from support.proxy_process import ProxyProcess, config, until
 from support.raw import RawClient, api_versions, fetch, list_offsets, produce
 from support.scripted_broker import ScriptedBroker, body
 
-from proxy.devkit.broker import EmbeddedBroker
+from examples.devkit.broker import EmbeddedBroker
 from proxy.wire.apis import APIS, FETCH, LIST_OFFSETS, PRODUCE
 from proxy.wire.frames import RequestHead
 from proxy.wire.list_offsets import LATEST

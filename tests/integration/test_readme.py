@@ -15,7 +15,7 @@ from support.operating import quota_proxy
 from support.private_network import PrivateNetwork, private_network
 from support.proxy_process import until
 
-from proxy.devkit.jars import default_cache_dir
+from examples.devkit.jars import default_cache_dir
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

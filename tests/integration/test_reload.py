@@ -13,7 +13,7 @@ from support.operating import call, hang_up, reloads, running, until_bound, unti
 from support.proxy_process import ProxyProcess, config, until
 from support.raw import RawClient, api_versions, fetch
 
-from proxy.devkit.broker import EmbeddedBroker
+from examples.devkit.broker import EmbeddedBroker
 
 NOTICED_WITHIN_S = 10
 STORM_S = 3

@@ -12,7 +12,7 @@ from support.raw import RawClient, fetch, list_offsets
 from support.report_poster import ReportPoster
 from support.streams import feed, known
 
-from proxy.devkit.broker import EmbeddedBroker
+from examples.devkit.broker import EmbeddedBroker
 from proxy.wire.list_offsets import EARLIEST
 
 Run = Callable[..., ProxyProcess]

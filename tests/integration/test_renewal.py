@@ -14,7 +14,7 @@ from support.operating import call, reloads, running, until_reloads, write
 from support.proxy_process import HOST, ProxyProcess, config, until
 from support.raw import TIMEOUT_S, RawClient, api_versions
 
-from proxy.devkit.broker import EmbeddedBroker
+from examples.devkit.broker import EmbeddedBroker
 from proxy.relay.tls import not_after
 
 NOTICED_WITHIN_S = 10

@@ -12,9 +12,9 @@ from py4j.java_gateway import JavaGateway
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from proxy.devkit.ivy import pyspark_jars_dir
-from proxy.devkit.jars import kafka_jars
-from proxy.devkit.java import find_java
+from examples.devkit.ivy import pyspark_jars_dir
+from examples.devkit.jars import kafka_jars
+from examples.devkit.java import find_java
 from proxy.wire.sasl import bearer_name, scram_name
 
 EXAMPLES = 300

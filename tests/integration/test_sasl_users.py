@@ -11,7 +11,7 @@ import pytest
 from support.proxy_process import ProxyProcess
 from support.raw import RawClient, message
 
-from proxy.devkit.broker import EmbeddedBroker
+from examples.devkit.broker import EmbeddedBroker
 from proxy.wire.apis import METADATA, SASL_AUTHENTICATE, SASL_HANDSHAKE
 
 USERS = {"alice": "alice-secret", "bob": "bob.secret"}

@@ -27,12 +27,12 @@ from kafka.protocol.producer import EndTxnRequest, TxnOffsetCommitRequest
 from support.proxy_process import until
 from support.slot_group import SlotGroup
 
+from examples.devkit.broker import EmbeddedBroker, EmbeddedCluster
+from examples.devkit.loopback import HOST, free_ports
 from proxy.cluster import kafka_client
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.login import Credentials, Login
 from proxy.cluster.upstream import CONNECTION_CLOSED, UpstreamError
-from proxy.devkit.broker import EmbeddedBroker, EmbeddedCluster
-from proxy.devkit.loopback import HOST, free_ports
 from proxy.state import KafkaStore, Record, StateError
 from proxy.state.kafka import slot_store as store_module
 from proxy.state.kafka.slot_fence import GroupFence

@@ -11,7 +11,7 @@ from support.groups import offsets_of
 from support.proxy_process import ProxyProcess
 from support.streams import Stream, partition_of
 
-from proxy.devkit.broker import EmbeddedBroker
+from examples.devkit.broker import EmbeddedBroker
 from proxy.spark import QuotaListener
 
 pytestmark = pytest.mark.slow

@@ -22,7 +22,7 @@ from support.operating import running
 from support.proxy_process import ProxyProcess, until
 from support.two_relays import two_relays
 
-from proxy.devkit.broker import EmbeddedBroker
+from examples.devkit.broker import EmbeddedBroker
 from proxy.quota.entities import QuotaKind
 from proxy.quota.rules import Rule
 from proxy.relay import stay

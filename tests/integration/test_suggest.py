@@ -9,7 +9,7 @@ from support.operating import quota_proxy, running
 from support.proxy_process import ProxyProcess, config, until
 from support.raw import RawClient, fetch
 
-from proxy.devkit.broker import EmbeddedBroker
+from examples.devkit.broker import EmbeddedBroker
 
 RECORD_BYTES = 500_000
 SEEN_WITHIN_S = 40

@@ -13,8 +13,8 @@ from support.machine import admin_ports, machine_config
 from support.operating import quota_proxy
 from support.proxy_process import HOST, LISTENER, ProxyProcess, config
 
-from proxy.devkit.broker import EmbeddedBroker
-from proxy.devkit.loopback import free_ports
+from examples.devkit.broker import EmbeddedBroker
+from examples.devkit.loopback import free_ports
 
 TAKE_OVERS = 3
 RECORDS = 2_000

@@ -22,8 +22,8 @@ from support.operating import call, quota_proxy, running
 from support.proxy_process import HOST, LISTENER, WAIT_S, ProxyProcess, config, until
 from support.raw import RawClient, api_versions
 
-from proxy.devkit.broker import EmbeddedBroker
-from proxy.devkit.loopback import free_ports
+from examples.devkit.broker import EmbeddedBroker
+from examples.devkit.loopback import free_ports
 from proxy.relay.take_over import Predecessor
 from proxy.state import SqliteStore
 

@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 from support.proxy_process import ProxyProcess, until
 from support.raw import RawClient, api_versions, fetch, message, produce
 
-from proxy.devkit.broker import EmbeddedBroker
+from examples.devkit.broker import EmbeddedBroker
 from proxy.wire.apis import METADATA
 
 BOUND_BYTES = 1_000_000

@@ -15,7 +15,7 @@ from support.proxy_process import until
 from support.raw import RawClient, fetch, produce
 from support.tier import TierMachine, client_of, owner_of, report_to, tier_config, until_shared
 
-from proxy.devkit.broker import EmbeddedBroker
+from examples.devkit.broker import EmbeddedBroker
 from proxy.tier.slot_balance import LEAST_LOAD
 from proxy.tier.slots import SLOTS
 

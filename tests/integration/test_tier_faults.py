@@ -24,8 +24,8 @@ from support.proxy_process import HOST, until
 from support.steady import Steady
 from support.tier import TierMachine, client_of, owner_of, report_to, tier_config, until_shared
 
-from proxy.devkit.broker import EmbeddedBroker
-from proxy.devkit.loopback import free_ports
+from examples.devkit.broker import EmbeddedBroker
+from examples.devkit.loopback import free_ports
 from proxy.relay.take_over import Predecessor
 
 SHARE = 60

@@ -14,9 +14,9 @@ from support.clients import CLIENTS, Access, Client
 from support.proxy_process import HOST, ProxyProcess
 from support.raw import RawClient, api_versions, message
 
-from proxy.devkit.broker import EmbeddedBroker
-from proxy.devkit.broker_settings import Quorum, new_cluster_id
-from proxy.devkit.loopback import free_ports
+from examples.devkit.broker import EmbeddedBroker
+from examples.devkit.broker_settings import Quorum, new_cluster_id
+from examples.devkit.loopback import free_ports
 from proxy.wire.apis import METADATA
 
 SNI = "broker-{node_id}.kafka.example"

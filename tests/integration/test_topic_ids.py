@@ -11,9 +11,9 @@ from confluent_kafka.admin import AdminClient
 from support.proxy_process import HOST, until
 from support.strangers import stranger
 
+from examples.devkit.broker import EmbeddedBroker
 from proxy.cluster.kafka_client import ANSWER_TIMEOUT_S, Bootstrap, KafkaClient
 from proxy.cluster.upstream import UpstreamError
-from proxy.devkit.broker import EmbeddedBroker
 
 IMPATIENT_S = 0.1
 """For who never answers."""

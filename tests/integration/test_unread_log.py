@@ -17,8 +17,8 @@ from support.operating import call, hang_up, running, until_reloads, write
 from support.proxy_process import HOST, WAIT_S, ProxyProcess, config, until
 from support.raw import RawClient, api_versions
 
-from proxy.devkit.broker import EmbeddedBroker
-from proxy.devkit.loopback import free_ports
+from examples.devkit.broker import EmbeddedBroker
+from examples.devkit.loopback import free_ports
 
 BAD_FRAME = b"\xff\xff\xff\xff"
 LOUD_CLIENTS = 100

@@ -11,7 +11,7 @@ from support.clients import Access, Librdkafka
 from support.kafka_tools import run_tool, tool_jars
 from support.proxy_process import ProxyProcess
 
-from proxy.devkit.broker import EmbeddedBroker
+from examples.devkit.broker import EmbeddedBroker
 
 CONSUMER_TOOL = "org.apache.kafka.tools.ConsumerPerformance"
 MODES = ("delay", "mute")

@@ -15,8 +15,8 @@ from support.kafka_tools import run_tool, tool_jars
 from support.proxy_process import HOST, ProxyProcess, until
 from support.raw import RawClient, api_versions, fetch, message, produce
 
-from proxy.devkit.broker import EmbeddedBroker
-from proxy.devkit.jars import kafka_jars
+from examples.devkit.broker import EmbeddedBroker
+from examples.devkit.jars import kafka_jars
 from proxy.wire.apis import (
     API_VERSIONS,
     APIS,

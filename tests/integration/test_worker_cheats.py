@@ -15,7 +15,7 @@ from support.operating import running
 from support.proxy_process import HOST, ProxyProcess, until
 from support.raw import RawClient, fetch, message
 
-from proxy.devkit.broker import EmbeddedBroker
+from examples.devkit.broker import EmbeddedBroker
 from proxy.wire.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE
 
 WORKERS = 3

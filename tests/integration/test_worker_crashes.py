@@ -21,7 +21,7 @@ from support.operating import call, running
 from support.proxy_process import HOST, ProxyProcess, until
 from support.raw import RawClient, api_versions, fetch
 
-from proxy.devkit.broker import EmbeddedBroker
+from examples.devkit.broker import EmbeddedBroker
 
 WORKERS = 3
 FETCH_VERSION = 12

@@ -14,7 +14,7 @@ from support.machine import kill_worker, machine_config, owner_of, until_replace
 from support.proxy_process import ProxyProcess, until
 from support.streams import END_S, Stream, copying
 
-from proxy.devkit.broker import EmbeddedBroker
+from examples.devkit.broker import EmbeddedBroker
 from proxy.spark import QuotaListener
 
 pytestmark = pytest.mark.slow

@@ -22,7 +22,7 @@ from support.operating import hang_up, running, write
 from support.proxy_process import HOST, ProxyProcess, until
 from support.raw import RawClient, fetch, message
 
-from proxy.devkit.broker import EmbeddedBroker
+from examples.devkit.broker import EmbeddedBroker
 from proxy.wire.apis import METADATA
 
 WORKERS = 3

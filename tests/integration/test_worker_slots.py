@@ -14,7 +14,7 @@ from support.operating import call, running
 from support.prometheus import program
 from support.proxy_process import ProxyProcess, until
 
-from proxy.devkit.broker import EmbeddedBroker
+from examples.devkit.broker import EmbeddedBroker
 from proxy.quota.entities import ClientIdentity
 from proxy.tier.keys.quota_keys import QuotaKeys
 from proxy.tier.slots import SLOTS, slot_of

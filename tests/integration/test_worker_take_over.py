@@ -18,8 +18,8 @@ from support.machine import kill_worker, machine_config, until_replaced
 from support.operating import call, quota_proxy, running
 from support.proxy_process import HOST, WAIT_S, ProxyProcess, until
 
-from proxy.devkit.broker import EmbeddedBroker
-from proxy.devkit.loopback import free_ports
+from examples.devkit.broker import EmbeddedBroker
+from examples.devkit.loopback import free_ports
 from proxy.relay.take_over import Predecessor
 
 OVERRIDE = "/v1/quotas/client-id=etl"

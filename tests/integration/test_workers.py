@@ -23,7 +23,7 @@ from support.operating import quota_proxy, running
 from support.proxy_process import HOST, ProxyProcess, until
 from support.raw import RawClient, api_versions, fetch
 
-from proxy.devkit.broker import EmbeddedBroker
+from examples.devkit.broker import EmbeddedBroker
 
 RECORDS = 400
 WAIT_S = 60

@@ -20,8 +20,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQueryListener
 
-from proxy.devkit.broker import EmbeddedBroker
-from proxy.devkit.jars import connector_jars
+from examples.devkit.broker import EmbeddedBroker
+from examples.devkit.jars import connector_jars
 from proxy.progress.query import ProgressSettings, QuerySettings
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import ReportRefused, parse_report

@@ -9,12 +9,12 @@ import pytest
 import trustme
 import yaml
 
+from examples.devkit.loopback import free_ports
 from proxy.config import Config, load_config
 from proxy.config.check_report import find_hints
 from proxy.config.endpoints import PortRange
 from proxy.config.worker_ports import share_of
 from proxy.config.workers import MAX_WORKERS, count_workers
-from proxy.devkit.loopback import free_ports
 from proxy.launcher.host_ports import HostPorts
 from proxy.quota.rules import RuleTable
 from proxy.relay.listener import SNI_PORT

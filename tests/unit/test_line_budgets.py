@@ -28,7 +28,6 @@ BUDGETS = {
     "proxy/queries": Budget(950, 650),
     "proxy/admin": Budget(6900, 4250),
     "proxy/config": Budget(2800, 2150),
-    "proxy/devkit": Budget(1000, 0),
     "proxy/relay": Budget(5800, 4300),
     "proxy/pipeline": Budget(3650, 2700),
     "proxy/backpressure": Budget(2800, 1950),

@@ -180,7 +180,9 @@ def _not_found(answers: Answers) -> ApiError:
     return ApiError(404, "no member that answers knows it", fix)
 
 
-def _merged_body(answers: Answers, merge: Merge, depth: int, figures: FiguresOf | None) -> bytearray:
+def _merged_body(
+    answers: Answers, merge: Merge, depth: int, figures: FiguresOf | None
+) -> bytearray:
     """Return the merged document as JSON. Raises ApiError with 503 when none is understood.
 
     For a thread: all of it is Python in small steps, between which the event loop runs.

@@ -6,7 +6,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import DataStreamWriter
 
-from proxy.devkit.jars import connector_jars
+from examples.devkit.jars import connector_jars
 from proxy.spark import QuotaListener, client_options
 
 TRIGGER = "500 milliseconds"

@@ -6,9 +6,9 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from proxy.devkit.broker import QUICK_START
-from proxy.devkit.jars import KAFKA_VERSION, JarSet, fetch, kafka_jars
-from proxy.devkit.java import find_java
+from examples.devkit.broker import QUICK_START
+from examples.devkit.jars import KAFKA_VERSION, JarSet, fetch, kafka_jars
+from examples.devkit.java import find_java
 
 TIMEOUT_S = 60
 QUIET = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"

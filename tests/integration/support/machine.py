@@ -11,7 +11,7 @@ import yaml
 from support.proxy_process import HOST, ProxyProcess, config, until
 from support.raw import RawClient, message
 
-from proxy.devkit.loopback import free_ports
+from examples.devkit.loopback import free_ports
 from proxy.wire.apis import METADATA
 
 MACHINE = "machine"

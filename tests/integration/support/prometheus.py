@@ -15,8 +15,8 @@ import pytest
 import yaml
 from support.proxy_process import WAIT_S, until
 
-from proxy.devkit.loopback import HOST, free_ports
-from proxy.devkit.process import ServerProcess
+from examples.devkit.loopback import HOST, free_ports
+from examples.devkit.process import ServerProcess
 
 JOB = "kafka-quota-proxy"
 """The name that the alert rules and the dashboard expect."""

@@ -7,9 +7,9 @@ from typing import Any
 
 from kafka.protocol.consumer import JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
 
+from examples.devkit.loopback import HOST
 from proxy.cluster.kafka_client import GROUP_COORDINATOR, Bootstrap, KafkaClient
 from proxy.cluster.upstream import UpstreamError, name_of
-from proxy.devkit.loopback import HOST
 from proxy.state.kafka.slot_fence import GroupFence
 
 PROTOCOL = "quota-proxy"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from proxy.devkit.broker_settings import BrokerSettings, Quorum, new_cluster_id
+from examples.devkit.broker_settings import BrokerSettings, Quorum, new_cluster_id
 
 OWN = Quorum("cluster", 1, 20_003)
 OTHER = Quorum("cluster", 7, 20_003)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from proxy.devkit import DownloadError, PysparkMissingError
-from proxy.devkit.ivy import IVY_SETTINGS_VARIABLE
-from proxy.devkit.jars import JarSet, default_cache_dir, fetch
-from proxy.devkit.loopback import free_ports
+from examples.devkit import DownloadError, PysparkMissingError
+from examples.devkit.ivy import IVY_SETTINGS_VARIABLE
+from examples.devkit.jars import JarSet, default_cache_dir, fetch
+from examples.devkit.loopback import free_ports
 
 pytestmark = pytest.mark.slow
 

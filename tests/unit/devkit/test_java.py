@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.devkit import JavaError
-from proxy.devkit.java import find_java
+from examples.devkit import JavaError
+from examples.devkit.java import find_java
 
 
 @pytest.mark.parametrize(

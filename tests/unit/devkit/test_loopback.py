@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from proxy.devkit import BrokerError
-from proxy.devkit.loopback import HOST, free_ports, require_free
+from examples.devkit import BrokerError
+from examples.devkit.loopback import HOST, free_ports, require_free
 
 
 def test_free_ports_differ_and_are_free() -> None:

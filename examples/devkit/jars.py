@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxy.devkit import DownloadError, PysparkMissingError
-from proxy.devkit.ivy import OnDownload, download, pyspark_jars_dir
+from examples.devkit import DownloadError, PysparkMissingError
+from examples.devkit.ivy import OnDownload, download, pyspark_jars_dir
 
 KAFKA_VERSION = "4.1.0"
 

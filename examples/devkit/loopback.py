@@ -5,7 +5,7 @@ import random
 import socket
 from collections.abc import Iterable
 
-from proxy.devkit import BrokerError
+from examples.devkit import BrokerError
 
 HOST = "127.0.0.1"
 

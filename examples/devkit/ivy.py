@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from proxy.devkit import DownloadError, PysparkMissingError
-from proxy.devkit.java import find_java
+from examples.devkit import DownloadError, PysparkMissingError
+from examples.devkit.java import find_java
 
 IVY_SETTINGS_VARIABLE = "KAFKA_QUOTA_PROXY_IVY_SETTINGS"
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxy.devkit.loopback import HOST
+from examples.devkit.loopback import HOST
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 

@@ -1,7 +1,9 @@
 """A real Kafka broker inside one command, for the demo and the tests; here: its errors."""
 
+from proxy.release import CheckoutError
 
-class DevkitError(Exception):
+
+class DevkitError(CheckoutError):
     """The broker or its parts can't be had: what went wrong, and how the user can mend it."""
 
     def __init__(self, what: str, how: str) -> None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from proxy.devkit.broker import EmbeddedBroker
+from examples.devkit.broker import EmbeddedBroker
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from proxy.devkit import JavaError
+from examples.devkit import JavaError
 
 MIN_JAVA_VERSION = 17
 

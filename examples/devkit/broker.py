@@ -14,15 +14,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
+from examples.devkit import BrokerError
+from examples.devkit.broker_settings import BrokerSettings, Quorum, new_cluster_id
+from examples.devkit.ivy import OnDownload
+from examples.devkit.jars import kafka_jars
+from examples.devkit.java import find_java
+from examples.devkit.loopback import HOST, free_ports, require_free
+from examples.devkit.process import ServerProcess
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.upstream import UpstreamError
-from proxy.devkit import BrokerError
-from proxy.devkit.broker_settings import BrokerSettings, Quorum, new_cluster_id
-from proxy.devkit.ivy import OnDownload
-from proxy.devkit.jars import kafka_jars
-from proxy.devkit.java import find_java
-from proxy.devkit.loopback import HOST, free_ports, require_free
-from proxy.devkit.process import ServerProcess
 
 QUICK_START = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 """JVM options for a small broker that starts fast. A broker under load is better off with a larger
