@@ -160,8 +160,9 @@ def test_replicas_of_a_tier_may_ask_each_other(helm: Helm) -> None:
     sets = {"networkPolicy.enabled": "true", "networkPolicy.admins": '[{"podSelector": {}}]'}
     spec = helm.template(EXAMPLES["production"], sets=sets).main("NetworkPolicy")["spec"]
     ours = {"podSelector": spec["podSelector"]}
-    assert any(ours in each.get("from", ()) for each in spec["ingress"])
-    assert any(ours in each.get("to", ()) for each in spec["egress"])
+    own = {"port": 9645, "endPort": 9646, "protocol": "TCP"}
+    assert any(ours in each.get("from", ()) and own in each["ports"] for each in spec["ingress"])
+    assert any(ours in each.get("to", ()) and own in each["ports"] for each in spec["egress"])
 
 
 @pytest.mark.parametrize(
