@@ -269,7 +269,8 @@ def _tier_problems(document: YamlDocument, listeners: list[_Item]) -> Iterator[C
         given = document.data.get("admin")
         admin: Mapping[str, object] = given if isinstance(given, dict) else {}
         bind = _parsed(endpoints.parse_bind, admin.get("bind"))
-        if bind is not None and not bind.is_loopback and admin.get("token_file") is None:
+        is_guarded = bool(admin.get("tokens")) or (bind is not None and not bind.is_loopback)
+        if is_guarded and admin.get("token_file") is None:
             message = "needs admin.token_file: with its token the machines ask each other"
             yield document.problem(("tier",), message, "write one token for all into that file")
         return
