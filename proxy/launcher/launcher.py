@@ -193,9 +193,15 @@ class Launcher:
 
     async def _watch(self) -> None:
         """Kill members that hang, and follow who has come out of a crash loop, until cancelled."""
+        interval_s = min(SETTLED_INTERVAL_S, BEAT_INTERVAL_S)
         while True:
-            await asyncio.sleep(min(SETTLED_INTERVAL_S, BEAT_INTERVAL_S))
+            before_s = time.monotonic()
+            await asyncio.sleep(interval_s)
             now_s = time.monotonic()
+            if now_s - before_s > interval_s + BEAT_INTERVAL_S:
+                # The launcher stood still, and the members may have done so with it.
+                for worker in self._workers:
+                    worker.heard()
             for worker in self._workers:
                 if worker.serves and worker.hangs():
                     _log.error("a worker hangs and is killed", worker=worker.number)
