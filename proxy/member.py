@@ -22,6 +22,7 @@ from proxy.config.stores import StateHolder, open_store
 from proxy.config.worker_ports import share_of
 from proxy.debt_records import LEAST_KEPT_MS, KeptDebts
 from proxy.parts import bootstrap_of, listener_of
+from proxy.quota.manager import QuotaManager
 from proxy.relay.listener import ListenerSettings
 from proxy.relay.ports import ListenerError, close_all
 from proxy.relay.take_over import Predecessor
@@ -95,6 +96,11 @@ class Member:
     def admin(self) -> AdminServer:
         """What serves operators. Only after `start`."""
         return self._parts.admin
+
+    @property
+    def quotas(self) -> QuotaManager:
+        """Who is bounded, and what each owes."""
+        return self._parts.quotas
 
     async def start(self, predecessor: Predecessor | None = None) -> None:
         """Open every port and the state, and join the tier; clients wait until `accept`.
