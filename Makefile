@@ -11,7 +11,7 @@ WORKERS ?= $(shell expr $(CORES) + 1)
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
 
-.PHONY: help setup demo demo-backpressure demo-pipeline test test-fast coverage check format bench chaos broker lock clean
+.PHONY: help setup demo demo-backpressure demo-pipeline demo-tier test test-fast coverage check format bench chaos broker lock clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ demo-backpressure: setup  ## See batches follow the rate of their processing (ab
 
 demo-pipeline: setup  ## See a slow job hold back the one that feeds it (about 4 minutes)
 	$(BIN)/quota-proxy demo pipeline
+
+demo-tier: setup  ## See three members share clients, and one of them killed (about 2 minutes)
+	$(BIN)/quota-proxy demo tier
 
 test: setup  ## Run all tests, against a real broker and a real Spark
 	tests/install-tools

@@ -19,7 +19,6 @@ from typing import Any
 
 import structlog
 import uvloop
-from proxy.app import App
 
 from bench.loop_rounds import Stall, only_the_proxys_garbage, stall_row, watch
 from bench.partitioned_broker import LOG_END, TOPIC
@@ -28,6 +27,7 @@ from bench.report import Row
 from bench.traffic import Address
 from metrics.clock import clock_ms
 from proxy.config import load_config
+from proxy.member import Member
 from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.entities import ClientIdentity, QuotaKind
 
@@ -155,10 +155,11 @@ class _Config:
 
 async def _measure(config: _Config, quick: bool) -> dict[str, list[Stall]]:
     rounds, following_s = (QUICK_ROUNDS, QUICK_FOLLOWING_S) if quick else (FULL_ROUNDS, FOLLOWING_S)
-    app = App(load_config(config.path), config.path)
-    await app.start()
+    member = Member(load_config(config.path), config.path)
+    await member.start()
+    member.accept()
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", _ASK, str(app.admin.port)),
+        *(sys.executable, "-c", _ASK, str(member.admin.port)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
@@ -169,7 +170,7 @@ async def _measure(config: _Config, quick: bool) -> dict[str, list[Stall]]:
 
     driver, report = _Driver(config.count), config.path.with_name("report.json")
     try:
-        clients = [await _come(app, number) for number in range(config.count)]
+        clients = [await _come(member, number) for number in range(config.count)]
         for _ in range(rounds):
             report.write_bytes(driver.report())
             await record("report a batch", lambda: _ask(child, f"POST /v1/spark/batches {report}"))
@@ -177,34 +178,34 @@ async def _measure(config: _Config, quick: bool) -> dict[str, list[Stall]]:
             for path in PATHS:
                 await record(f"GET {path}", lambda path=path: _ask(child, f"GET {path}"))  # type: ignore[misc]
             await asyncio.to_thread(config.write)
-            await record("load the rules again", lambda: _reload(app, clients))
+            await record("load the rules again", lambda: _reload(member, clients))
             for client in clients:
                 client.charge(QuotaKind.CONSUMER_BYTE_RATE, CHARGED_BYTES, clock_ms())
                 await asyncio.sleep(0)
     finally:
         child.kill()
         await child.wait()
-        await app.stop()
+        await member.stop()
     return found
 
 
-async def _come(app: App, number: int) -> ClientQuotas:
-    client = app.quotas.client(ClientIdentity("bench", None, CLIENT.format(number)))
+async def _come(member: Member, number: int) -> ClientQuotas:
+    client = member.quotas.client(ClientIdentity("bench", None, CLIENT.format(number)))
     client.charge(QuotaKind.CONSUMER_BYTE_RATE, CHARGED_BYTES, clock_ms())
     await asyncio.sleep(0)
     return client
 
 
-async def _reload(app: App, clients: Sequence[ClientQuotas]) -> None:
+async def _reload(member: Member, clients: Sequence[ClientQuotas]) -> None:
     """Load the file, and wait until the rules of all clients are looked up."""
-    before = len(app.reloader.loads)
-    app.reloader.request()
+    before = len(member.reloader.loads)
+    member.reloader.request()
     async with asyncio.timeout(RELOAD_TIMEOUT_S):
-        while len(app.reloader.loads) == before:  # noqa: ASYNC110 - there is no event for it
+        while len(member.reloader.loads) == before:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(POLL_S)
-        if (load := app.reloader.loads[0]).result != "ok":
+        if (load := member.reloader.loads[0]).result != "ok":
             raise BenchError(f"not reloaded: {load.message}")
-        while any(client.generation != app.quotas.generation for client in clients):  # noqa: ASYNC110
+        while any(client.generation != member.quotas.generation for client in clients):  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)
 
 

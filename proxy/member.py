@@ -10,22 +10,25 @@ from pathlib import Path
 from structlog import get_logger
 
 from metrics.clock import clock_ms
+from metrics.member_names import member_name
 from proxy.admin.server import AdminError, AdminServer
 from proxy.cluster.upstream import Address
 from proxy.config import Config
 from proxy.config.check_report import find_start_hints
 from proxy.config.models import HIDE_PASSWORD
 from proxy.config.reload import Reloader
-from proxy.config.secrets import Secrets
+from proxy.config.secrets import Secrets, read_secrets
 from proxy.config.stores import StateHolder, open_store
 from proxy.config.worker_ports import share_of
 from proxy.debt_records import LEAST_KEPT_MS, KeptDebts
-from proxy.parts import listener_of
+from proxy.parts import bootstrap_of, listener_of
+from proxy.quota.manager import QuotaManager
 from proxy.relay.listener import ListenerSettings
 from proxy.relay.ports import ListenerError, close_all
 from proxy.relay.take_over import Predecessor
 from proxy.state import Store
 from proxy.succession import Succession, bind_admin, reopen, serve_until
+from proxy.tier.tier_member import check_tier_state
 from proxy.wiring import MemberProcess, prepare_process
 
 PORT_ERRORS = (ListenerError, AdminError)
@@ -93,6 +96,11 @@ class Member:
     def admin(self) -> AdminServer:
         """What serves operators. Only after `start`."""
         return self._parts.admin
+
+    @property
+    def quotas(self) -> QuotaManager:
+        """Who is bounded, and what each owes."""
+        return self._parts.quotas
 
     async def start(self, predecessor: Predecessor | None = None) -> None:
         """Open every port and the state, and join the tier; clients wait until `accept`.
@@ -264,6 +272,13 @@ def listeners_of(config: Config, secrets: Secrets, number: int = 0) -> list[List
             settings = replace(settings, broker_ports=(share.first, share.last))
         found.append(settings)
     return found
+
+
+def check_state(config: Config, number: int) -> None:
+    """Read the state as a member of a host would, the `number`th. Blocks. Raises StateError."""
+    assert config.tier is not None
+    way = bootstrap_of(config, read_secrets(config), lambda: None)
+    check_tier_state(config, way, member_name(number, config.tier.machine))
 
 
 def log_hints(config: Config) -> None:

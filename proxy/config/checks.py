@@ -167,7 +167,8 @@ def _tier_conflicts(config: Config) -> Iterator[Conflict]:
     if kind != "kafka":
         message = f"needs state.kind: kafka, which all its machines can read, not {kind}"
         yield Conflict(("tier",), message, "write state: {kind: kafka, topic: NAME}")
-    if not admin.bind.is_loopback and admin.token_file is None:
+    is_guarded = bool(admin.tokens) or not admin.bind.is_loopback
+    if is_guarded and admin.token_file is None:
         message = "needs admin.token_file: with its token the machines ask each other"
         yield Conflict(("tier",), message, "write one token for all into that file")
 

@@ -16,7 +16,7 @@ from proxy.config import Config
 from proxy.launcher.host_ports import HostPorts
 from proxy.launcher.worker import run_worker
 from proxy.launcher.worker_handle import BEAT_INTERVAL_S, Order, WorkerError, WorkerHandle
-from proxy.member import Place, log_hints
+from proxy.member import Place, check_state, log_hints
 from proxy.relay.relay import log_listening
 from proxy.relay.take_over import Predecessor
 from proxy.succession import Succession, serve_until
@@ -50,6 +50,9 @@ class Launcher:
         self._workers = [WorkerHandle(number) for number in range(config.worker_count)]
         self._tasks: list[asyncio.Task[None]] = []
         self._stop = asyncio.Event()
+        self._is_in_place = asyncio.Event()
+        """Unset while a successor may have what members have released."""
+        self._is_in_place.set()
 
     def reload(self) -> None:
         """Have all members load the configuration again."""
@@ -67,7 +70,7 @@ class Launcher:
     async def start(self, predecessor: Predecessor | None = None) -> None:
         """Open every port and have all members serve, as `Member.start`.
 
-        Raises ListenerError, AdminError, WorkerError, TakeOverError.
+        Raises ListenerError, AdminError, StateError, WorkerError, TakeOverError.
         """
         prepare_process()
         log_hints(self._config)
@@ -76,6 +79,8 @@ class Launcher:
             self._ports.open(succession.beside)
             for each in self._ports.bootstrap_ports():
                 log_listening(*each)
+            if predecessor is not None:
+                await asyncio.to_thread(check_state, self._config, self._workers[0].number)
             succession.release_predecessor()
             is_successor = predecessor is not None
             gc.collect()
@@ -110,12 +115,17 @@ class Launcher:
         await self._kill_all()
 
     async def release(self) -> None:
-        """Have all members release what only one process can have, for a successor."""
+        """Have all members release what only one process can have, for a successor.
+
+        None is started again until `resume`: it would take the place of the successor's.
+        """
+        self._is_in_place.clear()
         await self._ask_all(Order.RELEASE)
 
     async def resume(self) -> None:
         """Have all members take back what they had released: the successor has ended."""
         await self._ask_all(Order.RESUME)
+        self._is_in_place.set()
 
     def take_back(self) -> None:
         """Have new connections come here again: the successor that gets them hangs."""
@@ -163,6 +173,7 @@ class Launcher:
                 text = "a worker crashes again and again: others have its clients meanwhile"
                 _log.error(text, worker=worker.number, fix="see above what it died of")
             await asyncio.sleep(delay_s)
+            await self._is_in_place.wait()
             try:
                 await self._begin(worker)
             except WorkerError as error:
@@ -173,9 +184,15 @@ class Launcher:
 
     async def _watch(self) -> None:
         """Kill members that hang, and follow who has come out of a crash loop, until cancelled."""
+        interval_s = min(SETTLED_INTERVAL_S, BEAT_INTERVAL_S)
         while True:
-            await asyncio.sleep(min(SETTLED_INTERVAL_S, BEAT_INTERVAL_S))
+            before_s = time.monotonic()
+            await asyncio.sleep(interval_s)
             now_s = time.monotonic()
+            if now_s - before_s > interval_s + BEAT_INTERVAL_S:
+                # The launcher stood still, and the members may have done so with it.
+                for worker in self._workers:
+                    worker.heard()
             for worker in self._workers:
                 if worker.serves and worker.hangs():
                     _log.error("a worker hangs and is killed", worker=worker.number)

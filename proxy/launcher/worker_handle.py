@@ -136,6 +136,10 @@ class WorkerHandle:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
+    def heard(self) -> None:
+        """Take it for one that has said something just now."""
+        self.heard_s = self._loop.time()
+
     def hangs(self) -> bool:
         """Return whether its event loop stands still."""
         return self.pid is not None and self._loop.time() - self.heard_s > HANG_S
@@ -155,7 +159,7 @@ class WorkerHandle:
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         while line := await reader.readline():
-            self.heard_s = self._loop.time()
+            self.heard()
             word, _, rest = line.decode().rstrip().partition(" ")
             if word == Notice.READY:
                 self._is_ready.set()

@@ -62,6 +62,30 @@ TIER_ERRORS = (TierError, MembershipError)
 """What `TierMember.join` raises, and what a member ends with that may not stay."""
 
 
+def check_tier_state(config: Config, way: Bootstrap, member: str) -> None:
+    """Read a tier's state as this member would, and nothing else. Blocks. Raises StateError."""
+    rules = TierRules(config)
+    store = _open_slots(config, way, member, rules)
+    try:
+        rules.read(store)
+    finally:
+        store.close()
+
+
+def _open_slots(config: Config, way: Bootstrap, member: str, rules: TierRules) -> SlotStore:
+    assert config.tier is not None
+    return SlotStore(
+        way,
+        config.state.topic,
+        tier=config.tier.name,
+        machine=member,
+        slots=SLOTS,
+        common=COMMON_SLOT,
+        slot_of_record=rules.records,
+        timeout_s=config.limits.connect_timeout,
+    )
+
+
 class TierMember:
     """The tier as the member `name` has it. Make it inside an event loop.
 
@@ -168,17 +192,7 @@ class TierMember:
 
     def open_store(self, holder: StateHolder | None) -> Store:
         """Open the state; a `holder` is asked for it. Blocks. Raises StateError."""
-        state, machine = self._config.state, self.name
-        store = SlotStore(
-            self._way,
-            state.topic,
-            tier=self._tier,
-            machine=machine,
-            slots=SLOTS,
-            common=COMMON_SLOT,
-            slot_of_record=self._rules.records,
-            timeout_s=self._config.limits.connect_timeout,
-        )
+        store = _open_slots(self._config, self._way, self.name, self._rules)
         try:
             if holder is not None:
                 holder.release(store)

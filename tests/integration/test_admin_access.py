@@ -96,6 +96,10 @@ def test_a_token_reports_on_its_own_queries_only(
 ) -> None:
     document = with_tokens(tmp_path, machine_config(kafka.bootstrap, workers))
     document["admin"]["tokens"][1]["queries"] = ["team-a-*"]
+    file = tmp_path / "admin-token"  # which members show each other
+    file.write_text("admin-text\n")
+    file.chmod(0o600)
+    document["admin"]["token_file"] = str(file)
     names = [f"team-{team}-{number}" for team in "ab" for number in range(4)]
     drivers = [ReportingDriver(name, query_id=uuid(name), sender=uuid(name)) for name in names]
     with running(ProxyProcess(document, tmp_path)) as process:

@@ -17,7 +17,7 @@ from kafka.admin import ConfigResourceType
 from pyspark.sql import SparkSession
 from support.clients import CLIENTS, Access, Client, Librdkafka, Record
 from support.kafka_tools import run_tool, tool_jars
-from support.machine import machine_config
+from support.machine import MACHINE, machine_config
 from support.operating import running
 from support.proxy_process import ProxyProcess, until
 from support.two_relays import two_relays
@@ -260,11 +260,17 @@ def test_what_tools_add_up_over_all_brokers_is_as_without_a_proxy(
             assert sums(member.bootstrap) == direct
 
 
+def all_own_slots(machine: ProxyProcess) -> bool:
+    seen = machine.metrics()
+    return all(seen.value("slots_owned", member=f"{MACHINE}/{number}") for number in range(2))
+
+
 @pytest.mark.parametrize("sums", [librdkafkas_sums, kafka_pythons_sums])
 def test_so_are_sums_through_workers(
     kafka: EmbeddedBroker, tmp_path: Path, sums: Callable[[str], dict[str, Any]]
 ) -> None:
     with running(ProxyProcess(machine_config(kafka.bootstrap, 2), tmp_path)) as machine:
+        until(lambda: all_own_slots(machine), "each owns slots")
         with closing(KafkaAdminClient(bootstrap_servers=machine.bootstrap)) as admin:
             assert len(admin.list_transactions()) > 1  # the fallback is named
         assert sums(machine.bootstrap) == sums(kafka.bootstrap)

@@ -326,9 +326,9 @@ def test_a_successor_is_killed_when_it_has_the_state(serving: Serving) -> None:
 
 HANGING = """
 import sys, time
-from proxy import cli, member, succession
+from proxy import cli, succession, wiring
 succession.SERVE_TIMEOUT_S = int(sys.argv.pop(1))
-member.AuditLog = lambda _: time.sleep(600)
+wiring.AuditLog = lambda _: time.sleep(600)
 sys.exit(cli.main())
 """
 HANGS_AFTER_S = 3
@@ -385,7 +385,7 @@ def test_one_that_cannot_even_end_loses_new_connections(serving: Serving) -> Non
 
 TOLD_TO_STOP = """
 import os, signal, sys, time
-from proxy import app, cli
+from proxy import cli, member
 
 def open_and_stop(*arguments):
     store = open_store(*arguments)
@@ -393,7 +393,7 @@ def open_and_stop(*arguments):
     time.sleep(0.5)  # in a thread
     return store
 
-open_store, app.open_store = app.open_store, open_and_stop
+open_store, member.open_store = member.open_store, open_and_stop
 sys.exit(cli.main())
 """
 

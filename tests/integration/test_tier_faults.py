@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -18,7 +19,7 @@ import yaml
 from confluent_kafka.admin import AdminClient, NewTopic
 from support.cut_way import CutWay, cut_way
 from support.forked import environment
-from support.machine import is_gone, kill_worker, until_replaced, worker_pids
+from support.machine import admin_ports, is_gone, kill_worker, until_replaced, worker_pids
 from support.operating import call, quota_proxy, write
 from support.proxy_process import HOST, until
 from support.steady import Steady
@@ -110,9 +111,9 @@ def tier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tier]:
                 machine.kill()
 
 
-def settings(bootstrap: str, name: str, tier: str = "faults", **parts: Any) -> dict[str, Any]:
-    made = tier_config(bootstrap, tier, name, workers=WORKERS, **parts)
-    made["admin"] = {"bind": f"{HOST}:{free_ports(1)[0]}"}
+def settings(bootstrap: str, name: str, workers: int = WORKERS) -> dict[str, Any]:
+    made = tier_config(bootstrap, "faults", name, workers=workers)
+    made["admin"] = admin_ports(workers)
     return {**made, "limits": {"drain_timeout": f"{DRAIN_S:g}s"}}
 
 
@@ -136,7 +137,7 @@ def test_the_slots_of_a_worker_that_dies_again_and_again_go_to_others(tier: Tier
         client.goes_on()
     # It has no time to settle here.
     assert victim.get("/readyz")[0] == 200
-    assert "crash again and again" in victim.get("/readyz")[1]
+    assert "member b/0 crashes again and again" in victim.get("/readyz")[1]
 
 
 def slots_of(machine: TierMachine, number: int) -> float:
@@ -199,7 +200,7 @@ def has_bound(machine: TierMachine, bound: int) -> bool:
     return f": {bound}" in machine.get(f"/v1/quotas?member={machine.name}/0")[1]
 
 
-def test_the_workers_of_a_dead_supervisor_end(tier: Tier) -> None:
+def test_the_workers_of_a_dead_launcher_end(tier: Tier) -> None:
     victim, others = tier.machines[1], [tier.machines[0], tier.machines[2]]
     with tier.client_of(victim, "orphan") as client:
         pids = list(worker_pids(victim).values())
@@ -228,8 +229,12 @@ def test_a_machine_serves_again_when_its_successor_gives_up(tier: Tier) -> None:
 
 
 def answers(machine: TierMachine) -> bool:
-    with suppress(OSError):
-        return machine.get("/healthz")[0] == 200
+    """Whether a member answers at the admin port, where connections wait for one."""
+    with (
+        suppress(OSError),
+        urllib.request.urlopen(f"{machine.admin_url}/healthz", timeout=1) as answer,
+    ):
+        return bool(answer.status == 200)
     return False
 
 
@@ -252,12 +257,12 @@ def test_a_successor_that_cannot_join_costs_nothing(tier: Tier) -> None:
 FAILING = """
 import sys
 from proxy import cli
-from proxy.workers import tier_group, tier_slots
-join = tier_slots.TierSlots.join
-async def fail(self, admin_port):
-    await join(self, admin_port)
-    raise tier_group.TierError("it fails here", "nothing")
-tier_slots.TierSlots.join = fail
+from proxy.tier import tier
+join = tier.Tier.join
+async def fail(self, admin_port, learn):
+    await join(self, admin_port, learn)
+    raise tier.TierError("it fails here", "nothing")
+tier.Tier.join = fail
 sys.exit(cli.main())
 """
 
@@ -333,7 +338,7 @@ def test_who_is_told_to_stop_while_cut_off_ends_in_time(tier: Tier) -> None:
 
 def test_an_address_that_others_cannot_reach_is_told(tier: Tier) -> None:
     """A fourth machine says that it is where nobody listens."""
-    made = settings(tier.broker.bootstrap, "d")
+    made = settings(tier.broker.bootstrap, "d", workers=1)
     made["listeners"][0]["advertised_host"] = NOWHERE
     made["tier"]["admin_host"] = HOST
     odd = TierMachine(made, tier.folder / "d")
@@ -342,8 +347,8 @@ def test_an_address_that_others_cannot_reach_is_told(tier: Tier) -> None:
         for machine in tier.machines:
             until(lambda machine=machine: is_missed(machine), f"{machine.name} warns")
             assert machine.get("/readyz")[0] == 200
-            told = machine.log("a machine is not reached where clients are sent to")
-            assert {line["machine"] for line in told} == {"d"}
+            told = machine.log("a member is not reached where clients are sent to")
+            assert {line["member"] for line in told} == {"d/0"}
             assert "advertised_host" in told[0]["fix"]
         assert not is_missed(odd)
         odd.stop()
@@ -354,4 +359,4 @@ def test_an_address_that_others_cannot_reach_is_told(tier: Tier) -> None:
 
 
 def is_missed(machine: TierMachine) -> bool:
-    return "clients may not reach machine d (127.0.0.9" in machine.get("/readyz")[1]
+    return "clients may not reach member d/0 (127.0.0.9" in machine.get("/readyz")[1]

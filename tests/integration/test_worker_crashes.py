@@ -29,7 +29,7 @@ RECORD_BYTES = 100_000
 BOUND_BYTES = 10_000
 DEBT_S = RECORD_BYTES / BOUND_BYTES
 TOLD_S = 1.5
-"""By then a supervisor has been told of a debt."""
+"""By then a member has told its peers of a debt."""
 SLACK_S = 2.0
 """A debt is told each second; and what sensors look back on passes at once."""
 CRASHES = 6

@@ -129,7 +129,7 @@ def test_all_follow_the_quotas_of_the_cluster(kafka: EmbeddedBroker, tmp_path: P
 def test_many_rules_are_reloaded_while_clients_are_served(
     kafka: EmbeddedBroker, tmp_path: Path
 ) -> None:
-    """Four workers and their supervisor on what processors there are."""
+    """Four workers and their launcher on what processors there are."""
     workers = 4
 
     def rules(bound: int) -> list[dict[str, Any]]:

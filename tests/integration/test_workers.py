@@ -161,7 +161,7 @@ def test_answers_in_flight_go_out_when_it_stops(
         running.kill()
 
 
-def test_all_end_with_the_supervisor(kafka: EmbeddedBroker, tmp_path: Path) -> None:
+def test_all_end_with_the_launcher(kafka: EmbeddedBroker, tmp_path: Path) -> None:
     running = ProxyProcess(machine_config(kafka.bootstrap, 2), tmp_path).start()
     pids = worker_pids(running)
     bind = (HOST, running.port)

@@ -28,8 +28,8 @@ def tier_config(
 ) -> dict[str, Any]:
     """Make the configuration of one machine; the state is in a topic of the tier's name."""
     state = {"kind": "kafka", "topic": f"{tier}-state"}
-    settings = machine_config(bootstrap, workers, state=state, **parts)
-    return {**settings, "tier": {"name": tier, "machine": machine}}
+    settings = machine_config(bootstrap, workers, **parts)
+    return {**settings, "tier": {"name": tier, "machine": machine}, "state": state}
 
 
 class TierMachine(ProxyProcess):
