@@ -59,9 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PORT_ERRORS as error:
         fix = "choose another address, or stop what has it"
         return _complain(f"{error}\n    fix: {fix}", EXIT_FAILED)
-    except AdminRefusal as error:
+    except (AdminRefusal, CheckoutError) as error:
         return _complain(str(error), EXIT_BAD_INPUT if error.is_bad_input else EXIT_FAILED)
-    except (CheckoutError, StateError, TakeOverError, WorkerError, *TIER_ERRORS) as error:
+    except (StateError, TakeOverError, WorkerError, *TIER_ERRORS) as error:
         return _complain(str(error), EXIT_FAILED)
     except OSError as error:
         return _complain(f"{error}\n    fix: see that it is there and may be used", EXIT_FAILED)

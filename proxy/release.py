@@ -7,7 +7,9 @@ UNKNOWN_VERSION = "unknown"
 
 
 class CheckoutError(Exception):
-    """A command that only a checkout of the project has cannot go on."""
+    """A command that only a checkout of the project has cannot go on: this may be none."""
+
+    is_bad_input = True
 
 
 def _installed() -> str:

@@ -6,6 +6,8 @@ from proxy.release import CheckoutError
 class DevkitError(CheckoutError):
     """The broker or its parts can't be had: what went wrong, and how the user can mend it."""
 
+    is_bad_input = False
+
     def __init__(self, what: str, how: str) -> None:
         super().__init__(f"{what}\n{how}")
         self.what = what

@@ -104,6 +104,13 @@ def test_a_token_reports_on_its_own_queries_only(
     drivers = [ReportingDriver(name, query_id=uuid(name), sender=uuid(name)) for name in names]
     with running(ProxyProcess(document, tmp_path)) as process:
 
+        def own_slots() -> bool:
+            members = json.loads(process.get("/v1/tier")[1])["members"]
+            return len(members) == workers and all(each["owned"] for each in members)
+
+        if workers > 1:
+            until(own_slots, "each member owns slots")
+
         def report(driver: ReportingDriver, event: str, **more: Any) -> tuple[int, str | None]:
             body = driver.document(event, **more)
             # 503: its slot goes from one worker to the other, as the listener sees it, too.

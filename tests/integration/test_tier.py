@@ -75,7 +75,7 @@ def test_the_command_says_who_owns_what(tier: list[TierMachine]) -> None:
     for machine in tier:
         assert machine.slots() == len(owned[f"{machine.name}/0"])
     answers = {each["name"]: (each["answers"], each["problem"]) for each in said["machines"]}
-    assert answers == {"a": (None, None), "b": (True, None), "c": (True, None)}
+    assert answers == {"a/0": (None, None), "b/0": (True, None), "c/0": (True, None)}
     code, text, _ = quota_proxy("tier", "--url", tier[1].admin_url)
     assert code == 0
     assert f"generation {said['generation']}  slots {SLOTS}, settled" in text

@@ -257,12 +257,12 @@ def test_a_successor_that_cannot_join_costs_nothing(tier: Tier) -> None:
 FAILING = """
 import sys
 from proxy import cli
-from proxy.tier import tier
-join = tier.Tier.join
+from proxy.tier import tier_member
+join = tier_member.TierMember.join
 async def fail(self, admin_port, learn):
     await join(self, admin_port, learn)
-    raise tier.TierError("it fails here", "nothing")
-tier.Tier.join = fail
+    raise tier_member.TierError("it fails here", "nothing")
+tier_member.TierMember.join = fail
 sys.exit(cli.main())
 """
 

@@ -16,6 +16,7 @@ from support.machine import (
     is_gone,
     kill_worker,
     machine_config,
+    told_port,
     until_replaced,
     worker_pids,
 )
@@ -144,7 +145,8 @@ def test_answers_in_flight_go_out_when_it_stops(
     try:
         name = topic()
         fill(name, 1, RECORD_BYTES)
-        with RawClient(running.bootstrap, "held") as client, RawClient(running.bootstrap) as idle:
+        owner = f"{HOST}:{told_port(running, 'held')}"  # it alone answers whom a rule bounds
+        with RawClient(owner, "held") as client, RawClient(running.bootstrap) as idle:
             idle.ask(api_versions(3))
             client.send(fetch(12, name))
             until(lambda: running.metrics().value("delay_queue_size", api="fetch") == 1, "held")
