@@ -132,7 +132,7 @@ class TierWorld:
                     "tier": self.tiers[name],
                     "access": access,
                     "tls": server_tls,
-                    "timeout_s": 1.0,
+                    "timeout_s": 5.0,  # a busy machine takes none for silent
                 }
                 server = world.server(**(arguments | changes | dict((servers or {}).get(name, {}))))
                 await server.start()
