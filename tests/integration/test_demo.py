@@ -1,28 +1,19 @@
 import re
-import struct
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.demos import check_picture, run_demo
 
 TIMEOUT_S = 240
 MEGABYTES = 12
 RECORDS = 3072
-PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-PNG_SIZE = (1600, 900)
 
 
 @pytest.mark.slow
 def test_demo_holds_a_spark_query_and_shows_it(tmp_path: Path) -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "proxy", "demo", "--megabytes", str(MEGABYTES)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    result = run_demo(tmp_path, "--megabytes", str(MEGABYTES))
 
     assert result.returncode == 0, result.stdout + result.stderr
     assert f"{RECORDS:,} in = {RECORDS:,} out, none twice" in result.stdout
@@ -34,9 +25,7 @@ def test_demo_holds_a_spark_query_and_shows_it(tmp_path: Path) -> None:
     assert "'unlimited' beside it" in result.stdout
 
     out = tmp_path / "build" / "demo"
-    png = (out / "rates.png").read_bytes()
-    assert png.startswith(PNG_SIGNATURE)
-    assert struct.unpack(">II", png[16:24]) == PNG_SIZE
+    check_picture(out / "rates.png")
     assert "consumer_byte_rate: 2MiB" in (out / "demo.yaml").read_text()
     assert {path.name for path in out.glob("*.log")} == {"proxy.log", "query.log", "neighbour.log"}
 
