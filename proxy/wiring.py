@@ -58,6 +58,7 @@ from proxy.relay.services import Reapers, Services, ThrottleMode
 from proxy.release import VERSION
 from proxy.slices import Slices
 from proxy.state import MemoryStore, StateError, Store, WatchedStore
+from proxy.tasks import end_tasks
 from proxy.tier.key_rules import digest_in_force
 from proxy.tier.slot_loads import ClientTraffic
 from proxy.tier.slot_map import MemberAddresses
@@ -284,9 +285,7 @@ class MemberProcess:
     async def end(self) -> None:
         """Drain connections, then end the work."""
         await self.relay.drain()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
         self.services.reapers.close()
 
     async def reread(self) -> None:

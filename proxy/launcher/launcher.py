@@ -20,6 +20,7 @@ from proxy.member import Place, check_state, log_hints
 from proxy.relay.relay import log_listening
 from proxy.relay.take_over import Predecessor
 from proxy.succession import Succession, serve_until
+from proxy.tasks import end_tasks
 from proxy.wiring import prepare_process
 
 START_LIMIT_S = 300.0
@@ -79,10 +80,10 @@ class Launcher:
             self._ports.open(succession.beside)
             for each in self._ports.bootstrap_ports():
                 log_listening(*each)
-            if predecessor is not None:
+            is_successor = predecessor is not None
+            if is_successor:
                 await asyncio.to_thread(check_state, self._config, self._workers[0].number)
             succession.release_predecessor()
-            is_successor = predecessor is not None
             gc.collect()
             gc.freeze()  # what is there now stays shared
             await _all(self._begin(each, is_successor=is_successor) for each in self._workers)
@@ -100,9 +101,7 @@ class Launcher:
 
     async def stop(self) -> None:
         """Have all members hand over, drain and end, at the same time; kill those that do not."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
         for worker in self._workers:
             worker.send(Order.STOP)
         self._ports.close()

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from structlog import get_logger
 
 from proxy.cluster.upstream import Address
+from proxy.tasks import end_tasks
 
 TAKE_OVER_SCHEMA = 1
 """Of the answer to a successor, and of the words that follow; others are not understood."""
@@ -199,9 +200,7 @@ class Replaceable:
 
     async def close(self) -> None:
         """Be replaceable no more."""
-        for task in tuple(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
         self._sock.close()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:

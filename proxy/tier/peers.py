@@ -23,6 +23,7 @@ from proxy.config import Config
 from proxy.config.secrets import ALL_RIGHTS, Secrets
 from proxy.quota.debts import Debt
 from proxy.state import Record
+from proxy.tasks import end_tasks
 
 ALIVE_INTERVAL_S = 0.5
 """Between two questions to each member."""
@@ -122,9 +123,7 @@ class Peers:
                 self._follow()
                 await asyncio.sleep(ALIVE_INTERVAL_S)
         finally:
-            for task in self._following.values():
-                task.cancel()
-            await asyncio.gather(*self._following.values(), return_exceptions=True)
+            await end_tasks(self._following.values())
             self._following.clear()
 
     async def generations(self, names: Iterable[str]) -> list[int]:

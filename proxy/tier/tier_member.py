@@ -21,6 +21,7 @@ from proxy.config.stores import RELEASE_TIMEOUT_S, StateHolder
 from proxy.quota.debts import Debt, SharedQuotas
 from proxy.quota.rules import Rule
 from proxy.state import Document, GroupFence, Record, SlotStore, StateError, Store
+from proxy.tasks import end_tasks
 from proxy.tier.group.assignment import Assignment, Machine
 from proxy.tier.group.group_member import GroupMember, MembershipError
 from proxy.tier.group.subscription import Announcement
@@ -33,6 +34,7 @@ from proxy.tier.records import COMMON_SLOT, WATCH, TierStore, slot_key
 from proxy.tier.slot_balance import placed_slots
 from proxy.tier.slot_loads import ClientTraffic
 from proxy.tier.slot_map import MemberAddresses, SlotMap
+from proxy.tier.slot_owns import SlotOwns
 from proxy.tier.slot_steering import SlotSteering
 from proxy.tier.slots import SLOTS
 from proxy.tier.tier_rules import TierRules
@@ -161,8 +163,8 @@ class TierMember:
         return self._ownership.leader
 
     @property
-    def owns(self) -> Any:
-        """What this member owns now; see `Owns`."""
+    def owns(self) -> SlotOwns:
+        """What this member owns now."""
         return self._ownership.owns
 
     @property
@@ -285,9 +287,7 @@ class TierMember:
         member.stop()
         if not self._failed.done():
             await asyncio.wait((self._tasks[0],), timeout=LEAVE_LIMIT_S)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
         self._member, self._ownership.newest = None, None
 
     async def watch(self) -> None:

@@ -6,6 +6,8 @@ from concurrent.futures import Future
 from threading import Thread
 from typing import Any, TypeVar
 
+from proxy.tasks import end_tasks
+
 Value = TypeVar("Value")
 
 
@@ -34,10 +36,7 @@ class LoopThread:
         self._loop.close()
 
     async def _end(self, last: tuple[Callable[[], None], ...]) -> None:
-        running = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await end_tasks(asyncio.all_tasks() - {asyncio.current_task()})
         await self._loop.shutdown_asyncgens()
         await self._loop.shutdown_default_executor()
         for call in last:
