@@ -16,7 +16,7 @@ import trustme
 import yaml
 from parts.reports import ReportingDriver, uuid
 from support.forked import environment
-from support.machine import machine_config
+from support.machine import machine_config, until_settled
 from support.operating import call, hang_up, quota_proxy, running, write
 from support.proxy_process import HOST, ProxyProcess, config, until
 
@@ -103,13 +103,8 @@ def test_a_token_reports_on_its_own_queries_only(
     names = [f"team-{team}-{number}" for team in "ab" for number in range(4)]
     drivers = [ReportingDriver(name, query_id=uuid(name), sender=uuid(name)) for name in names]
     with running(ProxyProcess(document, tmp_path)) as process:
-
-        def own_slots() -> bool:
-            members = json.loads(process.get("/v1/tier")[1])["members"]
-            return len(members) == workers and all(each["owned"] for each in members)
-
         if workers > 1:
-            until(own_slots, "each member owns slots")
+            until_settled(process, workers)
 
         def report(driver: ReportingDriver, event: str, **more: Any) -> tuple[int, str | None]:
             body = driver.document(event, **more)

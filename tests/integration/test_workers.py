@@ -18,6 +18,7 @@ from support.machine import (
     machine_config,
     told_port,
     until_replaced,
+    until_settled,
     worker_pids,
 )
 from support.operating import quota_proxy, running
@@ -145,6 +146,7 @@ def test_answers_in_flight_go_out_when_it_stops(
     try:
         name = topic()
         fill(name, 1, RECORD_BYTES)
+        until_settled(running, 2)
         owner = f"{HOST}:{told_port(running, 'held')}"  # it alone answers whom a rule bounds
         with RawClient(owner, "held") as client, RawClient(running.bootstrap) as idle:
             idle.ask(api_versions(3))

@@ -1,8 +1,10 @@
 """A proxy with several workers, and what tests do to its processes."""
 
+import json
 import os
 import signal
 import socket
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -84,6 +86,21 @@ def kill_worker(machine: ProxyProcess, number: int) -> int:
 def until_replaced(machine: ProxyProcess, number: int, pid: int) -> None:
     """Wait until another process serves in the place of a worker."""
     until(lambda: worker_pids(machine)[number] != pid, f"worker {number} is back")
+
+
+def until_settled(machine: ProxyProcess, workers: int) -> None:
+    """Wait until each member owns slots, and none is on its way to another."""
+
+    def is_settled() -> bool:
+        status, text = machine.get("/v1/tier")
+        if status != HTTPStatus.OK:
+            return False
+        told = json.loads(text)
+        members = told["members"]
+        shared = len(members) == workers and all(each["owned"] for each in members)
+        return bool(told["settled"]) and shared
+
+    until(is_settled, "each member owns slots")
 
 
 def is_gone(pid: int) -> bool:
