@@ -238,7 +238,7 @@ class Member:
         if self._config.state.kind != "memory":
             await asyncio.to_thread(self._store.close)
             self._store.use(await asyncio.to_thread(self._open_store, None))
-        self._parts.resume()
+        await self._parts.resume()
         await self._take_debts()
         self._released = False
 

@@ -45,7 +45,7 @@ from proxy.queries.queries import Queries
 from proxy.quota.debts import Debt
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
-from proxy.quota.rule_registry import Compose, RuleRegistry
+from proxy.quota.rule_registry import Compose, RuleRegistry, RulesWrite
 from proxy.quota.rule_sources import ComposedRules
 from proxy.quota.rules import Rule
 from proxy.quota.selector import selector
@@ -128,7 +128,7 @@ class MemberProcess:
         self.brokers = Brokers(self.bootstrap, splice=splice)
         client = KafkaClient(self.bootstrap, limit_s=None)
         self._kafka_quotas = KafkaQuotas(client, self._use_kafka, errors)
-        self._composing = asyncio.Lock()
+        self._composing, self._writing = asyncio.Lock(), asyncio.Lock()
         self._clients = ClientRegistry(instruments.bytes_total)
         self.queries = Queries(
             config.progress_settings,
@@ -219,6 +219,7 @@ class MemberProcess:
             self.store,
             self._settings,
             self._compose,
+            self._write,
             writes=self._writes,
         )
         await self._end_due()
@@ -321,9 +322,9 @@ class MemberProcess:
         """After `release`: keep in memory what the state does not take meanwhile."""
         self.audit.resume(self.store)
 
-    def resume(self) -> None:
+    async def resume(self) -> None:
         """Write to the store again, which is open again. Raises StateError."""
-        self.rules.use_store(self.store)
+        await self.rules.use_store(self.store)
         self.queries.resume(self.store)
         self._observer.resume(self.store)
 
@@ -383,6 +384,11 @@ class MemberProcess:
         """Compose rules in a thread; one at a time, so that the event loop has its share."""
         async with self._composing:
             return await asyncio.to_thread(compose)
+
+    async def _write(self, write: RulesWrite) -> int:
+        """Write rules in a thread: the state may need this event loop to get its place back."""
+        async with self._writing:
+            return await asyncio.to_thread(write)
 
     def _client_of(self, query: str) -> str:
         """Return the client id of a query by its name."""

@@ -1,8 +1,9 @@
 """Keep the rules in force: of the file, the cluster, and what operators change at run time."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from proxy.state import Record, StateError, Store
 
@@ -35,9 +36,14 @@ class Ended(NamedTuple):
 
 Compose = Callable[[], ComposedRules]
 
+RulesWrite = Callable[[], int]  # takes as long as the cluster does
 
-async def _here(compose: Compose) -> ComposedRules:
-    return compose()
+
+Result = TypeVar("Result")
+
+
+async def _here(work: Callable[[], Result]) -> Result:
+    return work()
 
 
 class RuleRegistry:
@@ -49,8 +55,9 @@ class RuleRegistry:
 
     The manager gets the rules at once, with the overrides of the store, and after each change. To
     compose 10,000 takes some 0.2 s: `elsewhere` may do it in another thread, and the rules before
-    stay in force meanwhile. Changes may overlap: when one returns, it is in force with all that
-    were called before it, and none that was called later is undone.
+    stay in force meanwhile. So may `writing` write, one change after the other. Changes may
+    overlap: when one returns, it is in force with all that were called before it, and none that was
+    called later is undone.
 
     Call `end_due` at the start, and every second.
 
@@ -67,13 +74,12 @@ class RuleRegistry:
         store: Store,
         settings: QuotaSettings,
         elsewhere: Callable[[Compose], Awaitable[ComposedRules]] = _here,
+        writing: Callable[[RulesWrite], Awaitable[int]] = _here,
         *,
         writes: bool = True,
-        on_written: Callable[[], None] = lambda: None,
     ) -> None:
         self.writes = writes
-        self.on_written = on_written
-        """Called when overrides or pauses in the store have changed."""
+        self._writing = writing
         self._manager = manager
         self._store = store
         self._elsewhere = elsewhere
@@ -144,15 +150,13 @@ class RuleRegistry:
 
         Raises StateError when they could not be deleted; they have ended all the same.
         """
-        kept, due = self._sources.kept, dict[str, KeptChange]()
-        for key, each in kept.items():
-            if each.until_s is not None and each.until_s <= now_s:
-                due[key] = each
+        kept = self._sources.kept
+        dated = ((key, each, each.until_s) for key, each in kept.items())
+        due = {key: each for key, each, until in dated if until is not None and until <= now_s}
         if due:
             await self._use(kept={key: kept[key] for key in kept if key not in due})
-        gone = [key for key in due if key not in self._sources.kept]
-        if self.writes and gone:  # but for what was set again meanwhile
-            self._write(delete=gone)
+        if self.writes and due:
+            await self._writing(lambda: self._delete_ended(due))
         return Ended(
             tuple(each for each in due.values() if isinstance(each, RuleEntry)),
             tuple(each for each in due.values() if isinstance(each, QuotaPause)),
@@ -168,16 +172,13 @@ class RuleRegistry:
         """Put in force the configuration's settings and rules."""
         await self._use(settings=settings)
 
-    def use_store(self, store: Store) -> None:
+    async def use_store(self, store: Store) -> None:
         """Keep all in another store, in the place of what that has. Raises StateError."""
-        if not self.writes:
-            self._store = store
-            return
-        others = (*store.items(OVERRIDES), *store.items(PAUSES))
-        records = [change_record(change) for change in self._sources.kept.values()]
-        store.put_many(records, delete=[record.key for record in others])
+        if self.writes:
+            gone = [each.key for each in (*store.items(OVERRIDES), *store.items(PAUSES))]
+            records = [change_record(change) for change in self._sources.kept.values()]
+            await self._writing(partial(store.put_many, records, delete=gone))
         self._store = store
-        self.on_written()
 
     async def use_kafka(self, rules: Iterable[Rule]) -> None:
         """Put in force the cluster's rules, in the place of those that it had before."""
@@ -188,25 +189,47 @@ class RuleRegistry:
     async def _keep(self, change: KeptChange) -> ComposedRules:
         """Keep an override or a pause, and put it in force."""
         record = change_record(change)
-        self._write([record])
-        return await self._use(kept={**self._sources.kept, record.key: change})
+        return await self._change([record], (), lambda kept: {**kept, record.key: change})
 
     async def _end(self, keys: Iterable[str]) -> list[KeptChange]:
         """Delete those of these records that there are; return what is in force no longer."""
-        kept = dict(self._sources.kept)
-        ended = {key: kept.pop(key) for key in keys if key in kept}
+        kept = self._sources.kept
+        ended = {key: kept[key] for key in keys if key in kept}
         if ended:
-            self._write(delete=ended)
-            await self._use(kept=kept)
+            await self._change(
+                (),
+                tuple(ended),
+                lambda kept: {key: each for key, each in kept.items() if key not in ended},
+            )
         return list(ended.values())
 
-    def _write(self, records: Iterable[Record] = (), *, delete: Iterable[str] = ()) -> None:
-        """Write to the store. Raises StateError, also when this is not the one that writes."""
+    async def _change(
+        self,
+        records: Sequence[Record],
+        gone: Sequence[str],
+        changed: Callable[[Mapping[str, KeptChange]], Mapping[str, KeptChange]],
+    ) -> ComposedRules:
+        """Write, then put in force what is kept by then.
+
+        Raises StateError, also when this is not the one that writes.
+        """
         if not self.writes:
-            what = "overrides and pauses are kept by another worker of this proxy"
-            raise StateError(what, "send the request to the proxy's admin port")
-        self._store.put_many(records, delete=delete)
-        self.on_written()
+            what = "overrides and pauses are kept by another member of this proxy"
+            raise StateError(what, "send the request again in a second")
+        try:
+            await self._writing(partial(self._store.put_many, records, delete=gone))
+        except StateError:
+            raise
+        except BaseException:  # such as a cancelled request: it is written all the same
+            self._sources = replace(self._sources, kept=changed(self._sources.kept))
+            self._put_in_force(self._sources.compose())
+            raise
+        return await self._use(kept=changed(self._sources.kept))
+
+    def _delete_ended(self, due: Iterable[str]) -> int:
+        """Delete from the store what has ended, but for what was set again meanwhile."""
+        gone = [key for key in due if key not in self._sources.kept]
+        return self._store.put_many((), delete=gone) if gone else 0
 
     async def _use(self, **changed: Any) -> ComposedRules:
         """Put other sources in force, unless later ones are by then."""
@@ -215,7 +238,7 @@ class RuleRegistry:
         change = self._changes
         try:
             composed = await self._elsewhere(self._sources.compose)
-        except BaseException:  # such as a cancelled request: what is kept must be in force
+        except BaseException:  # as above: what is kept must be in force
             self._latest = self._changes
             self._put_in_force(self._sources.compose())
             raise
