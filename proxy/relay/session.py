@@ -55,8 +55,8 @@ class ClientSession:
     """The client of one connection: its quotas, its byte counters, and who sees its messages."""
 
     __slots__ = (
-        *("_bytes", "_clients", "_count_visit", "_generation", "_origin", "_steering", "charge"),
-        *("fetch_sizes", "identity", "interceptor", "owner", "quotas"),
+        *("_began_alone", "_bytes", "_clients", "_count_visit", "_generation", "_origin"),
+        *("_steering", "charge", "fetch_sizes", "identity", "interceptor", "owner", "quotas"),
     )
 
     def __init__(self, services: Services, identity: ClientIdentity, origin: Origin) -> None:
@@ -75,6 +75,7 @@ class ClientSession:
         self._generation: int | None = None
         if self._steering is not None:
             self.follow_owner()
+        self._began_alone = self._steering is not None and self.fallback() is None
         self._clients = services.clients
         self._bytes: dict[int, CounterChild] = {}
         self.fetch_sizes = FetchSizes()
@@ -122,6 +123,11 @@ class ClientSession:
         steering = self._steering
         member = steering.fallback_of(self.identity) if steering is not None else None
         return member.bootstrap_of(self._origin.name) if member is not None else None
+
+    @property
+    def lacks_fallback(self) -> bool:
+        """Whether there is a fallback that the client may not know, as it came before that."""
+        return self._began_alone and self.fallback() is not None
 
     @property
     def is_at_fallback(self) -> bool:

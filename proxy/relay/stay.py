@@ -44,12 +44,12 @@ class Stay:
         self.follow()
 
     def follow(self) -> None:
-        """Send the client on soon if another member owns it now, and stay if we do."""
+        """Send the client on soon if it is to know of other members now, and stay if not."""
         session = self._pair.client.current
         if session is None or not self._is_decided or self._is_sent_on:
             return
         session.follow_owner()
-        if self._is_visitor:
+        if self._is_to_go:
             self._let_go_soon()
         else:
             self.close()
@@ -72,19 +72,19 @@ class Stay:
             self._timer = None
 
     @property
-    def _is_visitor(self) -> bool:
-        """Whether the client has to go, and has somewhere to go to."""
+    def _is_to_go(self) -> bool:
+        """Whether the client has an owner elsewhere, or is to ask anew where to go."""
         session = self._pair.client.current
         if session is None or (self._pair.origin.node_id is None and not self._carries_data):
             return False
-        return session.must_go
+        return session.must_go or session.lacks_fallback
 
     def _let_go(self) -> None:
         pair, self._timer = self._pair, None
         session = pair.client.current
         if session is None or pair.life.state is not OPEN:
             return
-        if session.owner is None and not self._is_sent_on:
+        if session.owner is None and not (self._is_sent_on or session.lacks_fallback):
             return
         pair.services.instruments.steered_connections_total.inc()
         owner = session.owner.name if session.owner is not None else None

@@ -26,6 +26,8 @@ from proxy.quota.entities import QuotaKind
 from proxy.relay import stay
 from proxy.relay.interceptor import ClientSentOn
 from proxy.relay.services import ThrottleMode
+from proxy.tier.slot_map import MemberAddresses, SlotMap
+from proxy.tier.slots import SLOTS
 from proxy.wire.apis import LIST_OFFSETS
 from proxy.wire.rewrite import FALLBACK_NODE_ID
 
@@ -203,6 +205,27 @@ async def test_those_of_the_owner_stay(soon):
             await client.send(frames.fetch_request(number + 1))
             await broker.frame()
         assert not pair.visits()
+
+
+async def test_who_came_before_there_was_a_fallback_asks_for_its_addresses_anew(soon):
+    """It would have nowhere to go if its owner died."""
+    alone = MapSteering("a", SlotMap(1, {"a": MemberAddresses("a", {})}, ["a"] * SLOTS))
+    async with open_lab(steering=alone) as lab:
+        client, broker = await at_broker_port(lab, frames.fetch_request(1))
+        members = [member_at(name, LISTENER, lab.port, {NODE: port_of(lab)}) for name in "ab"]
+        alone.follow(moved(alone.map, "a", (members[0],)))
+        await asyncio.sleep(0.02)
+        assert not steered(lab)
+        alone.follow(moved(alone.map, "a", (members[1],)))
+        await until(lambda: steered(lab))
+        await broker.send(frames.fetch_response(1, 1000))
+        assert await client.ended() == frames.fetch_response(1, 1000)
+        await client.close()
+        again, broker = await at_broker_port(lab, frames.fetch_request(2))
+        alone.follow(moved(alone.map, "a"))
+        await broker.send(frames.fetch_response(2, 10))
+        assert await again.frame() == frames.fetch_response(2, 10)
+        assert steered(lab) == 1
 
 
 async def test_a_bootstrap_connection_stays_until_it_carries_data(soon):
