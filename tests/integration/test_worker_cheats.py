@@ -1,16 +1,24 @@
 """Clients that go to all workers at once, whatever these say: none gets more than its bound."""
 
 import ssl
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 import trustme
-from support.machine import broker_ports, machine_config
+from support.cheating import (
+    ANSWER_BYTES,
+    BOUND_BYTES,
+    CHEATS_S,
+    FETCH_VERSION,
+    SPAN_S,
+    cheat,
+    check_bound,
+    plain,
+)
+from support.machine import broker_ports, machine_config, until_settled
 from support.operating import running
 from support.proxy_process import HOST, ProxyProcess, until
 from support.raw import RawClient, fetch, message
@@ -19,75 +27,8 @@ from examples.devkit.broker import EmbeddedBroker
 from proxy.wire.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE
 
 WORKERS = 3
-CHEATS_S, SHORT_S = 8.0, 0.5
-BOUND_BYTES = 100_000
-ANSWER_BYTES = 20_000
-SPAN_S = 1.1
-"""What the sensors of these proxies look back on: as much may pass at once."""
-TOLD_S = 0.5
-"""Until an owner has been told of a visit, and the visitor's member what it owes; generously."""
-FETCH_VERSION = 12
-RETRY_S = 0.02
-
-Open = Callable[[str], RawClient]
-
-
-@dataclass
-class Got:
-    """What one client had."""
-
-    bytes: int = 0
-    connections: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def add(self, count: int) -> None:
-        with self.lock:
-            self.bytes += count
-
-
-def read(connect: Open, address: str, topic: str, until_s: float, got: Got, at_most: int) -> None:
-    """Fetch from one port without a pause, over connection after connection."""
-    while time.monotonic() < until_s:
-        try:
-            with connect(address) as client:
-                with got.lock:
-                    got.connections += 1
-                for _ in range(at_most):
-                    client.sock.settimeout(max(until_s - time.monotonic(), RETRY_S))
-                    client.send(fetch(FETCH_VERSION, topic, max_bytes=2 * ANSWER_BYTES))
-                    got.add(len(client.receive_frame()))
-                    client.forget()
-        except (OSError, EOFError):
-            time.sleep(RETRY_S)
-
-
-def cheat(
-    connect: Open,
-    addresses: list[str],
-    topic: str,
-    *,
-    threads: int = 1,
-    at_most: int = 1_000_000,
-    seconds: float = CHEATS_S,
-) -> Got:
-    """Read from all these ports at the same time."""
-    got = Got()
-    until_s = time.monotonic() + seconds
-    with ThreadPoolExecutor(len(addresses) * threads) as pool:
-        for address in addresses * threads:
-            pool.submit(read, connect, address, topic, until_s, got, at_most)
-    return got
-
-
-def check(got: Got, seconds: float = CHEATS_S) -> None:
-    """Require that all of it together is within the bound."""
-    allowed = BOUND_BYTES * (seconds + SPAN_S + TOLD_S) + WORKERS * ANSWER_BYTES
-    assert 0 < got.bytes <= allowed
-    assert got.bytes > BOUND_BYTES * seconds / 2, "it is held far below its bound"
-
-
-def plain(client_id: str) -> Open:
-    return lambda address: RawClient(address, client_id)
+MANY = 12
+SHORT_S = 0.5
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +54,7 @@ def test_who_reads_from_all_workers_at_once(machine: ProxyProcess, full: str) ->
     addresses = [*broker_ports(machine, WORKERS), machine.bootstrap, machine.bootstrap]
     before = machine.metrics().value("steered_connections_total")
     got = cheat(plain("cheat-0"), addresses, full)
-    check(got)
+    check_bound(got)
     let_go = machine.metrics().value("steered_connections_total") - before
     assert 0 < let_go <= len(addresses) * (CHEATS_S + 1), "each second at most"
     assert got.connections <= len(addresses) * (CHEATS_S + 2)
@@ -121,11 +62,11 @@ def test_who_reads_from_all_workers_at_once(machine: ProxyProcess, full: str) ->
 
 def test_who_connects_anew_for_each_answer(machine: ProxyProcess, full: str) -> None:
     addresses = [*broker_ports(machine, WORKERS), machine.bootstrap]
-    check(cheat(plain("cheat-1"), addresses, full, at_most=1))
+    check_bound(cheat(plain("cheat-1"), addresses, full, at_most=1))
 
 
 def test_who_reads_over_many_bootstrap_connections(machine: ProxyProcess, full: str) -> None:
-    check(cheat(plain("cheat-2"), [machine.bootstrap], full, threads=9))
+    check_bound(cheat(plain("cheat-2"), [machine.bootstrap], full, threads=9))
 
 
 def test_who_was_quiet_at_all_workers_for_a_while(machine: ProxyProcess, full: str) -> None:
@@ -136,13 +77,28 @@ def test_who_was_quiet_at_all_workers_for_a_while(machine: ProxyProcess, full: s
         with plain("cheat-4")(address) as client, suppress(OSError):
             client.ask(fetch(FETCH_VERSION, full, max_bytes=1))
     time.sleep(3 * SPAN_S)
-    check(cheat(plain("cheat-4"), addresses, full, seconds=SHORT_S), SHORT_S)
+    check_bound(cheat(plain("cheat-4"), addresses, full, seconds=SHORT_S), SHORT_S)
+
+
+@pytest.mark.slow
+def test_twelve_members_give_one_burst(kafka: EmbeddedBroker, full: str, tmp_path: Path) -> None:
+    """A client whose first requests come at all of them at once, and again after a rest."""
+    rules = [{"client-id": "bursts", "consumer_byte_rate": BOUND_BYTES}]
+    with running(
+        ProxyProcess(machine_config(kafka.bootstrap, MANY, rules=rules), tmp_path)
+    ) as all_:
+        until_settled(all_, MANY)
+        addresses = broker_ports(all_, MANY)
+        for _ in range(2):
+            got = cheat(plain("bursts"), addresses, full, threads=4, at_most=5, seconds=SHORT_S)
+            check_bound(got, SHORT_S)
+            time.sleep(3 * SPAN_S)
 
 
 def test_who_closes_before_it_has_its_answers(machine: ProxyProcess, full: str) -> None:
     """What was asked for is charged all the same, to the owner, too."""
     addresses = [*broker_ports(machine, WORKERS), machine.bootstrap]
-    check(cheat(plain("cheat-3"), addresses, full, threads=2, at_most=2))
+    check_bound(cheat(plain("cheat-3"), addresses, full, threads=2, at_most=2))
 
 
 def test_a_user_who_logs_in_at_all_workers(
@@ -169,7 +125,7 @@ def test_a_user_who_logs_in_at_all_workers(
         return client
 
     try:
-        check(cheat(connect, [*broker_ports(running, WORKERS), running.bootstrap], full))
+        check_bound(cheat(connect, [*broker_ports(running, WORKERS), running.bootstrap], full))
         running.stop()
     finally:
         running.kill()
@@ -204,7 +160,7 @@ def test_a_certificate_at_all_workers(
     try:
         addresses = [*broker_ports(running, WORKERS), running.bootstrap]
         got = cheat(lambda address: RawClient(address, "any", tls=context), addresses, full)
-        check(got)
+        check_bound(got)
         running.stop()
     finally:
         running.kill()

@@ -19,7 +19,7 @@ from proxy.wire.apis import METADATA
 MACHINE = "machine"
 
 PORTS_FOR_EACH = 2
-"""The embedded broker has the id 1."""
+"""Where there is one broker: the embedded one has the id 1."""
 
 
 def free_range(count: int) -> str:
@@ -37,11 +37,14 @@ def free_range(count: int) -> str:
     raise AssertionError("no free ports in a row")
 
 
-def machine_config(bootstrap: str, workers: int, **parts: Any) -> dict[str, Any]:
-    """Make a configuration with so many workers on ports of their own; several have a tier."""
+def machine_config(bootstrap: str, workers: int, *, nodes: int = 1, **parts: Any) -> dict[str, Any]:
+    """Make a configuration with so many workers on ports of their own; several have a tier.
+
+    The brokers have the ids 1 to `nodes`.
+    """
     listener = {
         "bind": f"{HOST}:{free_ports(1)[0]}",
-        "broker_ports": free_range(workers * PORTS_FOR_EACH),
+        "broker_ports": free_range(workers * (nodes + 1)),
     }
     settings = {**config(bootstrap, listeners=[listener], **parts), "workers": workers}
     return in_tier(settings) if workers > 1 else settings
