@@ -1,7 +1,8 @@
 """Finds other members that cannot be reached where clients are told that they are."""
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from structlog import get_logger
@@ -15,6 +16,12 @@ CONNECT_LIMIT_S = 3.0
 TRY_AGAIN_S = 10.0
 """Between two tries of an address that could not be reached."""
 
+SETTLE_S = 30.0
+"""After the IP address behind a name has changed: so long clients may go to the one before, as
+their resolvers remember it. The usual time to live of a record in Kubernetes."""
+
+KEPT_IPS = 10_000
+
 AT_ONCE = 20
 """Connections that are tried at the same time."""
 
@@ -26,19 +33,33 @@ FIX = "see that advertised_host leads to one member each, and that the network l
 _log = get_logger(__name__)
 
 
+Connect = Callable[[Address], Awaitable[str]]
+"""Returns the IP address to which a connection was made. Raises OSError, with why there is none."""
+
+
 class ReachabilityProbe:
     """Tries a data port of each member once when it is new, and again while it cannot be reached.
 
-    What is on a member that does not answer at all is not judged: others say that of it.
+    What is on a member that does not answer at all is not judged: others say that of it. One that
+    comes back with another IP address behind its name counts as reached SETTLE_S later.
     """
 
     def __init__(
-        self, silent: Callable[[], Collection[str]], on_change: Callable[[], None]
+        self,
+        silent: Callable[[], Collection[str]],
+        on_change: Callable[[], None],
+        connect: Connect | None = None,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """`silent` gives the members that do not answer; `on_change` is called with news."""
         self._silent, self._on_change = silent, on_change
+        self._connect, self._clock_s = connect or _connect, clock_s
         self._members: Mapping[Address, str] = {}
         self._reached: set[Address] = set()
+        self._ips: dict[Address, str] = {}
+        """Where each address led last, also of members that are away."""
+        self._settled_s: dict[Address, float] = {}
+        """When addresses are settled that lead elsewhere than before."""
         self._problems: dict[Address, str] = {}
         self._is_new = asyncio.Event()
 
@@ -54,8 +75,9 @@ class ReachabilityProbe:
     @property
     def reached(self) -> frozenset[str]:
         """The members that were reached at all their addresses."""
-        known = frozenset(self._members[at] for at in self._reached)
-        return known - {name for at, name in self._members.items() if at not in self._reached}
+        settled = {at for at in self._reached if at not in self._settled_s}
+        known = frozenset(self._members[at] for at in settled)
+        return known - {name for at, name in self._members.items() if at not in settled}
 
     @property
     def problems(self) -> Mapping[str, str]:
@@ -70,55 +92,76 @@ class ReachabilityProbe:
             for listener in member.listeners.values()
         }
         self._reached &= self._members.keys()
+        self._settled_s = {at: end for at, end in self._settled_s.items() if at in self._reached}
         self._problems = {at: why for at, why in self._problems.items() if at in self._members}
         self._is_new.set()
 
     async def watch(self) -> None:
-        """Try what is new, and what could not be reached, until cancelled."""
+        """Look again and again, until cancelled."""
         while True:
             self._is_new.clear()
-            silent = self._silent()
-            wanted = [
-                at
-                for at, member in self._members.items()
-                if at not in self._reached and member not in silent
-            ]
-            before = self.reached, set(self._problems)
-            for first in range(0, len(wanted), AT_ONCE):
-                await self._try(wanted[first : first + AT_ONCE])
-            if (self.reached, set(self._problems)) != before:
-                self._on_change()
+            await self.look()
             with suppress(TimeoutError):
                 async with asyncio.timeout(TRY_AGAIN_S):
                     await self._is_new.wait()
 
+    async def look(self) -> None:
+        """Try what is new, and what could not be reached, once."""
+        silent = self._silent()
+        wanted = [
+            at
+            for at, member in self._members.items()
+            if at not in self._reached and member not in silent
+        ]
+        before = self.reached, set(self._problems)
+        now_s = self._clock_s()
+        self._settled_s = {at: end_s for at, end_s in self._settled_s.items() if end_s > now_s}
+        for first in range(0, len(wanted), AT_ONCE):
+            await self._try(wanted[first : first + AT_ONCE])
+        if (self.reached, set(self._problems)) != before:
+            self._on_change()
+
     async def _try(self, addresses: Sequence[Address]) -> None:
-        for at, problem in zip(
-            addresses, await asyncio.gather(*map(_problem_of, addresses)), strict=True
-        ):
+        tries = await asyncio.gather(*map(self._connect, addresses), return_exceptions=True)
+        for at, ip in zip(addresses, tries, strict=True):
             member = self._members.get(at)
             if member is None or member in self._silent():
                 continue
-            if problem is None:
+            if isinstance(ip, str):
                 self._reached.add(at)
+                self._follow_ip(at, ip)
                 if self._problems.pop(at, None) is not None:
                     _log.info("a member is reached where clients are sent to", member=member)
                 continue
+            if not isinstance(ip, OSError):
+                raise ip
             if at not in self._problems:
                 text = "a member is not reached where clients are sent to"
-                _log.warning(text, member=member, error=problem, fix=FIX)
-            self._problems[at] = problem
+                _log.warning(text, member=member, error=str(ip), fix=FIX)
+            self._problems[at] = str(ip)
+
+    def _follow_ip(self, at: Address, ip: str) -> None:
+        """Record where an address leads, and have it settle if it has led elsewhere before."""
+        before = self._ips.pop(at, ip)
+        self._ips[at] = ip
+        if len(self._ips) > KEPT_IPS:
+            del self._ips[next(iter(self._ips))]
+        if ip != before:
+            self._settled_s[at] = self._clock_s() + SETTLE_S
+            text = "the address of a member has changed: it gets clients when resolvers know that"
+            _log.info(text, member=self._members[at], was=before, now=ip, in_s=SETTLE_S)
 
 
-async def _problem_of(address: Address) -> str | None:
-    """Return why an address is not reached; None if it is."""
+async def _connect(address: Address) -> str:
+    """Return the IP address where a member is reached. Raises OSError, with why it is not."""
     host, port = address
     try:
         async with asyncio.timeout(CONNECT_LIMIT_S):
             _, writer = await asyncio.open_connection(host, port)
     except TimeoutError:
-        return f"{host}:{port}: no answer in {CONNECT_LIMIT_S:g} s"
+        raise OSError(f"{host}:{port}: no answer in {CONNECT_LIMIT_S:g} s") from None
     except OSError as error:
-        return f"{host}:{port}: {error.strerror or error}"
+        raise OSError(f"{host}:{port}: {error.strerror or error}") from None
+    ip: str = writer.get_extra_info("peername")[0]
     writer.close()
-    return None
+    return ip
