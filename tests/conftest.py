@@ -23,9 +23,10 @@ from java_classes import end_jvm, use_archives
 
 use_archives()
 
-# A busy machine is no failure of the code.
-hypothesis.settings.register_profile("patient", deadline=None)
-hypothesis.settings.load_profile("patient")
+# A busy machine is no failure of the code, and a change fails by what it does, not by luck.
+hypothesis.settings.register_profile("same", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("search", deadline=None, max_examples=10_000)
+hypothesis.settings.load_profile("same")
 
 ANSWER_TIMEOUT_S = 30
 CLEAN_UP_TIMEOUT_S = 200
