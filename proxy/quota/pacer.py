@@ -170,11 +170,15 @@ class Pacer:
 
         A client that the formula judges, and finds above it at this `rate`, is paced from now on
         and owes nothing. What others owe is a number of bytes. If they take long now, the client
-        goes on slowly, and owes little from `forgives_ms` on.
+        goes on slowly, and owes little from `forgives_ms` on: when the rate looks back no further.
         """
         if self.is_pacing or now_ms < self.strict_until_ms:
             share = self.bound / bound
-            self.due_ms = now_ms + (self.due_ms - now_ms) * share
+            if self.due_ms > now_ms:
+                self.due_ms = now_ms + (self.due_ms - now_ms) * share
+            else:  # of what was saved up as much stays as the formula would give
+                free = max(1.0 - rate / bound, 0.0)
+                self.due_ms = max(self.due_ms, now_ms - free * (forgives_ms - now_ms))
             self.loan_ms *= share
             if self.due_ms - now_ms > LARGE_DEBT_MS:
                 self.forgives_ms = forgives_ms

@@ -243,6 +243,8 @@ def test_a_raised_bound_helps_those_who_wait_at_once():
     st.sampled_from(list(CLIENTS)),
 )
 @example([(1000.0, 10.0), (1000.0, 1.0), (1000.0, 10.0)], "50 connections, 1 MiB")
+@example([(200.0, 20.0), (200.0, 1.1), (200.0, 0.2)], "1 connection, 16 KiB")
+@example([(9400.0, 20.0), (1800.0, 5.0), (1600.0, 0.2)], "1 connection, 16 KiB")
 def test_no_sequence_of_bounds_gives_more_than_they_allow(changes, client):
     """And after a raise nobody has less than before, unless earlier answers are worked off."""
     world = world_at(MB, client)
