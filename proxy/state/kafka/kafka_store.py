@@ -1,15 +1,16 @@
 """The store over a compacted topic of one partition, which one proxy at a time has."""
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 
 from metrics.clock import MS_PER_SECOND
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.state.store import StateError, Store
+from proxy.wire.list_offsets import EARLIEST
 
 from .limits import Explanation
-from .messages import OWNER_KEY, Content, Message, Place, StateOwner
-from .producer import Producer
+from .messages import OWNER_KEY, Content, Place, StateOwner
+from .producer import GenerationError, Producer
 from .state_reader import StateReader
 from .state_topic import FencedError
 from .topic_store import LOAD_TIMEOUT_S, STORE_TIMEOUT_S, TopicStore
@@ -59,6 +60,7 @@ class KafkaStore(TopicStore):
         )
         super().__init__(way, explanation, lambda _key: ONLY_SLOT, timeout_s)
         self._producer = Producer(self._topic, topic)
+        self._positions[ONLY_SLOT] = EARLIEST
         self._owner: Content = None
         self._lost: StateError | None = None
         self._begin(self._open(before_wait, wait_ms))
@@ -72,59 +74,54 @@ class KafkaStore(TopicStore):
 
     async def _open(self, before_wait: Callable[[Store], None] | None, wait_ms: float) -> None:
         await self._topic.ensure(self._timeout_s)
-        reader = StateReader(self._topic, {ONLY_SLOT: None})
-        await self._load(reader)  # before it is taken from anybody: it may be of no use to us
+        await self._load()  # before it is taken from anybody: it may be of no use to us
         if before_wait is not None:
             await asyncio.to_thread(before_wait, self)
         loop = asyncio.get_running_loop()
         end_s = loop.time() + wait_ms / MS_PER_SECOND
         while self._owner is not None and (left_s := end_s - loop.time()) > 0:
             await asyncio.sleep(min(OWNER_POLL_S, left_s))
-            await self._load(reader)
-        async with self._writing.within(LOAD_TIMEOUT_S):
-            while not await self._own(reader):
+            await self._load()
+        async with self._topic.client.within(LOAD_TIMEOUT_S):
+            while not await self._own():
                 pass
 
-    async def _own(self, reader: StateReader) -> bool:
+    async def _own(self) -> bool:
         """Begin to write; return whether nobody else began since."""
         await self._producer.take_over()
-        await self._load(reader)  # what the one before had still written; it writes no more
+        await self._load()  # what the one before had still written; it writes no more
         before = self._owner
         try:
-            await self._producer.write([self._message(OWNER_PLACE, StateOwner())])
+            await self._producer.write([self._to_message(OWNER_PLACE, StateOwner())])
         except FencedError:
-            await self._load(reader)
+            await self._load()
             if self._owner != before:
                 raise self._lost_to(self._owner) from None
             return False
+        self._positions |= self._producer.positions
         return True
 
-    async def _load(self, reader: StateReader) -> None:
-        async with self._writing.within(LOAD_TIMEOUT_S, "not read to its end"):
-            async for place, content in reader.read():
-                if place == OWNER_PLACE:
-                    self._owner = content
-                else:
-                    self._records.change({place: content})
-                    self._explanation.check_size(self._records.size_bytes)
+    async def _load(self) -> None:
+        """Read what was not read yet."""
+        reader = StateReader(self._topic, self._positions)
+        async with self._topic.client.within(LOAD_TIMEOUT_S, "not read to its end"):
+            found = await self._read(reader)
+        self._owner = found.pop(OWNER_PLACE, self._owner)
+        self._records.change(found)
+        self._explanation.check_size(self._records.size_bytes)
+        self._positions = reader.positions
 
-    async def _commit(self, messages: Sequence[Message]) -> None:
-        written = False
-        while not written:
-            try:
-                await self._producer.write(messages)
-                written = True
-            except FencedError:
-                # Or else the brokers only gave up a transaction of ours that took too long.
-                await self._check_owner()
-                await self._producer.take_over()
-                # Only now what the other had committed a moment ago is sure to be seen. It takes
-                # the state back at its next write, as it finds nobody in its place.
-                await self._check_owner()
+    async def _begin_anew(self, _error: FencedError | GenerationError) -> None:
+        # It may be that the brokers only gave up a transaction of ours that took too long.
+        await self._check_owner()
+        await self._producer.take_over()
+        # Only now what the other had committed a moment ago is sure to be seen. It takes
+        # the state back at its next write, as it finds nobody in its place.
+        await self._check_owner()
 
     async def _check_owner(self) -> None:
         """Raise, now and from now on, when another proxy has written since we last did."""
-        async for place, content in StateReader(self._topic, self._producer.positions).read():
+        async for place, content in StateReader(self._topic, self._positions).read():
             if place == OWNER_PLACE:
                 self._lost = self._lost_to(content)
         if self._lost is not None:

@@ -20,6 +20,8 @@ MESSAGES_SCHEMA = 1
 
 FORM_HEADER = "form"
 VERSION_HEADER = "version"
+WRITER_HEADER = "writer"
+"""In the topic of a tier: the transactional id under which the message was written."""
 
 OWNER_KEY = "owner"
 """Key of the owner's message; no record's, as it has no namespace."""
@@ -63,48 +65,54 @@ def size_of(content: Content) -> int:
     return len(content.key.encode()) + len(content.text.encode())
 
 
-def to_message(key: str, content: Content) -> Message:
+def to_message(place: Place, content: Content, writer: str | None = None) -> Message:
     """Return the message to write; its offset is not known yet."""
-    if content is None:
-        return Message(key.encode(), None)
-    form = (FORM_HEADER, b"%d" % MESSAGES_SCHEMA)
-    if isinstance(content, Record):
-        version = (VERSION_HEADER, b"%d" % content.version)
-        return Message(key.encode(), content.text.encode(), (form, version))
-    return Message(key.encode(), json.dumps(asdict(content)).encode(), (form,))
+    slot, key = place
+    form = FORM_HEADER, b"%d" % MESSAGES_SCHEMA
+    value: str | None
+    match content:
+        case Record():
+            value, headers = content.text, [form, (VERSION_HEADER, b"%d" % content.version)]
+        case StateOwner():
+            value, headers = json.dumps(asdict(content)), [form]
+        case None:
+            value, headers = None, []
+    if writer is not None:
+        headers.append((WRITER_HEADER, writer.encode()))
+    encoded = None if value is None else value.encode()
+    return Message(key.encode(), encoded, tuple(headers), partition=slot)
 
 
-def read_message(topic: str, message: Message) -> tuple[str, Content]:
-    """Return what a message says: a key, and what stands under it from now on.
+def read_message(topic: str, message: Message) -> tuple[Place, Content]:
+    """Return the place that a message is for, and what stands there from now on.
 
     Raises StateError: it is none of ours, of a newer program, or damaged.
     """
-    place = (
-        f"the message at offset {message.offset} of topic {topic} (partition {message.partition})"
-    )
+    slot = message.partition
+    where = f"the message at offset {message.offset} of topic {topic} (partition {slot})"
     try:
         key = message.key.decode()
         if message.value is None:
-            return key, None
+            return (slot, key), None
         headers = dict(message.headers)
         if FORM_HEADER not in headers:
             raise StateError(
-                f"{place} was not written by quota-proxy: it has no header {FORM_HEADER!r}",
+                f"{where} was not written by quota-proxy: it has no header {FORM_HEADER!r}",
                 "name another topic as state.topic, to which nothing else writes",
             )
         form = int(headers[FORM_HEADER])
         if form != MESSAGES_SCHEMA:
             raise StateError(
-                f"{place} was written by a newer version of quota-proxy: its form is {form}, "
+                f"{where} was written by a newer version of quota-proxy: its form is {form}, "
                 f"this version knows {MESSAGES_SCHEMA}",
                 "start that version, or name another topic as state.topic",
             )
         text = message.value.decode()
         if key == OWNER_KEY:
-            return key, StateOwner(**json.loads(text))
-        return key, Record(key, text, int(headers[VERSION_HEADER]))
+            return (slot, key), StateOwner(**json.loads(text))
+        return (slot, key), Record(key, text, int(headers[VERSION_HEADER]))
     except (ValueError, KeyError, TypeError) as error:
-        raise damaged(place, f"{type(error).__name__}, {error}") from error
+        raise damaged(where, f"{type(error).__name__}, {error}") from error
 
 
 def damaged(place: str, finding: str) -> StateError:

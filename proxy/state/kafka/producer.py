@@ -5,6 +5,11 @@ begins to use it a higher epoch and refuses the earlier ones, whatever they stil
 that is how the newest proxy fences the one before it. When a connection broke we go on with our own
 next epoch, which Kafka gives only to the one that had the last (KIP-360): two proxies do not take
 the state from each other in turn.
+
+In a tier each transaction also commits offsets for the group (KIP-447). The group's coordinator
+takes them from members of its present generation alone; without them we do not commit the
+transaction. They come after the messages: when a generation ends, all that it may still commit is
+in the log.
 """
 
 import asyncio
@@ -17,22 +22,29 @@ from typing import Any
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from kafka.protocol.producer import (
+    AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
     EndTxnRequest,
     InitProducerIdRequest,
     ProduceRequest,
+    TxnOffsetCommitRequest,
 )
 
 from metrics.clock import MS_PER_SECOND
-from proxy.cluster.kafka_client import TRANSACTION_COORDINATOR
-from proxy.cluster.upstream import Address, RefusedError, UpstreamError
+from proxy.cluster.kafka_client import GROUP_COORDINATOR, TRANSACTION_COORDINATOR
+from proxy.cluster.upstream import Address, RefusedError, UpstreamError, name_of
 from proxy.state.store import StateError
 
 from .messages import Message
+from .slot_fence import GroupFence
 from .state_topic import FencedError, StateTopic
 
 TRANSACTION_TIMEOUT_MS = 60_000
 """The brokers give up a transaction after this time; longer than any of our writes takes."""
+
+SLOT_TRANSACTION_TIMEOUT_MS = 15_000
+"""In a tier; still longer than any write takes. What a machine began that had lost the slot already
+holds up readers for so long, and up to 10 s more until the brokers look."""
 
 CONCURRENT_WAIT_S = 0.005
 """The transaction before is decided, and for some ms not written down everywhere."""
@@ -50,6 +62,13 @@ INIT_PRODUCER_ID_VERSION = 3
 ADD_PARTITIONS_VERSION = 1
 PRODUCE_VERSION = 7
 END_TXN_VERSION = 1
+ADD_OFFSETS_VERSION = 1
+TXN_OFFSET_COMMIT_VERSION = 3
+"""The first that tells the member's generation. Since Kafka 2.5."""
+
+GENERATION_OVER = frozenset({22, 25, 27, 82})
+"""ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, REBALANCE_IN_PROGRESS, FENCED_INSTANCE_ID."""
+
 PRODUCE_TIMEOUT_MS = 5000
 INVALID_TXN_STATE = 48
 CONCURRENT_TRANSACTIONS = 51
@@ -60,15 +79,26 @@ SEQUENCES = 2**31
 _MAGIC = 2
 
 
+FenceFor = Callable[[Collection[int]], GroupFence]
+"""Returns the fence to write these slots with; raises StateError: they are not to be written."""
+
+
+class GenerationError(RefusedError):
+    """The group's coordinator knows the writer no more as a member, or not in this generation."""
+
+
 class Producer:
-    """The one that may write; for one task at a time."""
+    """The one that may write, in a tier only as far as `fence_for` allows; for one task."""
 
-    timeout_ms = TRANSACTION_TIMEOUT_MS
-
-    def __init__(self, topic: StateTopic, transactional_id: str = "") -> None:
+    def __init__(
+        self, topic: StateTopic, transactional_id: str, fence_for: FenceFor | None = None
+    ) -> None:
         self._topic = topic
-        self.transactional_id = transactional_id or topic.name
-        self._transactions = TRANSACTION_COORDINATOR, self.transactional_id
+        self.transactional_id = transactional_id
+        self._transactions = TRANSACTION_COORDINATOR, transactional_id
+        self._fence_for = fence_for
+        self.fence: GroupFence | None = None
+        """With which was written last."""
         self.id, self.epoch = NO_ID, NO_EPOCH
         self._sequences: Counter[int] = Counter()
         """How many messages were appended in this epoch, by partition."""
@@ -86,7 +116,8 @@ class Producer:
         """Write all messages or none; when this returned they are kept.
 
         What was not answered is tried again as a whole: writing the same once more changes nothing.
-        After an error it may be that they were written all the same. Raises as `StateTopic.check`.
+        After an error it may be that they were written all the same. Raises as `StateTopic.check`,
+        and in a tier GenerationError, and StateError for slots that are not to be written.
         """
         try:
             await self._topic.client.retry(lambda: self._write(messages))
@@ -96,12 +127,6 @@ class Producer:
                 await self._end(commit=False)
             raise
 
-    async def before_commit(self, partitions: Sequence[int]) -> None:
-        """Do what belongs to the transaction besides the messages in these partitions.
-
-        Raises as `write`, and StateError when it is not to be committed.
-        """
-
     async def _write(self, messages: Sequence[Message]) -> None:
         if not self._between:
             await self._end(commit=False)
@@ -110,18 +135,28 @@ class Producer:
         partitions = sorted({message.partition for message in messages})
         await self._add_partitions(partitions)
         await self._append(messages)
-        await self.before_commit(partitions)
+        if self._fence_for is not None:
+            self.fence = self._fence_for(partitions)
+            await self._commit_offsets(self.fence, partitions)
         await self._end(commit=True)
         self._between = True
 
+    @property
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "transactional_id": self.transactional_id,
+            "producer_id": self.id,
+            "producer_epoch": self.epoch,
+        }
+
     async def _init(self) -> None:
         request = InitProducerIdRequest[INIT_PRODUCER_ID_VERSION](
-            transactional_id=self.transactional_id,
-            transaction_timeout_ms=self.timeout_ms,
-            producer_id=self.id,
-            producer_epoch=self.epoch,
+            **self._identity,
+            transaction_timeout_ms=TRANSACTION_TIMEOUT_MS
+            if self._fence_for is None
+            else SLOT_TRANSACTION_TIMEOUT_MS,
         )
-        response = await self.ask(request, f"begin to write to topic {self._topic.name}")
+        response = await self._ask(request, f"begin to write to topic {self._topic.name}")
         self.id, self.epoch = response.producer_id, response.producer_epoch
         self._sequences.clear()
         self._between = True
@@ -139,7 +174,7 @@ class Producer:
             v3_and_below_producer_epoch=self.epoch,
             v3_and_below_topics=[(self._topic.name, list(partitions))],
         )
-        await self.ask(request, f"begin a transaction on topic {self._topic.name}", error_code)
+        await self._ask(request, f"begin a transaction on topic {self._topic.name}", error_code)
 
     async def _append(self, messages: Sequence[Message]) -> None:
         """Append the messages: of each partition one batch at a time, all leaders in turn."""
@@ -173,17 +208,35 @@ class Producer:
             self._topic.check(written.error_code, f"write to topic {self._topic.name}")
             self.positions[written.index] = written.base_offset + batches[written.index][1]
 
-    async def _end(self, *, commit: bool) -> None:
-        request = EndTxnRequest[END_TXN_VERSION](
-            transactional_id=self.transactional_id,
-            producer_id=self.id,
-            producer_epoch=self.epoch,
-            committed=commit,
+    async def _commit_offsets(self, fence: GroupFence, slots: Sequence[int]) -> None:
+        """Ask the group whether this may be written; raises GenerationError when it may not."""
+        doing = f"commit for group {fence.group_id}"
+        add = AddOffsetsToTxnRequest[ADD_OFFSETS_VERSION](**self._identity, group_id=fence.group_id)
+        await self._ask(add, doing)
+        commit = TxnOffsetCommitRequest[TXN_OFFSET_COMMIT_VERSION](
+            **self._identity,
+            group_id=fence.group_id,
+            generation_id=fence.generation,
+            member_id=fence.member_id,
+            group_instance_id=fence.instance_id,
+            topics=[(self._topic.name, [(slot, self.positions[slot], -1, "") for slot in slots])],
         )
-        allowed = () if commit else (INVALID_TXN_STATE,)  # there may be none to undo
-        await self.ask(request, f"end a transaction on topic {self._topic.name}", allowed=allowed)
+        response = await self._topic.ask_coordinator((GROUP_COORDINATOR, fence.group_id), commit)
+        for part in response.topics[0].partitions:
+            if part.error_code in GENERATION_OVER:
+                raise GenerationError(
+                    f"group {fence.group_id} is beyond generation {fence.generation}: "
+                    f"{name_of(part.error_code)}",
+                    part.error_code,
+                )
+            self._topic.check(part.error_code, doing)
 
-    async def ask(
+    async def _end(self, *, commit: bool) -> None:
+        request = EndTxnRequest[END_TXN_VERSION](**self._identity, committed=commit)
+        allowed = () if commit else (INVALID_TXN_STATE,)  # there may be none to undo
+        await self._ask(request, f"end a transaction on topic {self._topic.name}", allowed=allowed)
+
+    async def _ask(
         self,
         request: Any,
         doing: str,

@@ -1,35 +1,14 @@
-"""Writes to slots in transactions that count only while the writer's generation is the group's.
+"""Which slots may be written, and the fence they are written with; without I/O."""
 
-Each transaction also commits offsets for the group (KIP-447). The group's coordinator takes them
-from members of its present generation alone; without them we do not commit the transaction. They
-come after the messages: when a generation ends, all that it may still commit is in the log.
-"""
-
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
+from threading import Lock
 
-from kafka.protocol.producer import AddOffsetsToTxnRequest, TxnOffsetCommitRequest
+from proxy.state.store import StateError
 
-from proxy.cluster.kafka_client import GROUP_COORDINATOR
-from proxy.cluster.upstream import RefusedError, name_of
-
-from .producer import Producer
-from .state_topic import StateTopic
-
-ADD_OFFSETS_VERSION = 1
-TXN_OFFSET_COMMIT_VERSION = 3
-"""The first that tells the member's generation. Since Kafka 2.5."""
-
-GENERATION_OVER = frozenset({22, 25, 27, 82})
-"""ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, REBALANCE_IN_PROGRESS, FENCED_INSTANCE_ID."""
-
-SLOT_TRANSACTION_TIMEOUT_MS = 15_000
-"""Longer than any write takes. What a machine began that had lost the slot already holds up readers
-for so long, and up to 10 s more until the brokers look."""
-
-
-class GenerationError(RefusedError):
-    """The group's coordinator knows the writer no more as a member, or not in this generation."""
+LOST_FIX = (
+    "nothing: it writes again when the group has given it slots; see its log if that takes long"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,55 +21,63 @@ class GroupFence:
     instance_id: str | None = None
 
 
-class SlotProducer(Producer):
-    """A producer whose transactions the group's coordinator allows; for one task at a time.
+class SlotHolds:
+    """The slots that may be written, and the fence; for several threads."""
 
-    `write` raises GenerationError too. `fence_for` returns the fence to write these slots with,
-    or raises StateError when they are not to be written.
-    """
-
-    timeout_ms = SLOT_TRANSACTION_TIMEOUT_MS
-
-    def __init__(
-        self,
-        topic: StateTopic,
-        transactional_id: str,
-        fence_for: Callable[[Collection[int]], GroupFence],
-    ) -> None:
-        super().__init__(topic, transactional_id)
-        self._fence_for = fence_for
+    def __init__(self) -> None:
+        self.taken: frozenset[int] = frozenset()
+        """The slots that may be written."""
         self.fence: GroupFence | None = None
-        """With which was written last."""
+        """With which is written now."""
+        self._losses = 0
+        self._lock = Lock()
 
-    async def before_commit(self, partitions: Sequence[int]) -> None:
-        """Ask the group whether this may be written; raises also GenerationError and StateError."""
-        fence = self.fence = self._fence_for(partitions)
-        doing = f"commit for group {fence.group_id}"
-        request = AddOffsetsToTxnRequest[ADD_OFFSETS_VERSION](
-            transactional_id=self.transactional_id,
-            producer_id=self.id,
-            producer_epoch=self.epoch,
-            group_id=fence.group_id,
-        )
-        await self.ask(request, doing)
-        request = TxnOffsetCommitRequest[TXN_OFFSET_COMMIT_VERSION](
-            transactional_id=self.transactional_id,
-            group_id=fence.group_id,
-            producer_id=self.id,
-            producer_epoch=self.epoch,
-            generation_id=fence.generation,
-            member_id=fence.member_id,
-            group_instance_id=fence.instance_id,
-            topics=[
-                (self._topic.name, [(slot, self.positions[slot], -1, "") for slot in partitions])
-            ],
-        )
-        response = await self._topic.ask_coordinator((GROUP_COORDINATOR, fence.group_id), request)
-        for part in response.topics[0].partitions:
-            if part.error_code in GENERATION_OVER:
-                raise GenerationError(
-                    f"group {fence.group_id} is beyond generation {fence.generation}: "
-                    f"{name_of(part.error_code)}",
-                    part.error_code,
+    def renew(self, fence: GroupFence) -> int:
+        """Write with this fence from now on; return what `took` wants to know.
+
+        One with an older generation is ignored. A member with another id has lost its slots: it
+        was out of the group, and others may have had them.
+        """
+        with self._lock:
+            before = self.fence
+            if before is not None and before.member_id != fence.member_id:
+                self._lose()
+            if self.fence is None or self.fence.generation < fence.generation:
+                self.fence = fence
+            return self._losses
+
+    def took(self, slots: Collection[int], losses: int) -> bool:
+        """Allow writes to these slots; return whether nothing was lost since `renew` said so."""
+        with self._lock:
+            if losses != self._losses:
+                return False
+            self.taken |= frozenset(slots)
+            return True
+
+    def release(self, slots: Collection[int]) -> None:
+        """Allow no more writes to these slots."""
+        with self._lock:
+            self.taken -= frozenset(slots)
+
+    def lose(self) -> None:
+        """Allow no writes to any slot until it is taken anew."""
+        with self._lock:
+            self._lose()
+
+    def fence_for(self, slots: Collection[int]) -> GroupFence:
+        """Return the fence to write these slots with. Raises StateError: not all may be written."""
+        with self._lock:
+            if self.fence is None:
+                raise StateError(
+                    "this machine is not in the group of its tier now, and writes nothing", LOST_FIX
                 )
-            self._topic.check(part.error_code, doing)
+            if missing := sorted(set(slots) - self.taken):
+                raise StateError(
+                    f"this machine has not the slot {missing[0]}, and does not write to it",
+                    "send it to the machine that has the slot; the map of slots names it",
+                )
+            return self.fence
+
+    def _lose(self) -> None:
+        self.taken, self.fence = frozenset(), None
+        self._losses += 1

@@ -1,6 +1,6 @@
 """The records of the slots that a machine reads, in memory."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from threading import Lock
 
 from proxy.state.store import Record
@@ -9,7 +9,7 @@ from .messages import Content, Place, size_of
 
 
 class SlotRecords:
-    """Records by slot and key; may be used from several threads.
+    """Records by slot and key, changed by one thread and read by several.
 
     The slot of a record follows from the rules, and they may change. What then stands in another
     slot than it belongs to is a stray: it is not found, as what is written or deleted in the right
@@ -60,26 +60,12 @@ class SlotRecords:
                     self.size_bytes += size_of(content) - size_of(before)
         return changed
 
-    def replace(self, slots: Mapping[int, Mapping[str, Record]]) -> set[str]:
+    def replace(self, slots: Collection[int], records: Mapping[Place, Content]) -> set[str]:
         """Replace all that is in these slots; return the keys that differ now."""
-        changed: set[str] = set()
-        with self._lock:
-            for slot, records in slots.items():
-                before = self._slots.get(slot, {})
-                changed |= {
-                    key
-                    for key in before.keys() | records.keys()
-                    if before.get(key) != records.get(key)
-                }
-                self.size_bytes += _size(records.values()) - _size(before.values())
-                self._slots[slot] = dict(records)
-        return changed
-
-    def forget(self, slots: Collection[int]) -> None:
-        """Forget all that is in these slots."""
-        with self._lock:
-            for slot in slots:
-                self.size_bytes -= _size(self._slots.pop(slot, {}).values())
+        gone: dict[Place, Content] = {
+            (slot, key): None for slot in slots for key in self._slots.get(slot, ())
+        }
+        return self.change({**gone, **records})
 
     def _all(self, prefix: str) -> list[tuple[int, Record]]:
         with self._lock:
@@ -89,7 +75,3 @@ class SlotRecords:
                 for key, record in records.items()
                 if key.startswith(prefix)
             ]
-
-
-def _size(records: Iterable[Record]) -> int:
-    return sum(map(size_of, records))

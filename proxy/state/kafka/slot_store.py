@@ -1,7 +1,7 @@
 """The store of a tier's machine: the slots that it has of a topic, fenced by the group."""
 
-from asyncio import Lock
-from collections.abc import Callable, Collection, Sequence
+import asyncio
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from functools import partial
 
@@ -10,18 +10,30 @@ from structlog import get_logger
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.upstream import RefusedError, UpstreamError
 from proxy.state.store import Record, StateError
+from proxy.wire.list_offsets import EARLIEST
 
 from .limits import Explanation
 from .messages import Content, Message, Place, to_message
-from .slot_fence import GenerationError, GroupFence, SlotProducer
-from .slot_follow import CommonFollower, OnChange
-from .slot_handover import Handover, signed
-from .slot_holds import LOST_FIX, SlotHolds
-from .state_topic import FencedError, NotYetError, StateTopic
+from .producer import GenerationError, Producer
+from .slot_fence import LOST_FIX, GroupFence, SlotHolds
+from .slot_handover import settle
+from .state_reader import StateReader
+from .state_topic import FencedError, NotYetError
 from .topic_store import LOAD_TIMEOUT_S, STORE_TIMEOUT_S, TopicStore
 
 TIER_SEPARATOR = "/"
 """Between tier and machine in a transactional id."""
+
+FOLLOW_PAUSE_S = 0.2
+"""Between looks at whether another machine has the common slot now."""
+
+FOLLOW_RETRY_S = 1.0
+"""After what could not be read."""
+
+FOLLOW_LIMIT_S = 10.0
+
+OnChange = Callable[[frozenset[str]], None]
+"""Gets the keys of the records that changed."""
 
 _log = get_logger(__name__)
 
@@ -53,29 +65,26 @@ class SlotStore(TopicStore):
         slot_of_record: Callable[[str], int],
         timeout_s: float = STORE_TIMEOUT_S,
     ) -> None:
-        prefix = tier + TIER_SEPARATOR
+        self._prefix = tier + TIER_SEPARATOR
+        """What the transactional ids of all machines of the tier begin with."""
         explanation = Explanation(
             topic,
             partitions=slots,
             rights=f"read the group of tier {tier} and use transactional ids that begin with "
-            f"{prefix}",
+            f"{self._prefix}",
             instead="run without a tier",
             make_room="add machines to the tier, or run without it",
         )
         super().__init__(way, explanation, slot_of_record, timeout_s)
         # Who reads much, or waits at a broker for what comes, holds up no write.
-        reading, following = self._new_topic(), self._new_topic()
+        self._reading, self._following = self._new_topic(), self._new_topic()
         self._common = common
         self._holds = SlotHolds()
-        self._reading = reading.client
-        self._producer: SlotProducer = SlotProducer(
-            self._topic, prefix + machine, self._holds.fence_for
-        )
-        self._handover = Handover(reading, prefix, self._producer.transactional_id, self._end_own)
-        self._follower = CommonFollower(following, common, self._holds, self._records)
-        self._changing = Lock()
+        self._producer = Producer(self._topic, self._prefix + machine, self._holds.fence_for)
+        self._on_change: OnChange | None = None
+        self._changing = asyncio.Lock()
         """For whoever takes or releases slots; before `_put` when both are needed."""
-        self._begin(self._open(reading))
+        self._begin(self._open())
 
     @property
     def taken(self) -> frozenset[int]:
@@ -139,41 +148,32 @@ class SlotStore(TopicStore):
         the store's methods that wait. At most once; until `close`.
         """
         self._check_open()
-        self._following: Future[None] = self._loop.start(self._follower.run(on_change))
+        self._on_change = on_change
+        self._follower: Future[None] = self._loop.start(self._follow())
 
     def _check_writable(self, slots: Collection[int]) -> None:
         self._holds.fence_for(slots)
 
-    def _message(self, place: Place, content: Content) -> Message:
-        slot, key = place
-        return signed(to_message(key, content), slot, self._producer.transactional_id)
+    def _to_message(self, place: Place, content: Content) -> Message:
+        return to_message(place, content, self._producer.transactional_id)
 
-    async def _open(self, topic: StateTopic) -> None:
-        await topic.ensure(self._timeout_s)
-        async with self._writing.within(LOAD_TIMEOUT_S):
+    async def _open(self) -> None:
+        await self._reading.ensure(self._timeout_s)
+        async with self._topic.client.within(LOAD_TIMEOUT_S):
             await self._producer.take_over()
-        async with self._reading.within(LOAD_TIMEOUT_S, "not read to its end"):
-            await self._read((self._common,))
+        async with self._reading.client.within(LOAD_TIMEOUT_S, "not read to its end"):
+            await self._read_whole((self._common,))
 
     def _forget_uncertain(self, slots: Collection[int]) -> None:
         self._uncertain = {place for place in self._uncertain if place[0] not in slots}
 
-    async def _commit(self, messages: Sequence[Message]) -> None:
-        slots = {message.partition for message in messages}
-        written = False
-        while not written:
-            try:
-                await self._producer.write(messages)
-                written = True
-            except FencedError:
-                # Another machine has undone what we had begun, as it was told that we are
-                # gone. The group says whether that is so.
-                await self._producer.take_over()
-            except GenerationError as error:
-                await self._writing.retry(partial(self._renewed, error))
-                self._check_writable(slots)
-        if self._common in slots:
-            self._follower.position = self._producer.positions[self._common]
+    async def _begin_anew(self, error: FencedError | GenerationError) -> None:
+        if isinstance(error, GenerationError):
+            await self._topic.client.retry(partial(self._renewed, error))
+        else:
+            # Another machine has undone what we had begun, as it was told that we are gone. The
+            # group says whether that is so.
+            await self._producer.take_over()
 
     async def _renewed(self, error: GenerationError) -> None:
         """Raise NotYetError while there is no fence but the one that was refused."""
@@ -181,34 +181,41 @@ class SlotStore(TopicStore):
             what = f"{error}, and this machine is in no newer one yet"
             raise NotYetError(what, LOST_FIX)
 
-    async def _end_own(self) -> None:
-        async with self._put:
-            await self._producer.take_over()
+    async def _end_writer(self, transactional_id: str) -> None:
+        """Undo what is under way under this id; the one that has it begins anew."""
+        if transactional_id == self._producer.transactional_id:
+            async with self._put:
+                await self._producer.take_over()
+        else:
+            await Producer(self._reading, transactional_id).take_over()
 
     async def _take(self, slots: frozenset[int], fence: GroupFence) -> None:
         async with self._changing:
             losses = self._holds.renew(fence)
             new = slots - self._holds.taken
             try:
-                async with self._reading.within(LOAD_TIMEOUT_S, "not read to its end"):
-                    if new:
-                        await self._handover.settle(new)
-                        await self._read(new)
+                if new:
+                    async with self._reading.client.within(LOAD_TIMEOUT_S, "not read to its end"):
+                        await settle(self._reading, new, self._prefix, self._end_writer)
+                        await self._read_whole(new)
                 if not self._holds.took(new, losses):
                     raise StateError(
                         "this machine was put out of its tier's group while it read its slots",
                         "nothing: the group gives it slots again",
                     )
             except BaseException:
-                self._records.forget(new - {self._common})
+                self._records.replace(new - {self._common}, {})
                 raise
 
-    async def _read(self, slots: Collection[int]) -> None:
-        found, positions = await self._handover.read(slots)
+    async def _read_whole(self, slots: Collection[int]) -> None:
+        """Replace what is known of these slots by what is committed."""
+        reader = StateReader(self._reading, dict.fromkeys(slots, EARLIEST))
+        found = await self._read(reader)
         self._forget_uncertain(slots)
-        changed = self._records.replace(found)
+        changed = self._records.replace(slots, found)
+        self._positions |= reader.positions
         if self._common in slots:
-            self._follower.was_read(positions[self._common], changed)
+            self._report(changed)
         self._explanation.check_size(self._records.size_bytes)
 
     async def _release(self, slots: frozenset[int]) -> None:
@@ -221,4 +228,42 @@ class SlotStore(TopicStore):
             async with self._put:  # what was asked for meanwhile
                 self._holds.release(slots)
             self._forget_uncertain(slots)
-            self._records.forget(slots - {self._common})
+            self._records.replace(slots - {self._common}, {})
+
+    async def _follow(self) -> None:
+        """Keep the records of the common slot as they are in the topic while another has it."""
+        failing = False
+        while True:
+            if self._common in self._holds.taken:
+                await asyncio.sleep(FOLLOW_PAUSE_S)
+                continue
+            try:
+                await self._read_on()
+                if failing:
+                    _log.info("the common slot is followed again")
+                failing = False
+            except (UpstreamError, RefusedError, FencedError, StateError) as error:
+                if not failing:
+                    _log.warning("the common slot is not followed", problem=str(error))
+                failing = True
+                await asyncio.sleep(FOLLOW_RETRY_S)
+
+    async def _read_on(self) -> None:
+        """Read what comes next in the common slot, unless it was read or written meanwhile."""
+        began = self._positions[self._common]
+        reader = StateReader(self._following, {self._common: began})
+        async with self._following.client.within(FOLLOW_LIMIT_S):
+            found = await reader.wait()
+        if self._positions[self._common] == began and self._common not in self._holds.taken:
+            changed = self._records.change(found)
+            self._positions |= reader.positions
+            self._report(changed)
+
+    def _report(self, changed: set[str]) -> None:
+        """Call who follows the common slot with the keys of its records that changed."""
+        if not changed or self._on_change is None:
+            return
+        try:
+            self._on_change(frozenset(changed))
+        except Exception:  # its fault must not end the reading
+            _log.exception("a change of the common slot was not taken up")

@@ -1,7 +1,7 @@
 """Reads the topic from its start, and later on from where it was, as far as is committed."""
 
 import struct
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -31,25 +31,19 @@ _ABORT = 0
 
 
 class StateReader:
-    """Reads some partitions from their `positions` on, nothing of transactions that failed."""
+    """Reads partitions from their `positions`, or from EARLIEST, on; nothing that was aborted."""
 
-    def __init__(self, topic: StateTopic, positions: Mapping[int, int | None]) -> None:
+    def __init__(self, topic: StateTopic, positions: Mapping[int, int]) -> None:
         self._topic = topic
-        self._unknown = {number for number, position in positions.items() if position is None}
-        """Partitions that are to be read from their start."""
-        self.positions = {
-            number: position for number, position in positions.items() if position is not None
-        }
+        self.positions = dict(positions)
         """Offset of what is read next, by partition."""
 
     async def read(self) -> AsyncIterator[tuple[Place, Content]]:
         """Yield what was not read yet, as far as it is committed now; raises also StateError."""
         retry = self._topic.client.retry
-        if self._unknown:
-            starts = await retry(lambda: offsets(self._topic, self._unknown, EARLIEST))
-            self.positions |= starts
-            self._unknown.clear()
-        ends = await retry(lambda: offsets(self._topic, self.positions, LATEST))
+        whole = [number for number, position in self.positions.items() if position == EARLIEST]
+        self.positions |= await retry(partial(offsets, self._topic, whole, EARLIEST))
+        ends = await retry(partial(offsets, self._topic, self.positions, LATEST))
         while left := [number for number, end in ends.items() if self.positions[number] < end]:
             for part in await retry(partial(self.fetch, left)):
                 for each in self._committed(part):
@@ -103,20 +97,14 @@ class StateReader:
                 failing.add(failed.pop()[1])
             if batch.is_control_batch:
                 # Compaction may have left nothing of it.
-                if records and is_abort(records):
+                if records and _CONTROL_KEY.unpack_from(records[0].key)[1] == _ABORT:
                     failing.discard(batch.producer_id)
             elif not (batch.is_transactional and batch.producer_id in failing):
                 for record in records:
                     if record.offset >= self.positions[number]:
-                        message = Message(
-                            record.key or b"",
-                            record.value,
-                            tuple(record.headers),
-                            record.offset,
-                            number,
-                        )
-                        key, content = read_message(self._topic.name, message)
-                        yield (number, key), content
+                        key, headers = record.key or b"", tuple(record.headers)
+                        message = Message(key, record.value, headers, record.offset, number)
+                        yield read_message(self._topic.name, message)
             self.positions[number] = batch.next_offset
 
 
@@ -153,8 +141,3 @@ def batches(topic: str, part: Any) -> Iterator[tuple[Any, list[Any]]]:
             yield batch, list(batch)
         except KafkaError as error:
             raise damaged(place, str(error)) from error
-
-
-def is_abort(records: Sequence[Any]) -> bool:
-    """Return whether a control batch of these records undoes the transaction that it ends."""
-    return bool(_CONTROL_KEY.unpack_from(records[0].key)[1] == _ABORT)

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from asyncio import Lock, timeout
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -13,10 +13,11 @@ from proxy.state.store import Record, StateError, Store
 
 from .limits import Explanation
 from .loop_thread import LoopThread
-from .messages import Content, Message, Place, to_message
-from .producer import Producer
+from .messages import Content, Message, Place, size_of, to_message
+from .producer import GenerationError, Producer
 from .slot_records import SlotRecords
-from .state_topic import StateTopic
+from .state_reader import StateReader
+from .state_topic import FencedError, StateTopic
 
 STORE_TIMEOUT_S = 10.0
 """For a write with all its attempts."""
@@ -73,8 +74,9 @@ class TopicStore(Store):
         self._way = WayForLoop(way)
         self._clients: list[KafkaClient] = []
         self._topic = self._new_topic()
-        self._writing = self._topic.client
         self._records = SlotRecords(slot_of_record)
+        self._positions: dict[int, int] = {}
+        """Offset behind what the records hold, by slot."""
         self._uncertain: set[Place] = set()
         """Of writes that failed; the topic may have there what is not in memory."""
         self._put = Lock()
@@ -117,12 +119,11 @@ class TopicStore(Store):
         """Raise StateError when not all of these slots may be written."""
 
     @abstractmethod
-    async def _commit(self, messages: Sequence[Message]) -> None:
-        """Write all messages or none, if this store still may."""
+    async def _begin_anew(self, error: FencedError | GenerationError) -> None:
+        """Return when a write that was refused may be tried again, else raise StateError."""
 
-    def _message(self, place: Place, content: Content) -> Message:
-        """Return what is written there."""
-        return to_message(place[1], content)
+    def _to_message(self, place: Place, content: Content) -> Message:
+        return to_message(place, content)
 
     def _last_changes(self) -> dict[Place, Content]:
         """Return what is to be written when the store is closed."""
@@ -161,7 +162,19 @@ class TopicStore(Store):
             raise
 
     def _shut_down(self) -> None:
-        self._loop.close(*(client.close for client in self._clients))
+        self._loop.close()
+        for client in self._clients:
+            client.close()
+
+    async def _read(self, reader: StateReader) -> dict[Place, Content]:
+        """Return what is committed and was not read yet. Raises StateError: it is too large."""
+        found: dict[Place, Content] = {}
+        size_bytes = 0
+        async for place, content in reader.read():
+            size_bytes += size_of(content) - size_of(found.get(place))
+            self._explanation.check_size(size_bytes)
+            found[place] = content
+        return found
 
     async def _change(self, new: Mapping[str, Record], gone: Collection[str]) -> int:
         place, at = self._records.place, self._records.at
@@ -195,9 +208,17 @@ class TopicStore(Store):
         return {place: self._records.at(place) for place in self._uncertain if place[0] in slots}
 
     async def _write(self, changes: Mapping[Place, Content], limit_s: float) -> None:
-        messages = [self._message(place, content) for place, content in changes.items()]
+        messages = [self._to_message(place, content) for place, content in changes.items()]
+        slots = {slot for slot, _ in changes}
         self._uncertain |= changes.keys()
-        async with self._writing.within(limit_s):
-            await self._commit(messages)
+        async with self._topic.client.within(limit_s):
+            while True:
+                try:
+                    await self._producer.write(messages)
+                    break
+                except (FencedError, GenerationError) as error:
+                    await self._begin_anew(error)
+                    self._check_writable(slots)
         self._uncertain -= changes.keys()
         self._records.change(changes)
+        self._positions |= {slot: self._producer.positions[slot] for slot in slots}

@@ -21,14 +21,14 @@ VERSION = ("version", b"3")
     ],
 )
 def test_what_is_written_is_read_back(key, content):
-    assert read_message("t", to_message(key, content)) == (key, content)
+    assert read_message("t", to_message((0, key), content)) == ((0, key), content)
 
 
 def test_the_form_is_a_contract():
     """Later versions must read it."""
-    written = to_message("a/b", Record("a/b", '{"c":1}', 3))
+    written = to_message((0, "a/b"), Record("a/b", '{"c":1}', 3))
     assert written == Message(b"a/b", b'{"c":1}', (FORM, VERSION))
-    assert to_message("a/b", None) == Message(b"a/b", None)
+    assert to_message((0, "a/b"), None) == Message(b"a/b", None)
 
 
 @pytest.mark.parametrize(
