@@ -11,7 +11,7 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import chain, count
 from pathlib import Path
 from struct import Struct
@@ -78,19 +78,19 @@ class SqliteStore(Store):
     """Records in a SQLite file, which is made when it does not exist.
 
     The file is locked until `close` or the end of the process: two proxies would each go on with
-    what they read at start. `wait_ms` is for a proxy that is about to stop.
+    what they read at start. `wait_ms` is for a proxy that is about to stop. Errors speak of `name`,
+    the path by default.
 
     Raises StateError, and leaves the file as it is, when it cannot be opened, is in use, damaged (a
     DamagedError), not ours, or too new. A write raises it when either file was deleted or replaced
     since: it would be lost with the file that is open.
     """
 
-    def __init__(self, path: Path, *, wait_ms: float = 0.0) -> None:
-        self._path = str(path)
-        self._file = path
+    def __init__(self, path: Path, *, wait_ms: float = 0.0, name: str | None = None) -> None:
+        self._path = path
+        self._name = name or str(path)
         self._lock = Lock()
-        self.connection: sqlite3.Connection | None = None
-        with self._explained():
+        with self._explained(), ExitStack() as failing:
             _make_private(path)
             connection = sqlite3.connect(
                 path,
@@ -98,22 +98,19 @@ class SqliteStore(Store):
                 isolation_level=None,  # transactions begin and end where we say so
                 check_same_thread=False,  # the lock is ours
             )
-        try:
-            with self._explained():
-                # Set before the first access, so that SQLite shares no memory and the lock stays.
-                connection.execute("PRAGMA locking_mode = EXCLUSIVE")
-                schema = identify(connection, self._path)
-                connection.execute("PRAGMA journal_mode = WAL")
-                connection.execute("PRAGMA synchronous = FULL")
-                # Fails now, not at the first write, when the file may only be read.
-                connection.execute("BEGIN EXCLUSIVE")
-                connection.execute("COMMIT")
-                migrate(connection, schema)
-                connection.execute("SELECT key, value, version FROM record LIMIT 0")
-        except BaseException:
-            connection.close()
-            raise
-        self.connection = connection
+            failing.callback(connection.close)
+            # Set before the first access, so that SQLite shares no memory and the lock stays.
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+            schema = _identify(connection, self._name)
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            # Fails now, not at the first write, when the file may only be read.
+            connection.execute("BEGIN EXCLUSIVE")
+            connection.execute("COMMIT")
+            migrate(connection, schema)
+            connection.execute("SELECT key, value, version FROM record LIMIT 0")
+            failing.pop_all()
+        self.connection: sqlite3.Connection | None = connection
         self._files = _files_there(path, *IDENTITY)
 
     def items(self, prefix: str) -> list[Record]:
@@ -140,10 +137,10 @@ class SqliteStore(Store):
 
     def _check_files(self) -> None:
         """Raise StateError when what is written now would be lost."""
-        if _files_there(self._file, *IDENTITY) != self._files:
+        if _files_there(self._path, *IDENTITY) != self._files:
             fix = "GET /v1/quotas shows the overrides in force: note them, restart quota-proxy, "
             raise StateError(
-                f"{self._path} was deleted or replaced while it is in use, so nothing can be kept",
+                f"{self._name} was deleted or replaced while it is in use, so nothing can be kept",
                 f"{fix}which begins with the file that is there then, and set them again",
             )
 
@@ -158,7 +155,7 @@ class SqliteStore(Store):
     def _use(self) -> Iterator[sqlite3.Connection]:
         with self._lock, self._explained():
             if self.connection is None:
-                raise RuntimeError(f"the state in {self._path} is closed")
+                raise RuntimeError(f"the state in {self._name} is closed")
             yield self.connection
 
     @contextmanager
@@ -166,7 +163,7 @@ class SqliteStore(Store):
         try:
             yield
         except sqlite3.Error as error:
-            raise explain_failure(self._path, error) from error
+            raise _explain_failure(self._name, error) from error
 
 
 def _files_there(path: Path, *fields: str) -> FilesThere:
@@ -190,7 +187,7 @@ def _make_private(path: Path) -> None:
         path.touch(PRIVATE_MODE, exist_ok=False)
 
 
-def identify(connection: sqlite3.Connection, path: str) -> int:
+def _identify(connection: sqlite3.Connection, path: str) -> int:
     """Return the number of a file's schema, 0 for an empty file; change nothing.
 
     Raises StateError when it is of another program, a newer one, or damaged, and sqlite3.Error when
@@ -254,7 +251,7 @@ _FAILURES = {
 """What to say of a kind of error that is no damage, and how to mend it."""
 
 
-def explain_failure(path: str, error: sqlite3.Error) -> StateError:
+def _explain_failure(path: str, error: sqlite3.Error) -> StateError:
     """Return SQLite's error in words that help."""
     # Errors of Python's own layer, such as text that is not UTF-8, have no code of SQLite.
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & PRIMARY_CODE
@@ -276,12 +273,11 @@ def open_or_start_empty(path: Path, *, wait_ms: float = 0.0) -> SqliteStore:
     and for a damaged file that cannot be renamed.
     """
     try:
-        store = SqliteStore(path, wait_ms=wait_ms)
-        try:
+        with ExitStack() as failing:
+            store = SqliteStore(path, wait_ms=wait_ms)
+            failing.callback(store.close)
             store.items("")
-        except BaseException:
-            store.close()
-            raise
+            failing.pop_all()
         return store
     except DamagedError as error:
         kept = _set_aside(path)
@@ -326,8 +322,11 @@ def read_snapshot(path: Path, owner: int) -> MemoryStore:
                 f"{path} is in use by process {holder}, and not by process {owner}",
                 "name the process that has it, or another file as state.path",
             )
-        with TemporaryDirectory(prefix="quota-proxy-") as folder:
-            store.put_many(_records(path, _copy(path, Path(folder))))
+        with (
+            TemporaryDirectory(prefix="quota-proxy-") as folder,
+            closing(SqliteStore(_copy(path, Path(folder)), name=str(path))) as copy,
+        ):
+            store.put_many(copy.items(""))
     except OSError as error:
         fix = "let quota-proxy read it, and make room for a copy of it in the directory for such"
         raise StateError(f"{path} cannot be looked at: {error}", fix) from None
@@ -346,16 +345,6 @@ def _copy(path: Path, folder: Path) -> Path:
         log_of(copy).unlink(missing_ok=True)
         time.sleep(COPY_PAUSE_S)
     raise StateError(f"{path} cannot be looked at: it is being written all the time", "try again")
-
-
-def _records(path: Path, copy: Path) -> list[Record]:
-    try:
-        with closing(sqlite3.connect(copy, isolation_level=None)) as connection:
-            migrate(connection, identify(connection, str(path)))
-            rows = connection.execute("SELECT key, value, version FROM record").fetchall()
-    except sqlite3.Error as error:
-        raise explain_failure(str(path), error) from error
-    return [Record(*row) for row in rows]
 
 
 def _holder(path: Path) -> int | None:
