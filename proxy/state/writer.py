@@ -17,11 +17,11 @@ class StateWriter:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="state")
+        self._writing = asyncio.Lock()
         self._changes: dict[str, Record | None] = {}
         """To be written next, by key; None: to be deleted."""
-        self._waiters: list[asyncio.Future[None]] = []
-        """Of those who asked for it."""
-        self._task: asyncio.Task[None] | None = None
+        self._next: asyncio.Task[None] | None = None
+        """Writes them when it has the lock."""
         self._closed = False
 
     async def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> None:
@@ -34,39 +34,23 @@ class StateWriter:
             raise RuntimeError("the state writer is closed")
         self._changes.update(dict.fromkeys(delete))
         self._changes.update({record.key: record for record in records})
-        done = asyncio.get_running_loop().create_future()
-        self._waiters.append(done)
-        if self._task is None:
-            self._task = asyncio.create_task(self._work(), name="state-writer")
-        await done
+        if self._next is None:
+            self._next = asyncio.create_task(self._write_changes(), name="state-writer")
+        await asyncio.shield(self._next)
 
     async def close(self) -> None:
         """Write what was asked for, then end the thread; a second time does nothing."""
         self._closed = True
-        if self._task is not None:
-            await asyncio.wait((self._task,))
-        self._thread.shutdown()
+        if self._next is not None:
+            await asyncio.wait((self._next,))
+        async with self._writing:
+            self._thread.shutdown()
 
-    async def _work(self) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            while self._waiters:
-                changes, self._changes = self._changes, {}
-                waiters, self._waiters = self._waiters, []
-                error: Exception | None = None
-                try:
-                    await loop.run_in_executor(self._thread, self._write, changes)
-                except Exception as caught:  # it belongs to those who wait for it
-                    error = caught
-                for done in waiters:
-                    if done.done():  # its caller was cancelled
-                        continue
-                    if error is None:
-                        done.set_result(None)
-                    else:
-                        done.set_exception(error)
-        finally:
-            self._task = None
+    async def _write_changes(self) -> None:
+        async with self._writing:
+            changes, self._changes, self._next = self._changes, {}, None
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._thread, self._write, changes)
 
     def _write(self, changes: dict[str, Record | None]) -> None:
         self._store.put_many(
