@@ -111,17 +111,16 @@ class Journal(Generic[Item]):
         if not self._changed:
             deletes, self._deletes = self._deletes, {}
         self._taken = changed, deletes
-        records: list[Record] = []
-        gone = dict(deletes)
+        changes: dict[str, Record | None] = dict.fromkeys(deletes)
         for item in changed:
             record = self._record_of(item)
             if record is None:
-                gone[self._key_of(item)] = None
+                changes.setdefault(self._key_of(item))
             else:
-                records.append(record)
+                changes[record.key] = record
                 self._deletes.pop(record.key, None)
-        written = {record.key for record in records}
-        return records, [key for key in gone if key not in written]
+        written = [record for record in changes.values() if record is not None]
+        return written, [key for key, record in changes.items() if record is None]
 
     def give_back(self) -> None:
         """Put back what the last `take` returned: it could not be written."""

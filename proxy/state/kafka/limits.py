@@ -34,18 +34,11 @@ class Explanation:
     @contextmanager
     def of(self, done: str) -> Iterator[None]:
         """Raise StateError, that the state cannot be `done`, for what the brokers say."""
-        what = f"the state in topic {self.topic} cannot be {done}"
         try:
             yield
-        except NotYetError as error:
-            raise StateError(f"{what}: {error}", error.fix) from error
-        except (UpstreamError, FencedError) as error:
-            raise StateError(
-                f"{what}: {error}",
-                "check that the brokers are up, and cluster.bootstrap_servers, tls and sasl",
-            ) from error
-        except RefusedError as error:
-            raise StateError(f"{what}: {error}", self._mend(error.error_code)) from error
+        except (UpstreamError, FencedError, RefusedError) as error:
+            what = f"the state in topic {self.topic} cannot be {done}: {error}"
+            raise StateError(what, self._fix_of(error)) from error
 
     def check_changes(self, changes: Mapping[Place, Content], records: SlotRecords) -> None:
         """Raise StateError when one of these changes, or all records with them, are too large."""
@@ -69,13 +62,17 @@ class Explanation:
                 self.make_room,
             )
 
-    def _mend(self, error_code: int) -> str:
-        if error_code in FORBIDDEN:
+    def _fix_of(self, error: UpstreamError | FencedError | RefusedError) -> str:
+        if isinstance(error, NotYetError):
+            return error.fix
+        if not isinstance(error, RefusedError):
+            return "check that the brokers are up, and cluster.bootstrap_servers, tls and sasl"
+        if error.error_code in FORBIDDEN:
             return (
                 f"let quota-proxy create, describe, read and write topic {self.topic} and "
                 f"{self.rights} (kafka-acls.sh), or {self.instead}"
             )
-        if error_code == MESSAGE_TOO_LARGE:
+        if error.error_code == MESSAGE_TOO_LARGE:
             return (
                 f"raise max.message.bytes of topic {self.topic} to {MAX_RECORD_BYTES} and a "
                 "little more"

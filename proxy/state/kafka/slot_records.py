@@ -38,12 +38,12 @@ class SlotRecords:
         found = [record for slot, record in self._all(prefix) if self._slot_of(record.key) == slot]
         return sorted(found, key=lambda record: record.key)
 
-    def strays(self) -> dict[Place, Record]:
-        """Return the records that belong to another slot by now, by where they stand."""
+    def strays(self, slots: Collection[int]) -> dict[Place, Record]:
+        """Return the records in these slots that belong to another by now, by where they stand."""
         return {
             (slot, record.key): record
             for slot, record in self._all("")
-            if self._slot_of(record.key) != slot
+            if slot in slots and self._slot_of(record.key) != slot
         }
 
     def change(self, changes: Mapping[Place, Content]) -> set[str]:

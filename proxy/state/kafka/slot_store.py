@@ -98,16 +98,14 @@ class SlotStore(TopicStore):
         them at the machine that has their slot, then `drop_strays` here.
         """
         self._check_open()
-        taken = self._holds.taken
-        found = self._records.strays().items()
-        return [record for (slot, _), record in found if slot in taken]
+        return list(self._records.strays(self.taken).values())
 
     def drop_strays(self, keys: Collection[str]) -> None:
         """Delete strays of these keys. Raises StateError as `put_many`."""
 
         def dropped() -> dict[Place, Content]:
-            strays = self._records.strays()
-            return {(slot, key): None for slot, key in strays if key in keys and slot in self.taken}
+            strays = self._records.strays(self.taken)
+            return {(slot, key): None for slot, key in strays if key in keys}
 
         self._run(self._write_all(dropped, self._timeout_s), "written")
 
@@ -164,9 +162,6 @@ class SlotStore(TopicStore):
         async with self._reading.client.within(LOAD_TIMEOUT_S, "not read to its end"):
             await self._read_whole((self._common,))
 
-    def _forget_uncertain(self, slots: Collection[int]) -> None:
-        self._uncertain = {place for place in self._uncertain if place[0] not in slots}
-
     async def _begin_anew(self, error: FencedError | GenerationError) -> None:
         if isinstance(error, GenerationError):
             await self._topic.client.retry(partial(self._renewed, error))
@@ -211,7 +206,7 @@ class SlotStore(TopicStore):
         """Replace what is known of these slots by what is committed."""
         reader = StateReader(self._reading, dict.fromkeys(slots, EARLIEST))
         found = await self._read(reader)
-        self._forget_uncertain(slots)
+        self._uncertain = {place for place in self._uncertain if place[0] not in slots}
         changed = self._records.replace(slots, found)
         self._positions |= reader.positions
         if self._common in slots:
@@ -227,7 +222,6 @@ class SlotStore(TopicStore):
                 _log.warning("what a failed write left may count", problem=str(error))
             async with self._put:  # what was asked for meanwhile
                 self._holds.release(slots)
-            self._forget_uncertain(slots)
             self._records.replace(slots - {self._common}, {})
 
     async def _follow(self) -> None:
