@@ -193,9 +193,14 @@ def _identify(connection: sqlite3.Connection, path: str) -> int:
     Raises StateError when it is of another program, a newer one, or damaged, and sqlite3.Error when
     it cannot be read.
     """
-    application_id = _number(connection, "PRAGMA application_id")
-    schema = _number(connection, "PRAGMA user_version")
-    tables = _number(connection, "SELECT count(*) FROM sqlite_master")
+    application_id, schema, tables = (
+        int(connection.execute(query).fetchone()[0])
+        for query in (
+            "PRAGMA application_id",
+            "PRAGMA user_version",
+            "SELECT count(*) FROM sqlite_master",
+        )
+    )
     if not (application_id or schema or tables):
         return 0
     if application_id != APPLICATION_ID:
@@ -232,38 +237,27 @@ def _damaged(path: str, finding: str) -> StateError:
     return DamagedError(f"{path} is damaged: {finding}", f"{fix}that it holds")
 
 
-def _number(connection: sqlite3.Connection, query: str) -> int:
-    (value,) = connection.execute(query).fetchone()
-    return int(value)
-
-
-_FAILURES = {
-    (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED): (
-        "is in use by another process, most likely another quota-proxy",
-        "stop that one, or give each proxy a state.path of its own",
-    ),
-    (sqlite3.SQLITE_FULL,): ("cannot grow: {error}", "make room on its disk"),
-    (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY): (
-        "cannot be opened for writing: {error}",
-        "let quota-proxy write to the file and its directory",
-    ),
-}
-"""What to say of a kind of error that is no damage, and how to mend it."""
-
-
 def _explain_failure(path: str, error: sqlite3.Error) -> StateError:
     """Return SQLite's error in words that help."""
     # Errors of Python's own layer, such as text that is not UTF-8, have no code of SQLite.
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & PRIMARY_CODE
-    if code == sqlite3.SQLITE_NOTADB:
-        fix = "name another file as state.path, or restore this one from a backup"
-        return DamagedError(f"{path} is not a state file: {error}", fix)
-    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR):
-        return _damaged(path, str(error))
-    fix = "check its disk, and that quota-proxy may write to the file and its directory"
-    other = "cannot be read or written: {error}", fix
-    what, fix = next((said for codes, said in _FAILURES.items() if code in codes), other)
-    return StateError(f"{path} {what.format(error=error)}", fix)
+    match getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & PRIMARY_CODE:
+        case sqlite3.SQLITE_NOTADB:
+            fix = "name another file as state.path, or restore this one from a backup"
+            return DamagedError(f"{path} is not a state file: {error}", fix)
+        case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_ERROR:
+            return _damaged(path, str(error))
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            what = "is in use by another process, most likely another quota-proxy"
+            fix = "stop that one, or give each proxy a state.path of its own"
+        case sqlite3.SQLITE_FULL:
+            what, fix = f"cannot grow: {error}", "make room on its disk"
+        case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM | sqlite3.SQLITE_READONLY:
+            what = f"cannot be opened for writing: {error}"
+            fix = "let quota-proxy write to the file and its directory"
+        case _:
+            what = f"cannot be read or written: {error}"
+            fix = "check its disk, and that quota-proxy may write to the file and its directory"
+    return StateError(f"{path} {what}", fix)
 
 
 def open_or_start_empty(path: Path, *, wait_ms: float = 0.0) -> SqliteStore:

@@ -1,7 +1,7 @@
 """The store over a compacted topic of one partition, which one proxy at a time has."""
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from metrics.clock import MS_PER_SECOND
 from proxy.cluster.kafka_client import Bootstrap
@@ -11,6 +11,7 @@ from proxy.wire.list_offsets import EARLIEST
 from .limits import Explanation
 from .messages import OWNER_KEY, Content, Place, StateOwner
 from .producer import GenerationError, Producer
+from .slot_fence import Refusal
 from .state_reader import StateReader
 from .state_topic import FencedError
 from .topic_store import LOAD_TIMEOUT_S, STORE_TIMEOUT_S, TopicStore
@@ -40,8 +41,6 @@ class KafkaStore(TopicStore):
     has, when that was read; what it raises is raised, and the other keeps the state.
     """
 
-    taken = frozenset({ONLY_SLOT})
-
     def __init__(
         self,
         way: Bootstrap,
@@ -62,15 +61,11 @@ class KafkaStore(TopicStore):
         self._producer = Producer(self._topic, topic)
         self._positions[ONLY_SLOT] = EARLIEST
         self._owner: Content = None
-        self._lost: StateError | None = None
+        self._holds.took((ONLY_SLOT,), losses=0)
         self._begin(self._open(before_wait, wait_ms))
 
-    def _check_writable(self, slots: Collection[int]) -> None:
-        if slots and self._lost is not None:
-            raise self._lost
-
     def _last_changes(self) -> dict[Place, Content]:
-        return {} if self._lost is not None else {**super()._last_changes(), OWNER_PLACE: None}
+        return {**super()._last_changes(), OWNER_PLACE: None} if self.taken else {}
 
     async def _open(self, before_wait: Callable[[Store], None] | None, wait_ms: float) -> None:
         await self._topic.ensure(self._timeout_s)
@@ -96,7 +91,7 @@ class KafkaStore(TopicStore):
         except FencedError:
             await self._load()
             if self._owner != before:
-                raise self._lost_to(self._owner) from None
+                raise StateError(*self._taken_by(self._owner)) from None
             return False
         self._positions |= self._producer.positions
         return True
@@ -123,13 +118,12 @@ class KafkaStore(TopicStore):
         """Raise, now and from now on, when another proxy has written since we last did."""
         async for place, content in StateReader(self._topic, self._positions).read():
             if place == OWNER_PLACE:
-                self._lost = self._lost_to(content)
-        if self._lost is not None:
-            raise self._lost
+                self._holds.lose(self._taken_by(content))
+        self._holds.fence_for((ONLY_SLOT,))
 
-    def _lost_to(self, owner: Content) -> StateError:
+    def _taken_by(self, owner: Content) -> Refusal:
         name = f" ({owner})" if isinstance(owner, StateOwner) else ""
-        return StateError(
+        return (
             f"another proxy{name} has taken the state in topic {self._topic.name}",
             "stop one of them, or give each proxy a state.topic of its own",
         )

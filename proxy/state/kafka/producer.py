@@ -42,10 +42,6 @@ from .state_topic import FencedError, StateTopic
 TRANSACTION_TIMEOUT_MS = 60_000
 """The brokers give up a transaction after this time; longer than any of our writes takes."""
 
-SLOT_TRANSACTION_TIMEOUT_MS = 15_000
-"""In a tier; still longer than any write takes. What a machine began that had lost the slot already
-holds up readers for so long, and up to 10 s more until the brokers look."""
-
 CONCURRENT_WAIT_S = 0.005
 """The transaction before is decided, and for some ms not written down everywhere."""
 
@@ -79,7 +75,7 @@ SEQUENCES = 2**31
 _MAGIC = 2
 
 
-FenceFor = Callable[[Collection[int]], GroupFence]
+FenceFor = Callable[[Collection[int]], GroupFence | None]
 """Returns the fence to write these slots with; raises StateError: they are not to be written."""
 
 
@@ -91,12 +87,16 @@ class Producer:
     """The one that may write, in a tier only as far as `fence_for` allows; for one task."""
 
     def __init__(
-        self, topic: StateTopic, transactional_id: str, fence_for: FenceFor | None = None
+        self,
+        topic: StateTopic,
+        transactional_id: str,
+        fence_for: FenceFor = lambda _slots: None,
+        timeout_ms: int = TRANSACTION_TIMEOUT_MS,
     ) -> None:
         self._topic = topic
         self.transactional_id = transactional_id
         self._transactions = TRANSACTION_COORDINATOR, transactional_id
-        self._fence_for = fence_for
+        self._fence_for, self._timeout_ms = fence_for, timeout_ms
         self.fence: GroupFence | None = None
         """With which was written last."""
         self.id, self.epoch = NO_ID, NO_EPOCH
@@ -135,8 +135,8 @@ class Producer:
         partitions = sorted({message.partition for message in messages})
         await self._add_partitions(partitions)
         await self._append(messages)
-        if self._fence_for is not None:
-            self.fence = self._fence_for(partitions)
+        self.fence = self._fence_for(partitions)
+        if self.fence is not None:
             await self._commit_offsets(self.fence, partitions)
         await self._end(commit=True)
         self._between = True
@@ -151,10 +151,7 @@ class Producer:
 
     async def _init(self) -> None:
         request = InitProducerIdRequest[INIT_PRODUCER_ID_VERSION](
-            **self._identity,
-            transaction_timeout_ms=TRANSACTION_TIMEOUT_MS
-            if self._fence_for is None
-            else SLOT_TRANSACTION_TIMEOUT_MS,
+            **self._identity, transaction_timeout_ms=self._timeout_ms
         )
         response = await self._ask(request, f"begin to write to topic {self._topic.name}")
         self.id, self.epoch = response.producer_id, response.producer_epoch

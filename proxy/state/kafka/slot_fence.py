@@ -9,6 +9,10 @@ from proxy.state.store import StateError
 LOST_FIX = (
     "nothing: it writes again when the group has given it slots; see its log if that takes long"
 )
+Refusal = tuple[str, str]
+"""Why nothing may be written, and how to mend that."""
+
+NOT_IN_GROUP = "this machine is not in the group of its tier now, and writes nothing", LOST_FIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,8 @@ class SlotHolds:
         self.taken: frozenset[int] = frozenset()
         """The slots that may be written."""
         self.fence: GroupFence | None = None
-        """With which is written now."""
+        """With which is written now; None where no group decides, or this member is not in it."""
+        self._refusal: Refusal | None = NOT_IN_GROUP
         self._losses = 0
         self._lock = Lock()
 
@@ -41,9 +46,9 @@ class SlotHolds:
         with self._lock:
             before = self.fence
             if before is not None and before.member_id != fence.member_id:
-                self._lose()
+                self._lose(NOT_IN_GROUP)
             if self.fence is None or self.fence.generation < fence.generation:
-                self.fence = fence
+                self.fence, self._refusal = fence, None
             return self._losses
 
     def took(self, slots: Collection[int], losses: int) -> bool:
@@ -59,25 +64,25 @@ class SlotHolds:
         with self._lock:
             self.taken -= frozenset(slots)
 
-    def lose(self) -> None:
+    def lose(self, refusal: Refusal = NOT_IN_GROUP) -> None:
         """Allow no writes to any slot until it is taken anew."""
         with self._lock:
-            self._lose()
+            self._lose(refusal)
 
-    def fence_for(self, slots: Collection[int]) -> GroupFence:
+    def fence_for(self, slots: Collection[int]) -> GroupFence | None:
         """Return the fence to write these slots with. Raises StateError: not all may be written."""
         with self._lock:
-            if self.fence is None:
-                raise StateError(
-                    "this machine is not in the group of its tier now, and writes nothing", LOST_FIX
-                )
             if missing := sorted(set(slots) - self.taken):
-                raise StateError(
-                    f"this machine has not the slot {missing[0]}, and does not write to it",
-                    "send it to the machine that has the slot; the map of slots names it",
-                )
+                raise StateError(*self._refusal or _not_taken(missing[0]))
             return self.fence
 
-    def _lose(self) -> None:
-        self.taken, self.fence = frozenset(), None
+    def _lose(self, refusal: Refusal) -> None:
+        self.taken, self.fence, self._refusal = frozenset(), None, refusal
         self._losses += 1
+
+
+def _not_taken(slot: int) -> Refusal:
+    return (
+        f"this machine has not the slot {slot}, and does not write to it",
+        "send it to the machine that has the slot; the map of slots names it",
+    )

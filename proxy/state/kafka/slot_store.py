@@ -15,7 +15,7 @@ from proxy.wire.list_offsets import EARLIEST
 from .limits import Explanation
 from .messages import Content, Message, Place, to_message
 from .producer import GenerationError, Producer
-from .slot_fence import LOST_FIX, GroupFence, SlotHolds
+from .slot_fence import LOST_FIX, GroupFence
 from .slot_handover import settle
 from .state_reader import StateReader
 from .state_topic import FencedError, NotYetError
@@ -23,6 +23,10 @@ from .topic_store import LOAD_TIMEOUT_S, STORE_TIMEOUT_S, TopicStore
 
 TIER_SEPARATOR = "/"
 """Between tier and machine in a transactional id."""
+
+SLOT_TRANSACTION_TIMEOUT_MS = 15_000
+"""Longer than any write takes. What a machine began that had lost the slot already holds up readers
+for so long, and up to 10 s more until the brokers look."""
 
 FOLLOW_PAUSE_S = 0.2
 """Between looks at whether another machine has the common slot now."""
@@ -79,17 +83,13 @@ class SlotStore(TopicStore):
         # Who reads much, or waits at a broker for what comes, holds up no write.
         self._reading, self._following = self._new_topic(), self._new_topic()
         self._common = common
-        self._holds = SlotHolds()
-        self._producer = Producer(self._topic, self._prefix + machine, self._holds.fence_for)
+        self._producer = Producer(
+            self._topic, self._prefix + machine, self._holds.fence_for, SLOT_TRANSACTION_TIMEOUT_MS
+        )
         self._on_change: OnChange | None = None
         self._changing = asyncio.Lock()
         """For whoever takes or releases slots; before `_put` when both are needed."""
         self._begin(self._open())
-
-    @property
-    def taken(self) -> frozenset[int]:
-        """The slots that may be written."""
-        return self._holds.taken
 
     def strays(self) -> list[Record]:
         """Return the records of taken slots that belong to other slots by now.
@@ -149,9 +149,6 @@ class SlotStore(TopicStore):
         self._on_change = on_change
         self._follower: Future[None] = self._loop.start(self._follow())
 
-    def _check_writable(self, slots: Collection[int]) -> None:
-        self._holds.fence_for(slots)
-
     def _to_message(self, place: Place, content: Content) -> Message:
         return to_message(place, content, self._producer.transactional_id)
 
@@ -187,7 +184,7 @@ class SlotStore(TopicStore):
     async def _take(self, slots: frozenset[int], fence: GroupFence) -> None:
         async with self._changing:
             losses = self._holds.renew(fence)
-            new = slots - self._holds.taken
+            new = slots - self.taken
             try:
                 if new:
                     async with self._reading.client.within(LOAD_TIMEOUT_S, "not read to its end"):
@@ -216,7 +213,7 @@ class SlotStore(TopicStore):
     async def _release(self, slots: frozenset[int]) -> None:
         async with self._changing:
             try:
-                undoing = partial(self._undoing, slots & self._holds.taken)
+                undoing = partial(self._undoing, slots & self.taken)
                 await self._write_all(undoing, self._timeout_s)
             except (UpstreamError, RefusedError, FencedError, StateError) as error:
                 _log.warning("what a failed write left may count", problem=str(error))
@@ -228,7 +225,7 @@ class SlotStore(TopicStore):
         """Keep the records of the common slot as they are in the topic while another has it."""
         failing = False
         while True:
-            if self._common in self._holds.taken:
+            if self._common in self.taken:
                 await asyncio.sleep(FOLLOW_PAUSE_S)
                 continue
             try:
@@ -248,7 +245,7 @@ class SlotStore(TopicStore):
         reader = StateReader(self._following, {self._common: began})
         async with self._following.client.within(FOLLOW_LIMIT_S):
             found = await reader.wait()
-        if self._positions[self._common] == began and self._common not in self._holds.taken:
+        if self._positions[self._common] == began and self._common not in self.taken:
             changed = self._records.change(found)
             self._positions |= reader.positions
             self._report(changed)

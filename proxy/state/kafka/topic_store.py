@@ -15,6 +15,7 @@ from .limits import Explanation
 from .loop_thread import LoopThread
 from .messages import Content, Message, Place, size_of, to_message
 from .producer import GenerationError, Producer
+from .slot_fence import SlotHolds
 from .slot_records import SlotRecords
 from .state_reader import StateReader
 from .state_topic import FencedError, StateTopic
@@ -47,7 +48,7 @@ class WayForLoop(Bootstrap):
 
 
 class TopicStore(Store):
-    """Records of a topic's slots, its partitions, of which those that are `writable` may change.
+    """Records of a topic's slots, its partitions, of which those that are `taken` may change.
 
     `put_many` is a transaction, and when it returned the brokers have it (acks=all). While no
     broker answers writes fail, after `timeout_s` with all attempts, and a later one works again.
@@ -74,6 +75,7 @@ class TopicStore(Store):
         self._way = WayForLoop(way)
         self._clients: list[KafkaClient] = []
         self._topic = self._new_topic()
+        self._holds = SlotHolds()
         self._records = SlotRecords(slot_of_record)
         self._positions: dict[int, int] = {}
         """Offset behind what the records hold, by slot."""
@@ -85,9 +87,9 @@ class TopicStore(Store):
         self._loop = LoopThread("kafka-state")
 
     @property
-    @abstractmethod
     def taken(self) -> frozenset[int]:
         """The slots that may be written."""
+        return self._holds.taken
 
     def get(self, key: str) -> Record | None:
         """Return the record of that key, or None, also when its slot is not read here."""
@@ -113,10 +115,6 @@ class TopicStore(Store):
             self._run(self._end(), "closed")
         self._closed = True
         self._shut_down()
-
-    @abstractmethod
-    def _check_writable(self, slots: Collection[int]) -> None:
-        """Raise StateError when not all of these slots may be written."""
 
     @abstractmethod
     async def _begin_anew(self, error: FencedError | GenerationError) -> None:
@@ -179,7 +177,7 @@ class TopicStore(Store):
     async def _change(self, new: Mapping[str, Record], gone: Collection[str]) -> int:
         place, at = self._records.place, self._records.at
         async with self._put:
-            self._check_writable({place(key)[0] for key in (*gone, *new)})
+            self._holds.fence_for({place(key)[0] for key in (*gone, *new)})
             there = {key for key in gone if at(place(key))}
             changes = self._undoing(self.taken)
             changes |= {place(key): None for key in gone if key in there or place(key) in changes}
@@ -218,7 +216,7 @@ class TopicStore(Store):
                     break
                 except (FencedError, GenerationError) as error:
                     await self._begin_anew(error)
-                    self._check_writable(slots)
+                    self._holds.fence_for(slots)
         self._uncertain -= changes.keys()
         self._records.change(changes)
         self._positions |= {slot: self._producer.positions[slot] for slot in slots}
