@@ -87,7 +87,7 @@ class KafkaStore(TopicStore):
         await self._load()  # what the one before had still written; it writes no more
         before = self._owner
         try:
-            await self._producer.write([self._to_message(OWNER_PLACE, StateOwner())])
+            await self._producer.write({OWNER_PLACE: StateOwner()})
         except FencedError:
             await self._load()
             if self._owner != before:
@@ -119,7 +119,7 @@ class KafkaStore(TopicStore):
         async for place, content in StateReader(self._topic, self._positions).read():
             if place == OWNER_PLACE:
                 self._holds.lose(self._taken_by(content))
-        self._holds.fence_for((ONLY_SLOT,))
+        self._holds.check((ONLY_SLOT,))
 
     def _taken_by(self, owner: Content) -> Refusal:
         name = f" ({owner})" if isinstance(owner, StateOwner) else ""

@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -35,12 +36,16 @@ from proxy.cluster.kafka_client import GROUP_COORDINATOR, TRANSACTION_COORDINATO
 from proxy.cluster.upstream import Address, RefusedError, UpstreamError, name_of
 from proxy.state.store import StateError
 
-from .messages import Message
+from .messages import Content, Message, Place, to_message
 from .slot_fence import GroupFence
 from .state_topic import FencedError, StateTopic
 
 TRANSACTION_TIMEOUT_MS = 60_000
 """The brokers give up a transaction after this time; longer than any of our writes takes."""
+
+TIER_TRANSACTION_TIMEOUT_MS = 15_000
+"""Longer than any write takes. What a machine began that had lost the slot already holds up readers
+for so long, and up to 10 s more until the brokers look."""
 
 CONCURRENT_WAIT_S = 0.005
 """The transaction before is decided, and for some ms not written down everywhere."""
@@ -75,7 +80,7 @@ SEQUENCES = 2**31
 _MAGIC = 2
 
 
-FenceFor = Callable[[Collection[int]], GroupFence | None]
+FenceFor = Callable[[Collection[int]], GroupFence]
 """Returns the fence to write these slots with; raises StateError: they are not to be written."""
 
 
@@ -84,19 +89,15 @@ class GenerationError(RefusedError):
 
 
 class Producer:
-    """The one that may write, in a tier only as far as `fence_for` allows; for one task."""
+    """The one that may write; for one task. In a tier it asks `fence_for`, and signs messages."""
 
     def __init__(
-        self,
-        topic: StateTopic,
-        transactional_id: str,
-        fence_for: FenceFor = lambda _slots: None,
-        timeout_ms: int = TRANSACTION_TIMEOUT_MS,
+        self, topic: StateTopic, transactional_id: str, fence_for: FenceFor | None = None
     ) -> None:
         self._topic = topic
         self.transactional_id = transactional_id
         self._transactions = TRANSACTION_COORDINATOR, transactional_id
-        self._fence_for, self._timeout_ms = fence_for, timeout_ms
+        self._fence_for = fence_for
         self.fence: GroupFence | None = None
         """With which was written last."""
         self.id, self.epoch = NO_ID, NO_EPOCH
@@ -112,15 +113,17 @@ class Producer:
         self.id, self.epoch = NO_ID, NO_EPOCH
         await self._topic.client.retry(self._init)
 
-    async def write(self, messages: Sequence[Message]) -> None:
-        """Write all messages or none; when this returned they are kept.
+    async def write(self, changes: Mapping[Place, Content]) -> None:
+        """Write all changes or none; when this returned they are kept.
 
         What was not answered is tried again as a whole: writing the same once more changes nothing.
         After an error it may be that they were written all the same. Raises as `StateTopic.check`,
         and in a tier GenerationError, and StateError for slots that are not to be written.
         """
+        writer = None if self._fence_for is None else self.transactional_id
+        messages = [to_message(place, content, writer) for place, content in changes.items()]
         try:
-            await self._topic.client.retry(lambda: self._write(messages))
+            await self._topic.client.retry(partial(self._write, messages))
         except (RefusedError, StateError):
             # What was begun would hold up readers until the brokers give it up.
             with suppress(UpstreamError, RefusedError, FencedError):
@@ -135,8 +138,8 @@ class Producer:
         partitions = sorted({message.partition for message in messages})
         await self._add_partitions(partitions)
         await self._append(messages)
-        self.fence = self._fence_for(partitions)
-        if self.fence is not None:
+        if self._fence_for is not None:
+            self.fence = self._fence_for(partitions)
             await self._commit_offsets(self.fence, partitions)
         await self._end(commit=True)
         self._between = True
@@ -151,7 +154,10 @@ class Producer:
 
     async def _init(self) -> None:
         request = InitProducerIdRequest[INIT_PRODUCER_ID_VERSION](
-            **self._identity, transaction_timeout_ms=self._timeout_ms
+            **self._identity,
+            transaction_timeout_ms=TRANSACTION_TIMEOUT_MS
+            if self._fence_for is None
+            else TIER_TRANSACTION_TIMEOUT_MS,
         )
         response = await self._ask(request, f"begin to write to topic {self._topic.name}")
         self.id, self.epoch = response.producer_id, response.producer_epoch

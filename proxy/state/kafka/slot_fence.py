@@ -69,11 +69,17 @@ class SlotHolds:
         with self._lock:
             self._lose(refusal)
 
-    def fence_for(self, slots: Collection[int]) -> GroupFence | None:
-        """Return the fence to write these slots with. Raises StateError: not all may be written."""
+    def check(self, slots: Collection[int]) -> None:
+        """Raise StateError when not all of these slots may be written."""
+        if missing := sorted(set(slots) - self.taken):
+            raise StateError(*self._refusal or _not_taken(missing[0]))
+
+    def fence_for(self, slots: Collection[int]) -> GroupFence:
+        """Return the fence to write these slots with; raises as `check`."""
         with self._lock:
-            if missing := sorted(set(slots) - self.taken):
-                raise StateError(*self._refusal or _not_taken(missing[0]))
+            self.check(slots)
+            if self.fence is None:
+                raise StateError(*NOT_IN_GROUP)
             return self.fence
 
     def _lose(self, refusal: Refusal) -> None:

@@ -13,7 +13,7 @@ from proxy.state.store import Record, StateError
 from proxy.wire.list_offsets import EARLIEST
 
 from .limits import Explanation
-from .messages import Content, Message, Place, to_message
+from .messages import Content, Place
 from .producer import GenerationError, Producer
 from .slot_fence import LOST_FIX, GroupFence
 from .slot_handover import settle
@@ -23,10 +23,6 @@ from .topic_store import LOAD_TIMEOUT_S, STORE_TIMEOUT_S, TopicStore
 
 TIER_SEPARATOR = "/"
 """Between tier and machine in a transactional id."""
-
-SLOT_TRANSACTION_TIMEOUT_MS = 15_000
-"""Longer than any write takes. What a machine began that had lost the slot already holds up readers
-for so long, and up to 10 s more until the brokers look."""
 
 FOLLOW_PAUSE_S = 0.2
 """Between looks at whether another machine has the common slot now."""
@@ -83,9 +79,7 @@ class SlotStore(TopicStore):
         # Who reads much, or waits at a broker for what comes, holds up no write.
         self._reading, self._following = self._new_topic(), self._new_topic()
         self._common = common
-        self._producer = Producer(
-            self._topic, self._prefix + machine, self._holds.fence_for, SLOT_TRANSACTION_TIMEOUT_MS
-        )
+        self._producer = Producer(self._topic, self._prefix + machine, self._holds.fence_for)
         self._on_change: OnChange | None = None
         self._changing = asyncio.Lock()
         """For whoever takes or releases slots; before `_put` when both are needed."""
@@ -97,7 +91,7 @@ class SlotStore(TopicStore):
         `slot_of_record` says so since the rules are other ones. No other method finds them: write
         them at the machine that has their slot, then `drop_strays` here.
         """
-        self._check_open()
+        self._loop.check_open()
         return list(self._records.strays(self.taken).values())
 
     def drop_strays(self, keys: Collection[str]) -> None:
@@ -145,12 +139,8 @@ class SlotStore(TopicStore):
         `on_change` gets their keys, in the store's own thread; it must return soon and not call
         the store's methods that wait. At most once; until `close`.
         """
-        self._check_open()
         self._on_change = on_change
         self._follower: Future[None] = self._loop.start(self._follow())
-
-    def _to_message(self, place: Place, content: Content) -> Message:
-        return to_message(place, content, self._producer.transactional_id)
 
     async def _open(self) -> None:
         await self._reading.ensure(self._timeout_s)

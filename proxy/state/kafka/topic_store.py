@@ -3,7 +3,6 @@
 from abc import abstractmethod
 from asyncio import Lock, timeout
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
-from concurrent.futures import CancelledError
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -13,7 +12,7 @@ from proxy.state.store import Record, StateError, Store
 
 from .limits import Explanation
 from .loop_thread import LoopThread
-from .messages import Content, Message, Place, size_of, to_message
+from .messages import Content, Place, size_of
 from .producer import GenerationError, Producer
 from .slot_fence import SlotHolds
 from .slot_records import SlotRecords
@@ -83,8 +82,7 @@ class TopicStore(Store):
         """Of writes that failed; the topic may have there what is not in memory."""
         self._put = Lock()
         """For whoever uses the producer."""
-        self._closed = False
-        self._loop = LoopThread("kafka-state")
+        self._loop = LoopThread("kafka-state", f"the state in topic {explanation.topic}")
 
     @property
     def taken(self) -> frozenset[int]:
@@ -93,12 +91,12 @@ class TopicStore(Store):
 
     def get(self, key: str) -> Record | None:
         """Return the record of that key, or None, also when its slot is not read here."""
-        self._check_open()
+        self._loop.check_open()
         return self._records.at(self._records.place(key))
 
     def items(self, prefix: str) -> list[Record]:
         """Return the records read here whose key begins with `prefix`, sorted by key."""
-        self._check_open()
+        self._loop.check_open()
         return self._records.items(prefix)
 
     def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> int:
@@ -108,20 +106,16 @@ class TopicStore(Store):
 
     def close(self) -> None:
         """Wait for writes under way, undo failed ones, close; a second time does nothing."""
-        if self._closed:
+        if self._loop.closed:
             return
         # Who comes next takes the state also when it cannot be told so.
         with suppress(StateError):
             self._run(self._end(), "closed")
-        self._closed = True
         self._shut_down()
 
     @abstractmethod
     async def _begin_anew(self, error: FencedError | GenerationError) -> None:
         """Return when a write that was refused may be tried again, else raise StateError."""
-
-    def _to_message(self, place: Place, content: Content) -> Message:
-        return to_message(place, content)
 
     def _last_changes(self) -> dict[Place, Content]:
         """Return what is to be written when the store is closed."""
@@ -134,23 +128,8 @@ class TopicStore(Store):
 
     def _run(self, work: Coroutine[Any, Any, Value], done: str) -> Value:
         """Run this in the store's own event loop, to its end."""
-        try:
-            self._check_open()
-        except RuntimeError:
-            work.close()
-            raise
         with self._explanation.of(done):
-            try:
-                return self._loop.run(work)
-            except CancelledError:
-                raise self._closed_error() from None
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise self._closed_error()
-
-    def _closed_error(self) -> RuntimeError:
-        return RuntimeError(f"the state in topic {self._explanation.topic} is closed")
+            return self._loop.run(work)
 
     def _begin(self, opening: Coroutine[Any, Any, None]) -> None:
         try:
@@ -177,7 +156,7 @@ class TopicStore(Store):
     async def _change(self, new: Mapping[str, Record], gone: Collection[str]) -> int:
         place, at = self._records.place, self._records.at
         async with self._put:
-            self._holds.fence_for({place(key)[0] for key in (*gone, *new)})
+            self._holds.check({place(key)[0] for key in (*gone, *new)})
             there = {key for key in gone if at(place(key))}
             changes = self._undoing(self.taken)
             changes |= {place(key): None for key in gone if key in there or place(key) in changes}
@@ -206,17 +185,16 @@ class TopicStore(Store):
         return {place: self._records.at(place) for place in self._uncertain if place[0] in slots}
 
     async def _write(self, changes: Mapping[Place, Content], limit_s: float) -> None:
-        messages = [self._to_message(place, content) for place, content in changes.items()]
         slots = {slot for slot, _ in changes}
         self._uncertain |= changes.keys()
         async with self._topic.client.within(limit_s):
             while True:
                 try:
-                    await self._producer.write(messages)
+                    await self._producer.write(changes)
                     break
                 except (FencedError, GenerationError) as error:
                     await self._begin_anew(error)
-                    self._holds.fence_for(slots)
+                    self._holds.check(slots)
         self._uncertain -= changes.keys()
         self._records.change(changes)
         self._positions |= {slot: self._producer.positions[slot] for slot in slots}

@@ -143,7 +143,7 @@ def test_an_error_makes_leaders_and_coordinators_be_looked_for_anew():
 
 
 def test_a_loop_in_a_thread_ends_what_runs_still():
-    loop = LoopThread("test")
+    loop = LoopThread("test", "it")
 
     async def name() -> str:
         return threading.current_thread().name
@@ -157,6 +157,8 @@ def test_a_loop_in_a_thread_ends_what_runs_still():
     endless = loop.start(forever())
     loop.close()
     assert endless.cancelled()
+    with pytest.raises(RuntimeError, match="it is closed"):
+        loop.run(name())
 
 
 async def forever() -> None:
