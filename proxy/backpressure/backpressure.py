@@ -76,10 +76,9 @@ class Backpressure:
         self._owns = owns
         for query in self._all():
             if not owns.client(query.client_id):
-                query.detach(now_ms)
                 self._changed(query)
                 self._leaving.append(query)
-                self._remove(query)
+                self._remove(query, now_ms)
 
     def forget_leaving(self) -> None:
         """Write nothing more of what is adapted no more; its records stay."""
@@ -166,12 +165,12 @@ class Backpressure:
                 query.set_rule(match.rule, now_ms)
 
     def _drop(self, query: QueryBackpressure, now_ms: float) -> None:
-        query.detach(now_ms)
         self._journal.mark_removed(query)
         self._on_change()
-        self._remove(query)
+        self._remove(query, now_ms)
 
-    def _remove(self, query: QueryBackpressure) -> None:
+    def _remove(self, query: QueryBackpressure, now_ms: float) -> None:
+        query.detach(now_ms)
         queries = self._by_client[query.client_id]
         queries.remove(query)
         if not queries:

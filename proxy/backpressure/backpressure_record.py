@@ -5,7 +5,8 @@ from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
-from proxy.progress.report import MAX_INT32, MAX_INT64, Partition, Topic, Uuid
+from proxy.progress.progress_records import Int32, Offset
+from proxy.progress.report import Partition, Topic, Uuid
 from proxy.state import Json, Record, RecordFormat
 from proxy.wire.topic_partition import TopicPartition
 
@@ -19,7 +20,6 @@ MAX_NUMBER = 1e15
 
 Row = TypeVar("Row")
 LongText = Annotated[str, StringConstraints(max_length=MAX_CHARS)]
-KeptOffset = Annotated[int, Field(ge=0, le=MAX_INT64)]
 Positive = Annotated[float, Field(gt=0, le=MAX_NUMBER)]
 Amount = Annotated[float, Field(ge=0, le=MAX_NUMBER)]
 Number = Annotated[float, Field(ge=-MAX_NUMBER, le=MAX_NUMBER)]
@@ -60,9 +60,9 @@ class BackpressureRecord(BaseModel):
     """Records per second."""
     last_rate: Positive | None = None
     """The same, of the latest run that had one."""
-    instances: list[Annotated[int, Field(ge=0, le=MAX_INT32)]] = []
+    instances: list[Int32] = []
     """Numbers of requests, see Drivers."""
-    least_offsets: KeptOffset = 0
+    least_offsets: Offset = 0
     """See Drivers."""
     reach: Positive | None
     """See ThrottledRate; records per second."""
@@ -74,9 +74,9 @@ class BackpressureRecord(BaseModel):
     """See batch_cost.CostState; older records have none."""
     bytes_per_record: Ratio
     offsets_per_record: Ratio
-    told: dict[Topic, dict[Partition, tuple[KeptOffset, KeptOffset, KeptOffset]]]
+    told: dict[Topic, dict[Partition, tuple[Offset, Offset, Offset]]]
     """What was advertised: offset, log end and idle offset."""
-    starts: dict[Topic, dict[Partition, KeptOffset]]
+    starts: dict[Topic, dict[Partition, Offset]]
     """The log starts that drivers were given."""
 
 

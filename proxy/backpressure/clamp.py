@@ -6,8 +6,6 @@ advertised lies between what the query already knows and the real end, always.
 """
 
 import math
-from collections.abc import Mapping
-from typing import TypeVar
 
 from metrics.clock import MS_PER_SECOND
 from proxy.progress.query import MAX_PARTITIONS
@@ -24,8 +22,6 @@ MAX_OFFSETS = 2**63
 OVERRUN = 1.1
 """A driver that looks up again so many trigger intervals after its last answer, or later, has had a
 batch for all that time: it would have waited for a trigger otherwise."""
-
-Key = TypeVar("Key", bound=tuple[str, int])
 
 
 class Clamp(Drivers):
@@ -46,29 +42,25 @@ class Clamp(Drivers):
         self, view: DriverView, log_ends: PartitionOffsets
     ) -> tuple[PartitionOffsets, bool]:
         """Return what to advertise in place of these real ends, and whether that is new."""
-        connection, now_ms, asked_ms = view.connection, view.now_ms, view.now_ms
-        if connection.waits_since_ms is not None:
-            asked_ms = connection.waits_since_ms
-            self._measurements.held.add(asked_ms, now_ms)
-            connection.waits_since_ms = None
+        connection, now_ms = view.connection, view.now_ms
+        self._measurements.held.add(view.asked_ms, now_ms)
         why = view.why_real()
         if why is None:
-            ends = self._clamped(view, log_ends, asked_ms)
+            ends = self._clamped(view, log_ends)
         else:
             ends, self.why, self.offsets = log_ends, why, None
+        connection.waits_since_ms = None
         is_new, self.answered_ms = False, min(self.answered_ms, now_ms)
         for key, end in ends.items():
             is_new |= self.record_end(key, log_ends[key], end, connection, now_ms)
         connection.answers_ms.append(now_ms)
         return ends, is_new
 
-    def _clamped(
-        self, view: DriverView, log_ends: PartitionOffsets, asked_ms: float
-    ) -> PartitionOffsets:
+    def _clamped(self, view: DriverView, log_ends: PartitionOffsets) -> PartitionOffsets:
         is_overdue = view.connection.wait_failed or self.is_late
         grown = self.grown(log_ends)
         fitting, why = self._fitting(view, grown)
-        after = self._after_overrun(view, asked_ms)
+        after = self._after_overrun(view)
         if after is not None and after < fitting:
             fitting = after
             why = f"the batch before, not reported yet, took long: {fitting:,} offsets for the next"
@@ -101,12 +93,12 @@ class Clamp(Drivers):
         self.why, self.offsets = why, offsets
         return ends
 
-    def _after_overrun(self, view: DriverView, asked_ms: float) -> int | None:
+    def _after_overrun(self, view: DriverView) -> int | None:
         """Return how many offsets are to follow an unreported batch that took long, if it did."""
         ends = self.advertised
         unreported = [ends[key] for key in view.keys if view.is_unreported(key)]
         planned_ms = max((end.raised_ms for end in unreported), default=math.inf)
-        took_ms, query = asked_ms - planned_ms, view.query
+        took_ms, query = view.asked_ms - planned_ms, view.query
         if not (view.is_timed and took_ms > OVERRUN * (query.trigger_interval_ms or math.inf)):
             return None
         if any(end.answered_ms > planned_ms for end in unreported):
@@ -115,7 +107,7 @@ class Clamp(Drivers):
         for end in ends.values():  # other brokers may have answered to this trigger before
             if end.previous is not None and end.raised_ms - planned_ms > took_ms / 2:
                 offsets -= end.offset - end.previous
-        rate = self._measurements.rate_after(offsets, planned_ms, asked_ms)
+        rate = self._measurements.rate_after(offsets, planned_ms, view.asked_ms)
         return None if rate is None else self._per_batch(view, rate)
 
     def _fitting(self, view: DriverView, grown: int) -> tuple[int, str]:
@@ -161,7 +153,7 @@ class Clamp(Drivers):
         return found | dict(log_ends)
 
 
-def apportion(total: int, lags: Mapping[Key, int]) -> dict[Key, int]:
+def apportion(total: int, lags: PartitionOffsets) -> dict[TopicPartition, int]:
     """Share `total` out in proportion to lag, at least 1 to each partition that has any.
 
     Both of Spark's own limiters do so: in proportion alone, a partition with little lag would get

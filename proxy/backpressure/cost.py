@@ -1,7 +1,7 @@
 """Choose the size of batches from what a batch costs: a fixed time, and one for each record."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from metrics.clock import MS_PER_SECOND
@@ -79,10 +79,6 @@ class CostEstimator:
     """Batches left of those: see `_at_most_as_usual`."""
     KEPT_AS: ClassVar[str] = "cost"
     """In a BackpressureRecord."""
-    _interval_ms: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._interval_ms = self._settings.batch_interval_ms or 0.0
 
     def compute(self, batch: FinishedBatch) -> float | None:
         """Add a batch; return the new rate in records/s; None: any will do, or none is learnt."""
@@ -146,16 +142,16 @@ class CostEstimator:
     def update(self, settings: AdaptiveBound) -> None:
         """Estimate by other settings from now on; what is known of the costs stays."""
         before_ms, self._settings = self._interval_ms, settings
-        self._interval_ms = settings.batch_interval_ms or 0.0
         if self._interval_ms != before_ms:
             self._plan_anew()
 
+    @property
     def state(self) -> CostState | None:
-        """Return what `resume` needs to go on in a later process; None before the first batch."""
+        """What a later process needs to go on; None before the first batch."""
         return self._cost.state() if self._cost is not None else None
 
-    def resume(self, state: tuple[float, ...]) -> None:
-        """Resume from the state of an earlier process."""
+    @state.setter
+    def state(self, state: tuple[float, ...]) -> None:
         self._cost = BatchCost.of(CostState(*state))
 
     def _plan_anew(self) -> None:
@@ -163,6 +159,10 @@ class CostEstimator:
         cost, self._allowed = self._cost, 0.0
         if cost is not None and self._interval_ms > 0:
             self._allowed = self._fitting(cost, self._target_ms(cost), doubt=0.0)
+
+    @property
+    def _interval_ms(self) -> float:
+        return self._settings.batch_interval_ms or 0.0
 
     @property
     def _least(self) -> float:

@@ -7,7 +7,6 @@ done all that it planned before.
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from enum import Enum, auto
 from functools import cached_property
 from typing import NamedTuple
 
@@ -16,10 +15,16 @@ from proxy.progress.query import QueryProgress
 from proxy.progress.report import TriggerKind
 from proxy.wire.topic_partition import TopicPartition
 
-from .drivers import LIFE_WAIT_MS, Drivers, LookupConnection
+from .drivers import Drivers, LookupConnection
 
 REPORT_WAIT_MS = 300.0
 """How long an answer waits for the report on the batch before; the two race."""
+
+RESUME_WAIT_MS = 6_000.0
+"""How long after a restart an answer waits for a known run: listeners try again within 5 s."""
+
+LIFE_WAIT_MS = 3_000.0
+"""The longest time between two signs of life of a run: listeners send one each second."""
 
 RETRIES_MS = 2000.0
 """After its first answer, when a driver that knows later ends looks up for the third time: Spark's
@@ -33,22 +38,6 @@ READS_ONCE = (TriggerKind.AVAILABLE_NOW, TriggerKind.ONCE)
 
 UNPLANNED = (TriggerKind.CONTINUOUS, TriggerKind.REAL_TIME, TriggerKind.OTHER)
 """Under these a run plans no batches up to the ends that its driver looks up, or may not."""
-
-
-class Awaits(Enum):
-    """What an answer waits for, and until when at most."""
-
-    NOTHING = auto()
-    REPORT = auto()
-    """A report on the batch before, for REPORT_WAIT_MS."""
-    START = auto()
-    """The same, on the start of a run whose first batch may be bounded."""
-    RUN = auto()
-    """The first sign of life after a restart, until RESUME_WAIT_MS after that."""
-    LIFE = auto()
-    """The same, of a run whose driver is back, until LIFE_WAIT_MS after that."""
-    PROOF = auto()
-    """A sign of life that shows whose the connection is, until LIFE_WAIT_MS after it was opened."""
 
 
 @dataclass(frozen=True)
@@ -69,22 +58,42 @@ class DriverView:
         silent_s = (self.silent_ms or 0.0) / MS_PER_SECOND
         return why and why.format(silent=f"{silent_s:,.0f} s")
 
-    def wait_until_ms(self, since_ms: float) -> float:
-        """Return until when an answer waits that began to at `since_ms`; long ago: it does not."""
-        drivers, connection = self.drivers, self.connection
-        rows = (row for row in DECISIONS if row.awaits is not None)
-        awaits = next(row.awaits for row in rows if row.applies(self))
-        until_ms = max(since_ms, drivers.resumed_alive_ms) + REPORT_WAIT_MS
-        match awaits:
-            case Awaits.RUN:
-                return max(until_ms, drivers.proved_by_ms(connection))
-            case Awaits.LIFE:
-                return max(until_ms, drivers.resumed_ms + LIFE_WAIT_MS)
-            case Awaits.PROOF if not (drivers.is_driver(connection) or self.is_unproved):
-                proved_by_ms = drivers.proved_by_ms(connection)
-                return proved_by_ms if proved_by_ms > self.now_ms else -math.inf
-        does_wait = awaits is Awaits.REPORT or (awaits is Awaits.START and self.may_be_bounded)
-        return until_ms if does_wait else -math.inf
+    def wait_until_ms(self) -> float:
+        """Return until when the answer waits; long ago: it does not."""
+        waits = (row.until_ms for row in DECISIONS if row.until_ms and row.applies(self))
+        return next(waits)(self)
+
+    def report_ms(self) -> float:
+        """Wait for a report on the batch before."""
+        return max(self.asked_ms, self.drivers.resumed_alive_ms) + REPORT_WAIT_MS
+
+    def start_ms(self) -> float:
+        """Wait for a report on the start of a run whose first batch may be bounded."""
+        drivers = self.drivers
+        has_rate = drivers.rate is not None or drivers.start_rate is not None
+        is_bounded = has_rate and self.query.trigger_kind not in READS_ONCE
+        may_be_bounded = is_bounded or drivers.settings.initial_rate is not None
+        return self.report_ms() if may_be_bounded else -math.inf
+
+    def run_ms(self) -> float:
+        """Wait for the first sign of life after a restart."""
+        return max(self.report_ms(), self.drivers.resumed_ms + RESUME_WAIT_MS)
+
+    def life_ms(self) -> float:
+        """Wait for the same, of a run whose driver is back."""
+        return max(self.report_ms(), self.drivers.resumed_ms + LIFE_WAIT_MS)
+
+    def proof_ms(self) -> float:
+        """Wait for a sign of life that shows whose the connection is, a while after it opened."""
+        opened_ms, alive_ms = self.connection.opened_ms, self.drivers.alive_ms
+        may_come = alive_ms > opened_ms - LIFE_WAIT_MS and self.now_ms < opened_ms + LIFE_WAIT_MS
+        return opened_ms + LIFE_WAIT_MS if _may_be_anyones(self) and may_come else -math.inf
+
+    @property
+    def asked_ms(self) -> float:
+        """Since when the answer has waited."""
+        since_ms = self.connection.waits_since_ms
+        return self.now_ms if since_ms is None else since_ms
 
     @property
     def is_timed(self) -> bool:
@@ -104,14 +113,6 @@ class DriverView:
         if start_rate is None or not self.is_timed:
             return rate
         return start_rate if rate is None else min(start_rate, rate)
-
-    @property
-    def may_be_bounded(self) -> bool:
-        """Whether the first batch of a run is bounded, if a report says that the run has begun."""
-        drivers = self.drivers
-        has_rate = drivers.rate is not None or drivers.start_rate is not None
-        reads_all = not has_rate or self.query.trigger_kind in READS_ONCE
-        return drivers.settings.initial_rate is not None or not reads_all
 
     @property
     def is_unproved(self) -> bool:
@@ -262,7 +263,7 @@ class Decision(NamedTuple):
     applies: Callable[[DriverView], bool]
     why: str | None
     """Why it gets the real ends; None: it gets those of a batch of the right size."""
-    awaits: Awaits | None = Awaits.NOTHING
+    until_ms: Callable[[DriverView], float] | None = lambda _: -math.inf
     """None: the row counts when the answer is due, and makes none wait."""
 
 
@@ -285,26 +286,27 @@ def _may_be_unreported(view: DriverView) -> bool:
 
 
 _NOT_HEARD = "no report came yet"
+_NEWER = "the connection is newer than the latest report"
 _ONCE = "the run reads to the end of the logs, once"
 _UNPLANNED = "its trigger plans no batches that could be bounded"
 _MORE = "the driver asked again and read nothing: it knows more than is known here"
 
 DECISIONS = (
     Decision(lambda of: of.drivers.detached, "no adaptive rule applies"),
-    Decision(lambda of: of.drivers.awaits_run, _NOT_HEARD, Awaits.RUN),
-    Decision(lambda of: of.query.ended, "the run has ended", Awaits.START),
-    Decision(lambda of: of.silent_ms is None, _NOT_HEARD, Awaits.START),
+    Decision(lambda of: of.drivers.awaits_run, _NOT_HEARD, DriverView.run_ms),
+    Decision(lambda of: of.query.ended, "the run has ended", DriverView.start_ms),
+    Decision(lambda of: of.silent_ms is None, _NOT_HEARD, DriverView.start_ms),
     Decision(_is_silent, "no report for {silent}", None),
-    Decision(lambda of: of.query.trigger_kind in READS_ONCE, _ONCE, Awaits.PROOF),
-    Decision(lambda of: of.query.trigger_kind in UNPLANNED, _UNPLANNED, Awaits.PROOF),
+    Decision(lambda of: of.query.trigger_kind in READS_ONCE, _ONCE, DriverView.proof_ms),
+    Decision(lambda of: of.query.trigger_kind in UNPLANNED, _UNPLANNED, DriverView.proof_ms),
     Decision(_may_read_to_the_end, "no batch of this run was reported yet"),
-    Decision(_may_be_anyones, "the connection is newer than the latest report", Awaits.PROOF),
+    Decision(_may_be_anyones, _NEWER, DriverView.proof_ms),
     Decision(lambda of: of.rate is None, "no rate is known yet"),
     Decision(lambda of: of.interval_ms is None, "the trigger interval is not known yet"),
     Decision(lambda of: of.knows_more, _MORE, None),
-    Decision(lambda of: of.may_miss_ends and of.is_lifeless, None, Awaits.LIFE),
-    Decision(lambda of: of.may_miss_ends, None, Awaits.REPORT),
-    Decision(_may_be_unreported, None, Awaits.REPORT),
+    Decision(lambda of: of.may_miss_ends and of.is_lifeless, None, DriverView.life_ms),
+    Decision(lambda of: of.may_miss_ends, None, DriverView.report_ms),
+    Decision(_may_be_unreported, None, DriverView.report_ms),
     Decision(lambda _: True, None),
 )
 """The first that applies is taken; docs/spark.md has the same rows."""

@@ -20,12 +20,6 @@ from .estimator_inputs import TriggerInterval
 
 PartitionOffsets = Mapping[TopicPartition, int]
 
-RESUME_WAIT_MS = 6_000.0
-"""How long after a restart an answer waits for a known run: listeners try again within 5 s."""
-
-LIFE_WAIT_MS = 3_000.0
-"""The longest time between two signs of life of a run: listeners send one each second."""
-
 LATE_REPORT_MS = 100.0
 """Where a report came later than that after its batch, none is waited for at the next look-up."""
 
@@ -304,14 +298,6 @@ class Drivers:
     def is_driver(self, connection: LookupConnection) -> bool:
         """Return whether a connection is the present driver's, for certain."""
         return not connection.is_executor and (self._trusts_all or self._is_proved(connection))
-
-    def proved_by_ms(self, connection: LookupConnection) -> float:
-        """Return until when a connection may yet be found to be the driver's; long ago: never."""
-        if self.awaits_run:
-            return self.resumed_ms + RESUME_WAIT_MS
-        if self.alive_ms > connection.opened_ms - LIFE_WAIT_MS:
-            return connection.opened_ms + LIFE_WAIT_MS
-        return -math.inf
 
     def _is_proved(self, connection: LookupConnection) -> bool:
         is_proved = connection.is_known or connection.opened_ms < self.alive_ms

@@ -153,8 +153,6 @@ class RecordRatio:
     """
 
     state: RatioState = (0.0, 0.0, 0.0)
-    value: float | None = None
-    """None as long as it is not known."""
     _latest: float = 0.0
 
     def add(self, amount: float, records: float) -> None:
@@ -167,13 +165,17 @@ class RecordRatio:
         else:
             without += records
         self.state = total, counted, without
-        self.value = total / (counted + without) if total > 0 else None
 
     def resume(self, state: RatioState) -> None:
         """Resume from the state of an earlier process."""
-        self.state, (total, counted, without) = state, state
-        self.value = total / (counted + without) if total > 0 else None
+        self.state = state
         self._latest = self.value or 0.0
+
+    @property
+    def value(self) -> float | None:
+        """The ratio; None as long as it is not known."""
+        total, counted, without = self.state
+        return total / (counted + without) if total > 0 else None
 
     @property
     def steady(self) -> float | None:

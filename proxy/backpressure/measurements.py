@@ -3,6 +3,7 @@
 import math
 from copy import copy
 from dataclasses import replace
+from operator import attrgetter
 
 from metrics.clock import MS_PER_SECOND
 from proxy.progress.offset_ranges import RangeSet
@@ -35,7 +36,7 @@ class BatchMeasurements:
     """What is measured of one query, over all its runs, by the settings of its rule."""
 
     def __init__(self, settings: AdaptiveBound) -> None:
-        self._rule = self._settings = settings
+        self.rule = self._settings = settings
         self.interval = TriggerInterval()
         self._reading_held = RangeSet[float](MAX_HOLDS)
         """When its Fetch responses were held; holds may be side by side."""
@@ -64,17 +65,20 @@ class BatchMeasurements:
         self.waiting_ms = 0.0
         self.throttled_rate = ThrottledRate()
 
+    @property
+    def interval_ms(self) -> float | None:
+        """The query's trigger interval: the rule's, else what was learnt; None: not known."""
+        return self.rule.batch_interval_ms or self.interval.learnt_ms
+
     def update(self, rule: AdaptiveBound) -> None:
         """Measure by these settings from now on, and the query's own interval if they have none."""
-        interval_ms = rule.batch_interval_ms or self.interval.learnt_ms
-        before = self._settings
-        is_known = rule is self._rule and interval_ms == before.batch_interval_ms
-        if is_known or interval_ms is None:
+        self.rule, interval_ms = rule, rule.batch_interval_ms or self.interval.learnt_ms
+        if interval_ms is None:
             return
-        self._rule, self._settings = rule, replace(rule, batch_interval_ms=interval_ms)
-        if rule.estimator == before.estimator:
+        before, self._settings = self._settings, replace(rule, batch_interval_ms=interval_ms)
+        if isinstance(self.estimator, CostEstimator) and rule.estimator == "cost":
             self.estimator.update(self._settings)
-        else:
+        elif _parameters(self._settings) != _parameters(before):
             self.estimator = _estimator(self._settings)
 
     def record_bytes(self, count: int) -> None:
@@ -169,7 +173,7 @@ class BatchMeasurements:
             "interval_ms": self.interval.learnt_ms,
             "reach": self.throttled_rate.rate,
             "waiting_ms": self.waiting_ms,
-            **{"estimator": None, "cost": None, self.estimator.KEPT_AS: self.estimator.state()},
+            **{"estimator": None, "cost": None, self.estimator.KEPT_AS: self.estimator.state},
             "bytes_per_record": self.bytes_per_record.state,
             "offsets_per_record": self.offsets_per_record.state,
         }
@@ -183,9 +187,15 @@ class BatchMeasurements:
         self.waiting_ms = record.waiting_ms
         kept = getattr(record, self.estimator.KEPT_AS)
         if kept is not None:
-            self.estimator.resume(kept)
+            self.estimator.state = kept
         self.bytes_per_record.resume(record.bytes_per_record)
         self.offsets_per_record.resume(record.offsets_per_record)
+
+
+_parameters = attrgetter(
+    *("estimator", "batch_interval_ms", "min_rate", "proportional", "integral", "derivative")
+)
+"""With others a PidEstimator begins anew."""
 
 
 def _estimator(settings: AdaptiveBound) -> CostEstimator | PidEstimator:

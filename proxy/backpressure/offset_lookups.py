@@ -53,12 +53,11 @@ class OffsetLookups(LookupConnection):
         if backpressure is None or self.wait_failed:
             return 0.0
         keys = [key for key, asked in ask.timestamps.items() if asked == list_offsets.LATEST]
-        since_ms = now_ms if self.waits_since_ms is None else self.waits_since_ms
         view = DriverView(self._query, backpressure.clamp, keys, self, now_ms)
-        until_ms = view.wait_until_ms(since_ms) if keys else -math.inf
+        until_ms = view.wait_until_ms() if keys else -math.inf
         if until_ms == -math.inf:
             return 0.0
-        self.waits_since_ms = since_ms
+        self.waits_since_ms = view.asked_ms
         # One wait in vain is enough until the reports are back.
         self.wait_failed = until_ms <= now_ms
         return max(0.0, until_ms - now_ms)

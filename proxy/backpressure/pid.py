@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import ClassVar
 
 from metrics.clock import MS_PER_SECOND
@@ -15,8 +14,6 @@ PidState = tuple[float, float, float]
 
 NEVER: PidState = (-1.0, -1.0, -1.0)
 """That before the first batch, as in Spark."""
-
-_parameters = attrgetter("batch_interval_ms", "min_rate", "proportional", "integral", "derivative")
 
 
 @dataclass
@@ -33,7 +30,8 @@ class PidEstimator:
     """
 
     _settings: AdaptiveBound
-    _latest: PidState | None = None
+    state: PidState | None = None
+    """What a later process needs to go on; None before the first batch."""
     KEPT_AS: ClassVar[str] = "estimator"
     """In a BackpressureRecord."""
     rate: ClassVar[None] = None
@@ -45,7 +43,7 @@ class PidEstimator:
         """Add a batch; return the new rate in records per second, None for no new one."""
         settings, time_ms = self._settings, batch.time_ms
         interval_ms = settings.batch_interval_ms
-        latest_ms, latest_rate, latest_error = self._latest or NEVER
+        latest_ms, latest_rate, latest_error = self.state or NEVER
         is_new = time_ms > latest_ms
         if not (is_new and batch.records > 0 and batch.processing_ms > 0) or interval_ms is None:
             return None
@@ -65,27 +63,13 @@ class PidEstimator:
         )
         if not all(map(math.isfinite, (time_ms, processing_rate, rate))):
             return None
-        if self._latest is None:
-            self._latest = time_ms, processing_rate, 0.0
+        if self.state is None:
+            self.state = time_ms, processing_rate, 0.0
             return None
         rate = max(settings.min_rate, rate)
-        self._latest = time_ms, rate, error
+        self.state = time_ms, rate, error
         return rate
 
     def begin_run(self) -> None:
         """Forget all."""
-        self._latest = None
-
-    def update(self, settings: AdaptiveBound) -> None:
-        """Estimate by other settings from now on; anew where they change the figures."""
-        if _parameters(settings) != _parameters(self._settings):
-            self.begin_run()
-        self._settings = settings
-
-    def state(self) -> PidState | None:
-        """Return what `resume` needs to go on in a later process; None before the first batch."""
-        return self._latest
-
-    def resume(self, state: PidState) -> None:
-        """Resume from the state of an earlier process."""
-        self._latest = state
+        self.state = None

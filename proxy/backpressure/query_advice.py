@@ -6,7 +6,7 @@ from metrics.clock import MS_PER_SECOND
 from proxy.progress.events import EventKind
 from proxy.progress.query import QueryProgress
 from proxy.progress.report import TriggerKind
-from proxy.quota.entities import DEFAULT
+from proxy.quota.entities import DEFAULT, ClientIdentity
 from proxy.quota.rules import Rule, RuleTable
 
 READ_BATCHES = 2
@@ -59,8 +59,7 @@ def advise(
     query.advise(EventKind.NAMES, names, now_ms)
     interval = _interval(query, adaptive.batch_interval_ms) if adaptive is not None else None
     query.advise(EventKind.INTERVAL, interval, now_ms)
-    kind = query.trigger.kind if query.trigger is not None else None
-    trigger = UNSHAPED.get(kind) if adaptive is not None else None
+    trigger = UNSHAPED.get(query.trigger_kind) if adaptive is not None else None
     if trigger is not None:
         trigger += (
             ", so the adaptive rule shapes nothing and its own bound holds; give the query a "
@@ -71,12 +70,8 @@ def advise(
 
 def _rules_of(table: RuleTable, client_id: str) -> list[Rule]:
     """Return the rules that may bound a client, whoever its user is and wherever it comes in."""
-    return [
-        rule
-        for rule in table.rules
-        if rule.client_id in (client_id, DEFAULT)
-        or (rule.client_id_prefix is not None and client_id.startswith(rule.client_id_prefix))
-    ]
+    client = ClientIdentity("", None, client_id)
+    return [rule for rule in table.rules if rule.client_id == DEFAULT or rule.names(client)]
 
 
 def _names_client(rule: Rule) -> bool:
@@ -122,11 +117,8 @@ def _unnamed(
 
 
 def _interval(query: QueryProgress, interval_ms: float | None) -> str | None:
-    trigger = query.trigger
-    if trigger is None or trigger.kind is not TriggerKind.PROCESSING_TIME:
-        return None
-    real_ms = trigger.interval_ms
-    if not real_ms or interval_ms is None or interval_ms == real_ms:
+    real_ms, is_timed = query.trigger_interval_ms, query.trigger_kind is TriggerKind.PROCESSING_TIME
+    if not (is_timed and real_ms and interval_ms) or interval_ms == real_ms:
         return None
     rule_s, real_s = interval_ms / MS_PER_SECOND, real_ms / MS_PER_SECOND
     return (

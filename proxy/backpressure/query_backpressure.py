@@ -89,10 +89,9 @@ class QueryBackpressure:
         self._has_ended = False
         self._label: str | None = None
         self._report_ms: float | None = None
-        self._alive_ms: float | None = None
-        """From then on the bound is held without a report."""
-        self._heard: tuple[str, float] | None = None
-        """Who sent the latest report, and when it came."""
+        """When the latest report of an event came."""
+        self._heard: tuple[str | None, float] | None = None
+        """Who sent the latest report (None: an earlier process heard it), and when it came."""
         self._rate: float | None = None
         self._last_rate: float | None = None
         """What the latest run that had one could take; before this run has one of its own."""
@@ -122,7 +121,7 @@ class QueryBackpressure:
     @property
     def batch_interval_ms(self) -> float | None:
         """The query's trigger interval; None when not known."""
-        return self._settings.batch_interval_ms or self._measurements.interval.learnt_ms
+        return self._measurements.interval_ms
 
     @property
     def bytes_per_record(self) -> float | None:
@@ -158,9 +157,8 @@ class QueryBackpressure:
             self._label = query.name
         if report.run_id != self._run_id:
             self._begin_run(query, report.run_id, now_ms)
-        self.used_ms = self._alive_ms = now_ms
-        trigger = query.trigger
-        self._measurements.interval.add(batch, trigger.interval_ms if trigger else None)
+        self.used_ms = now_ms
+        self._measurements.interval.add(batch, query.trigger_interval_ms)
         self._measurements.update(self._settings)
         heard, self._heard = self._heard, (report.sender, now_ms)
         clamp = self.clamp
@@ -174,16 +172,15 @@ class QueryBackpressure:
             return
         event_ms, self._report_ms = now_ms - report.age_ms, now_ms
         clamp.record_report(event_ms, now_ms)
-        if self._rate is not None:
-            self._return = None
-        if batch is not None and not (trigger and trigger.kind in UNPLANNED):
+        if batch is not None and query.trigger_kind not in UNPLANNED:
             rate, why = self._measurements.add(batch, report.age_ms, event_ms, clamp, self._static)
             if rate is not None:
                 self._rate = self._last_rate = rate
-                self._return = None
             if why is not None and (rate is not None or self._rate is None):
                 self._why = why
-        elif report.event == "idle":
+        if self._rate is not None:
+            self._return = None
+        if report.event == "idle":
             self._measurements.waiting_ms = 0.0
             view = DriverView(query, clamp)
             clamp.record_idle(event_ms, set(filter(view.is_unread, clamp.advertised)))
@@ -213,11 +210,9 @@ class QueryBackpressure:
         """Do what is due; call it every second or so."""
         if self.clamp.connections:
             self.used_ms = now_ms
-        if self._alive_ms is None:
-            return
-        if now_ms - self._alive_ms > self._settings.hold_ms:
-            hold_s = self._settings.hold_ms / MS_PER_SECOND
-            self._begin_return(f"no report for more than {hold_s:g} s", now_ms)
+        hold_ms = self._settings.hold_ms
+        if self._heard is not None and now_ms - self._heard[1] > hold_ms:
+            self._begin_return(f"no report for more than {hold_ms / MS_PER_SECOND:g} s", now_ms)
         if self._return is not None:
             self._enforce(now_ms)
 
@@ -294,7 +289,7 @@ class QueryBackpressure:
         self._last_rate = record.last_rate
         self._measurements.resume(record, self._settings, now_ms)
         if not record.has_ended:
-            self._alive_ms = now_ms
+            self._heard = None, now_ms
             if record.rate is not None:
                 self._rate = max(record.rate, self._settings.min_rate)
                 self._why = f"{self._rate:,.0f} records/s since before the restart"

@@ -197,22 +197,22 @@ def test_another_interval_makes_other_batches_of_what_is_known():
 
 def test_a_later_process_goes_on():
     query = Query(0.5).runs(SMALL, LARGE, *BACKLOG)
-    kept = query.estimator.state()
+    kept = query.estimator.state
     assert kept.fixed_ms == pytest.approx(0.5 * INTERVAL_MS, rel=0.1)
     assert kept.each_ms == pytest.approx(EACH_MS, rel=0.1)
     other = Query(0.5)
-    other.estimator.resume(kept)
-    assert other.estimator.state() == pytest.approx(kept)
+    other.estimator.state = kept
+    assert other.estimator.state == pytest.approx(kept)
     other.runs(LARGE)
     assert other.next_intervals == pytest.approx(LONGEST, rel=0.2)
 
 
 def test_the_interval_may_be_known_later_than_the_costs():
     """As after a restart, when it is learnt from the reports."""
-    kept = Query(0.1).runs(SMALL, LARGE, *BACKLOG).estimator.state()
+    kept = Query(0.1).runs(SMALL, LARGE, *BACKLOG).estimator.state
     query = Query(0.1)
     query.estimator = made(batch_interval_ms=None)
-    query.estimator.resume(kept)
+    query.estimator.state = kept
     query.estimator.begin_run()
     assert query.estimator.rate is None
     query.estimator.update(adaptive(min_rate=MIN_RATE))
@@ -269,7 +269,7 @@ def test_no_input_whatever_makes_a_rate_that_is_no_number(batches, restarts):
             estimator.begin_run()
         rate = estimator.compute(batch)
         assert rate is None or (math.isfinite(rate) and rate >= MIN_RATE)
-        kept = estimator.state()
+        kept = estimator.state
         if kept is not None:
             assert all(map(math.isfinite, kept))
             assert min(kept.fixed_ms, kept.each_ms, kept.fixed_doubt_ms, kept.each_doubt_ms) >= 0
@@ -294,7 +294,7 @@ STATES = st.builds(
 @given(state=STATES, batches=BATCHES)
 def test_nor_does_anything_that_was_kept(state, batches):
     estimator = made()
-    estimator.resume(state)
+    estimator.state = state
     estimator.begin_run()
     for batch in batches:
         rate = estimator.compute(batch)

@@ -7,8 +7,7 @@ import pytest
 from backpressure_parts import INTERVAL_MS, BackpressureWorld, ask
 from driver_script import END, PER_BATCH, RATE, fresh, running
 
-from proxy.backpressure.driver_view import REPORT_WAIT_MS
-from proxy.backpressure.drivers import LIFE_WAIT_MS
+from proxy.backpressure.driver_view import LIFE_WAIT_MS, REPORT_WAIT_MS
 from proxy.progress.report import TriggerReport
 from proxy.wire.list_offsets import EARLIEST
 

@@ -17,8 +17,7 @@ from driver_script import END, PER_BATCH, RATE, fresh, running, world_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.backpressure.driver_view import REPORT_WAIT_MS
-from proxy.backpressure.drivers import LIFE_WAIT_MS, RESUME_WAIT_MS
+from proxy.backpressure.driver_view import LIFE_WAIT_MS, REPORT_WAIT_MS, RESUME_WAIT_MS
 from proxy.backpressure.query_backpressure import RETURN_FACTOR
 from proxy.progress.query_clients import FORGET_AFTER_MS
 from proxy.quota.rules import Rule
