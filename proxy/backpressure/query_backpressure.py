@@ -100,11 +100,10 @@ class QueryBackpressure:
         """What `set_ceiling` allows, in records per second; None: what its batches can take."""
         self._ceiling_why = ""
         self._return: BoundReturn | None = None
-        self._bound = self._in_force = Bound(None, self._why)
+        self._bound, self._bound_ms = Bound(None, self._why), now_ms
+        self._in_force: Bound | None = None
         self.bound = self._static
         """The bound in force, in bytes per second."""
-        self._bound_ms = now_ms
-        quotas.adapt(KIND, match.entity, None, self._why, now_ms)
         self._enforce(now_ms)
 
     @property
@@ -319,15 +318,13 @@ class QueryBackpressure:
     def _enforce(self, now_ms: float) -> None:
         """Put in force what is known now: the size of the next batch, and the bound."""
         settings, measured, clamp = self._settings, self._measurements, self.clamp
-        size, steady = measured.bytes_per_record.value, measured.bytes_per_record.steady
+        steady, most = measured.bytes_per_record.steady, settings.max_rate
         readable = self._static / steady if steady is not None else None
-        most = settings.max_rate
-        rate = capped = self.rate
+        # Before the run has one: the rule's, that of a run before, or at most what can be read.
         known = self._rate or settings.initial_rate or measured.estimator.rate or self._last_rate
-        if rate is None and (first := known or readable or most) is not None:
-            # Before the run has one: the rule's, that of a run before, or at most what can be read.
-            rate = min(max(first, settings.min_rate), most or first)
+        rate = known or readable or most
         if rate is not None:
+            rate = min(max(rate, settings.min_rate), most or rate)
             rate = measured.throttled_rate.limit(rate, settings.min_rate)
             if settings.estimator == "pid":
                 # The other estimator knows what can be read in the time of a batch.
@@ -338,7 +335,7 @@ class QueryBackpressure:
             rate = min(rate, self.ceiling)
         clamp.rate = self.ceiling if rate is None else rate
         clamp.offsets_per_record = measured.offsets_per_record.value or 1.0
-        bound = self._wanted(capped, size, now_ms)
+        bound = self._wanted(now_ms)
         if bound != self._bound:
             self._bound, self._bound_ms = bound, now_ms
         self.bound = self._static if bound.bytes_per_s is None else bound.bytes_per_s
@@ -352,8 +349,8 @@ class QueryBackpressure:
             for gauge, value in zip(self._gauges, (self.bound, self.withheld), strict=True):
                 gauge.of(self._label).set(value)
 
-    def _wanted(self, rate: float | None, size: float | None, now_ms: float) -> Bound:
-        bound = Bound(None, self._why)
+    def _wanted(self, now_ms: float) -> Bound:
+        rate, size, bound = self.rate, self.bytes_per_record, Bound(None, self._why)
         if self._return is not None:
             bound = self._return.bound(self._static, now_ms)
         elif rate is not None and size is not None:
