@@ -1,28 +1,61 @@
-"""`quota-proxy init`: writes all that a first run needs, and says what to run then."""
+"""`quota-proxy init`: writes all that a first run needs, and says what to run then.
+
+The files go together as they are: the job's addresses, names and token are those of the
+configuration.
+"""
 
 import argparse
+import os
+import secrets
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from string import Template
 from typing import Final, TypeVar
+
+import yaml
 
 from proxy.config.endpoints import HostPort, parse_advertised_host, parse_endpoint
 from proxy.config.fields import TOPIC_NAME
-from proxy.onboarding.starter_files import (
-    CONFIG_FILE,
-    JOB_FILE,
-    SPARK_TOKEN_FILE,
-    Start,
-    starter_files,
-    write_files,
-)
 from proxy.quota.values import BadValueError
 
 EXIT_DONE, EXIT_BAD_INPUT = 0, 2
 
+CONFIG_FILE: Final = "quota-proxy.yaml"
+JOB_FILE: Final = "job.py"
+ADMIN_TOKEN_FILE, SPARK_TOKEN_FILE = "admin-token", "spark-token"  # names, no secrets
+BOOTSTRAP_PORT, ADMIN_PORT = 19092, 9644
+EVERY_INTERFACE: Final = "0.0.0.0"
+LOOPBACK: Final = "127.0.0.1"
+
+TOKEN_BYTES = 24
+SECRET_MODE = 0o600
+PLAIN_MODE = 0o666  # less the umask
+
+TEMPLATES: Final = Path(__file__).parent / "templates"
+
 LISTENER_FILE: Final = Path(__file__).parents[1] / "spark" / "quota_listener.py"
 """What a driver needs where this package is not installed."""
+
+_RULE = Template("""\
+    # The query may never read more than this. Below it, its batches fit its trigger.
+    - client-id: $name
+      consumer_byte_rate: 10MiB
+      adaptive: {}
+""")
+_EXAMPLE_RULE = """\
+    - {client-id: etl-orders, consumer_byte_rate: 10MiB, producer_byte_rate: 5MiB}
+"""
+_QUERIES = Template("""\
+# Its lag, and what it has completed, which is committed to this group.
+queries:
+  - {name: $name, commit_group: $group}
+""")
+_TOKENS = """\
+  tokens:
+    - {name: spark, token_file: spark-token, rights: [report]}
+"""
 
 _Value = TypeVar("_Value")
 
@@ -72,17 +105,33 @@ def _name(text: str) -> str:
 
 
 def _init(options: argparse.Namespace) -> int:
-    if options.topic is not None and options.spark is None:
-        return _refuse("--topic is what a query reads", "name the query: --spark NAME")
+    query: str | None = options.spark
     folder: Path = options.dir
-    start = Start(options.bootstrap_servers, options.host, options.spark, options.topic)
-    files = starter_files(start)
+    if options.topic is not None and query is None:
+        return _refuse("--topic is what a query reads", "name the query: --spark NAME")
+    is_local = HostPort(options.host, 0).is_loopback
+    files = {CONFIG_FILE: _config(options, is_local=is_local), ADMIN_TOKEN_FILE: _token()}
+    if query is not None:
+        files |= {SPARK_TOKEN_FILE: _token(), JOB_FILE: _job(options)}
     there = [name for name in files if (folder / name).is_symlink() or (folder / name).exists()]
     if there and not options.force:
         what = f"{folder / there[0]} is there already, and stays as it is"
         return _refuse(what, "give another --dir, or --force to replace it")
-    write_files(folder, files, replace=options.force)
-    _print_next(folder, start, list(files))
+    _write(folder, files, replace=options.force)
+    config = shlex.quote(str(folder / CONFIG_FILE))
+    lines = [f"wrote {', '.join(str(folder / name) for name in files)}", "", "next:"]
+    lines.append(f"  quota-proxy run -c {config}")
+    if query is not None:
+        lines += [
+            f"  python {shlex.quote(str(folder / JOB_FILE))}",
+            f"  quota-proxy doctor {query} -c {config}",
+            "",
+            "to run the job on another machine, or with spark-submit --py-files, copy there:",
+            f"  {JOB_FILE}, {SPARK_TOKEN_FILE} and {LISTENER_FILE}",
+        ]
+    if not is_local:
+        lines += ["", "the admin port is open to others, without TLS: see admin in docs/api.md"]
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
     return EXIT_DONE
 
 
@@ -91,18 +140,59 @@ def _refuse(what: str, fix: str) -> int:
     return EXIT_BAD_INPUT
 
 
-def _print_next(folder: Path, start: Start, names: list[str]) -> None:
-    config = shlex.quote(str(folder / CONFIG_FILE))
-    lines = [f"wrote {', '.join(str(folder / name) for name in names)}", "", "next:"]
-    lines.append(f"  quota-proxy run -c {config}")
-    if start.query is not None:
-        lines.append(f"  python {shlex.quote(str(folder / JOB_FILE))}")
-        lines.append(f"  quota-proxy doctor {start.query} -c {config}")
-        lines += [
-            "",
-            "to run the job on another machine, or with spark-submit --py-files, copy there:",
-            f"  {JOB_FILE}, {SPARK_TOKEN_FILE} and {LISTENER_FILE}",
-        ]
-    if not start.is_local:
-        lines += ["", "the admin port is open to others, without TLS: see admin in docs/api.md"]
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
+def _write(folder: Path, files: Mapping[str, str], *, replace: bool) -> None:
+    """Write files to a folder, which is made; one with a secret only its owner can read.
+
+    Raises OSError, also where a file is there that is not to be replaced.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        path = folder / name
+        if replace:
+            path.unlink(missing_ok=True)
+        mode = SECRET_MODE if name in (ADMIN_TOKEN_FILE, SPARK_TOKEN_FILE) else PLAIN_MODE
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - one that is open
+            file.write(text)
+
+
+def _config(options: argparse.Namespace, *, is_local: bool) -> str:
+    query, has_query = options.spark, options.spark is not None
+    name = _plain(query or "")
+    return _template(CONFIG_FILE).substitute(
+        servers=", ".join(_plain(str(server)) for server in options.bootstrap_servers),
+        host=_plain(options.host),
+        bind_host=LOOPBACK if is_local else EVERY_INTERFACE,
+        bootstrap_port=BOOTSTRAP_PORT,
+        admin_port=ADMIN_PORT,
+        report_token=f", reports that in {SPARK_TOKEN_FILE}" if has_query else "",
+        rules=_RULE.substitute(name=name) if has_query else _EXAMPLE_RULE,
+        queries=_QUERIES.substitute(name=name, group=f"{query}-progress") * has_query,
+        tokens=_TOKENS * has_query,
+    )
+
+
+def _job(options: argparse.Namespace) -> str:
+    return _template(JOB_FILE).substitute(
+        name=options.spark,
+        topic=options.topic or options.spark,
+        admin_url=f"http://{HostPort(options.host, ADMIN_PORT)}",
+        bootstrap=HostPort(options.host, BOOTSTRAP_PORT),
+    )
+
+
+def _template(name: str) -> Template:
+    return Template((TEMPLATES / f"{name}.template").read_text(encoding="utf-8"))
+
+
+def _token() -> str:
+    return f"{secrets.token_urlsafe(TOKEN_BYTES)}\n"
+
+
+def _plain(text: str) -> str:
+    """Write text for YAML: in quotes where it would be taken for something else."""
+    try:
+        is_itself = yaml.safe_load(f"[{text}]") == [text]
+    except yaml.YAMLError:
+        is_itself = False
+    return text if is_itself else f'"{text}"'

@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from http import HTTPStatus
 from http.client import HTTPException
@@ -35,35 +35,32 @@ _REFUSED = re.compile(r'^kafka_quota_proxy_spark_reports_total\{.*\bresult="(\w+
 _TAKEN = frozenset({"accepted", "repeated"})
 
 
-def see_admin(address: AdminAddress, report_tokens: Iterable[tuple[str, str]]) -> AdminSight:
+def see_admin(address: AdminAddress, report_tokens: Sequence[tuple[str, str]]) -> AdminSight:
     """Return what the admin port says. `report_tokens`: file and text of those for reports."""
-    sight = AdminSight(address.url)
+    tokens: Sequence[tuple[str | None, str | None]] = report_tokens or [(None, None)]
     try:
         quotas = _document(address, "/v1/quotas")["quotas"]
-        sight = replace(
-            sight,
+        for file, text in tokens:
+            refused = _refusal(replace(address, token=text))
+            if refused is not None:
+                refused = f"{file}: {refused}" if file is not None else refused
+                break
+        connections = _document(address, f"/v1/connections?limit={MOST_CONNECTIONS}")
+        return AdminSight(
+            address.url,
+            refused_token=refused,
+            token_file=file,
             status=_document(address, "/v1/status?limit=1"),
             file_rules=frozenset(each["selector"] for each in quotas if each["source"] == "file"),
-            connections=_document(address, f"/v1/connections?limit={MOST_CONNECTIONS}")[
-                "connections"
-            ],
+            connections=connections["connections"],
             queries=_document(address, f"/v1/progress?limit={MOST_PARTITIONS}")["queries"],
             refused_reports=_refused_reports(address),
         )
-        for file, text in report_tokens:
-            refused = _refusal(replace(address, token=text))
-            sight = replace(sight, token_file=file, refused_token=refused and f"{file}: {refused}")
-            if refused is not None:
-                break
-        else:
-            if sight.token_file is None:
-                sight = replace(sight, refused_token=_refusal(replace(address, token=None)))
     except AdminRefusal as error:
-        return AdminSight(address.url, failure=error.problem)
+        failure = error.problem
     except KeyError as error:
-        what = f"{address.url} is not a quota proxy of this version: it does not say {error}"
-        return AdminSight(address.url, failure=what)
-    return sight
+        failure = f"{address.url} is not a quota proxy of this version: it does not say {error}"
+    return AdminSight(address.url, failure=failure)
 
 
 def _document(address: AdminAddress, path: str) -> Document:
