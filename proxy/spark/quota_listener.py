@@ -29,6 +29,7 @@ from datetime import datetime
 from functools import partialmethod
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from itertools import takewhile
 from queue import Empty, SimpleQueue
 from threading import Condition, Thread
 from types import SimpleNamespace
@@ -299,7 +300,7 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
             if self._is_closing or self._runs.get(run.run_id) is not run:
                 return
             if look.is_there:
-                run.was_seen, run.trigger, run.known_s = True, look.trigger, asked_s
+                run.trigger, run.known_s = look.trigger, asked_s
             for progress in look.done:
                 self._add("progress", run, progress, seen_s)
             self._changed.notify_all()
@@ -383,10 +384,7 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
             with self._changed:
                 if self._queue or self._is_closing:
                     return  # what waits says more
-                heartbeat = self._report("running", run)
-                heartbeat.update(age_ms=0, last_batch_id=run.batch_id)
-                heartbeat.update(is_waiting=run.is_waiting, trigger=run.trigger)
-                heartbeat.update(known_age_ms=run.known_age_ms)
+                heartbeat = {**self._report("running", run), **run.heartbeat()}
             if not is_alive or run.refused_in == self._breaks:
                 continue
             answer = self._post(heartbeat)
@@ -423,7 +421,7 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
         run.looked_s = time.monotonic()
         run.is_waiting = look.is_waiting
         # Spark has no event on the end of its queries when only spark.stop() is called.
-        return look.is_hung or bool(look.is_there) or not run.was_seen
+        return look.is_hung or bool(look.is_there) or run.known_s is None
 
     def _post(self, report: Mapping[str, Any]) -> _ReportAnswer | None:
         """Send once; return the proxy's answer, None while it is away."""
@@ -492,20 +490,20 @@ class _Run:
     trigger: dict[str, Any] | None = None
     is_waiting: bool | None = None
     """Whether it was between two batches when Spark was asked last."""
-    was_seen: bool = False
-    """Whether Spark could be asked for it once."""
     looked_s: float = -math.inf
     """When Spark was asked last."""
     known_s: float | None = None
-    """When it was asked what it has answered: all batches that were done by then are known."""
+    """When it was asked what it has answered: all batches that were done by then are known. None
+    where it never answered."""
     alive_in: int | None = None
     refused_in: int | None = None
     """After which break of the connection the proxy was sent that it lives, and refused that."""
 
-    @property
-    def known_age_ms(self) -> int | None:
-        """How long ago that was; None where Spark can't be asked."""
-        return None if self.known_s is None else round((time.monotonic() - self.known_s) * 1000)
+    def heartbeat(self) -> dict[str, Any]:
+        """Return what only heartbeats have."""
+        known = {"last_batch_id": self.batch_id, "is_waiting": self.is_waiting}
+        age_ms = None if self.known_s is None else round((time.monotonic() - self.known_s) * 1000)
+        return {"age_ms": 0, **known, "trigger": self.trigger, "known_age_ms": age_ms}
 
     @property
     def is_known(self) -> bool:
@@ -722,13 +720,8 @@ def batches_after(batch_id: int | None, query: Any) -> list[Any]:
     known, last = -1 if batch_id is None else batch_id, query.lastProgress()
     if last is None or last.batchId() + _is_done(last) <= known + 1:
         return []
-    kept = query.recentProgress()
-    found: list[Any] = []
-    for index in reversed(range(len(kept))):
-        if kept[index].batchId() <= known:
-            break
-        if _is_done(kept[index]):
-            found.append(_read_progress(kept[index].json()))
+    later = takewhile(lambda kept: kept.batchId() > known, reversed(query.recentProgress()))
+    found = [_read_progress(kept.json()) for kept in later if _is_done(kept)]
     return [each for each in reversed(found) if _reads_kafka(each)]
 
 
