@@ -85,7 +85,7 @@ class BatchCost:
 
         A short one is fixed time mostly; that of a long one near the interval: users choose it so.
         """
-        fixed_ms = took_ms * interval_ms / (took_ms + interval_ms)
+        fixed_ms = min(took_ms * interval_ms / (took_ms + interval_ms), took_ms)  # rounded up
         variance = (FIRST_DOUBT * max(fixed_ms, took_ms - fixed_ms)) ** 2
         noise = (FIRST_NOISE * took_ms) ** 2
         each_ms, each_variance = (took_ms - fixed_ms) / records, (variance + noise) / records**2

@@ -9,12 +9,11 @@ import math
 
 from metrics.clock import MS_PER_SECOND
 from proxy.progress.query import MAX_PARTITIONS
-from proxy.quota.rules import AdaptiveBound
 from proxy.wire.topic_partition import TopicPartition
 
+from .advertised_ends import PartitionOffsets
 from .driver_view import DriverView
-from .drivers import REFUSED_GROWTH, Drivers, PartitionOffsets
-from .measurements import BatchMeasurements
+from .drivers import REFUSED_GROWTH, Drivers
 
 MAX_OFFSETS = 2**63
 """For one batch: there are no more."""
@@ -27,23 +26,12 @@ batch for all that time: it would have waited for a trigger otherwise."""
 class Clamp(Drivers):
     """What is advertised to one query's drivers, over all their connections."""
 
-    def __init__(self, settings: AdaptiveBound, measurements: BatchMeasurements) -> None:
-        super().__init__(settings, measurements.interval)
-        self._measurements = measurements
-        self.offsets_per_record = 1.0
-        """How far the offsets go on with a record: more where transactions or compaction leave
-        gaps, less where a query reads its source twice."""
-        self.why = "the driver has not asked yet"
-        """What came of the driver's last look-up, for people."""
-        self.offsets: int | None = None
-        """For the next batch by that, over all partitions; None: it is not clamped."""
-
     def advertise(
         self, view: DriverView, log_ends: PartitionOffsets
     ) -> tuple[PartitionOffsets, bool]:
         """Return what to advertise in place of these real ends, and whether that is new."""
         connection, now_ms = view.connection, view.now_ms
-        self._measurements.held.add(view.asked_ms, now_ms)
+        self.measurements.held.add(view.asked_ms, now_ms)
         why = view.why_real()
         if why is None:
             ends = self._clamped(view, log_ends)
@@ -107,7 +95,7 @@ class Clamp(Drivers):
         for end in ends.values():  # other brokers may have answered to this trigger before
             if end.previous is not None and end.raised_ms - planned_ms > took_ms / 2:
                 offsets -= end.offset - end.previous
-        rate = self._measurements.rate_after(offsets, planned_ms, view.asked_ms)
+        rate = self.measurements.rate_after(offsets, planned_ms, view.asked_ms)
         return None if rate is None else self._per_batch(view, rate)
 
     def _fitting(self, view: DriverView, grown: int) -> tuple[int, str]:

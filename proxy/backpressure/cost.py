@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 from metrics.clock import MS_PER_SECOND
 from proxy.quota.rules import AdaptiveBound
@@ -77,8 +76,6 @@ class CostEstimator:
     _patience: int = FIRST_PROBE
     _careful: int = 0
     """Batches left of those: see `_at_most_as_usual`."""
-    KEPT_AS: ClassVar[str] = "cost"
-    """In a BackpressureRecord."""
 
     def compute(self, batch: FinishedBatch) -> float | None:
         """Add a batch; return the new rate in records/s; None: any will do, or none is learnt."""
@@ -151,8 +148,8 @@ class CostEstimator:
         return self._cost.state() if self._cost is not None else None
 
     @state.setter
-    def state(self, state: tuple[float, ...]) -> None:
-        self._cost = BatchCost.of(CostState(*state))
+    def state(self, state: tuple[float, ...] | None) -> None:
+        self._cost = BatchCost.of(CostState(*state)) if state is not None else None
 
     def _plan_anew(self) -> None:
         """Size the next batch by what is known without a batch before it."""

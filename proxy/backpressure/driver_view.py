@@ -15,7 +15,8 @@ from proxy.progress.query import QueryProgress
 from proxy.progress.report import TriggerKind
 from proxy.wire.topic_partition import TopicPartition
 
-from .drivers import Drivers, LookupConnection
+from .advertised_ends import LookupConnection
+from .drivers import Drivers
 
 REPORT_WAIT_MS = 300.0
 """How long an answer waits for the report on the batch before; the two race."""
@@ -72,7 +73,7 @@ class DriverView:
         drivers = self.drivers
         has_rate = drivers.rate is not None or drivers.start_rate is not None
         is_bounded = has_rate and self.query.trigger_kind not in READS_ONCE
-        may_be_bounded = is_bounded or drivers.settings.initial_rate is not None
+        may_be_bounded = is_bounded or drivers.measurements.rule.initial_rate is not None
         return self.report_ms() if may_be_bounded else -math.inf
 
     def run_ms(self) -> float:
@@ -102,9 +103,8 @@ class DriverView:
 
     @property
     def interval_ms(self) -> float | None:
-        """What the rule says, else the listener, else what was learnt; None: not known."""
-        configured_ms = self.drivers.settings.batch_interval_ms
-        return configured_ms or self.query.trigger_interval_ms or self.drivers.interval.learnt_ms
+        """What the rule says, else what was learnt or reported; None: not known."""
+        return self.drivers.measurements.interval_ms or self.query.trigger_interval_ms
 
     @property
     def rate(self) -> float | None:
@@ -268,12 +268,12 @@ class Decision(NamedTuple):
 
 
 def _is_silent(view: DriverView) -> bool:
-    return (view.silent_ms or 0.0) > view.drivers.settings.hold_ms
+    return (view.silent_ms or 0.0) > view.drivers.measurements.rule.hold_ms
 
 
 def _may_read_to_the_end(view: DriverView) -> bool:
     """Return whether it is a first batch; under a processing-time trigger it is bounded, too."""
-    has_initial_rate = view.drivers.settings.initial_rate is not None
+    has_initial_rate = view.drivers.measurements.rule.initial_rate is not None
     return view.is_unproved and not (has_initial_rate or view.is_timed)
 
 

@@ -5,29 +5,21 @@ the driver's: an executor, or the driver of another run, gets the real log ends.
 """
 
 import math
-from collections import deque
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 
 from proxy.progress.query import MAX_PARTITIONS
-from proxy.progress.report import BatchRange
-from proxy.quota.rules import AdaptiveBound
 from proxy.state import Json
 from proxy.wire.topic_partition import TopicPartition
 
+from .advertised_ends import AdvertisedEnd, LookupConnection, PartitionOffsets
 from .backpressure_record import BackpressureRecord, by_partition, by_topic
-from .estimator_inputs import TriggerInterval
-
-PartitionOffsets = Mapping[TopicPartition, int]
+from .measurements import BatchMeasurements
 
 LATE_REPORT_MS = 100.0
 """Where a report came later than that after its batch, none is waited for at the next look-up."""
 
 REFUSED_GROWTH = 2
 """How many times more is advertised to a driver that planned no batch of what it got."""
-
-MISSED_ANSWERS = 3
-"""A partition that a driver did not look up in so many answers is read no more."""
 
 MAX_PLANNED = 6
 """Ends of a partition kept with its log end then: Spark may report a batch several later."""
@@ -41,52 +33,6 @@ sends a request each time; and by how much below: several brokers are asked at t
 
 MIN_KNOWN = 16
 """Lower ones mean nothing: Spark's admin client looks up with request 6, 10, 14 and so on."""
-
-
-@dataclass(slots=True, eq=False)
-class LookupConnection:
-    """What is known of one connection of the client."""
-
-    opened_ms: float
-    """Monotonic; so are all times here."""
-    is_executor: bool = False
-    """Whether it fetches."""
-    is_known: bool = False
-    """Whether it is the driver's whatever signs of life there are."""
-    first_id: int | None = None
-    """The correlation id of its first look-up, 0 if that was of log starts; None before it."""
-    waits_since_ms: float | None = None
-    """Since when an answer has waited for a report; None: none waits."""
-    wait_failed: bool = False
-    """Whether one waited in vain, and no report came since."""
-    answers_ms: deque[float] = field(
-        default_factory=lambda: deque([-math.inf] * MISSED_ANSWERS, MISSED_ANSWERS)
-    )
-    """When the last look-ups of log ends were answered; long ago where there were fewer."""
-
-
-@dataclass(slots=True)
-class AdvertisedEnd:
-    """One partition, as a driver knows it; a connection of None is one of an earlier process."""
-
-    log_end: int
-    """The real one when it was last looked up."""
-    offset: int
-    """What was advertised instead, or the same."""
-    answered_ms: float
-    answered_on: LookupConnection | None
-    """Of the last answer: when, and on which connection."""
-    raised_ms: float
-    raised_on: LookupConnection | None
-    """The same of the last that advertised more than the one before."""
-    idle_offset: int = 0
-    """All below had been read when the query was idle."""
-    planned: tuple[tuple[int, int], ...] = ()
-    """The latest offsets that were advertised, each with the real end then."""
-    previous: int | None = None
-    """What was advertised until it was raised last."""
-    new: int = 0
-    """By how much the log had grown at the last look-up since the one before."""
 
 
 class Drivers:
@@ -105,9 +51,8 @@ class Drivers:
     Where something never was, its time is long ago.
     """
 
-    def __init__(self, settings: AdaptiveBound, interval: TriggerInterval) -> None:
-        self.settings = settings
-        self.interval = interval
+    def __init__(self, measurements: BatchMeasurements) -> None:
+        self.measurements = measurements
         self.detached = False
         """Whether no adaptive rule is left for the query."""
         self.rate: float | None = None
@@ -116,6 +61,13 @@ class Drivers:
         """The same of a slow start under a processing-time trigger, while nothing is known of what
         a batch costs: then the driver gets what came in since its look-up before, if that is more.
         """
+        self.offsets_per_record = 1.0
+        """How far the offsets go on with a record: more where transactions or compaction leave
+        gaps, less where a query reads its source twice."""
+        self.why = "the driver has not asked yet"
+        """What came of the driver's last look-up, for people."""
+        self.offsets: int | None = None
+        """For the next batch by that, over all partitions; None: it is not clamped."""
         self.least_offsets = 0
         """So many at least are advertised for a batch: the driver planned none of fewer, as it does
         with the option minOffsetsPerTrigger. 0: none was refused in this run."""
@@ -162,8 +114,8 @@ class Drivers:
         """Resume a run of an earlier process, which ended with all its connections."""
         for key, (offset, log_end, idle_offset) in by_partition(record.told).items():
             if len(self.advertised) < MAX_PARTITIONS:
-                known = log_end, offset, now_ms, None, -math.inf, None, idle_offset
-                self.advertised[key] = AdvertisedEnd(*known)
+                end = AdvertisedEnd(log_end, offset, now_ms, idle_offset=idle_offset)
+                self.advertised[key] = end
         for key, start in by_partition(record.starts).items():
             self.record_start(key, start)
         self.request_ids = record.instances[-MAX_INSTANCES:]
@@ -260,17 +212,6 @@ class Drivers:
             log_ends[key] - end.log_end if key in log_ends else end.new
             for key, end in self.advertised.items()
         )
-
-    def left_out(self, ranges: Mapping[TopicPartition, BatchRange]) -> int | None:
-        """Return how many offsets were beyond a batch when it was planned; None: not known."""
-        known = [
-            log_end - offset
-            for key, read in ranges.items()
-            if key in self.advertised
-            for offset, log_end in self.advertised[key].planned
-            if offset == read.end
-        ]
-        return sum(known) if known else None
 
     def record_lookup(self, connection: LookupConnection, request_id: int) -> None:
         """Record a look-up of log ends on a connection that does not fetch, before its answer."""

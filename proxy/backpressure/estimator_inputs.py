@@ -195,17 +195,14 @@ def queued_ms(waiting_ms: float, processing_ms: float, interval_ms: float) -> fl
     return min(max(0.0, waiting_ms + processing_ms - interval_ms), longest_ms)
 
 
-def batch_input(batch: BatchReport) -> tuple[int, int | None]:
-    """Return how many records a batch has, and by how many offsets it went on.
+def batch_offsets(batch: BatchReport) -> int | None:
+    """Return by how many offsets a batch went on, in each partition once.
 
-    Records as Spark counts them: twice where a query reads a source twice; a partition goes on
-    once. None when it is not said where the batch began in each: a first one, or a new partition.
+    None when it is not said where it began in each: a first one, or a new partition.
     """
-    records, offsets = 0, 0
-    for source in batch.sources:
-        records += source.rows
+    offsets = 0
     for read in batch.ranges.values():
         if read.start is None:
-            return records, None
+            return None
         offsets += read.end - read.start
-    return records, offsets
+    return offsets

@@ -1,6 +1,7 @@
 """What the batches of a query show: how many records it can take, and what a record costs."""
 
 import math
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
 from operator import attrgetter
@@ -10,17 +11,18 @@ from proxy.progress.offset_ranges import RangeSet
 from proxy.progress.report import BatchReport
 from proxy.quota.rules import AdaptiveBound
 from proxy.state import Json
+from proxy.wire.topic_partition import TopicPartition
 
+from .advertised_ends import AdvertisedEnd, left_out
 from .backpressure_record import BackpressureRecord
 from .cost import CostEstimator
-from .drivers import Drivers
 from .estimator_inputs import (
     FinishedBatch,
     InputRate,
     RecordRatio,
     ThrottledRate,
     TriggerInterval,
-    batch_input,
+    batch_offsets,
     queued_ms,
 )
 from .pid import PidEstimator
@@ -30,6 +32,12 @@ MAX_HOLDS = 512
 
 MIN_PROCESSING_MS = 1.0
 """Of a batch that was held all the time."""
+
+
+_parameters = attrgetter(
+    *("estimator", "batch_interval_ms", "min_rate", "proportional", "integral", "derivative")
+)
+"""With others a PidEstimator begins anew."""
 
 
 class BatchMeasurements:
@@ -92,15 +100,17 @@ class BatchMeasurements:
         self.held.add(start_ms, due_ms)
 
     def add(
-        self, batch: BatchReport, age_ms: float, end_ms: float, drivers: Drivers, static: float
+        self,
+        batch: BatchReport,
+        end_ms: float,
+        advertised: Mapping[TopicPartition, AdvertisedEnd],
+        static: float,
     ) -> tuple[float | None, str | None]:
         """Add a batch that was done at `end_ms`; `static` is the rule's own bound, in bytes/s.
 
         Return the rate for those to come, in records per second, None for no new one, and from what
         it follows in words; None when nothing was measured, as without an interval.
         """
-        records, offsets = batch_input(batch)
-        drivers.record_batch(offsets, age_ms)
         interval_ms = self._settings.batch_interval_ms
         if interval_ms is None:
             return None, None
@@ -121,10 +131,11 @@ class BatchMeasurements:
         processing_ms = max(MIN_PROCESSING_MS, execution_ms - held_ms)
         waited_ms = self.waiting_ms
         self.waiting_ms = queued_ms(waited_ms, processing_ms, interval_ms)
-        log_ends, seen_ms = {}, -math.inf
-        for key, end in drivers.advertised.items():
-            log_ends[key], seen_ms = end.log_end, max(seen_ms, end.answered_ms)
+        seen_ms = max((end.answered_ms for end in advertised.values()), default=-math.inf)
+        log_ends = {key: end.log_end for key, end in advertised.items()}
         self._input_rate.add(log_ends, seen_ms, interval_ms)
+        # As Spark counts them: twice where a query reads a source twice.
+        records, offsets = sum([source.rows for source in batch.sources]), batch_offsets(batch)
         if records > 0:
             if self._bytes is not None:
                 self.bytes_per_record.add(self._bytes, records)
@@ -135,7 +146,7 @@ class BatchMeasurements:
             return None, None
         self.throttled_rate.add(records, execution_ms, reading_held_ms)
         self.processing_rate = records / processing_ms * MS_PER_SECOND
-        left, arrivals = drivers.left_out(batch.ranges), self._input_rate.rate
+        left, arrivals = left_out(advertised, batch.ranges), self._input_rate.rate
         size = self.bytes_per_record.steady
         per_offset = 1 / (self.offsets_per_record.value or 1.0)
         self._latest = FinishedBatch(
@@ -169,33 +180,30 @@ class BatchMeasurements:
 
     def kept(self) -> dict[str, Json]:
         """Return what a BackpressureRecord has of it."""
+        is_cost, state = isinstance(self.estimator, CostEstimator), self.estimator.state
         return {
             "interval_ms": self.interval.learnt_ms,
             "reach": self.throttled_rate.rate,
             "waiting_ms": self.waiting_ms,
-            **{"estimator": None, "cost": None, self.estimator.KEPT_AS: self.estimator.state},
+            "estimator": None if is_cost else state,
+            "cost": state if is_cost else None,
             "bytes_per_record": self.bytes_per_record.state,
             "offsets_per_record": self.offsets_per_record.state,
         }
 
-    def resume(self, record: BackpressureRecord, rule: AdaptiveBound, now_ms: float) -> None:
+    def resume(self, record: BackpressureRecord, now_ms: float) -> None:
         """Resume from what an earlier process measured."""
         self.interval.learnt_ms = record.interval_ms
-        self.update(rule)
+        self.update(self.rule)
         self._resumed_ms = now_ms
         self.throttled_rate.rate = record.reach
         self.waiting_ms = record.waiting_ms
-        kept = getattr(record, self.estimator.KEPT_AS)
-        if kept is not None:
-            self.estimator.state = kept
+        if isinstance(self.estimator, CostEstimator):
+            self.estimator.state = record.cost
+        else:
+            self.estimator.state = record.estimator
         self.bytes_per_record.resume(record.bytes_per_record)
         self.offsets_per_record.resume(record.offsets_per_record)
-
-
-_parameters = attrgetter(
-    *("estimator", "batch_interval_ms", "min_rate", "proportional", "integral", "derivative")
-)
-"""With others a PidEstimator begins anew."""
 
 
 def _estimator(settings: AdaptiveBound) -> CostEstimator | PidEstimator:

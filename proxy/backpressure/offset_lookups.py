@@ -7,8 +7,8 @@ from proxy.wire import list_offsets
 from proxy.wire.list_offsets import OffsetLookup
 from proxy.wire.topic_partition import TopicPartition
 
+from .advertised_ends import LookupConnection
 from .driver_view import DriverView
-from .drivers import LookupConnection
 from .query_backpressure import QueryBackpressure
 
 

@@ -32,8 +32,6 @@ class PidEstimator:
     _settings: AdaptiveBound
     state: PidState | None = None
     """What a later process needs to go on; None before the first batch."""
-    KEPT_AS: ClassVar[str] = "estimator"
-    """In a BackpressureRecord."""
     rate: ClassVar[None] = None
     """Each run begins anew."""
     is_fresh: ClassVar[bool] = True

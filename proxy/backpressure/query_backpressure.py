@@ -15,10 +15,11 @@ from proxy.quota.rules import AdaptiveBound, Match, Rule
 from proxy.state import Json, Record
 from proxy.wire.topic_partition import TopicPartition
 
+from .advertised_ends import PartitionOffsets
 from .backpressure_record import BOUND_RECORDS, BackpressureRecord
 from .clamp import Clamp
 from .driver_view import UNPLANNED, DriverView
-from .drivers import PartitionOffsets
+from .estimator_inputs import batch_offsets
 from .measurements import BatchMeasurements
 
 KIND = QuotaKind.CONSUMER_BYTE_RATE
@@ -81,10 +82,9 @@ class QueryBackpressure:
         self._quotas = quotas
         self._gauges = gauges
         self._on_change = on_change
-        self._settings, self._static = _bounds(match.rule)
-        self._measurements = measurements = BatchMeasurements(self._settings)
+        self._measurements = measurements = BatchMeasurements(_adaptive(match.rule))
         self.record_bytes, self.record_hold = measurements.record_bytes, measurements.record_hold
-        self.clamp = Clamp(self._settings, measurements)
+        self.clamp = Clamp(measurements)
         self._run_id: str | None = None
         self._has_ended = False
         self._label: str | None = None
@@ -107,9 +107,13 @@ class QueryBackpressure:
         self._enforce(now_ms)
 
     @property
+    def _static(self) -> float:
+        return self.rule.bounds[KIND]
+
+    @property
     def rate(self) -> float | None:
         """What its batches can take, in records per second; None when not known."""
-        rate, most = self._rate, self._settings.max_rate
+        rate, most = self._rate, self._measurements.rule.max_rate
         return rate if rate is None or most is None else min(rate, most)
 
     @property
@@ -158,7 +162,7 @@ class QueryBackpressure:
             self._begin_run(query, report.run_id, now_ms)
         self.used_ms = now_ms
         self._measurements.interval.add(batch, query.trigger_interval_ms)
-        self._measurements.update(self._settings)
+        self._measurements.update(self._measurements.rule)
         heard, self._heard = self._heard, (report.sender, now_ms)
         clamp = self.clamp
         if is_heartbeat:
@@ -172,7 +176,8 @@ class QueryBackpressure:
         event_ms, self._report_ms = now_ms - report.age_ms, now_ms
         clamp.record_report(event_ms, now_ms)
         if batch is not None and query.trigger_kind not in UNPLANNED:
-            rate, why = self._measurements.add(batch, report.age_ms, event_ms, clamp, self._static)
+            clamp.record_batch(batch_offsets(batch), report.age_ms)
+            rate, why = self._measurements.add(batch, event_ms, clamp.advertised, self._static)
             if rate is not None:
                 self._rate = self._last_rate = rate
             if why is not None and (rate is not None or self._rate is None):
@@ -209,7 +214,7 @@ class QueryBackpressure:
         """Do what is due; call it every second or so."""
         if self.clamp.connections:
             self.used_ms = now_ms
-        hold_ms = self._settings.hold_ms
+        hold_ms = self._measurements.rule.hold_ms
         if self._heard is not None and now_ms - self._heard[1] > hold_ms:
             self._begin_return(f"no report for more than {hold_ms / MS_PER_SECOND:g} s", now_ms)
         if self._return is not None:
@@ -218,11 +223,9 @@ class QueryBackpressure:
     def set_rule(self, rule: Rule, now_ms: float) -> None:
         """Set another rule, which is adaptive too."""
         self.rule = rule
-        self._settings, self._static = _bounds(rule)
-        self.clamp.settings = self._settings
-        self._measurements.update(self._settings)
+        self._measurements.update(_adaptive(rule))
         if self._rate is not None:
-            self._rate = max(self._rate, self._settings.min_rate)
+            self._rate = max(self._rate, self._measurements.rule.min_rate)
         self._enforce(now_ms)
 
     def detach(self, now_ms: float) -> None:
@@ -286,11 +289,11 @@ class QueryBackpressure:
         """Resume from what an earlier process kept, as if its last report had come just now."""
         self._run_id, self._label, self._has_ended = record.run_id, record.label, record.has_ended
         self._last_rate = record.last_rate
-        self._measurements.resume(record, self._settings, now_ms)
+        self._measurements.resume(record, now_ms)
         if not record.has_ended:
             self._heard = None, now_ms
             if record.rate is not None:
-                self._rate = max(record.rate, self._settings.min_rate)
+                self._rate = max(record.rate, self._measurements.rule.min_rate)
                 self._why = f"{self._rate:,.0f} records/s since before the restart"
             self.clamp.resume(record, now_ms)
         self._enforce(now_ms)
@@ -317,7 +320,7 @@ class QueryBackpressure:
 
     def _enforce(self, now_ms: float) -> None:
         """Put in force what is known now: the size of the next batch, and the bound."""
-        settings, measured, clamp = self._settings, self._measurements, self.clamp
+        settings, measured, clamp = self._measurements.rule, self._measurements, self.clamp
         steady, most = measured.bytes_per_record.steady, settings.max_rate
         readable = self._static / steady if steady is not None else None
         # Before the run has one: the rule's, that of a run before, or at most what can be read.
@@ -372,6 +375,6 @@ class QueryBackpressure:
                 gauge.forget(query=self._label)
 
 
-def _bounds(rule: Rule) -> tuple[AdaptiveBound, float]:
+def _adaptive(rule: Rule) -> AdaptiveBound:
     assert rule.adaptive is not None, "Backpressure picks such rules only"
-    return rule.adaptive, rule.bounds[KIND]
+    return rule.adaptive

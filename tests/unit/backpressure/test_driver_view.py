@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from backpressure_parts import BackpressureWorld
 
+from proxy.backpressure.advertised_ends import LookupConnection
 from proxy.backpressure.driver_view import DECISIONS, EVENT_JITTER_MS, RETRIES_MS, DriverView
-from proxy.backpressure.drivers import LookupConnection
 
 KEY = ("t", 0)
 HERE, ELSEWHERE = LookupConnection(0.0), LookupConnection(0.0)

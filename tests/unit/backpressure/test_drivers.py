@@ -3,15 +3,15 @@
 import pytest
 from backpressure_parts import adaptive
 
+from proxy.backpressure.advertised_ends import LookupConnection, left_out
 from proxy.backpressure.drivers import (
     MAX_INSTANCES,
     MAX_PLANNED,
     MAX_STEP,
     MIN_KNOWN,
     Drivers,
-    LookupConnection,
 )
-from proxy.backpressure.estimator_inputs import TriggerInterval
+from proxy.backpressure.measurements import BatchMeasurements
 from proxy.progress.report import BatchRange
 
 KEYS = ("t", 0), ("t", 1)
@@ -38,7 +38,7 @@ GOES_ON = {
 
 
 def drivers() -> Drivers:
-    return Drivers(adaptive(), TriggerInterval())
+    return Drivers(BatchMeasurements(adaptive()))
 
 
 def ranges(ends):
@@ -51,15 +51,15 @@ def test_what_was_left_when_a_batch_was_planned(ends, left):
     for latest, offset in [((500, 30), (100, 10)), ((500, 30), (200, 20)), ((1000, 30), (300, 30))]:
         for key, real, end in zip(KEYS, latest, offset, strict=True):
             told.record_end(key, real, end, DRIVER, 1.0)
-    assert told.left_out(ranges(ends)) == left
+    assert left_out(told.advertised, ranges(ends)) == left
 
 
 def test_plans_of_long_ago_are_forgotten():
     told = drivers()
     for end in range(MAX_PLANNED + 1):
         told.record_end(KEYS[0], 100, end, DRIVER, 1.0)
-    assert told.left_out(ranges({KEYS[0]: 0})) is None
-    assert told.left_out(ranges({KEYS[0]: 1})) == 99
+    assert left_out(told.advertised, ranges({KEYS[0]: 0})) is None
+    assert left_out(told.advertised, ranges({KEYS[0]: 1})) == 99
 
 
 def killed(*request_ids: int) -> Drivers:
