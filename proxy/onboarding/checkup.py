@@ -89,11 +89,9 @@ class ListenerSight:
 
 def find_query(config: Config, name: str) -> QuerySettings:
     """Return the query with this name or else client id; for none, one that is not followed."""
-    for key in ("name", "client_id"):
-        for each in config.queries:
-            if getattr(each, key) == name:
-                return each
-    return QuerySettings(name=name, client_id=name)
+    named = [each for each in config.queries if each.name == name]
+    named += [each for each in config.queries if each.client_id == name]
+    return next(iter(named), QuerySettings(name=name, client_id=name))
 
 
 def check_query(
@@ -108,27 +106,24 @@ def check_query(
     yield _followed(config, table, query)
     yield from _admin(table, admin)
     yield from _listeners(listeners)
-    if admin.failure is None:
-        progress = progress_of(admin, query)
-        yield from _topics(listeners)
-        yield _client(query, admin, progress)
-        yield from _reports(query, admin, progress)
-        if progress is not None and progress["last_heard"] is not None:
-            yield from _advice(progress)
-            yield from _trouble(progress)
-    else:
-        yield from _topics(listeners)
+    yield from _topics(listeners)
+    if admin.failure is not None:
         for check in ("client", "reports", "trigger"):
             yield _unknown(check, "not checked: only the running proxy knows")
+        return
+    progress = progress_of(admin, query)
+    yield _client(query, admin, progress)
+    yield from _reports(query, admin, progress)
+    if progress is not None and progress["last_heard"] is not None:
+        yield from _advice(progress)
+        yield from _trouble(progress)
 
 
 def progress_of(admin: AdminSight, query: QuerySettings) -> Document | None:
     """Return the progress of the query, if the proxy knows of it."""
-    for key, value in (("name", query.name), ("client_id", query.client_id)):
-        for each in admin.queries:
-            if each[key] == value:
-                return each
-    return None
+    known = [each for each in admin.queries if each["name"] == query.name]
+    known += [each for each in admin.queries if each["client_id"] == query.client_id]
+    return next(iter(known), None)
 
 
 def _names(rule: Rule) -> bool:
@@ -162,11 +157,10 @@ def _rule(config: Config, table: RuleTable, query: QuerySettings) -> Iterator[Fi
 
 
 def _followed(config: Config, table: RuleTable, query: QuerySettings) -> Finding:
-    group = f"{query.name}-progress"
     if query in config.queries:
         to = f"committed to {query.commit_group}" if query.commit_group else "not committed"
         return _ok("queries", f"queries names it; what it completes is {to}")
-    fix = f"add {{name: {query.name}, commit_group: {group}}} to queries"
+    fix = f"add {{name: {query.name}, commit_group: {query.name}-progress}} to queries"
     if any(rule.adaptive for rule in rules_of_client(config, table, READING, query.client_id)):
         text = "only its adaptive rule has it followed, so what it completes is not committed"
         return _note("queries", text, fix)

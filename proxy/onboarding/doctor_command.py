@@ -1,16 +1,35 @@
-"""`quota-proxy doctor`: what is wrong between a query, its rule, its listener and the proxy."""
+"""`quota-proxy doctor`: what is wrong between a query, its rule, its listener and the proxy.
+
+It looks at a running proxy from outside: its admin port, its listeners, the addresses it tells.
+"""
 
 import argparse
 import asyncio
+import re
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from http import HTTPStatus
+from http.client import HTTPException
 from pathlib import Path
 from typing import Final
+from urllib.error import HTTPError
 
-from proxy.admin.commands.admin_client import AdminAddress, AdminRefusal
+from proxy.admin.commands.admin_client import (
+    AdminAddress,
+    AdminRefusal,
+    fetch_document,
+    read_answer,
+    reason_of,
+)
 from proxy.admin.commands.operator_commands import admin_address, asking_options
 from proxy.admin.commands.top_tables import printable
+from proxy.admin.port.guard import REPORT_PATH
+from proxy.cluster.dial import reach
+from proxy.cluster.kafka_client import Bootstrap, KafkaClient
+from proxy.cluster.resolver import Resolver
+from proxy.cluster.upstream import Address, UpstreamError
 from proxy.config import Config, load_config
 from proxy.config.endpoints import HostPort, ip_address
 from proxy.config.files import read_token
@@ -23,11 +42,19 @@ from proxy.onboarding.checkup import (
     find_query,
     progress_of,
 )
-from proxy.onboarding.probes import see_admin, see_listener
-from proxy.progress.query import QuerySettings
 from proxy.quota.rules import RuleTable
+from proxy.state import Document
 
 EXIT_DONE, EXIT_WRONG = 0, 1
+
+LIMIT_S = 5.0
+"""For each answer, and each connection."""
+
+MOST_CONNECTIONS = 1000
+MOST_PARTITIONS = 100
+
+_REFUSED = re.compile(r'^kafka_quota_proxy_spark_reports_total\{.*\bresult="(\w+)"\} (\S+)$', re.M)
+_TAKEN = frozenset({"accepted", "repeated"})
 
 _UNSPECIFIED: Final = {4: "127.0.0.1", 6: "::1"}
 _VERDICT_WIDTH = max(len(verdict) for verdict in Judgement)
@@ -55,10 +82,12 @@ def _doctor(options: argparse.Namespace) -> int:
     options.url = options.url or _url(config)
     address = admin_address(options)
     admin = _see_admin(config, address, options.token_file)
-    topics = {options.topic} if options.topic else _topics(admin, subject)
-    listeners = asyncio.run(_see_listeners(config, admin, sorted(topics)))
+    progress = progress_of(admin, subject)
+    known = {each["topic"] for each in progress["partitions"]} if progress is not None else ()
+    topics = [options.topic] if options.topic else sorted(known)
+    listeners = asyncio.run(_see_listeners(config, admin, topics))
     findings = list(check_query(config, table, subject, admin, listeners))
-    for line in _lines(subject, findings):
+    for line in _lines(subject.name, findings):
         sys.stdout.write(f"{line}\n")
     is_wrong = any(each.verdict is Judgement.WRONG for each in findings)
     return EXIT_WRONG if is_wrong else EXIT_DONE
@@ -84,18 +113,64 @@ def _see_admin(config: Config, address: AdminAddress, given: Path | None) -> Adm
     all_rights = [] if admin.token_file is None else [admin.token_file]
     readers = [*all_rights, *(each.token_file for each in admin.tokens if "read" in each.rights)]
     reporters = [each.token_file for each in admin.tokens if "report" in each.rights] or all_rights
+    report_tokens: list[tuple[str | None, str | None]]
     if given is not None and address.token is not None:
         report_tokens = [(str(given), address.token)]
     else:
-        report_tokens = [(str(path), read_token(path)) for path in reporters]
+        report_tokens = [(str(path), read_token(path)) for path in reporters] or [(None, None)]
     if readers:
         address = replace(address, token=read_token(readers[0]))
-    return see_admin(address, report_tokens)
+    try:
+        quotas = _document(address, "/v1/quotas")["quotas"]
+        for file, text in report_tokens:
+            refused = _refusal(replace(address, token=text))
+            if refused is not None:
+                refused = f"{file}: {refused}" if file is not None else refused
+                break
+        connections = _document(address, f"/v1/connections?limit={MOST_CONNECTIONS}")
+        return AdminSight(
+            address.url,
+            refused_token=refused,
+            token_file=file,
+            status=_document(address, "/v1/status?limit=1"),
+            file_rules=frozenset(each["selector"] for each in quotas if each["source"] == "file"),
+            connections=connections["connections"],
+            queries=_document(address, f"/v1/progress?limit={MOST_PARTITIONS}")["queries"],
+            refused_reports=_refused_reports(address),
+        )
+    except AdminRefusal as error:
+        failure = error.problem
+    except KeyError as error:
+        failure = f"{address.url} is not a quota proxy of this version: it does not say {error}"
+    return AdminSight(address.url, failure=failure)
 
 
-def _topics(admin: AdminSight, subject: QuerySettings) -> set[str]:
-    progress = progress_of(admin, subject)
-    return set() if progress is None else {each["topic"] for each in progress["partitions"]}
+def _document(address: AdminAddress, path: str) -> Document:
+    return fetch_document(address, path, set(), timeout_s=LIMIT_S)
+
+
+def _refused_reports(address: AdminAddress) -> dict[str, int]:
+    text = read_answer(address, "/metrics", timeout_s=LIMIT_S).decode("utf-8", "replace")
+    counts: Counter[str] = Counter()
+    for match in _REFUSED.finditer(text):
+        counts[match[1]] += int(float(match[2]))
+    return {why: count for why, count in counts.items() if count and why not in _TAKEN}
+
+
+def _refusal(address: AdminAddress) -> str | None:
+    """Return why a report with the address's token would be refused, None if it would be taken.
+
+    A body that does not say that it is JSON is refused after the token was looked at, and counts as
+    no report.
+    """
+    try:
+        with address.open(REPORT_PATH, {}, LIMIT_S, "text/plain"):
+            return None
+    except HTTPError as error:
+        allowed = error.code == HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+        return None if allowed else reason_of(error)[0]
+    except (OSError, HTTPException, ValueError) as error:
+        raise AdminRefusal(f"{address.url} does not answer: {error}", "start the proxy") from None
 
 
 async def _see_listeners(
@@ -111,11 +186,48 @@ async def _see_listeners(
             continue
         address = HostPort(config.named(each.advertised_host), port)
         why = "it speaks TLS" if each.tls is not None else unasked
-        sights.append(see_listener(each.name, address, topics, why))
+        sights.append(_see_listener(each.name, address, topics, why))
     return list(await asyncio.gather(*sights))
 
 
-def _lines(subject: QuerySettings, findings: list[Finding]) -> Iterator[str]:
+async def _see_listener(
+    name: str, address: HostPort, topics: Sequence[str], unasked: str | None
+) -> ListenerSight:
+    """Return how far a connection gets; `unasked` says why the cluster is not to be asked."""
+    sight = ListenerSight(name, str(address), unasked=unasked)
+    server = (address.host, address.port)
+    if (failure := await _failure(server)) is not None:
+        return replace(sight, failure=failure)
+    if unasked is not None:
+        return sight
+    client = KafkaClient(Bootstrap([server], connect_timeout_s=LIMIT_S), limit_s=LIMIT_S)
+    try:
+        answer = await client.metadata(topics)
+    except UpstreamError as error:
+        return replace(sight, failure=f"no broker answers through it: {error}")
+    finally:
+        client.close()
+    addresses = [(broker.host, broker.port) for broker in answer.brokers]
+    failures = await asyncio.gather(*map(_failure, addresses))
+    told = (str(HostPort(*each)) for each in addresses)
+    return replace(
+        sight,
+        brokers=dict(zip(told, failures, strict=True)),
+        topics={topic.name: topic.error_code for topic in answer.topics},
+    )
+
+
+async def _failure(server: Address) -> str | None:
+    """Return why a connection can't be made, None if it can."""
+    try:
+        _, sock = await reach([server], LIMIT_S, Resolver())
+    except UpstreamError as error:
+        return str(error)
+    sock.close()
+    return None
+
+
+def _lines(name: str, findings: list[Finding]) -> Iterator[str]:
     width = max(len(each.check) for each in findings)
     for each in findings:
         yield f"{each.verdict:{_VERDICT_WIDTH}}  {each.check:{width}}  {printable(each.text)}"
@@ -123,4 +235,4 @@ def _lines(subject: QuerySettings, findings: list[Finding]) -> Iterator[str]:
             yield f"{'':{_VERDICT_WIDTH}}  {'':{width}}  fix: {printable(each.fix)}"
     wrong = sum(each.verdict is Judgement.WRONG for each in findings)
     yield ""
-    yield f"{subject.name}: {f'{wrong} to mend' if wrong else 'nothing is wrong'}"
+    yield f"{name}: {f'{wrong} to mend' if wrong else 'nothing is wrong'}"
