@@ -23,7 +23,8 @@ import ssl
 import time
 import uuid
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partialmethod
@@ -203,7 +204,9 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
         self._changed = Condition()
         self._number = 0
         self._breaks = 0  # how often the proxy was found to be away
-        self._aside = _Aside(self._saw)
+        self._asked: SimpleQueue[tuple[_Run, SimpleQueue[_Look]]] = SimpleQueue()
+        self._looking: set[_Run] = set()  # runs that Spark is asked for and has not answered
+        self._looker: Thread | None = None  # one of its own, as Spark may be slow
         self._logged: set[str] = set()
         self._deadline_s = math.inf
         self._thread = Thread(target=self._send_all, name="quota-listener", daemon=True)
@@ -291,7 +294,16 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
             self._runs.pop(run_id, None)
         return run_id in self._runs
 
-    # In the thread that looks
+    # In the thread that looks, made when it is wanted
+
+    def _look_on(self) -> None:
+        while True:
+            run, answer = self._asked.get()
+            asked_s = time.monotonic()
+            look = _look_at(run.query_id, run.run_id, run.batch_id)
+            self._saw(run, look, asked_s)  # however late
+            self._looking.discard(run)
+            answer.put(look)
 
     def _saw(self, run: _Run, look: _Look, asked_s: float) -> None:
         """Record what Spark said of a run, and queue the batches that were not known to be done."""
@@ -416,8 +428,21 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
             self._log_once("information", text, self._url, who, about, level=logging.INFO)
 
     def _look_at(self, run: _Run) -> bool:
-        """Ask Spark what a run does, where it can be asked; return whether the run may be alive."""
-        look = self._aside.look_at(run)
+        """Ask Spark what a run does, where it can be asked; return whether the run may be alive.
+
+        Wait LOOK_S at most, and for no earlier look.
+        """
+        look = _Look(is_hung=True)
+        if run not in self._looking:
+            if self._looker is None:
+                self._looker = Thread(target=self._look_on, name="quota-listener-look", daemon=True)
+                self._looker.start()
+            answer: SimpleQueue[_Look] = SimpleQueue()
+            limit_s = 0.0 if self._looking else LOOK_S
+            self._looking.add(run)
+            self._asked.put((run, answer))
+            with suppress(Empty):
+                look = answer.get(timeout=limit_s)
         run.looked_s = time.monotonic()
         run.is_waiting = look.is_waiting
         # Spark has no event on the end of its queries when only spark.stop() is called.
@@ -649,45 +674,6 @@ class _Look(NamedTuple):
     """The progress of batches of Kafka that were not known to be done, in order."""
     is_hung: bool = False
     """Whether Spark took too long to answer."""
-
-
-class _Aside:
-    """Asks Spark, which may be slow, in a daemon thread of its own, made when it is wanted.
-
-    `on_look` is called there, however late: with the run, the answer, and when it was asked for.
-    """
-
-    def __init__(self, on_look: Callable[[_Run, _Look, float], None]) -> None:
-        self._on_look = on_look
-        self._asked: SimpleQueue[tuple[_Run, SimpleQueue[_Look]]] = SimpleQueue()
-        self._open: set[_Run] = set()
-        """What is asked for and not answered yet."""
-        self._thread: Thread | None = None
-
-    def look_at(self, run: _Run) -> _Look:
-        """Return what Spark knows of a run; wait LOOK_S at most, and for no earlier look."""
-        if run in self._open:
-            return _Look(is_hung=True)
-        if self._thread is None:
-            self._thread = Thread(target=self._run, name="quota-listener-look", daemon=True)
-            self._thread.start()
-        answer: SimpleQueue[_Look] = SimpleQueue()
-        limit_s = 0.0 if self._open else LOOK_S
-        self._open.add(run)
-        self._asked.put((run, answer))
-        try:
-            return answer.get(timeout=limit_s)
-        except Empty:
-            return _Look(is_hung=True)
-
-    def _run(self) -> None:
-        while True:
-            run, answer = self._asked.get()
-            asked_s = time.monotonic()
-            look = _look_at(run.query_id, run.run_id, run.batch_id)
-            self._on_look(run, look, asked_s)
-            self._open.discard(run)
-            answer.put(look)
 
 
 def _look_at(query_id: str, run_id: str, batch_id: int | None) -> _Look:
