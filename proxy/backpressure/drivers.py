@@ -180,7 +180,7 @@ class Drivers:
         key: TopicPartition,
         log_end: int,
         offset: int,
-        connection: LookupConnection | None,
+        connection: LookupConnection,
         now_ms: float,
     ) -> bool:
         """Record what is advertised; return whether it is another offset than before."""

@@ -120,12 +120,10 @@ class BatchMeasurements:
             # The proxy was away meanwhile: nobody knows for how long the batch had to wait.
             self._bytes = 0.0
             return None, None
-        held_ms = reading_held_ms = 0.0
-        if self.held:
-            held_ms = self.held.covered(start_ms, end_ms)
-            reading_held_ms = self._reading_held.covered(start_ms, end_ms)
-            self.held.remove_below(start_ms)
-            self._reading_held.remove_below(start_ms)
+        held_ms = self.held.covered(start_ms, end_ms)
+        reading_held_ms = self._reading_held.covered(start_ms, end_ms)
+        self.held.remove_below(start_ms)
+        self._reading_held.remove_below(start_ms)
         # Others are processed while one response is held, so this may say too little, and the rate
         # be too high for a batch. To leave it in would be worse: a rate that only ever falls.
         processing_ms = max(MIN_PROCESSING_MS, execution_ms - held_ms)

@@ -46,9 +46,8 @@ def advise(
     the configuration names it beside its rules. `knows_client`: whether an id connected lately.
     """
     rules = _rules_of(table, query.client_id)
-    adaptive = rule.adaptive if rule is not None else None
-    for each in rules if rule is None else ():
-        adaptive = adaptive or each.adaptive
+    bounding = rules if rule is None else [rule]
+    adaptive = next((each.adaptive for each in bounding if each.adaptive is not None), None)
     names = _unread(query, knows_client)
     query.is_outside = False
     if not is_followed and not any(map(_names_client, rules)):
