@@ -64,28 +64,28 @@ class DriverView:
         waits = (row.until_ms for row in DECISIONS if row.until_ms and row.applies(self))
         return next(waits)(self)
 
-    def report_ms(self) -> float:
-        """Wait for a report on the batch before."""
+    def until_report(self) -> float:
+        """Return until when to wait for a report on the batch before."""
         return max(self.asked_ms, self.drivers.resumed_alive_ms) + REPORT_WAIT_MS
 
-    def start_ms(self) -> float:
-        """Wait for a report on the start of a run whose first batch may be bounded."""
+    def until_started(self) -> float:
+        """Return the same of a report on the start of a run whose first batch may be bounded."""
         drivers = self.drivers
         has_rate = drivers.rate is not None or drivers.start_rate is not None
         is_bounded = has_rate and self.query.trigger_kind not in READS_ONCE
         may_be_bounded = is_bounded or drivers.measurements.rule.initial_rate is not None
-        return self.report_ms() if may_be_bounded else -math.inf
+        return self.until_report() if may_be_bounded else -math.inf
 
-    def run_ms(self) -> float:
-        """Wait for the first sign of life after a restart."""
-        return max(self.report_ms(), self.drivers.resumed_ms + RESUME_WAIT_MS)
+    def until_run(self) -> float:
+        """Return until when to wait for the first sign of life after a restart."""
+        return max(self.until_report(), self.drivers.resumed_ms + RESUME_WAIT_MS)
 
-    def life_ms(self) -> float:
-        """Wait for the same, of a run whose driver is back."""
-        return max(self.report_ms(), self.drivers.resumed_ms + LIFE_WAIT_MS)
+    def until_alive(self) -> float:
+        """Return the same of a run whose driver is back."""
+        return max(self.until_report(), self.drivers.resumed_ms + LIFE_WAIT_MS)
 
-    def proof_ms(self) -> float:
-        """Wait for a sign of life that shows whose the connection is, a while after it opened."""
+    def until_proved(self) -> float:
+        """Return until when to wait for a sign of life that shows whose the connection is."""
         opened_ms, alive_ms = self.connection.opened_ms, self.drivers.alive_ms
         may_come = alive_ms > opened_ms - LIFE_WAIT_MS and self.now_ms < opened_ms + LIFE_WAIT_MS
         return opened_ms + LIFE_WAIT_MS if _may_be_anyones(self) and may_come else -math.inf
@@ -293,20 +293,20 @@ _MORE = "the driver asked again and read nothing: it knows more than is known he
 
 DECISIONS = (
     Decision(lambda of: of.drivers.detached, "no adaptive rule applies"),
-    Decision(lambda of: of.drivers.awaits_run, _NOT_HEARD, DriverView.run_ms),
-    Decision(lambda of: of.query.ended, "the run has ended", DriverView.start_ms),
-    Decision(lambda of: of.silent_ms is None, _NOT_HEARD, DriverView.start_ms),
+    Decision(lambda of: of.drivers.awaits_run, _NOT_HEARD, DriverView.until_run),
+    Decision(lambda of: of.query.ended, "the run has ended", DriverView.until_started),
+    Decision(lambda of: of.silent_ms is None, _NOT_HEARD, DriverView.until_started),
     Decision(_is_silent, "no report for {silent}", None),
-    Decision(lambda of: of.query.trigger_kind in READS_ONCE, _ONCE, DriverView.proof_ms),
-    Decision(lambda of: of.query.trigger_kind in UNPLANNED, _UNPLANNED, DriverView.proof_ms),
+    Decision(lambda of: of.query.trigger_kind in READS_ONCE, _ONCE, DriverView.until_proved),
+    Decision(lambda of: of.query.trigger_kind in UNPLANNED, _UNPLANNED, DriverView.until_proved),
     Decision(_may_read_to_the_end, "no batch of this run was reported yet"),
-    Decision(_may_be_anyones, _NEWER, DriverView.proof_ms),
+    Decision(_may_be_anyones, _NEWER, DriverView.until_proved),
     Decision(lambda of: of.rate is None, "no rate is known yet"),
     Decision(lambda of: of.interval_ms is None, "the trigger interval is not known yet"),
     Decision(lambda of: of.knows_more, _MORE, None),
-    Decision(lambda of: of.may_miss_ends and of.is_lifeless, None, DriverView.life_ms),
-    Decision(lambda of: of.may_miss_ends, None, DriverView.report_ms),
-    Decision(_may_be_unreported, None, DriverView.report_ms),
+    Decision(lambda of: of.may_miss_ends and of.is_lifeless, None, DriverView.until_alive),
+    Decision(lambda of: of.may_miss_ends, None, DriverView.until_report),
+    Decision(_may_be_unreported, None, DriverView.until_report),
     Decision(lambda _: True, None),
 )
 """The first that applies is taken; docs/spark.md has the same rows."""
