@@ -1,7 +1,7 @@
 """One query: from the reports on its batches to the bound of its reading and the next batch."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from prometheus_client import Gauge
 
@@ -11,6 +11,7 @@ from proxy.progress.query import QueryProgress
 from proxy.progress.report_handler import AcceptedReport
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
+from proxy.quota.meter import AdaptedBound
 from proxy.quota.rules import AdaptiveBound, Match, Rule
 from proxy.state import Json, Record
 from proxy.wire.topic_partition import TopicPartition
@@ -30,14 +31,6 @@ rule's own bound is in force, however far it is."""
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
-    """Bytes per second in force, and why; None: the rule's own bound."""
-
-    bytes_per_s: float | None
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class BoundReturn:
     """The way from an adapted bound back to the rule's own."""
 
@@ -46,13 +39,13 @@ class BoundReturn:
     why: str
     since_ms: float
 
-    def bound(self, static: float, now_ms: float) -> Bound:
+    def bound(self, static: float, now_ms: float) -> AdaptedBound:
         """Return the bound of this moment on the way to `static`; steps missed are caught up."""
         step = int((now_ms - self.since_ms) // RETURN_STEP_MS) + 1
         bytes_per_s = self.start * RETURN_FACTOR ** min(step, RETURN_STEPS)
         if step > RETURN_STEPS or bytes_per_s >= static:
-            return Bound(None, f"{self.why}: the rule's own bound")
-        return Bound(bytes_per_s, f"{self.why}: step {step} back to the rule's own bound")
+            return AdaptedBound(None, f"{self.why}: the rule's own bound")
+        return AdaptedBound(bytes_per_s, f"{self.why}: step {step} back to the rule's own bound")
 
 
 class QueryBackpressure:
@@ -100,8 +93,8 @@ class QueryBackpressure:
         """What `set_ceiling` allows, in records per second; None: what its batches can take."""
         self._ceiling_why = ""
         self._return: BoundReturn | None = None
-        self._bound, self._bound_ms = Bound(None, self._why), now_ms
-        self._in_force: Bound | None = None
+        self._bound, self._bound_ms = AdaptedBound(None, self._why), now_ms
+        self._in_force: AdaptedBound | None = None
         self.bound = self._static
         """The bound in force, in bytes per second."""
         self._enforce(now_ms)
@@ -237,7 +230,7 @@ class QueryBackpressure:
     def document(self, now_ms: float) -> dict[str, Json]:
         """Return what there is to show. Rates are records/s, bounds bytes/s, None if not known."""
         reported_ms, state = self._report_ms, "adaptive"
-        if self._return is not None and self._bound.bytes_per_s is not None:
+        if self._return is not None and self._bound.bound is not None:
             state = "returning"
         elif self._return is not None or (self._rate is None and self.ceiling is None):
             state = "static"
@@ -314,7 +307,7 @@ class QueryBackpressure:
         self._rate, self._why = None, why
 
     def _begin_return(self, why: str, now_ms: float) -> None:
-        adapted = self._bound.bytes_per_s
+        adapted = self._bound.bound
         if self._return is None and adapted is not None:
             self._return = BoundReturn(adapted, why, now_ms)
 
@@ -338,36 +331,36 @@ class QueryBackpressure:
             rate = min(rate, self.ceiling)
         clamp.rate = self.ceiling if rate is None else rate
         clamp.offsets_per_record = measured.offsets_per_record.value or 1.0
-        bound = self._wanted(now_ms)
-        if bound != self._bound:
-            self._bound, self._bound_ms = bound, now_ms
-        self.bound = self._static if bound.bytes_per_s is None else bound.bytes_per_s
+        adapted = self._wanted(now_ms)
+        if adapted != self._bound:
+            self._bound, self._bound_ms = adapted, now_ms
+        self.bound = self._static if adapted.bound is None else adapted.bound
         # A batch that was planned to fit is read as fast as its rule allows: each hold would only
         # make it longer.
-        in_force = replace(bound, bytes_per_s=None) if clamp.offsets is not None else bound
+        in_force = adapted._replace(bound=None) if clamp.offsets is not None else adapted
         if in_force != self._in_force:
             self._in_force = in_force
-            self._quotas.adapt(KIND, self.entity, in_force.bytes_per_s, in_force.reason, now_ms)
+            self._quotas.adapt(KIND, self.entity, *in_force, now_ms)
         if self._label is not None:
             for gauge, value in zip(self._gauges, (self.bound, self.withheld), strict=True):
                 gauge.of(self._label).set(value)
 
-    def _wanted(self, now_ms: float) -> Bound:
-        rate, size, bound = self.rate, self.bytes_per_record, Bound(None, self._why)
+    def _wanted(self, now_ms: float) -> AdaptedBound:
+        rate, size, adapted = self.rate, self.bytes_per_record, AdaptedBound(None, self._why)
         if self._return is not None:
-            bound = self._return.bound(self._static, now_ms)
+            adapted = self._return.bound(self._static, now_ms)
         elif rate is not None and size is not None:
             most = f", at most {rate:,.0f}" if rate != self._rate else ""
-            bound = Bound(rate * size, f"{self._why} of {size:,.0f} bytes{most}")
+            adapted = AdaptedBound(rate * size, f"{self._why} of {size:,.0f} bytes{most}")
         elif rate is not None:
-            bound = Bound(None, f"{self._why}; the size of a record is not known yet")
+            adapted = AdaptedBound(None, f"{self._why}; the size of a record is not known yet")
         if self.ceiling and size is not None:  # at 0 nothing is planned, so nothing is read
             lower = self.ceiling * size
-            if bound.bytes_per_s is None or lower < bound.bytes_per_s:
-                bound = Bound(lower, self._ceiling_why)
-        if bound.bytes_per_s is not None and bound.bytes_per_s >= self._static:
-            bound = Bound(None, f"{bound.reason}; the rule's own bound is lower")
-        return bound
+            if adapted.bound is None or lower < adapted.bound:
+                adapted = AdaptedBound(lower, self._ceiling_why)
+        if adapted.bound is not None and adapted.bound >= self._static:
+            adapted = AdaptedBound(None, f"{adapted.reason}; the rule's own bound is lower")
+        return adapted
 
     def _forget_gauges(self) -> None:
         if self._label is not None:
