@@ -22,7 +22,7 @@ from proxy.quota.debts import Debt, SharedQuotas
 from proxy.quota.rules import Rule
 from proxy.state import Document, GroupFence, Record, SlotStore, StateError, Store
 from proxy.tasks import end_tasks
-from proxy.tier.group.assignment import Assignment, Machine
+from proxy.tier.group.assignment import AnnouncedMember, Assignment
 from proxy.tier.group.group_member import GroupMember, MembershipError
 from proxy.tier.group.subscription import Announcement
 from proxy.tier.group.vacancy import until_vacant
@@ -353,7 +353,7 @@ class TierMember:
             return None
         members = [
             {"name": name, "rules": each.rules_digest}
-            for name, each in sorted(assignment.machines.items())
+            for name, each in sorted(assignment.members.items())
         ]
         return {"name": self._tier, "generation": fence.generation, "machines": members}
 
@@ -380,16 +380,15 @@ class TierMember:
         return None if self._member is None else self._member.assignment
 
     @property
-    def _others(self) -> Mapping[str, Machine]:
+    def _others(self) -> Mapping[str, AnnouncedMember]:
         assignment = self._assignment
-        members = {} if assignment is None else dict(assignment.machines)
+        members = {} if assignment is None else dict(assignment.members)
         members.pop(self.name, None)
         return members
 
     def _announce(self) -> Announcement:
         return Announcement(
-            machine=self.name,
-            members=[self._addresses()],
+            addresses=self._addresses(),
             admin_url=self._admin_url,
             cluster_id=self._cluster_id,
             rules_digest=self._rules.digest,
@@ -515,7 +514,7 @@ def tier_overview(
             "answers": None if name == member else name not in silent,
             "problem": unreached.get(name),
         }
-        for name, each in sorted(assignment.machines.items())
+        for name, each in sorted(assignment.members.items())
     ]
     return {
         "name": tier,

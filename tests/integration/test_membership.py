@@ -1,4 +1,4 @@
-"""Machines of a tier in one group of a real broker: they come, go, die, freeze and are refused."""
+"""Members of a tier in one group of a real broker: they come, go, die, freeze and are refused."""
 
 import asyncio
 import sys
@@ -46,7 +46,6 @@ pytestmark = pytest.mark.slow
 SESSION_S = 6.0
 """The shortest that brokers allow."""
 WAIT_S = 40.0
-WORKERS = 2
 
 _names = (f"tier-{number}" for number in count())
 
@@ -71,7 +70,7 @@ class Machine:
     holds: set[int] = field(default_factory=set)
     """What it would serve: from `on_assigned` until it released or lost them."""
     reached: frozenset[str] = frozenset()
-    """The members of other machines, each as soon as it is heard of."""
+    """The other members, each as soon as it is heard of."""
     lost: int = 0
     holds_on: bool = False
     """Whether the last map holds while the coordinator is not heard."""
@@ -94,11 +93,9 @@ class Machine:
 
     def announce(self) -> Announcement:
         ports = {"default": ListenerPorts(f"{self.name}.example", 9092, 9100, 9199)}
-        members = [MemberAddresses(f"{self.name}/{number}", ports) for number in range(WORKERS)]
         url = f"http://{self.name}:8080"
         return Announcement(
-            self.name,
-            members,
+            MemberAddresses(self.name, ports),
             url,
             self.cluster_id,
             "rules",
@@ -110,7 +107,7 @@ class Machine:
         assert (generation, member_id) == (self.member.generation, self.member.member_id)
         self.maps.append(slot_map)
         self.holds |= self.given
-        others = frozenset(slot_map.members) - {f"{self.name}/{n}" for n in range(WORKERS)}
+        others = frozenset(slot_map.members) - {self.name}
         if others != self.reached:
             self.reached = others
             self.member.request_rebalance(at_once=True)
@@ -135,7 +132,7 @@ class Machine:
     def given(self) -> set[int]:
         """The slots that the newest map gives to it."""
         newest = self.maps[-1] if self.maps else SlotMap(0, {}, ())
-        return {s for s, name in enumerate(newest.owners) if name and name.startswith(self.name)}
+        return set(newest.slots_of(self.name))
 
     async def die(self) -> None:
         """End without a word, as after kill -9."""
@@ -179,7 +176,7 @@ class Tier:
         """Wait until these machines share all slots evenly, by one map."""
 
         def is_shared() -> bool:
-            least = SLOTS // len(machines) // WORKERS * WORKERS
+            least = SLOTS // len(machines)
             generations = {
                 machine.maps[-1].generation if machine.maps else -1 for machine in machines
             }
@@ -262,7 +259,7 @@ async def test_one_that_was_restarted_in_time_has_its_slots_again(tier: Tier) ->
     assert not a.revoked
     # The others have heard of the new process.
     await tier.until(
-        lambda: a.member.assignment.machines["b"].process == again.member.process, "new process"
+        lambda: a.member.assignment.members["b"].process == again.member.process, "new process"
     )
 
 

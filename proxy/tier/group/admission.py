@@ -1,9 +1,9 @@
-"""Decide which machines of a group are in the tier, and tell the others why they are not."""
+"""Decide which members of a group are in the tier, and tell the others why they are not."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping
 
-from .assignment import Assignment, RefusedMachine
+from .assignment import Assignment, RefusedMember
 from .subscription import Subscription
 from .user_data import FormError
 
@@ -11,50 +11,36 @@ Subscriptions = Mapping[str, Subscription | FormError]
 """By member id in the group: what each said, or why it cannot be read."""
 
 _Kind = tuple[str, int]
-"""Cluster id and number of slots: what all machines of a tier must agree on."""
+"""Cluster id and number of slots: what all members of a tier must agree on."""
 
 
 def admit(
     subscriptions: Subscriptions, previous: Assignment | None
-) -> tuple[dict[str, Subscription], dict[str, RefusedMachine]]:
-    """Return who is admitted, by machine name, and who is refused, by member id in the group.
+) -> tuple[dict[str, Subscription], dict[str, RefusedMember]]:
+    """Return who is admitted, by name, and who is refused, by member id in the group.
 
     Whoever was in the tier stays in it: of two with one name the later one is refused, and of two
     clusters the one that fewer slots are owned for.
     """
-    refused: dict[str, RefusedMachine] = {}
+    refused: dict[str, RefusedMember] = {}
     readable: dict[str, Subscription] = {}
     for key, said in sorted(subscriptions.items()):
         if isinstance(said, FormError):
-            refused[key] = RefusedMachine("", f"its announcement is {said}")
+            refused[key] = RefusedMember("", f"its announcement is {said}")
         else:
             readable[key] = said
     if not readable:
         return {}, refused
-    kind = _kind_of_tier(readable, previous)
-    by_machine: defaultdict[str, list[str]] = defaultdict(list)
-    for key, said in readable.items():
-        if _kind(said) == kind:
-            by_machine[said.machine].append(key)
-        else:
-            refused[key] = RefusedMachine(said.machine, _other_kind(_kind(said), kind))
     admitted: dict[str, Subscription] = {}
-    names: dict[str, str] = {}
-    # Who was there before comes first: no newcomer takes a name from it.
-    for machine, keys in sorted(
-        by_machine.items(), key=lambda each: (not _was_there(readable, each[1], previous), each[0])
-    ):
-        first, *later = sorted(keys, key=lambda key: _seniority(key, readable[key], previous))
-        for key in later:
-            refused[key] = RefusedMachine(machine, _same_machine(machine))
-        said = readable[first]
-        members = [member.name for member in said.announcement.members]
-        taken = next((name for name in members if name in names), None)
-        if taken is not None:
-            refused[first] = RefusedMachine(machine, _same_member(taken, names[taken]))
-            continue
-        names.update(dict.fromkeys(members, machine))
-        admitted[machine] = said
+    kind = _kind_of_tier(readable, previous)
+    for key in sorted(readable, key=lambda key: _seniority(key, readable[key], previous)):
+        said = readable[key]
+        if _kind(said) != kind:
+            refused[key] = RefusedMember(said.name, _other_kind(_kind(said), kind))
+        elif said.name in admitted:
+            refused[key] = RefusedMember(said.name, _same_name(said.name))
+        else:
+            admitted[said.name] = said
     return dict(sorted(admitted.items())), refused
 
 
@@ -76,14 +62,8 @@ def _kind_of_tier(readable: Mapping[str, Subscription], previous: Assignment | N
 
 def was_admitted(said: Subscription, previous: Assignment | None) -> bool:
     """Return whether this very process was in the tier in the round before."""
-    known = None if previous is None else previous.machines.get(said.machine)
+    known = None if previous is None else previous.members.get(said.name)
     return known is not None and known.process == said.process
-
-
-def _was_there(
-    readable: Mapping[str, Subscription], keys: list[str], previous: Assignment | None
-) -> bool:
-    return any(was_admitted(readable[key], previous) or readable[key].owned for key in keys)
 
 
 def _seniority(
@@ -102,12 +82,8 @@ def _other_kind(kind: _Kind, tiers: _Kind) -> str:
     return f"it has {slots} slots, and the tier has {tiers[1]}: run versions that go together"
 
 
-def _same_machine(machine: str) -> str:
+def _same_name(name: str) -> str:
     return (
-        f"another process has the machine name {machine}: give each machine a name of its own, "
+        f"another process has the machine name {name}: give each machine a name of its own, "
         "or stop the other process"
     )
-
-
-def _same_member(member: str, machine: str) -> str:
-    return f"machine {machine} has a member {member} too: give each machine a name of its own"

@@ -1,4 +1,4 @@
-"""What every machine gets from the leader: the whole map, who is in the tier, who is refused."""
+"""What every member gets from the leader: the whole map, who is in the tier, who is refused."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,41 +14,41 @@ LOAD_STEPS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """A machine as it announced itself."""
+class AnnouncedMember:
+    """A member as it announced itself; where clients reach it is in the map."""
 
     admin_url: str
     process: str
-    """Differs between two processes of one machine name."""
+    """Differs between two processes of one name."""
     rules_digest: str
     clock_s: int
     """Its clock as it joined, in whole seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
-class RefusedMachine:
-    """A machine that is in the group and must not be in the tier."""
+class RefusedMember:
+    """A member that is in the group and must not be in the tier."""
 
-    machine: str
+    name: str
     reason: str
     """What is wrong and how to mend it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The outcome of one round; all machines get the same."""
+    """The outcome of one round; all members get the same."""
 
     generation: int
     """Of the group."""
     slot_map: SlotMap
     releasing: Mapping[int, str] = field(default_factory=dict)
     """The member that has each slot which is to move; in the map nobody owns it."""
-    machines: Mapping[str, Machine] = field(default_factory=dict)
+    members: Mapping[str, AnnouncedMember] = field(default_factory=dict)
     """By their names."""
-    refused: Mapping[str, RefusedMachine] = field(default_factory=dict)
+    refused: Mapping[str, RefusedMember] = field(default_factory=dict)
     """By their member ids in the group."""
     unheard: frozenset[str] = frozenset()
-    """Processes of machines that may own more than is known; until they are heard, or gone, no
+    """Processes of members that may own more than is known; until they are heard, or gone, no
     slot without an owner is given to anybody."""
     targets: Mapping[int, str] = field(default_factory=dict)
     """The member that is to have each slot which nobody owns in the map."""
@@ -62,16 +62,16 @@ class Assignment:
 
     @property
     def rules_digests(self) -> dict[str, list[str]]:
-        """The machines by the digest of their rules; more than one while a change is rolled out."""
-        machines: dict[str, list[str]] = {}
-        for name, machine in sorted(self.machines.items()):
-            machines.setdefault(machine.rules_digest, []).append(name)
-        return machines
+        """The members by the digest of their rules; more than one while a change is rolled out."""
+        members: dict[str, list[str]] = {}
+        for name, each in sorted(self.members.items()):
+            members.setdefault(each.rules_digest, []).append(name)
+        return members
 
     @property
     def clocks_apart_s(self) -> int:
         """How far the clocks are apart; some seconds are only the time that joining takes."""
-        clocks = [machine.clock_s for machine in self.machines.values()]
+        clocks = [each.clock_s for each in self.members.values()]
         return max(clocks) - min(clocks) if clocks else 0
 
     def encode(self) -> bytes:
@@ -88,9 +88,9 @@ class Assignment:
                 ],
                 "machines": {
                     name: [each.admin_url, each.process, each.rules_digest, each.clock_s]
-                    for name, each in self.machines.items()
+                    for name, each in self.members.items()
                 },
-                "refused": {key: [each.machine, each.reason] for key, each in self.refused.items()},
+                "refused": {key: [each.name, each.reason] for key, each in self.refused.items()},
                 "unheard": sorted(self.unheard),
             }
         )
@@ -110,14 +110,14 @@ class Assignment:
             generation=int(document["generation"]),
             slot_map=SlotMap.of(document["map"]),
             releasing={int(slot): str(name) for slot, name in document["releasing"]},
-            # Machines of an earlier version do not say these two.
+            # Members of an earlier version do not say these two.
             targets={int(slot): str(name) for slot, name in document.get("targets", ())},
             loads={
                 slot: SlotLoad(0.0, steps / LOAD_STEPS)
                 for slot, steps in enumerate(document.get("loads", ()))
                 if steps is not None
             },
-            machines={name: Machine(*each) for name, each in document["machines"].items()},
-            refused={key: RefusedMachine(*each) for key, each in document["refused"].items()},
+            members={name: AnnouncedMember(*each) for name, each in document["machines"].items()},
+            refused={key: RefusedMember(*each) for key, each in document["refused"].items()},
             unheard=frozenset(map(str, document["unheard"])),
         )

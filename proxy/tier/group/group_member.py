@@ -1,12 +1,12 @@
-"""Keep this machine a member of its tier's group: join, learn the map, stay, leave.
+"""Be a member of a tier's group: join, learn the map, stay, leave.
 
 Rounds (JoinGroup, SyncGroup) and heartbeats go over two connections: a round may take as long as
-the session of a machine that died, and all the while the coordinator has to hear of this one.
+the session of a member that died, and all the while the coordinator has to hear of this one.
 """
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from uuid import uuid4
 
@@ -18,7 +18,8 @@ from proxy.cluster.upstream import NOT_READY, RefusedError, UpstreamError
 from proxy.tier.slot_balance import Placement
 from proxy.tier.slot_map import SlotMap
 
-from .assignment import Assignment, RefusedMachine
+from .assignment import Assignment, RefusedMember
+from .assignor import lead
 from .group_protocol import (
     MEMBER_ID_REQUIRED,
     NO_MEMBER_ID,
@@ -29,18 +30,17 @@ from .group_protocol import (
     meaning_of,
 )
 from .holding import Holding, SessionClock
-from .leading import lead
 from .releases import Releases
 from .subscription import NO_GENERATION, Announcement
 from .tier_log import TierLog
 from .user_data import FormError
 
 SESSION_TIMEOUT_S = 10.0
-"""A dead machine's slots are given away after it. Brokers allow 6 s and more by default, and a
+"""A dead member's slots are given away after it. Brokers allow 6 s and more by default, and a
 coordinator that moves to another broker takes some of it."""
 
 HEARTBEAT_INTERVAL_S = 1.0
-"""So soon a machine learns of a round, and of a dead coordinator."""
+"""So soon a member learns of a round, and of a dead coordinator."""
 
 UNSETTLED_INTERVAL_S = 0.2
 """Between heartbeats while slots wait for another round."""
@@ -59,10 +59,10 @@ HOLD_INTERVAL_S = 0.5
 may serve one slot, where it was heard by the others alone."""
 
 REJOIN_INTERVAL_S = 5.0
-"""Between two rounds that this machine asks for."""
+"""Between two rounds that this member asks for."""
 
 PROCESS_CHARS = 8
-"""Enough to tell two processes of one machine; every machine gets those of all."""
+"""Enough to tell two processes of one member; every member gets those of all."""
 
 MIN_JOIN_BACKOFF_S = 0.1
 MAX_JOIN_BACKOFF_S = 2.0
@@ -76,10 +76,10 @@ class MembershipError(Exception):
 
 
 class GroupMember:
-    """One machine of a tier.
+    """One member of a group.
 
-    `announce` is called for each round and says what the machine is by then; its machine name must
-    stay the same. `on_assigned(map, generation, member_id)` is called after each round, and then
+    `announce` is called for each round and says what the member is by then; its name must stay the
+    same. `on_assigned(map, generation, member_id)` is called after each round, and then
     `on_revoked(slots)`, in a task, when slots are to be released. When it returned, or was
     cancelled after RELEASE_LIMIT_S, others get them: nothing may be written for them any more.
     `on_lost()`: all slots may have new owners by now; nothing may be written for any, until the
@@ -113,20 +113,18 @@ class GroupMember:
         """Whether the session is over, and the last map holds all the same."""
         self._heartbeat_interval_s = heartbeat_interval_s
         self._clock_s = clock_s
-        machine = announce().machine
-        self._place = GroupIdentity(group_id, machine, session_timeout_s, session_timeout_s)
+        name = announce().name
+        self._place = GroupIdentity(group_id, name, session_timeout_s, session_timeout_s)
         self._coordinator_key = GROUP_COORDINATOR, group_id
         self._holding = Holding(uuid4().hex[:PROCESS_CHARS])
         self._session = SessionClock(session_timeout_s)
         self.member_id = NO_MEMBER_ID
         """By which the coordinator knows this process; empty when it does not."""
         self.generation = NO_GENERATION
-        """Of the group, since this machine last joined."""
-        self.is_leader = False
-        """Whether this machine decided the newest round."""
+        """Of the group, since this member last joined."""
         self._tier_log = TierLog(group_id)
         self._wanted = asyncio.Event()
-        """A round is wanted, by us or by another machine."""
+        """A round is wanted, by us or by another member."""
         self._stopping = asyncio.Event()
         self._beats_now = asyncio.Event()
         self._round: asyncio.Task[bool] | None = None
@@ -136,37 +134,37 @@ class GroupMember:
 
     @property
     def instance_id(self) -> str:
-        """The machine's name, as what Kafka knows its place (group.instance.id)."""
+        """The member's name, as what Kafka knows its place (group.instance.id)."""
         return self._place.instance_id
 
     @property
     def problem(self) -> str | None:
-        """Why the machine is not in the tier, or may soon be out of it; None: it is in."""
+        """Why the member is not in the tier, or may soon be out of it; None: it is in."""
         return self._tier_log.problem
 
     @property
     def process(self) -> str:
-        """What tells this process from others of the same machine name."""
+        """What tells this process from others of the same name."""
         return self._holding.process
 
     @property
     def assignment(self) -> Assignment | None:
-        """The newest assignment, with all machines of the tier."""
+        """The newest assignment, with all members of the tier."""
         return self._holding.assignment
 
     @property
-    def owned(self) -> Mapping[int, str]:
-        """The member for each slot that this machine has and has not released."""
-        return dict(self._holding.owned)
+    def owned(self) -> frozenset[int]:
+        """The slots that this member has and has not released."""
+        return frozenset(self._holding.owned)
 
     @property
-    def refusal(self) -> RefusedMachine | None:
-        """Why the tier refused this machine; None: it did not."""
+    def refusal(self) -> RefusedMember | None:
+        """Why the tier refused this member; None: it did not."""
         newest = self._holding.assignment
         return None if newest is None else newest.refused.get(self.member_id)
 
     def request_rebalance(self, *, at_once: bool = False) -> None:
-        """Have a round soon, in which all machines announce themselves anew.
+        """Have a round soon, in which all members announce themselves anew.
 
         For new addresses or loads; at most one in REJOIN_INTERVAL_S, unless `at_once`.
         """
@@ -186,7 +184,7 @@ class GroupMember:
     async def run(self) -> None:
         """Be a member until `stop`; when cancelled, the place is kept for a session's time.
 
-        Raises MembershipError: another process has the machine's name, or the group is of another
+        Raises MembershipError: another process has the member's name, or the group is of another
         kind.
         """
         try:
@@ -245,8 +243,7 @@ class GroupMember:
             return False
 
     async def _take_part(self, connection: BrokerConnection, tasks: asyncio.TaskGroup) -> bool:
-        announcement = self._announce()
-        subscription = self._holding.subscription(announcement)
+        subscription = self._holding.subscription(self._announce())
         limit_s = self._place.rebalance_timeout_s + ROUND_MARGIN_S
         member_id = self.member_id
         joined = await connection.ask(self._place.join(member_id, subscription.encode()), limit_s)
@@ -258,8 +255,7 @@ class GroupMember:
         self._beats_now.set()
         assignments: dict[str, bytes] = {}
         is_another_round_wanted = False
-        self.is_leader = joined.leader == joined.member_id
-        if self.is_leader:
+        if joined.leader == joined.member_id:
             said = {each.member_id: bytes(each.metadata) for each in joined.members}
             newest = self._holding.assignment
             assignments, is_another_round_wanted = lead(
@@ -276,16 +272,15 @@ class GroupMember:
             return False
         assignment = Assignment.decode(bytes(synced.assignment))
         self._session.heard(sent_s)
-        self._take(assignment, announcement, tasks)
+        self._take(assignment, tasks)
         if is_another_round_wanted:
             self._wanted.set()
         return True
 
-    def _take(
-        self, assignment: Assignment, announcement: Announcement, tasks: asyncio.TaskGroup
-    ) -> None:
+    def _take(self, assignment: Assignment, tasks: asyncio.TaskGroup) -> None:
         refusal = assignment.refused.get(self.member_id)
-        change = self._holding.take(assignment, announcement, is_refused=refusal is not None)
+        name = self.instance_id
+        change = self._holding.take(assignment, name, is_refused=refusal is not None)
         self._tier_log.tier_is(assignment, self.member_id)
         self._tier_log.problem_is(
             None if refusal is None else f"the tier refuses this machine: {refusal.reason}"

@@ -114,7 +114,7 @@ class GroupIdentity:
 
     group_id: str
     instance_id: str
-    """The machine's name. Whoever joins with it takes the place of the one before (KIP-345)."""
+    """The member's name. Whoever joins with it takes the place of the one before (KIP-345)."""
     session_timeout_s: float
     rebalance_timeout_s: float
 

@@ -1,4 +1,4 @@
-"""Have slots released, each in a limited time, before they are given to other machines."""
+"""Have slots released, each in a limited time, before they are given to other members."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,7 +8,7 @@ from structlog import get_logger
 from .holding import Holding
 
 RELEASE_LIMIT_S = 5.0
-"""For what has to be done before a slot is given to another machine."""
+"""For what has to be done before a slot is given to another member."""
 
 _log = get_logger(__name__)
 
@@ -39,7 +39,7 @@ class Releases:
             task.cancel()
 
     async def finish(self) -> None:
-        """Release all that the machine still owns, and wait until what was begun is done."""
+        """Release all that the member still owns, and wait until what was begun is done."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=RELEASE_LIMIT_S)
         if rest := frozenset(self._holding.owned):

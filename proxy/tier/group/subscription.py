@@ -1,6 +1,6 @@
-"""What a machine tells the others when it joins: who it is, what it owns, what that costs."""
+"""What a member tells the others when it joins: who it is, what it owns, what that costs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -11,16 +11,15 @@ from proxy.tier.slots import SLOTS
 from .user_data import FormError, pack, unpack
 
 NO_GENERATION = -1
-"""Of the group, before a machine had its first assignment."""
+"""Of the group, before a member had its first assignment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """What a machine says of itself; the group adds what it owns."""
+    """What a member says of itself; the group adds what it owns."""
 
-    machine: str
-    """Its name, which no other machine of the tier has."""
-    members: Sequence[MemberAddresses]
+    addresses: MemberAddresses
+    """With its name, which no other member of the tier has."""
     admin_url: str
     cluster_id: str
     """Of the cluster that its clients reach through it."""
@@ -40,38 +39,44 @@ class Announcement:
     is_settling: bool = False
     """Whether it has crashed again and again: it owns something only where all are so."""
 
+    @property
+    def name(self) -> str:
+        """The member's name."""
+        return self.addresses.name
+
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """An announcement, and what the machine owns as it joins."""
+    """An announcement, and what the member owns as it joins."""
 
     announcement: Announcement
     process: str
-    """Differs between two processes of one machine name."""
-    owned: Mapping[int, str]
-    """The member that owns each slot which the machine has, and has not yet released."""
+    """Differs between two processes of one name."""
+    owned: frozenset[int]
+    """The slots that the member has, and has not yet released."""
     letting_go: frozenset[int] = frozenset()
     """Those of `owned` that it is about to release."""
     generation: int = NO_GENERATION
-    """Of the group, when the machine got its last assignment."""
+    """Of the group, when the member got its last assignment."""
     map_generation: int = 0
     """Of the newest map that it knows."""
 
     @property
-    def machine(self) -> str:
-        """The machine's name."""
-        return self.announcement.machine
+    def name(self) -> str:
+        """The member's name."""
+        return self.announcement.name
 
     def encode(self) -> bytes:
-        """Return the bytes that `decode` reads."""
+        """Return the bytes that `decode` reads.
+
+        Versions that had several members of one machine here read them, too.
+        """
         said = self.announcement
-        names = [member.name for member in said.members]
-        names += sorted(set(self.owned.values()) - set(names))
         return pack(
             {
-                "machine": said.machine,
+                "machine": said.name,
                 "process": self.process,
-                "members": [member.document() for member in said.members],
+                "members": [said.addresses.document()],
                 "admin_url": said.admin_url,
                 "cluster_id": said.cluster_id,
                 "rules_digest": said.rules_digest,
@@ -81,10 +86,7 @@ class Subscription:
                     [slot, round(load.bytes_per_s), round(load.cpu_share, 4)]
                     for slot, load in sorted(said.loads.items())
                 ],
-                "owned": {
-                    name: [slot for slot, owner in sorted(self.owned.items()) if owner == name]
-                    for name in names
-                },
+                "owned": {said.name: sorted(self.owned)},
                 "letting_go": sorted(self.letting_go),
                 "is_leaving": said.is_leaving,
                 "reached": sorted(said.reached),
@@ -107,9 +109,9 @@ class Subscription:
     @classmethod
     def _of(cls, document: Mapping[str, Any]) -> Self:
         slots = int(document["slots"])
+        (addresses,) = document["members"]
         said = Announcement(
-            machine=str(document["machine"]),
-            members=tuple(MemberAddresses.of(each) for each in document["members"]),
+            addresses=MemberAddresses.of(addresses),
             admin_url=str(document["admin_url"]),
             cluster_id=str(document["cluster_id"]),
             rules_digest=str(document["rules_digest"]),
@@ -124,7 +126,7 @@ class Subscription:
             unreached=frozenset(map(str, document.get("unreached", ()))),
             is_settling=bool(document.get("is_settling", False)),
         )
-        owned = {int(slot): name for name, each in document["owned"].items() for slot in each}
+        owned = frozenset(int(slot) for each in document["owned"].values() for slot in each)
         letting_go = frozenset(map(int, document["letting_go"]))
         if not all(0 <= slot < slots for slot in {*owned, *said.loads, *letting_go}):
             raise ValueError(f"a slot is not among 0 to {slots - 1}")

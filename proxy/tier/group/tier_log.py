@@ -38,14 +38,14 @@ class TierLog:
         self.problem = problem
 
     def tier_is(self, assignment: Assignment, member_id: str) -> None:
-        """Log what is odd about the other machines: rules, clocks, refusals."""
+        """Log what is odd about the other members: rules, clocks, refusals."""
         digests = assignment.rules_digests
         if len(digests) > 1 and digests != self._digests:
             _log.warning("machines of the tier have different rules", machines_by_digest=digests)
         self._digests = digests
         is_apart = assignment.clocks_apart_s > CLOCKS_APART_S
         if is_apart and not self._is_apart:
-            clocks = {name: machine.clock_s for name, machine in assignment.machines.items()}
+            clocks = {name: each.clock_s for name, each in assignment.members.items()}
             _log.warning("clocks of the tier are far apart", clock_s_by_machine=clocks)
         self._is_apart = is_apart
         refused = {
@@ -53,6 +53,6 @@ class TierLog:
         }
         for key, reason in refused.items():
             if self._refused.get(key) != reason:
-                machine = assignment.refused[key].machine
+                machine = assignment.refused[key].name
                 _log.warning("the tier refuses a machine", machine=machine, reason=reason)
         self._refused = refused

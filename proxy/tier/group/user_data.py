@@ -5,7 +5,7 @@ import zlib
 from typing import Any
 
 USER_DATA_SCHEMA = 1
-"""Of the documents. Kafka carries them for machines of several versions during an upgrade."""
+"""Of the documents. Kafka carries them for members of several versions during an upgrade."""
 
 MAX_DOCUMENT_BYTES = 16 * 2**20
 """Unpacked. A map of 1,000 members takes some 300 KB; whoever may join must not fill our memory."""

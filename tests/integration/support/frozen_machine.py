@@ -21,7 +21,6 @@ def say(what: object) -> None:
 
 async def main(bootstrap: str, group: str, session_s: float) -> None:
     host, port = bootstrap.split(":")
-    members = [MemberAddresses("frozen/0", {}), MemberAddresses("frozen/1", {})]
 
     async def release(_slots: frozenset[int]) -> None:
         say("released")
@@ -32,7 +31,9 @@ async def main(bootstrap: str, group: str, session_s: float) -> None:
     machine = GroupMember(
         Bootstrap([(host, int(port))]),
         group,
-        lambda: Announcement("frozen", members, "http://x", "one", "rules", time.time()),
+        lambda: Announcement(
+            MemberAddresses("frozen", {}), "http://x", "one", "rules", time.time()
+        ),
         on_assigned=lambda _map, _generation, _member_id: say(len(machine.owned)),
         on_revoked=release,
         on_lost=lambda: say("lost"),

@@ -3,7 +3,7 @@
 from rich.console import Console
 
 from proxy.admin.commands.one_shot_commands import tier_tables
-from proxy.tier.group.assignment import Assignment, Machine
+from proxy.tier.group.assignment import AnnouncedMember, Assignment
 from proxy.tier.slot_balance import SlotLoad
 from proxy.tier.slot_map import MemberAddresses, SlotMap
 from proxy.tier.tier_member import tier_overview
@@ -13,7 +13,9 @@ ASSIGNMENT = Assignment(
     7,
     SlotMap(9, MEMBERS, ["a/0", "a/0", None, "a/0"]),
     releasing={2: "a/0"},
-    machines={name: Machine(f"http://{name}:9644", "p", "9f2c64d1", 0) for name in ("a/0", "b/0")},
+    members={
+        name: AnnouncedMember(f"http://{name}:9644", "p", "9f2c64d1", 0) for name in ("a/0", "b/0")
+    },
     targets={2: "b/0"},
     loads={0: SlotLoad(0.0, 0.25), 2: SlotLoad(0.0, 0.5), 3: SlotLoad(0.0, 0.125)},
 )

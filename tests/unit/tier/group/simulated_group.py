@@ -1,4 +1,4 @@
-"""A group as Kafka's coordinator keeps it, with machines that miss any step of it."""
+"""A group as Kafka's coordinator keeps it, with members that miss any step of it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,7 @@ SLOTS = 12
 
 @dataclass
 class Process:
-    """One process of a machine."""
+    """One process of a member."""
 
     said: Announcement
     holding: Holding
@@ -31,8 +31,8 @@ class Process:
         return replace(self.said, loads=loads)
 
     def take(self, assignment: Assignment) -> None:
-        refused = any(each.machine == self.said.machine for each in assignment.refused.values())
-        change = self.holding.take(assignment, self.said, is_refused=refused)
+        refused = any(each.name == self.said.name for each in assignment.refused.values())
+        change = self.holding.take(assignment, self.said.name, is_refused=refused)
         reached = frozenset(assignment.slot_map.members)
         is_news = not reached <= self.said.reached  # a newcomer, which is tried at once
         self.said = replace(self.said, reached=reached)
@@ -41,7 +41,7 @@ class Process:
 
 @dataclass
 class Group:
-    """Static members by machine name. A member that does not rejoin stays, with what it said."""
+    """Static members by name. A member that does not rejoin stays, with what it said."""
 
     place: Placement = even
     slots: int = SLOTS
@@ -53,13 +53,13 @@ class Group:
     is_changed: bool = False
     numbers: count = field(default_factory=count)
 
-    def join(self, name: str, workers: int) -> None:
+    def join(self, name: str) -> None:
         """Start a process; one of the same name that is in the group is fenced by it."""
         before = self.processes.get(name)
         if before is not None:
             before.is_alive = False
             before.holding.lost()
-        said = announcement(name, workers, slots=self.slots)
+        said = announcement(name, slots=self.slots)
         self.processes[name] = new = Process(said, Holding(f"{name}#{next(self.numbers)}"))
         was_there = name in self.said
         self.said[name] = new.holding.subscription(said)
@@ -74,7 +74,7 @@ class Group:
         self.processes[name].holding.lost()
 
     def lose(self, name: str) -> None:
-        """End a session by the machine's own clock, which is before Kafka's: it joins again."""
+        """End a session by the member's own clock, which is before Kafka's: it joins again."""
         self.processes[name].holding.lost()
         self.processes[name].wants_round = True
 
@@ -124,14 +124,16 @@ class Group:
                 self.processes[name].wants_round = True
             return
         chief = self.processes[here[leader % len(here)]]
-        decided = assign(self.said, chief.holding.assignment, self.generation, self.place)
-        self.assignment = Assignment.decode(decided.assignment.encode())
+        decided, is_another_round_wanted = assign(
+            self.said, chief.holding.assignment, self.generation, self.place
+        )
+        self.assignment = Assignment.decode(decided.encode())
         for name in here:
             if name in deaf:
                 self.processes[name].wants_round = True
             else:
                 self.processes[name].take(self.assignment)
-        if decided.is_another_round_wanted:
+        if is_another_round_wanted:
             chief.wants_round = True
 
     @property

@@ -1,4 +1,4 @@
-"""What machines tell one another survives the way, fits, and anything else is refused."""
+"""What members tell one another survives the way, fits, and anything else is refused."""
 
 import random
 import zlib
@@ -11,8 +11,8 @@ from parts.even_placement import even
 from structlog.testing import capture_logs
 from tier_machines import announcement, load, member, subscription
 
-from proxy.tier.group.assignment import Assignment, Machine, RefusedMachine
-from proxy.tier.group.leading import LARGE_GROUP_BYTES, group_bytes, lead
+from proxy.tier.group.assignment import AnnouncedMember, Assignment, RefusedMember
+from proxy.tier.group.assignor import LARGE_GROUP_BYTES, group_bytes, lead
 from proxy.tier.group.subscription import Subscription
 from proxy.tier.group.user_data import MAX_DOCUMENT_BYTES, FormError, pack, unpack
 from proxy.tier.slot_balance import SlotLoad
@@ -21,12 +21,12 @@ from proxy.tier.slot_map import SlotMap
 slots = st.integers(0, 255)
 
 
-@given(st.dictionaries(slots, st.sampled_from(["a/0", "a/1", "gone/7"])), st.sets(slots), st.text())
+@given(st.sets(slots), st.sets(slots), st.text())
 def test_a_subscription_is_read_as_it_was_written(
-    owned: dict[int, str], some: set[int], url: str
+    owned: set[int], some: set[int], url: str
 ) -> None:
     said = replace(
-        announcement("a", 2),
+        announcement("a"),
         admin_url=url,
         loads={slot: load(slot) for slot in sorted(some)},
         is_leaving=bool(some),
@@ -41,8 +41,11 @@ def test_an_assignment_is_read_as_it_was_written() -> None:
         5,
         SlotMap(9, members, ["a/0", None, "b/0"]),
         {1: "a/0"},
-        {"a": Machine("http://a", "p", "d1", 17), "b": Machine("http://b", "q", "d2", 20)},
-        {"id": RefusedMachine("c", "why")},
+        {
+            "a": AnnouncedMember("http://a", "p", "d1", 17),
+            "b": AnnouncedMember("http://b", "q", "d2", 20),
+        },
+        {"id": RefusedMember("c", "why")},
         frozenset({"q"}),
         {1: "b/0"},
         {0: SlotLoad(0.0, 0.0), 2: SlotLoad(0.0, 1.25)},
@@ -83,7 +86,7 @@ def test_bytes_of_others_are_no_documents(data: bytes) -> None:
     ],
 )
 def test_documents_of_another_shape_are_refused(change: dict) -> None:
-    document = unpack(subscription("a", {3: "a/0"}).encode())
+    document = unpack(subscription("a", {3}).encode())
     with pytest.raises(FormError, match="not as a proxy writes it"):
         Subscription.decode(pack(document | change))
 
@@ -99,55 +102,44 @@ def test_a_bomb_is_not_unpacked() -> None:
         unpack(zlib.compress(b" " * (MAX_DOCUMENT_BYTES + 1)))
 
 
-def sizes(machines: int, workers: int, count: int) -> tuple[int, int, int]:
+def sizes(members: int, count: int) -> tuple[int, int, int]:
     """Return the bytes of the longest subscription, of an assignment, and of all in a group."""
     chance = random.Random(7)
-    names = [f"quota-proxy-{number}" for number in range(machines)]
+    names = [f"quota-proxy-{number // 8}/{number % 8}" for number in range(members)]
     said = {}
     owners: list[str | None] = [None] * count
-    everyone = [f"{name}/{number}" for name in names for number in range(workers)]
     order = list(range(count))
     chance.shuffle(order)
     for place, slot in enumerate(order):
-        owners[slot] = everyone[place % len(everyone)]
-    members = {}
+        owners[slot] = names[place % len(names)]
     for name in names:
-        base = announcement(name, workers, slots=count)
-        owned = {s: o for s, o in enumerate(owners) if o and o.rsplit("/", 1)[0] == name}
+        base = announcement(name, slots=count)
+        owned = {slot for slot, owner in enumerate(owners) if owner == name}
         loads = {slot: replace(load(slot), bytes_per_s=chance.random() * 1e8) for slot in owned}
-        full = replace(base, loads=loads, rules_digest=chance.randbytes(16).hex())
-        data = subscription(
+        full = replace(base, loads=loads, rules_digest=chance.randbytes(6).hex())
+        said[name] = subscription(
             name, owned, said=full, generation=9, process=chance.randbytes(4).hex()
         ).encode()
-        said[name] = data
-        members.update((each.name, each) for each in base.members)
     listed = {
-        name: Machine(
-            f"http://{name}:8080", chance.randbytes(4).hex(), "d" * 32, 1.7e9 + chance.randrange(9)
+        name: AnnouncedMember(
+            f"http://{name}:8080", chance.randbytes(4).hex(), "d" * 12, 1.7e9 + chance.randrange(9)
         )
         for name in names
     }
     loads = {slot: SlotLoad(0.0, chance.random()) for slot in range(count)}
-    data = Assignment(9, SlotMap(9, members, owners), {}, listed, loads=loads).encode()
+    slot_map = SlotMap(9, {name: member(name) for name in names}, owners)
+    data = Assignment(9, slot_map, {}, listed, loads=loads).encode()
     return max(map(len, said.values())), len(data), group_bytes(said, data)
 
 
-@pytest.mark.parametrize(
-    ("machines", "workers", "count"),
-    [(10, 1, 256), (10, 10, 256), (20, 8, 256), (40, 4, 256), (100, 1, 256), (20, 8, 4096)],
-)
-def test_large_tiers_fit_well_into_the_record_of_their_group(
-    machines: int, workers: int, count: int
-) -> None:
-    assert sizes(machines, workers, count)[-1] < LARGE_GROUP_BYTES
+@pytest.mark.parametrize(("members", "count"), [(10, 256), (50, 256), (110, 256), (20, 4096)])
+def test_large_tiers_fit_well_into_the_record_of_their_group(members: int, count: int) -> None:
+    assert sizes(members, count)[-1] < LARGE_GROUP_BYTES
 
 
-@pytest.mark.parametrize(("machines", "warnings"), [(20, 0), (150, 1)])
-def test_a_tier_that_hardly_fits_is_warned_of(machines: int, warnings: int) -> None:
-    said = {
-        str(number): subscription(f"m{number}", said=announcement(f"m{number}", 4)).encode()
-        for number in range(machines)
-    }
+@pytest.mark.parametrize(("members", "warnings"), [(20, 0), (200, 1)])
+def test_a_tier_that_hardly_fits_is_warned_of(members: int, warnings: int) -> None:
+    said = {str(number): subscription(f"m{number}/0").encode() for number in range(members)}
     with capture_logs() as lines:
         gets, is_another_round_wanted = lead(said, None, 1, even)
     assert is_another_round_wanted

@@ -2,11 +2,10 @@
 
 import pytest
 from structlog.testing import capture_logs
-from tier_machines import announcement
 
-from proxy.tier.group.assignment import Assignment, Machine, RefusedMachine
+from proxy.tier.group.assignment import AnnouncedMember, Assignment, RefusedMember
 from proxy.tier.group.group_protocol import GroupIdentity, Meaning, explain_refusal, meaning_of
-from proxy.tier.group.holding import Holding, SessionClock
+from proxy.tier.group.holding import SessionClock
 from proxy.tier.group.tier_log import TierLog
 from proxy.tier.slot_map import SlotMap
 
@@ -50,8 +49,11 @@ def test_what_is_odd_about_the_tier_is_logged_once() -> None:
     odd = Assignment(
         1,
         SlotMap(1, {}, ()),
-        machines={"a": Machine("x", "p", "d1", 0), "b": Machine("y", "q", "d2", 7200)},
-        refused={"id": RefusedMachine("c", "why")},
+        members={
+            "a": AnnouncedMember("x", "p", "d1", 0),
+            "b": AnnouncedMember("y", "q", "d2", 7200),
+        },
+        refused={"id": RefusedMember("c", "why")},
     )
     with capture_logs() as lines:
         log.tier_is(odd, "mine")
@@ -74,10 +76,3 @@ def test_one_failure_by_itself_is_no_problem() -> None:
         assert log.problem == "moved"
         log.problem_is(None)
     assert [line["event"] for line in lines] == ["not sure of the tier", "in the tier again"]
-
-
-def test_slots_of_a_worker_that_is_no_more_are_not_owned() -> None:
-    holding = Holding("p", {0: "a/0", 1: "a/1"}, {1})
-    said = holding.subscription(announcement("a", 1))
-    assert said.owned == {0: "a/0"}
-    assert not said.letting_go

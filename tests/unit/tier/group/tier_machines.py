@@ -1,5 +1,7 @@
 """Announcements and subscriptions for the tests, and sizes as they are in a real tier."""
 
+from collections.abc import Collection
+
 from proxy.tier.group.subscription import Announcement, Subscription
 from proxy.tier.slot_balance import SlotLoad
 from proxy.tier.slot_map import ListenerPorts, MemberAddresses
@@ -10,17 +12,14 @@ def member(name: str) -> MemberAddresses:
     return MemberAddresses(name, {"default": ListenerPorts(f"{name}.example", 9092, 9100, 9199)})
 
 
-def announcement(
-    machine: str, workers: int = 1, *, cluster_id: str = "one", slots: int = SLOTS
-) -> Announcement:
-    members = tuple(member(f"{machine}/{number}") for number in range(workers))
-    url = f"http://{machine}.example:8080"
-    return Announcement(machine, members, url, cluster_id, "d1", 1_700_000_000.25, slots)
+def announcement(name: str, *, cluster_id: str = "one", slots: int = SLOTS) -> Announcement:
+    url = f"http://{name}.example:8080"
+    return Announcement(member(name), url, cluster_id, "d1", 1_700_000_000.25, slots)
 
 
 def subscription(
-    machine: str,
-    owned: dict[int, str] | None = None,
+    name: str,
+    owned: Collection[int] = (),
     *,
     process: str = "",
     generation: int = -1,
@@ -28,9 +27,9 @@ def subscription(
     said: Announcement | None = None,
 ) -> Subscription:
     return Subscription(
-        said or announcement(machine),
-        process or f"process of {machine}",
-        owned or {},
+        said or announcement(name),
+        process or f"process of {name}",
+        frozenset(owned),
         letting_go,
         generation,
         max(generation, 0),
