@@ -54,7 +54,9 @@ class MemberBelongings:
 
     async def pace(self, owns: SlotOwns, slots: frozenset[int]) -> None:
         """Hold the clients of these slots to their bounds at once: another member had them."""
-        walk = self._shared.keep_strictly(lambda client: owns.slot_of(client) in slots, clock_ms)
+        walk = self._shared.keep_strictly(
+            lambda client: owns.keys.slot_of(client) in slots, clock_ms
+        )
         await self._slices.collect(walk)
 
     async def lead(self, is_leader: bool) -> None:

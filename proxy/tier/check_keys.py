@@ -7,7 +7,6 @@ from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
 from proxy.quota.rules import RuleTable
 from proxy.tier.key_rules import client_sets
 from proxy.tier.keys.quota_keys import QuotaKeys
-from proxy.tier.slots import slot_of
 
 STRANGERS = ("a", "b")
 """Stand for users and client ids that nothing names."""
@@ -50,7 +49,7 @@ def find_key_hints(config: Config, table: RuleTable, keys: QuotaKeys) -> Iterato
 def explain_key(keys: QuotaKeys, identity: ClientIdentity) -> Iterator[str]:
     """Yield a client's quota key with its slot, and who else has it."""
     key = keys.key_of(identity)
-    yield f"quota key: {key!r}, slot {slot_of(key)}"
+    yield f"quota key: {key!r}, slot {keys.slot_of(identity)}"
     yield f"     of {keys.explain(identity)}"
 
 

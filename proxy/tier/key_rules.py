@@ -14,10 +14,8 @@ from typing import Self
 from proxy.config import Config
 from proxy.quota.rules import Rule, RuleTable
 from proxy.state import Record, StateError, Store
-from proxy.tier.keys.client_set import ClientSet
-from proxy.tier.keys.quota_keys import QuotaKeys
-
-PIPELINE = "pipeline:"
+from proxy.tier.keys.quota_keys import PIPELINE, QuotaKeys
+from proxy.tier.keys.rule_groups import ClientSet
 
 KEYS_KEY = "tier/keys"
 """Of the record, in the common slot."""
@@ -47,14 +45,15 @@ class KeyRules:
 
     def text(self) -> str:
         """Return both as JSON; `read` reads that."""
-        sets = [[each.name, sorted(each.client_ids), list(each.prefixes)] for each in self.together]
+        # Versions before this one read a list of prefixes, too.
+        sets = [[each.name, sorted(each.client_ids), []] for each in self.together]
         return f"[{self.rules},{_json(sets)}]"
 
     @classmethod
     def read(cls, text: str) -> Self:
         """Read a `text`. Raises ValueError, KeyError or TypeError for anything else."""
         rules, sets = json.loads(text)
-        together = tuple(ClientSet(name, frozenset(ids), tuple(more)) for name, ids, more in sets)
+        together = tuple(ClientSet(name, frozenset(ids)) for name, ids, _ in sets)
         return cls(_json(rules), together)
 
 
@@ -85,14 +84,6 @@ def digest_in_force(table: RuleTable, *, enforce: bool) -> str:
 def client_sets(config: Config) -> tuple[ClientSet, ...]:
     """Return the clients that belong together: of each pipeline, and of each query."""
     return (*_pipelines(config), *_queries(config))
-
-
-def key_of_pipeline(keys: QuotaKeys, name: str) -> str:
-    """Return the key of a pipeline, also of one that is configured no more."""
-    try:
-        return keys.key_of_set(PIPELINE + name)
-    except KeyError:
-        return PIPELINE + name
 
 
 def keys_record(rules: KeyRules) -> Record:

@@ -7,14 +7,11 @@ from typing import Any
 
 from structlog import get_logger
 
-from proxy.quota.entities import ClientIdentity
 from proxy.state import Document
 from proxy.tier.announced_loads import AnnouncedLoads, complete
-from proxy.tier.keys.quota_keys import QuotaKeys
 from proxy.tier.ownership import SlotOwnership
 from proxy.tier.slot_balance import NO_LOAD, SlotLoad, overloaded_slots
 from proxy.tier.slot_loads import ClientTraffic, LoadMeter
-from proxy.tier.slots import slot_of
 
 LOAD_INTERVAL_S = 1.0
 """Between two looks whether connections were measured."""
@@ -37,7 +34,6 @@ class TierLoads:
         self._name, self._ownership, self._traffic = name, ownership, traffic
         self._meter = LoadMeter()
         self._announced = AnnouncedLoads()
-        self._slot_of: tuple[QuotaKeys, Callable[[ClientIdentity], int]] | None = None
         self._warned_s: dict[int, float] = {}
         """When a slot was overloaded last."""
 
@@ -63,7 +59,8 @@ class TierLoads:
             if seen is None or traffic.bytes_per_s is not seen.bytes_per_s:
                 seen = traffic
                 now_s, cpu_s = time.monotonic(), time.process_time()
-                await collect(self._meter.measuring(traffic, self._finder(), now_s, cpu_s))
+                slot_of = self._ownership.owns.keys.slot_of
+                await collect(self._meter.measuring(traffic, slot_of, now_s, cpu_s))
                 self._warn(time.monotonic())
                 measured = complete(self._meter.loads, self._ownership.owns.slots)
                 told = known()
@@ -115,10 +112,3 @@ class TierLoads:
                     clients=self._meter.clients.get(slot, []),
                     fix="see KafkaQuotaProxySlotOverloaded in docs/operations.md",
                 )
-
-    def _finder(self) -> Callable[[ClientIdentity], int]:
-        """Return what finds a client's slot, the same one for the same keys."""
-        keys = self._ownership.owns.keys
-        if self._slot_of is None or self._slot_of[0] is not keys:
-            self._slot_of = keys, lambda client: slot_of(keys.key_of(client))
-        return self._slot_of[1]

@@ -42,7 +42,7 @@ class MisplacedRecords:
         strays = await asyncio.to_thread(store.strays)
         records: dict[str, list[Record]] = {}
         for record in strays:
-            if (owner := owners[self._rules.records(record.key)]) is not None:
+            if (owner := owners[self._rules.slot_of_record(record.key)]) is not None:
                 records.setdefault(owner, []).append(record)
         owed: dict[str, list[Debt]] = {}
         for debt in self._owed_away:
@@ -65,12 +65,12 @@ class MisplacedRecords:
         """Write records, whose slots are other ones by other keys, to those that are here."""
         store = self._store()
         strays = store.strays()
-        here = [each for each in strays if self._rules.records(each.key) in store.taken]
+        here = [each for each in strays if self._rules.slot_of_record(each.key) in store.taken]
         if here:
             store.put_many(here)
             store.drop_strays({each.key for each in here})
 
     def _owner_of(self, debt: Debt, slot_map: SlotMap) -> str | None:
         """Return the other member that has a client; None: this one has, or nobody."""
-        owner = slot_map.owners[self._rules.slot_of(debt.identity)]
+        owner = slot_map.owners[self._rules.keys.slot_of(debt.identity)]
         return None if owner == self._name else owner

@@ -150,8 +150,8 @@ class SlotOwnership:
         """Keep records that are ours by now, and take them up. Raises StateError."""
         async with self._changing:
             store, applied = self._store(), self.owns.slot_map
-            slots = {self._rules.records(record.key) for record in records}
-            slots |= {self._rules.slot_of(debt.identity) for debt in debts}
+            slots = {self._rules.slot_of_record(record.key) for record in records}
+            slots |= {self._rules.keys.slot_of(debt.identity) for debt in debts}
             if self.newest is None or not slots <= store.taken:
                 what = f"member {self._name} has not all of these slots by its rules now"
                 raise StateError(what, "send it again in a second")
@@ -180,7 +180,7 @@ class SlotOwnership:
 
     async def _steer(self) -> None:
         """Send clients on by the routes now; who comes here with that gets no more than one."""
-        gained = self._steering.use(self.routes(), self.owns.keys.key_of)
+        gained = self._steering.use(self.routes(), self.owns.keys.slot_of)
         if gained:
             await self._belongings.pace(self.owns, gained)
 
@@ -224,14 +224,16 @@ class SlotOwnership:
             await self._belongings.lead(False)
         left = await self._belongings.leave(before, after)
         gone = before.slots - after.slots
-        leaving = [(slot, debt) for debt in left if (slot := before.slot_of(debt.identity)) in gone]
+        leaving = [
+            (slot, debt) for debt in left if (slot := before.keys.slot_of(debt.identity)) in gone
+        ]
         if leaving and self.newest is not None:
             with suppress(StateError):
                 await asyncio.to_thread(DebtSnapshots(self._store()).write, leaving)
         if is_rekeyed:
             self._rules.put_in_force(rules, keys)
             self._may_have_misplaced = True
-            staying = [debt for debt in left if before.slot_of(debt.identity) not in gone]
+            staying = [debt for debt in left if before.keys.slot_of(debt.identity) not in gone]
             await self._misplaced.rekey(staying, slot_map)
         self.owns = after
         for slot, owner in enumerate(slot_map.owners):

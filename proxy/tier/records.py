@@ -1,7 +1,7 @@
 """The records of a member: the slot of each, and what clients owe while their slot moves."""
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from structlog import get_logger
@@ -11,7 +11,6 @@ from proxy.queries.record_owner import OwnerKind, owner_of
 from proxy.quota.debts import Debt
 from proxy.state import Record, SlotStore, Store
 from proxy.state.store import SEPARATOR
-from proxy.tier.key_rules import key_of_pipeline
 from proxy.tier.keys.quota_keys import QuotaKeys
 from proxy.tier.slots import slot_of
 
@@ -32,23 +31,17 @@ def slot_key(namespace: str, slot: int) -> str:
     return f"{namespace}{SEPARATOR}{slot}"
 
 
-class RecordSlots:
-    """Gives the slot of each record, by `keys`, which may be set anew; for several threads."""
-
-    def __init__(self, keys: QuotaKeys) -> None:
-        self.keys = keys
-
-    def __call__(self, key: str) -> int:
-        """Return the slot of a record's key."""
-        namespace, _, rest = key.partition(SEPARATOR)
-        if namespace in (OWED, WATCH) and rest.isdecimal():
-            return int(rest)
-        owner = owner_of(key)
-        if owner is None:
-            return COMMON_SLOT
-        if owner.kind is OwnerKind.CLIENT:
-            return slot_of(self.keys.key_of_query(owner.name))
-        return slot_of(key_of_pipeline(self.keys, owner.name))
+def slot_of_record(key: str, keys: QuotaKeys) -> int:
+    """Return the slot of a record's key."""
+    namespace, _, rest = key.partition(SEPARATOR)
+    if namespace in (OWED, WATCH) and rest.isdecimal():
+        return int(rest)
+    owner = owner_of(key)
+    if owner is None:
+        return COMMON_SLOT
+    if owner.kind is OwnerKind.CLIENT:
+        return keys.slot_of_query(owner.name)
+    return keys.slot_of_pipeline(owner.name)
 
 
 class TierStore(Store):
@@ -58,7 +51,7 @@ class TierStore(Store):
     here it is left out, as otherwise nothing that is asked for with it could be kept.
     """
 
-    def __init__(self, slots: SlotStore, slot_of_record: RecordSlots) -> None:
+    def __init__(self, slots: SlotStore, slot_of_record: Callable[[str], int]) -> None:
         self.slots = slots
         self._slot_of = slot_of_record
 

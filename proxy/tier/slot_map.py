@@ -60,12 +60,22 @@ class ListenerPorts:
 
 @dataclass(frozen=True, slots=True)
 class MemberAddresses:
-    """One process that relays, and where clients reach it."""
+    """One process that relays, and where clients reach it; see `proxy.relay.steering.Owner`."""
 
     name: str
     """Of the worker by itself, `0`, or with its machine in a tier, `proxy-2/0`."""
     listeners: Mapping[str, ListenerPorts]
     """By the names of the listeners."""
+
+    def address_of(self, listener: str, node_id: int) -> Address | None:
+        """Return what clients are told for a broker; None when it has no port there."""
+        ports = self.listeners.get(listener)
+        return None if ports is None else ports.address_of(node_id)
+
+    def bootstrap_of(self, listener: str) -> Address | None:
+        """Return where clients can begin anew; None when it has no such listener."""
+        ports = self.listeners.get(listener)
+        return None if ports is None else (ports.host, ports.bootstrap_port)
 
     def document(self) -> dict[str, Any]:
         """Return it as JSON has it; `of` reads that."""

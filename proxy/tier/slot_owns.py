@@ -3,10 +3,8 @@
 from dataclasses import dataclass
 
 from proxy.quota.entities import ClientIdentity
-from proxy.tier.key_rules import key_of_pipeline
 from proxy.tier.keys.quota_keys import QuotaKeys
 from proxy.tier.slot_map import SlotMap
-from proxy.tier.slots import slot_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,22 +22,18 @@ class SlotOwns:
 
     def client(self, client_id: str) -> bool:
         """Return whether a client is this member's, with its query and its adaptive bound."""
-        return self._has(self.keys.key_of_query(client_id))
+        return self._has(self.keys.slot_of_query(client_id))
 
     def pipeline(self, name: str) -> bool:
         """Return whether a pipeline is this member's, with its ledger."""
-        return self._has(key_of_pipeline(self.keys, name))
+        return self._has(self.keys.slot_of_pipeline(name))
 
     def has(self, identity: ClientIdentity) -> bool:
         """Return whether a client is this member's."""
-        return self._has(self.keys.key_of(identity))
+        return self._has(self.keys.slot_of(identity))
 
-    def slot_of(self, identity: ClientIdentity) -> int:
-        """Return the slot of a client."""
-        return slot_of(self.keys.key_of(identity))
-
-    def _has(self, key: str) -> bool:
-        return self.slot_map.owners[slot_of(key)] == self.name
+    def _has(self, slot: int) -> bool:
+        return self.slot_map.owners[slot] == self.name
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
 """Say by the slot map which member owns a client, and where clients reach it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from metrics.clock import clock_ms
 from metrics.member_names import machine_of
@@ -10,7 +9,7 @@ from proxy.quota.entities import ClientIdentity
 from proxy.relay.listener import SNI_PORT, Listener
 from proxy.relay.steering import Visit
 from proxy.tier.slot_map import ListenerPorts, MemberAddresses, SlotMap
-from proxy.tier.slots import SLOTS, slot_of
+from proxy.tier.slots import SLOTS
 
 JUST_MOVED_MS = 3000.0
 """Clients look for their coordinator again in a second or two."""
@@ -18,30 +17,8 @@ JUST_MOVED_MS = 3000.0
 ANY_FREE_PORTS = (0, 0)
 """The `broker_ports` of a listener that takes any free ones."""
 
-KeyOf = Callable[[ClientIdentity], str]
-"""Gives the quota key of a client."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemberOwner:
-    """A member that owns clients."""
-
-    member: MemberAddresses
-
-    @property
-    def name(self) -> str:
-        """The member's name."""
-        return self.member.name
-
-    def address_of(self, listener: str, node_id: int) -> Address | None:
-        """Return what clients are told for a broker; None when it has no port there."""
-        ports = self.member.listeners.get(listener)
-        return None if ports is None else ports.address_of(node_id)
-
-    def bootstrap_of(self, listener: str) -> Address | None:
-        """Return where clients can begin anew; None when it has no such listener."""
-        ports = self.member.listeners.get(listener)
-        return None if ports is None else (ports.host, ports.bootstrap_port)
+SlotOf = Callable[[ClientIdentity], int]
+"""Gives the slot of a client."""
 
 
 class SlotSteering:
@@ -58,57 +35,52 @@ class SlotSteering:
         on_visit: Callable[[str, Visit], None],
     ) -> None:
         self._name = name
-        self._key_of: KeyOf = _no_key
+        self._slot_of: SlotOf = _no_slot
         self._on_learned = on_learned
         self._on_visit = on_visit
         self._known: dict[int, Address] = {}
         self._moved_ms: dict[int, float] = {}
         """When slots got another owner last."""
         self._map = SlotMap(0, {}, [None] * SLOTS)
-        self._owners: dict[str, MemberOwner] = {}
         self._serving: list[str] = []
         self.generation = 0
         self.on_change: Callable[[], None] = _nobody
 
-    def use(self, slot_map: SlotMap, key_of: KeyOf) -> frozenset[int]:
-        """Follow another map, or find keys in another way.
+    def use(self, slot_map: SlotMap, slot_of: SlotOf) -> frozenset[int]:
+        """Follow another map, or find slots in another way.
 
         Return the slots of this member whose clients another one may have had until now.
         """
         slots = slot_map.slots_of(self._name)
-        gained = slots - self._map.slots_of(self._name) if key_of == self._key_of else slots
-        self._key_of = key_of
+        gained = slots - self._map.slots_of(self._name) if slot_of == self._slot_of else slots
+        self._slot_of = slot_of
         self._put(slot_map)
         self.on_change()
         return gained
 
-    def owns(self, identity: ClientIdentity) -> bool:
-        """Return whether this member owns a client."""
-        return self._map.owners[slot_of(self._key_of(identity))] == self._name
-
-    def owner_of(self, identity: ClientIdentity) -> MemberOwner | None:
+    def owner_of(self, identity: ClientIdentity) -> MemberAddresses | None:
         """Return the owner when it is another member; None: this one."""
-        owner = self._map.owners[slot_of(self._key_of(identity))]
-        return None if owner is None or owner == self._name else self._owners[owner]
+        owner = self._map.owner_of(self._slot_of(identity))
+        return None if owner is None or owner.name == self._name else owner
 
-    def fallback_of(self, identity: ClientIdentity) -> MemberOwner | None:
+    def fallback_of(self, identity: ClientIdentity) -> MemberAddresses | None:
         """Return a member to go to when the owner dies; None when there is no other one.
 
         In a tier it is on another machine, when there is one.
         """
-        owner = self._map.owners[slot_of(self._key_of(identity))]
+        members, owner = self._map.members, self._map.owners[self._slot_of(identity)]
         if owner is None:
-            return self._owners[self._serving[0]] if self._serving else None
+            return members[self._serving[0]] if self._serving else None
         others = [name for name in self._serving if name != owner]
         others = [name for name in others if machine_of(name) != machine_of(owner)] or others
         if not others:
             return None
         later = [name for name in others if name > owner]
-        return self._owners[later[0] if later else others[0]]
+        return members[later[0] if later else others[0]]
 
     def has_moved(self, identity: ClientIdentity) -> bool:
         """Return whether the slot of a client got another owner in the last JUST_MOVED_MS."""
-        moved_ms = self._moved_ms.get(slot_of(self._key_of(identity))) if self._moved_ms else None
+        moved_ms = self._moved_ms.get(self._slot_of(identity)) if self._moved_ms else None
         return moved_ms is not None and clock_ms() - moved_ms < JUST_MOVED_MS
 
     def learned(self, node_id: int, host: str, port: int) -> None:
@@ -129,14 +101,13 @@ class SlotSteering:
             if before is not None and owner != before:
                 self._moved_ms[slot] = now_ms
         self._map = slot_map
-        self._owners = {name: MemberOwner(member) for name, member in slot_map.members.items()}
         self._serving = sorted({name for name in slot_map.owners if name is not None})
         self.generation += 1
 
 
-def _no_key(_: ClientIdentity) -> str:
-    """Return the same key for all: nothing is known of the rules yet."""
-    return ""
+def _no_slot(_: ClientIdentity) -> int:
+    """Return the same slot for all: nothing is known of the rules yet."""
+    return 0
 
 
 def _nobody() -> None:

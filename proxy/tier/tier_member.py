@@ -83,7 +83,7 @@ def _open_slots(config: Config, way: Bootstrap, member: str, rules: TierRules) -
         machine=member,
         slots=SLOTS,
         common=COMMON_SLOT,
-        slot_of_record=rules.records,
+        slot_of_record=rules.slot_of_record,
         timeout_s=config.limits.connect_timeout,
     )
 
@@ -205,7 +205,7 @@ class TierMember:
             store.close()
             raise
         self._opened = store
-        return TierStore(store, self._rules.records)
+        return TierStore(store, self._rules.slot_of_record)
 
     def watch_key(self) -> str | None:
         """Return the key of a record that may always be written; None: there is none now."""
@@ -332,7 +332,7 @@ class TierMember:
 
     def owner_of(self, client_id: str) -> str | None:
         """Return the member that has the query of a client id; None: nobody has."""
-        return self._ownership.owns.slot_map.owners[self._rules.slot_of_query(client_id)]
+        return self._ownership.owns.slot_map.owners[self._rules.keys.slot_of_query(client_id)]
 
     def slots(self) -> Document:
         """Return what the status shows of this member's slots."""

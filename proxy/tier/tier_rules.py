@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable
 from structlog import get_logger
 
 from proxy.config import Config
-from proxy.quota.entities import ClientIdentity
 from proxy.quota.rules import Rule
 from proxy.state import SlotStore, StateError, Store
 from proxy.tier.key_rules import (
@@ -19,8 +18,7 @@ from proxy.tier.key_rules import (
     rules_text,
 )
 from proxy.tier.keys.quota_keys import QuotaKeys
-from proxy.tier.records import RecordSlots
-from proxy.tier.slots import slot_of
+from proxy.tier.records import slot_of_record
 
 _log = get_logger(__name__)
 
@@ -35,12 +33,12 @@ class TierRules:
         self._are_own_whole = False
         """Whether `_own` has the rules of other sources, too."""
         self.wanted = self.in_force = self._own
-        self.records = RecordSlots(self.in_force.keys())
+        self.keys = self.in_force.keys()
+        """Those in force."""
 
-    @property
-    def keys(self) -> QuotaKeys:
-        """The keys in force."""
-        return self.records.keys
+    def slot_of_record(self, key: str) -> int:
+        """Return the slot of a record's key; for several threads."""
+        return slot_of_record(key, self.keys)
 
     def read(self, store: Store) -> None:
         """Go by the rules of the tier at once, if there are some. Raises StateError."""
@@ -51,7 +49,7 @@ class TierRules:
 
     def put_in_force(self, rules: KeyRules, keys: QuotaKeys) -> None:
         """Find slots by these rules, and the keys that they make, from now on."""
-        self.in_force, self.records.keys = rules, keys
+        self.in_force, self.keys = rules, keys
 
     async def use_rules(self, rules: Iterable[Rule]) -> None:
         """Follow that this member has these rules in force."""
@@ -87,11 +85,3 @@ class TierRules:
         except StateError as error:
             _log.error("the rules of the tier are not followed", error=str(error))
         return True
-
-    def slot_of(self, identity: ClientIdentity) -> int:
-        """Return the slot of a client."""
-        return slot_of(self.keys.key_of(identity))
-
-    def slot_of_query(self, client_id: str) -> int:
-        """Return the slot of a client id's query."""
-        return slot_of(self.keys.key_of_query(client_id))

@@ -11,24 +11,6 @@ from proxy.tier.slot_map import ListenerPorts, MemberAddresses, SlotMap
 from proxy.tier.slots import SLOTS, slot_of
 
 
-@dataclass(frozen=True, slots=True)
-class MapOwner:
-    """A member of the map."""
-
-    member: MemberAddresses
-
-    @property
-    def name(self) -> str:
-        return self.member.name
-
-    def address_of(self, listener: str, node_id: int) -> Address | None:
-        return self.member.listeners[listener].address_of(node_id)
-
-    def bootstrap_of(self, listener: str) -> Address | None:
-        ports = self.member.listeners[listener]
-        return ports.host, ports.bootstrap_port
-
-
 def slot_of_client(identity: ClientIdentity) -> int:
     """The user decides; without one the client id does."""
     return slot_of(identity.user or identity.client_id or "")
@@ -50,12 +32,12 @@ class MapSteering:
 
     def owner_of(self, identity: ClientIdentity) -> Owner | None:
         member = self.map.owner_of(slot_of_client(identity))
-        return None if member is None or member.name == self.name else MapOwner(member)
+        return None if member is None or member.name == self.name else member
 
     def fallback_of(self, identity: ClientIdentity) -> Owner | None:
         owner = self.map.owner_of(slot_of_client(identity))
         others = [each for each in self.map.members.values() if each is not owner]
-        return MapOwner(others[0]) if others else None
+        return others[0] if others else None
 
     def has_moved(self, identity: ClientIdentity) -> bool:  # noqa: ARG002
         return False

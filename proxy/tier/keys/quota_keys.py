@@ -6,21 +6,22 @@ and what cannot be told apart in that way has one key. Not seen to: sensors of c
 there was no room (`OTHER`), which each member has for itself.
 """
 
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable
 
 from proxy.quota.disjoint_sets import DisjointSets
 from proxy.quota.entities import CONSUMER_BYTE_RATE, ClientIdentity, QuotaKind
 from proxy.quota.rules import ESCAPES, Rule, RuleTable
+from proxy.tier.slots import slot_of
 
-from .client_set import ClientSet
 from .rule_groups import (
+    ClientSet,
     Field,
     RuleForm,
     Tie,
     form_of_clients,
     group_by_form,
     tie_of,
-    ties_of_set,
 )
 from .tie_classes import TieClasses
 
@@ -29,6 +30,9 @@ MAX_KNOWN_KEYS = 20_000
 
 MAX_EXPLAINED = 5
 """Of what shares a key, at most so many names are told."""
+
+PIPELINE = "pipeline:"
+"""How the name of a pipeline's `ClientSet` begins."""
 
 
 class QuotaKeys:
@@ -46,17 +50,19 @@ class QuotaKeys:
         self._rules = tuple(rules)
         self._table = RuleTable(self._rules) if table is None else table
         self._kinds = [kind for kind in QuotaKind if self._table.count(kind)]
-        self._sets = tuple(together)
         self._ties: list[Tie] = [tie_of(rule) for rule in self._rules]
         self._tie_of_rule = {id(rule): at for at, rule in enumerate(self._rules)}
-        self._exact: dict[str, int] = {}
-        self._prefixes: dict[str, int] = {}
-        forms = [RuleForm.of(rule) for rule in self._rules]
-        set_ties = list(self._add_sets())
+        self._ties += (
+            Tie(clients.name, None, client_id, None)
+            for clients in together
+            for client_id in sorted(clients.client_ids)
+        )
         self._tie_sets = DisjointSets(len(self._ties))
-        self._join_sets(set_ties)
-        forms += self._forms_of_sets(set_ties)
-        groups = group_by_form(forms)
+        self._tie_of_set: dict[str, int] = {}
+        self._tie_of_client_id: dict[str, int] = {}
+        """Of client ids that are in a set; if one is in several, these are joined."""
+        forms = [RuleForm.of(rule) for rule in self._rules]
+        groups = group_by_form([*forms, *self._join_sets()])
         self._classes = TieClasses(groups, self._ties, self._tie_sets)
         self._class_of_tie = [0] * len(self._ties)
         for at, group in enumerate(groups):
@@ -65,7 +71,6 @@ class QuotaKeys:
         self._names = self._name_sets()
         self._coarsest: dict[frozenset[int], int] = {}
         self._fields = {each: self._classes.key_fields(each) for each in set(self._class_of_tie)}
-        self._lengths = sorted({len(prefix) for prefix in self._prefixes})
         self._known: dict[ClientIdentity, str] = {}
         self._known_queries: dict[str, str] = {}
 
@@ -79,12 +84,11 @@ class QuotaKeys:
         return key
 
     def key_of_set(self, name: str) -> str:
-        """Return the key that all clients of a `ClientSet` have. Raises KeyError: no such set."""
-        for clients in self._sets:
-            if clients.name == name:
-                client_id = min((*clients.client_ids, *clients.prefixes))
-                return self.key_of(ClientIdentity("", None, client_id))
-        raise KeyError(name)
+        """Return the key that all clients of a `ClientSet` have, also of one that is no more."""
+        tie = self._tie_of_set.get(name)
+        if tie is None:
+            return name
+        return self.key_of(ClientIdentity("", None, self._ties[tie].client_id))
 
     def key_of_query(self, client_id: str) -> str:
         """Return the key of a query: right for those of a `ClientSet`, or with an adaptive bound.
@@ -98,10 +102,22 @@ class QuotaKeys:
             self._known_queries[client_id] = self.key_of(self._client_of(client_id))
         return self._known_queries[client_id]
 
+    def slot_of(self, identity: ClientIdentity) -> int:
+        """Return the slot of a client."""
+        return slot_of(self.key_of(identity))
+
+    def slot_of_query(self, client_id: str) -> int:
+        """Return the slot of a query, as `key_of_query` has it."""
+        return slot_of(self.key_of_query(client_id))
+
+    def slot_of_pipeline(self, name: str) -> int:
+        """Return the slot of a pipeline, also of one that is configured no more."""
+        return slot_of(self.key_of_set(PIPELINE + name))
+
     def _client_of(self, client_id: str) -> ClientIdentity:
         """Return a client of a query."""
         identity = ClientIdentity("", None, client_id)
-        for rule in self._table.rules if self._set_of(client_id) is None else ():
+        for rule in self._table.rules if client_id not in self._tie_of_client_id else ():
             if rule.adaptive is not None:
                 # A client for whom as few other rules are as can be: one first here always is.
                 like = ClientIdentity(rule.listener or "", rule.user, client_id)
@@ -139,17 +155,8 @@ class QuotaKeys:
         """Return by what a client shares anything, without repetition."""
         matches = (self._table.match(kind, identity) for kind in self._kinds)
         found = dict.fromkeys(self._tie_of_rule[id(each.rule)] for each in matches if each)
-        of_set = self._set_of(identity.client_id or "")
+        of_set = self._tie_of_client_id.get(identity.client_id or "")
         return [*found, *(() if of_set is None else (of_set,))]
-
-    def _set_of(self, client_id: str) -> int | None:
-        """Return a tie of the set that a client is in. If it is in several, they are joined."""
-        if (exact := self._exact.get(client_id)) is not None:
-            return exact
-        for length in self._lengths:
-            if (found := self._prefixes.get(client_id[:length])) is not None:
-                return found
-        return None
 
     def _deciding(self, ties: list[int]) -> int:
         """Return the tie of the coarsest class."""
@@ -173,44 +180,21 @@ class QuotaKeys:
             values.append(("client-id", identity.client_id or ""))
         return ",".join(f"{name}={value.translate(ESCAPES)}" for name, value in values)
 
-    def _add_sets(self) -> Iterator[tuple[int, bool]]:
-        """Add the ties of the sets; yield the position of each, and whether it is a prefix."""
-        for clients in self._sets:
-            for is_prefix, tie in ties_of_set(clients):
-                at = len(self._ties)
-                self._ties.append(tie)
-                yield at, is_prefix
+    def _join_sets(self) -> Iterable[RuleForm]:
+        """Join the ties of each set, and of sets that have a client in common; return their forms.
 
-    def _join_sets(self, set_ties: Iterable[tuple[int, bool]]) -> None:
-        """Join the ties of each set, and sets that have a client in common."""
-        first: dict[str, int] = {}
-        exact: list[int] = []
-        for at, is_prefix in set_ties:
-            tie = self._ties[at]
-            assert tie.client_id is not None
-            self._tie_sets.join(first.setdefault(tie.name, at), at)
-            known = self._prefixes if is_prefix else self._exact
-            self._tie_sets.join(known.setdefault(tie.client_id, at), at)
-            exact.append(at)
-        for at in exact:
-            text = self._ties[at].client_id or ""
-            for length in {len(prefix) for prefix in self._prefixes}:
-                if (found := self._prefixes.get(text[:length])) is not None and length <= len(text):
-                    self._tie_sets.join(found, at)
-
-    def _forms_of_sets(self, set_ties: Iterable[tuple[int, bool]]) -> list[RuleForm]:
-        """Return the forms of the sets' ties; a set of one client id is told by that."""
-        texts: dict[int, set[tuple[str, bool]]] = {}
-        for at, is_prefix in set_ties:
-            text = self._ties[at].client_id or ""
-            texts.setdefault(self._tie_sets.find(at), set()).add((text, is_prefix))
-        return [
-            form_of_clients(
-                is_prefix=is_prefix,
-                is_single=not is_prefix and len(texts[self._tie_sets.find(at)]) == 1,
-            )
-            for at, is_prefix in set_ties
-        ]
+        What is joined and has one client id alone is told by that.
+        """
+        positions = range(len(self._rules), len(self._ties))
+        for at in positions:
+            name, client_id = self._ties[at].name, self._ties[at].client_id or ""
+            self._tie_sets.join(self._tie_of_set.setdefault(name, at), at)
+            self._tie_sets.join(self._tie_of_client_id.setdefault(client_id, at), at)
+        joined = [self._tie_sets.find(at) for at in positions]
+        client_ids: defaultdict[int, set[str | None]] = defaultdict(set)
+        for at, found in zip(positions, joined, strict=True):
+            client_ids[found].add(self._ties[at].client_id)
+        return [form_of_clients(is_single=len(client_ids[found]) == 1) for found in joined]
 
     def _name_sets(self) -> dict[int, str]:
         """Return the name of each set of ties: that of a `ClientSet` in it, or else of a rule."""

@@ -3,15 +3,14 @@
 There may be ten thousand rules, but of few forms: what is compared in pairs are forms.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Flag, auto
+from functools import cached_property
 from typing import Self
 
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.rules import ANY, EXACT, UNNAMED, Rule
-
-from .client_set import ClientSet
 
 
 class Field(Flag):
@@ -36,6 +35,15 @@ TOGETHER_BIT = 1 << len(KIND_BITS)
 
 
 @dataclass(frozen=True, slots=True)
+class ClientSet:
+    """All clients of a pipeline, or of one query: they share something besides quotas."""
+
+    name: str
+    """Such as `pipeline:orders`, or a query's client id."""
+    client_ids: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Tie:
     """What makes its clients share something: a rule, or clients that were said to be together."""
 
@@ -46,7 +54,7 @@ class Tie:
     listener: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RuleForm:
     """How ties of one group look: which fields they ask for, and which tell their clients apart."""
 
@@ -72,7 +80,7 @@ class RuleForm:
         """Whether these are ties of `ClientSet`s."""
         return self.kinds == TOGETHER_BIT
 
-    @property
+    @cached_property
     def conditions(self) -> Field:
         """What decides whether a tie is for a client."""
         found = NO_FIELDS
@@ -82,18 +90,15 @@ class RuleForm:
             found |= Field.CLIENT
         return found | (Field.LISTENER if self.listener == EXACT else NO_FIELDS)
 
-    @property
+    @cached_property
     def settled(self) -> Field:
         """In what all clients that share by one tie are the same."""
-        found = self.entity
         if self.is_set or self.is_adaptive:  # it is not by one tie alone that they share
-            return found
-        if self.user != UNNAMED:
-            found |= Field.LOGIN | (Field.USER if self.user == EXACT else NO_FIELDS)
-        if Field.USER in found:
-            found |= Field.LOGIN
-        found |= Field.CLIENT if self.is_exact else NO_FIELDS
-        return found | (Field.LISTENER if self.listener == EXACT else NO_FIELDS)
+            return self.entity
+        # Those of a prefix differ in their client ids.
+        asked = self.conditions & ~Field.CLIENT if self.is_prefix else self.conditions
+        found = self.entity | asked
+        return found | Field.LOGIN if Field.USER in found else found
 
     @classmethod
     def of(cls, rule: Rule) -> Self:
@@ -128,10 +133,6 @@ class Group:
     form: RuleForm
     ties: tuple[int, ...]
     """Positions among all ties."""
-    conditions: Field
-    entity: Field
-    settled: Field
-    kinds: int
 
 
 def tie_of(rule: Rule) -> Tie:
@@ -144,20 +145,12 @@ def tie_of(rule: Rule) -> Tie:
     )
 
 
-def form_of_clients(*, is_prefix: bool, is_single: bool) -> RuleForm:
-    """Return the form of one client id, or prefix, of a `ClientSet`."""
+def form_of_clients(*, is_single: bool) -> RuleForm:
+    """Return the form of one client id of a `ClientSet`."""
     return RuleForm(
-        *(UNNAMED, EXACT, UNNAMED, not is_prefix, is_prefix, TOGETHER_BIT),
+        *(UNNAMED, EXACT, UNNAMED, True, False, TOGETHER_BIT),
         *(Field.CLIENT if is_single else NO_FIELDS, not is_single),
     )
-
-
-def ties_of_set(clients: ClientSet) -> Iterator[tuple[bool, Tie]]:
-    """Yield a tie for each client id and prefix, with whether it is a prefix."""
-    for client_id in sorted(clients.client_ids):
-        yield False, Tie(clients.name, None, client_id, None)
-    for prefix in clients.prefixes:
-        yield True, Tie(clients.name, None, prefix, None)
 
 
 def group_by_form(forms: Iterable[RuleForm]) -> list[Group]:
@@ -165,10 +158,7 @@ def group_by_form(forms: Iterable[RuleForm]) -> list[Group]:
     members: dict[RuleForm, list[int]] = {}
     for position, form in enumerate(forms):
         members.setdefault(form, []).append(position)
-    return [
-        Group(form, tuple(ties), form.conditions, form.entity, form.settled, form.kinds)
-        for form, ties in members.items()
-    ]
+    return [Group(form, tuple(ties)) for form, ties in members.items()]
 
 
 def comes_first(one: RuleForm, other: RuleForm) -> bool:
@@ -187,9 +177,9 @@ class Meetings:
     def __init__(self, groups: Sequence[Group]) -> None:
         self._groups = groups
         self._covers = [
-            group.form
-            for group in groups
-            if group.conditions in (NO_FIELDS, Field.LOGIN) and not group.form.is_set
+            form
+            for form in (group.form for group in groups)
+            if form.conditions in (NO_FIELDS, Field.LOGIN) and not form.is_set
         ]
         """Those that are for every client, or every one with a user."""
         self._known: dict[tuple[int, int], int] = {}

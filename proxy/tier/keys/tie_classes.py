@@ -29,11 +29,12 @@ class TieClasses:
     ) -> None:
         """Join the groups; `tie_sets`: ties that were joined already."""
         self._groups, self._ties, self._tie_sets = groups, ties, tie_sets
+        self._forms = forms = [group.form for group in groups]
         self._meetings = Meetings(groups)
         self._classes = DisjointSets(len(groups))
         self._members: dict[int, list[int]] = {at: [at] for at in range(len(groups))}
-        self._asked = reduce(or_, (each.conditions | each.entity for each in groups), NO_FIELDS)
-        self._partial = [at for at, each in enumerate(groups) if self._asked not in each.settled]
+        self._asked = reduce(or_, (each.conditions | each.entity for each in forms), NO_FIELDS)
+        self._partial = [at for at, each in enumerate(forms) if self._asked not in each.settled]
         """Groups from which not everything else follows."""
         self._join_alike()
         if len(self._partial) > MAX_COMPARED:
@@ -49,7 +50,7 @@ class TieClasses:
         """Return what a class's keys are made of; None: they are names of `tie_sets`."""
         members = self._members[of_class]
         settled = self._settled(members) & VALUES
-        if not settled or all(self._groups[each].form.is_named for each in members):
+        if not settled or all(self._forms[each].is_named for each in members):
             return None
         return settled
 
@@ -71,22 +72,22 @@ class TieClasses:
         coarse_fields = self.key_fields(coarse)
         if coarse_fields is not None and coarse_fields not in known:
             return False
-        meetings, groups = self._meetings, self._groups
+        meetings, forms = self._meetings, self._forms
         for one in members:
             kinds = 0
             for other in self._members[coarse]:
                 kinds |= meetings.kinds(one, other)
-            for other, group in enumerate(groups) if kinds else ():
-                if meetings.kinds(one, other) & kinds and group.conditions not in known:
+            for other, form in enumerate(forms) if kinds else ():
+                if meetings.kinds(one, other) & kinds and form.conditions not in known:
                     return False
-            if len(members) > 1 or groups[one].form.is_adaptive:
+            if len(members) > 1 or forms[one].is_adaptive:
                 for own in members:
-                    if groups[own].kinds & kinds and groups[own].conditions not in known:
+                    if forms[own].kinds & kinds and forms[own].conditions not in known:
                         return False
         return True
 
     def _settled(self, members: Sequence[int]) -> Field:
-        return reduce(and_, (self._groups[each].settled for each in members))
+        return reduce(and_, (self._forms[each].settled for each in members))
 
     def _join(self, one: int, other: int) -> bool:
         first, second = self._classes.find(one), self._classes.find(other)
@@ -96,18 +97,14 @@ class TieClasses:
         self._members[kept] += self._members.pop(gone)
         return True
 
-    def _adaptive(self) -> list[int]:
-        return [at for at, group in enumerate(self._groups) if group.form.is_adaptive]
-
     def _join_alike(self) -> None:
         """Join all `ClientSet`s of several clients, and all that has adaptive bounds.
 
         A query has one adaptive bound, whichever rule gives it.
         """
-        forms = [group.form for group in self._groups]
-        named = [at for at, form in enumerate(forms) if form.is_set and form.is_named]
-        for alike in (self._adaptive(), named):
-            self._join_all(alike)
+        forms = self._forms
+        self._join_all([at for at, form in enumerate(forms) if form.is_adaptive])
+        self._join_all([at for at, form in enumerate(forms) if form.is_set and form.is_named])
 
     def _join_all(self, alike: Sequence[int]) -> None:
         for each in alike[1:]:
@@ -138,7 +135,7 @@ class TieClasses:
             for one, other in combinations(members, 2):
                 if self._meet(one, other):
                     self._overlap(one, other)
-            adaptive = [each for each in members if self._groups[each].form.is_adaptive]
+            adaptive = [each for each in members if self._forms[each].is_adaptive]
             for one, other in combinations_with_replacement(adaptive, 2):
                 pair = self._groups[one], self._groups[other]
                 join_overlaps(
@@ -152,5 +149,5 @@ class TieClasses:
 
     def _overlap(self, one: int, other: int) -> None:
         groups = self._groups[one], self._groups[other]
-        is_set = groups[0].form.is_set or groups[1].form.is_set
+        is_set = self._forms[one].is_set or self._forms[other].is_set
         join_overlaps(self._tie_sets, self._ties, *groups, any_kinds=is_set)

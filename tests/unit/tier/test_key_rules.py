@@ -25,7 +25,7 @@ from proxy.tier.key_rules import (
     read_rules,
     rules_text,
 )
-from proxy.tier.keys.client_set import ClientSet
+from proxy.tier.keys.rule_groups import ClientSet
 
 KINDS = [QuotaKind.CONSUMER_BYTE_RATE, QuotaKind.PRODUCER_BYTE_RATE]
 names = st.sampled_from(["a", "ab", "b,c", "ü", "d e"])
@@ -50,7 +50,7 @@ def rules(draw: st.DrawFn) -> Rule:
     )
 
 
-sets = st.builds(ClientSet, names, st.frozensets(names), st.lists(names).map(tuple))
+sets = st.builds(ClientSet, names, st.frozensets(names))
 key_rules = st.builds(
     KeyRules,
     st.lists(rules(), max_size=4).map(rules_text),
