@@ -28,7 +28,6 @@ from proxy.admin.loop_lag import watch_lag
 from proxy.admin.rates.rate_observer import RateObserver
 from proxy.admin.request_times import RequestTimes
 from proxy.admin.server import AdminServer
-from proxy.belongings import MemberBelongings
 from proxy.cluster.kafka_client import KafkaClient
 from proxy.cluster.upstream import LOGIN_REFUSED
 from proxy.config import Config
@@ -59,6 +58,7 @@ from proxy.release import VERSION
 from proxy.slices import Slices
 from proxy.state import MemoryStore, StateError, Store, WatchedStore
 from proxy.tasks import end_tasks
+from proxy.tier.belongings import Belongings
 from proxy.tier.key_rules import digest_in_force
 from proxy.tier.slot_loads import ClientTraffic
 from proxy.tier.slot_map import MemberAddresses
@@ -191,7 +191,7 @@ class MemberProcess:
                 self.instruments,
                 steering=steering,
                 visits=visits,
-                belongings=MemberBelongings(
+                belongings=Belongings(
                     self.queries,
                     self.quotas.shared,
                     self.store,

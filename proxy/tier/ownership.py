@@ -7,16 +7,17 @@ taken: whose records it has read, and nobody else writes any more.
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from typing import Protocol
+from dataclasses import replace
 
 from prometheus_client import Counter
 from structlog import get_logger
 
 from proxy.quota.debts import Debt
 from proxy.state import GroupFence, Record, SlotStore, StateError
+from proxy.tier.belongings import Belongings
 from proxy.tier.misplaced_records import MisplacedRecords
 from proxy.tier.peers import Peers
-from proxy.tier.records import COMMON_SLOT, DebtSnapshots
+from proxy.tier.records import COMMON_SLOT, take_debts, write_debts
 from proxy.tier.slot_balance import Owners, stand_in_of
 from proxy.tier.slot_map import SlotMap
 from proxy.tier.slot_owns import SlotOwns
@@ -28,25 +29,6 @@ TAKE_RETRY_S = 0.5
 """After slots could not be taken, or given."""
 
 _log = get_logger(__name__)
-
-
-class Belongings(Protocol):
-    """What a member has of the clients in its slots."""
-
-    async def leave(self, before: SlotOwns, after: SlotOwns) -> list[Debt]:
-        """Write and forget what is owned no more; return what those clients owe."""
-
-    async def take(self, owns: SlotOwns, debts: Iterable[Debt]) -> None:
-        """Take up what is owned from now on, and have its clients owe this. Raises StateError."""
-
-    async def pace(self, owns: SlotOwns, slots: frozenset[int]) -> None:
-        """Hold the clients of these slots to their bounds at once: another member had them."""
-
-    async def lead(self, is_leader: bool) -> None:
-        """Write what concerns all from now on, or leave that to another member."""
-
-    def cut_off(self, is_cut_off: bool) -> None:
-        """Follow whether this member has lost its place in the tier."""
 
 
 class SlotOwnership:
@@ -121,7 +103,7 @@ class SlotOwnership:
     async def release(self, slots: frozenset[int]) -> None:
         """Release slots, with all that their clients owe."""
         async with self._changing:
-            await self._apply(self._without(slots))
+            await self._apply(self.owns.slot_map.without(slots))
             await asyncio.to_thread(self._store().release, slots)
 
     async def follow(self) -> None:
@@ -155,12 +137,12 @@ class SlotOwnership:
             if self.newest is None or not slots <= store.taken:
                 what = f"member {self._name} has not all of these slots by its rules now"
                 raise StateError(what, "send it again in a second")
-            await self._apply(self._without(slots))
+            await self._apply(applied.without(slots))
             # What was written here since is newer than what another member had.
             new = [record for record in records if store.get(record.key) is None]
             if new:
                 await asyncio.to_thread(store.put_many, new)
-            own = await asyncio.to_thread(DebtSnapshots(store).take, slots)
+            own = await asyncio.to_thread(take_debts, store, slots)
             await self._apply(applied, [*own, *debts])
 
     def routes(self) -> SlotMap:
@@ -170,7 +152,7 @@ class SlotOwnership:
             silent.add(self._name)
         applied = self.owns.slot_map
         owners = route_owners(applied.owners, self._owners_before, applied.members, silent)
-        return SlotMap(applied.generation, applied.members, owners)
+        return replace(applied, owners=owners)
 
     def show(self) -> None:
         """Send clients on by other members: some have fallen silent, or answer again."""
@@ -187,23 +169,18 @@ class SlotOwnership:
     async def _step(self) -> None:
         newest, applied = self.newest, self.owns.slot_map
         if newest is None:
-            lost = [None if owner == self._name else owner for owner in applied.owners]
-            await self._apply(SlotMap(applied.generation, applied.members, lost))
+            await self._apply(applied.without(self.owns.slots))
             return
         store = self._store()
         debts: list[Debt] = []
-        if gained := newest.slots_of(self._name) - store.taken:
+        given = newest.slots_of(self._name)
+        if gained := given - store.taken:
             self._may_have_misplaced = True
             assert self.fence is not None
             await asyncio.to_thread(store.take, gained, self.fence)
-            debts = await asyncio.to_thread(DebtSnapshots(store).take, gained)
-        taken = store.taken
-        owners = [
-            None if owner == self._name and slot not in taken else owner
-            for slot, owner in enumerate(newest.owners)
-        ]
+            debts = await asyncio.to_thread(take_debts, store, gained)
         before = self.owns.slots
-        await self._apply(SlotMap(newest.generation, newest.members, owners), debts)
+        await self._apply(newest.without(given - store.taken), debts)
         self._moves.inc(len(self.owns.slots - before))
         self.in_force.set()
         if self.is_leader and await self._rules.propose(store):
@@ -229,7 +206,7 @@ class SlotOwnership:
         ]
         if leaving and self.newest is not None:
             with suppress(StateError):
-                await asyncio.to_thread(DebtSnapshots(self._store()).write, leaving)
+                await asyncio.to_thread(write_debts, self._store(), leaving)
         if is_rekeyed:
             self._rules.put_in_force(rules, keys)
             self._may_have_misplaced = True
@@ -245,12 +222,6 @@ class SlotOwnership:
             await self._steer()
             await self._belongings.lead(self.is_leader)
         self._followed.set()
-
-    def _without(self, slots: Collection[int]) -> SlotMap:
-        """Return the map that is followed with nobody in these slots."""
-        applied = self.owns.slot_map
-        owners = [None if slot in slots else each for slot, each in enumerate(applied.owners)]
-        return SlotMap(applied.generation, applied.members, owners)
 
 
 def route_owners(

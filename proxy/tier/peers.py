@@ -4,7 +4,6 @@ import asyncio
 import math
 import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Self
 
@@ -20,7 +19,6 @@ from proxy.admin.peers.tier_routes import (
     VISITS_PATH,
 )
 from proxy.config import Config
-from proxy.config.secrets import ALL_RIGHTS, Secrets
 from proxy.quota.debts import Debt
 from proxy.state import Record
 from proxy.tasks import end_tasks
@@ -43,31 +41,6 @@ MAX_PEER_BYTES = 16 * 2**20
 _log = get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class PeerAccess:
-    """How a member shows the others who it is, and knows them."""
-
-    token: str | None = field(default=None, repr=False)
-    """That of `admin.token_file`, which all have."""
-    tls: ssl.SSLContext | None = field(default=None, repr=False)
-    """None where admin ports have none."""
-
-    @classmethod
-    def of(cls, config: Config, secrets: Secrets) -> Self:
-        """Return that of a configuration.
-
-        The members trust what the system does, `admin.tls.ca_file`, and the certificate of this
-        one, which this one shows.
-        """
-        tls = None
-        if (given := config.admin.tls) is not None:
-            tls = ssl.create_default_context()
-            tls.load_verify_locations(given.ca_file or given.cert_file)
-            tls.load_verify_locations(given.cert_file)
-            tls.load_cert_chain(given.cert_file, given.key_file)
-        return cls(secrets.tokens.get(ALL_RIGHTS), tls)
-
-
 class PeerError(Exception):
     """A member has not answered, or not as it should."""
 
@@ -81,12 +54,19 @@ class AwayError(PeerError):
 
 
 class Peers:
-    """The other members of a tier, asked over HTTP at their admin ports. Use it as a context."""
+    """The other members of a tier, asked over HTTP at their admin ports. Use it as a context.
 
-    def __init__(self, access: PeerAccess, on_silent: Callable[[], None] = lambda: None) -> None:
-        token = access.token
-        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self._tls = access.tls
+    `token` is shown to them, that of `admin.token_file`, which all have; `tls` is None where their
+    ports have none.
+    """
+
+    def __init__(
+        self,
+        token: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        on_silent: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.token, self.tls = token, tls
         self._on_silent = on_silent
         self._session: aiohttp.ClientSession | None = None
         self._urls: dict[str, str] = {}
@@ -97,8 +77,8 @@ class Peers:
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
-            headers=self._headers,
-            connector=aiohttp.TCPConnector(ssl=True if self._tls is None else self._tls),
+            headers={} if self.token is None else {"Authorization": f"Bearer {self.token}"},
+            connector=aiohttp.TCPConnector(ssl=True if self.tls is None else self.tls),
             read_bufsize=MAX_PEER_BYTES,
         )
         return self
@@ -230,6 +210,22 @@ class Peers:
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             kind = _kind_of(error)
             raise kind(f"{member}: {str(error) or 'no answer in time'}") from None
+
+
+def peer_tls(config: Config) -> ssl.SSLContext | None:
+    """Return how members know each other at admin ports; None: without TLS.
+
+    They trust what the system does, `admin.tls.ca_file`, and the certificate of this one, which
+    this one shows.
+    """
+    given = config.admin.tls
+    if given is None:
+        return None
+    tls = ssl.create_default_context()
+    tls.load_verify_locations(given.ca_file or given.cert_file)
+    tls.load_verify_locations(given.cert_file)
+    tls.load_cert_chain(given.cert_file, given.key_file)
+    return tls
 
 
 def _kind_of(error: Exception) -> type[PeerError]:

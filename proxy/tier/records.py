@@ -84,43 +84,41 @@ class TierStore(Store):
         return owner_of(key) is None or self._slot_of(key) in taken
 
 
-class DebtSnapshots:
-    """What the clients of a slot owe while it moves: a record in the slot. All methods block."""
+def write_debts(store: Store, debts: Iterable[tuple[int, Debt]]) -> None:
+    """Write what clients owe while their slot moves, given with the slots: a record in each slot.
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    Blocks. Raises StateError.
+    """
+    by_slot: dict[int, list[dict[str, Any]]] = {}
+    for slot, debt in debts:
+        by_slot.setdefault(slot, []).append(debt.document())
+    at_s = time.time()
+    records = [
+        Record.of(slot_key(OWED, slot), {"at_s": at_s, "owed": rows}, DEBT_SNAPSHOT_SCHEMA)
+        for slot, rows in by_slot.items()
+    ]
+    if records:
+        store.put_many(records)
 
-    def write(self, debts: Iterable[tuple[int, Debt]]) -> None:
-        """Write debts with their slots. Raises StateError."""
-        by_slot: dict[int, list[dict[str, Any]]] = {}
-        for slot, debt in debts:
-            by_slot.setdefault(slot, []).append(debt.document())
-        at_s = time.time()
-        records = [
-            Record.of(slot_key(OWED, slot), {"at_s": at_s, "owed": rows}, DEBT_SNAPSHOT_SCHEMA)
-            for slot, rows in by_slot.items()
-        ]
-        if records:
-            self._store.put_many(records)
 
-    def take(self, slots: Collection[int]) -> list[Debt]:
-        """Return what is still owed in these slots, and delete that. Raises StateError.
+def take_debts(store: Store, slots: Collection[int]) -> list[Debt]:
+    """Return what is still owed in these slots, and delete that. Blocks. Raises StateError.
 
-        The clock that it was written by may be another one: what is owed never becomes more.
-        """
-        keys = {slot_key(OWED, slot) for slot in slots}
-        found = [record for key in keys if (record := self._store.get(key)) is not None]
-        if not found:
-            return []
-        self._store.put_many((), delete=[record.key for record in found])
-        debts: list[Debt] = []
-        for record in found:
-            try:
-                record.check_form(DEBT_SNAPSHOT_SCHEMA)
-                debts += _still_owed(record)
-            except (ValueError, KeyError, TypeError) as error:
-                _log.warning("debts not taken over", record=record.key, error=str(error))
-        return debts
+    The clock that it was written by may be another one: what is owed never becomes more.
+    """
+    keys = {slot_key(OWED, slot) for slot in slots}
+    found = [record for key in keys if (record := store.get(key)) is not None]
+    if not found:
+        return []
+    store.put_many((), delete=[record.key for record in found])
+    debts: list[Debt] = []
+    for record in found:
+        try:
+            record.check_form(DEBT_SNAPSHOT_SCHEMA)
+            debts += _still_owed(record)
+        except (ValueError, KeyError, TypeError) as error:
+            _log.warning("debts not taken over", record=record.key, error=str(error))
+    return debts
 
 
 def _still_owed(record: Record) -> list[Debt]:

@@ -1,7 +1,7 @@
 """Say which member owns each slot, and where clients reach it."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from proxy.cluster.upstream import Address
@@ -108,6 +108,11 @@ class SlotMap:
     def slots_of(self, name: str) -> frozenset[int]:
         """Return the slots that a member owns."""
         return frozenset(slot for slot, owner in enumerate(self.owners) if owner == name)
+
+    def without(self, slots: Collection[int]) -> Self:
+        """Return the map with nobody in these slots."""
+        owners = [None if slot in slots else each for slot, each in enumerate(self.owners)]
+        return replace(self, owners=owners)
 
     def document(self) -> dict[str, Any]:
         """Return it as JSON has it, owners as positions among the members; `of` reads that."""

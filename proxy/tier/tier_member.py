@@ -16,19 +16,20 @@ from proxy.admin.replies import ApiError
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.upstream import UpstreamError
 from proxy.config import Config
-from proxy.config.secrets import Secrets
+from proxy.config.secrets import ALL_RIGHTS, Secrets
 from proxy.config.stores import RELEASE_TIMEOUT_S, StateHolder
 from proxy.quota.debts import Debt, SharedQuotas
 from proxy.quota.rules import Rule
 from proxy.state import Document, GroupFence, Record, SlotStore, StateError, Store
 from proxy.tasks import end_tasks
-from proxy.tier.group.assignment import AnnouncedMember, Assignment
+from proxy.tier.belongings import Belongings
+from proxy.tier.group.assignment import Assignment
 from proxy.tier.group.group_member import GroupMember, MembershipError
 from proxy.tier.group.subscription import Announcement
 from proxy.tier.group.vacancy import until_vacant
 from proxy.tier.loads import TierLoads
-from proxy.tier.ownership import Belongings, SlotOwnership
-from proxy.tier.peers import PeerAccess, Peers
+from proxy.tier.ownership import SlotOwnership
+from proxy.tier.peers import Peers, peer_tls
 from proxy.tier.reachability import ReachabilityProbe
 from proxy.tier.records import COMMON_SLOT, WATCH, TierStore, slot_key
 from proxy.tier.slot_balance import placed_slots
@@ -118,7 +119,6 @@ class TierMember:
         self._addresses, self._on_common = addresses, on_common
         self._loop = asyncio.get_running_loop()
         self._group_id = f"quota-proxy-tier-{tier.name}"
-        self._access = PeerAccess.of(config, secrets)
         self._admin_url = self._cluster_id = ""
         self._opened: SlotStore | None = None
         self.is_successor = False
@@ -129,7 +129,11 @@ class TierMember:
         """Whether this member is to own nothing any more, as it ends."""
         # Each of these knows only those before it.
         self._rules = rules = TierRules(config)
-        self._peers = peers = Peers(self._access, lambda: self._ownership.show())  # noqa: PLW0108 - made below
+        self._peers = peers = Peers(
+            secrets.tokens.get(ALL_RIGHTS),
+            peer_tls(config),
+            lambda: self._ownership.show(),  # noqa: PLW0108 - made below
+        )
         self._probe = ReachabilityProbe(lambda: peers.silent, self._reach_changed)
         self._ownership = ownership = SlotOwnership(
             name,
@@ -323,11 +327,11 @@ class TierMember:
 
     def members(self) -> Sequence[MemberEndpoint]:
         """Return how all members of the tier are asked, this one included."""
-        token, tls, silent = self._access.token, self._access.tls, self._peers.silent
-        urls = {name: each.admin_url for name, each in self._others.items()}
+        peers = self._peers
+        urls = {**self._other_urls, self.name: self._admin_url}
         return [
-            MemberEndpoint(name, url=url, alive=name not in silent, token=token, tls=tls)
-            for name, url in sorted({**urls, self.name: self._admin_url}.items())
+            MemberEndpoint(name, url, name not in peers.silent, peers.token, peers.tls)
+            for name, url in sorted(urls.items())
         ]
 
     def owner_of(self, client_id: str) -> str | None:
@@ -380,13 +384,13 @@ class TierMember:
         return None if self._member is None else self._member.assignment
 
     @property
-    def _others(self) -> Mapping[str, AnnouncedMember]:
-        assignment = self._assignment
-        members = {} if assignment is None else dict(assignment.members)
-        members.pop(self.name, None)
-        return members
+    def _other_urls(self) -> Mapping[str, str]:
+        """The admin ports of the others, by name."""
+        members = {} if (assignment := self._assignment) is None else assignment.members
+        return {name: each.admin_url for name, each in members.items() if name != self.name}
 
     def _announce(self) -> Announcement:
+        newest = self._ownership.newest
         return Announcement(
             addresses=self._addresses(),
             admin_url=self._admin_url,
@@ -395,16 +399,10 @@ class TierMember:
             clock_s=time.time(),
             loads=self._loads.told,
             is_leaving=self._is_leaving,
-            reached=self._probe.reached - self._owners(),
+            reached=self._probe.reached.difference(() if newest is None else newest.owners),
             unreached=frozenset(self._probe.problems),
             is_settling=self.is_settling,
         )
-
-    def _owners(self) -> frozenset[str]:
-        """Return the members that own slots."""
-        newest = self._ownership.newest
-        owners = set() if newest is None else set(newest.owners)
-        return frozenset(name for name in owners if name is not None)
 
     def _reach_changed(self) -> None:
         """Announce to the group at once who can be reached: a newcomer may wait for its slots."""
@@ -422,7 +420,7 @@ class TierMember:
             return
         fence = GroupFence(self._group_id, generation, member_id, member.instance_id)
         self._ownership.use(slot_map, fence)
-        self._peers.use({name: each.admin_url for name, each in self._others.items()})
+        self._peers.use(self._other_urls)
         self._probe.use(each for each in slot_map.members.values() if each.name != self.name)
 
     async def _may_hold(self, generation: int) -> bool:

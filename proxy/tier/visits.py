@@ -65,11 +65,6 @@ class VisitLog:
             if not visits:
                 del self._by_owner[owner]
 
-    def forget(self, owners: Iterable[str]) -> None:
-        """Drop what is to be told to members that are gone."""
-        for owner in owners:
-            self._by_owner.pop(owner, None)
-
 
 def visit_row(visit: Visit) -> list[Any]:
     """Return a visit as JSON has it; `read_visit` reads that."""

@@ -7,7 +7,13 @@ from proxy.quota.debts import Debt
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.state import MemoryStore, Record
 from proxy.tier import records
-from proxy.tier.records import DEBT_SNAPSHOT_SCHEMA, OWED, DebtSnapshots, slot_key
+from proxy.tier.records import (
+    DEBT_SNAPSHOT_SCHEMA,
+    OWED,
+    slot_key,
+    take_debts,
+    write_debts,
+)
 
 
 def etl(owed_ms: float) -> Debt:
@@ -34,41 +40,39 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualTime:
 
 
 def test_of_what_is_owed_the_time_on_the_way_is_gone(clock: VirtualTime) -> None:
-    owed = DebtSnapshots(MemoryStore())
-    owed.write([(7, etl(3000.0)), (7, web(500.0))])
+    store = MemoryStore()
+    write_debts(store, [(7, etl(3000.0)), (7, web(500.0))])
     clock.pass_ms(1000)
-    assert owed.take([7]) == [etl(pytest.approx(2000.0))]
+    assert take_debts(store, [7]) == [etl(pytest.approx(2000.0))]
 
 
 def test_a_clock_that_goes_back_makes_nothing_more(clock: VirtualTime) -> None:
-    owed = DebtSnapshots(MemoryStore())
-    owed.write([(7, etl(3000.0))])
+    store = MemoryStore()
+    write_debts(store, [(7, etl(3000.0))])
     clock.pass_ms(-60_000)
-    assert owed.take([7]) == [etl(3000.0)]
+    assert take_debts(store, [7]) == [etl(3000.0)]
 
 
 def test_each_slot_has_its_own_and_is_taken_once(clock: VirtualTime) -> None:
     store = MemoryStore()
-    owed = DebtSnapshots(store)
-    owed.write([(1, etl(10.0)), (2, web(20.0))])
+    write_debts(store, [(1, etl(10.0)), (2, web(20.0))])
     assert [each.key for each in store.items("")] == [slot_key(OWED, 1), slot_key(OWED, 2)]
-    assert owed.take({2, 3}) == [web(20.0)]
-    assert owed.take({2, 3}) == []
-    assert owed.take({1}) == [etl(10.0)]
+    assert take_debts(store, {2, 3}) == [web(20.0)]
+    assert take_debts(store, {2, 3}) == []
+    assert take_debts(store, {1}) == [etl(10.0)]
     assert store.items("") == []
 
 
 def test_nothing_owed_writes_nothing(clock: VirtualTime) -> None:
     store = MemoryStore()
-    DebtSnapshots(store).write([])
+    write_debts(store, [])
     assert store.items("") == []
 
 
 @pytest.mark.parametrize("value", [[], {}, {"at_s": "x", "owed": []}, {"at_s": 1, "owed": [[]]}])
 def test_a_damaged_record_costs_only_itself(clock: VirtualTime, value: object) -> None:
     store = MemoryStore()
-    owed = DebtSnapshots(store)
-    owed.write([(2, web(20.0))])
+    write_debts(store, [(2, web(20.0))])
     store.put_many([Record.of(slot_key(OWED, 1), value, DEBT_SNAPSHOT_SCHEMA)])  # type: ignore[arg-type]
-    assert owed.take({1, 2}) == [web(20.0)]
+    assert take_debts(store, {1, 2}) == [web(20.0)]
     assert store.items("") == []

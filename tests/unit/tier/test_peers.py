@@ -12,7 +12,7 @@ from proxy.quota.debts import Debt
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.state import Record
 from proxy.tier import peers as peers_module
-from proxy.tier.peers import PeerAccess, PeerError, Peers
+from proxy.tier.peers import PeerError, Peers
 
 HOST = "127.0.0.1"
 ROW = ["main", None, "etl", "10.0.0.9", "consumer_byte_rate", 1024.0]
@@ -113,7 +113,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_visits_are_told_with_the_token_and_what_is_owed_comes_back() -> None:
     machine = Machine()
     machine.owed = [[*ROW[:-1], 250.0]]
-    async with machine.running() as url, Peers(PeerAccess("secret")) as peers:
+    async with machine.running() as url, Peers("secret") as peers:
         peers.use({"b": url})
         assert await peers.tell("b", [ROW]) == machine.owed
     assert machine.asked == [(VISITS_PATH, "Bearer secret", {"visits": [ROW]})]
@@ -121,7 +121,7 @@ async def test_visits_are_told_with_the_token_and_what_is_owed_comes_back() -> N
 
 async def test_without_a_token_none_is_shown() -> None:
     machine = Machine()
-    async with machine.running() as url, Peers(PeerAccess()) as peers:
+    async with machine.running() as url, Peers() as peers:
         peers.use({"b": url})
         await peers.give("b", [Record("k/1", "{}", 2)], [DEBT])
     body = {"records": [["k/1", "{}", 2]], "owed": [DEBT.document()]}
@@ -132,7 +132,7 @@ async def test_without_a_token_none_is_shown() -> None:
 async def test_another_answer_is_an_error(owed: object) -> None:
     machine = Machine()
     machine.owed = owed
-    async with machine.running() as url, Peers(PeerAccess()) as peers:
+    async with machine.running() as url, Peers() as peers:
         peers.use({"b": url})
         with pytest.raises(PeerError, match="was not understood"):
             await peers.tell("b", [ROW])
@@ -140,7 +140,7 @@ async def test_another_answer_is_an_error(owed: object) -> None:
 
 async def test_who_refuses_hangs_is_gone_or_unknown_is_an_error(soon: None) -> None:
     machine = Machine()
-    async with Peers(PeerAccess()) as peers:
+    async with Peers() as peers:
         async with machine.running() as url:
             peers.use({"b": url})
             with pytest.raises(PeerError, match="c is not in the tier"):
@@ -160,7 +160,7 @@ async def test_a_machine_is_silent_while_it_does_not_answer(soon: None) -> None:
     async with (
         machine.running() as url,
         other.running() as other_url,
-        Peers(PeerAccess(), looks) as peers,
+        Peers(on_silent=looks) as peers,
     ):
         peers.use({"b": url, "c": other_url})
         async with watching(peers):
@@ -180,7 +180,7 @@ async def test_a_machine_that_dies_is_silent_at_once(
     async with (
         machine.running() as url,
         other.running() as other_url,
-        Peers(PeerAccess(), looks) as peers,
+        Peers(on_silent=looks) as peers,
     ):
         peers.use({"b": url, "c": other_url})
         async with watching(peers):
@@ -194,7 +194,7 @@ async def test_a_machine_that_dies_is_silent_at_once(
 
 async def test_one_broken_connection_is_no_death(soon: None) -> None:
     machine, looks = Machine(), Looks()
-    async with machine.running() as url, Peers(PeerAccess(), looks) as peers:
+    async with machine.running() as url, Peers(on_silent=looks) as peers:
         peers.use({"b": url})
         async with watching(peers):
             for _ in range(3):
@@ -206,7 +206,7 @@ async def test_one_broken_connection_is_no_death(soon: None) -> None:
 
 async def test_who_is_in_the_tier_no_more_is_not_silent(soon: None) -> None:
     machine, looks = Machine(), Looks()
-    async with machine.running() as url, Peers(PeerAccess(), looks) as peers:
+    async with machine.running() as url, Peers(on_silent=looks) as peers:
         machine.status = 503
         peers.use({"b": url})
         async with watching(peers):

@@ -49,16 +49,6 @@ def test_what_exceeds_a_message_waits_for_the_next_one() -> None:
     assert (len(first), len(rest)) == (MAX_VISITS, 1)
 
 
-@given(st.lists(VISITS, unique_by=lambda visit: (visit.identity, visit.kind)))
-def test_what_is_for_an_owner_that_is_gone_is_dropped(visits: list[Visit]) -> None:
-    log = VisitLog()
-    for visit in visits:
-        log.add("p", visit)
-        log.add("gone", visit)
-    log.forget(["gone"])
-    assert [visit for _, told in log.take() for visit in told] == visits
-
-
 @given(VISITS)
 def test_a_visit_survives_json(visit: Visit) -> None:
     assert read_visit(json.loads(json.dumps(visit_row(visit)))) == visit

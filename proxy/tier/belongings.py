@@ -19,8 +19,8 @@ CUT_OFF_LIMIT_S = 2.0
 _log = get_logger(__name__)
 
 
-class MemberBelongings:
-    """Those of one member; see `proxy.tier.ownership.Belongings`.
+class Belongings:
+    """What one member has of the clients in its slots.
 
     `lead_for_all` has the member write what concerns all, or leave that; it raises StateError.
     """
@@ -60,7 +60,7 @@ class MemberBelongings:
         await self._slices.collect(walk)
 
     async def lead(self, is_leader: bool) -> None:
-        """Write what concerns all from now on, or leave that to another member."""
+        """Write what concerns all from now on, or leave that to another member; log what fails."""
         try:
             await self._lead_for_all(is_leader)
         except StateError as error:
