@@ -200,6 +200,7 @@ class MemberProcess:
                     self.write_for_all,
                 ),
                 shared=self.quotas.shared,
+                slices=self.slices,
                 traffic=lambda: ClientTraffic(
                     self.relay.list.client_rates, self.relay.list.client_exchanges
                 ),
@@ -425,11 +426,7 @@ class MemberProcess:
     def _tier_works(self) -> Iterable[Work]:
         if self.tier is None:
             return ()
-        return self.tier.watch, self._watch_loads, self._follow_rules
-
-    async def _watch_loads(self) -> None:
-        assert self.tier is not None
-        await self.tier.watch_loads(self.slices.collect)
+        return self.tier.watch, self.tier.watch_loads, self._follow_rules
 
     async def _follow_rules(self) -> None:
         """Show, and give to the tier, which rules are in force here, until cancelled."""

@@ -3,15 +3,14 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from structlog import get_logger
 
+from proxy.slices import Slices
 from proxy.state import Document
-from proxy.tier.announced_loads import AnnouncedLoads, complete
 from proxy.tier.ownership import SlotOwnership
 from proxy.tier.slot_balance import NO_LOAD, SlotLoad, overloaded_slots
-from proxy.tier.slot_loads import ClientTraffic, LoadMeter
+from proxy.tier.slot_loads import AnnouncedLoads, ClientTraffic, LoadMeter
 
 LOAD_INTERVAL_S = 1.0
 """Between two looks whether connections were measured."""
@@ -25,13 +24,23 @@ _log = get_logger(__name__)
 class TierLoads:
     """Measures the loads of the slots that `ownership` has.
 
-    `traffic` gives the newest rates of clients, the same object until they are measured anew.
+    `traffic` gives the newest rates of clients, the same object until they are measured anew;
+    `known` what the group knows of the loads, None while it is not followed. When our loads are
+    others `request_rebalance` is called.
     """
 
     def __init__(
-        self, name: str, ownership: SlotOwnership, traffic: Callable[[], ClientTraffic]
+        self,
+        name: str,
+        ownership: SlotOwnership,
+        slices: Slices,
+        *,
+        traffic: Callable[[], ClientTraffic],
+        known: Callable[[], Mapping[int, SlotLoad] | None],
+        request_rebalance: Callable[[], None],
     ) -> None:
-        self._name, self._ownership, self._traffic = name, ownership, traffic
+        self._name, self._ownership, self._slices = name, ownership, slices
+        self._traffic, self._known, self._request_rebalance = traffic, known, request_rebalance
         self._meter = LoadMeter()
         self._announced = AnnouncedLoads()
         self._warned_s: dict[int, float] = {}
@@ -42,17 +51,8 @@ class TierLoads:
         """What the others are told of the loads of this member's slots."""
         return self._announced.loads
 
-    async def watch(
-        self,
-        collect: Callable[[Any], Any],
-        known: Callable[[], Mapping[int, SlotLoad] | None],
-        request_rebalance: Callable[[], None],
-    ) -> None:
-        """Measure, and have the group look at the loads again when ours have changed.
-
-        `collect` runs a walk in slices, `known` gives what the group knows of the loads; None: it
-        is not followed. Runs until cancelled.
-        """
+    async def watch(self) -> None:
+        """Measure, and have the group look at the loads again when ours have changed."""
         seen: ClientTraffic | None = None
         while True:
             traffic = self._traffic()
@@ -60,15 +60,16 @@ class TierLoads:
                 seen = traffic
                 now_s, cpu_s = time.monotonic(), time.process_time()
                 slot_of = self._ownership.owns.keys.slot_of
-                await collect(self._meter.measuring(traffic, slot_of, now_s, cpu_s))
+                await self._slices.collect(self._meter.measuring(traffic, slot_of, now_s, cpu_s))
                 self._warn(time.monotonic())
-                measured = complete(self._meter.loads, self._ownership.owns.slots)
-                told = known()
+                loads = self._meter.loads
+                measured = {slot: loads.get(slot, NO_LOAD) for slot in self._ownership.owns.slots}
+                told = self._known()
                 is_news = self._announced.take(
                     measured, told or {}, time.monotonic(), self._meter.measured_s
                 )
                 if is_news and told is not None:
-                    request_rebalance()
+                    self._request_rebalance()
             await asyncio.sleep(LOAD_INTERVAL_S)
 
     def document(self) -> Document:

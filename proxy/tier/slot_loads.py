@@ -1,4 +1,4 @@
-"""Measure what the clients of each slot take of a member.
+"""Measure what the clients of each slot take of a member, and say when that is news.
 
 Sans-I/O: times are arguments, in seconds of one monotonic clock.
 """
@@ -26,6 +26,15 @@ NAMED_SHARE, MAX_NAMED_OF_SLOT = 0.3, 3
 
 WALKED_AT_ONCE = 100
 """Clients in one step of a walk; some 50 microseconds."""
+
+LEAST_MEASURED_S = 60.0
+"""What was measured for less is too low, as it is an average."""
+
+NEWS_SHARE = 0.15
+"""Of all that a member carries: when so much has changed, slot by slot, the others are told."""
+
+LEAST_NEWS = 0.05
+"""Of one member's capacity; what is less is no news."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +119,42 @@ class LoadMeter:
         }
 
 
+class AnnouncedLoads:
+    """The loads that a member joins with; they stay as they are until there is news."""
+
+    def __init__(self) -> None:
+        self.loads: Mapping[int, SlotLoad] = {}
+        """Of slots that this member has had for long enough, also where it is none."""
+        self._since_s: dict[int, float] = {}
+        """When each slot came."""
+
+    def take(
+        self,
+        measured: Mapping[int, SlotLoad],
+        known: Mapping[int, SlotLoad],
+        now_s: float,
+        measured_s: float,
+    ) -> bool:
+        """Take what was measured of our own slots, which are all there; return whether it is news.
+
+        `known` is what the others know of all slots, `measured_s` for how long this member has
+        measured.
+        """
+        self._since_s = {slot: self._since_s.get(slot, now_s) for slot in measured}
+        if measured_s < LEAST_MEASURED_S:
+            return False
+        loads = {
+            slot: load
+            for slot, load in measured.items()
+            if now_s - self._since_s[slot] >= LEAST_MEASURED_S
+        }
+        # What nobody knows counts as the average, so a slot that is idle is news, too.
+        if loads.keys() <= known.keys() and not _are_news(known, loads):
+            return False
+        self.loads = loads
+        return True
+
+
 def _averaged(
     before: Mapping[int, SlotLoad],
     sizes: Mapping[int, float],
@@ -127,6 +172,13 @@ def _averaged(
         if load.bytes_per_s >= LEAST_BYTES_PER_S:
             loads[slot] = load
     return loads
+
+
+def _are_news(known: Mapping[int, SlotLoad], loads: Mapping[int, SlotLoad]) -> bool:
+    """Return whether these slots carry much more or less than is known of them."""
+    changed = sum(abs(known.get(slot, NO_LOAD).share - load.share) for slot, load in loads.items())
+    carried = sum(load.share for load in loads.values())
+    return changed >= max(LEAST_NEWS, NEWS_SHARE * carried)
 
 
 def _title(client: ClientIdentity) -> str:

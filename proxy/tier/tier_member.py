@@ -20,6 +20,7 @@ from proxy.config.secrets import ALL_RIGHTS, Secrets
 from proxy.config.stores import RELEASE_TIMEOUT_S, StateHolder
 from proxy.quota.debts import Debt, SharedQuotas
 from proxy.quota.rules import Rule
+from proxy.slices import Slices
 from proxy.state import Document, GroupFence, Record, SlotStore, StateError, Store
 from proxy.tasks import end_tasks
 from proxy.tier.belongings import Belongings
@@ -32,7 +33,7 @@ from proxy.tier.ownership import SlotOwnership
 from proxy.tier.peers import Peers, peer_tls
 from proxy.tier.reachability import ReachabilityProbe
 from proxy.tier.records import COMMON_SLOT, WATCH, TierStore, slot_key
-from proxy.tier.slot_balance import placed_slots
+from proxy.tier.slot_balance import SlotLoad, placed_slots
 from proxy.tier.slot_loads import ClientTraffic
 from proxy.tier.slot_map import MemberAddresses, SlotMap
 from proxy.tier.slot_owns import SlotOwns
@@ -108,6 +109,7 @@ class TierMember:
         visits: VisitLog,
         belongings: Belongings,
         shared: SharedQuotas,
+        slices: Slices,
         traffic: Callable[[], ClientTraffic],
         addresses: Callable[[], MemberAddresses],
         on_common: Callable[[], None],
@@ -144,7 +146,16 @@ class TierMember:
             peers=peers,
             moves=metrics.slot_moves_total,
         )
-        self._loads = TierLoads(name, ownership, traffic)
+        self._loads = TierLoads(
+            name,
+            ownership,
+            slices,
+            traffic=traffic,
+            known=self._known_loads,
+            request_rebalance=self.request_rebalance,
+        )
+        self.watch_loads = self._loads.watch
+        """Measures the loads of the slots, until cancelled."""
         self._exchanges = VisitExchanges(visits, shared, steering, peers)
         self._member: GroupMember | None = None
         """None while this process is not to be in the group."""
@@ -300,10 +311,6 @@ class TierMember:
             await asyncio.wait((self._failed,))
             self._failed.result()
 
-    async def watch_loads(self, collect: Callable[[Any], Any]) -> None:
-        """Measure the loads of the slots, until cancelled; `collect` runs a walk in slices."""
-        await self._loads.watch(collect, self._known_loads, self.request_rebalance)
-
     def request_rebalance(self) -> None:
         """Have the group look at this member again, which is another one now."""
         if self._member is not None:
@@ -457,7 +464,7 @@ class TierMember:
         if not all(key.startswith(PRIVATE) for key in keys):
             self._on_common()
 
-    def _known_loads(self) -> Mapping[int, Any] | None:
+    def _known_loads(self) -> Mapping[int, SlotLoad] | None:
         return None if (assignment := self._assignment) is None else assignment.loads
 
     def _generation(self) -> int:

@@ -32,8 +32,8 @@ CAPACITY_BYTES_PER_S = 1e6
 MOST_OF_MEAN = 1.2
 BALANCED_WITHIN_S = 150
 SOON_AND_SMALL = f"""
-from proxy.tier import announced_loads, slot_balance
-announced_loads.LEAST_MEASURED_S = 15.0
+from proxy.tier import slot_balance, slot_loads
+slot_loads.LEAST_MEASURED_S = 15.0
 slot_balance.MEMBER_BYTES_PER_S = {CAPACITY_BYTES_PER_S}
 """
 

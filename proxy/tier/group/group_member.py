@@ -99,8 +99,6 @@ class GroupMember:
         place: Placement,
         may_hold: Callable[[int], Awaitable[bool]],
         session_timeout_s: float = SESSION_TIMEOUT_S,
-        heartbeat_interval_s: float = HEARTBEAT_INTERVAL_S,
-        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._bootstrap = bootstrap
         self._client = KafkaClient(bootstrap, ANSWER_LIMIT_S)
@@ -111,10 +109,8 @@ class GroupMember:
         self._may_hold = may_hold
         self._is_holding = False
         """Whether the session is over, and the last map holds all the same."""
-        self._heartbeat_interval_s = heartbeat_interval_s
-        self._clock_s = clock_s
         name = announce().name
-        self._place = GroupIdentity(group_id, name, session_timeout_s, session_timeout_s)
+        self._place = GroupIdentity(group_id, name, session_timeout_s)
         self._coordinator_key = GROUP_COORDINATOR, group_id
         self._holding = Holding(uuid4().hex[:PROCESS_CHARS])
         self._session = SessionClock(session_timeout_s)
@@ -143,19 +139,9 @@ class GroupMember:
         return self._tier_log.problem
 
     @property
-    def process(self) -> str:
-        """What tells this process from others of the same name."""
-        return self._holding.process
-
-    @property
     def assignment(self) -> Assignment | None:
         """The newest assignment, with all members of the tier."""
         return self._holding.assignment
-
-    @property
-    def owned(self) -> frozenset[int]:
-        """The slots that this member has and has not released."""
-        return frozenset(self._holding.owned)
 
     @property
     def refusal(self) -> RefusedMember | None:
@@ -172,7 +158,7 @@ class GroupMember:
             self._wanted.set()
         elif self._asking is None:
             loop = asyncio.get_running_loop()
-            wait_s = max(0.0, self._asked_s + REJOIN_INTERVAL_S - self._clock_s())
+            wait_s = max(0.0, self._asked_s + REJOIN_INTERVAL_S - time.monotonic())
             self._asking = loop.call_later(wait_s, self._ask_now)
 
     def stop(self) -> None:
@@ -244,7 +230,7 @@ class GroupMember:
 
     async def _take_part(self, connection: BrokerConnection, tasks: asyncio.TaskGroup) -> bool:
         subscription = self._holding.subscription(self._announce())
-        limit_s = self._place.rebalance_timeout_s + ROUND_MARGIN_S
+        limit_s = self._place.session_timeout_s + ROUND_MARGIN_S
         member_id = self.member_id
         joined = await connection.ask(self._place.join(member_id, subscription.encode()), limit_s)
         if joined.error_code == MEMBER_ID_REQUIRED:
@@ -261,12 +247,12 @@ class GroupMember:
             assignments, is_another_round_wanted = lead(
                 said, newest, self.generation, self._placement
             )
-        sent_s = self._clock_s()
+        sent_s = time.monotonic()
         request = self._place.sync(self.member_id, self.generation, assignments)
         synced = await connection.ask(request, limit_s)
         if not self._check(synced.error_code, joined.member_id):
             return False
-        if self._clock_s() - sent_s >= self._place.session_timeout_s:
+        if time.monotonic() - sent_s >= self._place.session_timeout_s:
             # This process stood still; what it got may be another's by now.
             self._tier_log.failed("the answer to SyncGroup is older than the session")
             return False
@@ -305,14 +291,14 @@ class GroupMember:
         while True:
             newest = self._holding.assignment
             is_settled = newest is None or newest.is_settled
-            interval_s = self._heartbeat_interval_s
+            interval_s = HEARTBEAT_INTERVAL_S if is_settled else UNSETTLED_INTERVAL_S
             with suppress(TimeoutError):
-                async with asyncio.timeout(interval_s if is_settled else UNSETTLED_INTERVAL_S):
+                async with asyncio.timeout(interval_s):
                     await self._beats_now.wait()
             self._beats_now.clear()
             if not self.member_id or self.generation == NO_GENERATION:
                 continue
-            member_id, generation, sent_s = self.member_id, self.generation, self._clock_s()
+            member_id, generation, sent_s = self.member_id, self.generation, time.monotonic()
             try:
                 coordinator = await self._coordinator()
                 request = self._place.heartbeat(member_id, generation)
@@ -352,29 +338,29 @@ class GroupMember:
         """
         session_s = self._place.session_timeout_s
         while True:
-            ends_s, now_s = self._session.ends_s, self._clock_s()
-            left_s = self._heartbeat_interval_s if ends_s is None else ends_s - now_s
+            ends_s, now_s = self._session.ends_s, time.monotonic()
+            left_s = HEARTBEAT_INTERVAL_S if ends_s is None else ends_s - now_s
             if left_s > 0:
                 self._hold(is_held=False)
-                wait_s = min(left_s, self._heartbeat_interval_s)
+                wait_s = min(left_s, HEARTBEAT_INTERVAL_S)
             elif await self._may_hold(self.generation):
                 self._hold(is_held=True)
                 wait_s = HOLD_INTERVAL_S
             else:
                 wait_s = self._lose_session()
             await asyncio.sleep(wait_s)
-            if self._clock_s() - now_s > wait_s + session_s:
+            if time.monotonic() - now_s > wait_s + session_s:
                 self._lose_session()
 
     def _lose_session(self) -> float:
         """Give up what we have; return for how long there is nothing to watch."""
         ends_s = self._session.ends_s
-        if ends_s is None or ends_s > self._clock_s():
+        if ends_s is None or ends_s > time.monotonic():
             return 0.0
         self._lose(f"the coordinator was not heard for {self._place.session_timeout_s:g} s")
         self._wanted.set()
         self._interrupt()
-        return self._heartbeat_interval_s
+        return HEARTBEAT_INTERVAL_S
 
     def _hold(self, *, is_held: bool) -> None:
         """Log that the last map holds without a session, or that this is over."""
@@ -434,5 +420,5 @@ class GroupMember:
 
     def _ask_now(self) -> None:
         self._asking = None
-        self._asked_s = self._clock_s()
+        self._asked_s = time.monotonic()
         self._wanted.set()

@@ -19,8 +19,6 @@ from kafka.protocol.consumer import (
 
 from proxy.cluster.upstream import name_of
 
-from .subscription import NO_GENERATION
-
 PROTOCOL_TYPE = "quota-proxy"
 """Of the group: consumers that come by its name are refused, and so are we in a group of theirs."""
 
@@ -116,14 +114,15 @@ class GroupIdentity:
     instance_id: str
     """The member's name. Whoever joins with it takes the place of the one before (KIP-345)."""
     session_timeout_s: float
-    rebalance_timeout_s: float
+    """Also for how long a round waits for members."""
 
     def join(self, member_id: str, subscription: bytes) -> Any:
         """Return the request to take part in the next round."""
+        timeout_ms = round(self.session_timeout_s * _MS_PER_SECOND)
         return JoinGroupRequest[JOIN_VERSION](
             group_id=self.group_id,
-            session_timeout_ms=round(self.session_timeout_s * _MS_PER_SECOND),
-            rebalance_timeout_ms=round(self.rebalance_timeout_s * _MS_PER_SECOND),
+            session_timeout_ms=timeout_ms,
+            rebalance_timeout_ms=timeout_ms,
             member_id=member_id,
             group_instance_id=self.instance_id,
             protocol_type=PROTOCOL_TYPE,
@@ -140,7 +139,7 @@ class GroupIdentity:
             assignments=list(assignments.items()),
         )
 
-    def heartbeat(self, member_id: str, generation: int = NO_GENERATION) -> Any:
+    def heartbeat(self, member_id: str, generation: int) -> Any:
         """Return the request to stay a member."""
         return HeartbeatRequest[HEARTBEAT_VERSION](
             group_id=self.group_id,

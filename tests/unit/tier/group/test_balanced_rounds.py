@@ -7,8 +7,8 @@ from random import Random
 import pytest
 from simulated_group import Group
 
-from proxy.tier.announced_loads import AnnouncedLoads
 from proxy.tier.slot_balance import SlotLoad, placed_slots
+from proxy.tier.slot_loads import AnnouncedLoads
 from proxy.tier.slots import SLOTS
 
 MEAN_LOAD = 0.4

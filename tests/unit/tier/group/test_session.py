@@ -9,7 +9,7 @@ from proxy.tier.group.holding import SessionClock
 from proxy.tier.group.tier_log import TierLog
 from proxy.tier.slot_map import SlotMap
 
-PLACE = GroupIdentity("tier", "a", 10.0, 10.0)
+PLACE = GroupIdentity("tier", "a", 10.0)
 
 
 def test_a_session_lasts_from_when_the_last_answered_request_was_sent() -> None:
