@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -17,13 +17,11 @@ from proxy.config import Config
 from proxy.config.check_report import find_start_hints
 from proxy.config.models import HIDE_PASSWORD
 from proxy.config.reload import Reloader
-from proxy.config.secrets import Secrets, read_secrets
+from proxy.config.secrets import read_secrets
 from proxy.config.stores import StateHolder, open_store
-from proxy.config.worker_ports import share_of
 from proxy.debt_records import LEAST_KEPT_MS, KeptDebts
-from proxy.parts import bootstrap_of, listener_of
+from proxy.parts import bootstrap_of
 from proxy.quota.manager import QuotaManager
-from proxy.relay.listener import ListenerSettings
 from proxy.relay.ports import ListenerError, close_all
 from proxy.relay.take_over import Predecessor
 from proxy.state import Store
@@ -77,11 +75,10 @@ class Member:
     ) -> None:
         self._config, self._place = config, place
         number = 0 if place is None else place.number
-        listeners = partial(listeners_of, config, number=number)
-        self._parts = MemberProcess(config, listeners, splice=splice, number=number)
+        self._parts = MemberProcess(config, number, splice=splice)
         self._store = self._parts.store
         self._debts = KeptDebts(config.state.kind, partial(self._parts.owed, LEAST_KEPT_MS))
-        self.reloader = Reloader(path, config, self._apply, self._parts.loads)
+        self.reloader = Reloader(path, config, self._parts.apply, self._parts.loads)
         self._tasks: Sequence[asyncio.Task[None]] = ()
         self._stop = asyncio.Event()
         self._released = False
@@ -120,7 +117,7 @@ class Member:
             if place is None:
                 log_hints(self._config)
                 relay.open(succession.beside)
-                admin += bind_admin(self._config, succession.beside or ())
+                admin += bind_admin(self._config.admin.bind, succession.beside or ())
             else:
                 relay.use(place.listeners)
             store = await asyncio.to_thread(self._open_store, succession.holder)
@@ -221,7 +218,7 @@ class Member:
     def _admin_sockets(self) -> list[socket.socket]:
         """Return sockets for the admin port that may be closed, as those of the place stay."""
         if self._place is None:
-            return bind_admin(self._config, ())
+            return bind_admin(self._config.admin.bind)
         return [sock.dup() for sock in self._place.own_admin]
 
     def _share_admin_port(self) -> None:
@@ -255,23 +252,6 @@ class Member:
         """Have clients owe what they did where another process served them."""
         debts = await self._debts.read(self._store)
         self._parts.quotas.shared.take_debts(debts, clock_ms())
-
-    async def _apply(self, config: Config, secrets: Secrets) -> None:
-        """Put another configuration in force."""
-        await self._parts.apply(config, secrets)
-        await self._parts.record_change(config)
-
-
-def listeners_of(config: Config, secrets: Secrets, number: int = 0) -> list[ListenerSettings]:
-    """Return where the listeners of a member are, the `number`th of its host."""
-    found = []
-    for section in config.listeners:
-        settings = listener_of(config, section, secrets)
-        if section.broker_ports is not None:
-            share = share_of(section.broker_ports, config.worker_count, number)
-            settings = replace(settings, broker_ports=(share.first, share.last))
-        found.append(settings)
-    return found
 
 
 def check_state(config: Config, number: int) -> None:

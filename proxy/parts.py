@@ -7,9 +7,10 @@ from proxy.admin.port.access import Access, AdminToken, Right
 from proxy.admin.port.admin_port import PortLimits
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.login import Credentials, Login
-from proxy.config import Config, ListenerSection
+from proxy.config import Config
 from proxy.config.descriptors import share_files
 from proxy.config.secrets import ALL_RIGHTS, Secrets
+from proxy.config.worker_ports import share_of
 from proxy.progress.query_scope import QueryScope
 from proxy.relay.listener import ListenerSettings
 from proxy.relay.services import Limits
@@ -65,15 +66,24 @@ def limits_of(config: Config) -> Limits:
     return Limits(**{**values, "max_connections": share_files(config).clients})
 
 
-def listener_of(config: Config, listener: ListenerSection, secrets: Secrets) -> ListenerSettings:
-    """Return where a listener is and what it tells its clients."""
-    ports = listener.broker_ports
-    return ListenerSettings(
-        name=listener.name,
-        host=listener.bind.host,
-        port=listener.bind.port,
-        advertised_host=config.named(listener.advertised_host),
-        broker_ports=(ports.first, ports.last) if ports else None,
-        tls=secrets.listeners.get(listener.name),
-        sni=config.named(listener.sni) if listener.sni else None,
-    )
+def listeners_of(config: Config, secrets: Secrets, number: int) -> list[ListenerSettings]:
+    """Return where a member's listeners are and what they tell clients.
+
+    `number` is the member's among those of its host, from 0: each has its part of the ports.
+    """
+    found = []
+    for listener in config.listeners:
+        ports = listener.broker_ports
+        share = None if ports is None else share_of(ports, config.worker_count, number)
+        found.append(
+            ListenerSettings(
+                name=listener.name,
+                host=listener.bind.host,
+                port=listener.bind.port,
+                advertised_host=config.named(listener.advertised_host),
+                broker_ports=None if share is None else (share.first, share.last),
+                tls=secrets.listeners.get(listener.name),
+                sni=config.named(listener.sni) if listener.sni else None,
+            )
+        )
+    return found

@@ -11,7 +11,7 @@ from structlog import get_logger
 
 from proxy.admin.server import AdminError
 from proxy.cluster.upstream import Address
-from proxy.config import Config
+from proxy.config.endpoints import HostPort
 from proxy.config.stores import StateHolder
 from proxy.quota.rule_sources import read_changes
 from proxy.relay.ports import bind_ports
@@ -122,12 +122,11 @@ async def serve_until(
         await served.stop()
 
 
-def bind_admin(config: Config, beside: Collection[Address]) -> list[socket.socket]:
-    """Return sockets that have the admin port, one for each address of its host.
+def bind_admin(bind: HostPort, beside: Collection[Address] = ()) -> list[socket.socket]:
+    """Return sockets that have an admin port, one for each address of its host.
 
     Raises AdminError.
     """
-    bind = config.admin.bind
     try:
         return bind_ports(bind.host, bind.port, beside)
     except OSError as error:

@@ -33,12 +33,12 @@ from proxy.cluster.upstream import LOGIN_REFUSED
 from proxy.config import Config
 from proxy.config.differences import find_differences
 from proxy.config.reload import LoadLog
-from proxy.config.secrets import Certificate, Secrets, read_secrets
+from proxy.config.secrets import Secrets, read_secrets
 from proxy.config.workers import MAX_WORKERS
 from proxy.garbage import FREED_INTERVAL_S, FreedMemory, collect_frozen
 from proxy.health import Health
 from proxy.log_queue import log_queue
-from proxy.parts import access_of, bootstrap_of, limits_of, port_limits_of
+from proxy.parts import access_of, bootstrap_of, limits_of, listeners_of, port_limits_of
 from proxy.progress.owns import owns_all
 from proxy.queries.queries import Queries
 from proxy.quota.debts import Debt
@@ -51,7 +51,6 @@ from proxy.quota.selector import selector
 from proxy.relay.brokers import Brokers
 from proxy.relay.clients import ClientRegistry
 from proxy.relay.kafka_quotas import KafkaQuotas
-from proxy.relay.listener import ListenerSettings
 from proxy.relay.relay import Relay
 from proxy.relay.services import Reapers, Services, ThrottleMode
 from proxy.release import VERSION
@@ -60,9 +59,7 @@ from proxy.state import MemoryStore, StateError, Store, WatchedStore
 from proxy.tasks import end_tasks
 from proxy.tier.belongings import Belongings
 from proxy.tier.key_rules import digest_in_force
-from proxy.tier.slot_loads import ClientTraffic
-from proxy.tier.slot_map import MemberAddresses
-from proxy.tier.slot_steering import SlotSteering, ports_of
+from proxy.tier.slot_steering import SlotSteering
 from proxy.tier.tier_member import TierMember
 from proxy.tier.visits import VisitLog
 
@@ -85,9 +82,8 @@ _log = get_logger(__name__)
 class MemberProcess:
     """One process that relays, without its ports and its store. Make it inside an event loop.
 
-    `listeners` says where clients come in, and `number` is the member's among those of its host,
-    from 0. `load` a store, `make_admin`, and `begin`; in the `end` connections drain, and before
-    that `release` lets the store be closed.
+    `number` is the member's among those of its host, from 0. `load` a store, `make_admin`, and
+    `begin`; in the `end` connections drain, and before that `release` lets the store be closed.
     """
 
     rules: RuleRegistry
@@ -97,20 +93,12 @@ class MemberProcess:
     audit: AuditLog
     """What was changed, and by whom. Only after `load`."""
 
-    def __init__(
-        self,
-        config: Config,
-        listeners: Callable[[Secrets], Sequence[ListenerSettings]],
-        *,
-        splice: bool = True,
-        number: int = 0,
-    ) -> None:
+    def __init__(self, config: Config, number: int, *, splice: bool) -> None:
         loop = asyncio.get_running_loop()
         settings = self._settings = config.quota_settings
         log_level.set(config.log_level)
         machine = None if config.tier is None else config.tier.machine
         self.name = member_name(number, machine) if machine else ONLY_MEMBER
-        self._writes = config.tier is None
         self._config = self._in_force = config
         self.store = WatchedStore(MemoryStore())
         self.metrics = CollectorRegistry()
@@ -156,13 +144,14 @@ class MemberProcess:
             numbers=count(1) if machine is None else count(MAX_WORKERS + number, MAX_WORKERS),
             steering=steering,
         )
-        self.relay = Relay(tuple(listeners(self.secrets)), self.brokers, self.services)
+        listeners = tuple(listeners_of(config, self.secrets, number))
+        self.relay = Relay(listeners, self.brokers, self.services)
         self.instruments: MemberInstruments | None = None
         """Of a member of a tier."""
         self.tier: TierMember | None = None
         self.loads = LoadLog(instruments.config_reloads_total)
         self._health = Health(
-            self.relay, self.services, self.store, self.loads, lambda: self.certificates
+            self.relay, self.services, self.store, self.loads, lambda: self.secrets.certificates
         )
         self._history = History(self.quotas.measured_rates)
         apis = self.services.times.by_name
@@ -177,7 +166,7 @@ class MemberProcess:
             clock_ms,
             self.slices,
         )
-        self._observer.writes = self._writes
+        self._observer.writes = config.tier is None
         self._tasks: list[asyncio.Task[None]] = []
         if steering is not None:
             # Who is new here may have had its bound at another member a moment ago.
@@ -201,10 +190,7 @@ class MemberProcess:
                 ),
                 shared=self.quotas.shared,
                 slices=self.slices,
-                traffic=lambda: ClientTraffic(
-                    self.relay.list.client_rates, self.relay.list.client_exchanges
-                ),
-                addresses=self._addresses,
+                relay=self.relay,
                 on_common=self._common_changed,
             )
             self.store.watch_key = self.tier.watch_key
@@ -221,7 +207,7 @@ class MemberProcess:
             self._settings,
             self._compose,
             self._write,
-            writes=self._writes,
+            writes=self._observer.writes,
         )
         await self._end_due()
         await self._kafka_quotas.follow(self._config.quotas.source == "kafka")
@@ -261,7 +247,7 @@ class MemberProcess:
         """Accept clients, and start the work that goes on; return its tasks, which do not end."""
         self._health.show()
         self.relay.accept()
-        works: Iterable[Work] = (
+        works: Sequence[Work] = (
             self.brokers.monitor,
             self.store.watch,
             self._watch_lag,
@@ -272,9 +258,10 @@ class MemberProcess:
             self._tick,
             self._observer.run,
             *self.queries.works(),
-            *self._tier_works(),
             *more,
         )
+        if self.tier is not None:
+            works = (*works, self.tier.watch, self.tier.watch_loads, self._follow_rules)
         self._tasks = [asyncio.create_task(work(), name=work.__name__) for work in works]
         return self._tasks
 
@@ -300,17 +287,12 @@ class MemberProcess:
 
         Raises StateError when what there is cannot be read.
         """
-        if writes == self._writes:
+        if writes == self.rules.writes:
             return
         if not writes:
             await self._observer.flush()
-        self._writes = self.rules.writes = self._observer.writes = writes
+        self.rules.writes = self._observer.writes = writes
         await self.reread()
-
-    @property
-    def writes(self) -> bool:
-        """Whether this process keeps what concerns all."""
-        return self._writes
 
     async def owed(
         self, least_ms: float, covers: Callable[[ClientIdentity], bool] = lambda _: True
@@ -332,7 +314,7 @@ class MemberProcess:
     async def apply(self, config: Config, secrets: Secrets) -> None:
         """Put quotas, throttling, limits and what the files say now in force.
 
-        And the log level of the file, whatever an operator has set.
+        And the log level of the file, whatever an operator has set. The audit gets what changed.
         """
         self._use_secrets(config, secrets)
         settings = await asyncio.to_thread(lambda: config.quota_settings)
@@ -345,20 +327,12 @@ class MemberProcess:
         log_level.set(config.log_level)
         if self.tier is not None:
             self.tier.use_config(config)
-
-    async def record_change(self, config: Config) -> None:
-        """Record in the audit what another configuration has changed."""
         before, self._in_force = self._in_force, config
-        if not self._writes:
+        if not self.rules.writes:
             return
         was, is_now = await asyncio.to_thread(find_differences, before, config)
         if was or is_now:
             await self.audit.record(BY_FILE, "configuration", was, is_now, time.time())
-
-    @property
-    def certificates(self) -> Sequence[Certificate]:
-        """Those that this proxy shows to clients and brokers now."""
-        return self.secrets.certificates
 
     def _use_secrets(self, config: Config, secrets: Secrets) -> None:
         """Show other certificates on new connections, log in with another password, and so on."""
@@ -396,11 +370,6 @@ class MemberProcess:
         found = (each.client_id for each in self._in_force.queries if each.name == query)
         return next(found, query)
 
-    def _addresses(self) -> MemberAddresses:
-        """Return where clients reach this member."""
-        listeners = self.relay.listeners.items()
-        return MemberAddresses(self.name, {name: ports_of(each) for name, each in listeners})
-
     def learn(self, node_id: int, host: str, port: int) -> None:
         """Record a broker's real address, and open ports for it where any free ones do."""
         self.relay.learn(node_id, host, port)
@@ -423,11 +392,6 @@ class MemberProcess:
         except StateError as error:
             _log.error("what another member has written is not read", error=str(error))
 
-    def _tier_works(self) -> Iterable[Work]:
-        if self.tier is None:
-            return ()
-        return self.tier.watch, self.tier.watch_loads, self._follow_rules
-
     async def _follow_rules(self) -> None:
         """Show, and give to the tier, which rules are in force here, until cancelled."""
         assert self.tier is not None
@@ -445,13 +409,12 @@ class MemberProcess:
 
     async def _watch_lag(self) -> None:
         """Measure the lag of the event loop, until cancelled."""
-        observe = self.services.instruments.event_loop_lag_seconds.observe
-        await watch_lag(observe if self.tier is None else self._observe_lag, clock_ms)
+        await watch_lag(self._observe_lag, clock_ms)
 
     def _observe_lag(self, lag_s: float) -> None:
         """Record the lag; others may have served our clients while this process stood still."""
         self.services.instruments.event_loop_lag_seconds.observe(lag_s)
-        if lag_s >= STOOD_STILL_S:
+        if self.tier is not None and lag_s >= STOOD_STILL_S:
             walk = self.quotas.shared.keep_strictly(lambda _: True, clock_ms)
             self._pacing = asyncio.create_task(self.slices.collect(walk))
 

@@ -6,21 +6,15 @@ The launcher keeps every socket: while a member is down, what connects to it wai
 import socket
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import chain, count
+from dataclasses import replace
+from itertools import chain
 
-from proxy.admin.site import AdminError
 from proxy.cluster.upstream import Address
 from proxy.config import Config, ListenerSection
 from proxy.config.worker_ports import share_of
 from proxy.relay.listener import SNI_PORT
-from proxy.relay.ports import (
-    bind_ports,
-    close_all,
-    open_port,
-    open_ports,
-    steer,
-    take_over_port,
-)
+from proxy.relay.ports import close_all, open_port, open_ports, steer, take_over_port
+from proxy.succession import bind_admin
 
 ADMIN = "admin"
 """In the place of a listener's name, where a port cannot be opened."""
@@ -117,11 +111,11 @@ class HostPorts:
         return listeners, self._admin, self._own_admin[number]
 
     def _open_admin(self, beside: Collection[Address] | None) -> None:
-        host, port = self._config.admin.bind.host, self._config.admin.bind.port
-        self._admin = _bind_admin(host, port, beside)
-        own = count(port + 1) if port else count(0, 0)
-        for _, own_port in zip(range(self._count), own, strict=False):
-            self._own_admin.append(_bind_admin(host, own_port, beside))
+        shared = self._config.admin.bind
+        self._admin = bind_admin(shared, beside or ())
+        for number in range(self._count):
+            port = shared.port + 1 + number if shared.port else 0
+            self._own_admin.append(bind_admin(replace(shared, port=port), beside or ()))
         if beside is None:
             for sock in chain(self._admin, *self._own_admin):
                 sock.listen()
@@ -135,13 +129,6 @@ class HostPorts:
                     yield name, (sock,)
         for sock in chain(self._admin, *self._own_admin):
             yield ADMIN, (sock,)
-
-
-def _bind_admin(host: str, port: int, beside: Collection[Address] | None) -> list[socket.socket]:
-    try:
-        return bind_ports(host, port, beside or ())
-    except OSError as error:
-        raise AdminError(f"admin.bind: {host}:{port}: {error.strerror or error}") from None
 
 
 def _broker_ports(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from structlog import get_logger
 
+from proxy.relay.connection_list import ConnectionList
 from proxy.slices import Slices
 from proxy.state import Document
 from proxy.tier.ownership import SlotOwnership
@@ -22,11 +23,10 @@ _log = get_logger(__name__)
 
 
 class TierLoads:
-    """Measures the loads of the slots that `ownership` has.
+    """Measures the loads of the slots that `ownership` has, by what `connections` move.
 
-    `traffic` gives the newest rates of clients, the same object until they are measured anew;
-    `known` what the group knows of the loads, None while it is not followed. When our loads are
-    others `request_rebalance` is called.
+    `known` gives what the group knows of the loads, None while it is not followed. When our loads
+    are others `request_rebalance` is called.
     """
 
     def __init__(
@@ -34,30 +34,27 @@ class TierLoads:
         name: str,
         ownership: SlotOwnership,
         slices: Slices,
+        connections: ConnectionList,
         *,
-        traffic: Callable[[], ClientTraffic],
         known: Callable[[], Mapping[int, SlotLoad] | None],
         request_rebalance: Callable[[], None],
     ) -> None:
         self._name, self._ownership, self._slices = name, ownership, slices
-        self._traffic, self._known, self._request_rebalance = traffic, known, request_rebalance
+        self._connections = connections
+        self._known, self._request_rebalance = known, request_rebalance
         self._meter = LoadMeter()
-        self._announced = AnnouncedLoads()
+        self.announced = AnnouncedLoads()
+        """What the others are told of the loads of this member's slots."""
         self._warned_s: dict[int, float] = {}
         """When a slot was overloaded last."""
 
-    @property
-    def told(self) -> Mapping[int, SlotLoad]:
-        """What the others are told of the loads of this member's slots."""
-        return self._announced.loads
-
     async def watch(self) -> None:
         """Measure, and have the group look at the loads again when ours have changed."""
-        seen: ClientTraffic | None = None
+        connections, seen = self._connections, None
         while True:
-            traffic = self._traffic()
-            if seen is None or traffic.bytes_per_s is not seen.bytes_per_s:
-                seen = traffic
+            if connections.client_rates is not seen:  # they were measured anew
+                seen = connections.client_rates
+                traffic = ClientTraffic(seen, connections.client_exchanges)
                 now_s, cpu_s = time.monotonic(), time.process_time()
                 slot_of = self._ownership.owns.keys.slot_of
                 await self._slices.collect(self._meter.measuring(traffic, slot_of, now_s, cpu_s))
@@ -65,7 +62,7 @@ class TierLoads:
                 loads = self._meter.loads
                 measured = {slot: loads.get(slot, NO_LOAD) for slot in self._ownership.owns.slots}
                 told = self._known()
-                is_news = self._announced.take(
+                is_news = self.announced.take(
                     measured, told or {}, time.monotonic(), self._meter.measured_s
                 )
                 if is_news and told is not None:

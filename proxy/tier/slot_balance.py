@@ -1,7 +1,7 @@
-"""GroupIdentity the slots at members: evenly by load, with as few handovers as that takes.
+"""Place the slots at members: evenly by load, with as few handovers as that takes.
 
 A pure function of who has which slot and what each carries: it remembers nothing, so that any
-machine can lead the next round. Each handover makes clients connect anew, so what has an owner
+member can lead the next round. Each handover makes clients connect anew, so what has an owner
 stays with it until a member has far more, or far less, than its part.
 """
 

@@ -1,7 +1,7 @@
 """Say which member owns each slot, and where clients reach it."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 from proxy.cluster.upstream import Address
@@ -40,20 +40,9 @@ class ListenerPorts:
         node_id = next(iter(self.ports), 0)
         return self.address_of(node_id) or (self.host, self.bootstrap_port)
 
-    def document(self) -> dict[str, Any]:
-        """Return it as JSON has it; `of` reads that."""
-        return {
-            "host": self.host,
-            "bootstrap_port": self.bootstrap_port,
-            "first": self.first,
-            "last": self.last,
-            "sni": self.sni,
-            "ports": {str(node_id): port for node_id, port in self.ports.items()},
-        }
-
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Self:
-        """Read a `document`. Raises KeyError, TypeError, ValueError for anything else."""
+        """Read it from JSON. Raises KeyError, TypeError, ValueError for anything else."""
         ports = {int(node_id): int(port) for node_id, port in document["ports"].items()}
         return cls(**{**document, "ports": ports})
 
@@ -78,9 +67,8 @@ class MemberAddresses:
         return None if ports is None else (ports.host, ports.bootstrap_port)
 
     def document(self) -> dict[str, Any]:
-        """Return it as JSON has it; `of` reads that."""
-        ports = {name: each.document() for name, each in self.listeners.items()}
-        return {"name": self.name, "listeners": ports}
+        """Return it for JSON; `of` reads that."""
+        return asdict(self)
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Self:

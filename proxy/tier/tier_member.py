@@ -20,6 +20,7 @@ from proxy.config.secrets import ALL_RIGHTS, Secrets
 from proxy.config.stores import RELEASE_TIMEOUT_S, StateHolder
 from proxy.quota.debts import Debt, SharedQuotas
 from proxy.quota.rules import Rule
+from proxy.relay.relay import Relay
 from proxy.slices import Slices
 from proxy.state import Document, GroupFence, Record, SlotStore, StateError, Store
 from proxy.tasks import end_tasks
@@ -34,10 +35,9 @@ from proxy.tier.peers import Peers, peer_tls
 from proxy.tier.reachability import ReachabilityProbe
 from proxy.tier.records import COMMON_SLOT, WATCH, TierStore, slot_key
 from proxy.tier.slot_balance import SlotLoad, placed_slots
-from proxy.tier.slot_loads import ClientTraffic
 from proxy.tier.slot_map import MemberAddresses, SlotMap
 from proxy.tier.slot_owns import SlotOwns
-from proxy.tier.slot_steering import SlotSteering
+from proxy.tier.slot_steering import SlotSteering, ports_of
 from proxy.tier.slots import SLOTS
 from proxy.tier.tier_rules import TierRules
 from proxy.tier.visits import VisitExchanges, VisitLog
@@ -93,7 +93,6 @@ def _open_slots(config: Config, way: Bootstrap, member: str, rules: TierRules) -
 class TierMember:
     """The tier as the member `name` has it. Make it inside an event loop.
 
-    `traffic` gives the newest rates of clients, `addresses` where clients reach this member, and
     `on_common` is called when another member has written what concerns all.
     """
 
@@ -110,15 +109,14 @@ class TierMember:
         belongings: Belongings,
         shared: SharedQuotas,
         slices: Slices,
-        traffic: Callable[[], ClientTraffic],
-        addresses: Callable[[], MemberAddresses],
+        relay: Relay,
         on_common: Callable[[], None],
     ) -> None:
         tier = config.tier
         assert tier is not None
         self.name, self._tier = name, tier.name
         self._config, self._way = config, way
-        self._addresses, self._on_common = addresses, on_common
+        self._relay, self._on_common = relay, on_common
         self._loop = asyncio.get_running_loop()
         self._group_id = f"quota-proxy-tier-{tier.name}"
         self._admin_url = self._cluster_id = ""
@@ -150,7 +148,7 @@ class TierMember:
             name,
             ownership,
             slices,
-            traffic=traffic,
+            relay.list,
             known=self._known_loads,
             request_rebalance=self.request_rebalance,
         )
@@ -307,9 +305,7 @@ class TierMember:
 
     async def watch(self) -> None:
         """Raise what the work in the tier has ended by."""
-        while True:
-            await asyncio.wait((self._failed,))
-            self._failed.result()
+        await asyncio.shield(self._failed)
 
     def request_rebalance(self) -> None:
         """Have the group look at this member again, which is another one now."""
@@ -398,13 +394,14 @@ class TierMember:
 
     def _announce(self) -> Announcement:
         newest = self._ownership.newest
+        listeners = {name: ports_of(each) for name, each in self._relay.listeners.items()}
         return Announcement(
-            addresses=self._addresses(),
+            addresses=MemberAddresses(self.name, listeners),
             admin_url=self._admin_url,
             cluster_id=self._cluster_id,
             rules_digest=self._rules.digest,
             clock_s=time.time(),
-            loads=self._loads.told,
+            loads=self._loads.announced.loads,
             is_leaving=self._is_leaving,
             reached=self._probe.reached.difference(() if newest is None else newest.owners),
             unreached=frozenset(self._probe.problems),

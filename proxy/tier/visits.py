@@ -3,6 +3,7 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -44,12 +45,10 @@ class VisitLog:
     def add(self, owner: str, visit: Visit) -> None:
         """Add to what a client has had of one kind."""
         visits, key = self._by_owner[owner], (visit.identity, visit.kind)
-        before = visits.get(key)
-        if before is None and len(visits) >= MAX_KEPT:
+        if (before := visits.get(key)) is not None:
+            visit = replace(visit, amount=before.amount + visit.amount)
+        elif len(visits) >= MAX_KEPT:
             return
-        if before is not None:
-            amount = before.amount + visit.amount
-            visit = Visit(visit.identity, visit.address, visit.kind, amount)
         visits[key] = visit
 
     def take(self, busy: Container[str] = ()) -> Iterator[tuple[str, Sequence[Visit]]]:
