@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -56,12 +56,12 @@ class Place:
     """Whether it has crashed again and again: others are to have its clients for now."""
     is_successor: bool = False
     """Whether the process before may still have its place in the tier."""
-    sockets: Sequence[socket.socket] = field(init=False)
 
-    def __post_init__(self) -> None:
-        """Add up all sockets."""
+    @property
+    def sockets(self) -> list[socket.socket]:
+        """All of them."""
         of_listeners = [sock for each in self.listeners.values() for sock in each.values()]
-        object.__setattr__(self, "sockets", [*of_listeners, *self.admin, *self.own_admin])
+        return [*of_listeners, *self.admin, *self.own_admin]
 
 
 class Member:

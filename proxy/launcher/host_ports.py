@@ -11,6 +11,7 @@ from itertools import chain
 
 from proxy.cluster.upstream import Address
 from proxy.config import Config, ListenerSection
+from proxy.config.endpoints import HostPort
 from proxy.config.worker_ports import share_of
 from proxy.relay.listener import SNI_PORT
 from proxy.relay.ports import close_all, open_port, open_ports, steer, take_over_port
@@ -34,14 +35,14 @@ class HostPorts:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._count = config.worker_count
-        self._bootstrap: dict[str, list[socket.socket]] = {}
-        self._brokers: dict[str, list[dict[int, socket.socket]]] = {}
-        """By listener, then of each member, by broker."""
+        self._listeners: list[dict[str, dict[int | None, socket.socket]]] = []
+        """Of each member."""
         self._admin: list[socket.socket] = []
         """The shared port: for each address of its host."""
         self._own_admin: list[list[socket.socket]] = []
         """Of each member, one for each address of the host."""
+        self._groups: list[tuple[str, Sequence[socket.socket]]] = []
+        """All sockets: those that share a port, with the name of their listener."""
         self._before: Counter[Address] = Counter()
 
     def open(self, beside: Collection[Address] | None = None) -> None:
@@ -51,14 +52,10 @@ class HostPorts:
         connections until `take_over`.
         """
         self._before = Counter(beside)
+        self._listeners = [{} for _ in range(self._config.worker_count)]
         try:
             for listener in self._config.listeners:
-                name, host, port = listener.name, listener.bind.host, listener.bind.port
-                self._bootstrap[name] = open_ports(name, host, port, self._count, beside)
-                of_members = self._brokers[name] = [{} for _ in range(self._count)]
-                for number, sockets in enumerate(of_members):
-                    for node_id, port in _broker_ports(listener, self._count, number):
-                        sockets[node_id] = open_port(name, host, port, beside)
+                self._open_listener(listener, beside)
             self._open_admin(beside)
         except BaseException:
             self.close()
@@ -66,20 +63,19 @@ class HostPorts:
 
     def take_over(self) -> None:
         """Have new connections come here. Raises ListenerError."""
-        for name, group in self._groups():
+        for name, group in self._groups:
             take_over_port(name, group, self._before)
 
     def take_back(self) -> None:
         """Have new connections come here again, and none to the one that took them over."""
-        for _, group in self._groups():
+        for _, group in self._groups:
             steer(group[0], 0, len(group))
 
     def close(self) -> None:
         """Close the launcher's copies; those that share a port in one go."""
-        for _, group in self._groups():
+        for _, group in self._groups:
             close_all(group)
-        for owned in (self._bootstrap, self._brokers, self._admin, self._own_admin):
-            owned.clear()
+        self._groups.clear()
 
     def addresses(self) -> Iterator[Address]:
         """Yield where each socket listens."""
@@ -88,13 +84,13 @@ class HostPorts:
 
     def sockets(self) -> Iterator[socket.socket]:
         """Yield all sockets."""
-        for _, group in self._groups():
+        for _, group in self._groups:
             yield from group
 
     def bootstrap_ports(self) -> Iterator[tuple[str, str, int]]:
         """Yield name, host and bootstrap port of each listener."""
         for listener in self._config.listeners:
-            port = int(self._bootstrap[listener.name][0].getsockname()[1])
+            port = int(self._listeners[0][listener.name][None].getsockname()[1])
             yield listener.name, listener.bind.host, port
 
     @property
@@ -104,31 +100,35 @@ class HostPorts:
 
     def of(self, number: int) -> tuple[MemberSockets, list[socket.socket], list[socket.socket]]:
         """Return a member's sockets: of listeners, of the shared admin port, of its own one."""
-        listeners = {
-            name: {None: sockets[number], **self._brokers[name][number]}
-            for name, sockets in self._bootstrap.items()
-        }
-        return listeners, self._admin, self._own_admin[number]
+        return self._listeners[number], self._admin, self._own_admin[number]
+
+    def _open_listener(self, listener: ListenerSection, beside: Collection[Address] | None) -> None:
+        name, host, members = listener.name, listener.bind.host, len(self._listeners)
+        shared = open_ports(name, host, listener.bind.port, members, beside)
+        self._groups.append((name, shared))
+        for number, sock in enumerate(shared):
+            sockets = self._listeners[number][name] = {None: sock}
+            for node_id, port in _broker_ports(listener, members, number):
+                sockets[node_id] = open_port(name, host, port, beside)
+                self._groups.append((name, (sockets[node_id],)))
 
     def _open_admin(self, beside: Collection[Address] | None) -> None:
         shared = self._config.admin.bind
-        self._admin = bind_admin(shared, beside or ())
-        for number in range(self._count):
+        self._admin = self._bind_admin(shared, beside)
+        self._own_admin = []
+        for number in range(len(self._listeners)):
             port = shared.port + 1 + number if shared.port else 0
-            self._own_admin.append(bind_admin(replace(shared, port=port), beside or ()))
+            self._own_admin.append(self._bind_admin(replace(shared, port=port), beside))
         if beside is None:
             for sock in chain(self._admin, *self._own_admin):
                 sock.listen()
 
-    def _groups(self) -> Iterator[tuple[str, Sequence[socket.socket]]]:
-        """Yield the sockets that share a port, with the name of their listener."""
-        for name, sockets in self._bootstrap.items():
-            yield name, sockets
-            for of_member in self._brokers.get(name, ()):
-                for sock in of_member.values():
-                    yield name, (sock,)
-        for sock in chain(self._admin, *self._own_admin):
-            yield ADMIN, (sock,)
+    def _bind_admin(
+        self, bind: HostPort, beside: Collection[Address] | None
+    ) -> list[socket.socket]:
+        sockets = bind_admin(bind, beside or ())
+        self._groups += ((ADMIN, (sock,)) for sock in sockets)
+        return sockets
 
 
 def _broker_ports(

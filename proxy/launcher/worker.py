@@ -35,25 +35,19 @@ def run_worker(
 ) -> int:
     """Work until the launcher says that it is to stop; return the exit code."""
     _mark_log(place.number)
-    return uvloop.run(_work(config, path, place, channel, splice=splice))
-
-
-async def _work(
-    config: Config, path: Path, place: Place, channel: socket.socket, *, splice: bool
-) -> int:
-    return await _Worker(channel).run(config, path, place, splice=splice)
+    return uvloop.run(_Worker().run(config, path, place, channel, splice=splice))
 
 
 class _Worker:
-    def __init__(self, channel: socket.socket) -> None:
-        self._channel = channel
-        self._lost_task: asyncio.Future[asyncio.Task[None]] = (
-            asyncio.get_running_loop().create_future()
-        )
-        """Work that has ended and should not have."""
+    _writer: asyncio.StreamWriter
+    _lost_task: asyncio.Future[asyncio.Task[None]]
+    """Work that has ended and should not have."""
 
-    async def run(self, config: Config, path: Path, place: Place, *, splice: bool) -> int:
-        reader, self._writer = await asyncio.open_connection(sock=self._channel)
+    async def run(
+        self, config: Config, path: Path, place: Place, channel: socket.socket, *, splice: bool
+    ) -> int:
+        self._lost_task = asyncio.get_running_loop().create_future()
+        reader, self._writer = await asyncio.open_connection(sock=channel)
         beating = asyncio.create_task(self._beat())
         try:
             member = Member(config, path, splice=splice, place=place)
@@ -67,7 +61,7 @@ class _Worker:
             beating.cancel()
 
     async def _obey(self, member: Member, reader: asyncio.StreamReader) -> int:
-        self._send(Notice.READY)
+        self._send(Notice.DONE)
         lost = self._lost_task
         while True:
             reading = asyncio.ensure_future(reader.readline())
