@@ -21,7 +21,6 @@ from proxy.config.secrets import read_secrets
 from proxy.config.stores import StateHolder, open_store
 from proxy.debt_records import LEAST_KEPT_MS, KeptDebts
 from proxy.parts import bootstrap_of
-from proxy.quota.manager import QuotaManager
 from proxy.relay.ports import ListenerError, close_all
 from proxy.relay.take_over import Predecessor
 from proxy.state import Store
@@ -74,30 +73,23 @@ class Member:
         self, config: Config, path: Path, *, splice: bool = True, place: Place | None = None
     ) -> None:
         self._config, self._place = config, place
-        number = 0 if place is None else place.number
-        self._parts = MemberProcess(config, number, splice=splice)
+        number, restarts = (0, 0) if place is None else (place.number, place.restarts)
+        self._parts = MemberProcess(config, number, restarts=restarts, splice=splice)
+        self.quotas = self._parts.quotas
+        """Who is bounded, and what each owes."""
         self._store = self._parts.store
         self._debts = KeptDebts(config.state.kind, partial(self._parts.owed, LEAST_KEPT_MS))
         self.reloader = Reloader(path, config, self._parts.apply, self._parts.loads)
-        self._tasks: Sequence[asyncio.Task[None]] = ()
+        self.tasks: Sequence[asyncio.Task[None]] = ()
+        """The work that goes on and does not end, after `accept`."""
         self._stop = asyncio.Event()
         self._released = False
         """Whether a successor may have the state."""
-        if self._parts.instruments is not None:
-            metrics, restarts = self._parts.instruments, 0 if place is None else place.restarts
-            metrics.workers.set(1)
-            metrics.worker_restarts_total.labels(str(number)).inc(restarts)
-            metrics.workers_crash_looping.set_function(lambda: self._is_settling)
 
     @property
     def admin(self) -> AdminServer:
         """What serves operators. Only after `start`."""
         return self._parts.admin
-
-    @property
-    def quotas(self) -> QuotaManager:
-        """Who is bounded, and what each owes."""
-        return self._parts.quotas
 
     async def start(self, predecessor: Predecessor | None = None) -> None:
         """Open every port and the state, and join the tier; clients wait until `accept`.
@@ -147,7 +139,7 @@ class Member:
 
     def accept(self) -> None:
         """Begin to work."""
-        self._tasks = self._parts.begin(self.reloader.watch, self._debts.run)
+        self.tasks = self._parts.begin(self.reloader.watch, self._debts.run)
 
     async def stop(self) -> None:
         """Drain, then close everything; first what another process may wait for."""
@@ -200,20 +192,11 @@ class Member:
         self._stop = stop
         await self.start(predecessor)
         self.accept()
-        await serve_until(stop, ready, self, self._tasks)
+        await serve_until(stop, ready, self, self.tasks)
 
     def addresses(self) -> Iterable[Address]:
         """Return where we listen."""
         return [*self._parts.relay.addresses(), *self.admin.addresses()]
-
-    @property
-    def tasks(self) -> Sequence[asyncio.Task[None]]:
-        """The work that goes on and does not end, after `accept`."""
-        return self._tasks
-
-    @property
-    def _is_settling(self) -> bool:
-        return self._parts.tier is not None and self._parts.tier.is_settling
 
     def _admin_sockets(self) -> list[socket.socket]:
         """Return sockets for the admin port that may be closed, as those of the place stay."""
@@ -251,7 +234,7 @@ class Member:
     async def _take_debts(self) -> None:
         """Have clients owe what they did where another process served them."""
         debts = await self._debts.read(self._store)
-        self._parts.quotas.shared.take_debts(debts, clock_ms())
+        self.quotas.shared.take_debts(debts, clock_ms())
 
 
 def check_state(config: Config, number: int) -> None:

@@ -42,7 +42,7 @@ from proxy.parts import access_of, bootstrap_of, limits_of, listeners_of, port_l
 from proxy.progress.owns import owns_all
 from proxy.queries.queries import Queries
 from proxy.quota.debts import Debt
-from proxy.quota.entities import ClientIdentity, QuotaKind
+from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rule_registry import Compose, RuleRegistry, RulesWrite
 from proxy.quota.rule_sources import ComposedRules
@@ -82,8 +82,9 @@ _log = get_logger(__name__)
 class MemberProcess:
     """One process that relays, without its ports and its store. Make it inside an event loop.
 
-    `number` is the member's among those of its host, from 0. `load` a store, `make_admin`, and
-    `begin`; in the `end` connections drain, and before that `release` lets the store be closed.
+    `number` is the member's among those of its host, from 0; it was started again `restarts` times.
+    `load` a store, `make_admin`, and `begin`; in the `end` connections drain, and before that
+    `release` lets the store be closed.
     """
 
     rules: RuleRegistry
@@ -93,7 +94,7 @@ class MemberProcess:
     audit: AuditLog
     """What was changed, and by whom. Only after `load`."""
 
-    def __init__(self, config: Config, number: int, *, splice: bool) -> None:
+    def __init__(self, config: Config, number: int, *, restarts: int, splice: bool) -> None:
         loop = asyncio.get_running_loop()
         settings = self._settings = config.quota_settings
         log_level.set(config.log_level)
@@ -146,8 +147,6 @@ class MemberProcess:
         )
         listeners = tuple(listeners_of(config, self.secrets, number))
         self.relay = Relay(listeners, self.brokers, self.services)
-        self.instruments: MemberInstruments | None = None
-        """Of a member of a tier."""
         self.tier: TierMember | None = None
         self.loads = LoadLog(instruments.config_reloads_total)
         self._health = Health(
@@ -171,13 +170,15 @@ class MemberProcess:
         if steering is not None:
             # Who is new here may have had its bound at another member a moment ago.
             self.quotas.paces_new = True
-            self.instruments = MemberInstruments(self.metrics)
+            member_instruments = MemberInstruments(self.metrics)
+            member_instruments.workers.set(1)
+            member_instruments.worker_restarts_total.labels(str(number)).inc(restarts)
             self.tier = TierMember(
                 self.name,
                 config,
                 self.secrets,
                 self.bootstrap,
-                self.instruments,
+                member_instruments,
                 steering=steering,
                 visits=visits,
                 belongings=Belongings(
@@ -294,11 +295,9 @@ class MemberProcess:
         self.rules.writes = self._observer.writes = writes
         await self.reread()
 
-    async def owed(
-        self, least_ms: float, covers: Callable[[ClientIdentity], bool] = lambda _: True
-    ) -> list[Debt]:
+    async def owed(self, least_ms: float) -> list[Debt]:
         """Return what clients owe, each more than that."""
-        walk = self.quotas.shared.owing(covers, clock_ms, least_ms)
+        walk = self.quotas.shared.owing(lambda _: True, clock_ms, least_ms)
         return [debt for debt in await self.slices.collect(walk) if debt is not None]
 
     def keep_changes(self) -> None:

@@ -55,34 +55,39 @@ class ReachabilityProbe:
         self._silent, self._on_change = silent, on_change
         self._connect, self._clock_s = connect or _connect, clock_s
         self._members: Mapping[Address, str] = {}
-        self._reached: set[Address] = set()
+        self._found: dict[Address, str | None] = {}
+        """Why each that was tried is not reached; None: it is."""
         self._ips: dict[Address, str] = {}
         """Where each address led last, also of members that are away."""
         self._settled_s: dict[Address, float] = {}
         """When addresses are settled that lead elsewhere than before."""
-        self._problems: dict[Address, str] = {}
         self._is_new = asyncio.Event()
 
     @property
     def warning(self) -> str | None:
         """What cannot be reached, where, and what to do; None: all can, as far as is known."""
-        if not self._problems:
+        found = self._found.items()
+        told = sorted(f"{self._members[at]} ({why})" for at, why in found if why is not None)
+        if not told:
             return None
-        told = sorted(f"{self._members[at]} ({why})" for at, why in self._problems.items())
         more = "" if len(told) <= SHOWN else f" and {len(told) - SHOWN} more"
         return f"clients may not reach member {', '.join(told[:SHOWN])}{more}; fix: {FIX}"
 
     @property
     def reached(self) -> frozenset[str]:
         """The members that were reached at all their addresses."""
-        settled = {at for at in self._reached if at not in self._settled_s}
-        known = frozenset(self._members[at] for at in settled)
-        return known - {name for at, name in self._members.items() if at not in settled}
+        unknown = {
+            name
+            for at, name in self._members.items()
+            if self._is_wanted(at) or at in self._settled_s
+        }
+        return frozenset(self._members.values()) - unknown
 
     @property
     def problems(self) -> Mapping[str, str]:
         """Why members are not reached where clients are told that they are, by their names."""
-        return {self._members[at]: why for at, why in self._problems.items()}
+        found = self._found.items()
+        return {self._members[at]: why for at, why in found if why is not None}
 
     def use(self, members: Iterable[MemberAddresses]) -> None:
         """Have the watch look at these other members, and forget all others."""
@@ -91,9 +96,8 @@ class ReachabilityProbe:
             for member in members
             for listener in member.listeners.values()
         }
-        self._reached &= self._members.keys()
-        self._settled_s = {at: end for at, end in self._settled_s.items() if at in self._reached}
-        self._problems = {at: why for at, why in self._problems.items() if at in self._members}
+        self._found = {at: why for at, why in self._found.items() if at in self._members}
+        self._settled_s = {at: end for at, end in self._settled_s.items() if at in self._members}
         self._is_new.set()
 
     async def watch(self) -> None:
@@ -111,14 +115,14 @@ class ReachabilityProbe:
         wanted = [
             at
             for at, member in self._members.items()
-            if at not in self._reached and member not in silent
+            if self._is_wanted(at) and member not in silent
         ]
-        before = self.reached, set(self._problems)
+        before = self.reached, self.problems.keys()
         now_s = self._clock_s()
         self._settled_s = {at: end_s for at, end_s in self._settled_s.items() if end_s > now_s}
         for first in range(0, len(wanted), AT_ONCE):
             await self._try(wanted[first : first + AT_ONCE])
-        if (self.reached, set(self._problems)) != before:
+        if (self.reached, self.problems.keys()) != before:
             self._on_change()
 
     async def _try(self, addresses: Sequence[Address]) -> None:
@@ -127,18 +131,23 @@ class ReachabilityProbe:
             member = self._members.get(at)
             if member is None or member in self._silent():
                 continue
+            if not isinstance(ip, str | OSError):
+                raise ip
+            had_problem = self._found.get(at) is not None
             if isinstance(ip, str):
-                self._reached.add(at)
+                self._found[at] = None
                 self._follow_ip(at, ip)
-                if self._problems.pop(at, None) is not None:
+                if had_problem:
                     _log.info("a member is reached where clients are sent to", member=member)
                 continue
-            if not isinstance(ip, OSError):
-                raise ip
-            if at not in self._problems:
+            self._found[at] = str(ip)
+            if not had_problem:
                 text = "a member is not reached where clients are sent to"
                 _log.warning(text, member=member, error=str(ip), fix=FIX)
-            self._problems[at] = str(ip)
+
+    def _is_wanted(self, at: Address) -> bool:
+        """Return whether an address is to be tried: it is new, or could not be reached."""
+        return at not in self._found or self._found[at] is not None
 
     def _follow_ip(self, at: Address, ip: str) -> None:
         """Record where an address leads, and have it settle if it has led elsewhere before."""

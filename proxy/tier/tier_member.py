@@ -159,6 +159,7 @@ class TierMember:
         """None while this process is not to be in the group."""
         self._tasks: list[asyncio.Task[None]] = []
         self._failed: asyncio.Future[None] = self._loop.create_future()
+        metrics.workers_crash_looping.set_function(lambda: self.is_settling)
         metrics.members_silent.set_function(lambda: len(peers.silent))
         metrics.tier_generation.labels(tier.name).set_function(self._generation)
         metrics.slots_overloaded.set_function(lambda: len(self._loads.overloaded()))
