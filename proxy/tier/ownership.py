@@ -5,7 +5,7 @@ taken: whose records it has read, and nobody else writes any more.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -34,20 +34,22 @@ _log = get_logger(__name__)
 class SlotOwnership:
     """Follows what the group decides, for the member `name`. Make it inside an event loop."""
 
+    store: SlotStore
+    """The records of the slots; to be set before the group is followed."""
+
     def __init__(
         self,
         name: str,
         belongings: Belongings,
         *,
         steering: SlotSteering,
-        store: Callable[[], SlotStore],
         rules: TierRules,
         peers: Peers,
         moves: Counter,
     ) -> None:
         self._name, self._belongings, self._steering = name, belongings, steering
-        self._store, self._rules, self._peers, self._moves = store, rules, peers, moves
-        self._misplaced = MisplacedRecords(name, store, rules, peers)
+        self._rules, self._peers, self._moves = rules, peers, moves
+        self._misplaced = MisplacedRecords(name, rules, peers)
         self._may_have_misplaced = False
         self._loop = asyncio.get_running_loop()
         self.newest: SlotMap | None = None
@@ -85,7 +87,7 @@ class SlotOwnership:
     def use(self, slot_map: SlotMap, fence: GroupFence) -> None:
         """Follow what the group has decided."""
         self.fence = fence
-        self._store().fence(fence)
+        self.store.fence(fence)
         if self.newest is None:
             self._belongings.cut_off(False)
         self.newest = slot_map
@@ -93,7 +95,7 @@ class SlotOwnership:
 
     def lose(self) -> None:
         """Own nothing: this member is not in the group any more."""
-        self._store().lost()
+        self.store.lost()
         self.newest = None
         self.show()
         has_others = len(self.owns.slot_map.members) > 1
@@ -104,7 +106,7 @@ class SlotOwnership:
         """Release slots, with all that their clients owe."""
         async with self._changing:
             await self._apply(self.owns.slot_map.without(slots))
-            await asyncio.to_thread(self._store().release, slots)
+            await asyncio.to_thread(self.store.release, slots)
 
     async def follow(self) -> None:
         """Follow what the group decides, until cancelled."""
@@ -131,7 +133,7 @@ class SlotOwnership:
     async def keep(self, records: Sequence[Record], debts: Sequence[Debt]) -> None:
         """Keep records that are ours by now, and take them up. Raises StateError."""
         async with self._changing:
-            store, applied = self._store(), self.owns.slot_map
+            store, applied = self.store, self.owns.slot_map
             slots = {self._rules.slot_of_record(record.key) for record in records}
             slots |= {self._rules.keys.slot_of(debt.identity) for debt in debts}
             if self.newest is None or not slots <= store.taken:
@@ -171,7 +173,7 @@ class SlotOwnership:
         if newest is None:
             await self._apply(applied.without(self.owns.slots))
             return
-        store = self._store()
+        store = self.store
         debts: list[Debt] = []
         given = newest.slots_of(self._name)
         if gained := given - store.taken:
@@ -186,7 +188,7 @@ class SlotOwnership:
         if self.is_leader and await self._rules.propose(store):
             self._wanted.set()
         if self._may_have_misplaced:
-            self._may_have_misplaced = await self._misplaced.give(self.owns.slot_map)
+            self._may_have_misplaced = await self._misplaced.give(store, self.owns.slot_map)
             if self._may_have_misplaced:
                 self._loop.call_later(TAKE_RETRY_S, self._wanted.set)
 
@@ -206,12 +208,12 @@ class SlotOwnership:
         ]
         if leaving and self.newest is not None:
             with suppress(StateError):
-                await asyncio.to_thread(write_debts, self._store(), leaving)
+                await asyncio.to_thread(write_debts, self.store, leaving)
         if is_rekeyed:
             self._rules.put_in_force(rules, keys)
             self._may_have_misplaced = True
             staying = [debt for debt in left if before.keys.slot_of(debt.identity) not in gone]
-            await self._misplaced.rekey(staying, slot_map)
+            await self._misplaced.rekey(self.store, staying, slot_map)
         self.owns = after
         for slot, owner in enumerate(slot_map.owners):
             if owner is not None:

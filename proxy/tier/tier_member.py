@@ -120,7 +120,6 @@ class TierMember:
         self._loop = asyncio.get_running_loop()
         self._group_id = f"quota-proxy-tier-{tier.name}"
         self._admin_url = self._cluster_id = ""
-        self._opened: SlotStore | None = None
         self.is_successor = False
         """Whether the process before is to leave the group first."""
         self.is_settling = False
@@ -139,7 +138,6 @@ class TierMember:
             name,
             belongings,
             steering=steering,
-            store=lambda: self.store,
             rules=rules,
             peers=peers,
             moves=metrics.slot_moves_total,
@@ -164,12 +162,6 @@ class TierMember:
         metrics.tier_generation.labels(tier.name).set_function(self._generation)
         metrics.slots_overloaded.set_function(lambda: len(self._loads.overloaded()))
         metrics.slots_owned.set_function(lambda: len(ownership.owns.slots))
-
-    @property
-    def store(self) -> SlotStore:
-        """The records of the slots, once `open_store` has opened them."""
-        assert self._opened is not None
-        return self._opened
 
     @property
     def leader(self) -> str:
@@ -214,16 +206,16 @@ class TierMember:
                 holder.release(store)
                 self.is_successor = True
             self._rules.read(store)
+            self._ownership.store = store
             store.follow_common(self._follow_common)
         except BaseException:
             store.close()
             raise
-        self._opened = store
         return TierStore(store, self._rules.slot_of_record)
 
     def watch_key(self) -> str | None:
         """Return the key of a record that may always be written; None: there is none now."""
-        taken = () if self._opened is None else self._opened.taken
+        taken = self._ownership.store.taken
         return slot_key(WATCH, min(taken)) if taken else None
 
     async def join(self, admin_port: int, learn: Callable[[int, str, int], None]) -> None:
@@ -457,7 +449,7 @@ class TierMember:
             self._loop.call_soon_threadsafe(self._common_came, keys)
 
     def _common_came(self, keys: Collection[str]) -> None:
-        if self._opened is not None and self._rules.follow(keys, self._opened):
+        if self._rules.follow(keys, self._ownership.store):
             self._ownership.look()
         if not all(key.startswith(PRIVATE) for key in keys):
             self._on_common()

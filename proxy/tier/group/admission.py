@@ -1,6 +1,5 @@
 """Decide which members of a group are in the tier, and tell the others why they are not."""
 
-from collections import Counter
 from collections.abc import Mapping
 
 from .assignment import Assignment, RefusedMember
@@ -49,15 +48,12 @@ def _kind(said: Subscription) -> _Kind:
 
 
 def _kind_of_tier(readable: Mapping[str, Subscription], previous: Assignment | None) -> _Kind:
-    owned: Counter[_Kind] = Counter()
-    known: Counter[_Kind] = Counter()
-    count: Counter[_Kind] = Counter()
-    for said in readable.values():
-        kind = _kind(said)
-        owned[kind] += len(said.owned)
-        known[kind] += was_admitted(said, previous)
-        count[kind] += 1
-    return min(count, key=lambda kind: (-owned[kind], -known[kind], -count[kind], kind))
+    def rank(kind: _Kind) -> tuple[int, int, int, _Kind]:
+        alike = [said for said in readable.values() if _kind(said) == kind]
+        owned = sum(len(said.owned) for said in alike)
+        return -owned, -sum(was_admitted(said, previous) for said in alike), -len(alike), kind
+
+    return min(set(map(_kind, readable.values())), key=rank)
 
 
 def was_admitted(said: Subscription, previous: Assignment | None) -> bool:

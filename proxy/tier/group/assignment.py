@@ -7,7 +7,7 @@ from typing import Any, Self
 from proxy.tier.slot_balance import SlotLoad
 from proxy.tier.slot_map import SlotMap
 
-from .user_data import FormError, pack, unpack
+from .user_data import pack, read_packed
 
 LOAD_STEPS = 10_000
 """In which a member's capacity is counted, where the load of a slot is told."""
@@ -98,11 +98,7 @@ class Assignment:
     @classmethod
     def decode(cls, data: bytes) -> Self:
         """Read what was encoded; raises FormError."""
-        document = unpack(data)
-        try:
-            return cls._of(document)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise FormError(f"not as a proxy writes it: {error!r}") from error
+        return read_packed(data, cls._of)
 
     @classmethod
     def _of(cls, document: Mapping[str, Any]) -> Self:

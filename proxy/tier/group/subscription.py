@@ -8,7 +8,7 @@ from proxy.tier.slot_balance import SlotLoad
 from proxy.tier.slot_map import MemberAddresses
 from proxy.tier.slots import SLOTS
 
-from .user_data import FormError, pack, unpack
+from .user_data import pack, read_packed
 
 NO_GENERATION = -1
 """Of the group, before a member had its first assignment."""
@@ -100,11 +100,7 @@ class Subscription:
     @classmethod
     def decode(cls, data: bytes) -> Self:
         """Read what was encoded; raises FormError."""
-        document = unpack(data)
-        try:
-            return cls._of(document)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise FormError(f"not as a proxy writes it: {error!r}") from error
+        return read_packed(data, cls._of)
 
     @classmethod
     def _of(cls, document: Mapping[str, Any]) -> Self:

@@ -1,8 +1,10 @@
 """Log what an operator should see of the tier, each thing once."""
 
+from collections.abc import Mapping
+
 from structlog import get_logger
 
-from .assignment import Assignment
+from .assignment import Assignment, RefusedMember
 
 CLOCKS_APART_S = 300.0
 """Clocks further apart are worth a warning; times in records are by their writers' clocks."""
@@ -17,7 +19,7 @@ class TierLog:
         self._group_id = group_id
         self._digests: dict[str, list[str]] = {}
         self._is_apart = False
-        self._refused: dict[str, str] = {}
+        self._refused: Mapping[str, RefusedMember] = {}
         self._has_failed = False
         self.problem: str | None = None
         """What is wrong now; None: nothing is."""
@@ -48,11 +50,8 @@ class TierLog:
             clocks = {name: each.clock_s for name, each in assignment.members.items()}
             _log.warning("clocks of the tier are far apart", clock_s_by_machine=clocks)
         self._is_apart = is_apart
-        refused = {
-            key: refusal.reason for key, refusal in assignment.refused.items() if key != member_id
-        }
-        for key, reason in refused.items():
-            if self._refused.get(key) != reason:
-                machine = assignment.refused[key].name
-                _log.warning("the tier refuses a machine", machine=machine, reason=reason)
-        self._refused = refused
+        for key, refusal in assignment.refused.items():
+            if key != member_id and self._refused.get(key) != refusal:
+                text = "the tier refuses a machine"
+                _log.warning(text, machine=refusal.name, reason=refusal.reason)
+        self._refused = assignment.refused

@@ -2,7 +2,8 @@
 
 import json
 import zlib
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 USER_DATA_SCHEMA = 1
 """Of the documents. Kafka carries them for members of several versions during an upgrade."""
@@ -13,6 +14,8 @@ MAX_DOCUMENT_BYTES = 16 * 2**20
 _LEVEL = 9
 """The brokers keep what a group has in one record, so size counts more than the milliseconds."""
 
+T = TypeVar("T")
+
 
 class FormError(ValueError):
     """These bytes are none of ours, or of a form that this version does not know."""
@@ -22,6 +25,15 @@ def pack(document: dict[str, Any]) -> bytes:
     """Return a document with its form, as compressed JSON."""
     text = json.dumps({"form": USER_DATA_SCHEMA, **document}, separators=(",", ":"))
     return zlib.compress(text.encode(), _LEVEL)
+
+
+def read_packed(data: bytes, make: Callable[[dict[str, Any]], T]) -> T:
+    """Return what `make` makes of what was packed; raises FormError."""
+    document = unpack(data)
+    try:
+        return make(document)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise FormError(f"not as a proxy writes it: {error!r}") from error
 
 
 def unpack(data: bytes) -> dict[str, Any]:
