@@ -7,12 +7,14 @@ from typing import Any
 from structlog import get_logger
 
 from metrics.clock import MS_PER_SECOND
+from proxy.cluster.kafka_client import Bootstrap
+from proxy.config import Config
 from proxy.queries.record_owner import OwnerKind, owner_of
 from proxy.quota.debts import Debt
 from proxy.state import Record, SlotStore, Store
 from proxy.state.store import SEPARATOR
 from proxy.tier.keys.quota_keys import QuotaKeys
-from proxy.tier.slots import slot_of
+from proxy.tier.slots import SLOTS, slot_of
 
 COMMON_SLOT = slot_of("common")
 """Has what concerns all members: overrides, pauses, audit."""
@@ -44,41 +46,42 @@ def slot_of_record(key: str, keys: QuotaKeys) -> int:
     return keys.slot_of_pipeline(owner.name)
 
 
-class TierStore(Store):
-    """Writes together what is asked for together, as far as this member has the slots.
+class TierStore(SlotStore):
+    """The tier's state, as a member has it. Opening it blocks. Raises StateError.
 
-    What belongs to a client, or a pipeline, that another member has now is that one's to write;
-    here it is left out, as otherwise nothing that is asked for with it could be kept.
+    It writes together what is asked for together, as far as this member has the slots. What belongs
+    to a client, or a pipeline, that another member has now is that one's to write; here it is left
+    out, as otherwise nothing that is asked for with it could be kept.
     """
 
-    def __init__(self, slots: SlotStore, slot_of_record: Callable[[str], int]) -> None:
-        self.slots = slots
+    def __init__(
+        self, config: Config, way: Bootstrap, member: str, slot_of_record: Callable[[str], int]
+    ) -> None:
+        assert config.tier is not None
         self._slot_of = slot_of_record
-
-    def get(self, key: str) -> Record | None:
-        """See Store."""
-        return self.slots.get(key)
-
-    def items(self, prefix: str) -> list[Record]:
-        """See Store."""
-        return self.slots.items(prefix)
+        super().__init__(
+            way,
+            config.state.topic,
+            tier=config.tier.name,
+            machine=member,
+            slots=SLOTS,
+            common=COMMON_SLOT,
+            slot_of_record=slot_of_record,
+            timeout_s=config.limits.connect_timeout,
+        )
 
     def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> int:
         """See Store. Raises StateError also for what concerns all, where another keeps that."""
         new, gone = list(records), list(delete)
         if not new and not gone:
             return 0
-        if taken := self.slots.taken:  # else this member is in no group, and that is the error
+        if taken := self.taken:  # else this member is in no group, and that is the error
             kept = [record for record in new if self._is_ours(record.key, taken)]
             left_out = len(new) - len(kept)
             new, gone = kept, [key for key in gone if self._is_ours(key, taken)]
             if left_out:
                 _log.warning("not written, as another member has it now", records=left_out)
-        return self.slots.put_many(new, delete=gone)
-
-    def close(self) -> None:
-        """See Store."""
-        self.slots.close()
+        return super().put_many(new, delete=gone)
 
     def _is_ours(self, key: str, taken: Collection[int]) -> bool:
         return owner_of(key) is None or self._slot_of(key) in taken

@@ -22,23 +22,22 @@ from proxy.quota.debts import Debt, SharedQuotas
 from proxy.quota.rules import Rule
 from proxy.relay.relay import Relay
 from proxy.slices import Slices
-from proxy.state import Document, GroupFence, Record, SlotStore, StateError, Store
+from proxy.state import Document, GroupFence, Record, StateError, Store
 from proxy.tasks import end_tasks
 from proxy.tier.belongings import Belongings
 from proxy.tier.group.assignment import Assignment
 from proxy.tier.group.group_member import GroupMember, MembershipError
-from proxy.tier.group.subscription import Announcement
+from proxy.tier.group.subscription import Subscription
 from proxy.tier.group.vacancy import until_vacant
 from proxy.tier.loads import TierLoads
 from proxy.tier.ownership import SlotOwnership
 from proxy.tier.peers import Peers, peer_tls
 from proxy.tier.reachability import ReachabilityProbe
-from proxy.tier.records import COMMON_SLOT, WATCH, TierStore, slot_key
+from proxy.tier.records import WATCH, TierStore, slot_key
 from proxy.tier.slot_balance import SlotLoad, placed_slots
 from proxy.tier.slot_map import MemberAddresses, SlotMap
 from proxy.tier.slot_owns import SlotOwns
 from proxy.tier.slot_steering import SlotSteering, ports_of
-from proxy.tier.slots import SLOTS
 from proxy.tier.tier_rules import TierRules
 from proxy.tier.visits import VisitExchanges, VisitLog
 
@@ -69,25 +68,11 @@ TIER_ERRORS = (TierError, MembershipError)
 def check_tier_state(config: Config, way: Bootstrap, member: str) -> None:
     """Read a tier's state as this member would, and nothing else. Blocks. Raises StateError."""
     rules = TierRules(config)
-    store = _open_slots(config, way, member, rules)
+    store = TierStore(config, way, member, rules.slot_of_record)
     try:
         rules.read(store)
     finally:
         store.close()
-
-
-def _open_slots(config: Config, way: Bootstrap, member: str, rules: TierRules) -> SlotStore:
-    assert config.tier is not None
-    return SlotStore(
-        way,
-        config.state.topic,
-        tier=config.tier.name,
-        machine=member,
-        slots=SLOTS,
-        common=COMMON_SLOT,
-        slot_of_record=rules.slot_of_record,
-        timeout_s=config.limits.connect_timeout,
-    )
 
 
 class TierMember:
@@ -200,7 +185,7 @@ class TierMember:
 
     def open_store(self, holder: StateHolder | None) -> Store:
         """Open the state; a `holder` is asked for it. Blocks. Raises StateError."""
-        store = _open_slots(self._config, self._way, self.name, self._rules)
+        store = TierStore(self._config, self._way, self.name, self._rules.slot_of_record)
         try:
             if holder is not None:
                 holder.release(store)
@@ -211,7 +196,7 @@ class TierMember:
         except BaseException:
             store.close()
             raise
-        return TierStore(store, self._rules.slot_of_record)
+        return store
 
     def watch_key(self) -> str | None:
         """Return the key of a record that may always be written; None: there is none now."""
@@ -385,10 +370,10 @@ class TierMember:
         members = {} if (assignment := self._assignment) is None else assignment.members
         return {name: each.admin_url for name, each in members.items() if name != self.name}
 
-    def _announce(self) -> Announcement:
+    def _announce(self) -> Subscription:
         newest = self._ownership.newest
         listeners = {name: ports_of(each) for name, each in self._relay.listeners.items()}
-        return Announcement(
+        return Subscription(
             addresses=MemberAddresses(self.name, listeners),
             admin_url=self._admin_url,
             cluster_id=self._cluster_id,

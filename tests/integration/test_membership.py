@@ -34,7 +34,7 @@ from proxy.cluster.login import Credentials, Login
 from proxy.cluster.upstream import UpstreamError
 from proxy.tier.group.group_member import SESSION_TIMEOUT_S, GroupMember, MembershipError
 from proxy.tier.group.releases import RELEASE_LIMIT_S
-from proxy.tier.group.subscription import NO_GENERATION, Announcement
+from proxy.tier.group.subscription import NO_GENERATION, Subscription
 from proxy.tier.slot_map import ListenerPorts, MemberAddresses, SlotMap
 from proxy.tier.slots import SLOTS
 
@@ -91,10 +91,10 @@ class Machine:
         )
         self.task = asyncio.create_task(self.member.run())
 
-    def announce(self) -> Announcement:
+    def announce(self) -> Subscription:
         ports = {"default": ListenerPorts(f"{self.name}.example", 9092, 9100, 9199)}
         url = f"http://{self.name}:8080"
-        return Announcement(
+        return Subscription(
             MemberAddresses(self.name, ports),
             url,
             self.cluster_id,

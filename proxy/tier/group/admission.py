@@ -44,7 +44,7 @@ def admit(
 
 
 def _kind(said: Subscription) -> _Kind:
-    return said.announcement.cluster_id, said.announcement.slots
+    return said.cluster_id, said.slots
 
 
 def _kind_of_tier(readable: Mapping[str, Subscription], previous: Assignment | None) -> _Kind:

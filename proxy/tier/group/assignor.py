@@ -87,7 +87,7 @@ def assign(
             # Where two say that they have it, one of them errs: both are to let it go.
             claims[slot] = replace(claim, is_let_go=True) if slot in claims else claim
     staying = _staying(admitted)
-    slots = max((said.announcement.slots for said in admitted.values()), default=0)
+    slots = max((said.slots for said in admitted.values()), default=0)
     owners: list[str | None] = [None] * slots
     releasing = {slot: claim.name for slot, claim in claims.items() if slot < slots}
     targets: dict[int, str] = {}
@@ -105,7 +105,7 @@ def assign(
                 del releasing[slot]
             if owners[slot] is None and name is not None:
                 targets[slot] = name
-    members = {name: said.announcement.addresses for name, said in admitted.items()}
+    members = {name: said.addresses for name, said in admitted.items()}
     assignment = Assignment(
         generation=generation,
         slot_map=SlotMap(_map_generation(readable, previous, generation), members, owners),
@@ -126,13 +126,11 @@ def _staying(admitted: Mapping[str, Subscription]) -> list[str]:
     cannot be reached by clients: a newcomer counts as reached when another member has reached it,
     who has slots until most others say that they could not.
     """
-    present = {name: said for name, said in admitted.items() if not said.announcement.is_leaving}
-    steady = {
-        name: said for name, said in present.items() if not said.announcement.is_settling
-    } or present
+    present = {name: said for name, said in admitted.items() if not said.is_leaving}
+    steady = {name: said for name, said in present.items() if not said.is_settling} or present
     reached: list[str] = []
     for name, said in steady.items():
-        judges = [each.announcement for other, each in admitted.items() if other != name]
+        judges = [each for other, each in admitted.items() if other != name]
         is_reached = any(name in judge.reached for judge in judges)
         against = sum(name in judge.unreached for judge in judges)
         if is_reached or not judges or (said.owned and 2 * against <= len(judges)):
@@ -194,7 +192,7 @@ def _loads(
     """
     known = {} if previous is None else dict(previous.loads)
     for said in admitted.values():
-        known |= said.announcement.loads
+        known |= said.loads
     return {slot: load for slot, load in known.items() if slot < slots}
 
 
@@ -209,10 +207,7 @@ def _map_generation(
 
 
 def _announced(said: Subscription) -> AnnouncedMember:
-    announced = said.announcement
-    return AnnouncedMember(
-        announced.admin_url, said.process, announced.rules_digest, round(announced.clock_s)
-    )
+    return AnnouncedMember(said.admin_url, said.process, said.rules_digest, round(said.clock_s))
 
 
 def _decoded(data: bytes) -> Subscription | FormError:

@@ -31,7 +31,7 @@ from .group_protocol import (
 )
 from .holding import Holding, SessionClock
 from .releases import Releases
-from .subscription import NO_GENERATION, Announcement
+from .subscription import NO_GENERATION, Subscription
 from .tier_log import TierLog
 from .user_data import FormError
 
@@ -91,7 +91,7 @@ class GroupMember:
         self,
         bootstrap: Bootstrap,
         group_id: str,
-        announce: Callable[[], Announcement],
+        announce: Callable[[], Subscription],
         *,
         on_assigned: Callable[[SlotMap, int, str], None],
         on_revoked: Callable[[frozenset[int]], Awaitable[None]],

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from .assignment import Assignment
-from .subscription import NO_GENERATION, Announcement, Subscription
+from .subscription import NO_GENERATION, Subscription
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +28,15 @@ class Holding:
     assignment: Assignment | None = None
     """The newest one."""
 
-    def subscription(self, announcement: Announcement) -> Subscription:
-        """Return what to join with."""
+    def subscription(self, announced: Subscription) -> Subscription:
+        """Return what to join with: what the member says of itself, and what it owns."""
         newest = self.assignment
         # Of slots that were not measured here yet, what was known: who leads may be new.
-        loads = {**({} if newest is None else newest.loads), **announcement.loads}
+        loads = {**({} if newest is None else newest.loads), **announced.loads}
         own = {slot: load for slot, load in loads.items() if slot in self.owned}
-        return Subscription(
-            announcement=replace(announcement, loads=own),
+        return replace(
+            announced,
+            loads=own,
             process=self.process,
             owned=frozenset(self.owned),
             letting_go=frozenset(self.letting_go),

@@ -15,8 +15,8 @@ NO_GENERATION = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Announcement:
-    """What a member says of itself; the group adds what it owns."""
+class Subscription:
+    """What a member says of itself; `Holding` adds what it owns as it joins."""
 
     addresses: MemberAddresses
     """With its name, which no other member of the tier has."""
@@ -38,21 +38,9 @@ class Announcement:
     """The other members that it has tried to reach there, in vain."""
     is_settling: bool = False
     """Whether it has crashed again and again: it owns something only where all are so."""
-
-    @property
-    def name(self) -> str:
-        """The member's name."""
-        return self.addresses.name
-
-
-@dataclass(frozen=True, slots=True)
-class Subscription:
-    """An announcement, and what the member owns as it joins."""
-
-    announcement: Announcement
-    process: str
+    process: str = ""
     """Differs between two processes of one name."""
-    owned: frozenset[int]
+    owned: frozenset[int] = frozenset()
     """The slots that the member has, and has not yet released."""
     letting_go: frozenset[int] = frozenset()
     """Those of `owned` that it is about to release."""
@@ -64,34 +52,33 @@ class Subscription:
     @property
     def name(self) -> str:
         """The member's name."""
-        return self.announcement.name
+        return self.addresses.name
 
     def encode(self) -> bytes:
         """Return the bytes that `decode` reads.
 
         Versions that had several members of one machine here read them, too.
         """
-        said = self.announcement
         return pack(
             {
-                "machine": said.name,
+                "machine": self.name,
                 "process": self.process,
-                "members": [said.addresses.document()],
-                "admin_url": said.admin_url,
-                "cluster_id": said.cluster_id,
-                "rules_digest": said.rules_digest,
-                "clock_s": round(said.clock_s, 3),
-                "slots": said.slots,
+                "members": [self.addresses.document()],
+                "admin_url": self.admin_url,
+                "cluster_id": self.cluster_id,
+                "rules_digest": self.rules_digest,
+                "clock_s": round(self.clock_s, 3),
+                "slots": self.slots,
                 "loads": [
                     [slot, round(load.bytes_per_s), round(load.cpu_share, 4)]
-                    for slot, load in sorted(said.loads.items())
+                    for slot, load in sorted(self.loads.items())
                 ],
-                "owned": {said.name: sorted(self.owned)},
+                "owned": {self.name: sorted(self.owned)},
                 "letting_go": sorted(self.letting_go),
-                "is_leaving": said.is_leaving,
-                "reached": sorted(said.reached),
-                "unreached": sorted(said.unreached),
-                "is_settling": said.is_settling,
+                "is_leaving": self.is_leaving,
+                "reached": sorted(self.reached),
+                "unreached": sorted(self.unreached),
+                "is_settling": self.is_settling,
                 "generation": self.generation,
                 "map_generation": self.map_generation,
             }
@@ -106,7 +93,7 @@ class Subscription:
     def _of(cls, document: Mapping[str, Any]) -> Self:
         slots = int(document["slots"])
         (addresses,) = document["members"]
-        said = Announcement(
+        read = cls(
             addresses=MemberAddresses.of(addresses),
             admin_url=str(document["admin_url"]),
             cluster_id=str(document["cluster_id"]),
@@ -121,16 +108,12 @@ class Subscription:
             reached=frozenset(map(str, document.get("reached", ()))),
             unreached=frozenset(map(str, document.get("unreached", ()))),
             is_settling=bool(document.get("is_settling", False)),
-        )
-        owned = frozenset(int(slot) for each in document["owned"].values() for slot in each)
-        letting_go = frozenset(map(int, document["letting_go"]))
-        if not all(0 <= slot < slots for slot in {*owned, *said.loads, *letting_go}):
-            raise ValueError(f"a slot is not among 0 to {slots - 1}")
-        return cls(
-            announcement=said,
             process=str(document["process"]),
-            owned=owned,
-            letting_go=letting_go,
+            owned=frozenset(int(slot) for each in document["owned"].values() for slot in each),
+            letting_go=frozenset(map(int, document["letting_go"])),
             generation=int(document["generation"]),
             map_generation=int(document["map_generation"]),
         )
+        if not all(0 <= slot < slots for slot in {*read.owned, *read.loads, *read.letting_go}):
+            raise ValueError(f"a slot is not among 0 to {slots - 1}")
+        return read

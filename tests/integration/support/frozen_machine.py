@@ -11,7 +11,7 @@ from parts.even_placement import even
 
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.tier.group.group_member import GroupMember
-from proxy.tier.group.subscription import Announcement
+from proxy.tier.group.subscription import Subscription
 from proxy.tier.slot_map import MemberAddresses
 
 
@@ -31,7 +31,7 @@ async def main(bootstrap: str, group: str, session_s: float) -> None:
     machine = GroupMember(
         Bootstrap([(host, int(port))]),
         group,
-        lambda: Announcement(
+        lambda: Subscription(
             MemberAddresses("frozen", {}), "http://x", "one", "rules", time.time()
         ),
         on_assigned=lambda slots, _generation, _member_id: say(len(slots.slots_of("frozen"))),

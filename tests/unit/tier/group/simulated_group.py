@@ -10,7 +10,7 @@ from tier_machines import announcement
 from proxy.tier.group.assignment import Assignment
 from proxy.tier.group.assignor import assign
 from proxy.tier.group.holding import Holding
-from proxy.tier.group.subscription import Announcement, Subscription
+from proxy.tier.group.subscription import Subscription
 from proxy.tier.slot_balance import Placement, SlotLoad
 
 SLOTS = 12
@@ -20,14 +20,14 @@ SLOTS = 12
 class Process:
     """One process of a member."""
 
-    said: Announcement
+    said: Subscription
     holding: Holding
     is_alive: bool = True
     """Dead ones serve nothing; they may still be in the group."""
     in_group: bool = True
     wants_round: bool = True
 
-    def announcing(self, loads: Mapping[int, SlotLoad]) -> Announcement:
+    def announcing(self, loads: Mapping[int, SlotLoad]) -> Subscription:
         return replace(self.said, loads=loads)
 
     def take(self, assignment: Assignment) -> None:

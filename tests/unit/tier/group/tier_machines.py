@@ -1,8 +1,9 @@
 """Announcements and subscriptions for the tests, and sizes as they are in a real tier."""
 
 from collections.abc import Collection
+from dataclasses import replace
 
-from proxy.tier.group.subscription import Announcement, Subscription
+from proxy.tier.group.subscription import Subscription
 from proxy.tier.slot_balance import SlotLoad
 from proxy.tier.slot_map import ListenerPorts, MemberAddresses
 from proxy.tier.slots import SLOTS
@@ -12,9 +13,9 @@ def member(name: str) -> MemberAddresses:
     return MemberAddresses(name, {"default": ListenerPorts(f"{name}.example", 9092, 9100, 9199)})
 
 
-def announcement(name: str, *, cluster_id: str = "one", slots: int = SLOTS) -> Announcement:
+def announcement(name: str, *, cluster_id: str = "one", slots: int = SLOTS) -> Subscription:
     url = f"http://{name}.example:8080"
-    return Announcement(member(name), url, cluster_id, "d1", 1_700_000_000.25, slots)
+    return Subscription(member(name), url, cluster_id, "d1", 1_700_000_000.25, slots)
 
 
 def subscription(
@@ -24,15 +25,15 @@ def subscription(
     process: str = "",
     generation: int = -1,
     letting_go: frozenset[int] = frozenset(),
-    said: Announcement | None = None,
+    said: Subscription | None = None,
 ) -> Subscription:
-    return Subscription(
+    return replace(
         said or announcement(name),
-        process or f"process of {name}",
-        frozenset(owned),
-        letting_go,
-        generation,
-        max(generation, 0),
+        process=process or f"process of {name}",
+        owned=frozenset(owned),
+        letting_go=letting_go,
+        generation=generation,
+        map_generation=max(generation, 0),
     )
 
 
