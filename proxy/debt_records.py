@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ from zlib import crc32
 from structlog import get_logger
 
 from metrics.clock import MS_PER_SECOND, clock_ms
-from proxy.quota.debts import Debt
+from proxy.quota.debts import Debt, SharedQuotas
+from proxy.slices import Slices
 from proxy.state import Record, StateError, Store
 
 DEBTS = "debts/"
@@ -118,25 +119,28 @@ class DebtRecords:
 
 
 class KeptDebts:
-    """Writes what clients owe each second. `read` first; `close` it before the store is closed.
+    """Writes what clients owe each second. `take` first; `close` it before the store is closed.
 
-    `owed` returns debts above LEAST_KEPT_MS. Where the state is no file nothing is kept: memory
-    forgets it, and a topic would grow by each second of each client that is held.
+    Where the state is no file nothing is kept: memory forgets it, and a topic would grow by each
+    second of each client that is held.
     """
 
-    def __init__(self, state_kind: str, owed: Callable[[], Awaitable[Iterable[Debt]]]) -> None:
+    def __init__(self, state_kind: str, shared: SharedQuotas, slices: Slices) -> None:
         self._is_kept = state_kind == "sqlite"
-        self._owed = owed
+        self._shared, self._slices = shared, slices
         self._records = DebtRecords()
         self._store: Store | None = None
         self._writing = asyncio.Lock()
 
-    async def read(self, store: Store) -> list[Debt]:
-        """Return what another process has left, and write there from now on. Raises StateError."""
-        if not self._is_kept:
-            return []
-        self._store = store
-        return await asyncio.to_thread(self._records.read, store, clock_ms())
+    async def take(self, store: Store) -> None:
+        """Have clients owe what they did where another process served them, and write there.
+
+        Raises StateError.
+        """
+        if self._is_kept:
+            self._store = store
+            debts = await asyncio.to_thread(self._records.read, store, clock_ms())
+            self._shared.take_debts(debts, clock_ms())
 
     async def run(self) -> None:
         """Write each second, until cancelled; what the state does not take now it takes later."""
@@ -153,7 +157,8 @@ class KeptDebts:
         async with self._writing:
             if self._store is None:
                 return
-            debts = list(await self._owed())
+            walk = self._shared.owing(lambda _: True, clock_ms, LEAST_KEPT_MS)
+            debts = [debt for debt in await self._slices.collect(walk) if debt is not None]
             with suppress(StateError):  # the log tells of it where the store is watched
                 await asyncio.to_thread(self._records.write, self._store, debts, clock_ms())
 

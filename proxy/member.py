@@ -4,12 +4,10 @@ import asyncio
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from structlog import get_logger
 
-from metrics.clock import clock_ms
 from metrics.member_names import member_name
 from proxy.admin.server import AdminError, AdminServer
 from proxy.cluster.upstream import Address
@@ -19,7 +17,7 @@ from proxy.config.models import HIDE_PASSWORD
 from proxy.config.reload import Reloader
 from proxy.config.secrets import read_secrets
 from proxy.config.stores import StateHolder, open_store
-from proxy.debt_records import LEAST_KEPT_MS, KeptDebts
+from proxy.debt_records import KeptDebts
 from proxy.parts import bootstrap_of
 from proxy.relay.ports import ListenerError, close_all
 from proxy.relay.take_over import Predecessor
@@ -78,7 +76,7 @@ class Member:
         self.quotas = self._parts.quotas
         """Who is bounded, and what each owes."""
         self._store = self._parts.store
-        self._debts = KeptDebts(config.state.kind, partial(self._parts.owed, LEAST_KEPT_MS))
+        self._debts = KeptDebts(config.state.kind, self.quotas.shared, self._parts.slices)
         self.reloader = Reloader(path, config, self._parts.apply, self._parts.loads)
         self.tasks: Sequence[asyncio.Task[None]] = ()
         """The work that goes on and does not end, after `accept`."""
@@ -114,7 +112,7 @@ class Member:
                 relay.use(place.listeners)
             store = await asyncio.to_thread(self._open_store, succession.holder)
             await self._parts.load(store)
-            await self._take_debts()
+            await self._debts.take(self._store)
             site = self._parts.make_admin()
             await site.start(admin or self._admin_sockets())
             if tier is not None:
@@ -219,7 +217,7 @@ class Member:
             await asyncio.to_thread(self._store.close)
             self._store.use(await asyncio.to_thread(self._open_store, None))
         await self._parts.resume()
-        await self._take_debts()
+        await self._debts.take(self._store)
         self._released = False
 
     async def _resume_admin(self) -> None:
@@ -230,11 +228,6 @@ class Member:
         if self._parts.tier is not None:
             await self._parts.tier.join(self.admin.port, self._parts.learn)
         self._share_admin_port()
-
-    async def _take_debts(self) -> None:
-        """Have clients owe what they did where another process served them."""
-        debts = await self._debts.read(self._store)
-        self.quotas.shared.take_debts(debts, clock_ms())
 
 
 def check_state(config: Config, number: int) -> None:

@@ -41,7 +41,6 @@ from proxy.log_queue import log_queue
 from proxy.parts import access_of, bootstrap_of, limits_of, listeners_of, port_limits_of
 from proxy.progress.owns import owns_all
 from proxy.queries.queries import Queries
-from proxy.quota.debts import Debt
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rule_registry import Compose, RuleRegistry, RulesWrite
@@ -294,11 +293,6 @@ class MemberProcess:
             await self._observer.flush()
         self.rules.writes = self._observer.writes = writes
         await self.reread()
-
-    async def owed(self, least_ms: float) -> list[Debt]:
-        """Return what clients owe, each more than that."""
-        walk = self.quotas.shared.owing(lambda _: True, clock_ms, least_ms)
-        return [debt for debt in await self.slices.collect(walk) if debt is not None]
 
     def keep_changes(self) -> None:
         """After `release`: keep in memory what the state does not take meanwhile."""

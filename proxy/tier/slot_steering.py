@@ -35,7 +35,7 @@ class SlotSteering:
         on_visit: Callable[[str, Visit], None],
     ) -> None:
         self._name = name
-        self._slot_of: SlotOf = _no_slot
+        self._slot_of: SlotOf = lambda _: 0
         self._on_learned = on_learned
         self._on_visit = on_visit
         self._known: dict[int, Address] = {}
@@ -44,7 +44,7 @@ class SlotSteering:
         self._map = SlotMap(0, {}, [None] * SLOTS)
         self._serving: list[str] = []
         self.generation = 0
-        self.on_change: Callable[[], None] = _nobody
+        self.on_change: Callable[[], None] = lambda: None
 
     def use(self, slot_map: SlotMap, slot_of: SlotOf) -> frozenset[int]:
         """Follow another map, or find slots in another way.
@@ -103,15 +103,6 @@ class SlotSteering:
         self._map = slot_map
         self._serving = sorted({name for name in slot_map.owners if name is not None})
         self.generation += 1
-
-
-def _no_slot(_: ClientIdentity) -> int:
-    """Return the same slot for all: nothing is known of the rules yet."""
-    return 0
-
-
-def _nobody() -> None:
-    """Do nothing: nobody follows the changes."""
 
 
 def ports_of(listener: Listener) -> ListenerPorts:

@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from structlog import get_logger
@@ -118,7 +119,9 @@ class TierMember:
             peer_tls(config),
             lambda: self._ownership.show(),  # noqa: PLW0108 - made below
         )
-        self._probe = ReachabilityProbe(lambda: peers.silent, self._reach_changed)
+        # A newcomer may wait for its slots until it is reached.
+        is_reached = partial(self.request_rebalance, at_once=True)
+        self._probe = ReachabilityProbe(lambda: peers.silent, is_reached)
         self._ownership = ownership = SlotOwnership(
             name,
             belongings,
@@ -285,10 +288,10 @@ class TierMember:
         """Raise what the work in the tier has ended by."""
         await asyncio.shield(self._failed)
 
-    def request_rebalance(self) -> None:
+    def request_rebalance(self, *, at_once: bool = False) -> None:
         """Have the group look at this member again, which is another one now."""
         if self._member is not None:
-            self._member.request_rebalance()
+            self._member.request_rebalance(at_once=at_once)
 
     async def use_rules(self, rules: Iterable[Rule]) -> None:
         """Follow that this member has these rules in force."""
@@ -385,11 +388,6 @@ class TierMember:
             unreached=frozenset(self._probe.problems),
             is_settling=self.is_settling,
         )
-
-    def _reach_changed(self) -> None:
-        """Announce to the group at once who can be reached: a newcomer may wait for its slots."""
-        if self._member is not None:
-            self._member.request_rebalance(at_once=True)
 
     def _assigned(self, slot_map: SlotMap, generation: int, member_id: str) -> None:
         member = self._member

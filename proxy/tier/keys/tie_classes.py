@@ -130,24 +130,18 @@ class TieClasses:
             if self.key_fields(of_class) is not None:
                 continue
             if len(members) > MAX_COMPARED:
-                self._join_ties(members)
+                first, *ties = (tie for each in members for tie in self._groups[each].ties)
+                for tie in ties:
+                    self._tie_sets.join(first, tie)
                 continue
             for one, other in combinations(members, 2):
                 if self._meet(one, other):
-                    self._overlap(one, other)
+                    pair = self._groups[one], self._groups[other]
+                    is_set = self._forms[one].is_set or self._forms[other].is_set
+                    join_overlaps(self._tie_sets, self._ties, *pair, any_kinds=is_set)
             adaptive = [each for each in members if self._forms[each].is_adaptive]
             for one, other in combinations_with_replacement(adaptive, 2):
                 pair = self._groups[one], self._groups[other]
                 join_overlaps(
                     self._tie_sets, self._ties, *pair, by_client_only=True, any_kinds=True
                 )
-
-    def _join_ties(self, members: Sequence[int]) -> None:
-        ties = [tie for each in members for tie in self._groups[each].ties]
-        for tie in ties[1:]:
-            self._tie_sets.join(ties[0], tie)
-
-    def _overlap(self, one: int, other: int) -> None:
-        groups = self._groups[one], self._groups[other]
-        is_set = self._forms[one].is_set or self._forms[other].is_set
-        join_overlaps(self._tie_sets, self._ties, *groups, any_kinds=is_set)
