@@ -210,7 +210,7 @@ class SlotOwnership:
             with suppress(StateError):
                 await asyncio.to_thread(write_debts, self.store, leaving)
         if is_rekeyed:
-            self._rules.put_in_force(rules, keys)
+            self._rules.in_force, self._rules.keys = rules, keys
             self._may_have_misplaced = True
             staying = [debt for debt in left if before.keys.slot_of(debt.identity) not in gone]
             await self._misplaced.rekey(self.store, staying, slot_map)

@@ -9,11 +9,10 @@ from structlog import get_logger
 from metrics.clock import MS_PER_SECOND
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.config import Config
-from proxy.queries.record_owner import OwnerKind, owner_of
+from proxy.queries.record_owner import owner_of
 from proxy.quota.debts import Debt
 from proxy.state import Record, SlotStore, Store
 from proxy.state.store import SEPARATOR
-from proxy.tier.keys.quota_keys import QuotaKeys
 from proxy.tier.slots import SLOTS, slot_of
 
 COMMON_SLOT = slot_of("common")
@@ -31,19 +30,6 @@ _log = get_logger(__name__)
 def slot_key(namespace: str, slot: int) -> str:
     """Return the key of a record that names its slot."""
     return f"{namespace}{SEPARATOR}{slot}"
-
-
-def slot_of_record(key: str, keys: QuotaKeys) -> int:
-    """Return the slot of a record's key."""
-    namespace, _, rest = key.partition(SEPARATOR)
-    if namespace in (OWED, WATCH) and rest.isdecimal():
-        return int(rest)
-    owner = owner_of(key)
-    if owner is None:
-        return COMMON_SLOT
-    if owner.kind is OwnerKind.CLIENT:
-        return keys.slot_of_query(owner.name)
-    return keys.slot_of_pipeline(owner.name)
 
 
 class TierStore(SlotStore):

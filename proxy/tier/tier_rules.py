@@ -6,8 +6,10 @@ from collections.abc import Collection, Iterable
 from structlog import get_logger
 
 from proxy.config import Config
+from proxy.queries.record_owner import OwnerKind, owner_of
 from proxy.quota.rules import Rule
 from proxy.state import SlotStore, StateError, Store
+from proxy.state.store import SEPARATOR
 from proxy.tier.key_rules import (
     KEYS_KEY,
     KeyRules,
@@ -17,8 +19,7 @@ from proxy.tier.key_rules import (
     read_keys,
     rules_text,
 )
-from proxy.tier.keys.quota_keys import QuotaKeys
-from proxy.tier.records import slot_of_record
+from proxy.tier.records import COMMON_SLOT, OWED, WATCH
 
 _log = get_logger(__name__)
 
@@ -34,22 +35,26 @@ class TierRules:
         """Whether `_own` has the rules of other sources, too."""
         self.wanted = self.in_force = self._own
         self.keys = self.in_force.keys()
-        """Those in force."""
+        """Those that the rules in force make."""
 
     def slot_of_record(self, key: str) -> int:
         """Return the slot of a record's key; for several threads."""
-        return slot_of_record(key, self.keys)
+        namespace, _, rest = key.partition(SEPARATOR)
+        if namespace in (OWED, WATCH) and rest.isdecimal():
+            return int(rest)
+        owner = owner_of(key)
+        if owner is None:
+            return COMMON_SLOT
+        if owner.kind is OwnerKind.CLIENT:
+            return self.keys.slot_of_query(owner.name)
+        return self.keys.slot_of_pipeline(owner.name)
 
     def read(self, store: Store) -> None:
         """Go by the rules of the tier at once, if there are some. Raises StateError."""
         rules = read_keys(store)
         if rules is not None:
-            self.wanted = rules
-            self.put_in_force(rules, rules.keys())
-
-    def put_in_force(self, rules: KeyRules, keys: QuotaKeys) -> None:
-        """Find slots by these rules, and the keys that they make, from now on."""
-        self.in_force, self.keys = rules, keys
+            self.wanted = self.in_force = rules
+            self.keys = rules.keys()
 
     async def use_rules(self, rules: Iterable[Rule]) -> None:
         """Follow that this member has these rules in force."""
