@@ -118,7 +118,7 @@ class Member:
             if tier is not None:
                 tier.is_settling = place is not None and place.is_looping
                 tier.is_successor |= place is not None and place.is_successor
-                await tier.join(self.admin.port, self._parts.learn)
+                await tier.join(self.admin.port)
                 if tier.is_settling:
                     asyncio.get_running_loop().call_later(SETTLED_S, tier.settled)
             self._share_admin_port()
@@ -226,7 +226,7 @@ class Member:
 
     async def _rejoin(self) -> None:
         if self._parts.tier is not None:
-            await self._parts.tier.join(self.admin.port, self._parts.learn)
+            await self._parts.tier.join(self.admin.port)
         self._share_admin_port()
 
 

@@ -60,7 +60,6 @@ from proxy.tier.belongings import Belongings
 from proxy.tier.key_rules import digest_in_force
 from proxy.tier.slot_steering import SlotSteering
 from proxy.tier.tier_member import TierMember
-from proxy.tier.visits import VisitLog
 
 STOOD_STILL_S = 1.0
 """A lag after which clients are held to their bounds by schedule: their sensors saw nothing."""
@@ -127,8 +126,7 @@ class MemberProcess:
             registry=self.metrics,
             knows_client=self._clients.knows,
         )
-        visits = VisitLog()
-        steering = None if machine is None else SlotSteering(self.name, self._learned, visits.add)
+        steering = None if machine is None else SlotSteering(self.name)
         self.services = Services(
             loop=loop,
             limits=limits_of(config),
@@ -179,7 +177,6 @@ class MemberProcess:
                 self.bootstrap,
                 member_instruments,
                 steering=steering,
-                visits=visits,
                 belongings=Belongings(
                     self.queries,
                     self.quotas.shared,
@@ -362,18 +359,6 @@ class MemberProcess:
         """Return the client id of a query by its name."""
         found = (each.client_id for each in self._in_force.queries if each.name == query)
         return next(found, query)
-
-    def learn(self, node_id: int, host: str, port: int) -> None:
-        """Record a broker's real address, and open ports for it where any free ones do."""
-        self.relay.learn(node_id, host, port)
-        for listener in self.relay.listeners.values():
-            listener.address_of(node_id)
-
-    def _learned(self, node_id: int, host: str, port: int) -> None:
-        """Follow that a response named a broker: the others are to know our port for it."""
-        self.learn(node_id, host, port)
-        assert self.tier is not None
-        self.tier.request_rebalance()
 
     def _common_changed(self) -> None:
         """Read again what concerns all: another member has written it."""

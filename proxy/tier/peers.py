@@ -60,14 +60,10 @@ class Peers:
     ports have none.
     """
 
-    def __init__(
-        self,
-        token: str | None = None,
-        tls: ssl.SSLContext | None = None,
-        on_silent: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, token: str | None = None, tls: ssl.SSLContext | None = None) -> None:
         self.token, self.tls = token, tls
-        self._on_silent = on_silent
+        self.on_silent: Callable[[], None] = lambda: None
+        """Called when others are silent than before."""
         self._session: aiohttp.ClientSession | None = None
         self._urls: dict[str, str] = {}
         self._answered_s: dict[str, float] = {}
@@ -187,7 +183,7 @@ class Peers:
         for name in self.silent & self._answered_s.keys() - silent:
             _log.info("member answers again", member=name)
         self.silent = silent
-        self._on_silent()
+        self.on_silent()
 
     async def _ask(
         self,

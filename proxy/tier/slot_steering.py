@@ -24,20 +24,16 @@ SlotOf = Callable[[ClientIdentity], int]
 class SlotSteering:
     """What one member, `name`, knows of the others; see `proxy.relay.steering.Steering`.
 
-    `on_learned` is called once for each address of a broker, `on_visit` for each visit, with the
-    owner's name. Until the first `use` nobody owns anybody.
+    Until the first `use` nobody owns anybody.
     """
 
-    def __init__(
-        self,
-        name: str,
-        on_learned: Callable[[int, str, int], None],
-        on_visit: Callable[[str, Visit], None],
-    ) -> None:
+    def __init__(self, name: str) -> None:
         self._name = name
         self._slot_of: SlotOf = lambda _: 0
-        self._on_learned = on_learned
-        self._on_visit = on_visit
+        self.on_learned: Callable[[int, str, int], None] = lambda *_: None
+        """Called once for each address of a broker."""
+        self.on_visit: Callable[[str, Visit], None] = lambda *_: None
+        """Called for each visit, with the owner's name."""
         self._known: dict[int, Address] = {}
         self._moved_ms: dict[int, float] = {}
         """When slots got another owner last."""
@@ -87,13 +83,13 @@ class SlotSteering:
         """Announce a broker's real address: all members need that, and a port for it."""
         if self._known.get(node_id) != (host, port):
             self._known[node_id] = host, port
-            self._on_learned(node_id, host, port)
+            self.on_learned(node_id, host, port)
 
     def visited(self, visit: Visit) -> None:
         """Record what a client had here that another member owns; the owner is told."""
         owner = self.owner_of(visit.identity)
         if owner is not None:
-            self._on_visit(owner.name, visit)
+            self.on_visit(owner.name, visit)
 
     def _put(self, slot_map: SlotMap) -> None:
         now_ms = clock_ms()

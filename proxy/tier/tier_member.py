@@ -40,7 +40,7 @@ from proxy.tier.slot_map import MemberAddresses, SlotMap
 from proxy.tier.slot_owns import SlotOwns
 from proxy.tier.slot_steering import SlotSteering, ports_of
 from proxy.tier.tier_rules import TierRules
-from proxy.tier.visits import VisitExchanges, VisitLog
+from proxy.tier.visits import VisitExchanges
 
 JOIN_LIMIT_S = 60.0
 """For a new member; a dead one may be waited for meanwhile, which takes its session."""
@@ -91,7 +91,6 @@ class TierMember:
         metrics: MemberInstruments,
         *,
         steering: SlotSteering,
-        visits: VisitLog,
         belongings: Belongings,
         shared: SharedQuotas,
         slices: Slices,
@@ -114,11 +113,7 @@ class TierMember:
         """Whether this member is to own nothing any more, as it ends."""
         # Each of these knows only those before it.
         self._rules = rules = TierRules(config)
-        self._peers = peers = Peers(
-            secrets.tokens.get(ALL_RIGHTS),
-            peer_tls(config),
-            lambda: self._ownership.show(),  # noqa: PLW0108 - made below
-        )
+        self._peers = peers = Peers(secrets.tokens.get(ALL_RIGHTS), peer_tls(config))
         # A newcomer may wait for its slots until it is reached.
         is_reached = partial(self.request_rebalance, at_once=True)
         self._probe = ReachabilityProbe(lambda: peers.silent, is_reached)
@@ -130,6 +125,7 @@ class TierMember:
             peers=peers,
             moves=metrics.slot_moves_total,
         )
+        peers.on_silent = ownership.show
         self._loads = TierLoads(
             name,
             ownership,
@@ -140,7 +136,8 @@ class TierMember:
         )
         self.watch_loads = self._loads.watch
         """Measures the loads of the slots, until cancelled."""
-        self._exchanges = VisitExchanges(visits, shared, steering, peers)
+        steering.on_learned = self._learned
+        self._exchanges = VisitExchanges(shared, steering, peers)
         self._member: GroupMember | None = None
         """None while this process is not to be in the group."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -206,17 +203,17 @@ class TierMember:
         taken = self._ownership.store.taken
         return slot_key(WATCH, min(taken)) if taken else None
 
-    async def join(self, admin_port: int, learn: Callable[[int, str, int], None]) -> None:
-        """Return when clients can be served; `learn` gets the brokers that there are.
+    async def join(self, admin_port: int) -> None:
+        """Return when clients can be served. Other members ask at `admin_port`.
 
-        Other members ask at `admin_port`. Raises TierError, MembershipError, StateError.
+        Raises TierError, MembershipError, StateError.
         """
         self._admin_url = self._url_at(admin_port)
         client = KafkaClient(self._way)
         try:
             metadata = await client.metadata()
             for broker in metadata.brokers:
-                learn(broker.node_id, broker.host, broker.port)
+                self._learn(broker.node_id, broker.host, broker.port)
             self._cluster_id = metadata.cluster_id
             if self.is_successor:
                 self.is_successor = False
@@ -372,6 +369,17 @@ class TierMember:
         """The admin ports of the others, by name."""
         members = {} if (assignment := self._assignment) is None else assignment.members
         return {name: each.admin_url for name, each in members.items() if name != self.name}
+
+    def _learn(self, node_id: int, host: str, port: int) -> None:
+        """Record a broker's real address, and open ports for it where any free ones do."""
+        self._relay.learn(node_id, host, port)
+        for listener in self._relay.listeners.values():
+            listener.address_of(node_id)
+
+    def _learned(self, node_id: int, host: str, port: int) -> None:
+        """Follow that a response named a broker: the others are to know our port for it."""
+        self._learn(node_id, host, port)
+        self.request_rebalance()
 
     def _announce(self) -> Subscription:
         newest = self._ownership.newest

@@ -104,12 +104,12 @@ def read_owed(rows: Iterable[Sequence[Any]]) -> Mapping[_Key, float]:
 
 
 class VisitExchanges:
-    """Those of this member; `visits` is what `steering` has seen of visitors."""
+    """Those of this member, of visitors that `steering` sees."""
 
-    def __init__(
-        self, visits: VisitLog, shared: SharedQuotas, steering: SlotSteering, peers: Peers
-    ) -> None:
-        self._visits, self._shared, self._steering, self._peers = visits, shared, steering, peers
+    def __init__(self, shared: SharedQuotas, steering: SlotSteering, peers: Peers) -> None:
+        self._shared, self._steering, self._peers = shared, steering, peers
+        self._visits = VisitLog()
+        steering.on_visit = self._visits.add
         self._loop = asyncio.get_running_loop()
         self._failing_since_s: dict[str, float] = {}
         """Since when an owner is not told of visits."""

@@ -259,8 +259,8 @@ import sys
 from proxy import cli
 from proxy.tier import tier_member
 join = tier_member.TierMember.join
-async def fail(self, admin_port, learn):
-    await join(self, admin_port, learn)
+async def fail(self, admin_port):
+    await join(self, admin_port)
     raise tier_member.TierError("it fails here", "nothing")
 tier_member.TierMember.join = fail
 sys.exit(cli.main())

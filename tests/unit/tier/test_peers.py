@@ -160,8 +160,9 @@ async def test_a_machine_is_silent_while_it_does_not_answer(soon: None) -> None:
     async with (
         machine.running() as url,
         other.running() as other_url,
-        Peers(on_silent=looks) as peers,
+        Peers() as peers,
     ):
+        peers.on_silent = looks
         peers.use({"b": url, "c": other_url})
         async with watching(peers):
             machine.hangs.clear()
@@ -180,8 +181,9 @@ async def test_a_machine_that_dies_is_silent_at_once(
     async with (
         machine.running() as url,
         other.running() as other_url,
-        Peers(on_silent=looks) as peers,
+        Peers() as peers,
     ):
+        peers.on_silent = looks
         peers.use({"b": url, "c": other_url})
         async with watching(peers):
             await machine.followed.wait()
@@ -194,7 +196,8 @@ async def test_a_machine_that_dies_is_silent_at_once(
 
 async def test_one_broken_connection_is_no_death(soon: None) -> None:
     machine, looks = Machine(), Looks()
-    async with machine.running() as url, Peers(on_silent=looks) as peers:
+    async with machine.running() as url, Peers() as peers:
+        peers.on_silent = looks
         peers.use({"b": url})
         async with watching(peers):
             for _ in range(3):
@@ -206,7 +209,8 @@ async def test_one_broken_connection_is_no_death(soon: None) -> None:
 
 async def test_who_is_in_the_tier_no_more_is_not_silent(soon: None) -> None:
     machine, looks = Machine(), Looks()
-    async with machine.running() as url, Peers(on_silent=looks) as peers:
+    async with machine.running() as url, Peers() as peers:
+        peers.on_silent = looks
         machine.status = 503
         peers.use({"b": url})
         async with watching(peers):
