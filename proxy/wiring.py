@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from itertools import count
+from typing import TypeVar
 
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry
 from structlog import get_logger
@@ -43,8 +44,7 @@ from proxy.progress.owns import owns_all
 from proxy.queries.queries import Queries
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
-from proxy.quota.rule_registry import Compose, RuleRegistry, RulesWrite
-from proxy.quota.rule_sources import ComposedRules
+from proxy.quota.rule_registry import RuleRegistry
 from proxy.quota.rules import Rule
 from proxy.quota.selector import selector
 from proxy.relay.brokers import Brokers
@@ -73,6 +73,7 @@ THREAD_TURN_S = 0.001
 come on top of each of its rounds during a reload."""
 
 Work = Callable[[], Coroutine[None, None, None]]
+T = TypeVar("T")
 
 _log = get_logger(__name__)
 
@@ -115,7 +116,6 @@ class MemberProcess:
         self.brokers = Brokers(self.bootstrap, splice=splice)
         client = KafkaClient(self.bootstrap, limit_s=None)
         self._kafka_quotas = KafkaQuotas(client, self._use_kafka, errors)
-        self._composing, self._writing = asyncio.Lock(), asyncio.Lock()
         self._clients = ClientRegistry(instruments.bytes_total)
         self.queries = Queries(
             config.progress_settings,
@@ -202,8 +202,8 @@ class MemberProcess:
             self.quotas,
             self.store,
             self._settings,
-            self._compose,
-            self._write,
+            partial(_in_turn, asyncio.Lock()),
+            partial(_in_turn, asyncio.Lock()),
             writes=self._observer.writes,
         )
         await self._end_due()
@@ -345,16 +345,6 @@ class MemberProcess:
         """Put the cluster's own quotas in force. Only after `load`."""
         await self.rules.use_kafka(rules)
 
-    async def _compose(self, compose: Compose) -> ComposedRules:
-        """Compose rules in a thread; one at a time, so that the event loop has its share."""
-        async with self._composing:
-            return await asyncio.to_thread(compose)
-
-    async def _write(self, write: RulesWrite) -> int:
-        """Write rules in a thread: the state may need this event loop to get its place back."""
-        async with self._writing:
-            return await asyncio.to_thread(write)
-
     def _client_of(self, query: str) -> str:
         """Return the client id of a query by its name."""
         found = (each.client_id for each in self._in_force.queries if each.name == query)
@@ -439,6 +429,15 @@ class MemberProcess:
             await self.slices.collect(self.relay.list.measuring(clock_ms()))
             if self._history.due(clock_ms()):
                 await self.slices.collect(self._history.sample(clock_ms))
+
+
+async def _in_turn(lock: asyncio.Lock, work: Callable[[], T]) -> T:
+    """Return what a thread makes, one at a time: so the event loop has its share.
+
+    A write of rules may need this event loop, for the state to get its place back.
+    """
+    async with lock:
+        return await asyncio.to_thread(work)
 
 
 def _log_overflow(rule: Rule, kind: QuotaKind) -> None:
