@@ -61,7 +61,7 @@ class _Worker:
             beating.cancel()
 
     async def _obey(self, member: Member, reader: asyncio.StreamReader) -> int:
-        self._send(Notice.DONE)
+        self._send(Notice.READY)
         lost = self._lost_task
         while True:
             reading = asyncio.ensure_future(reader.readline())

@@ -48,8 +48,10 @@ class Notice(StrEnum):
 
     BEAT = "beat"
     """Every BEAT_INTERVAL_S, while its event loop runs."""
+    READY = "ready"
+    """It could accept clients."""
     DONE = "done"
-    """It could accept clients, or has done what it was ordered to."""
+    """It has done what it was ordered to, which it may have been before it was ready."""
     FAILED = "failed"
 
 
@@ -74,6 +76,7 @@ class WorkerHandle:
         self._loop = asyncio.get_running_loop()
         self._pidfd = -1
         self._failure: str | None = None
+        self._is_ready = asyncio.Event()
         self._is_done = asyncio.Event()
         self.channel: socket.socket | None = None
         """The launcher's end."""
@@ -106,21 +109,21 @@ class WorkerHandle:
         self.channel = ours
         self.pid, self._failure, self.heard_s = pid, None, self._loop.time()
         self._pidfd = os.pidfd_open(pid)
-        self.ended.clear()
-        self._is_done.clear()
+        for event in (self.ended, self._is_ready, self._is_done):
+            event.clear()
         self._loop.add_reader(self._pidfd, self._has_ended)
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE_BYTES)
         self._reading = asyncio.create_task(self._read(reader))
 
     async def until_ready(self, limit_s: float) -> None:
         """Return when it could accept clients. Raises WorkerError."""
-        await self._until_done("begin", limit_s)
+        await self._until(self._is_ready, "begin", limit_s)
 
     async def do(self, order: Order, limit_s: float) -> None:
         """Have it do something, and return when that is done. Raises WorkerError."""
         self._is_done.clear()
         self.send(order)
-        await self._until_done(order, limit_s)
+        await self._until(self._is_done, order, limit_s)
 
     def send(self, order: Order) -> None:
         """Send it an order, if it is there."""
@@ -141,8 +144,8 @@ class WorkerHandle:
         """Return whether its event loop stands still."""
         return self.pid is not None and self._loop.time() - self.heard_s > HANG_S
 
-    async def _until_done(self, what: str, limit_s: float) -> None:
-        waiting = [asyncio.create_task(each.wait()) for each in (self._is_done, self.ended)]
+    async def _until(self, event: asyncio.Event, what: str, limit_s: float) -> None:
+        waiting = [asyncio.create_task(each.wait()) for each in (event, self.ended)]
         try:
             await asyncio.wait(waiting, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -150,14 +153,16 @@ class WorkerHandle:
                 task.cancel()
         if self.ended.is_set():
             raise WorkerError(self._failure or f"worker {self.number} has ended; see the log")
-        if not self._is_done.is_set():
+        if not event.is_set():
             raise WorkerError(f"worker {self.number} did not {what} within {limit_s:g} s")
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         while line := await reader.readline():
             self.heard()
             word, _, rest = line.decode().rstrip().partition(" ")
-            if word == Notice.DONE:
+            if word == Notice.READY:
+                self._is_ready.set()
+            elif word == Notice.DONE:
                 self._is_done.set()
             elif word == Notice.FAILED:
                 self._failure = str(json.loads(rest))
