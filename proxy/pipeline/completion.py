@@ -66,7 +66,7 @@ class Completion:
             lambda item: self.records.key(item),  # noqa: PLW0108
         )
         mark = self._journal.mark_changed
-        self.ledger = Ledger(graph.settings.timeout_ms, random, wall, mark)
+        self.ledger = Ledger(graph.settings.timeout_ms, random, mark)
         self.edges = EdgeTable(self.ledger.new_id, mark)
         self.deferred = DeferredBatches(graph, self.edges.known_to, mark)
         self.outputs = StageOutputs()

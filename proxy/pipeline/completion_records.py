@@ -144,8 +144,9 @@ class CompletionRecords:
         match item:
             case "root", root:
                 value = reduce(xor, map(_id, form.at.values()), 0)
-                entry = Root(value, form.owner, to_ms(form.started_s), form.failed)
-                self.ledger.restore(int(root, 16), entry, to_ms(form.heard_s), now_ms)
+                heard_ms = min(to_ms(form.heard_s), now_ms)
+                entry = Root(value, form.owner, to_ms(form.started_s), heard_ms, form.failed)
+                self.ledger.restore(int(root, 16), entry)
             case "group", number:
                 roots = tuple(int(root, 16) for root in form.roots)
                 anchors[int(number)] = self.edges.anchor(roots, int(number))
@@ -194,7 +195,7 @@ class CompletionRecords:
                     "at": {stage: f"{entry.value:016x}"} if entry.value else {},
                     "owner": None if entry.owner is None else asdict(entry.owner),
                     "started_s": to_s(entry.started_ms),
-                    "heard_s": to_s(self.ledger.heard_ms(entry)),
+                    "heard_s": to_s(entry.heard_ms),
                     "failed": entry.failed,
                 }
             case "group", number if anchor := self.edges.anchors.get(number):

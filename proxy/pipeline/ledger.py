@@ -15,14 +15,14 @@ from typing import Any
 
 from metrics.clock import MS_PER_SECOND
 
-BUCKETS = 3
-"""As in Storm: a root times out after its time, and at most half of that later."""
+GRACE = 1.25
+"""Of the timeout: after so long a root has failed. Earlier programs kept to a quarter of a timeout
+when it was first heard of; theirs fail not before the timeout, and at most half of it later."""
 
 ID_BITS = 64
 
 LedgerItem = tuple[Any, ...]
 """What a record of the state is of: its kind, and which one."""
-
 
 ROUND_MS = 3
 """Decimals of a millisecond that survive in wall-clock seconds kept as a float."""
@@ -85,9 +85,9 @@ class Root:
     owner: SourceBatch | None
     """None until `init`: an ack or a fail came before it."""
     started_ms: float
+    heard_ms: float
+    """When it was first heard of."""
     failed: str | None = None
-    turn: int = 0
-    """The bucket in which it was first heard of."""
 
 
 @dataclass(slots=True)
@@ -114,23 +114,19 @@ class CompletionCounts:
 
 
 class Ledger:
-    """The roots of one pipeline, in the rotating buckets of Storm's RotatingMap.
+    """The roots of one pipeline; they time out by when they were first heard of, see GRACE.
 
-    A root stays in the bucket of the turn in which it was first heard of, and falls out when turn
-    + BUCKETS has begun. Turns are counted on the wall clock, to go on after a restart. `mark` is
-    called with what changed or went. Raises ValueError when `timeout_ms` is not above 0 and finite.
+    `mark` is called with what changed or went. Raises ValueError when `timeout_ms` is not above 0
+    and finite.
     """
 
     def __init__(
-        self, timeout_ms: float, random: Random, wall: WallTime, mark: Callable[[LedgerItem], None]
+        self, timeout_ms: float, random: Random, mark: Callable[[LedgerItem], None]
     ) -> None:
         self._mark = mark
         self._random = random
-        self._wall = wall
         self.roots: dict[int, Root] = {}
-        """By id, in the order of their turns; also those that have no owner. For reading."""
-        self._turn_ms = 0.0
-        self._latest_turn = 0
+        """By id, those heard of first first; also those that have no owner. For reading."""
         self.pending_batches = 0
         """Roots with an owner."""
         self.pending_bytes = 0
@@ -191,31 +187,22 @@ class Ledger:
 
     def tick(self, now_ms: float) -> list[EndedRoot]:
         """End the roots whose time is over; call it at least a few times in a timeout."""
-        turn = self._turn(now_ms)
-        old = takewhile(lambda root: self.roots[root].turn + BUCKETS <= turn, self.roots)
-        # In an order that does not depend on what a restart has made of the buckets.
-        fallen = sorted(old, key=self._age)
-        ended = [self._end(root, now_ms, RootOutcome.TIMED_OUT) for root in fallen]
+        until_ms = now_ms - self._timeout_ms * GRACE
+        old = takewhile(lambda root: self.roots[root].heard_ms <= until_ms, self.roots)
+        late = sorted(old, key=self._age)
+        ended = [self._end(root, now_ms, RootOutcome.TIMED_OUT) for root in late]
         return [each for each in ended if each is not None]
 
     def set_timeout(self, timeout_ms: float) -> None:
         """Set another timeout, also for the roots that are there. Raises ValueError as at first."""
         if not 0 < timeout_ms < math.inf:
             raise ValueError(f"the timeout must be above 0 ms, not {timeout_ms}")
-        old_ms, self._turn_ms = self._turn_ms, timeout_ms / (BUCKETS - 1)
-        if old_ms != self._turn_ms:
-            for entry in self.roots.values():
-                entry.turn = math.floor((entry.turn + 0.5) * old_ms / self._turn_ms)
+        self._timeout_ms = timeout_ms
 
-    def heard_ms(self, entry: Root) -> float:
-        """Return when a root was first heard of, to half a turn."""
-        return (entry.turn + 0.5) * self._turn_ms - self._wall.offset_ms
-
-    def restore(self, root: int, entry: Root, heard_ms: float, now_ms: float) -> None:
+    def restore(self, root: int, entry: Root) -> None:
         """Restore a root; those heard of first first. Raises ValueError when it is there."""
         if root in self.roots:
             raise ValueError("the root is there already")
-        entry.turn = self._turn(min(heard_ms, now_ms))
         self.roots[root] = entry
         if entry.owner is not None:
             self._count(entry.owner, 1)
@@ -226,7 +213,7 @@ class Ledger:
     def _entry(self, root: int, now_ms: float) -> Root:
         entry = self.roots.get(root)
         if entry is None:
-            entry = self.roots[root] = Root(0, None, now_ms, turn=self._turn(now_ms))
+            entry = self.roots[root] = Root(0, None, now_ms, now_ms)
         return entry
 
     def _count(self, owner: SourceBatch, batches: int) -> None:
@@ -250,9 +237,3 @@ class Ledger:
         self._count(entry.owner, -1)
         failed = entry.failed or ""
         return EndedRoot(root, entry.owner, entry.started_ms, now_ms, outcome, failed)
-
-    def _turn(self, now_ms: float) -> int:
-        turn = math.floor((now_ms + self._wall.offset_ms) / self._turn_ms)
-        if turn != self._latest_turn:  # one int object for all roots of a turn
-            self._latest_turn = turn
-        return self._latest_turn
