@@ -229,7 +229,7 @@ def find_advice(config: Config, table: RuleTable) -> Iterator[str]:
                     f"pipeline {settings.name!r}: {node} cannot be held, no rule gives client-id "
                     f"{client_id!r} a {lack}"
                 )
-        yield from find_endless(settings)
+        yield from find_endless(graph)
 
 
 def explain_quotas(config: Config, table: RuleTable, identity: ClientIdentity) -> Iterator[str]:

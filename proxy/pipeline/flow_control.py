@@ -7,7 +7,7 @@ life for SILENT_MS, asks nothing more; what was held before a restart stays so f
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 from proxy.state import Json, Record
@@ -51,15 +51,13 @@ class PipelineFlow:
         graph: PipelineGraph,
         now_ms: float,
         now_s: float,
-        make_stage: Callable[[StageSettings, int | None, float], Trigger] = Trigger,
-        make_source: Callable[[SourceSettings], Controller] = Controller,
     ) -> None:
-        self._make_stage, self._make_source = make_stage, make_source
+        self.name = graph.settings.name
         self._wall = WallTime.at(now_ms, now_s)
         self._journal = Journal(self._record, self._key)
-        self.nodes: dict[str, Controller] = {}
+        self.nodes: Mapping[str, Controller] = {}
         """What can be held, by name."""
-        self.stages: dict[str, Trigger] = {}
+        self.stages: Mapping[str, Trigger] = {}
         self._topics: dict[str, RateMeter] = {}
         """By topic of a source: what arrives there."""
         self._events: deque[dict[str, Json]] = deque(maxlen=MAX_EVENTS)
@@ -68,7 +66,7 @@ class PipelineFlow:
     @property
     def prefix(self) -> str:
         """What the keys of its records begin with."""
-        return f"{FLOW_RECORDS.key(self._graph.settings.name)}/"
+        return f"{FLOW_RECORDS.key(self.name)}/"
 
     def arrived(self, totals: Mapping[str, float], now_ms: float) -> None:
         """Add readings of the records that arrived so far, by topic: those of sources count."""
@@ -140,8 +138,10 @@ class PipelineFlow:
 
     def update(self, graph: PipelineGraph, now_ms: float) -> list[RateChange]:
         """Follow a reload; nodes that remain keep their state. Return the rates that changed."""
-        self._graph, max_lag = graph, graph.settings.max_lag
-        gone, self.nodes, self.stages = self.nodes, {}, {}
+        self.graph, max_lag = graph, graph.settings.max_lag
+        gone = dict(self.nodes)
+        nodes: dict[str, Controller] = {}
+        stages: dict[str, Trigger] = {}
         changed: list[str] = []
         for name, settings in graph.nodes.items():
             controller = gone.get(name)
@@ -154,10 +154,11 @@ class PipelineFlow:
             if controller.follow(settings, graph.downstream[name], self._period_ms(name), now_ms):
                 changed.append(name)
                 self._journal.mark_changed(name)
-            self.nodes[name] = controller
+            nodes[name] = controller
             if isinstance(controller, Trigger):
                 controller.sample_for(graph.stages[name], max_lag, now_ms)
-                self.stages[name] = controller
+                stages[name] = controller
+        self.nodes, self.stages = nodes, stages
         meters, self._topics = self._topics, {}
         for source in graph.settings.sources:
             period_ms = self._period_ms(source.name)
@@ -171,7 +172,7 @@ class PipelineFlow:
             if controller.state.rate is not None:
                 changes.append(RateChange(name, None, "it is no longer held in this pipeline"))
         for name in sorted(changed):
-            rate = self.nodes[name].state.rate
+            rate = nodes[name].state.rate
             changes.append(RateChange(name, rate, "the pipeline's settings changed"))
         for change in changes:
             self._event(change, now_ms)
@@ -179,9 +180,9 @@ class PipelineFlow:
 
     def document(self, now_ms: float) -> dict[str, Json]:
         """Return the pipeline as the API shows it: JSON, times in wall-clock seconds."""
-        graph = self._graph
+        graph = self.graph
         return {
-            "name": graph.settings.name,
+            "name": self.name,
             "at_s": self._wall.to_s(now_ms),
             "hold_producers": graph.settings.hold_producers,
             "max_lag": graph.settings.max_lag,
@@ -198,33 +199,39 @@ class PipelineFlow:
             "events": list(self._events),
         }
 
+    def _make_stage(self, settings: StageSettings, max_lag: int | None, now_ms: float) -> Trigger:
+        return Trigger(settings, max_lag, now_ms)
+
+    def _make_source(self, settings: SourceSettings) -> Controller:
+        return Controller(settings)
+
     def _key(self, node: str) -> str:
-        return FLOW_RECORDS.key(self._graph.settings.name, node)
+        return FLOW_RECORDS.key(self.name, node)
 
     def _record(self, node: str) -> Record | None:
         state = self.state_of(node)
-        return None if state is None else to_record(self._graph.settings.name, node, state)
+        return None if state is None else to_record(self.name, node, state)
 
     def _load_node(self, name: str, record: Record) -> bool:
         """Load a later state; return whether the record says what is in force then."""
         controller = self.nodes[name]
-        state = from_record(record, self._graph.settings.name, controller.settings)
+        state = from_record(record, self.name, controller.settings)
         if state.revision <= controller.state.revision:
             return state.revision == controller.state.revision
-        return not controller.load(state, self._graph.downstream[name])
+        return not controller.load(state, self.graph.downstream[name])
 
     def _period_ms(self, node: str) -> float:
         # A stage that nobody consumes from any more may still have to be released.
-        consumers = self._graph.downstream[node] or (node,)
-        return max(self._graph.stages[name].period_ms for name in consumers)
+        consumers = self.graph.downstream[node] or (node,)
+        return max(self.graph.stages[name].period_ms for name in consumers)
 
     def _held_for(self, stage: str) -> list[str]:
         """Return the nodes upstream that are held because a stage asked."""
-        nodes, controllers = self._graph.upstream[stage], self.nodes
+        nodes, controllers = self.graph.upstream[stage], self.nodes
         return [n for n in nodes if n in controllers and stage in controllers[n].state.holders]
 
     def _measure(self) -> None:
-        for source in self._graph.settings.sources:
+        for source in self.graph.settings.sources:
             if controller := self.nodes.get(source.client_id):
                 rates = [self._topics[topic].rate for topic in source.produces]
                 known = [rate for rate in rates if rate is not None]
@@ -232,7 +239,7 @@ class PipelineFlow:
 
     def _upstream_rate(self, controller: Controller, stage: str) -> UpstreamRate:
         name, rate = controller.settings.name, controller.measured_rate
-        topics = self._graph.topics_between(name, stage)
+        topics = self.graph.topics_between(name, stage)
         share = 1.0
         if isinstance(controller, Trigger):
             share = controller.records_out(topics)
@@ -247,7 +254,7 @@ class PipelineFlow:
         processing_rate = trigger.processing_rate or trigger.settings.band[1] * trigger.scale
         upstream = [
             self._upstream_rate(controllers[node], name)
-            for node in self._graph.upstream[name]
+            for node in self.graph.upstream[name]
             if node in controllers
         ]
         if verdict.direction is Direction.DECREASE:

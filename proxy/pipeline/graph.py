@@ -185,15 +185,14 @@ class PipelineGraph:
         return tuple(topic for topic in consumed if self.producer_of[topic] == node)
 
 
-def find_endless(settings: PipelineSettings) -> Iterator[str]:
+def find_endless(graph: PipelineGraph) -> Iterator[str]:
     """Yield a line for each stage that has nothing to tell by that a hold for it may end."""
-    graph = PipelineGraph(settings)
     for stage in graph.stages.values():
         can_hold = any(node in graph.nodes for node in graph.upstream[stage.name])
-        if can_hold and stage.band[0] == 0 and settings.max_lag is None:
+        if can_hold and stage.band[0] == 0 and graph.settings.max_lag is None:
             yield (
-                f"pipeline {settings.name!r}: stage {stage.name!r} never asks for more again, its "
-                "band begins at 0: write a max_lag, or a band from above 0"
+                f"pipeline {graph.settings.name!r}: stage {stage.name!r} never asks for more "
+                "again, its band begins at 0: write a max_lag, or a band from above 0"
             )
 
 

@@ -21,14 +21,13 @@ from proxy.state import Record, StateError, StateWriter, Store
 from proxy.state.store import SEPARATOR
 from proxy.wire.topic_partition import TopicPartition
 
-from .batch_limit import QueriesOf
 from .completion import PIPELINE_CHANGED
 from .completion_records import LEDGER_RECORDS
 from .controller import FLOW_RECORDS
 from .edges import TopicRange
-from .graph import PipelineSettings
+from .graph import PipelineGraph, PipelineSettings
 from .ledger import RootOutcome
-from .running_pipeline import RunningPipeline, RunningSource, RunningStage
+from .running_pipeline import QueriesOf, RunningPipeline, RunningSource, RunningStage
 
 TICK_S = 0.5
 """Between two looks at what is measured and due."""
@@ -94,7 +93,7 @@ class RunningPipelines:
             self._drop(self._pipelines.pop(name))
         for name, pipeline in self._pipelines.items():
             if pipeline.graph.settings != self._settings[name]:
-                pipeline.update(self._settings[name], self._clock_ms())
+                pipeline.reload(PipelineGraph(self._settings[name]), self._clock_ms())
                 self._forget_nodes(name)
         self._make_owned()
         self._wake.set()
@@ -176,8 +175,8 @@ class RunningPipelines:
             _log.error("state of pipelines not read", error=str(error))
             return
         for each in running:
-            of_it = [record for record in records if record.key.startswith(each.flow.prefix)]
-            each.load_flow(of_it, self._clock_ms())
+            of_it = [record for record in records if record.key.startswith(each.prefix)]
+            each.load(of_it, self._clock_ms())
 
     def follows(self, client_id: str | None) -> bool:
         """Return whether what a client writes is of interest."""
@@ -258,7 +257,7 @@ class RunningPipelines:
             return
         lags = self._measure()
         for pipeline in self._pipelines.values():
-            pipeline.tick(self._arrived, lags, now_ms)
+            pipeline.advance(self._arrived, lags, now_ms)
             self._count_ended(pipeline)
             self._show(pipeline)
 
@@ -276,9 +275,10 @@ class RunningPipelines:
             for stage in pipeline.stages.values():
                 self._stages |= dict.fromkeys(stage.settings.members, stage)
             for settings in pipeline.graph.settings.sources:
-                self._sources.setdefault(settings.name, [])
-            for source in pipeline.sources:
-                self._sources[source.settings.name].append(source)
+                held = pipeline.nodes.get(settings.name)
+                of_it = self._sources.setdefault(settings.name, [])
+                if isinstance(held, RunningSource):
+                    of_it.append(held)
 
     def _measure(self) -> dict[tuple[str, str], int]:
         """Count what has arrived, by the progress of all queries; return lags by client, topic."""
@@ -304,7 +304,7 @@ class RunningPipelines:
         """Begin with the pipelines that are this member's and do not run; return them."""
         made = [
             RunningPipeline(
-                *(settings, self._registry, self._queries_of, self._quotas),
+                *(PipelineGraph(settings), self._registry, self._queries_of, self._quotas),
                 *(self._clock_ms(), self._clock_s()),
             )
             for name, settings in self._settings.items()
@@ -339,15 +339,14 @@ class RunningPipelines:
                 found[_pipeline_of(record.key)].append(record)
         for pipeline in pipelines:
             of_it = found[pipeline.name]
-            for problem in pipeline.load(of_it, self._clock_ms(), is_handed_over=is_handed_over):
+            for problem in pipeline.take_up(of_it, self._clock_ms(), is_handed_over=is_handed_over):
                 _log.warning(_NOT_TAKEN_UP, problem=problem)
 
     def _collect(self, pipeline: RunningPipeline, *, hands_over: bool = False) -> None:
         """Add what has changed in a pipeline to what is to be written."""
-        of_ledger = pipeline.completion.changes(hands_over=hands_over)
-        for records, deleted in (pipeline.flow.changes(), of_ledger):
-            self._unwritten.update(dict.fromkeys(deleted))
-            self._unwritten.update({record.key: record for record in records})
+        records, deletes = pipeline.changes(hands_over=hands_over)
+        self._unwritten.update(dict.fromkeys(deletes))
+        self._unwritten.update({record.key: record for record in records})
 
     def _leave(self, pipeline: RunningPipeline) -> None:
         """Hold nobody for a pipeline that is gone, or another member's; show nothing of it."""
@@ -364,7 +363,7 @@ class RunningPipelines:
         if pending:
             self._instruments.ledger_failed_total.of(name, PIPELINE_CHANGED).inc(pending)
         # No other may take its records up; they are deleted with the next `keep`.
-        _, gone = completion.changes()
+        _, gone = pipeline.changes()
         gone += map(completion.records.key, completion.records.items())
         gone += [FLOW_RECORDS.key(name, node) for node in pipeline.graph.nodes]
         gone += [key for key in self._unwritten if _pipeline_of(key) == name]
@@ -389,7 +388,7 @@ class RunningPipelines:
     def _show(self, pipeline: RunningPipeline) -> None:
         name, instruments = pipeline.name, self._instruments
         instruments.ledger_pending.of(name).set(pipeline.completion.ledger.pending_batches)
-        for node in pipeline.flow.nodes.values():
+        for node in pipeline.nodes.values():
             held = [] if node.state.rate is None else [node.state.rate]
             if isinstance(node, RunningStage) and node.ceiling is not None:
                 held.append(node.ceiling[0])

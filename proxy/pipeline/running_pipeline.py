@@ -13,7 +13,7 @@ held to is the lowest of these:
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict
 from functools import partial
 from itertools import product
@@ -23,6 +23,7 @@ from random import SystemRandom
 from structlog import get_logger
 
 from metrics.clock import MS_PER_SECOND
+from proxy.backpressure.query_backpressure import QueryBackpressure
 from proxy.progress.partition import PartitionProgress
 from proxy.progress.query import QueryProgress
 from proxy.progress.query_registry import QueryRegistry
@@ -33,13 +34,13 @@ from proxy.quota.manager import QuotaManager
 from proxy.state import Json, Record
 from proxy.wire.topic_partition import TopicPartition
 
-from .batch_limit import BatchLimit, PlannedBatches, QueriesOf, UpstreamWriter, records_that_fit
+from .batch_limit import BatchLimit, PlannedBatches, UpstreamWriter, records_that_fit
 from .completion import Completion
 from .controller import Controller
 from .deferred import StageBatch
 from .edges import MAX_OFFSET, TopicRange
 from .flow_control import PipelineFlow, RateChange
-from .graph import Node, PipelineGraph, PipelineSettings, StageSettings, find_endless
+from .graph import PipelineGraph, SourceSettings, StageSettings, find_endless
 from .trigger import Trigger
 
 FULL_BATCH = 0.5
@@ -54,17 +55,23 @@ ALL = "as much is in flight as max_pending allows"
 SIZE_DECAY = 0.9
 """Weight of what a source sent before in the size of its records, for each request."""
 
+QueriesOf = Callable[[str], Sequence[QueryBackpressure]]
+"""Returns the queries of a client id whose rules are adaptive."""
+
 _PRODUCED = QuotaKind.PRODUCER_BYTE_RATE
 
 _log = get_logger(__name__)
 
 
-class RunningPipeline:
-    """One pipeline at work. Raises ValueError when its settings are not sound."""
+class RunningPipeline(PipelineFlow):
+    """One pipeline at work."""
+
+    nodes: Mapping[str, "RunningStage | RunningSource"]
+    stages: Mapping[str, "RunningStage"]
 
     def __init__(
         self,
-        settings: PipelineSettings,
+        graph: PipelineGraph,
         registry: QueryRegistry,
         queries_of: QueriesOf,
         quotas: QuotaManager,
@@ -72,8 +79,6 @@ class RunningPipeline:
         now_s: float,
     ) -> None:
         self.registry, self.queries_of, self.quotas = registry, queries_of, quotas
-        self.name = settings.name
-        self.graph = graph = PipelineGraph(settings)
         self.completion = Completion(graph, random=SystemRandom(), now_ms=now_ms, now_s=now_s)
         self.loaded_ms = -math.inf
         """When this process took up the state; long ago if it did not."""
@@ -81,21 +86,18 @@ class RunningPipeline:
         """Offsets between which stages have written, and nobody who reads there has completed."""
         self._out_of_reach: set[str] = set()
         """Nodes that are to be held and cannot be."""
-        make = partial(RunningStage, self), partial(RunningSource, self)
-        self.flow = PipelineFlow(graph, now_ms, now_s, *make)
-        self._follow()
+        super().__init__(graph, now_ms, now_s)
+        self._warn_of_endless()
 
-    def update(self, settings: PipelineSettings, now_ms: float) -> None:
-        """Follow a reload. Raises ValueError when it is not sound; then nothing changed."""
-        graph = PipelineGraph(settings)
+    def reload(self, graph: PipelineGraph, now_ms: float) -> None:
+        """Follow changed settings."""
         self.release(now_ms)
-        self.graph = graph
-        self._log_changes(self.flow.update(graph, now_ms))
-        self._follow()
+        self._log_changes(self.update(graph, now_ms))
+        self._warn_of_endless()
         self.completion.update(graph, now_ms)
         self.hold(now_ms)
 
-    def load(
+    def take_up(
         self, records: Iterable[Record], now_ms: float, *, is_handed_over: bool = False
     ) -> list[str]:
         """Load the records of an earlier process, or of the member that had it before.
@@ -105,49 +107,52 @@ class RunningPipeline:
         self.loaded_ms = now_ms
         flow, ledger = list[Record](), list[Record]()
         for record in records:
-            (flow if record.key.startswith(self.flow.prefix) else ledger).append(record)
+            (flow if record.key.startswith(self.prefix) else ledger).append(record)
         refused = self.completion.load(ledger, now_ms, is_handed_over=is_handed_over)
-        refused += self.load_flow(flow, now_ms)
+        refused += self.load(flow, now_ms)
         self.hold(now_ms)  # before a driver asks
         return refused
 
-    def load_flow(self, records: Iterable[Record], now_ms: float) -> list[str]:
+    def load(self, records: Iterable[Record], now_ms: float) -> list[str]:
         """Load the records of the flow, at any time; return what was not taken up, and why."""
-        before = {node: self.flow.state_of(node) for node in self.graph.nodes}
-        refused = self.flow.load(records, now_ms)
-        for node, old in before.items():
-            state = self.flow.state_of(node)
-            if state is not None and (old is None or old.rate != state.rate):
-                self._log_changes([RateChange(node, state.rate, state.why)])
+        before = {name: node.state.rate for name, node in self.nodes.items()}
+        refused = super().load(records, now_ms)
+        self._log_changes(
+            RateChange(name, node.state.rate, node.state.why)
+            for name, node in self.nodes.items()
+            if node.state.rate != before[name]
+        )
         return refused
 
-    def tick(
+    def changes(self, *, hands_over: bool = False) -> tuple[list[Record], list[str]]:
+        """Return the records to write and the keys to delete, see `Completion.changes`."""
+        records, deletes = super().changes()
+        of_ledger, gone = self.completion.changes(hands_over=hands_over)
+        return records + of_ledger, deletes + gone
+
+    def advance(
         self, arrived: Mapping[str, int], lags: Mapping[tuple[str, str], int], now_ms: float
     ) -> None:
         """Do what is due by what is measured, and hold and release accordingly.
 
         `arrived` is counted by topic, since that became known, `lags` by client and topic.
         """
-        self.flow.arrived(arrived, now_ms)
+        self.arrived(arrived, now_ms)
         for stage in self.stages.values():
             stage.measure(arrived, lags, now_ms)
         self.completion.tick(now_ms)
-        self._log_changes(self.flow.tick(now_ms))
+        self._log_changes(self.tick(now_ms))
         self.hold(now_ms)
 
     def hold(self, now_ms: float) -> None:
         """Hold every node to what is said of it now; clients come and go."""
-        for stage in self.stages.values():
-            stage.hold(now_ms)
-        for source in self.sources:
-            source.hold(now_ms)
+        for node in self.nodes.values():
+            node.hold(now_ms)
 
     def release(self, now_ms: float) -> None:
         """Hold no node any more."""
-        for stage in self.stages.values():
-            stage.release(now_ms)
-        for source in self.sources:
-            source.release(now_ms)
+        for node in self.nodes.values():
+            node.release(now_ms)
 
     def is_full(self, now_ms: float) -> bool:
         """Return whether the first stages are to wait, by what is in flight and planned."""
@@ -179,7 +184,7 @@ class RunningPipeline:
 
     def document(self, now_ms: float) -> dict[str, Json]:
         """Return it as the API shows it."""
-        return {**self.flow.document(now_ms), "completion": self.completion.document(now_ms)}
+        return {**super().document(now_ms), "completion": self.completion.document(now_ms)}
 
     def log_reach(self, node: str, is_out_of_reach: bool, need: str) -> None:
         """Log once that a node cannot be held, for lack of a rule or because it is not there."""
@@ -194,12 +199,16 @@ class RunningPipeline:
                 fix=f"let it connect through this proxy, and give its client id {need}",
             )
 
-    def _follow(self) -> None:
-        nodes = self.flow.nodes
-        self.stages = {name: each for name, each in nodes.items() if isinstance(each, RunningStage)}
-        self.sources = [each for each in nodes.values() if isinstance(each, RunningSource)]
-        """Those that can be held."""
-        for problem in find_endless(self.graph.settings):
+    def _make_stage(
+        self, settings: StageSettings, max_lag: int | None, now_ms: float
+    ) -> "RunningStage":
+        return RunningStage(self, settings, max_lag, now_ms)
+
+    def _make_source(self, settings: SourceSettings) -> "RunningSource":
+        return RunningSource(self, settings)
+
+    def _warn_of_endless(self) -> None:
+        for problem in find_endless(self.graph):
             _log.warning("a hold may never end", problem=problem)
 
     def _log_changes(self, changes: Iterable[RateChange]) -> None:
@@ -241,7 +250,7 @@ class RunningStage(Trigger):
     def measure(
         self, arrived: Mapping[str, int], lags: Mapping[tuple[str, str], int], now_ms: float
     ) -> None:
-        """Add readings of what is measured, see `RunningPipeline.tick`."""
+        """Add readings of what is measured, see `RunningPipeline.advance`."""
         consumes = self.settings.consumes
         if all(topic in arrived for topic in consumes):
             self.sample(sum(arrived[topic] for topic in consumes), now_ms)
@@ -503,7 +512,7 @@ class RunningStage(Trigger):
 class RunningSource(Controller):
     """One source that can be held: what bounds it, whichever rules it has."""
 
-    def __init__(self, pipeline: RunningPipeline, settings: Node) -> None:
+    def __init__(self, pipeline: RunningPipeline, settings: SourceSettings) -> None:
         super().__init__(settings)
         self._pipeline = pipeline
         self._bytes = self._records = 0.0
