@@ -126,7 +126,7 @@ class Completion:
 
     def oldest_waits_at(self) -> str:
         """Return the stage at which the oldest pending root waits; empty when there is none."""
-        oldest = [root for root, *_ in islice(self.ledger.pending(), 1)]
+        oldest = islice(self.ledger.roots, 1)
         return next(iter(self.waits_at(oldest).values()), "")
 
     def waits_at(self, roots: Iterable[int]) -> dict[int, str]:
@@ -174,8 +174,8 @@ class Completion:
     def document(self, now_ms: float) -> dict[str, Json]:
         """Return it as the API shows it: JSON, times in wall-clock seconds."""
         settings, to_s, outcomes = self._graph.settings, self._wall.to_s, self.outcomes
-        first = list(islice(self.ledger.pending(), MAX_SHOWN))
-        waits_at = self.waits_at(root for root, *_ in first)
+        first = dict(islice(self.ledger.roots.items(), MAX_SHOWN))
+        waits_at = self.waits_at(first)
         return {
             "pending": {
                 "batches": self.ledger.pending_batches,
@@ -186,12 +186,12 @@ class Completion:
                 "first": [
                     {
                         "root": f"{root:016x}",
-                        **asdict(owner),
+                        **asdict(entry.owner),
                         "started_s": to_s(entry.started_ms),
                         "age_s": to_s(now_ms) - to_s(entry.started_ms),
                         "waits_at": waits_at.get(root),
                     }
-                    for root, entry, owner in first
+                    for root, entry in first.items()
                 ],
             },
             "completed": outcomes[RootOutcome.COMPLETED, ""],

@@ -50,7 +50,7 @@ def _format(**fields: Any) -> RecordFormat[Any]:
 _BATCH = {"stage": str, "batch": int, "inputs": _Ranges, "outputs": _Ranges}
 _ROOT_TIMES = {"started_s": _Seconds, "heard_s": _Seconds}
 LEDGER_RECORDS: Mapping[str, RecordFormat[Any]] = {
-    "root": _format(at=dict[str, _Id], owner=SourceBatch | None, **_ROOT_TIMES, failed=str | None),
+    "root": _format(at=dict[str, _Id], owner=SourceBatch, **_ROOT_TIMES, failed=str | None),
     "group": _format(roots=list[_Id]),
     "edge": _format(end=_Offset, id=_Id, group=int),
     "lane": _format(known_to=_Known, done=list[_Pair]),
@@ -145,7 +145,7 @@ class CompletionRecords:
             case "root", root:
                 value = reduce(xor, map(_id, form.at.values()), 0)
                 heard_ms = min(to_ms(form.heard_s), now_ms)
-                entry = Root(value, form.owner, to_ms(form.started_s), heard_ms, form.failed)
+                entry = Root(value, form.owner, to_ms(form.started_s), heard_ms)
                 self.ledger.restore(int(root, 16), entry)
             case "group", number:
                 roots = tuple(int(root, 16) for root in form.roots)
@@ -190,14 +190,9 @@ class CompletionRecords:
             case "lane", _ if edges := self.edges.partitions.get((where[0], where[1], where[2])):
                 return {"known_to": edges.known_to, "done": list(edges.done)}
             case "root", root if entry := self.ledger.roots.get(root):
-                stage = "" if entry.owner is None else entry.owner.stage
-                return {
-                    "at": {stage: f"{entry.value:016x}"} if entry.value else {},
-                    "owner": None if entry.owner is None else asdict(entry.owner),
-                    "started_s": to_s(entry.started_ms),
-                    "heard_s": to_s(entry.heard_ms),
-                    "failed": entry.failed,
-                }
+                times = {"started_s": to_s(entry.started_ms), "heard_s": to_s(entry.heard_ms)}
+                at = {entry.owner.stage: f"{entry.value:016x}"}
+                return {"at": at, "owner": asdict(entry.owner), **times, "failed": None}
             case "group", number if anchor := self.edges.anchors.get(number):
                 return {"roots": [f"{root:016x}" for root in anchor.roots]}
             case "stage", stage if stage in deferred.settled:

@@ -1,12 +1,13 @@
 """The completion ledger: when everything made from a source batch is done, whatever its tree.
 
-JStorm's Acker. A source batch is a root, and every edge of its tree has a random 64-bit id, not 0.
-Making an edge and finishing it each xor its id into the root's value; when all that was made is
-finished the value is 0. (That it is 0 before has a chance of 2^-64 per change.)
+JStorm's Acker in one process, so that a root begins before it is acked. A source batch is a root,
+and every edge of its tree has a random 64-bit id, not 0. Making an edge and finishing it each xor its id
+into the root's value; when all that was made is finished the value is 0. (That it is 0 before has a
+chance of 2^-64 per change.)
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import takewhile
@@ -82,12 +83,10 @@ class Root:
     """What is kept of a root."""
 
     value: int
-    owner: SourceBatch | None
-    """None until `init`: an ack or a fail came before it."""
+    owner: SourceBatch
     started_ms: float
     heard_ms: float
     """When it was first heard of."""
-    failed: str | None = None
 
 
 @dataclass(slots=True)
@@ -106,11 +105,9 @@ class CompletionCounts:
     unknown_topics: int = 0
     """Ranges of topics that the stage does not consume or produce."""
     repeated_inits: int = 0
-    """Of a root that has an owner."""
     unknown_fails: int = 0
-    """Of a root that is not there: it has ended."""
     ownerless: int = 0
-    """Roots that fell out without an owner: acks that came after the end, or without a begin."""
+    """The last three are of earlier versions, for those who read the fields."""
 
 
 class Ledger:
@@ -126,19 +123,16 @@ class Ledger:
         self._mark = mark
         self._random = random
         self.roots: dict[int, Root] = {}
-        """By id, those heard of first first; also those that have no owner. For reading."""
-        self.pending_batches = 0
-        """Roots with an owner."""
+        """By id, those heard of first first. For reading."""
         self.pending_bytes = 0
-        """What their batches have read."""
+        """What the batches of the roots have read."""
         self.counts = CompletionCounts()
         self.set_timeout(timeout_ms)
 
-    def pending(self) -> Iterator[tuple[int, Root, SourceBatch]]:
-        """Yield the roots with an owner, those that came first first; change nothing meanwhile."""
-        for root, entry in self.roots.items():
-            if entry.owner is not None:
-                yield root, entry, entry.owner
+    @property
+    def pending_batches(self) -> int:
+        """How many roots there are."""
+        return len(self.roots)
 
     def oldest_first(self) -> list[int]:
         """Return the roots in the order in which they started."""
@@ -160,38 +154,29 @@ class Ledger:
         self, root: int, value: int, owner: SourceBatch, started_ms: float, now_ms: float
     ) -> EndedRoot | None:
         """Begin a root with the xor of its first edges; return how it ended, if at once."""
-        entry = self._entry(root, now_ms)
-        if entry.owner is not None:
-            self.counts.repeated_inits += 1
-            return None
-        entry.owner, entry.started_ms = owner, started_ms
-        self._count(owner, 1)
-        return self._apply(root, entry, value, now_ms)
+        self.restore(root, Root(value, owner, started_ms, now_ms))
+        return self.ack(root, 0, now_ms)
 
     def ack(self, root: int, value: int, now_ms: float) -> EndedRoot | None:
         """Xor what a stage has finished and made into a root's value; return how it ended, if so.
 
-        One that is not there, not begun yet or ended, is kept without owner, and falls out in time.
+        The root must be there.
         """
-        return self._apply(root, self._entry(root, now_ms), value, now_ms)
+        self._mark(("root", root))
+        entry = self.roots[root]
+        entry.value ^= value
+        return None if entry.value else self._end(root, now_ms, RootOutcome.COMPLETED)
 
     def fail(self, root: int, reason: str, now_ms: float) -> EndedRoot | None:
-        """End a root as failed, when its owner is there. The first reason stays."""
-        entry = self.roots.get(root)
-        if entry is None:
-            self.counts.unknown_fails += 1
-            return None
-        if entry.failed is None:
-            entry.failed = reason
-        return self._apply(root, entry, 0, now_ms)
+        """End a root as failed; None when it has ended."""
+        return self._end(root, now_ms, RootOutcome.FAILED, reason) if root in self.roots else None
 
     def tick(self, now_ms: float) -> list[EndedRoot]:
         """End the roots whose time is over; call it at least a few times in a timeout."""
         until_ms = now_ms - self._timeout_ms * GRACE
         old = takewhile(lambda root: self.roots[root].heard_ms <= until_ms, self.roots)
         late = sorted(old, key=self._age)
-        ended = [self._end(root, now_ms, RootOutcome.TIMED_OUT) for root in late]
-        return [each for each in ended if each is not None]
+        return [self._end(root, now_ms, RootOutcome.TIMED_OUT) for root in late]
 
     def set_timeout(self, timeout_ms: float) -> None:
         """Set another timeout, also for the roots that are there. Raises ValueError as at first."""
@@ -200,40 +185,17 @@ class Ledger:
         self._timeout_ms = timeout_ms
 
     def restore(self, root: int, entry: Root) -> None:
-        """Restore a root; those heard of first first. Raises ValueError when it is there."""
+        """Add a root as it was; those heard of first first. Raises ValueError when it is there."""
         if root in self.roots:
             raise ValueError("the root is there already")
         self.roots[root] = entry
-        if entry.owner is not None:
-            self._count(entry.owner, 1)
+        self.pending_bytes += entry.owner.size_bytes
 
     def _age(self, root: int) -> tuple[float, int]:
         return self.roots[root].started_ms, root
 
-    def _entry(self, root: int, now_ms: float) -> Root:
-        entry = self.roots.get(root)
-        if entry is None:
-            entry = self.roots[root] = Root(0, None, now_ms, now_ms)
-        return entry
-
-    def _count(self, owner: SourceBatch, batches: int) -> None:
-        self.pending_batches += batches
-        self.pending_bytes += owner.size_bytes * batches
-
-    def _apply(self, root: int, entry: Root, value: int, now_ms: float) -> EndedRoot | None:
-        self._mark(("root", root))
-        entry.value ^= value
-        if entry.owner is None or (entry.failed is None and entry.value):
-            return None
-        is_failed = entry.failed is not None
-        return self._end(root, now_ms, RootOutcome.FAILED if is_failed else RootOutcome.COMPLETED)
-
-    def _end(self, root: int, now_ms: float, outcome: RootOutcome) -> EndedRoot | None:
+    def _end(self, root: int, now_ms: float, outcome: RootOutcome, reason: str = "") -> EndedRoot:
         self._mark(("root", root))
         entry = self.roots.pop(root)
-        if entry.owner is None:
-            self.counts.ownerless += 1
-            return None
-        self._count(entry.owner, -1)
-        failed = entry.failed or ""
-        return EndedRoot(root, entry.owner, entry.started_ms, now_ms, outcome, failed)
+        self.pending_bytes -= entry.owner.size_bytes
+        return EndedRoot(root, entry.owner, entry.started_ms, now_ms, outcome, reason)

@@ -240,6 +240,7 @@ DAMAGED = [
     pytest.param("root", {"started_s": "soon"}, "started_s:", id="a time that is none"),
     pytest.param("root", {"at": {"one": "0"}}, "an id is 0", id="an id of 0"),
     pytest.param("root", {"at": {"one": "0x5"}}, "at.one:", id="an id that is none"),
+    pytest.param("root", {"owner": None}, "owner:", id="a root of nobody"),
     pytest.param("root", {"more": 1}, "more:", id="a field too many"),
     pytest.param("group", {"roots": [5]}, "roots.0:", id="a group of another form"),
     pytest.param("edge", {"end": 0}, "it is empty", id="an edge without offsets"),
