@@ -15,7 +15,7 @@ from random import Random
 from proxy.state import Json, Record
 from proxy.state.journal import Journal
 
-from .completion_records import LEDGER_RECORDS, CompletionRecords
+from .completion_records import CompletionRecords
 from .deferred import DeferredBatches, StageBatch
 from .edges import MAX_EDGES, Anchor, EdgeTable, merged
 from .graph import PipelineGraph
@@ -70,9 +70,8 @@ class Completion:
         self.edges = EdgeTable(self.ledger.new_id, mark)
         self.deferred = DeferredBatches(graph, self.edges.known_to, mark)
         self.outputs = StageOutputs()
-        prefix = f"{LEDGER_RECORDS['root'].key(graph.settings.name)}/"
         self.records = CompletionRecords(
-            prefix, wall, self.ledger, self.edges, self.deferred, self.outputs
+            graph.settings.name, wall, self.ledger, self.edges, self.deferred, self.outputs
         )
         self._ended: list[EndedRoot] = []
         self._unswept = 0

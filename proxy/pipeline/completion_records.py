@@ -13,15 +13,16 @@ Under `ledger/PIPELINE/`, each part quoted, with hexadecimal ids and times in wa
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import lru_cache, partial, reduce
+from functools import reduce
 from operator import xor
 from typing import Annotated, Any
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from pydantic import ConfigDict, Field, create_model
 
 from proxy.state import Json, Record
 from proxy.state.journal import RecordFormat
+from proxy.state.store import SEPARATOR
 
 from .deferred import DeferredBatch, DeferredBatches, StageBatch
 from .edges import MAX_OFFSET, Anchor, EdgeTable, TopicRange
@@ -36,9 +37,6 @@ _Seconds = Annotated[float, Field(allow_inf_nan=False)]
 _Pair = Annotated[list[_Offset], Field(min_length=2, max_length=2)]
 _Ranges = tuple[TopicRange, ...]
 _Size = Annotated[int, Field(ge=0)]
-
-_quoted = lru_cache(partial(quote, safe=""))
-"""Of kinds, stages and topics: few, and in each key."""
 
 
 def _format(**fields: Any) -> RecordFormat[Any]:
@@ -65,30 +63,33 @@ LEDGER_RECORDS: Mapping[str, RecordFormat[Any]] = {
 class CompletionRecords:
     """Writes and reads the parts of one ledger; a part is a kind and what its key says."""
 
-    prefix: str
+    pipeline: str
     wall: WallTime
     ledger: Ledger
     edges: EdgeTable
     deferred: DeferredBatches
     outputs: StageOutputs
 
+    @property
+    def prefix(self) -> str:
+        """What the keys of its records begin with."""
+        return LEDGER_RECORDS["root"].key(self.pipeline) + SEPARATOR
+
     def items(self) -> Iterator[LedgerItem]:
         """Yield all parts that have a record."""
         for key, edges in self.edges.partitions.items():
             yield ("lane", *key)
             yield from (("edge", *key, start) for start in edges.starts)
-        found: dict[str, Iterable[str | int]] = {
-            **{"root": self.ledger.roots, "group": self.edges.anchors},
-            **{"stage": self.deferred.settled, "early": self.deferred.waiting},
-        }
-        yield from ((kind, which) for kind, all_of_it in found.items() for which in all_of_it)
+        yield from (("root", root) for root in self.ledger.roots)
+        yield from (("group", number) for number in self.edges.anchors)
+        yield from (("stage", stage) for stage in self.deferred.settled)
+        yield from (("early", number) for number in self.deferred.waiting)
 
     def key(self, item: LedgerItem) -> str:
         """Return the key of a part's record."""
-        if item[0] == "root":
-            return f"{self.prefix}root/{item[1]:016x}"
-        parts = [_quoted(part) if isinstance(part, str) else str(part) for part in item]
-        return self.prefix + "/".join(parts)
+        kind, *where = item
+        parts = [f"{where[0]:016x}"] if kind == "root" else where
+        return LEDGER_RECORDS[kind].key(self.pipeline, kind, *parts)
 
     def record(self, item: LedgerItem) -> Record | None:
         """Return the record of a part; None when it is not there any more."""
@@ -101,6 +102,7 @@ class CompletionRecords:
         """Load them before anything happens; return why some were refused, and keys to delete."""
         refused: list[str] = []
         deletes: list[str] = []
+        prefix = self.prefix
         found: dict[str, list[tuple[list[str], Record, Any]]] = {
             kind: [] for kind in LEDGER_RECORDS
         }
@@ -110,14 +112,15 @@ class CompletionRecords:
             deletes.append(record.key)
 
         for record in records:
-            kind, *parts = map(unquote, record.key.removeprefix(self.prefix).split("/"))
-            if kind not in found:
+            kind, *parts = map(unquote, record.key.removeprefix(prefix).split(SEPARATOR))
+            form = LEDGER_RECORDS.get(kind)
+            if form is None:
                 refuse(record, "there is nothing of that name")
-            elif record.version > LEDGER_RECORDS[kind].version:
+            elif record.version > form.version:
                 refused.append(f"{record.key}: it is of a newer program; start that one to use it")
             else:
                 try:
-                    found[kind].append((parts, record, LEDGER_RECORDS[kind].read(record)))
+                    found[kind].append((parts, record, form.read(record)))
                 except ValueError as error:
                     refuse(record, error)
         anchors: dict[int, Anchor] = {}

@@ -149,7 +149,9 @@ class Controller:
                 return False
             if not asked:  # nor is anybody left who might ask
                 self.ask("", Direction.INCREASE, math.inf, 0.0, NOBODY_LEFT)
-        is_changed = self._apply(min((less or asked).values(), key=_rate_of), less.keys(), now_s)
+        is_changed = self._apply(
+            min((less or asked).values(), key=attrgetter("rate")), less.keys(), now_s
+        )
         asked.clear()
         return is_changed
 
@@ -208,9 +210,6 @@ class Controller:
         why, by, revision = chosen.reason, chosen.stage, old.revision + 1
         self.state = NodeState(rate, now_s, why, by, direction, holders, revision)
         return True
-
-
-_rate_of = attrgetter("rate")
 
 
 class _NodeForm(BaseModel):

@@ -82,7 +82,7 @@ class PipelineFlow:
     def tick(self, now_ms: float) -> list[RateChange]:
         """End the periods that are due, at least once in the shortest; return changed rates."""
         self._measure()
-        controllers, now_s = self.nodes, self._wall.to_s(now_ms)
+        now_s = self._wall.to_s(now_ms)
         verdicts: dict[str, Verdict] = {}
         for name, trigger in self.stages.items():
             if now_ms < trigger.due_ms:
@@ -93,14 +93,15 @@ class PipelineFlow:
         for name, verdict in verdicts.items():  # with all rates as they are measured now
             self._ask(name, verdict, now_ms)
         changes = []
-        for name, controller in controllers.items():
+        for name, controller in self.nodes.items():
             before = controller.state.rate
             if controller.tick(now_ms, now_s, lambda name: self.stages[name].is_alive(now_ms)):
                 self._journal.mark_changed(name)
                 change = RateChange(name, controller.state.rate, controller.state.why)
                 self._event(change, now_ms)
-                changes.append((change, before))
-        return [change for change, before in changes if change.rate != before]
+                if change.rate != before:
+                    changes.append(change)
+        return changes
 
     def changes(self) -> tuple[list[Record], list[str]]:
         """Return the records to write and the keys to delete since the last call."""

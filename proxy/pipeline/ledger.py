@@ -1,9 +1,9 @@
 """The completion ledger: when everything made from a source batch is done, whatever its tree.
 
 JStorm's Acker in one process, so that a root begins before it is acked. A source batch is a root,
-and every edge of its tree has a random 64-bit id, not 0. Making an edge and finishing it each xor its id
-into the root's value; when all that was made is finished the value is 0. (That it is 0 before has a
-chance of 2^-64 per change.)
+and every edge of its tree has a random 64-bit id, not 0. Making an edge and finishing it each xor
+its id into the root's value; when all that was made is finished the value is 0. (That it is 0
+before has a chance of 2^-64 per change.)
 """
 
 import math

@@ -78,8 +78,6 @@ class RunningPipelines:
         self._reapply_ms = clock_ms() + REAPPLY_MS
         self._unwritten: dict[str, Record | None] = {}
         """By key; None: to be deleted."""
-        self._leaving: set[str] = set()
-        """Pipelines that are let go, and not yet written to the end."""
         self._keeping = asyncio.Lock()
         self._wake = asyncio.Event()
         self.generation = 0
@@ -101,11 +99,12 @@ class RunningPipelines:
     def load(self, store: Store, owns: Owns = owns_all) -> None:
         """Load what an earlier process kept there of these; write there from now on."""
         self.resume(store)
-        self._leave_others(owns)
+        self.let_go(owns)
         records = [record for prefix in _PREFIXES for record in store.items(prefix)]
-        names = {record.key: _pipeline_of(record.key) for record in records}
         strays = [
-            key for key, name in names.items() if name not in self._settings and owns.pipeline(name)
+            record.key
+            for record in records
+            if (name := _pipeline_of(record.key)) not in self._settings and owns.pipeline(name)
         ]
         store.put_many((), delete=strays)
         for key in strays:
@@ -123,12 +122,16 @@ class RunningPipelines:
 
         What is due for the others is written with `keep`, until `forget_leaving`.
         """
-        self._leaving |= self._leave_others(owns)
+        self._owns = owns
+        for name in [name for name in self._pipelines if not owns.pipeline(name)]:
+            pipeline = self._pipelines.pop(name)
+            self._collect(pipeline, hands_over=True)
+            self._leave(pipeline)
+        self._index()
 
     def forget_leaving(self) -> bool:
         """Write nothing more of what was let go; return whether all of it was written."""
-        leaving, self._leaving = self._leaving, set()
-        left = [key for key in self._unwritten if leaving and _pipeline_of(key) in leaving]
+        left = [key for key in self._unwritten if not self._owns.pipeline(_pipeline_of(key))]
         for key in left:
             del self._unwritten[key]
         return not left
@@ -313,17 +316,6 @@ class RunningPipelines:
         self._pipelines |= {pipeline.name: pipeline for pipeline in made}
         self._index()
         return made
-
-    def _leave_others(self, owns: Owns) -> set[str]:
-        """Stop following the pipelines that these do not own; return them."""
-        self._owns = owns
-        gone = {name for name in self._pipelines if not owns.pipeline(name)}
-        for name in gone:
-            pipeline = self._pipelines.pop(name)
-            self._collect(pipeline, hands_over=True)
-            self._leave(pipeline)
-        self._index()
-        return gone
 
     def _load(
         self,

@@ -464,11 +464,8 @@ class RunningStage(Trigger):
         ends: Mapping[TopicPartition, int],
         now_ms: float,
     ) -> None:
-        name, pipeline, execution_ms = (
-            self.settings.name,
-            self.pipeline,
-            float(batch.execution_ms or 0),
-        )
+        name, pipeline = self.settings.name, self.pipeline
+        execution_ms = float(batch.execution_ms or 0)
         bounded, outputs = pipeline.queries_of(query.client_id), pipeline.completion.outputs
         started_ms = ended_ms - execution_ms
         seen = written = outputs.take(name, ended_ms)
