@@ -9,9 +9,8 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import compress
-from operator import attrgetter
 
 from proxy.progress.offset_ranges import OffsetRanges
 from proxy.wire.topic_partition import TopicPartition
@@ -50,18 +49,10 @@ class TopicRange:
 
 def merged(ranges: Iterable[TopicRange]) -> list[TopicRange]:
     """Return the same offsets in ranges in order that do not touch; empty ones are left out."""
-    found: list[TopicRange] = []
-    where = attrgetter("topic", "partition")
-    filled = [one for one in ranges if one.start < one.end]
-    if len(filled) <= 1:  # most batches
-        return filled
-    for one in sorted(filled, key=attrgetter("topic", "partition", "start")):
-        last = found[-1] if found else None
-        if last is not None and where(last) == where(one) and one.start <= last.end:
-            found[-1] = replace(last, end=max(last.end, one.end))
-        else:
-            found.append(one)
-    return found
+    found = defaultdict[TopicPartition, OffsetRanges](lambda: OffsetRanges(MAX_OFFSET))
+    for one in ranges:
+        found[one.topic, one.partition].add(one.start, one.end)
+    return [TopicRange(*key, low, high) for key in sorted(found) for low, high in found[key]]
 
 
 @dataclass(slots=True, eq=False)

@@ -22,7 +22,7 @@ from .controller import (
     to_record,
 )
 from .fair_rates import UpstreamRate, fair_rates, raised_rates
-from .graph import PipelineGraph, SourceSettings, StageSettings
+from .graph import Node, PipelineGraph, StageSettings
 from .ledger import WallTime
 from .trigger import RateMeter, Trigger, Verdict
 
@@ -148,10 +148,8 @@ class PipelineFlow:
             controller = gone.get(name)
             if controller is not None and type(controller.settings) is type(settings):
                 del gone[name]
-            elif isinstance(settings, StageSettings):
-                controller = self._make_stage(settings, max_lag, now_ms)
             else:
-                controller = self._make_source(settings)
+                controller = self._make_node(settings, now_ms)
             if controller.follow(settings, graph.downstream[name], self._period_ms(name), now_ms):
                 changed.append(name)
                 self._journal.mark_changed(name)
@@ -200,10 +198,9 @@ class PipelineFlow:
             "events": list(self._events),
         }
 
-    def _make_stage(self, settings: StageSettings, max_lag: int | None, now_ms: float) -> Trigger:
-        return Trigger(settings, max_lag, now_ms)
-
-    def _make_source(self, settings: SourceSettings) -> Controller:
+    def _make_node(self, settings: Node, now_ms: float) -> Controller:
+        if isinstance(settings, StageSettings):
+            return Trigger(settings, self.graph.settings.max_lag, now_ms)
         return Controller(settings)
 
     def _key(self, node: str) -> str:

@@ -149,8 +149,8 @@ class PipelineGraph:
         if settings.hold_producers:
             self.nodes |= {source.name: source for source in settings.sources}
         self.producer_of = {
-            topic: source.client_id for source in settings.sources for topic in source.produces
-        } | {topic: stage.name for stage in settings.stages for topic in stage.produces}
+            topic: node.name for _, node in _nodes(settings) for topic in node.produces
+        }
         self.upstream: dict[str, tuple[str, ...]] = {}
         """By stage: the stages and sources whose topics it consumes."""
         downstream: dict[str, list[str]] = defaultdict(list)

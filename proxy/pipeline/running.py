@@ -258,9 +258,9 @@ class RunningPipelines:
         """Do what is due by what is measured, and hold and release accordingly."""
         if not self._pipelines:
             return
-        lags = self._measure()
+        self._count_arrived()
         for pipeline in self._pipelines.values():
-            pipeline.advance(self._arrived, lags, now_ms)
+            pipeline.advance(self._arrived, now_ms)
             self._count_ended(pipeline)
             self._show(pipeline)
 
@@ -283,25 +283,20 @@ class RunningPipelines:
                 if isinstance(held, RunningSource):
                     of_it.append(held)
 
-    def _measure(self) -> dict[tuple[str, str], int]:
-        """Count what has arrived, by the progress of all queries; return lags by client, topic."""
+    def _count_arrived(self) -> None:
+        """Count what has arrived, by the progress of all queries."""
         ends: dict[TopicPartition, int] = {}
-        lags: dict[tuple[str, str], int] = defaultdict(int)
         for query in self._registry.queries:
             for key, partition in query.partitions.items():
                 end = partition.log.high_watermark
                 if end is not None:
                     ends[key] = max(ends.get(key, 0), end)
-                lag = partition.lag_records()
-                if lag is not None:
-                    lags[query.client_id, key[0]] += lag
         arrived: dict[str, int] = {}
         for key, end in ends.items():
             # What was there when a partition became known has not arrived just now.
             new = max(0, end - self._ends.get(key, end))
             arrived[key[0]] = arrived.get(key[0], self._arrived.get(key[0], 0)) + new
         self._ends, self._arrived = ends, arrived
-        return lags
 
     def _make_owned(self) -> list[RunningPipeline]:
         """Begin with the pipelines that are this member's and do not run; return them."""

@@ -16,7 +16,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict
 from functools import partial
-from itertools import product
 from operator import attrgetter, itemgetter
 from random import SystemRandom
 
@@ -40,7 +39,7 @@ from .controller import Controller
 from .deferred import StageBatch
 from .edges import MAX_OFFSET, TopicRange
 from .flow_control import PipelineFlow, RateChange
-from .graph import PipelineGraph, SourceSettings, StageSettings, find_endless
+from .graph import Node, PipelineGraph, SourceSettings, StageSettings, find_endless
 from .trigger import Trigger
 
 FULL_BATCH = 0.5
@@ -130,16 +129,14 @@ class RunningPipeline(PipelineFlow):
         of_ledger, gone = self.completion.changes(hands_over=hands_over)
         return records + of_ledger, deletes + gone
 
-    def advance(
-        self, arrived: Mapping[str, int], lags: Mapping[tuple[str, str], int], now_ms: float
-    ) -> None:
+    def advance(self, arrived: Mapping[str, int], now_ms: float) -> None:
         """Do what is due by what is measured, and hold and release accordingly.
 
-        `arrived` is counted by topic, since that became known, `lags` by client and topic.
+        `arrived` is counted by topic, since that became known.
         """
         self.arrived(arrived, now_ms)
         for stage in self.stages.values():
-            stage.measure(arrived, lags, now_ms)
+            stage.measure(arrived, now_ms)
         self.completion.tick(now_ms)
         self._log_changes(self.tick(now_ms))
         self.hold(now_ms)
@@ -199,12 +196,9 @@ class RunningPipeline(PipelineFlow):
                 fix=f"let it connect through this proxy, and give its client id {need}",
             )
 
-    def _make_stage(
-        self, settings: StageSettings, max_lag: int | None, now_ms: float
-    ) -> "RunningStage":
-        return RunningStage(self, settings, max_lag, now_ms)
-
-    def _make_source(self, settings: SourceSettings) -> "RunningSource":
+    def _make_node(self, settings: Node, now_ms: float) -> "RunningStage | RunningSource":
+        if isinstance(settings, StageSettings):
+            return RunningStage(self, settings, now_ms)
         return RunningSource(self, settings)
 
     def _warn_of_endless(self) -> None:
@@ -219,14 +213,8 @@ class RunningPipeline(PipelineFlow):
 class RunningStage(Trigger):
     """One stage at work."""
 
-    def __init__(
-        self,
-        pipeline: RunningPipeline,
-        settings: StageSettings,
-        max_lag: int | None,
-        now_ms: float,
-    ) -> None:
-        super().__init__(settings, max_lag, now_ms)
+    def __init__(self, pipeline: RunningPipeline, settings: StageSettings, now_ms: float) -> None:
+        super().__init__(settings, pipeline.graph.settings.max_lag, now_ms)
         self.pipeline = pipeline
         self.ceiling: tuple[float, BatchLimit | None] | None = None
         """Records/s, 0 lets no batch begin, and what it waits for; None: a request of a stage after
@@ -247,16 +235,19 @@ class RunningStage(Trigger):
         """Return its client ids while it gives signs of life."""
         return self.clients() if self.is_alive(now_ms) else set()
 
-    def measure(
-        self, arrived: Mapping[str, int], lags: Mapping[tuple[str, str], int], now_ms: float
-    ) -> None:
+    def measure(self, arrived: Mapping[str, int], now_ms: float) -> None:
         """Add readings of what is measured, see `RunningPipeline.advance`."""
         consumes = self.settings.consumes
         if all(topic in arrived for topic in consumes):
             self.sample(sum(arrived[topic] for topic in consumes), now_ms)
-        waiting = lags.keys() & product(self.clients(), consumes)
-        if waiting:
-            self.lag(sum(lags[key] for key in waiting))
+        lags = [
+            lag
+            for client_id in self.clients()
+            for _, partition in self.pipeline.partitions(client_id, consumes)
+            if (lag := partition.lag_records()) is not None
+        ]
+        if lags:
+            self.lag(sum(lags))
 
     def wrote(self, written: TopicRange, now_ms: float) -> None:
         """Keep what it has written until its batch is reported."""
