@@ -155,8 +155,9 @@ class RuleRegistry:
         due = {key: each for key, each, until in dated if until is not None and until <= now_s}
         if due:
             await self._use(kept={key: kept[key] for key in kept if key not in due})
-        if self.writes and due:
-            await self._writing(lambda: self._delete_ended(due))
+        if self.writes and due:  # but for what was set again meanwhile
+            gone = (key for key in due if key not in self._sources.kept)
+            await self._writing(lambda: self._store.put_many((), delete=gone))
         return Ended(
             tuple(each for each in due.values() if isinstance(each, RuleEntry)),
             tuple(each for each in due.values() if isinstance(each, QuotaPause)),
@@ -225,11 +226,6 @@ class RuleRegistry:
             self._put_in_force(self._sources.compose())
             raise
         return await self._use(kept=changed(self._sources.kept))
-
-    def _delete_ended(self, due: Iterable[str]) -> int:
-        """Delete from the store what has ended, but for what was set again meanwhile."""
-        gone = [key for key in due if key not in self._sources.kept]
-        return self._store.put_many((), delete=gone) if gone else 0
 
     async def _use(self, **changed: Any) -> ComposedRules:
         """Put other sources in force, unless later ones are by then."""

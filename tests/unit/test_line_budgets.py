@@ -22,9 +22,9 @@ BUDGETS = {
     "proxy/__init__.py proxy/__main__.py proxy/cli.py proxy/release.py": Budget(400, 200),
     "proxy/launcher": Budget(800, 400),
     "proxy/member.py proxy/wiring.py proxy/belongings.py proxy/succession.py "
-    "proxy/debt_records.py proxy/health.py proxy/parts.py proxy/garbage.py": Budget(1600, 650),
-    "proxy/tier": Budget(5000, 2350),
-    "proxy/onboarding": Budget(1000, 900),
+    "proxy/debt_records.py proxy/health.py proxy/parts.py proxy/garbage.py": Budget(1350, 650),
+    "proxy/tier": Budget(4800, 2350),
+    "proxy/onboarding": Budget(800, 700),
     "proxy/queries": Budget(950, 650),
     "proxy/admin": Budget(6900, 4250),
     "proxy/config": Budget(2800, 2150),
@@ -33,7 +33,7 @@ BUDGETS = {
     "proxy/backpressure": Budget(2800, 1950),
     "proxy/quota": Budget(3950, 3100),
     "proxy/progress": Budget(4050, 2950),
-    "proxy/state": Budget(2900, 1300),
+    "proxy/state": Budget(2600, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
         5300, 4430
     ),
