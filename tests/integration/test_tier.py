@@ -1,6 +1,7 @@
 """Machines of a tier: they share all clients, come and go, and serve each other's meanwhile."""
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -78,7 +79,8 @@ def test_the_command_says_who_owns_what(tier: list[TierMachine]) -> None:
     assert answers == {"a/0": (None, None), "b/0": (True, None), "c/0": (True, None)}
     code, text, _ = quota_proxy("tier", "--url", tier[1].admin_url)
     assert code == 0
-    assert f"generation {said['generation']}  slots {SLOTS}, settled" in text
+    # Another round may have been held meanwhile.
+    assert re.search(rf"generation \d+  slots {SLOTS}, settled", text)
     assert all(f"{name}/0" in text for name in NAMES)
 
 
