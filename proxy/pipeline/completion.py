@@ -66,7 +66,7 @@ class Completion:
             lambda item: self.records.key(item),  # noqa: PLW0108
         )
         mark = self._journal.mark_changed
-        self.ledger = Ledger(graph.settings.timeout_ms, random, mark)
+        self.ledger = Ledger(graph.settings.timeout_ms, random, wall, mark)
         self.edges = EdgeTable(self.ledger.new_id, mark)
         self.deferred = DeferredBatches(graph, self.edges.known_to, mark)
         self.outputs = StageOutputs()
@@ -125,7 +125,7 @@ class Completion:
 
     def oldest_waits_at(self) -> str:
         """Return the stage at which the oldest pending root waits; empty when there is none."""
-        oldest = islice(self.ledger.roots, 1)
+        oldest = [root for root, *_ in islice(self.ledger.pending(), 1)]
         return next(iter(self.waits_at(oldest).values()), "")
 
     def waits_at(self, roots: Iterable[int]) -> dict[int, str]:
@@ -173,8 +173,8 @@ class Completion:
     def document(self, now_ms: float) -> dict[str, Json]:
         """Return it as the API shows it: JSON, times in wall-clock seconds."""
         settings, to_s, outcomes = self._graph.settings, self._wall.to_s, self.outcomes
-        first = dict(islice(self.ledger.roots.items(), MAX_SHOWN))
-        waits_at = self.waits_at(first)
+        first = list(islice(self.ledger.pending(), MAX_SHOWN))
+        waits_at = self.waits_at(root for root, *_ in first)
         return {
             "pending": {
                 "batches": self.ledger.pending_batches,
@@ -185,12 +185,12 @@ class Completion:
                 "first": [
                     {
                         "root": f"{root:016x}",
-                        **asdict(entry.owner),
+                        **asdict(owner),
                         "started_s": to_s(entry.started_ms),
                         "age_s": to_s(now_ms) - to_s(entry.started_ms),
                         "waits_at": waits_at.get(root),
                     }
-                    for root, entry in first.items()
+                    for root, entry, owner in first
                 ],
             },
             "completed": outcomes[RootOutcome.COMPLETED, ""],

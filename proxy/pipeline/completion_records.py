@@ -48,7 +48,7 @@ def _format(**fields: Any) -> RecordFormat[Any]:
 _BATCH = {"stage": str, "batch": int, "inputs": _Ranges, "outputs": _Ranges}
 _ROOT_TIMES = {"started_s": _Seconds, "heard_s": _Seconds}
 LEDGER_RECORDS: Mapping[str, RecordFormat[Any]] = {
-    "root": _format(at=dict[str, _Id], owner=SourceBatch, **_ROOT_TIMES, failed=str | None),
+    "root": _format(at=dict[str, _Id], owner=SourceBatch | None, **_ROOT_TIMES, failed=str | None),
     "group": _format(roots=list[_Id]),
     "edge": _format(end=_Offset, id=_Id, group=int),
     "lane": _format(known_to=_Known, done=list[_Pair]),
@@ -147,9 +147,8 @@ class CompletionRecords:
         match item:
             case "root", root:
                 value = reduce(xor, map(_id, form.at.values()), 0)
-                heard_ms = min(to_ms(form.heard_s), now_ms)
-                entry = Root(value, form.owner, to_ms(form.started_s), heard_ms)
-                self.ledger.restore(int(root, 16), entry)
+                entry = Root(value, form.owner, to_ms(form.started_s), form.failed)
+                self.ledger.restore(int(root, 16), entry, to_ms(form.heard_s), now_ms)
             case "group", number:
                 roots = tuple(int(root, 16) for root in form.roots)
                 anchors[int(number)] = self.edges.anchor(roots, int(number))
@@ -193,9 +192,14 @@ class CompletionRecords:
             case "lane", _ if edges := self.edges.partitions.get((where[0], where[1], where[2])):
                 return {"known_to": edges.known_to, "done": list(edges.done)}
             case "root", root if entry := self.ledger.roots.get(root):
-                times = {"started_s": to_s(entry.started_ms), "heard_s": to_s(entry.heard_ms)}
-                at = {entry.owner.stage: f"{entry.value:016x}"}
-                return {"at": at, "owner": asdict(entry.owner), **times, "failed": None}
+                stage = "" if entry.owner is None else entry.owner.stage
+                return {
+                    "at": {stage: f"{entry.value:016x}"} if entry.value else {},
+                    "owner": None if entry.owner is None else asdict(entry.owner),
+                    "started_s": to_s(entry.started_ms),
+                    "heard_s": to_s(self.ledger.heard_ms(entry)),
+                    "failed": entry.failed,
+                }
             case "group", number if anchor := self.edges.anchors.get(number):
                 return {"roots": [f"{root:016x}" for root in anchor.roots]}
             case "stage", stage if stage in deferred.settled:
