@@ -21,13 +21,14 @@ from proxy.state import Record, StateError, StateWriter, Store
 from proxy.state.store import SEPARATOR
 from proxy.wire.topic_partition import TopicPartition
 
+from .batch_limit import QueriesOf
 from .completion import PIPELINE_CHANGED
 from .completion_records import LEDGER_RECORDS
 from .controller import FLOW_RECORDS
 from .edges import TopicRange
 from .graph import PipelineGraph, PipelineSettings
 from .ledger import RootOutcome
-from .running_pipeline import QueriesOf, RunningPipeline, RunningSource, RunningStage
+from .running_pipeline import RunningPipeline, RunningSource, RunningStage
 
 TICK_S = 0.5
 """Between two looks at what is measured and due."""

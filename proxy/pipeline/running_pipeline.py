@@ -13,7 +13,7 @@ held to is the lowest of these:
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict
 from functools import partial
 from operator import attrgetter, itemgetter
@@ -22,7 +22,6 @@ from random import SystemRandom
 from structlog import get_logger
 
 from metrics.clock import MS_PER_SECOND
-from proxy.backpressure.query_backpressure import QueryBackpressure
 from proxy.progress.partition import PartitionProgress
 from proxy.progress.query import QueryProgress
 from proxy.progress.query_registry import QueryRegistry
@@ -33,7 +32,13 @@ from proxy.quota.manager import QuotaManager
 from proxy.state import Json, Record
 from proxy.wire.topic_partition import TopicPartition
 
-from .batch_limit import BatchLimit, PlannedBatches, UpstreamWriter, records_that_fit
+from .batch_limit import (
+    BatchLimit,
+    PlannedBatches,
+    QueriesOf,
+    UpstreamWriter,
+    records_that_fit,
+)
 from .completion import Completion
 from .controller import Controller
 from .deferred import StageBatch
@@ -53,9 +58,6 @@ ALL = "as much is in flight as max_pending allows"
 
 SIZE_DECAY = 0.9
 """Weight of what a source sent before in the size of its records, for each request."""
-
-QueriesOf = Callable[[str], Sequence[QueryBackpressure]]
-"""Returns the queries of a client id whose rules are adaptive."""
 
 _PRODUCED = QuotaKind.PRODUCER_BYTE_RATE
 
