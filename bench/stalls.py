@@ -112,7 +112,7 @@ class _Proxy:
             rates=ObservedRates(instruments.bytes_total.children, CLIENTS),
             audit=AuditLog(MemoryStore()),
             access=Access(),
-            connections=ConnectionList(tuple),
+            connections=ConnectionList(()),
         )
 
     def use(self, number: int) -> ClientQuotas:

@@ -1,11 +1,11 @@
 """Keep the rules in force: of the file, the cluster, and what operators change at run time."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from proxy.state import Record, StateError, Store
+from proxy.state import StateError, Store
 
 from .entities import QuotaKind
 from .manager import QuotaManager
@@ -154,7 +154,7 @@ class RuleRegistry:
         dated = ((key, each, each.until_s) for key, each in kept.items())
         due = {key: each for key, each, until in dated if until is not None and until <= now_s}
         if due:
-            await self._use(kept={key: kept[key] for key in kept if key not in due})
+            await self._use(kept=self._kept_with({}, due))
         if self.writes and due:  # but for what was set again meanwhile
             gone = (key for key in due if key not in self._sources.kept)
             await self._writing(lambda: self._store.put_many((), delete=gone))
@@ -189,43 +189,42 @@ class RuleRegistry:
 
     async def _keep(self, change: KeptChange) -> ComposedRules:
         """Keep an override or a pause, and put it in force."""
-        record = change_record(change)
-        return await self._change([record], (), lambda kept: {**kept, record.key: change})
+        return await self._change({change_record(change).key: change})
 
     async def _end(self, keys: Iterable[str]) -> list[KeptChange]:
         """Delete those of these records that there are; return what is in force no longer."""
         kept = self._sources.kept
         ended = {key: kept[key] for key in keys if key in kept}
         if ended:
-            await self._change(
-                (),
-                tuple(ended),
-                lambda kept: {key: each for key, each in kept.items() if key not in ended},
-            )
+            await self._change({}, gone=ended)
         return list(ended.values())
 
     async def _change(
-        self,
-        records: Sequence[Record],
-        gone: Sequence[str],
-        changed: Callable[[Mapping[str, KeptChange]], Mapping[str, KeptChange]],
+        self, made: Mapping[str, KeptChange], gone: Collection[str] = ()
     ) -> ComposedRules:
-        """Write, then put in force what is kept by then.
+        """Write what is made and what is gone, then put in force what is kept by then.
 
         Raises StateError, also when this is not the one that writes.
         """
         if not self.writes:
             what = "overrides and pauses are kept by another member of this proxy"
             raise StateError(what, "send the request again in a second")
+        records = [change_record(change) for change in made.values()]
         try:
-            await self._writing(partial(self._store.put_many, records, delete=gone))
+            await self._writing(partial(self._store.put_many, records, delete=tuple(gone)))
         except StateError:
             raise
         except BaseException:  # such as a cancelled request: it is written all the same
-            self._sources = replace(self._sources, kept=changed(self._sources.kept))
+            self._sources = replace(self._sources, kept=self._kept_with(made, gone))
             self._put_in_force(self._sources.compose())
             raise
-        return await self._use(kept=changed(self._sources.kept))
+        return await self._use(kept=self._kept_with(made, gone))
+
+    def _kept_with(
+        self, made: Mapping[str, KeptChange], gone: Collection[str]
+    ) -> dict[str, KeptChange]:
+        kept = self._sources.kept.items()
+        return {**{key: each for key, each in kept if key not in gone}, **made}
 
     async def _use(self, **changed: Any) -> ComposedRules:
         """Put other sources in force, unless later ones are by then."""

@@ -216,7 +216,7 @@ class Connection(PairState):
         """See PairState. A broker that ends loses thousands at once: each is closed in its turn."""
         in_turn = self.services.paced_steps.add
         match error:
-            case MalformedFrame() | RequestRefused():
+            case MalformedFrame() | RequestRefused() | ConnectionRefused():
                 self._reject(error.reason, str(error))
             case UpstreamError():
                 in_turn(partial(self._upstream_error, error.reason, str(error)))
@@ -254,7 +254,8 @@ class Connection(PairState):
         is_open = self.life.state is OPEN
         if not is_open and self.life.state is not State.NEW:
             return False
-        wait_ms, go_on = self._enter(head), partial(self.unpause, Pause.CROWDED)
+        wait_ms = self.client.enter(head.api_key, head.client_id, clock_ms(), self._give_way)
+        go_on = partial(self.unpause, Pause.CROWDED)
         if not is_open:
             self.life.move(State.DIALLING)
             self._heard()
@@ -326,12 +327,6 @@ class Connection(PairState):
         elif self.life.state is OPEN:
             self.pause(Pause.SENT_ON)
             self.stay.send_on()
-
-    def _enter(self, head: RequestHead) -> float:
-        try:
-            return self.client.enter(head.api_key, head.client_id, clock_ms(), self._give_way)
-        except ConnectionRefused as error:
-            raise RequestRefused(error.reason, str(error)) from None
 
     def _give_way(self) -> bool:
         """Close an idle connection for one of its client from an address with fewer."""

@@ -1,7 +1,7 @@
 """Who is connected: a row for each connection, their rates, and closing one of them."""
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 
 from metrics.clock import MS_PER_SECOND, clock_ms
@@ -19,9 +19,9 @@ FIRST_RATE_MS = MS_PER_SECOND
 
 
 class ConnectionList:
-    """The connections of a relay, which `connections` gives. Iterators go in small steps."""
+    """The connections of a relay, as they come and go. Iterators go in small steps."""
 
-    def __init__(self, connections: Callable[[], Collection[Connection]]) -> None:
+    def __init__(self, connections: Collection[Connection]) -> None:
         self._connections = connections
         self._measured_ms = clock_ms()
         self.client_rates: Mapping[ClientIdentity, float] = {}
@@ -36,7 +36,7 @@ class ConnectionList:
         self._measured_ms = now_ms
         rates: dict[ClientIdentity, float] = {}
         exchanges: dict[ClientIdentity, float] = {}
-        for connection in tuple(self._connections()):
+        for connection in tuple(self._connections):
             traffic, session = connection.traffic, connection.client.current
             traffic.measure(connection.channel.sock, clock_ms())
             if session is not None:
@@ -49,13 +49,13 @@ class ConnectionList:
 
     def rows(self) -> Iterator[ConnectionRow]:
         """Yield a row for each connection that is open."""
-        for connection in tuple(self._connections()):
-            if connection in self._connections():
+        for connection in tuple(self._connections):
+            if connection in self._connections:
                 yield row_of(connection, clock_ms())
 
     def close(self, number: int) -> ConnectionRow | None:
         """Close a connection as a broker would; return what it was, None if it is not there."""
-        found = (each for each in self._connections() if each.number == number)
+        found = (each for each in self._connections if each.number == number)
         connection = next(found, None)
         if connection is None:
             return None

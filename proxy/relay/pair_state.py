@@ -37,8 +37,6 @@ class PairState:
     """The state of a pair, and what its flows ask of the connection."""
 
     requests: _Requests
-    bound_buffers: Callable[[], None]
-    """Bounds the kernel's buffers for requests: they were not read for a while, or not taken."""
     close_ended: Callable[[object], None]
     """Closes the pair, in its turn, for the end of what the flow reads that is given."""
     close_failed: Callable[[Exception], None]
@@ -51,7 +49,7 @@ class PairState:
     """Returns whether a request can be taken that begins unlike earlier ones; else it is later.
 
     The first one of a connection waits for the broker's, and for the client's connection_rate.
-    Raises RequestRefused when the client may not have this connection.
+    Raises ConnectionRefused when the client may not have this connection.
     """
     session_of: Callable[[RequestHead], ClientSession]
     """Returns the session of the client that sends a request."""

@@ -44,7 +44,7 @@ class Relay:
         }
         self.connections: set[Connection] = set()
         """Those of all clients, once their handshakes are done."""
-        self.list = ConnectionList(lambda: self.connections)
+        self.list = ConnectionList(self.connections)
         self.stand_ins: defaultdict[int, set[Connection]] = defaultdict(set)
         """Connections to another broker than the client's, by the client's."""
         self.silent = SilentConnections()

@@ -147,7 +147,7 @@ class AdminWorld(QuotaWorld):
             "reports": NoQueries(),
             "audit": self.audit,
             "access": access or Access(tokens),
-            "connections": ConnectionList(tuple),
+            "connections": ConnectionList(()),
             "rates": self.rates,
         }
         return AdminServer(host, port, **(arguments | changes))
