@@ -215,8 +215,7 @@ class RuleRegistry:
         except StateError:
             raise
         except BaseException:  # such as a cancelled request: it is written all the same
-            self._sources = replace(self._sources, kept=self._kept_with(made, gone))
-            self._put_in_force(self._sources.compose())
+            self._use_at_once(kept=self._kept_with(made, gone))
             raise
         return await self._use(kept=self._kept_with(made, gone))
 
@@ -234,13 +233,18 @@ class RuleRegistry:
         try:
             composed = await self._elsewhere(self._sources.compose)
         except BaseException:  # as above: what is kept must be in force
-            self._latest = self._changes
-            self._put_in_force(self._sources.compose())
+            self._use_at_once()
             raise
         if change > self._latest:
             self._latest = change
             self._put_in_force(composed)
         return composed
+
+    def _use_at_once(self, **changed: Any) -> None:
+        """Put other sources in force here and now; what is being composed is of earlier ones."""
+        self._sources = replace(self._sources, **changed)
+        self._latest = self._changes
+        self._put_in_force(self._sources.compose())
 
     def _put_in_force(self, composed: ComposedRules) -> None:
         self._composed = composed

@@ -331,6 +331,22 @@ def test_an_override_whose_request_is_cancelled_while_it_is_written_is_in_force(
     assert desk.bound("etl") == 5 * MB
 
 
+class SlowBusyDesk(BusyDesk):
+    """A desk whose store takes a while to write, and whose rules take one to compose."""
+
+    registry_options: ClassVar = {"elsewhere": in_two_steps, "writing": in_two_steps}
+
+
+def test_an_override_that_is_cancelled_while_it_is_written_outlasts_what_is_composed_meanwhile():
+    desk = SlowBusyDesk()
+    earlier = desk.begin(desk.book.use_file(settings(rule(3 * MB, client_id="etl"))))
+    override = desk.begin(desk.book.put(ETL, {CONSUMER: 5 * MB}))
+    with pytest.raises(asyncio.CancelledError):
+        override.throw(asyncio.CancelledError)
+    at_once(earlier)
+    assert desk.bound("etl") == 5 * MB
+
+
 def test_an_override_that_goes_while_it_is_composed_was_made_all_the_same():
     desk = BusyDesk()
     override = desk.begin(desk.book.put(ETL, {CONSUMER: 5 * MB}))
