@@ -28,7 +28,7 @@ needed."""
 
 
 class ConnectionRefused(Exception):  # noqa: N818 - named for what happened, as in the logs
-    """A connection that its client may not have."""
+    """A connection that its client may not have, or closes by what it asks for."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)

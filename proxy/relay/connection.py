@@ -24,7 +24,7 @@ from proxy.relay.interceptor import ClientSentOn
 from proxy.relay.lifecycle import OPEN, Pause, State
 from proxy.relay.listener import Origin
 from proxy.relay.pair_state import AdvertiseTo, PairState
-from proxy.relay.requests import RequestFlow, RequestRefused
+from proxy.relay.requests import RequestFlow
 from proxy.relay.responses import ResponseFlow
 from proxy.relay.services import Services
 from proxy.relay.session import ClientSession
@@ -72,7 +72,6 @@ class Connection(PairState):
         self.number = next(services.numbers)
         self.traffic = Traffic(self.began_ms)
         self._about = origin.about
-        self._node_id = origin.node_id
         self.channel = channel
         self.upstream: Channel | None = None
         self._dial = dial
@@ -216,7 +215,7 @@ class Connection(PairState):
         """See PairState. A broker that ends loses thousands at once: each is closed in its turn."""
         in_turn = self.services.paced_steps.add
         match error:
-            case MalformedFrame() | RequestRefused() | ConnectionRefused():
+            case MalformedFrame() | ConnectionRefused():
                 self._reject(error.reason, str(error))
             case UpstreamError():
                 in_turn(partial(self._upstream_error, error.reason, str(error)))
@@ -245,7 +244,7 @@ class Connection(PairState):
 
     def _upstream_error(self, reason: str, detail: str) -> None:
         if self.life.state is not State.CLOSED:
-            node_id = self._node_id
+            node_id = self.origin.node_id
             self.services.count_upstream_error(reason, node_id, **self._about, detail=detail)
             self.close(reason)
 

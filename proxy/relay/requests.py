@@ -8,6 +8,7 @@ from time import thread_time
 
 from metrics import CounterChild
 from metrics.clock import MS_PER_SECOND, clock_ms
+from proxy.quota.connection_quotas import ConnectionRefused
 from proxy.quota.entities import PRODUCER_BYTE_RATE, QuotaKind
 from proxy.relay.frame_flow import READ_BYTES_HELD, FrameFlow, new_scratch
 from proxy.relay.interceptor import INTERCEPTED_APIS, ClientSentOn
@@ -58,14 +59,6 @@ _DELAY = ThrottleMode.DELAY
 
 _buffer = new_scratch()
 _scratch = memoryview(_buffer)
-
-
-class RequestRefused(Exception):  # noqa: N818 - named for what happened, as in the logs
-    """A request that may not reach a broker; its connection is closed."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 @dataclass(slots=True)
@@ -302,12 +295,12 @@ class RequestFlow(FrameFlow):
         return True
 
     def _take_login(self, kind: _RequestKind, exchange: Exchange, view: memoryview) -> int:
-        """Take the whole of a login. Raises RequestRefused for one that is too long."""
+        """Take the whole of a login. Raises ConnectionRefused for one that is too long."""
         pair, frame_bytes = self._pair, exchange.request_bytes
         max_bytes = pair.client.max_login_bytes(kind.api_key)
         if frame_bytes > max_bytes:
             text = f"a login of {frame_bytes} bytes, more than {max_bytes}"
-            raise RequestRefused("too_long", text)
+            raise ConnectionRefused("too_long", text)
         self._count(kind, exchange, frame_bytes)
         self._collecting = kind.head(frame_bytes, exchange.correlation_id), exchange
         # What follows is read when it is known who sends it.
@@ -338,14 +331,16 @@ class RequestFlow(FrameFlow):
     def _new_kind(self, head: RequestHead, view: memoryview) -> _RequestKind | None:
         """Return the kind of any request, None while more bytes are needed; remember it.
 
-        Raises RequestRefused for one that may not reach a broker.
+        Raises ConnectionRefused for one that may not reach a broker.
         """
         services, api_key, version = self._pair.services, head.api_key, head.api_version
         plan = plan_of(api_key, version)
         how = plan.handling
         if how is Handling.REFUSE or (how is Handling.UNKNOWN and not services.passes_unknown_apis):
             text = f"{api_name(api_key)} ({api_key}) version {version} is not offered"
-            raise RequestRefused("unsupported_version", f"{text}: its response may carry addresses")
+            raise ConnectionRefused(
+                "unsupported_version", f"{text}: its response may carry addresses"
+            )
         acks, end = None, head.header_end
         if api_key == PRODUCE:
             found = produce_acks(head, view)
@@ -517,7 +512,7 @@ class RequestFlow(FrameFlow):
             if not self._is_for_broker(head, exchange, memoryview(frame)):
                 return
         elif self._is_raw_login(head, frame):
-            raise RequestRefused("unsupported_sasl", "SaslHandshake version 0, use version 1")
+            raise ConnectionRefused("unsupported_sasl", "SaslHandshake version 0, use version 1")
         self._send_own(frame)
         if timed is not None:
             timed.sent_on(clock_ms())
