@@ -113,7 +113,7 @@ class RuleRegistry:
         """
         name = selector(keys)
         entry = make_override(keys, bounds, scope, by, at_s, enforce=enforce, until_s=until_s)
-        return (await self._keep(entry)).in_force[name]
+        return (await self._change({change_record(entry).key: entry})).in_force[name]
 
     async def delete(self, keys: Mapping[str, str]) -> bool:
         """Delete an override; return whether one had exactly these keys. Raises as `put`."""
@@ -136,7 +136,7 @@ class RuleRegistry:
         is_new = PAUSES + pause.name not in self._sources.kept
         if is_new and len(self._sources.pauses) >= MAX_PAUSES:
             raise ValueError(f"there are {MAX_PAUSES} pauses already, and no more are kept")
-        await self._keep(pause)
+        await self._change({change_record(pause).key: pause})
 
     async def resume(self, keys: Mapping[str, str] | None = None) -> list[QuotaPause]:
         """End the pause with these keys, or every one; return those in force. Raises as `pause`."""
@@ -186,10 +186,6 @@ class RuleRegistry:
         rules = tuple(rules)
         if rules != self._sources.kafka:
             await self._use(kafka=rules)
-
-    async def _keep(self, change: KeptChange) -> ComposedRules:
-        """Keep an override or a pause, and put it in force."""
-        return await self._change({change_record(change).key: change})
 
     async def _end(self, keys: Iterable[str]) -> list[KeptChange]:
         """Delete those of these records that there are; return what is in force no longer."""
