@@ -1,4 +1,4 @@
-"""Finds other members that cannot be reached where clients are told that they are."""
+"""Finds members of other hosts that cannot be reached where clients are told that they are."""
 
 import asyncio
 import time

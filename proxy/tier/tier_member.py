@@ -409,7 +409,9 @@ class TierMember:
         fence = GroupFence(self._group_id, generation, member_id, member.instance_id)
         self._ownership.use(slot_map, fence)
         self._peers.use(self._other_urls)
-        self._probe.use(each for each in slot_map.members.values() if each.name != self.name)
+        machine = machine_of(self.name)
+        others = (each for each in slot_map.members.values() if machine_of(each.name) != machine)
+        self._probe.use(others)
 
     async def _may_hold(self, generation: int) -> bool:
         """Return whether nobody can have got slots since a generation of the group.

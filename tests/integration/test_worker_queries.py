@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 from support.clients import Access, Librdkafka
-from support.machine import kill_worker, machine_config, owner_of, until_replaced
+from support.machine import (
+    kill_worker,
+    machine_config,
+    owner_of,
+    until_replaced,
+    until_settled,
+)
 from support.proxy_process import ProxyProcess, until
 from support.streams import END_S, Stream, copying
 
@@ -56,7 +62,7 @@ def machine(kafka: EmbeddedBroker, tmp_path: Path) -> Iterator[RunMachine]:
         settings = machine_config(kafka.bootstrap, WORKERS, state=state, **parts) | more
         made.append(ProxyProcess(settings, tmp_path / "proxy"))
         made[-1].start()
-        until(lambda: made[-1].get("/readyz")[0] == 200, "it is ready")
+        until_settled(made[-1], WORKERS)
         return made[-1]
 
     try:

@@ -17,6 +17,7 @@ from support.machine import (
     kill_worker,
     machine_config,
     until_replaced,
+    until_settled,
 )
 from support.operating import hang_up, running, write
 from support.proxy_process import HOST, ProxyProcess, until
@@ -77,6 +78,7 @@ def test_brokers_by_name_and_another_certificate(
         return found
 
     with running(ProxyProcess(settings, tmp_path / "proxy")) as machine:
+        until_settled(machine, WORKERS)
         owners = set()
         for client_id in CLIENTS:
             with connect(machine.bootstrap, client_id) as client:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from structlog import get_logger
 
+from metrics.member_names import machine_of
 from proxy.tier.slot_balance import Placement, SlotLoad
 from proxy.tier.slot_map import SlotMap
 
@@ -123,14 +124,15 @@ def _staying(admitted: Mapping[str, Subscription]) -> list[str]:
     """Return the members that are to own slots.
 
     Not who is about to end, nor, where there are others, who has crashed again and again, nor who
-    cannot be reached by clients: a newcomer counts as reached when another member has reached it,
-    who has slots until most others say that they could not.
+    cannot be reached by clients: a newcomer counts as reached when a member of another machine has
+    reached it, who has slots until most of those say that they could not. From its own machine a
+    name may lead nowhere that leads clients to it.
     """
     present = {name: said for name, said in admitted.items() if not said.is_leaving}
     steady = {name: said for name, said in present.items() if not said.is_settling} or present
     reached: list[str] = []
     for name, said in steady.items():
-        judges = [each for other, each in admitted.items() if other != name]
+        judges = [each for other, each in admitted.items() if machine_of(other) != machine_of(name)]
         is_reached = any(name in judge.reached for judge in judges)
         against = sum(name in judge.unreached for judge in judges)
         if is_reached or not judges or (said.owned and 2 * against <= len(judges)):

@@ -62,3 +62,29 @@ def test_who_is_refused_lets_go_what_it_has() -> None:
     assert decided.slot_map.owners[255] is None
     assert decided.releasing[255] == "b"
     assert decided.slot_map.owners[:255] == ["a"] * 255
+
+
+def owners_beside(newcomer: str, *, reached: bool = False) -> set[str | None]:
+    """Return who owns slots after a member comes to one that owns all."""
+    first = assign({"1": subscription("a/0")}, None, 1, even)[0]
+    seen = announcement("a/0")
+    said = {
+        "1": subscription(
+            "a/0",
+            first.slot_map.slots_of("a/0"),
+            generation=1,
+            said=replace(seen, reached=frozenset({newcomer} if reached else ())),
+        ),
+        "2": subscription(newcomer),
+    }
+    second = assign(said, first, 2, even)[0]
+    return {*second.slot_map.owners, *second.targets.values()} - {None}
+
+
+def test_a_newcomer_gets_slots_when_a_member_of_another_machine_has_reached_it() -> None:
+    assert owners_beside("b/0") == {"a/0"}
+    assert owners_beside("b/0", reached=True) == {"a/0", "b/0"}
+
+
+def test_members_of_one_machine_get_slots_whatever_they_reach_of_each_other() -> None:
+    assert owners_beside("a/1") == {"a/0", "a/1"}
