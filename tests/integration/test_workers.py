@@ -157,9 +157,9 @@ def test_answers_in_flight_go_out_when_it_stops(
             assert len(answer.partitions[0].records) > RECORD_BYTES
             assert client.is_closed_by_peer()
             assert idle.is_closed_by_peer()
+            assert running.wait() == 0
             with pytest.raises(ConnectionRefusedError):
                 RawClient(running.bootstrap)
-            assert running.wait() == 0
         assert running.log("closing connections that did not drain") == []
     finally:
         running.kill()
