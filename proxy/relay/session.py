@@ -56,7 +56,16 @@ class ClientSession:
 
     __slots__ = (
         *("_began_alone", "_bytes", "_clients", "_count_visit", "_generation", "_origin"),
-        *("_steering", "charge", "fetch_sizes", "identity", "interceptor", "owner", "quotas"),
+        *(
+            "_steering",
+            "charge",
+            "fetch_sizes",
+            "lacks_fallback",
+            "identity",
+            "interceptor",
+            "owner",
+            "quotas",
+        ),
     )
 
     def __init__(self, services: Services, identity: ClientIdentity, origin: Origin) -> None:
@@ -69,13 +78,14 @@ class ClientSession:
         """The member that owns the client, if it is another one."""
         self.charge: Charge = self.quotas.charge
         """Records its traffic, also for its owner."""
+        self.lacks_fallback = self._began_alone = False
+        """Whether there is a fallback that the client may not know, as it came before that."""
         self._origin = origin
         self._steering = services.steering
         self._count_visit = services.instruments.visits_bytes_total.inc
         self._generation: int | None = None
         if self._steering is not None:
             self.follow_owner()
-        self._began_alone = self._steering is not None and self.fallback() is None
         self._clients = services.clients
         self._bytes: dict[int, CounterChild] = {}
         self.fetch_sizes = FetchSizes()
@@ -86,7 +96,10 @@ class ClientSession:
         steering = self._steering
         if steering is None or steering.generation == self._generation:
             return
+        if self._generation is None:
+            self._began_alone = self.fallback() is None
         self._generation = steering.generation
+        self.lacks_fallback = self._began_alone and self.fallback() is not None
         self.owner = steering.owner_of(self.identity)
         if self.owner is None:
             self.charge = self.quotas.charge
@@ -123,11 +136,6 @@ class ClientSession:
         steering = self._steering
         member = steering.fallback_of(self.identity) if steering is not None else None
         return member.bootstrap_of(self._origin.name) if member is not None else None
-
-    @property
-    def lacks_fallback(self) -> bool:
-        """Whether there is a fallback that the client may not know, as it came before that."""
-        return self._began_alone and self.fallback() is not None
 
     @property
     def is_at_fallback(self) -> bool:
