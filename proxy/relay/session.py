@@ -56,16 +56,8 @@ class ClientSession:
 
     __slots__ = (
         *("_began_alone", "_bytes", "_clients", "_count_visit", "_generation", "_origin"),
-        *(
-            "_steering",
-            "charge",
-            "fetch_sizes",
-            "lacks_fallback",
-            "identity",
-            "interceptor",
-            "owner",
-            "quotas",
-        ),
+        *("_steering", "charge", "fetch_sizes", "identity", "interceptor", "lacks_fallback"),
+        *("owner", "quotas"),
     )
 
     def __init__(self, services: Services, identity: ClientIdentity, origin: Origin) -> None:
