@@ -9,8 +9,8 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 from pyspark.sql import SparkSession
 
 from examples.devkit.broker import EmbeddedBroker
@@ -97,7 +97,8 @@ def topic_names() -> Iterator[str]:
 @pytest.fixture
 def topic(kafka: EmbeddedBroker, topic_names: Iterator[str]) -> Callable[..., str]:
     """`topic(partitions=1, config=None)` creates a topic with a new name, waits until each of its
-    partitions has a leader, and gives the name.
+    partitions has a leader that knows of it, and gives the name. A leader that does not yet refuses
+    what is written, and a client that writes it again does so out of order.
     """
 
     def create(partitions: int = 1, config: dict[str, str] | None = None) -> str:
@@ -108,7 +109,11 @@ def topic(kafka: EmbeddedBroker, topic_names: Iterator[str]) -> Callable[..., st
             while True:
                 seen = admin.list_topics(name, timeout=ANSWER_TIMEOUT_S).topics[name].partitions
                 if len(seen) == partitions and all(part.leader >= 0 for part in seen.values()):
-                    return name
+                    break
+            asked = {TopicPartition(name, each): OffsetSpec.latest() for each in range(partitions)}
+            while any(each.exception() for each in admin.list_offsets(asked).values()):
+                pass
+        return name
 
     return create
 
