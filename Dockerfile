@@ -1,6 +1,7 @@
 # The proxy alone, without what the demo and the tests need, in the versions of the lock file.
 FROM python:3.11-slim-bookworm AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev
 WORKDIR /src
 COPY pyproject.toml requirements.lock README.md LICENSE ./
 COPY metrics metrics

@@ -11,7 +11,7 @@ WORKERS ?= $(shell expr $(CORES) + 1)
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
 
-.PHONY: help setup demo demo-backpressure demo-pipeline demo-tier test test-fast coverage check format bench chaos broker lock clean
+.PHONY: help setup demo demo-backpressure demo-pipeline demo-tier test test-fast coverage check format bench chaos broker wheels lock clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,7 +19,7 @@ help:  ## Show this list
 setup: $(STAMP)  ## Install everything into .venv, as the lock file says
 
 # Without dependencies: the lock names them all, and a newer version of an extra must not disturb.
-$(STAMP): requirements.lock pyproject.toml
+$(STAMP): requirements.lock pyproject.toml proxy/relay/_lane.c
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
@@ -69,10 +69,23 @@ chaos: setup  ## See clients keep to their bounds while members are killed and a
 broker: setup  ## Run the embedded Kafka broker on port 9092
 	$(BIN)/quota-proxy broker --port 9092 --data build/broker
 
+# Zig is a C compiler for any machine, and links with the symbols of an old glibc.
+wheels: setup  ## Build wheels with the lane for Linux, x86-64 and arm64, into dist/
+	$(BIN)/python -m venv build/wheels
+	build/wheels/bin/pip install --quiet --disable-pip-version-check ziglang==0.13.0 setuptools==84.2.1
+	for arch in x86_64 aarch64; do \
+		zig="$(CURDIR)/build/wheels/bin/python -m ziglang cc -target $$arch-linux-gnu.2.17"; \
+		rm -rf build/temp.* build/lib.*; \
+		CC="$$zig" LDSHARED="$$zig -shared" _PYTHON_HOST_PLATFORM=linux-$$arch \
+			build/wheels/bin/pip wheel --quiet --disable-pip-version-check --no-deps \
+			--no-build-isolation --config-settings=--build-option=--plat-name=manylinux2014_$$arch \
+			--wheel-dir dist . || exit 1; \
+	done
+
 lock: setup  ## Pin the newest versions that pyproject.toml allows
 	$(BIN)/pip-compile --quiet --upgrade --extra dev --extra demo --generate-hashes --allow-unsafe \
 		--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --strip-extras \
 		--output-file requirements.lock pyproject.toml
 
 clean:  ## Remove what was built; the jar cache stays
-	rm -rf .venv build .coverage
+	rm -rf .venv build dist .coverage proxy/relay/*.so

@@ -26,7 +26,7 @@ PROXY = "proxy"
 LARGE_BYTES = 1_000_000
 MEDIUM_BYTES = 20_000
 ACKS = {"0": 0, "1": 1, "all": -1}
-CONNECTIONS = 2
+CONNECTIONS, MANY = 2, 16
 # max.in.flight.requests.per.connection of Kafka's Java client.
 DEPTH = 5
 ROUND_TRIP_GOALS = (Goal(PROXY, P50, 1.0), Goal(PROXY, CPU_EACH, 1.0))
@@ -55,6 +55,12 @@ def _contests() -> Iterator[Contest]:
         for name, acks in ACKS.items():
             load = anywhere(connections=1, max_bytes=max_bytes, acks=acks)
             yield Contest(f"{size}, acks={name}", load, ROUND_TRIP_GOALS, latency=True)
+    for connections in (1, MANY):
+        load = anywhere(
+            connections=connections, max_bytes=traffic.small_batch_bytes(), depth=DEPTH, acks=1
+        )
+        title = f"100 B, acks=1, {connections} x {DEPTH} in flight"
+        yield Contest(title, load, ROUND_TRIP_GOALS)
     for name, acks in ACKS.items():
         load = anywhere(connections=CONNECTIONS, max_bytes=LARGE_BYTES, depth=DEPTH, acks=acks)
         title = f"1 MB, acks={name}, {CONNECTIONS} connections"

@@ -1,4 +1,4 @@
-"""Figure: round trips of a consumer against HAProxy's, one at a time on one connection.
+"""Figure: round trips of consumers against HAProxy's: one at a time, and of many connections.
 
 A client that is followed has an adaptive rule and a query, as the README tells users to write.
 """
@@ -15,6 +15,9 @@ FOLLOWED = "bench-followed"
 PROXY, PROXY_FOLLOWING = "proxy", "followed"
 MEDIUM_BYTES = 20_000
 PARTITIONS = 50
+CONNECTIONS = 16
+DEPTHS = (1, 5)
+"""Requests that each of them has under way."""
 GOALS = (
     *(Goal(PROXY, metric, 1.0) for metric in (P50, P99, CPU_EACH)),
     *(Goal(PROXY_FOLLOWING, metric, 1.1) for metric in (P50, P99)),
@@ -50,10 +53,21 @@ def _contests() -> list[Contest]:
         "20 kB": (MEDIUM_BYTES, 1),
         f"{PARTITIONS} x 20 kB": (MEDIUM_BYTES, PARTITIONS),
     }
-    return [
+    single = [
         Contest(title, _load(batch_bytes, partitions), GOALS, latency=True)
         for title, (batch_bytes, partitions) in asked.items()
     ]
+    many = [
+        Contest(f"100 B record, {CONNECTIONS} x {depth}", _many(small, depth), GOALS)
+        for depth in DEPTHS
+    ]
+    return single + many
+
+
+def _many(batch_bytes: int, depth: int) -> Load:
+    return anywhere(
+        connections=CONNECTIONS, max_bytes=batch_bytes, batch_bytes=batch_bytes, depth=depth
+    )
 
 
 def _load(batch_bytes: int, partitions: int) -> Load:

@@ -96,10 +96,6 @@ class Room:
         """Return whether its time has come, or the metric has another configuration now."""
         return now_ms >= self._end_ms or config is not self._config
 
-    def takes(self, config: MetricConfig, value: float, now_ms: float) -> bool:
-        """Return whether `record` would record this value."""
-        return value <= self.free and now_ms < self._end_ms and config is self._config
-
     def record(self, config: MetricConfig, value: float, now_ms: float) -> bool:
         """Record `value` as the stat itself does if that keeps the quota; return whether so."""
         if value > self.free or now_ms >= self._end_ms or config is not self._config:

@@ -12,6 +12,7 @@ from .entities import (
     QuotaKind,
 )
 from .gate import FetchSizes, InFlightFetch, Waiter
+from .lease import Lease
 from .meter import Meter
 from .meters import Meters, ThrottleTime
 from .rules import Match
@@ -90,32 +91,38 @@ class ClientQuotas:
             return None
         return ThrottleTime(now_ms + delay_ms, delay_ms, kind, meter.entity)
 
-    def lets_pass(self, kind: QuotaKind | None, value: float, now_ms: float) -> bool:
-        """Return whether `charge`, which then follows at once, is certain to hold nothing."""
-        if self.is_charged_first or self.generation != self.sensors.generation:
-            return False
-        if kind is None:
-            return True
-        meter = self.meters.get(kind)
-        if meter is None:
-            return kind not in self.enforced
-        return not meter.retired and meter.lets_pass(value, now_ms)
+    def lease(self, kind: QuotaKind | None) -> Lease | None:
+        """Return the lease that `lends` is about, None while there is none."""
+        meter = None if kind is None else self.meter_of(kind)
+        return None if meter is None else meter.lease
 
-    def admits_at_once(self, kind: QuotaKind | None, waiter: Waiter, now_ms: float) -> bool:
-        """Return whether `admit` is certain to let a request pass, without a wait before it."""
+    def lends(
+        self, kind: QuotaKind | None, waiter: Waiter, now_ms: float, *, holds: bool = False
+    ) -> bool:
+        """Return whether traffic may pass for LEASE_MS without being charged one by one.
+
+        What a rule bounds passes as far as `lease` goes, what none does without one. `waiter` is
+        the connection's, and `holds` is as in `admit`.
+        """
         if self.is_charged_first or self.generation != self.sensors.generation:
             return False
         if kind is None:
             return True
-        meter = self.meters.get(kind)
+        meter = self.meter_of(kind)
         if meter is None:
-            return kind not in self.enforced
+            return kind not in self.matches
         return (
             not meter.retired
             and waiter.gate is None
             and waiter.since_ms is None
             and meter.gate.lets(waiter, 0.0, now_ms)
+            and self.sensors.lends(meter, now_ms, holds=holds)
         )
+
+    def most_bytes(self, asked_bytes: int, now_ms: float) -> int:
+        """Return how many bytes a Fetch may ask for far below the bound."""
+        meter = self.meters.get(CONSUMER_BYTE_RATE)
+        return asked_bytes if meter is None else meter.gate.grant(asked_bytes, now_ms)
 
     def admit(
         self,
@@ -212,6 +219,8 @@ class ClientQuotas:
         if self.generation == self.sensors.generation:
             meter = self.meters.get(kind)
             if meter is not None and not meter.retired:
+                if meter.lease is not None:
+                    meter.take_back(now_ms)
                 return meter
         self._matches_in_force()
         match = self.enforced.get(kind)
@@ -234,6 +243,7 @@ class ClientQuotas:
         meter = self.observed.get(kind)
         if meter is None or meter.retired:
             meter = self._use(kind, self.matches[kind], self.observed, now_ms)
+        meter.take_back(now_ms)
         if kind.is_time:
             value /= BUSY_MS_PER_PERCENT
         if meter.is_above(value, now_ms):

@@ -84,8 +84,8 @@ TRAFFIC_KINDS = tuple(
 """What sensors measure. Whom none of them bounds may take what it wants on its connections."""
 
 FORESEEN_KINDS = frozenset({CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE})
-"""Of which `ClientQuotas.lets_pass` can say before a frame is sent that it is not held. Frames of
-clients with a rule for any other one are all charged first."""
+"""Of which a frame's length says what it costs. Frames of clients with a rule for any other one are
+all charged by themselves."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,7 @@ class QuotaManager(Meters):
         shared by several clients or left by all, are together; but those left by all go to a client
         that is charged to another sensor of the entity: it has most likely come back.
         """
+        self.take_all_back(clock_ms)
         # Most sensors have one client: a list for each would bring on Python's full collections.
         first: dict[str, ClientQuotas] = {}
         more: dict[str, list[ClientIdentity]] = {}

@@ -13,6 +13,7 @@ from metrics.sensor import QuotaViolation
 
 from .entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, ClientIdentity, QuotaKind
 from .gate import SHARED_AHEAD_MS, TURNS_ROUND_MS, Gate
+from .lease import LEASE_MS, Lease
 from .pacer import AdaptivePacer, Pacer, throttle_time_ms
 from .rules import DEFAULT_BURST_MS, QuotaSettings, Rule
 
@@ -24,6 +25,9 @@ LAST_MINUTE = MetricConfig(samples=12, window_ms=5000.0)
 
 QUIET_MS = 30_000.0
 """A client that is not held for this long, more than most holds take, is throttled no more."""
+
+LEND_ABOVE = 0.5
+"""Of what a client may have in all of its windows: with more free than that a sensor lends."""
 
 SHOWN_CLIENTS = 20
 """How many clients a row names; it counts them all."""
@@ -109,6 +113,8 @@ class Meter(Sensor):
     """Values above a bound that is not enforced, and in how many seconds; None before the first."""
     above_second: int = -1
     """Of the latest one."""
+    lease: Lease | None = None
+    """What it lends; None until it does."""
     used_by: ClientIdentity | None = None
     """The last client that began to use it."""
     rate: Rate = field(default_factory=Rate)
@@ -191,15 +197,40 @@ class Meter(Sensor):
         self.gate.poke(now_ms)
         return min(hold_ms, self.longest_hold_ms) if hold_ms else 0.0
 
-    def lets_pass(self, value: float, now_ms: float) -> bool:
-        """Return whether `hold_ms` is certain to return 0 for this value at this time."""
-        room = self.room
-        return (
-            room is not None
-            and room.takes(self.metric.config, value, now_ms)
-            and not self.pacer.is_pacing
-            and self.brake is None
-        )
+    def lends(self, now_ms: float, *, holds: bool) -> bool:
+        """Lend what can be recorded for certain; return whether that is anything.
+
+        Nothing while each request counts as it comes: near the bound, for Fetches that are under
+        way. `holds`: their responses can be held.
+        """
+        self.take_back(now_ms)
+        config, room = self.metric.config, self.room
+        if room is not None and room.is_over(config, now_ms):
+            room = self.room = self.rate.room(config, now_ms)  # type: ignore[misc]  # as in hold_ms
+        if room is None or room.is_over(config, now_ms) or room.free < 1:
+            return False
+        if self.is_enforced and not self._may_lend(room.free, holds=holds):
+            return False
+        self.lease = self.lease or Lease()
+        self.lease.lend(room.free, now_ms + LEASE_MS)
+        return True
+
+    def _may_lend(self, free: float, *, holds: bool) -> bool:
+        if self.gate.waiting or self.pacer.is_pacing or self.brake is not None:
+            return False
+        if self.kind is not CONSUMER_BYTE_RATE or self.is_far_below:
+            return True
+        config = self.metric.config
+        whole = self.pacer.bound * (config.samples - 1) * config.window_ms / MS_PER_SECOND
+        return holds and free >= whole * LEND_ABOVE
+
+    def take_back(self, now_ms: float) -> None:
+        """Charge what was taken of the lease, and end it: to be called before anything else."""
+        if self.lease is not None and (taken := self.lease.take_back()):
+            if self.is_enforced:
+                self.hold_ms(taken, now_ms)
+            else:
+                self.is_above(taken, now_ms)
 
     def held(self, hold_ms: float, due_ms: float, now_ms: float) -> bool:
         """Record a hold; return whether throttling begins with it."""
@@ -286,6 +317,7 @@ class Meter(Sensor):
     def owe(self, until_ms: float, now_ms: float, held_until_ms: float = -math.inf) -> None:
         """Owe at least until then, if the bound is enforced: as much was charged elsewhere."""
         if self.is_enforced:
+            self.take_back(now_ms)
             self.share(now_ms)
             self.pacer.owe(until_ms, now_ms, held_until_ms)
             self.gate.poke(now_ms)

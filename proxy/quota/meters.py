@@ -10,6 +10,7 @@ from typing import NamedTuple
 from metrics import Instruments, Registry
 
 from .entities import ClientIdentity, QuotaKind
+from .lease import Lease
 from .meter import AdaptedBound, Meter, sensor_name
 from .rules import Match, QuotaSettings, Rule, RuleTable
 
@@ -86,6 +87,9 @@ class Meters:
         instruments.unbounded_clients.set_function(self._unbounded.__len__)
         for kind, sharing in self._sharing.items():
             instruments.overflow_clients.labels(str(kind)).set_function(sharing.__len__)
+        self._lent: dict[Meter, Lease] = {}
+        self.on_lent: Callable[[], None] = lambda: None
+        """Called when there is the first lease to take back."""
         self.generation = -1
         """Counts the updates, after which handles look up their rules again."""
         self.paces_new = False
@@ -99,6 +103,8 @@ class Meters:
 
     def update(self, settings: QuotaSettings, table: RuleTable | None = None) -> None:
         """Put other rules in force, `table` being theirs if it is made; what was measured stays."""
+        for lease in self._lent.values():
+            lease.end()
         self.settings = settings
         self.registry.max_sensors = max(self.registry.max_sensors, settings.max_sensors)
         self.table = table or RuleTable(settings.rules, enforce=settings.enforce)
@@ -129,14 +135,40 @@ class Meters:
         if reason is not None:
             self._adapted[name] = AdaptedBound(bound, reason)
         if meter := self.registry.get(name):
+            meter.take_back(now_ms)
             meter.adapt(self._adapted.get(name), now_ms)
 
     def measured_rates(self, clock_ms: Clock) -> Iterator[MeasuredRate]:
         """Yield what each sensor measures, for a fraction of the cost of `rows`."""
+        self.take_all_back(clock_ms)
         for meter in self.registry:
             if not meter.retired:
                 rate = meter.metric.measure(clock_ms())
                 yield MeasuredRate(meter.entity, meter.kind, rate, meter.bound)
+
+    def lends(self, meter: Meter, now_ms: float, *, holds: bool) -> bool:
+        """Have a sensor lend what it has room for; return whether it does. See `Meter.lends`."""
+        if not meter.lends(now_ms, holds=holds) or meter.lease is None:
+            return False
+        if not self._lent:
+            self.on_lent()
+        self._lent[meter] = meter.lease
+        return True
+
+    def take_back(self, now_ms: float) -> bool:
+        """Charge what was taken of leases that are over; return whether there are others."""
+        for meter, lease in tuple(self._lent.items()):
+            if lease.is_over(now_ms):
+                del self._lent[meter]
+                meter.take_back(now_ms)
+        return bool(self._lent)
+
+    def take_all_back(self, clock_ms: Clock) -> None:
+        """Charge what was taken of all leases: what is measured is of now."""
+        if self._lent:
+            for lease in self._lent.values():
+                lease.end()
+            self.take_back(clock_ms())
 
     def held(self, charge: ThrottleTime, hold_ms: float, now_ms: float) -> None:
         """Record that a response is really held for a charge, beginning now; once for each.
@@ -203,6 +235,7 @@ class Meters:
                 self._of_address[kind, address] += 1
                 self._quiet[kind][meter.name] = now_ms + self.settings.span_ms, address
         if meter.generation != self.generation:
+            meter.take_back(now_ms)
             is_new, enforced = meter.generation < 0, match.enforced
             meter.follow(rule, self.settings, self.generation, now_ms, enforced=enforced)
             self._show_expected(meter, is_expected=rule.expected)
@@ -291,6 +324,8 @@ class Meters:
         """Forget a sensor that the registry let go; return whether it did."""
         if meter is None:
             return False
+        meter.take_back(now_ms)
+        self._lent.pop(meter, None)
         meter.gate.open()
         if self._throttled.pop(meter.name, None) is not None:
             self._report_state(meter, throttled=False, now_ms=now_ms)

@@ -38,13 +38,14 @@ class Channel:
     write repeated with the same bytes: callers send what was not sent before anything else.
     """
 
-    __slots__ = ("_is_tls", "_recv_into", "_send", "buffered_bytes", "fd", "sock", "spliceable")
+    __slots__ = ("_recv_into", "_send", "buffered_bytes", "fd", "is_plain", "sock", "spliceable")
 
     def __init__(self, sock: socket.socket, *, spliceable: bool = True) -> None:
         self.sock = sock
         self.fd = sock.fileno()
-        self._is_tls = isinstance(sock, ssl.SSLSocket)
-        self.spliceable = spliceable and not self._is_tls
+        self.is_plain = not isinstance(sock, ssl.SSLSocket)
+        """Whether what the kernel has is what the peer has sent."""
+        self.spliceable = spliceable and self.is_plain
         """Whether the kernel may move bytes to or from this socket by itself."""
         self.buffered_bytes: Callable[[], int] = getattr(sock, "pending", int)
         """Returns how many bytes wait in user space, where no selector would show them."""
@@ -77,7 +78,7 @@ class Channel:
     def send_begun(self, data: Buffer) -> int:
         """Send a part of `data`, as `send` does; more will follow."""
         try:
-            return self._send(data) if self._is_tls else self._send(data, socket.MSG_MORE)
+            return self._send(data, socket.MSG_MORE) if self.is_plain else self._send(data)
         except _WOULD_BLOCK:
             return BLOCKED
         except OSError as error:

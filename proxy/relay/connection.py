@@ -84,7 +84,7 @@ class Connection(PairState):
         self.stay = Stay(self, self._let_go) if services.steering is not None else None
         """None where all clients are this process's own."""
         self.requests: RequestFlow = RequestFlow(self)
-        self.responses = ResponseFlow(self)
+        self.responses: ResponseFlow = ResponseFlow(self)
 
     def start(self) -> None:
         """Begin to read requests."""
@@ -99,6 +99,7 @@ class Connection(PairState):
         if self.life.state is State.OPEN:
             self.life.move(State.DRAINING)
             self.requests.paused = True
+            self.shut_lane()
             self._leave_gate()
             if self.requests.under_way:
                 self.requests.run()  # it waits no longer
@@ -113,7 +114,7 @@ class Connection(PairState):
         if owed_since_s is not None and now_s - owed_since_s >= min(SLOW_FRAME_S, timeout_s):
             self._reject("slow_frame", "a request was begun and not finished")
             return
-        last = max(self.requests.last_active, self.responses.last_active)
+        last = self._last_active
         if self.life.state is State.NEW:
             timeout_s = min(timeout_s, FIRST_REQUEST_S)
         if now_s - last < timeout_s or self.responses.delayed.waiting or self.life.is_held_back:
@@ -173,6 +174,8 @@ class Connection(PairState):
         Not within `close`: one of the flows may be what calls it.
         """
         del self.requests, self.responses, self.waiter, self.stay
+        if self.lane is not None:
+            self.lane.close()
         self._close_wait = None
 
     def _forget_dialling(self, _: asyncio.Task[None]) -> None:
@@ -234,6 +237,12 @@ class Connection(PairState):
                 self._reject(reason, str(error))
 
     @property
+    def _last_active(self) -> float:
+        """When something was read last, in the loop's time."""
+        last = max(self.requests.last_active, self.responses.last_active)
+        return last if self.lane is None else max(last, self.lane.active_s)
+
+    @property
     def _answers_due(self) -> bool:
         return bool(self.in_flight) or self.responses.mid_frame
 
@@ -279,6 +288,7 @@ class Connection(PairState):
 
     def shorten_waits(self) -> None:
         """Wait for no longer than the client's quotas ask for, which were changed."""
+        self.requests.forget_lane()
         self.responses.shorten_hold()
         place, session, charge = self.client.place, self.client.current, self.muted_for
         if place is not None and self.crowded.waiting:
@@ -297,6 +307,7 @@ class Connection(PairState):
         session = self.client.current
         if self.stay is None or session is None:
             return
+        self.requests.forget_lane()
         self.stay.follow()
         if session.must_go:
             self.requests.admit_each()
@@ -329,7 +340,7 @@ class Connection(PairState):
 
     def _give_way(self) -> bool:
         """Close an idle connection for one of its client from an address with fewer."""
-        last = max(self.requests.last_active, self.responses.last_active)
+        last = self._last_active
         is_busy = self._answers_due or self.requests.owed_since_s is not None
         is_held_back = self.life.state is not OPEN or self.life.is_held_back
         if is_busy or is_held_back or self.services.loop.time() - last < GIVE_WAY_S:
@@ -357,8 +368,12 @@ class Connection(PairState):
         if self.life.state is not State.DIALLING or upstream is None:
             return
         self.life.move(State.OPEN)
+        self.open_lane(self.channel, upstream)
         self.requests.connect(self.channel, upstream)
         self.responses.connect(upstream, self.channel)
+        if self.lane is not None:
+            self.requests.ready = self.lane.requests_ready
+            self.responses.ready = self.lane.responses_ready
         self.responses.run()
         self.unpause(Pause.NONE)
 

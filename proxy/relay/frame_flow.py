@@ -10,15 +10,17 @@ closed by what it calls stops at the next step.
 """
 
 import asyncio
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from time import perf_counter
 
 from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.entities import QuotaKind
-from proxy.relay.channel import BLOCKED, Channel
+from proxy.relay.channel import BLOCKED, Channel, ChannelLost
 from proxy.relay.kept_bytes import UNCOUNTED_BYTES
-from proxy.relay.lifecycle import DRAINING
+from proxy.relay.lane import Lane
+from proxy.relay.lifecycle import DRAINING, OPEN
 from proxy.relay.pair_state import PairState
 from proxy.relay.pump import (
     CLOSED,
@@ -67,10 +69,10 @@ class FrameFlow(ABC):
     """Moves frames from source to sink. Subclasses decide what happens to each."""
 
     __slots__ = (
-        *("_begun_s", "_pair", "_is_idle", "_loop", "_pump", "_rest", "_running"),
+        *("_begun_s", "_pair", "_loop", "_pump", "_rest", "_running"),
         *("_scratch", "_sink", "_source", "_starved", "_turn", "_whole", "_whole_bytes"),
         *("_is_queued", "_turns_left", "_work", "address", "closed", "first_bytes"),
-        *("kept_bytes", "last_active", "paused", "read_bytes", "stash", "wait"),
+        *("kept_bytes", "last_active", "paused", "read_bytes", "ready", "stash", "wait"),
     )
 
     def __init__(self, pair: PairState, scratch: memoryview) -> None:
@@ -81,6 +83,8 @@ class FrameFlow(ABC):
         self._source: Channel | None = None
         self._sink: Channel | None = None
         self._pump: Pump | None = None
+        self.ready: Callable[[], None] | None = None
+        """The lane's callback when the source is readable; None: `run` is."""
         self.stash = b""
         self._rest: bytes | memoryview = b""
         self._whole: bytearray | None = None
@@ -91,7 +95,7 @@ class FrameFlow(ABC):
         """Whether they wait for their turn."""
         self.address = pair.origin.ip
         self.kept_bytes = 0
-        self._starved = self._running = self._is_idle = False
+        self._starved = self._running = False
         self._turn: asyncio.Handle | None = None
         self._turns_left = TURNS_OF_NEW
         self.closed = False
@@ -104,14 +108,6 @@ class FrameFlow(ABC):
     @abstractmethod
     def _take(self, view: memoryview) -> int:
         """Handle the start of `view`; return how many bytes are dealt with, 0 to be asked again."""
-
-    @abstractmethod
-    def _pass_on(self, have: int) -> bool:
-        """Send on the first `have` bytes of the scratch buffer if they are one frame and all it is.
-
-        That is a frame that nothing asks to be held or looked into: what is kept of it is recorded
-        when it is sent. Return whether it was sent; if not, nothing was done.
-        """
 
     @abstractmethod
     def _whole_frame(self, frame: bytearray) -> Iterator[None]:
@@ -140,6 +136,7 @@ class FrameFlow(ABC):
     def close(self) -> None:
         """Stop. Sockets are the owner's to close."""
         self.closed = True
+        self._pair.shut_lane()
         self._wait_for(CLOSED)
         if self._turn is not None:
             self._turn.cancel()
@@ -189,6 +186,30 @@ class FrameFlow(ABC):
         """Close the pair, since others wait for the room of what is kept of its frame."""
         self._pair.close_stuck(self)
 
+    def leave_lane(self, unsent: bytes, rest: bytes, error: int) -> None:
+        """Handle what the lane did not: what it could not send, and what it read behind that.
+
+        With an error number when it could not read.
+        """
+        if error and self._source is not None:
+            lost = ChannelLost(self._source, OSError(error, os.strerror(error)))
+            self._pair.close_failed(lost)
+            return
+        if unsent or rest:  # else it may have read nothing, as a frame was begun
+            self._rest, self.stash = unsent, rest
+        self.run()
+
+    @property
+    def _lane_bytes(self) -> int:
+        """How much the lane reads at a time; 0: nothing."""
+        if self.wait is READ and not self.mid_frame and not self.paused:
+            return self.read_bytes if self._pair.life.state is OPEN else 0
+        return 0
+
+    @abstractmethod
+    def _open_lane(self, lane: Lane) -> None:
+        """Set how much the lane reads; nothing while a frame was begun."""
+
     def resume(self) -> None:
         """End a pause."""
         self.paused = False
@@ -201,11 +222,7 @@ class FrameFlow(ABC):
             return
         self._running = True
         try:
-            wait = None
-            if self._is_idle and not self.paused and not self._pair.own_answers:
-                wait = self._read_idle()
-            if wait is None:
-                wait = self._advance()
+            wait = self._advance()
             if wait is CLOSED and not self.closed:
                 self._pair.close_ended(self)
         except Exception as error:  # whatever it is, it ends this pair only
@@ -221,6 +238,9 @@ class FrameFlow(ABC):
                 return
         if wait is not self.wait:
             self._wait_for(wait)
+        lane = self._pair.lane
+        if lane is not None:
+            self._open_lane(lane)
         if wait is READ:
             return
         if wait is TURN and self._turn is None:
@@ -254,7 +274,8 @@ class FrameFlow(ABC):
         loop, source, sink = self._loop, self._source, self._sink
         if (wait in _READS) is not (before in _READS) and source is not None:
             if wait in _READS:
-                loop.add_reader(source.fd, self._run_in_turn if self._turns_left else self.run)
+                ready = self._run_in_turn if self._turns_left else self.ready or self.run
+                loop.add_reader(source.fd, ready)
             else:
                 loop.remove_reader(source.fd)
         if (wait is WRITE) is not (before is WRITE) and sink is not None:
@@ -267,7 +288,6 @@ class FrameFlow(ABC):
         self.last_active = self._loop.time()
         budget, end_s = FAIR_BYTES, perf_counter() + FAIR_S
         while True:
-            self._is_idle = False  # until `_handle` finds nothing begun and nothing left
             if self._rest:
                 if not self._flush():
                     return WRITE
@@ -310,26 +330,6 @@ class FrameFlow(ABC):
             have += got
         return self._handle(have, drained=drained)
 
-    def _read_idle(self) -> Wait | None:
-        """Do what `_read` does where nothing was begun and nothing is left."""
-        source, size = self._source, self.read_bytes
-        assert source is not None
-        got = source.recv_into(self._scratch, size)
-        if got <= 0:
-            return READ if got == BLOCKED else CLOSED
-        is_passed_on = got < size and self._pass_on(got)
-        self.last_active = self._loop.time()
-        if is_passed_on:
-            if not self._rest and not self.paused and not source.buffered_bytes():
-                return READ
-            self._is_idle = False
-            return None
-        self._is_idle = False
-        self._begun_s = self.last_active
-        wait = self._handle(got, drained=got < size and not source.buffered_bytes())
-        # What was just handled may have let requests be read that are answered here.
-        return None if wait is READ and self._pair.own_answers else wait
-
     def _handle(self, have: int, *, drained: bool) -> Wait | None:
         """Handle the first bytes of the scratch buffer; `drained`: the source has no more now."""
         scratch, pos, frames, busy = self._scratch, 0, 0, False
@@ -354,7 +354,6 @@ class FrameFlow(ABC):
             return CLOSED
         self.stash = bytes(scratch[pos:have]) if pos < have else b""
         if not busy and drained and (self._starved or not self.stash):
-            self._is_idle = not self.stash
             return READ
         return TURN if frames == FAIR_FRAMES and not busy else None
 

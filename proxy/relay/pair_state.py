@@ -10,20 +10,23 @@ from proxy.quota.entities import PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE, QuotaKi
 from proxy.quota.gate import Waiter
 from proxy.quota.meters import ThrottleTime
 from proxy.quota.turns import TURN_BYTES
+from proxy.relay.channel import Channel
+from proxy.relay.lane import Lane
 from proxy.relay.lifecycle import OPEN, UNANSWERED, Lifecycle, Pause
 from proxy.relay.listener import Origin
 from proxy.relay.services import Services, ThrottleMode
 from proxy.relay.session import ClientSession, Exchange, Identification
 from proxy.wire.apis import FETCH
 from proxy.wire.frames import RequestHead
+from proxy.wire.produce_response import ProduceResponseShapes
 
 _DELAY = ThrottleMode.DELAY
 
 AdvertiseTo = Callable[[ClientSession, int, str, int], tuple[str, int] | None]
 
 
-class _Requests(Protocol):
-    """The flow of requests, as its pauses need it."""
+class _Flow(Protocol):
+    """A flow, as the pauses and the lane need it."""
 
     paused: bool
 
@@ -31,12 +34,20 @@ class _Requests(Protocol):
     def under_way(self) -> bool: ...
     def resume(self) -> None: ...
     def run(self) -> None: ...
+    def leave_lane(self, unsent: bytes, rest: bytes, error: int) -> None: ...
+
+
+class _Responses(_Flow, Protocol):
+    """The flow of responses."""
+
+    shapes: ProduceResponseShapes
 
 
 class PairState:
     """The state of a pair, and what its flows ask of the connection."""
 
-    requests: _Requests
+    requests: _Flow
+    responses: _Responses
     close_ended: Callable[[object], None]
     """Closes the pair, in its turn, for the end of what the flow reads that is given."""
     close_failed: Callable[[Exception], None]
@@ -64,8 +75,9 @@ class PairState:
         self.services = services
         self.life = Lifecycle()
         self.client = Identification(services, origin, user)
-        self.in_flight: deque[Exchange] = deque()
-        """Requests without a response yet, the oldest first."""
+        self._in_flight: deque[Exchange] = deque()
+        self.lane: Lane | None = None
+        """Sends on what is plain. None before there are both ends, and where it cannot."""
         self.own_answers = 0
         """How many of them an interceptor has answered, so that the broker has not got them. They
         wait like any other: the client gets its responses in the order of its requests."""
@@ -79,6 +91,58 @@ class PairState:
         self.waiter = Waiter(self._wake_at)
         self._gated = NOT_DELAYED
         self._gated_api = FETCH
+
+    @property
+    def in_flight(self) -> deque[Exchange]:
+        """Requests without a response yet, the oldest first."""
+        if self.lane is not None and self.lane.waiting:
+            self._take_from_lane(self.lane.waiting)
+        return self._in_flight
+
+    @property
+    def next_in_flight(self) -> deque[Exchange]:
+        """The oldest of them at least: the others stay in the lane."""
+        if not self._in_flight and self.lane is not None:
+            self._take_from_lane(1)
+        return self._in_flight
+
+    def _take_from_lane(self, most: int) -> None:
+        assert self.lane is not None
+        for kind, correlation_id, request_bytes, sent_ms in self.lane.take(most):
+            exchange = Exchange(
+                kind.session,
+                kind.plan,
+                kind.api_key,
+                kind.version,
+                correlation_id,
+                request_bytes,
+                sent_ms,
+            )
+            if kind.max_bytes:  # from now on it counts as one that was admitted by itself
+                _, exchange.expected = kind.session.quotas.grant(
+                    kind.max_bytes,
+                    kind.session.fetch_sizes,
+                    clock_ms(),
+                    holds=self.services.mode is _DELAY,
+                )
+            self._in_flight.append(exchange)
+
+    def open_lane(self, client: Channel, broker: Channel) -> None:
+        """Have what is plain sent on by the lane, where there is one for such channels."""
+        if Lane is not None and self.services.lane and client.is_plain and broker.is_plain:
+            self.lane = Lane(
+                client.fd,
+                broker.fd,
+                self.services.limits.max_in_flight_requests,
+                self._in_flight,
+                self.requests.leave_lane,
+                self.responses.leave_lane,
+            )
+
+    def shut_lane(self) -> None:
+        """Send nothing on but from Python, until its flows are run again."""
+        if self.lane is not None:
+            self.lane.request_bytes = self.lane.response_bytes = 0
 
     def admits(self, exchange: Exchange, bounded_by: QuotaKind | None) -> bool:
         """Return whether quotas let a request be sent on; if not, it is read again later.
@@ -151,9 +215,9 @@ class PairState:
     @property
     def is_own_answer_next(self) -> bool:
         """Whether the oldest request in flight is one that the broker has not got."""
-        if not (self.own_answers and self.in_flight):
+        if not (self.own_answers and self._in_flight):
             return False
-        seen = self.in_flight[0].seen
+        seen = self._in_flight[0].seen
         return seen is not None and seen.answer is not None
 
     def send_own_answer(self, send: Callable[[bytes], None]) -> bool:
@@ -163,7 +227,7 @@ class PairState:
         """
         if not self.is_own_answer_next:
             return False
-        exchange = self.in_flight.popleft()
+        exchange = self._in_flight.popleft()
         self.own_answers -= 1
         assert exchange.seen is not None
         answer = exchange.seen.answer
@@ -193,6 +257,7 @@ class PairState:
         """Read no further requests. Only when the pair is open."""
         self.life.pause(reason)
         self.requests.paused = True
+        self.shut_lane()
 
     def unpause(self, reason: Pause) -> None:
         """Read requests again, if there is no other reason against it."""

@@ -10,8 +10,18 @@ from metrics import CounterChild
 from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.quota.connection_quotas import ConnectionRefused
 from proxy.quota.entities import PRODUCER_BYTE_RATE, QuotaKind
+from proxy.quota.lease import Lease
 from proxy.relay.frame_flow import READ_BYTES_HELD, FrameFlow, new_scratch
 from proxy.relay.interceptor import INTERCEPTED_APIS, ClientSentOn
+from proxy.relay.lane import (
+    ANY_RESPONSE,
+    KNOWN_RESPONSE,
+    METER_REQUESTS,
+    METER_RESPONSES,
+    NO_RESPONSE,
+    Kind,
+    Lane,
+)
 from proxy.relay.lifecycle import Pause
 from proxy.relay.pair_state import PairState
 from proxy.relay.pump import CLOSED, END, OWNER, Pump, Wait
@@ -33,6 +43,7 @@ from proxy.wire.apis import (
 )
 from proxy.wire.frames import RequestHead, ends_with_frame, parse_request_head
 from proxy.wire.request_fields import (
+    fetch_limit_at,
     fetch_limits,
     lower_fetch_bytes,
     produce_acks,
@@ -92,6 +103,9 @@ class _RequestKind:
     """
     wait_ms: int = 0
     """For how long such a Fetch may wait for data."""
+    lease: Lease | None = None
+    """What the lane's bytes are taken from; None: no rule bounds them."""
+    is_in_lane: bool = False
 
     def head(self, frame_bytes: int, correlation_id: int) -> RequestHead:
         """Return the header of one of them."""
@@ -103,6 +117,15 @@ class _RequestKind:
             self.client_id,
             self.header_end,
         )
+
+
+def _plain_response(kind: _RequestKind) -> int | None:
+    """Return which responses the lane may send on, None for none; see `Kind`."""
+    if kind.acks == NO_ACKS:
+        return NO_RESPONSE
+    if kind.plan.passes:
+        return ANY_RESPONSE
+    return KNOWN_RESPONSE if kind.api_key == PRODUCE else None
 
 
 class RequestFlow(FrameFlow):
@@ -123,6 +146,82 @@ class RequestFlow(FrameFlow):
         """Of the request whose body is on its way."""
         self._login: TimerHandle | None = None
         """Reads a login that waits for others of its address."""
+
+    def _open_lane(self, lane: Lane) -> None:
+        """See FrameFlow."""
+        most_bytes = self._pair.services.limits.max_request_bytes
+        lane.request_bytes = min(self._lane_bytes, most_bytes) if lane.kinds else 0
+
+    def forget_lane(self) -> None:
+        """Have no request sent on by the lane before another one of its kind was by Python."""
+        if self._pair.lane is not None:
+            self._pair.lane.forget()
+            for kind in self._kinds.values():
+                kind.is_in_lane = False
+
+    def _teach_lane(self, lane: Lane, kind: _RequestKind) -> None:
+        """Have the lane send on requests of a kind, if nothing but quotas may keep them."""
+        session, api_key, version = kind.session, kind.api_key, kind.version
+        start, response = kind.plain_start, _plain_response(kind)
+        if start is None or response is None:
+            return
+        limit_at: int | None = 0
+        if api_key == FETCH and session.quotas.matches:
+            limit_at = fetch_limit_at(version, kind.header_end) if kind.max_bytes else None
+        if limit_at is None or not self._may_pass(kind, clock_ms()):
+            return
+        kind.lease = lease = session.quotas.lease(kind.bounded_by)
+        kind.is_in_lane = True
+        lane.learn(
+            Kind(
+                kind,
+                api_key << 16 | version,
+                start,
+                self._renew,
+                kind.times.observe,
+                kind.count,
+                session.byte_counter(api_key),
+                None if lease is None else lease.cells,
+                0 if lease is None else METER_RESPONSES if api_key == FETCH else METER_REQUESTS,
+                response,
+                limit_at,
+                self._pair.responses.shapes.pairs(version),
+            )
+        )
+
+    def _may_pass(self, kind: _RequestKind, now_ms: float) -> bool:
+        """Return whether nothing but the lease keeps requests of a kind from being sent on."""
+        pair, session = self._pair, kind.session
+        interceptor = session.interceptor
+        return (
+            kind.plain_start is not None
+            and session is pair.client.current
+            and session.owner is None
+            and not (
+                kind.is_intercepted
+                and interceptor is not None
+                and interceptor.wants(kind.api_key, now_ms)
+            )
+            and session.quotas.lends(
+                kind.bounded_by, pair.waiter, now_ms, holds=pair.services.mode is _DELAY
+            )
+        )
+
+    def _renew(self, kind: _RequestKind, lane_kind: Kind) -> bool:
+        """Return whether requests of a kind may go by the lane for a while."""
+        quotas, now_ms = kind.session.quotas, clock_ms()
+        kind.is_in_lane = (
+            kind.is_in_lane
+            and self._may_pass(kind, now_ms)
+            and quotas.lease(kind.bounded_by) is kind.lease
+        )
+        if not kind.is_in_lane:
+            self.forget_lane()  # what is read for nothing costs more than to learn others anew
+            return False
+        if kind.max_bytes:
+            granted_bytes = quotas.most_bytes(kind.max_bytes, now_ms)
+            lane_kind.limit = granted_bytes if granted_bytes < kind.max_bytes else 0
+        return True
 
     def close(self) -> None:
         """See FrameFlow."""
@@ -249,50 +348,9 @@ class RequestFlow(FrameFlow):
             taken = self._forward(view, frame_bytes)
             # Only now, while the broker is at work already.
             self._count(kind, exchange, taken)
+            if pair.lane is not None and not kind.is_in_lane:
+                self._teach_lane(pair.lane, kind)
         return taken
-
-    def _pass_on(self, have: int) -> bool:
-        """See FrameFlow."""
-        if have < START_BYTES:
-            return False
-        pair, scratch = self._pair, self._scratch
-        length, api, correlation_id = _START.unpack_from(scratch)
-        kind = self._kinds.get(api)
-        if kind is None or length != have - LENGTH_BYTES:
-            return False
-        start, session = kind.plain_start, kind.session
-        if (
-            start is None
-            or have < START_BYTES + len(start)
-            or not _buffer.startswith(start, START_BYTES)
-            or session is not pair.client.current
-            or length > pair.services.limits.max_request_bytes
-        ):
-            return False
-        quotas, interceptor, now_ms = session.quotas, session.interceptor, clock_ms()
-        max_bytes = kind.max_bytes
-        if (
-            (
-                kind.is_intercepted
-                and interceptor is not None
-                and interceptor.wants(kind.api_key, now_ms)
-            )
-            or not quotas.admits_at_once(kind.bounded_by, pair.waiter, now_ms)
-            or (max_bytes is None and quotas.matches)
-        ):
-            return False
-        exchange = Exchange(
-            session, kind.plan, kind.api_key, kind.version, correlation_id, have, now_ms
-        )
-        if max_bytes:
-            self._limit(kind, exchange, scratch, max_bytes)
-            exchange.wait_ms = kind.wait_ms
-        self._send(scratch[:have])
-        if have > READ_BYTES_HELD:
-            self._read_ahead(quotas, PRODUCER_BYTE_RATE)
-        self.read_bytes = self.first_bytes
-        self._count(kind, exchange, have)
-        return True
 
     def _take_login(self, kind: _RequestKind, exchange: Exchange, view: memoryview) -> int:
         """Take the whole of a login. Raises ConnectionRefused for one that is too long."""
@@ -303,6 +361,7 @@ class RequestFlow(FrameFlow):
             raise ConnectionRefused("too_long", text)
         self._count(kind, exchange, frame_bytes)
         self._collecting = kind.head(frame_bytes, exchange.correlation_id), exchange
+        self.forget_lane()
         # What follows is read when it is known who sends it.
         pair.pause(Pause.LOGIN)
         return self._collect(view, frame_bytes)
@@ -350,7 +409,10 @@ class RequestFlow(FrameFlow):
         is_changed = api_key == API_VERSIONS and downgrade_api_versions(view, version)
         if is_changed:
             version, plan = 0, plan_of(api_key, 0)
+        before = self._pair.client.current
         session = self._pair.session_of(head)
+        if session is not before:
+            self.forget_lane()
         start = bytes(view[START_BYTES:end])
         is_intercepted = api_key in INTERCEPTED_APIS and acks != NO_ACKS
         is_looked_into = plan.api.is_login or api_key == JOIN_GROUP

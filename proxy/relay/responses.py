@@ -18,6 +18,7 @@ from proxy.relay.frame_flow import (
     new_scratch,
 )
 from proxy.relay.kept_bytes import UNCOUNTED_BYTES
+from proxy.relay.lane import Lane
 from proxy.relay.lifecycle import DRAINING, NO_PAUSE, Pause
 from proxy.relay.pair_state import PairState
 from proxy.relay.pump import READ, SPLICE_MIN_BYTES, Wait
@@ -29,7 +30,6 @@ from proxy.wire.apis import (
     LENGTH_BYTES,
     METADATA,
     PRODUCE,
-    RESPONSE_HEADER_BYTES,
     Handling,
 )
 from proxy.wire.fetch_response import FetchWalker, neutral_tail
@@ -78,7 +78,7 @@ _scratch = memoryview(new_scratch())
 class ResponseFlow(FrameFlow):
     """Responses of one connection, in the order of their requests. The oldest may be held."""
 
-    __slots__ = ("_busy_time", "_collecting", "_free_ms", "_shapes", "_walker", "delayed")
+    __slots__ = ("_busy_time", "_collecting", "_free_ms", "_walker", "delayed", "shapes")
 
     def __init__(self, pair: PairState) -> None:
         super().__init__(pair, _scratch)
@@ -87,14 +87,15 @@ class ResponseFlow(FrameFlow):
         self._busy_time = BusyTime()
         self._collecting: Exchange | None = None
         self._walker: FetchWalker | None = None
-        self._shapes = ProduceResponseShapes()
+        self.shapes = ProduceResponseShapes()
+        """Of responses to Produce that name no broker."""
         self._free_ms = 0.0
         """Since when no response is in front of the next one."""
 
     def shorten_hold(self) -> None:
         """Hold a response for no longer than the client's quotas ask for, which were changed."""
         if self.delayed.waiting:
-            exchange = self._pair.in_flight[0]
+            exchange = self._pair.next_in_flight[0]
             if exchange.charge is not None:  # else it waits for something else
                 owed_ms = exchange.session.quotas.owed_ms(exchange.charge.kind, clock_ms())
                 self.hold_at_most(owed_ms)
@@ -107,13 +108,13 @@ class ResponseFlow(FrameFlow):
         self.delayed.cancel()
         self._busy_time.held(due_ms)
         if most_ms:
-            self._pause_until(due_ms, self._pair.in_flight[0])
+            self._pause_until(due_ms, self._pair.next_in_flight[0])
         else:
             self.resume()
 
     def resume(self) -> None:
         """See FrameFlow."""
-        in_flight = self._pair.in_flight
+        in_flight = self._pair.next_in_flight
         if in_flight and in_flight[0].timed is not None:
             in_flight[0].timed.released(clock_ms())
         super().resume()
@@ -132,6 +133,11 @@ class ResponseFlow(FrameFlow):
         """See FrameFlow."""
         self._free_ms = clock_ms()
 
+    def _open_lane(self, lane: Lane) -> None:
+        """See FrameFlow."""
+        is_free = lane.kinds and self._walker is None and self._pair.life.pauses is NO_PAUSE
+        lane.response_bytes = self._lane_bytes if is_free else 0
+
     def _read(self) -> Wait | None:
         """See FrameFlow. Between two frames an interceptor's own answers go out."""
         if self._walker is None and self._pair.send_own_answer(self._send):
@@ -140,46 +146,6 @@ class ResponseFlow(FrameFlow):
         # What was just answered may have let requests be read: they are not waited for.
         is_due = wait is READ and self._walker is None and self._pair.is_own_answer_next
         return None if is_due else wait
-
-    def _pass_on(self, have: int) -> bool:
-        """See FrameFlow. Its charge is what it would have been before."""
-        pair, scratch = self._pair, self._scratch
-        in_flight = pair.in_flight
-        if (
-            not in_flight
-            or have < RESPONSE_HEADER_BYTES
-            or self._walker is not None
-            or pair.life.pauses is not NO_PAUSE
-        ):
-            return False
-        exchange = in_flight[0]
-        if (
-            _HEAD.unpack_from(scratch) != (have - LENGTH_BYTES, exchange.correlation_id)
-            or exchange.measured
-            or exchange.charge is not None
-            or exchange.seen is not None
-            or not (exchange.plan.passes or self._names_no_broker(exchange, scratch[:have], have))
-        ):
-            return False
-        session, now_ms = exchange.session, clock_ms()
-        quotas = session.quotas
-        kind = CONSUMER_BYTE_RATE if exchange.api_key == FETCH else None
-        if not quotas.lets_pass(kind, have, now_ms):
-            return False
-        in_flight.popleft()
-        try:
-            self._send(scratch[:have])
-        finally:  # whether it arrives or not: the broker has sent it
-            self._charge_bytes(exchange, have, now_ms)
-        if exchange.timed is not None:
-            exchange.timed.on_response(now_ms, self._free_ms)
-            exchange.timed.done(clock_ms())
-        self._free_ms = now_ms
-        session.count_bytes(exchange.api_key, exchange.request_bytes + have)
-        if have > READ_BYTES_HELD:
-            self._read_ahead(quotas, CONSUMER_BYTE_RATE)
-        self.read_bytes = self.first_bytes
-        return True
 
     def _take(self, view: memoryview) -> int:
         if self._walker is not None:
@@ -190,7 +156,7 @@ class ResponseFlow(FrameFlow):
         if head is None:
             return self._need_more(view)
         frame_bytes, correlation_id = head
-        in_flight = self._pair.in_flight
+        in_flight = self._pair.next_in_flight
         if not in_flight or in_flight[0].correlation_id != correlation_id:
             text = f"a response with correlation id {correlation_id} was not asked for"
             raise MalformedResponse(text)
@@ -236,7 +202,7 @@ class ResponseFlow(FrameFlow):
         """Return whether a response to Produce is like an earlier one that was read."""
         if exchange.api_key != PRODUCE or len(view) < frame_bytes:
             return False
-        return self._shapes.knows(exchange.version, view[:frame_bytes])
+        return self.shapes.knows(exchange.version, view[:frame_bytes])
 
     def _begin(self, exchange: Exchange, view: memoryview, frame_bytes: int) -> int:
         """Send on, or collect, the frame that starts `view`."""
@@ -375,7 +341,7 @@ class ResponseFlow(FrameFlow):
             before = response
             response = yield from self._advertised(exchange, response)
             if api_key == PRODUCE and response is before:
-                self._shapes.learn(version, bytes(response))
+                self.shapes.learn(version, bytes(response))
         if exchange.throttle_ms:
             response = set_throttle_time(api_key, version, response, exchange.throttle_ms)
         self._send_own(response)

@@ -15,6 +15,7 @@ from metrics.clock import MS_PER_SECOND, clock_ms
 from metrics.instruments import OTHER, Instruments
 from proxy.quota.connection_quotas import TOO_MANY, ConnectionQuotas
 from proxy.quota.delay_queue import DelayQueue
+from proxy.quota.lease import LEASE_MS
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meters import ThrottleTime
 from proxy.relay.clients import ClientRegistry
@@ -120,6 +121,8 @@ class Services:
     steering: Steering | None = None
     """None: all clients are this process's own."""
     splice: bool = True
+    lane: bool = True
+    """Whether what is plain is sent on by the lane, where that was compiled."""
     passes_unknown_apis: bool = False
     """APIs that no table knows are offered and passed on; else they are hidden and refused."""
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
@@ -135,6 +138,7 @@ class Services:
     pipes: PipePool = field(init=False)
     times: TimedApis = field(init=False)
     _requests: dict[tuple[int, int], CounterChild] = field(default_factory=dict)
+    _awaits_leases: bool = False
 
     def __post_init__(self) -> None:
         self.connection_quotas = ConnectionQuotas(self.quotas)
@@ -143,12 +147,23 @@ class Services:
         self.instruments.kept_bytes.set_function(lambda: self.kept_bytes.total)
         self.instruments.kept_bytes_waiting.set_function(lambda: self.kept_bytes.waiting)
         self.times = TimedApis(self.instruments)
+        self.quotas.on_lent = self._await_leases
         self.pipes = PipePool(self.max_pipes, self._log_no_pipe)
         # From the start at 0: Prometheus sees no increase in a series that begins with 1.
         for reason in REJECTIONS:
             self.instruments.connections_rejected_total.labels(reason)
         for reason in UPSTREAM_ERRORS:
             self.instruments.upstream_errors_total.labels(reason)
+
+    def _await_leases(self) -> None:
+        if not self._awaits_leases:
+            self._awaits_leases = True
+            self.loop.call_later(LEASE_MS / MS_PER_SECOND, self._take_leases_back)
+
+    def _take_leases_back(self) -> None:
+        self._awaits_leases = False
+        if self.quotas.take_back(clock_ms()):
+            self._await_leases()
 
     def request_counter(self, api_key: int, version: int) -> CounterChild:
         """Return the child of requests_total; versions that no schema knows share a label."""

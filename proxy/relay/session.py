@@ -136,10 +136,15 @@ class ClientSession:
 
     def count_bytes(self, api_key: int, count: int) -> None:
         """Add to bytes_total."""
+        counter = self._bytes.get(api_key) or self.byte_counter(api_key)
+        counter.value += count
+
+    def byte_counter(self, api_key: int) -> CounterChild:
+        """Return the child of bytes_total."""
         counter = self._bytes.get(api_key)
         if counter is None:
             counter = self._bytes[api_key] = self._clients.byte_counter(self.identity, api_key)
-        counter.value += count
+        return counter
 
     def close(self) -> None:
         """Release the quotas and counters."""

@@ -31,6 +31,12 @@ class ApiTimes:
         self.left = 0
         self.due_ms = 0.0
 
+    def observe(self, broker_ms: float, proxy_ms: float) -> None:
+        """Record a request that was sent on at once, as its response was."""
+        self.broker.observe(broker_ms / MS_PER_SECOND)
+        self.proxy.observe(proxy_ms / MS_PER_SECOND)
+        self.hold.observe(0.0)
+
     def begin(self, read_ms: float, hold_ms: float, now_ms: float) -> "ExchangeTimes":
         """Return the times of a request: when it was read, held until then, and sent on by now."""
         self.left = SAMPLE_EVERY

@@ -23,11 +23,12 @@ _NUMBERS = frozenset({"base_offset", "log_append_time_ms", "log_start_offset"})
 class ProduceResponseShapes:
     """The responses on one connection that named no broker."""
 
-    __slots__ = ("_known",)
+    __slots__ = ("_known", "_pairs")
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], tuple[int, int]] = {}
         """By version and length: a mask without the numbers, and what is left under it."""
+        self._pairs: dict[int, list[tuple[bytes, bytes]]] = {}
 
     def knows(self, version: int, frame: memoryview) -> bool:
         """Return whether a whole response is like one that named no broker."""
@@ -51,7 +52,13 @@ class ProduceResponseShapes:
             for start, end in _number_spans(layout, frame, pos):
                 mask[start:end] = bytes(end - start)
         number = int.from_bytes(mask, "big")
-        self._known[version, len(frame)] = number, int.from_bytes(frame, "big") & number
+        content = int.from_bytes(frame, "big") & number
+        self._known[version, len(frame)] = number, content
+        self.pairs(version).append((bytes(mask), content.to_bytes(len(frame), "big")))
+
+    def pairs(self, version: int) -> list[tuple[bytes, bytes]]:
+        """Return the masks of a version, each with what is left under it; the list grows."""
+        return self._pairs.setdefault(version, [])
 
 
 def _number_spans(layout: RecordLayout, frame: bytes, pos: int) -> list[tuple[int, int]]:

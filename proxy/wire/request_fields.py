@@ -82,6 +82,15 @@ def lower_fetch_bytes(
         INT32.pack_into(frame, pos + limit, min(asked_bytes, part_bytes))
 
 
+def fetch_limit_at(version: int, start: int) -> int | None:
+    """Return where a Fetch request, whose body is at `start`, says how many bytes it takes at most.
+
+    None before version 3: only its partitions have limits.
+    """
+    _, bytes_at = _limits(version)
+    return None if bytes_at is None else start + bytes_at
+
+
 @cache
 def _limits(version: int) -> tuple[Struct, int | None]:
     """Return how to read a Fetch request's longest wait and its limit, and where the limit is.

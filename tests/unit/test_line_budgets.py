@@ -28,10 +28,10 @@ BUDGETS = {
     "proxy/queries": Budget(950, 650),
     "proxy/admin": Budget(6900, 4250),
     "proxy/config": Budget(2800, 2150),
-    "proxy/relay": Budget(5800, 4300),
+    "proxy/relay": Budget(5950, 4300),
     "proxy/pipeline": Budget(3650, 2700),
     "proxy/backpressure": Budget(2800, 1950),
-    "proxy/quota": Budget(3950, 3100),
+    "proxy/quota": Budget(4100, 3100),
     "proxy/progress": Budget(4050, 2950),
     "proxy/state": Budget(2600, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(

@@ -227,10 +227,13 @@ async def open_lab(
     passes_unknown_apis: bool = False,
     steering: Steering | None = None,
     is_inner: bool = False,
+    lane: bool | None = None,
 ) -> AsyncIterator[Lab]:
     """Start everything; at the end check that nothing is left of any connection.
 
-    `is_inner`: another lab is opened before and closed after it, and looks for open files.
+    `lane`: what is plain goes by the lane; None: on uvloop, as in the proxy, and not on the other
+    loop, so that each test is run both ways. `is_inner`: another lab is opened before and closed
+    after it, and looks for open files.
     """
     loop = asyncio.get_running_loop()
     files = open_files()
@@ -249,6 +252,7 @@ async def open_lab(
         splice=splice,
         passes_unknown_apis=passes_unknown_apis,
         steering=steering,
+        lane="uvloop" in type(loop).__module__ if lane is None else lane,
     )
     accepted: asyncio.Queue[End] = asyncio.Queue()
     ends: list[End] = []

@@ -1,13 +1,15 @@
-"""What is sent on before it is charged is let pass and charged as it would have been before."""
+"""What a lease lets pass is charged as it would have been one by one, and never held."""
 
 from collections import deque
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parts.quota_world import QuotaWorld
 
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.gate import FetchSizes, InFlightFetch, Waiter
+from proxy.quota.lease import NS_PER_MS, Lease
 from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
 
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
@@ -16,18 +18,18 @@ BOUND = 1e6
 CONNECTIONS = 3
 ASKED_BYTES = 100_000
 HOUR_MS = 3_600_000.0
+WINDOWS_MS = 10_000.0
 
 
 class FetchWorld(QuotaWorld):
     """Connections of one client that fetch, and all that the quotas say to it.
 
-    With `sends_first` it is asked before whether a frame is certain to pass. `holds`: responses are
-    held.
+    With `leases` an answer is taken from a lease that is large enough. `holds`: responses are held.
     """
 
-    def __init__(self, *, sends_first: bool, holds: bool = True) -> None:
+    def __init__(self, *, leases: bool, holds: bool = True) -> None:
         super().__init__(rule(BOUND))
-        self.sends_first, self.holds = sends_first, holds
+        self.leases, self.holds = leases, holds
         self.client = self.client_quotas()
         self.woken: list[tuple[int, float]] = []
         self.waiters = [
@@ -40,7 +42,7 @@ class FetchWorld(QuotaWorld):
 
     def ask(self, number: int, asked_bytes: int, now_ms: float) -> object:
         waiter, client, holds = self.waiters[number], self.client, self.holds
-        if self.sends_first and client.admits_at_once(CONSUMER, waiter, now_ms):
+        if self.leases and client.lends(CONSUMER, waiter, now_ms):
             self.passed += 1
             granted_bytes, expected = self.grant(asked_bytes, now_ms)
             self.in_flight[number].append(expected)
@@ -57,15 +59,31 @@ class FetchWorld(QuotaWorld):
 
     def answer(self, number: int, size: int, now_ms: float) -> object:
         """Also where nothing was asked for, so that much can be charged at once."""
-        is_certain = self.sends_first and self.client.lets_pass(CONSUMER, size, now_ms)
         expected = self.in_flight[number].popleft() if self.in_flight[number] else None
         if expected is not None:
             expected.answered(size)
-        charge = self.client.charge(CONSUMER, size, now_ms)
-        if is_certain:
+        if self.leases and self.takes(number, size, now_ms):
             self.passed += 1
-            assert charge is None, "it was sent already"
-        return charge
+            self.quotas.take_all_back(lambda: now_ms)
+            return None
+        return self.client.charge(CONSUMER, size, now_ms)
+
+    def takes(self, number: int, size: int, now_ms: float) -> bool:
+        """Take an answer from the lease if that is large enough."""
+        if not self.client.lends(CONSUMER, self.waiters[number], now_ms):
+            return False
+        lease = self.client.lease(CONSUMER)
+        return lease is None or taken(lease, size, now_ms)
+
+
+def taken(lease: Lease, size: int, now_ms: float) -> bool:
+    """Take so much of a lease, as the lane does; return whether there is enough."""
+    left, _, until_ns = lease.cells
+    if left < size or now_ms * NS_PER_MS >= until_ns:
+        return False
+    lease.cells[0] -= size
+    lease.cells[1] += size
+    return True
 
 
 def rule(consumer: float | None, *, timed: bool = False, adaptive: bool = False) -> Rule:
@@ -100,8 +118,8 @@ STEPS = st.lists(
 
 @settings(max_examples=500)
 @given(steps=STEPS, first=st.sampled_from(sorted(CHANGES)), holds=st.booleans())
-def test_the_same_is_let_pass_and_charged_in_both_orders(steps, first, holds):
-    before, after = worlds = [FetchWorld(sends_first=each, holds=holds) for each in (False, True)]
+def test_the_same_is_charged_by_lease_and_one_by_one(steps, first, holds):
+    before, after = worlds = [FetchWorld(leases=each, holds=holds) for each in (False, True)]
     for world in worlds:
         world.quotas.update(QuotaSettings(rules=CHANGES[first]))
     now_ms = 0.0
@@ -128,7 +146,7 @@ def test_the_same_is_let_pass_and_charged_in_both_orders(steps, first, holds):
 
 
 def test_a_client_far_below_its_bound_always_passes():
-    world, now_ms = FetchWorld(sends_first=True), 0.0
+    world, now_ms = FetchWorld(leases=True), 0.0
     assert world.ask(0, ASKED_BYTES, now_ms) == ASKED_BYTES
     assert world.answer(0, 1000, now_ms) is None
     before = world.passed
@@ -139,37 +157,78 @@ def test_a_client_far_below_its_bound_always_passes():
     assert world.passed == before + 200
 
 
-def test_nothing_is_certain_of_a_client_at_its_bound():
-    world = FetchWorld(sends_first=True)
-    world.ask(0, ASKED_BYTES, 0.0)
-    world.answer(0, 1000, 0.0)
-    assert world.client.lets_pass(CONSUMER, 1000, 1.0)
-    assert not world.client.lets_pass(CONSUMER, 11 * BOUND, 1.0)
-    assert world.client.charge(CONSUMER, 11 * BOUND, 1.0) is not None
-    assert not world.client.lets_pass(CONSUMER, 1, 2.0)
-    assert not world.client.admits_at_once(CONSUMER, world.waiters[0], 2.0)
-
-
-def test_nothing_is_certain_before_changed_rules_are_looked_up():
-    world = FetchWorld(sends_first=True)
+def test_nothing_is_lent_to_a_client_at_its_bound():
+    world = FetchWorld(leases=True)
+    assert not world.takes(0, 1, 0.0), "nothing was measured yet"
     world.client.charge(CONSUMER, 1000, 0.0)
-    for change in ("timed", "lower", "adaptive"):
-        world.quotas.update(QuotaSettings(rules=CHANGES["same"]))
-        assert not world.client.lets_pass(None, 1000, 1.0)
-        world.client.charge(CONSUMER, 1000, 1.0)
-        assert world.client.lets_pass(CONSUMER, 1000, 1.0), change
-        world.quotas.update(QuotaSettings(rules=CHANGES[change]))
-        assert not world.client.lets_pass(CONSUMER, 1000, 1.0), change
-        waiter = world.waiters[0]
-        assert not world.client.admits_at_once(CONSUMER, waiter, 1.0), change
+    assert world.takes(0, 1000, 1.0)
+    assert not world.takes(0, 11 * int(BOUND), 1.0)
+    assert world.client.charge(CONSUMER, 11 * BOUND, 1.0) is not None
+    assert not world.takes(0, 1, 2.0)
 
 
-def test_nothing_is_certain_of_a_query_that_is_slowed_down():
-    world = FetchWorld(sends_first=True)
+@pytest.mark.parametrize("change", ["timed", "lower", "adaptive", "no rule"])
+def test_a_lease_ends_with_changed_rules(change):
+    world = FetchWorld(leases=True)
+    world.client.charge(CONSUMER, 1000, 0.0)
+    assert world.takes(0, 1000, 1.0)
+    lease = world.client.lease(CONSUMER)
+    world.quotas.update(QuotaSettings(rules=CHANGES[change]))
+    assert not taken(lease, 1, 1.0)
+    assert not world.client.lends(CONSUMER, world.waiters[0], 1.0), "before they are looked up"
+    assert not world.client.lends(None, world.waiters[0], 1.0)
+
+
+def test_nothing_is_lent_to_a_query_that_is_slowed_down():
+    world = FetchWorld(leases=True)
     world.quotas.update(QuotaSettings(rules=CHANGES["adaptive"]))
     world.client.charge(CONSUMER, 1, 0.0)
     world.quotas.adapt(CONSUMER, "client-id=c", 1000.0, "slow", 0.0)
     charges = [world.answer(0, 1000, now_ms) for now_ms in range(8)]
     assert charges[0] is None
     assert charges[-1] is not None, "by its batches, and still within the measured bound"
-    assert not world.client.lets_pass(CONSUMER, 1, 8.0)
+    assert not world.takes(0, 1, 8.0)
+
+
+def test_who_charges_another_connection_sees_what_was_taken():
+    world = FetchWorld(leases=True)
+    world.client.charge(CONSUMER, 1000, 0.0)
+    assert world.takes(0, 6_000_000, 1.0)
+    assert world.client.charge(CONSUMER, 5_000_000, 1.0) is not None
+
+
+def test_nothing_is_lent_while_others_wait_at_the_gate():
+    world = FetchWorld(leases=True)
+    world.client.charge(CONSUMER, 1000, 0.0)
+    lease = world.takes(0, 1, 1.0) and world.client.lease(CONSUMER)
+    world.client.charge(CONSUMER, 50 * BOUND, 1.0)
+    assert world.ask(1, ASKED_BYTES, 2.0) == "waits"
+    assert not taken(lease, 1, 2.0)
+    assert not world.takes(0, 1, 2.0)
+
+
+@settings(max_examples=300)
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from([0.0, 0.3, 7.0, 60.0, 900.0]),
+            st.sampled_from([True, True, True, False]),
+            st.integers(0, 400_000),
+        ),
+        max_size=60,
+    )
+)
+def test_what_is_taken_back_late_is_all_there_and_within_the_bound(steps):
+    world, now_ms, passed = FetchWorld(leases=True), 0.0, 0
+    for pause_ms, by_lease, size in steps:
+        now_ms += pause_ms
+        world.quotas.take_back(now_ms)
+        if not (by_lease and world.takes(0, size, now_ms)):
+            assert world.client.owed_ms(CONSUMER, now_ms) == 0
+            if world.client.charge(CONSUMER, size, now_ms) is not None:
+                return
+        passed += size
+        for row in world.rows(now_ms):
+            assert row.rate <= BOUND
+            if now_ms < WINDOWS_MS:
+                assert row.rate * row.window_ms / 1000 == pytest.approx(passed)

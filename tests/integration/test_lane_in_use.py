@@ -1,4 +1,4 @@
-"""Requests of real clients take the quick path in the proxy as its users run it, with a rule."""
+"""Requests of real clients go by the lane in the proxy as its users run it, with a rule."""
 
 import json
 import uuid
@@ -15,6 +15,7 @@ from support.raw import RawClient, api_versions, fetch, list_offsets, produce
 from support.scripted_broker import ScriptedBroker, body
 
 from examples.devkit.broker import EmbeddedBroker
+from proxy.relay.lane import Lane
 from proxy.wire.apis import APIS, FETCH, LIST_OFFSETS, PRODUCE
 from proxy.wire.frames import RequestHead
 from proxy.wire.list_offsets import LATEST
@@ -29,24 +30,31 @@ def count(name):
         calls[name] += 1
         return called(*arguments)
     setattr(RequestFlow, name, counted)
-count("_pass_on")
 count("_take")
 def write():
     with open({path!r}, "w") as file:
         json.dump(calls, file)
 atexit.register(write)
 """
-"""How often the quick path is tried, and how often a request is read whole."""
+"""How often Python handles a request."""
 
 REQUESTS = 100
 """Of each kind."""
 OTHERS = 150
-"""Requests at the most that are read whole, of more than 3 x REQUESTS: the first ones, what clients
-find out, and those that came together with another one."""
+"""Requests at the most that Python handles, of more than 3 x REQUESTS: the first ones, what clients
+find out, and those that did not come whole."""
 BOUND = "10MiB"
 """Far above what is read and written, and far below what 50 MiB, a consumer's limit for a Fetch,
 would need to be granted whole."""
 FETCH_BYTES = 50 << 20
+RULE = {"client-id": "*", "consumer_byte_rate": BOUND, "producer_byte_rate": BOUND}
+
+needs_lane = pytest.mark.skipif(Lane is None, reason="there was no compiler")
+NO_LANE = """
+import sys
+sys.modules["proxy.relay._lane"] = None
+"""
+"""As where it was not compiled."""
 
 PROFILED = """
 import atexit, collections, json, sys
@@ -82,7 +90,8 @@ REQUESTS_OF = {
 """Of each client, in the versions that Kafka's own clients use through the proxy."""
 
 
-def test_requests_of_real_clients_take_the_quick_path(
+@needs_lane
+def test_requests_of_real_clients_go_by_the_lane(
     kafka: EmbeddedBroker, topic: Callable[..., str], tmp_path: Path
 ) -> None:
     rule = {"client-id": "c", "consumer_byte_rate": BOUND, "producer_byte_rate": BOUND}
@@ -97,7 +106,6 @@ def test_requests_of_real_clients_take_the_quick_path(
         _write(proxy, partition.topic)
         _read(proxy, partition)
     calls = json.loads(counted.read_text())
-    assert calls["_pass_on"] >= 2 * REQUESTS
     assert calls["_take"] <= OTHERS
 
 
@@ -133,23 +141,47 @@ def _read(proxy: ProxyProcess, partition: TopicPartition) -> None:
 @pytest.mark.parametrize(
     ("rules", "most_calls"),
     [
-        pytest.param([], {"fetch": 24, "produce": 24, "lookup": 21}, id="unbounded"),
+        pytest.param([], {"fetch": 42, "produce": 42, "lookup": 39}, id="unbounded"),
         pytest.param(
-            [{"client-id": "*", "consumer_byte_rate": BOUND, "producer_byte_rate": BOUND}],
-            {"fetch": 44, "produce": 29, "lookup": 21},
+            [RULE],
+            {"fetch": 42, "produce": 42, "lookup": 39},
             id="bounded",
         ),
     ],
 )
-def test_a_round_trip_takes_few_calls_both_ways(
+def test_a_round_trip_takes_few_calls_without_the_lane(
     tmp_path: Path, rules: list[dict[str, Any]], most_calls: dict[str, int]
 ) -> None:
-    """Without the quick path each takes five more."""
+    runs = _profiled(tmp_path, rules, NO_LANE)
+    usual = {key: counts.most_common(1)[0][0] for key, counts in runs.items()}
+    found = {
+        client_id: usual[client_id, "RequestFlow"] + usual[client_id, "ResponseFlow"]
+        for client_id in REQUESTS_OF
+    }
+    assert all(found[each] <= most for each, most in most_calls.items()), found
+
+
+@needs_lane
+@pytest.mark.parametrize("rules", [[], [RULE]], ids=["unbounded", "bounded"])
+def test_most_round_trips_take_no_call_with_the_lane(
+    tmp_path: Path, rules: list[dict[str, Any]]
+) -> None:
+    runs = _profiled(tmp_path, rules, "")
+    for client_id in REQUESTS_OF:
+        for flow in ("RequestFlow", "ResponseFlow"):
+            assert runs[client_id, flow].total() <= REQUESTS / 4, (client_id, flow)
+
+
+def _profiled(
+    tmp_path: Path, rules: list[dict[str, Any]], before: str
+) -> dict[tuple[str, str], Counter[int]]:
+    """Return for each client and direction how often Python had a turn of so many calls."""
     counted = tmp_path / "calls.json"
     answers = {FETCH: _fetched, PRODUCE: _produced, LIST_OFFSETS: _looked_up}
     with ScriptedBroker(answers) as broker:
         settings = config(broker.bootstrap, rules=rules, queries=[{"name": "another"}])
-        process = ProxyProcess(settings, tmp_path, changes=PROFILED.format(path=str(counted)))
+        changes = before + PROFILED.format(path=str(counted))
+        process = ProxyProcess(settings, tmp_path, changes=changes)
         with running(process) as proxy:
             for client_id, request in REQUESTS_OF.items():
                 with RawClient(proxy.bootstrap, client_id) as client:
@@ -159,12 +191,7 @@ def test_a_round_trip_takes_few_calls_both_ways(
     runs: dict[tuple[str, str], Counter[int]] = {}
     for (client_id, flow, calls), count in json.loads(counted.read_text()):
         runs.setdefault((client_id, flow), Counter())[calls] += count
-    usual = {key: counts.most_common(1)[0][0] for key, counts in runs.items()}
-    found = {
-        client_id: usual[client_id, "RequestFlow"] + usual[client_id, "ResponseFlow"]
-        for client_id in REQUESTS_OF
-    }
-    assert all(found[each] <= most for each, most in most_calls.items()), found
+    return runs
 
 
 def _fetched(head: RequestHead) -> bytes:

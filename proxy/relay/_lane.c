@@ -1,0 +1,397 @@
+/* Sends on whole plain frames of one connection pair. What each part is for: see _lane.pyi.
+
+   It knows no policy. Who may pass is Python's to say, for a short time (`renew`); what passes is
+   counted, taken off a lease, and sent on with one call for all that a read brought. Whatever is
+   not plain goes to Python with the bytes that were read, behind what was sent on before it. */
+#define Py_LIMITED_API 0x030B0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+#include <arpa/inet.h>
+#include <errno.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+
+enum {
+    BUFFER_BYTES = 64 << 10,
+    REQUEST_START = 12, /* length, API key and version, correlation id */
+    RESPONSE_START = 8, /* length, correlation id */
+    MAX_KINDS = 16,
+    MAX_IN_FLIGHT = 32,
+    SAMPLE_EVERY = 17,
+};
+#define OBJECT(of) ((PyObject *)(of))
+#define PERMIT_NS 50000000LL
+#define SAMPLE_AFTER_NS 100000000LL
+
+enum { METER_NOTHING, METER_REQUESTS, METER_RESPONSES };
+enum { ANY_RESPONSE, KNOWN_RESPONSE, NO_RESPONSE };
+enum { LEFT, TAKEN, UNTIL_NS }; /* of a lease */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *about, *start, *renew, *observe, *requests, *count, *shapes;
+    Py_buffer lease;
+    uint32_t api;
+    int metered, response;
+    int limit_at, limit; /* what a Fetch may ask for at most, 0 for as much as it does */
+    int unsampled;
+    int64_t sample_ns, until_ns;
+    uint64_t new_requests, new_bytes;
+} Kind;
+
+typedef struct {
+    Kind *kind;
+    uint32_t number, bytes;
+    int64_t read_ns, sent_ns; /* sent_ns is 0 where the time is not sampled */
+} Exchange;
+
+typedef struct {
+    PyObject_HEAD
+    int client, broker, most, kinds;
+    int request_bytes, response_bytes; /* how much to read at a time; 0: all is Python's */
+    PyObject *on_requests, *on_responses, *before;
+    Kind *kind[MAX_KINDS];
+    Exchange in_flight[MAX_IN_FLIGHT];
+    unsigned oldest, next;
+    int64_t free_ns, active_ns;
+} Lane;
+
+static char buffer[BUFFER_BYTES]; /* nothing in it outlives a call, nor a call into Python */
+static PyTypeObject *kind_type;
+static PyObject *value_name;
+
+static int64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000LL + now.tv_nsec;
+}
+
+static uint32_t int32_at(const char *at) {
+    uint32_t value;
+    memcpy(&value, at, sizeof value);
+    return ntohl(value);
+}
+
+/* --- what a kind may, and what is counted of it --- */
+
+static int has_room(Kind *kind, int64_t bytes, int64_t now) {
+    int64_t *lease = kind->lease.buf;
+    return now < kind->until_ns && (!lease || (lease[LEFT] >= bytes && now < lease[UNTIL_NS]));
+}
+
+/* Returns 1 and takes the bytes off the lease if they may pass, 0 if not, -1 for an exception. */
+static int takes(Kind *kind, int64_t bytes, int64_t now) {
+    if (!has_room(kind, bytes, now)) {
+        Py_INCREF(OBJECT(kind)); /* it may be forgotten meanwhile */
+        PyObject *may = PyObject_CallFunctionObjArgs(kind->renew, kind->about, kind, NULL);
+        kind->until_ns = may && PyObject_IsTrue(may) == 1 ? now + PERMIT_NS : 0;
+        int has = has_room(kind, bytes, now);
+        Py_DECREF(OBJECT(kind));
+        if (!may) return -1;
+        Py_DECREF(may);
+        if (!has) return 0;
+    }
+    if (kind->lease.buf) {
+        int64_t *lease = kind->lease.buf;
+        lease[LEFT] -= bytes;
+        lease[TAKEN] += bytes;
+    }
+    return 1;
+}
+
+static int add(PyObject *counter, uint64_t *amount) {
+    PyObject *before = PyObject_GetAttr(counter, value_name);
+    PyObject *after = before ? PyFloat_FromDouble(PyFloat_AsDouble(before) + (double)*amount) : NULL;
+    int failed = !after || PyObject_SetAttr(counter, value_name, after);
+    Py_XDECREF(before);
+    Py_XDECREF(after);
+    *amount = 0;
+    return failed ? -1 : 0;
+}
+
+/* Counts what came of the last kind, with the first frame of another one, or NULL for the end. */
+static int count(Kind **last, Kind *kind) {
+    Kind *done = *last;
+    if (done == kind) return 0;
+    *last = kind;
+    Py_XINCREF(OBJECT(kind));
+    int failed = done && ((done->new_requests && add(done->requests, &done->new_requests)) ||
+                          (done->new_bytes && add(done->count, &done->new_bytes)));
+    Py_XDECREF(OBJECT(done));
+    return failed ? -1 : 0;
+}
+
+/* Whether a response names no broker: its API never does, or it equals, under a mask, one that did
+   not (see ProduceResponseShapes). Returns -1 for an exception. */
+static int is_plain(Kind *kind, const char *frame, int64_t bytes) {
+    if (kind->response != KNOWN_RESPONSE) return kind->response == ANY_RESPONSE;
+    for (Py_ssize_t n = 0, shapes = PyList_Size(kind->shapes); n < shapes; n++) {
+        PyObject *shape = PyList_GetItem(kind->shapes, n); /* (mask, content), all borrowed */
+        char *mask, *content;
+        Py_ssize_t length, same;
+        if (PyBytes_AsStringAndSize(PyTuple_GetItem(shape, 0), &mask, &length) ||
+            PyBytes_AsStringAndSize(PyTuple_GetItem(shape, 1), &content, &same)) return -1;
+        if (length != bytes || same != bytes) continue;
+        int64_t at = 0;
+        while (at < bytes && (frame[at] & mask[at]) == content[at]) at++;
+        if (at == bytes) return 1;
+    }
+    return 0;
+}
+
+/* --- the two directions --- */
+
+static PyObject *leave(PyObject *to, int64_t sent, int64_t plain, int64_t got, int error) {
+    return PyObject_CallFunction(to, "y#y#i", buffer + sent, (Py_ssize_t)(plain - sent),
+                                 buffer + plain, (Py_ssize_t)(got - plain), error);
+}
+
+/* Reads; returns how much, 0 for the end of the stream or if it is Python's, -1: nothing to do. */
+static int64_t read_some(int from, int bytes, int *error) {
+    *error = 0;
+    if (!bytes) return 0;
+    ssize_t got = recv(from, buffer, bytes < BUFFER_BYTES ? bytes : BUFFER_BYTES, 0);
+    if (got >= 0) return got;
+    if (errno == EAGAIN || errno == EINTR) return -1;
+    *error = errno;
+    return 0;
+}
+
+static int64_t send_some(int to, int64_t bytes) {
+    ssize_t sent = bytes ? send(to, buffer, bytes, MSG_NOSIGNAL) : 0;
+    return sent < 0 ? 0 : sent; /* why, is for Python to find when it sends the rest */
+}
+
+static Kind *kind_of(Lane *self, const char *frame, int64_t bytes) {
+    uint32_t api = int32_at(frame + 4);
+    for (int n = 0; n < self->kinds; n++)
+        if (self->kind[n]->api == api) {
+            char *start;
+            Py_ssize_t length;
+            if (PyBytes_AsStringAndSize(self->kind[n]->start, &start, &length)) return NULL;
+            if (bytes < REQUEST_START + length || memcmp(frame + REQUEST_START, start, length)) return NULL;
+            return self->kind[n];
+        }
+    return NULL;
+}
+
+static PyObject *requests_ready(Lane *self, PyObject *unused) {
+    int error, may;
+    int64_t at = 0, got = self->before ? read_some(self->client, self->request_bytes, &error) : -1;
+    if (got < 0) Py_RETURN_NONE;
+    unsigned first = self->next;
+    Kind *last = NULL;
+    int64_t now = now_ns();
+    Py_ssize_t before = PyObject_Size(self->before);
+    while (got - at >= REQUEST_START) {
+        char *frame = buffer + at;
+        int64_t bytes = (int64_t)int32_at(frame) + 4;
+        unsigned waiting = self->next - self->oldest;
+        if (bytes < REQUEST_START || bytes > got - at) break;
+        Kind *kind = kind_of(self, frame, bytes);
+        if (!kind || waiting == MAX_IN_FLIGHT || (int)waiting + before + 1 >= self->most) break;
+        if ((may = takes(kind, kind->metered == METER_REQUESTS ? bytes : 0, now)) < 0) return NULL;
+        if (!may) break;
+        if (kind->limit) {
+            uint32_t limit = htonl((uint32_t)kind->limit);
+            memcpy(frame + kind->limit_at, &limit, sizeof limit);
+        }
+        if (count(&last, kind)) return NULL;
+        kind->new_requests++;
+        if (kind->response == NO_RESPONSE) kind->new_bytes += bytes;
+        else {
+            int is_sampled = --kind->unsampled <= 0 || now >= kind->sample_ns;
+            if (is_sampled) kind->unsampled = SAMPLE_EVERY, kind->sample_ns = now + SAMPLE_AFTER_NS;
+            Py_INCREF(OBJECT(kind));
+            self->in_flight[self->next++ % MAX_IN_FLIGHT] =
+                (Exchange){kind, int32_at(frame + 8), (uint32_t)bytes, now, is_sampled};
+        }
+        at += bytes;
+    }
+    int64_t sent = send_some(self->broker, at);
+    for (unsigned n = first; n != self->next; n++) {
+        Exchange *each = &self->in_flight[n % MAX_IN_FLIGHT];
+        if (each->sent_ns) each->sent_ns = now_ns();
+    }
+    self->active_ns = now;
+    if (count(&last, NULL)) return NULL;
+    if (at && sent == got) Py_RETURN_NONE;
+    return leave(self->on_requests, sent, at, got, error);
+}
+
+static PyObject *responses_ready(Lane *self, PyObject *unused) {
+    int error, may;
+    int64_t at = 0, got = self->before ? read_some(self->broker, self->response_bytes, &error) : -1;
+    if (got < 0) Py_RETURN_NONE;
+    int64_t now = now_ns();
+    Exchange sampled = {0};
+    Kind *last = NULL;
+    int is_first = PyObject_Size(self->before) == 0; /* of all that wait for their responses */
+    while (is_first && got - at >= RESPONSE_START && self->oldest != self->next) {
+        char *frame = buffer + at;
+        int64_t bytes = (int64_t)int32_at(frame) + 4;
+        Exchange *exchange = &self->in_flight[self->oldest % MAX_IN_FLIGHT];
+        Kind *kind = exchange->kind;
+        if (bytes < RESPONSE_START || bytes > got - at || int32_at(frame + 4) != exchange->number) break;
+        if ((may = is_plain(kind, frame, bytes)) < 0) return NULL;
+        if (!may) break;
+        if (kind->metered == METER_RESPONSES && (may = takes(kind, bytes, now)) < 0) return NULL;
+        if (!may) break;
+        if (count(&last, kind)) return NULL;
+        kind->new_bytes += exchange->bytes + bytes;
+        if (exchange->sent_ns) {
+            Py_XDECREF(OBJECT(sampled.kind));
+            sampled = *exchange;
+        } else
+            Py_DECREF(OBJECT(kind));
+        self->oldest++;
+        at += bytes;
+    }
+    int64_t sent = send_some(self->client, at);
+    int failed = count(&last, NULL);
+    if (sampled.kind) {
+        int64_t began = sampled.sent_ns > self->free_ns ? sampled.sent_ns : self->free_ns;
+        int64_t own = sampled.sent_ns - sampled.read_ns + now_ns() - now;
+        PyObject *done = failed ? NULL : PyObject_CallFunction(sampled.kind->observe, "dd",
+            now > began ? (double)(now - began) / 1e6 : 0.0, (double)own / 1e6);
+        failed |= !done;
+        Py_XDECREF(done);
+        Py_DECREF(OBJECT(sampled.kind));
+    }
+    if (failed) return NULL;
+    if (at) self->free_ns = now;
+    self->active_ns = now;
+    if (at && sent == got) Py_RETURN_NONE;
+    return leave(self->on_responses, sent, at, got, error);
+}
+
+/* --- for Python --- */
+
+static PyObject *take(Lane *self, PyObject *most) {
+    long limit = PyLong_AsLong(most);
+    PyObject *taken = limit == -1 && PyErr_Occurred() ? NULL : PyList_New(0);
+    while (taken && limit-- > 0 && self->oldest != self->next) {
+        Exchange each = self->in_flight[self->oldest++ % MAX_IN_FLIGHT];
+        PyObject *row = Py_BuildValue("(OiId)", each.kind->about, (int)each.number, each.bytes,
+                                      (double)each.read_ns / 1e6);
+        if (!row || PyList_Append(taken, row)) Py_CLEAR(taken);
+        Py_XDECREF(row);
+        Py_DECREF(OBJECT(each.kind));
+    }
+    return taken;
+}
+
+static PyObject *forget(Lane *self, PyObject *unused) {
+    while (self->kinds) Py_DECREF(OBJECT(self->kind[--self->kinds]));
+    Py_RETURN_NONE;
+}
+
+static PyObject *learn(Lane *self, PyObject *kind) {
+    if (!PyObject_TypeCheck(kind, kind_type)) return PyErr_Format(PyExc_TypeError, "not a Kind");
+    int n = 0;
+    while (n < self->kinds && self->kind[n]->api != ((Kind *)kind)->api) n++;
+    if (n == MAX_KINDS) Py_RETURN_NONE;
+    Py_INCREF(kind);
+    Kind *before = n < self->kinds ? self->kind[n] : NULL;
+    self->kind[n] = (Kind *)kind;
+    if (before) Py_DECREF(OBJECT(before));
+    else self->kinds++;
+    Py_RETURN_NONE;
+}
+
+static PyObject *close_lane(Lane *self, PyObject *unused) {
+    self->request_bytes = self->response_bytes = 0;
+    while (self->oldest != self->next) Py_DECREF(OBJECT(self->in_flight[self->oldest++ % MAX_IN_FLIGHT].kind));
+    Py_CLEAR(self->on_requests);
+    Py_CLEAR(self->on_responses);
+    Py_CLEAR(self->before);
+    return forget(self, unused);
+}
+
+static int init_lane(Lane *self, PyObject *args, PyObject *unused) {
+    if (!PyArg_ParseTuple(args, "iiiOOO", &self->client, &self->broker, &self->most, &self->before,
+                          &self->on_requests, &self->on_responses)) return -1;
+    Py_INCREF(self->before);
+    Py_INCREF(self->on_requests);
+    Py_INCREF(self->on_responses);
+    return 0;
+}
+
+static void free_lane(Lane *self) {
+    PyTypeObject *type = Py_TYPE(OBJECT(self));
+    Py_XDECREF(close_lane(self, NULL));
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+static PyObject *waiting(Lane *self, void *unused) { return PyLong_FromUnsignedLong(self->next - self->oldest); }
+
+static PyObject *active_s(Lane *self, void *unused) { return PyFloat_FromDouble((double)self->active_ns / 1e9); }
+
+static int init_kind(Kind *self, PyObject *args, PyObject *named) {
+    static char *names[] = {"about", "api", "start", "renew", "observe", "requests", "count", "lease", "metered",
+                            "response", "limit_at", "shapes", NULL};
+    PyObject *lease;
+    if (!PyArg_ParseTupleAndKeywords(args, named, "OISOOOOOiiiO", names, &self->about, &self->api, &self->start,
+                                     &self->renew, &self->observe, &self->requests, &self->count, &lease,
+                                     &self->metered, &self->response, &self->limit_at,
+                                     &self->shapes)) {
+        self->about = NULL;
+        return -1;
+    }
+    PyObject *kept[] = {self->about, self->start, self->renew, self->observe, self->requests, self->count, self->shapes};
+    for (size_t n = 0; n < sizeof kept / sizeof *kept; n++) Py_INCREF(kept[n]);
+    if (self->limit_at && self->limit_at + 4 > REQUEST_START + PyBytes_Size(self->start))
+        return PyErr_SetString(PyExc_ValueError, "the limit is not within the start"), -1;
+    return lease == Py_None ? 0 : PyObject_GetBuffer(lease, &self->lease, PyBUF_WRITABLE);
+}
+
+static void free_kind(Kind *self) {
+    PyTypeObject *type = Py_TYPE(OBJECT(self));
+    if (self->lease.obj) PyBuffer_Release(&self->lease);
+    if (self->about) {
+        PyObject *kept[] = {self->about, self->start, self->renew, self->observe, self->requests, self->count, self->shapes};
+        for (size_t n = 0; n < sizeof kept / sizeof *kept; n++) Py_DECREF(kept[n]);
+    }
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef lane_methods[] = {
+    {"requests_ready", (PyCFunction)requests_ready, METH_NOARGS, NULL},
+    {"responses_ready", (PyCFunction)responses_ready, METH_NOARGS, NULL},
+    {"learn", (PyCFunction)learn, METH_O, NULL},
+    {"forget", (PyCFunction)forget, METH_NOARGS, NULL},
+    {"take", (PyCFunction)take, METH_O, NULL},
+    {"close", (PyCFunction)close_lane, METH_NOARGS, NULL},
+    {NULL}};
+static PyMemberDef lane_members[] = {
+    {"kinds", T_INT, offsetof(Lane, kinds), READONLY, NULL},
+    {"request_bytes", T_INT, offsetof(Lane, request_bytes), 0, NULL},
+    {"response_bytes", T_INT, offsetof(Lane, response_bytes), 0, NULL},
+    {NULL}};
+static PyGetSetDef lane_values[] = {
+    {"waiting", (getter)waiting, NULL, NULL, NULL}, {"active_s", (getter)active_s, NULL, NULL, NULL}, {NULL}};
+static PyMemberDef kind_members[] = {{"limit", T_INT, offsetof(Kind, limit), 0, NULL}, {NULL}};
+
+static PyType_Slot lane_slots[] = {
+    {Py_tp_init, init_lane}, {Py_tp_dealloc, free_lane}, {Py_tp_methods, lane_methods},
+    {Py_tp_members, lane_members}, {Py_tp_getset, lane_values}, {0, NULL}};
+static PyType_Slot kind_slots[] = {
+    {Py_tp_init, init_kind}, {Py_tp_dealloc, free_kind}, {Py_tp_members, kind_members}, {0, NULL}};
+static PyType_Spec lane_spec = {"proxy.relay._lane.Lane", sizeof(Lane), 0, Py_TPFLAGS_DEFAULT, lane_slots};
+static PyType_Spec kind_spec = {"proxy.relay._lane.Kind", sizeof(Kind), 0, Py_TPFLAGS_DEFAULT, kind_slots};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_lane", NULL, -1, NULL};
+
+PyMODINIT_FUNC PyInit__lane(void) {
+    PyObject *made = PyModule_Create(&module), *lane = PyType_FromSpec(&lane_spec);
+    kind_type = (PyTypeObject *)PyType_FromSpec(&kind_spec);
+    value_name = PyUnicode_InternFromString("value");
+    if (!made || !lane || !kind_type || !value_name || PyModule_AddObjectRef(made, "Lane", lane) ||
+        PyModule_AddObjectRef(made, "Kind", (PyObject *)kind_type)) return NULL;
+    Py_DECREF(lane);
+    return made;
+}

@@ -1,0 +1,85 @@
+"""The compiled lane: what it takes and gives. What for is in `lane`."""
+
+from array import array
+from collections.abc import Callable, Sized
+from typing import Any
+
+class Kind:
+    """Requests that begin with the same bytes, and what their responses must be like.
+
+    `renew(about, kind)` returns whether they may pass for 50 ms more; it must not run a lane.
+    `observe(broker_ms, proxy_ms)` gets the times of one in 17, and of one after 100 ms. `requests`
+    and `count`, of bytes, have a `value` to which is added. `lease` has the bytes that are left,
+    those that were taken, and until when, in ns of the monotonic clock; None: as many as come.
+    `metered` says what is taken from it, and `response` what may be sent on, as in `lane`: any one,
+    one that equals the second of a pair of `shapes` under the first as mask, or none is due. At
+    `limit_at`, within `start`, is what a Fetch asks for at most.
+    """
+
+    limit: int
+    """Is put there; 0 leaves what the client asks for."""
+
+    def __init__(
+        self,
+        about: object,
+        api: int,
+        start: bytes,
+        renew: Callable[[Any, Kind], bool],
+        observe: Callable[[float, float], None],
+        requests: object,
+        count: object,
+        lease: array[int] | None,
+        metered: int,
+        response: int,
+        limit_at: int,
+        shapes: list[tuple[bytes, bytes]],
+    ) -> None: ...
+
+class Lane:
+    """One connection pair, from descriptor to descriptor.
+
+    Not more than `most` requests are in flight, with those in `before`, whose responses come first.
+    What is not plain goes to `on_requests` or `on_responses`: what of the plain was not sent, what
+    was read behind it, and the error number of the read, or 0.
+    """
+
+    kinds: int
+    """How many it knows."""
+    request_bytes: int
+    response_bytes: int
+    """How much to read at a time; 0: call Python when there is something to read."""
+
+    def __init__(
+        self,
+        client: int,
+        broker: int,
+        most: int,
+        before: Sized,
+        on_requests: Callable[[bytes, bytes, int], None],
+        on_responses: Callable[[bytes, bytes, int], None],
+    ) -> None: ...
+    @property
+    def waiting(self) -> int:
+        """How many of its requests are in flight."""
+
+    @property
+    def active_s(self) -> float:
+        """When it read something last, in seconds of the monotonic clock."""
+
+    def requests_ready(self) -> None:
+        """Read from the client once, and send on what is plain."""
+
+    def responses_ready(self) -> None:
+        """Read from the broker once, and send on what is plain."""
+
+    def learn(self, kind: Kind) -> None:
+        """Let a kind pass, in place of an earlier one of its API and version."""
+
+    def forget(self) -> None:
+        """Let nothing pass; what is in flight stays."""
+
+    def take(self, most: int) -> list[tuple[Any, int, int, float]]:
+        """Give up the oldest in flight: `about`, correlation id, bytes, when it was read in ms."""
+
+    def close(self) -> None:
+        """Give up everything, and all references."""

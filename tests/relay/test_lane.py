@@ -1,0 +1,316 @@
+"""What the lane sends on is what Python would have sent on, and is counted as that is."""
+
+import asyncio
+from contextlib import suppress
+from struct import pack
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from relaylab import frames
+from relaylab.lab import LIMIT_S, End, Lab, open_lab, turns, until
+
+from metrics.clock import clock_ms
+from proxy.quota.entities import QuotaKind
+from proxy.quota.lease import LEASE_MS
+from proxy.quota.rules import QuotaSettings, Rule
+from proxy.relay.lane import Lane
+from proxy.relay.services import Limits
+from proxy.wire.apis import PRODUCE
+
+pytestmark = pytest.mark.skipif(Lane is None, reason="there was no compiler")
+
+CONSUMER, PRODUCER = QuotaKind.CONSUMER_BYTE_RATE, QuotaKind.PRODUCER_BYTE_RATE
+FAR, NEAR = 1e12, 2e6
+"""Bounds: the second is near when much is fetched, and nothing that these tests move exceeds it."""
+HEARTBEAT = 12
+
+
+def rules(bound: float, *, enforce: bool = True) -> tuple[Rule, ...]:
+    bounds = {CONSUMER: bound, PRODUCER: bound}
+    return (Rule(client_id="test", bounds=bounds, enforce=enforce),)
+
+
+RULES = {
+    "none": (),
+    "far": rules(FAR),
+    "near": rules(NEAR),
+    "observed": rules(NEAR, enforce=False),
+}
+PRODUCED = pack(">i", 1) + pack(">h", 1) + b"t" + pack(">iihqqq", 1, 0, 0, 5, -1, 0) + pack(">i", 0)
+"""The body of a response to Produce 7: one topic of one partition."""
+REQUESTS = {
+    "fetch": (frames.fetch_request, frames.fetch_response),
+    "other fetch": (lambda n: frames.fetch_request(n, max_bytes=5000), frames.fetch_response),
+    "new fetch": (
+        lambda n: frames.fetch_request(n, version=17),
+        lambda n, size: frames.fetch17(n, [bytes(size)], {})[0],
+    ),
+    "acks 1": (
+        lambda n: frames.produce_request(n, acks=1),
+        lambda n, _: frames.response(PRODUCE, 7, n, PRODUCED),
+    ),
+    "large acks 1": (
+        lambda n: frames.produce_request(n, acks=1, record_bytes=9_000),
+        lambda n, _: frames.response(PRODUCE, 7, n, PRODUCED),
+    ),
+    "acks 0": (lambda n: frames.produce_request(n, acks=0), None),
+    "metadata": (frames.metadata_request, lambda n, _: frames.metadata_response(n, {})),
+    "heartbeat": (
+        lambda n: frames.request(HEARTBEAT, 2, n, b"anything"),
+        lambda n, size: frames.response(HEARTBEAT, 2, n, bytes(size)),
+    ),
+}
+PLAIN = st.sampled_from(["fetch", "acks 1", "heartbeat"])
+CUTS = st.lists(st.floats(0, 1, exclude_max=True), max_size=2)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("ask"), st.lists(PLAIN, min_size=1, max_size=12), CUTS),
+        st.tuples(st.just("ask"), st.lists(st.sampled_from(sorted(REQUESTS)), max_size=5), CUTS),
+        st.tuples(st.just("answer"), st.lists(st.sampled_from([0, 50, 3000, 70_000])), CUTS),
+        st.tuples(st.just("rules"), st.sampled_from(sorted(RULES)), st.just([])),
+        st.tuples(st.just("wait"), st.just([]), st.just([])),
+    ),
+    max_size=12,
+)
+KNOWN_AFTER = 8
+"""Requests on a connection that are waited for as a newcomer's, and are known then."""
+ENDS = ["client", "broker", "mid-request", "mid-response", "unasked"]
+
+
+def measured(lab: Lab) -> dict[QuotaKind, int]:
+    """What each sensor has measured, in bytes."""
+    rows = [row for row in lab.services.quotas.rows(clock_ms) if row is not None]
+    return {row.kind: round(row.rate * row.window_ms / 1000) for row in rows}
+
+
+class History:
+    """One client and its broker: what each got, and what was counted."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.number = 0
+        self.due: list[tuple[str, int]] = []
+        self.at_broker = self.at_client = b""
+
+    async def run(self, steps, end: str) -> dict[str, object]:
+        self.client, self.broker = await self.lab.pair(frames.fetch_request(0))
+        self.due.append(("fetch", 0))
+        for what, how, cuts in steps:
+            if what == "ask":
+                await self.ask(how, cuts)
+            elif what == "answer":
+                await self.answer(how, cuts)
+            elif what == "rules":
+                self.lab.services.quotas.update(QuotaSettings(rules=RULES[how]))
+            else:
+                await asyncio.sleep(LEASE_MS / 1000)
+        await self.answer([50] * len(self.due), [])
+        before = measured(self.lab)
+        await self.end(end)
+        return {
+            "at broker": self.at_broker,
+            "at client": self.at_client,
+            "measured": before,
+            "counted": sorted(
+                (sample.name, tuple(sample.labels.items()), sample.value)
+                for family in self.lab.metrics.collect()
+                for sample in family.samples
+                if sample.name.endswith(COUNTED) and sample.value
+            ),
+        }
+
+    async def ask(self, kinds, cuts) -> None:
+        sent = b""
+        for kind in kinds:
+            self.number += 1
+            request, response = REQUESTS[kind]
+            sent += request(self.number)
+            if response is not None:
+                self.due.append((kind, self.number))
+        await self.client.send(*frames.in_pieces(sent, cuts, []))
+        self.at_broker += await self.broker.receive(len(sent))
+
+    async def answer(self, sizes, cuts) -> None:
+        due, self.due = self.due[: len(sizes)], self.due[len(sizes) :]
+        pairs = zip(due, sizes, strict=False)
+        sent = b"".join(REQUESTS[kind][1](number, size) for (kind, number), size in pairs)
+        if sent:
+            await self.broker.send(*frames.in_pieces(sent, cuts, []))
+            self.at_client += await self.client.receive(len(sent))
+
+    async def end(self, how: str) -> None:
+        cut = frames.fetch_request(99)[:-1]
+        if how == "client":
+            await self.client.close()
+        elif how == "broker":
+            await self.broker.close()
+        elif how == "mid-request":
+            await self.client.send(cut)
+            await self.client.close()
+        elif how == "mid-response":
+            await self.ask(["fetch"], [])
+            await self.broker.send(frames.fetch_response(self.number, 100)[:-1])
+            await self.broker.close()
+        else:
+            await self.ask(["fetch"], [])
+            await self.broker.send(frames.fetch_response(self.number + 1, 100))
+        for end in (self.client, self.broker):
+            with suppress(OSError):
+                await end.ended()
+        await until(lambda: not self.lab.relay.connected)
+
+
+COUNTED = ("requests_total", "bytes_total", "rejected_total", "errors_total", "violations_total")
+
+
+async def history(steps, end: str, *, first: str, lane: bool) -> dict[str, object]:
+    async with open_lab(rules=RULES[first], lane=lane) as lab:
+        return await History(lab).run(steps, end)
+
+
+@settings(max_examples=60)
+@given(
+    steps=STEPS,
+    end=st.sampled_from(ENDS),
+    first=st.sampled_from(sorted(RULES)),
+)
+def test_any_history_is_the_same_with_and_without_it(steps, end, first):
+    ways = [asyncio.run(history(steps, end, first=first, lane=lane)) for lane in (True, False)]
+    assert ways[0] == ways[1]
+
+
+async def warmed_up(lab: Lab) -> tuple[End, End]:
+    """A client whose Fetch the lane knows."""
+    client, broker = await lab.pair(frames.fetch_request(0))
+    for number in range(KNOWN_AFTER):
+        if number:
+            await client.send(frames.fetch_request(number))
+            await broker.frame()
+        await broker.send(frames.fetch_response(number, 50))
+        await client.frame()
+    return client, broker
+
+
+def flows(lab: Lab):
+    (connection,) = lab.relay.connections
+    return connection
+
+
+async def test_a_request_in_flight_is_seen_by_all_who_look():
+    async with open_lab(rules=RULES["far"], lane=True) as lab:
+        client, broker = await warmed_up(lab)
+        await client.send(frames.fetch_request(8) + frames.fetch_request(9))
+        await broker.frame()
+        connection = flows(lab)
+        assert connection.lane.waiting == 2
+        assert [each.correlation_id for each in connection.in_flight] == [8, 9]
+        assert connection.lane.waiting == 0
+        await client.send(frames.fetch_request(10))
+        await broker.frame()
+        assert connection.lane.waiting == 1
+        sent = b"".join(frames.fetch_response(number, 60) for number in (8, 9, 10))
+        await broker.send(sent)
+        assert await client.receive(len(sent)) == sent
+
+
+async def test_a_drain_waits_for_what_the_lane_has_in_flight():
+    async with open_lab(lane=True) as lab:
+        client, broker = await warmed_up(lab)
+        await client.send(frames.fetch_request(8))
+        await broker.frame()
+        assert flows(lab).lane.waiting == 1
+        flows(lab).drain()
+        await client.send(frames.fetch_request(9))
+        await turns(20)
+        assert flows(lab).life.state.value == "draining"
+        await broker.send(frames.fetch_response(8, 60))
+        assert await client.frame() == frames.fetch_response(8, 60)
+        assert await client.ended() == b""
+
+
+async def test_who_does_not_wait_for_an_answer_pays_for_it():
+    async with open_lab(rules=RULES["near"], lane=True) as lab:
+        client, broker = await warmed_up(lab)
+        before = measured(lab)
+        for number in range(8, 12):
+            await client.send(frames.fetch_request(number))
+            await broker.frame()
+        assert flows(lab).lane.waiting == 4
+        await client.close()
+        await until(lambda: not lab.relay.connected)
+        assert measured(lab)[CONSUMER] - before[CONSUMER] >= 4 * 50
+
+
+@pytest.mark.parametrize("change", ["near", "none", "far"])
+async def test_other_rules_hold_for_the_next_request(change):
+    async with open_lab(rules=RULES["far"], lane=True) as lab:
+        client, broker = await warmed_up(lab)
+        lab.services.quotas.update(QuotaSettings(rules=RULES[change]))
+        await client.send(frames.fetch_request(8, max_bytes=50 << 20))
+        granted = int.from_bytes((await broker.frame())[-4:], "big")
+        assert (granted < 50 << 20) is (change == "near")
+
+
+async def test_a_fetch_is_limited_as_by_python():
+    """Java asks for 50 MiB; far below its bound a client is granted 250 ms of it."""
+    async with open_lab(rules=RULES["near"], lane=True) as lab:
+        client = await lab.client()
+        await client.send(frames.fetch_request(0, max_bytes=50 << 20))
+        broker = await lab.broker()
+        granted = {(await broker.frame())[-4:]}
+        await broker.send(frames.fetch_response(0, 50))
+        await client.frame()
+        for number in range(1, 30):
+            await client.send(frames.fetch_request(number, max_bytes=50 << 20))
+            granted.add((await broker.frame())[-4:])
+            assert flows(lab).lane.waiting or number < KNOWN_AFTER
+            await broker.send(frames.fetch_response(number, 50))
+            await client.frame()
+        assert granted == {pack(">i", int(NEAR / 4))}
+
+
+async def test_a_request_longer_than_allowed_is_refused():
+    limits = Limits(max_request_bytes=200)
+    async with open_lab(limits=limits, lane=True) as lab:
+        client, broker = await warmed_up(lab)
+        await client.send(frames.produce_request(8, acks=1, record_bytes=10))
+        await broker.frame()
+        await client.send(frames.produce_request(9, acks=1, record_bytes=1000))
+        await client.ended()
+        assert lab.rejected("too_long") == 1
+
+
+async def test_a_receiver_that_takes_nothing_gets_all_in_the_end():
+    limits = Limits(max_in_flight_requests=10_000)
+    async with open_lab(rules=RULES["far"], limits=limits, lane=True) as lab:
+        sock = await lab.silent_client()
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(sock, frames.fetch_request(0))
+        broker = await lab.broker()
+        await broker.frame()
+        sent, number = b"", 0
+        while not flows(lab).responses.sending_blocked:
+            answer = frames.fetch_response(number, 500)
+            broker.writer.write(answer)
+            sent += answer
+            number += 1
+            await loop.sock_sendall(sock, frames.fetch_request(number))
+            assert await broker.frame() == frames.fetch_request(number)
+            await turns(5)
+        received = bytearray()
+        while len(received) < len(sent):
+            received += await asyncio.wait_for(loop.sock_recv(sock, 1 << 16), LIMIT_S)
+        assert received == sent
+
+
+async def test_where_the_time_went_is_measured_of_one_in_17():
+    async with open_lab(lane=True) as lab:
+        client, broker = await warmed_up(lab)
+        before = lab.count("broker_seconds_count", api="Fetch")
+        for number in range(8, 8 + 5 * 17):
+            await client.send(frames.fetch_request(number))
+            await broker.frame()
+            await broker.send(frames.fetch_response(number, 50))
+            await client.frame()
+        assert lab.count("broker_seconds_count", api="Fetch") - before >= 4
