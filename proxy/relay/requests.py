@@ -63,6 +63,9 @@ MAX_KINDS, MAX_KNOWN_BYTES = 64, 512
 """So many API versions of a connection are remembered, each by so many bytes at most: a client uses
 some ten, and cannot have much remembered."""
 
+TEACH_EVERY = 4
+"""Of the requests of a client that is near its bound one in so many asks whether it still is."""
+
 _START = Struct(">iIi")  # API key and version together
 _API_KEY = slice(4, 6)  # of a frame
 _PRODUCE = PRODUCE.to_bytes(2, "big")
@@ -106,6 +109,8 @@ class _RequestKind:
     lease: Lease | None = None
     """What the lane's bytes are taken from; None: no rule bounds them."""
     is_in_lane: bool = False
+    until_taught: int = 0
+    """So many requests go by before the lane is taught it again, after it was in vain."""
 
     def head(self, frame_bytes: int, correlation_id: int) -> RequestHead:
         """Return the header of one of them."""
@@ -159,16 +164,17 @@ class RequestFlow(FrameFlow):
             for kind in self._kinds.values():
                 kind.is_in_lane = False
 
-    def _teach_lane(self, lane: Lane, kind: _RequestKind) -> None:
+    def _teach_lane(self, lane: Lane, kind: _RequestKind, now_ms: float) -> None:
         """Have the lane send on requests of a kind, if nothing but quotas may keep them."""
         session, api_key, version = kind.session, kind.api_key, kind.version
         start, response = kind.plain_start, _plain_response(kind)
+        kind.until_taught = TEACH_EVERY
         if start is None or response is None:
             return
         limit_at: int | None = 0
         if api_key == FETCH and session.quotas.matches:
             limit_at = fetch_limit_at(version, kind.header_end) if kind.max_bytes else None
-        if limit_at is None or not self._may_pass(kind, clock_ms()):
+        if limit_at is None or not self._may_pass(kind, now_ms):
             return
         kind.lease = lease = session.quotas.lease(kind.bounded_by)
         kind.is_in_lane = True
@@ -349,7 +355,9 @@ class RequestFlow(FrameFlow):
             # Only now, while the broker is at work already.
             self._count(kind, exchange, taken)
             if pair.lane is not None and not kind.is_in_lane:
-                self._teach_lane(pair.lane, kind)
+                kind.until_taught -= 1
+                if kind.until_taught < 0:
+                    self._teach_lane(pair.lane, kind, exchange.sent_ms)
         return taken
 
     def _take_login(self, kind: _RequestKind, exchange: Exchange, view: memoryview) -> int:
