@@ -26,10 +26,8 @@ from proxy.slices import Slices
 from proxy.state import Document, GroupFence, Record, StateError, Store
 from proxy.tasks import end_tasks
 from proxy.tier.belongings import Belongings
-from proxy.tier.group.assignment import Assignment
-from proxy.tier.group.group_member import GroupMember, MembershipError
-from proxy.tier.group.subscription import Subscription
-from proxy.tier.group.vacancy import until_vacant
+from proxy.tier.group.group_documents import Assignment, Subscription
+from proxy.tier.group.group_member import GroupMember, MembershipError, until_vacant
 from proxy.tier.loads import TierLoads
 from proxy.tier.ownership import SlotOwnership
 from proxy.tier.peers import Peers, peer_tls

@@ -32,9 +32,13 @@ from proxy.cluster.kafka_client import (
 )
 from proxy.cluster.login import Credentials, Login
 from proxy.cluster.upstream import UpstreamError
-from proxy.tier.group.group_member import SESSION_TIMEOUT_S, GroupMember, MembershipError
-from proxy.tier.group.releases import RELEASE_LIMIT_S
-from proxy.tier.group.subscription import NO_GENERATION, Subscription
+from proxy.tier.group.group_documents import NO_GENERATION, Subscription
+from proxy.tier.group.group_member import (
+    RELEASE_LIMIT_S,
+    SESSION_TIMEOUT_S,
+    GroupMember,
+    MembershipError,
+)
 from proxy.tier.slot_map import ListenerPorts, MemberAddresses, SlotMap
 from proxy.tier.slots import SLOTS
 

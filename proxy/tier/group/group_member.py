@@ -14,26 +14,24 @@ from structlog import get_logger
 
 from proxy.cluster.broker_connection import BrokerConnection
 from proxy.cluster.kafka_client import GROUP_COORDINATOR, Bootstrap, KafkaClient
-from proxy.cluster.upstream import NOT_READY, RefusedError, UpstreamError
+from proxy.cluster.upstream import NOT_READY, RefusedError, UpstreamError, name_of
 from proxy.tier.slot_balance import Placement
 from proxy.tier.slot_map import SlotMap
 
-from .assignment import Assignment, RefusedMember
 from .assignor import lead
+from .group_documents import NO_GENERATION, Assignment, FormError, RefusedMember, Subscription
 from .group_protocol import (
     MEMBER_ID_REQUIRED,
     NO_MEMBER_ID,
     REBALANCE_IN_PROGRESS,
     GroupIdentity,
     Meaning,
+    describe,
     explain_refusal,
     meaning_of,
 )
-from .holding import Holding, SessionClock
-from .releases import Releases
-from .subscription import NO_GENERATION, Subscription
+from .holding import Holding
 from .tier_log import TierLog
-from .user_data import FormError
 
 SESSION_TIMEOUT_S = 10.0
 """A dead member's slots are given away after it. Brokers allow 6 s and more by default, and a
@@ -60,6 +58,12 @@ may serve one slot, where it was heard by the others alone."""
 
 REJOIN_INTERVAL_S = 5.0
 """Between two rounds that this member asks for."""
+
+RELEASE_LIMIT_S = 5.0
+"""For what has to be done before a slot is given to another member."""
+
+VACANCY_INTERVAL_S = 0.1
+"""Between two looks whether the place of a member is free, before its successor joins."""
 
 PROCESS_CHARS = 8
 """Enough to tell two processes of one member; every member gets those of all."""
@@ -103,8 +107,7 @@ class GroupMember:
         self._bootstrap = bootstrap
         self._client = KafkaClient(bootstrap, ANSWER_LIMIT_S)
         self._announce = announce
-        self._on_assigned = on_assigned
-        self._on_lost = on_lost
+        self._on_assigned, self._on_revoked, self._on_lost = on_assigned, on_revoked, on_lost
         self._placement = place
         self._may_hold = may_hold
         self._is_holding = False
@@ -113,7 +116,8 @@ class GroupMember:
         self._place = GroupIdentity(group_id, name, session_timeout_s)
         self._coordinator_key = GROUP_COORDINATOR, group_id
         self._holding = Holding(uuid4().hex[:PROCESS_CHARS])
-        self._session = SessionClock(session_timeout_s)
+        self._session_ends_s: float | None = None
+        """Until when by our own clock the brokers keep us at least; None: there is no session."""
         self.member_id = NO_MEMBER_ID
         """By which the coordinator knows this process; empty when it does not."""
         self.generation = NO_GENERATION
@@ -124,7 +128,7 @@ class GroupMember:
         self._stopping = asyncio.Event()
         self._beats_now = asyncio.Event()
         self._round: asyncio.Task[bool] | None = None
-        self._releases = Releases(self._holding, on_revoked, self._wanted.set)
+        self._releases: set[asyncio.Task[None]] = set()
         self._asked_s = -REJOIN_INTERVAL_S
         self._asking: asyncio.TimerHandle | None = None
 
@@ -177,7 +181,7 @@ class GroupMember:
             async with asyncio.TaskGroup() as tasks:
                 helpers = [tasks.create_task(self._beat()), tasks.create_task(self._watch())]
                 await self._follow(tasks)
-                await self._releases.finish()
+                await self._release_all()
                 await self._leave()
                 for helper in helpers:
                     helper.cancel()
@@ -257,7 +261,7 @@ class GroupMember:
             self._tier_log.failed("the answer to SyncGroup is older than the session")
             return False
         assignment = Assignment.decode(bytes(synced.assignment))
-        self._session.heard(sent_s)
+        self._extend_session(sent_s)
         self._take(assignment, tasks)
         if is_another_round_wanted:
             self._wanted.set()
@@ -266,19 +270,42 @@ class GroupMember:
     def _take(self, assignment: Assignment, tasks: asyncio.TaskGroup) -> None:
         refusal = assignment.refused.get(self.member_id)
         name = self.instance_id
-        change = self._holding.take(assignment, name, is_refused=refusal is not None)
+        revoked, must_rejoin = self._holding.take(assignment, name, is_refused=refusal is not None)
         self._tier_log.tier_is(assignment, self.member_id)
         self._tier_log.problem_is(
             None if refusal is None else f"the tier refuses this machine: {refusal.reason}"
         )
         self._on_assigned(assignment.slot_map, self.generation, self.member_id)
-        if change.revoked:
-            self._releases.begin(change.revoked, tasks)
-        if change.must_rejoin:
+        if revoked:
+            task = tasks.create_task(self._release(revoked))
+            self._releases.add(task)
+            task.add_done_callback(self._releases.discard)
+        if must_rejoin:
             self._wanted.set()
 
+    async def _release(self, slots: frozenset[int]) -> None:
+        """Have slots released, in a limited time, before they are given to other members."""
+        try:
+            async with asyncio.timeout(RELEASE_LIMIT_S):
+                await self._on_revoked(slots)
+        except TimeoutError:
+            text = "slots are given away before all was released"
+            _log.warning(text, slots=len(slots), limit_s=RELEASE_LIMIT_S)
+        except Exception:
+            _log.exception("slots are given away, and were not released in order")
+        self._holding.released(slots)
+        self._wanted.set()
+
+    async def _release_all(self) -> None:
+        """Release all that is still owned, when what was begun is done."""
+        if self._releases:
+            await asyncio.wait(self._releases, timeout=RELEASE_LIMIT_S)
+        if rest := frozenset(self._holding.owned):
+            self._holding.letting_go |= rest
+            await self._release(rest)
+
     async def _leave(self) -> None:
-        self._session.stop()
+        self._session_ends_s = None
         member_id, self.member_id = self.member_id, NO_MEMBER_ID
         self.generation = NO_GENERATION
         if member_id:
@@ -319,16 +346,22 @@ class GroupMember:
         if meaning is Meaning.REJOIN:
             # With a generation that is over, the coordinator did not begin the session anew.
             if error_code == REBALANCE_IN_PROGRESS:
-                self._session.heard(sent_s)
+                self._extend_session(sent_s)
             if not is_in_round and generation == self.generation:
                 self._wanted.set()
         elif self._check(error_code, member_id):
-            self._session.heard(sent_s)
+            self._extend_session(sent_s)
             if not is_in_round and self.refusal is None:
                 self._tier_log.problem_is(None)
         elif meaning is Meaning.UNKNOWN:
             self._interrupt()
             self._wanted.set()
+
+    def _extend_session(self, sent_s: float) -> None:
+        """Begin the session anew, as of a request that was sent then and is answered."""
+        self._session_ends_s = max(
+            sent_s + self._place.session_timeout_s, self._session_ends_s or 0.0
+        )
 
     async def _watch(self) -> None:
         """Give up what we have when the session may be over by our own clock.
@@ -338,7 +371,7 @@ class GroupMember:
         """
         session_s = self._place.session_timeout_s
         while True:
-            ends_s, now_s = self._session.ends_s, time.monotonic()
+            ends_s, now_s = self._session_ends_s, time.monotonic()
             left_s = HEARTBEAT_INTERVAL_S if ends_s is None else ends_s - now_s
             if left_s > 0:
                 self._hold(is_held=False)
@@ -354,7 +387,7 @@ class GroupMember:
 
     def _lose_session(self) -> float:
         """Give up what we have; return for how long there is nothing to watch."""
-        ends_s = self._session.ends_s
+        ends_s = self._session_ends_s
         if ends_s is None or ends_s > time.monotonic():
             return 0.0
         self._lose(f"the coordinator was not heard for {self._place.session_timeout_s:g} s")
@@ -404,11 +437,12 @@ class GroupMember:
 
     def _lose(self, reason: str) -> None:
         """Own nothing any more, and say so, if we had a place at all."""
-        self._releases.cancel()
+        for task in self._releases:
+            task.cancel()  # the slots are lost
         self._is_holding = False
         had_slots = bool(self._holding.owned)
-        had_session = self._session.ends_s is not None
-        self._session.stop()
+        had_session = self._session_ends_s is not None
+        self._session_ends_s = None
         self._holding.lost()
         if had_slots or had_session:
             _log.warning("the place in the tier is lost", machine=self.instance_id, reason=reason)
@@ -422,3 +456,30 @@ class GroupMember:
         self._asking = None
         self._asked_s = time.monotonic()
         self._wanted.set()
+
+
+async def until_vacant(client: KafkaClient, group_id: str, name: str, limit_s: float) -> bool:
+    """Return when no process has the place of a member, with whether that is so in time."""
+    try:
+        async with asyncio.timeout(limit_s):
+            while True:
+                try:
+                    if not await _is_taken(client, group_id, name):
+                        return True
+                except (UpstreamError, RefusedError):
+                    client.forget((GROUP_COORDINATOR, group_id))
+                await asyncio.sleep(VACANCY_INTERVAL_S)
+    except TimeoutError:
+        return False
+
+
+async def _is_taken(client: KafkaClient, group_id: str, name: str) -> bool:
+    def check(error_code: int) -> None:
+        if error_code:
+            raise UpstreamError(NOT_READY, name_of(error_code))
+
+    coordinator = await client.coordinator((GROUP_COORDINATOR, group_id), check)
+    request = describe(group_id)
+    (group,) = (await client.ask(request, coordinator)).groups
+    check(group.error_code)
+    return any(member.group_instance_id == name for member in group.members)

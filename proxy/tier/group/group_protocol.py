@@ -10,6 +10,7 @@ from enum import Enum, auto
 from typing import Any
 
 from kafka import errors
+from kafka.protocol.admin import DescribeGroupsRequest
 from kafka.protocol.consumer import (
     HeartbeatRequest,
     JoinGroupRequest,
@@ -28,6 +29,8 @@ JOIN_VERSION = 5
 SYNC_VERSION = 3
 HEARTBEAT_VERSION = 3
 LEAVE_VERSION = 3
+DESCRIBE_GROUPS_VERSION = 4
+"""The first that tells names (group.instance.id). Since Kafka 2.4."""
 
 NO_MEMBER_ID = ""
 MEMBER_ID_REQUIRED = 79
@@ -153,3 +156,8 @@ class GroupIdentity:
         return LeaveGroupRequest[LEAVE_VERSION](
             group_id=self.group_id, members=[(member_id, self.instance_id)]
         )
+
+
+def describe(group_id: str) -> Any:
+    """Return the request for the members of a group."""
+    return DescribeGroupsRequest[DESCRIBE_GROUPS_VERSION](groups=[group_id])

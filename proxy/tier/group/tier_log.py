@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from structlog import get_logger
 
-from .assignment import Assignment, RefusedMember
+from .group_documents import Assignment, RefusedMember
 
 CLOCKS_APART_S = 300.0
 """Clocks further apart are worth a warning; times in records are by their writers' clocks."""

@@ -10,8 +10,8 @@ sys.path.append(str(Path(__file__).parents[2]))  # as a script it has no conftes
 from parts.even_placement import even
 
 from proxy.cluster.kafka_client import Bootstrap
+from proxy.tier.group.group_documents import Subscription
 from proxy.tier.group.group_member import GroupMember
-from proxy.tier.group.subscription import Subscription
 from proxy.tier.slot_map import MemberAddresses
 
 

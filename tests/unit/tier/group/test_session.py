@@ -1,25 +1,40 @@
-"""When a session is over by our own clock, and what the coordinator's errors ask for."""
+"""What the coordinator's errors ask for, and what is logged of a tier."""
 
 import pytest
+from parts.even_placement import even
 from structlog.testing import capture_logs
+from tier_machines import announcement
 
-from proxy.tier.group.assignment import AnnouncedMember, Assignment, RefusedMember
+from proxy.cluster.kafka_client import Bootstrap
+from proxy.tier.group.group_documents import AnnouncedMember, Assignment, RefusedMember
+from proxy.tier.group.group_member import SESSION_TIMEOUT_S, GroupMember
 from proxy.tier.group.group_protocol import GroupIdentity, Meaning, explain_refusal, meaning_of
-from proxy.tier.group.holding import SessionClock
 from proxy.tier.group.tier_log import TierLog
 from proxy.tier.slot_map import SlotMap
 
 PLACE = GroupIdentity("tier", "a", 10.0)
 
 
-def test_a_session_lasts_from_when_the_last_answered_request_was_sent() -> None:
-    clock = SessionClock(10.0)
-    assert clock.ends_s is None
-    clock.heard(100.0)
-    clock.heard(99.0)  # a round that took longer than the heartbeats beside it
-    assert clock.ends_s == 110.0
-    clock.stop()
-    assert clock.ends_s is None
+async def test_a_session_lasts_from_when_the_last_answered_request_was_sent() -> None:
+    async def release(_: frozenset[int]) -> None:
+        pass
+
+    async def never(_: int) -> bool:
+        return False
+
+    member = GroupMember(
+        Bootstrap([("kafka", 9092)]),
+        "tier",
+        lambda: announcement("a"),
+        on_assigned=lambda *_: None,
+        on_revoked=release,
+        on_lost=lambda: None,
+        place=even,
+        may_hold=never,
+    )
+    member._extend_session(100.0)
+    member._extend_session(99.0)  # a round that took longer than the heartbeats beside it
+    assert member._session_ends_s == 100.0 + SESSION_TIMEOUT_S
 
 
 @pytest.mark.parametrize(

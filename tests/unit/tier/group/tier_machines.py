@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import replace
 
-from proxy.tier.group.subscription import Subscription
+from proxy.tier.group.group_documents import Subscription
 from proxy.tier.slot_balance import SlotLoad
 from proxy.tier.slot_map import ListenerPorts, MemberAddresses
 from proxy.tier.slots import SLOTS
