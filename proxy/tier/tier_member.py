@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -19,25 +19,24 @@ from proxy.cluster.upstream import UpstreamError
 from proxy.config import Config
 from proxy.config.secrets import ALL_RIGHTS, Secrets
 from proxy.config.stores import RELEASE_TIMEOUT_S, StateHolder
+from proxy.queries.queries import Queries
 from proxy.quota.debts import Debt, SharedQuotas
 from proxy.quota.rules import Rule
 from proxy.relay.relay import Relay
 from proxy.slices import Slices
 from proxy.state import Document, GroupFence, Record, StateError, Store
 from proxy.tasks import end_tasks
-from proxy.tier.belongings import Belongings
 from proxy.tier.group.group_documents import Assignment, Subscription
 from proxy.tier.group.group_member import GroupMember, MembershipError, until_vacant
+from proxy.tier.key_rules import TierRules
 from proxy.tier.loads import TierLoads
-from proxy.tier.ownership import SlotOwnership
+from proxy.tier.ownership import SlotOwnership, SlotOwns
 from proxy.tier.peers import Peers, peer_tls
 from proxy.tier.reachability import ReachabilityProbe
 from proxy.tier.records import WATCH, TierStore, slot_key
 from proxy.tier.slot_balance import SlotLoad, placed_slots
 from proxy.tier.slot_map import MemberAddresses, SlotMap
-from proxy.tier.slot_owns import SlotOwns
 from proxy.tier.slot_steering import SlotSteering, ports_of
-from proxy.tier.tier_rules import TierRules
 from proxy.tier.visits import VisitExchanges
 
 JOIN_LIMIT_S = 60.0
@@ -77,7 +76,8 @@ def check_tier_state(config: Config, way: Bootstrap, member: str) -> None:
 class TierMember:
     """The tier as the member `name` has it. Make it inside an event loop.
 
-    `on_common` is called when another member has written what concerns all.
+    `lead_for_all` has this member write what concerns all, or leave that; `on_common` is called
+    when another one has written that.
     """
 
     def __init__(
@@ -89,10 +89,11 @@ class TierMember:
         metrics: MemberInstruments,
         *,
         steering: SlotSteering,
-        belongings: Belongings,
+        queries: Queries,
         shared: SharedQuotas,
         slices: Slices,
         relay: Relay,
+        lead_for_all: Callable[[bool], Awaitable[None]],
         on_common: Callable[[], None],
     ) -> None:
         tier = config.tier
@@ -117,7 +118,11 @@ class TierMember:
         self._probe = ReachabilityProbe(lambda: peers.silent, is_reached)
         self._ownership = ownership = SlotOwnership(
             name,
-            belongings,
+            queries,
+            shared,
+            relay,
+            slices,
+            lead_for_all,
             steering=steering,
             rules=rules,
             peers=peers,
