@@ -29,12 +29,12 @@ from proxy.tasks import end_tasks
 from proxy.tier.group.group_documents import Assignment, Subscription
 from proxy.tier.group.group_member import GroupMember, MembershipError, until_vacant
 from proxy.tier.key_rules import TierRules
-from proxy.tier.loads import TierLoads
 from proxy.tier.ownership import SlotOwnership, SlotOwns
 from proxy.tier.peers import Peers, peer_tls
 from proxy.tier.reachability import ReachabilityProbe
 from proxy.tier.records import WATCH, TierStore, slot_key
 from proxy.tier.slot_balance import SlotLoad, placed_slots
+from proxy.tier.slot_loads import TierLoads
 from proxy.tier.slot_map import MemberAddresses, SlotMap
 from proxy.tier.slot_steering import SlotSteering, ports_of
 from proxy.tier.visits import VisitExchanges
