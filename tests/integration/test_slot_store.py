@@ -35,8 +35,8 @@ from proxy.cluster.login import Credentials, Login
 from proxy.cluster.upstream import CONNECTION_CLOSED, UpstreamError
 from proxy.state import KafkaStore, Record, StateError
 from proxy.state.kafka import slot_store as store_module
-from proxy.state.kafka.slot_fence import GroupFence
 from proxy.state.kafka.slot_store import SlotStore
+from proxy.state.kafka.slot_table import GroupFence
 from proxy.state.kafka.state_topic import settings
 
 PATIENCE_S = 30.0
@@ -55,7 +55,7 @@ from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.login import Credentials, Login
 from proxy.cluster.upstream import CONNECTION_CLOSED, UpstreamError
 from proxy.state import Record
-from proxy.state.kafka.slot_fence import GroupFence
+from proxy.state.kafka.slot_table import GroupFence
 from proxy.state.kafka.slot_store import SlotStore
 
 _, port, topic, group, generation, member, moment = sys.argv

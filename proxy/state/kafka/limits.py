@@ -8,7 +8,7 @@ from proxy.cluster.upstream import RefusedError, UpstreamError
 from proxy.state.store import StateError
 
 from .messages import Content, Place, size_of
-from .slot_records import SlotRecords
+from .slot_table import SlotTable
 from .state_topic import MAX_RECORD_BYTES, FencedError, NotYetError
 
 MAX_STATE_BYTES = 256 * 2**20
@@ -40,9 +40,9 @@ class Explanation:
             what = f"the state in topic {self.topic} cannot be {done}: {error}"
             raise StateError(what, self._fix_of(error)) from error
 
-    def check_changes(self, changes: Mapping[Place, Content], records: SlotRecords) -> None:
+    def check_changes(self, changes: Mapping[Place, Content], slots: SlotTable) -> None:
         """Raise StateError when one of these changes, or all records with them, are too large."""
-        size_bytes = records.size_bytes
+        size_bytes = slots.size_bytes
         for place, content in changes.items():
             record_bytes = size_of(content)
             if record_bytes > MAX_RECORD_BYTES:
@@ -51,7 +51,7 @@ class Explanation:
                     f"takes {MAX_RECORD_BYTES}",
                     self.instead,
                 )
-            size_bytes += record_bytes - size_of(records.at(place))
+            size_bytes += record_bytes - size_of(slots.at(place))
         self.check_size(size_bytes)
 
     def check_size(self, size_bytes: int) -> None:

@@ -14,8 +14,7 @@ from .limits import Explanation
 from .loop_thread import LoopThread
 from .messages import Content, Place, size_of
 from .producer import GenerationError, Producer
-from .slot_fence import SlotHolds
-from .slot_records import SlotRecords
+from .slot_table import SlotTable
 from .state_reader import StateReader
 from .state_topic import FencedError, StateTopic
 
@@ -74,8 +73,7 @@ class TopicStore(Store):
         self._way = WayForLoop(way)
         self._clients: list[KafkaClient] = []
         self._topic = self._new_topic()
-        self._holds = SlotHolds()
-        self._records = SlotRecords(slot_of_record)
+        self._slots = SlotTable(slot_of_record)
         self._positions: dict[int, int] = {}
         """Offset behind what the records hold, by slot."""
         self._uncertain: set[Place] = set()
@@ -87,17 +85,17 @@ class TopicStore(Store):
     @property
     def taken(self) -> frozenset[int]:
         """The slots that may be written."""
-        return self._holds.taken
+        return self._slots.taken
 
     def get(self, key: str) -> Record | None:
         """Return the record of that key, or None, also when its slot is not read here."""
         self._loop.check_open()
-        return self._records.at(self._records.place(key))
+        return self._slots.at(self._slots.place(key))
 
     def items(self, prefix: str) -> list[Record]:
         """Return the records read here whose key begins with `prefix`, sorted by key."""
         self._loop.check_open()
-        return self._records.items(prefix)
+        return self._slots.items(prefix)
 
     def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> int:
         """Delete keys and write records, all or nothing; return how many were deleted."""
@@ -154,15 +152,15 @@ class TopicStore(Store):
         return found
 
     async def _change(self, new: Mapping[str, Record], gone: Collection[str]) -> int:
-        place, at = self._records.place, self._records.at
+        place, at = self._slots.place, self._slots.at
         async with self._put:
-            self._holds.check({place(key)[0] for key in (*gone, *new)})
+            self._slots.check({place(key)[0] for key in (*gone, *new)})
             there = {key for key in gone if at(place(key))}
             changes = self._undoing(self.taken)
             changes |= {place(key): None for key in gone if key in there or place(key) in changes}
             changes |= {place(key): record for key, record in new.items()}
             if changes:
-                self._explanation.check_changes(changes, self._records)
+                self._explanation.check_changes(changes, self._slots)
                 await self._write(changes, self._timeout_s)
             return len(there)
 
@@ -182,7 +180,7 @@ class TopicStore(Store):
 
     def _undoing(self, slots: Collection[int]) -> dict[Place, Content]:
         """Return what undoes failed writes to these slots."""
-        return {place: self._records.at(place) for place in self._uncertain if place[0] in slots}
+        return {place: self._slots.at(place) for place in self._uncertain if place[0] in slots}
 
     async def _write(self, changes: Mapping[Place, Content], limit_s: float) -> None:
         slots = {slot for slot, _ in changes}
@@ -194,7 +192,7 @@ class TopicStore(Store):
                     break
                 except (FencedError, GenerationError) as error:
                     await self._begin_anew(error)
-                    self._holds.check(slots)
+                    self._slots.check(slots)
         self._uncertain -= changes.keys()
-        self._records.change(changes)
+        self._slots.change(changes)
         self._positions |= {slot: self._producer.positions[slot] for slot in slots}
