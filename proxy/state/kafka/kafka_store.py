@@ -8,13 +8,12 @@ from proxy.cluster.kafka_client import Bootstrap
 from proxy.state.store import StateError, Store
 from proxy.wire.list_offsets import EARLIEST
 
-from .limits import Explanation
 from .messages import OWNER_KEY, Content, Place, StateOwner
 from .producer import GenerationError, Producer
 from .slot_table import Refusal
 from .state_reader import StateReader
 from .state_topic import FencedError
-from .topic_store import LOAD_TIMEOUT_S, STORE_TIMEOUT_S, TopicStore
+from .topic_store import LOAD_TIMEOUT_S, STORE_TIMEOUT_S, Explanation, TopicStore
 
 ONLY_SLOT = 0
 OWNER_PLACE = ONLY_SLOT, OWNER_KEY

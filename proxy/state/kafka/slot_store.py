@@ -12,13 +12,12 @@ from proxy.cluster.upstream import RefusedError, UpstreamError
 from proxy.state.store import Record, StateError
 from proxy.wire.list_offsets import EARLIEST, LATEST, READ_UNCOMMITTED
 
-from .limits import Explanation
 from .messages import WRITER_HEADER, Content, Place
 from .producer import GenerationError, Producer
 from .slot_table import LOST_FIX, GroupFence
 from .state_reader import StateReader, batches, offsets
 from .state_topic import FencedError, NotYetError
-from .topic_store import LOAD_TIMEOUT_S, STORE_TIMEOUT_S, TopicStore
+from .topic_store import LOAD_TIMEOUT_S, STORE_TIMEOUT_S, Explanation, TopicStore
 
 TIER_SEPARATOR = "/"
 """Between tier and machine in a transactional id."""

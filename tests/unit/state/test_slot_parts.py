@@ -8,11 +8,11 @@ import pytest
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.upstream import NOT_READY, RefusedError, UpstreamError
 from proxy.state import GroupFence, Record, StateError
-from proxy.state.kafka.limits import Explanation
 from proxy.state.kafka.loop_thread import LoopThread
 from proxy.state.kafka.messages import read_message, to_message
 from proxy.state.kafka.slot_table import SlotTable
 from proxy.state.kafka.state_topic import StateTopic
+from proxy.state.kafka.topic_store import Explanation
 
 FIRST = GroupFence("tier", 4, "member-a")
 NEWER = GroupFence("tier", 5, "member-a")
