@@ -12,7 +12,7 @@ from structlog import get_logger
 
 from metrics import MemberInstruments
 from metrics.member_names import machine_of
-from proxy.admin.peers.tier_protocol import MemberEndpoint, VisitRows
+from proxy.admin.peers.tier_protocol import MemberEndpoint
 from proxy.admin.replies import ApiError
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.upstream import UpstreamError
@@ -20,11 +20,11 @@ from proxy.config import Config
 from proxy.config.secrets import ALL_RIGHTS, Secrets
 from proxy.config.stores import RELEASE_TIMEOUT_S, StateHolder
 from proxy.queries.queries import Queries
-from proxy.quota.debts import Debt, SharedQuotas
+from proxy.quota.debts import SharedQuotas
 from proxy.quota.rules import Rule
 from proxy.relay.relay import Relay
 from proxy.slices import Slices
-from proxy.state import Document, GroupFence, Record, StateError, Store
+from proxy.state import Document, GroupFence, StateError, Store
 from proxy.tasks import end_tasks
 from proxy.tier.group.group_documents import Assignment, Subscription
 from proxy.tier.group.group_member import GroupMember, MembershipError, until_vacant
@@ -137,10 +137,11 @@ class TierMember:
             known=self._known_loads,
             request_rebalance=self.request_rebalance,
         )
-        self.watch_loads = self._loads.watch
-        """Measures the loads of the slots, until cancelled."""
+        self.watch_loads, self.slots = self._loads.watch, self._loads.document
+        self.keep = ownership.keep
         steering.on_learned = self._learned
         self._exchanges = VisitExchanges(shared, steering, peers)
+        self.visited = self._exchanges.charge
         self._member: GroupMember | None = None
         """None while this process is not to be in the group."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -321,18 +322,6 @@ class TierMember:
     def owner_of(self, client_id: str) -> str | None:
         """Return the member that has the query of a client id; None: nobody has."""
         return self._ownership.owns.slot_map.owners[self._rules.keys.slot_of_query(client_id)]
-
-    def slots(self) -> Document:
-        """Return what the status shows of this member's slots."""
-        return self._loads.document()
-
-    async def visited(self, rows: VisitRows) -> VisitRows:
-        """Charge what clients of ours had elsewhere; return what they owe. Raises ValueError."""
-        return await self._exchanges.charge(rows)
-
-    async def keep(self, records: Sequence[Record], debts: Sequence[Debt]) -> None:
-        """Keep records that are ours by now. Raises StateError."""
-        await self._ownership.keep(records, debts)
 
     def document(self) -> Document | None:
         """Return what the status shows of the tier."""
