@@ -13,7 +13,7 @@ from proxy.queries.record_owner import owner_of
 from proxy.quota.debts import Debt
 from proxy.state import Record, SlotStore, Store
 from proxy.state.store import SEPARATOR
-from proxy.tier.slots import SLOTS, slot_of
+from proxy.tier.slot_map import SLOTS, slot_of
 
 COMMON_SLOT = slot_of("common")
 """Has what concerns all members: overrides, pauses, audit."""

@@ -8,8 +8,7 @@ from proxy.cluster.upstream import Address
 from proxy.quota.entities import ClientIdentity
 from proxy.relay.listener import SNI_PORT, Listener
 from proxy.relay.steering import Visit
-from proxy.tier.slot_map import ListenerPorts, MemberAddresses, SlotMap
-from proxy.tier.slots import SLOTS
+from proxy.tier.slot_map import SLOTS, ListenerPorts, MemberAddresses, SlotMap
 
 JUST_MOVED_MS = 3000.0
 """Clients look for their coordinator again in a second or two."""

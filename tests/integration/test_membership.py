@@ -39,8 +39,7 @@ from proxy.tier.group.group_member import (
     GroupMember,
     MembershipError,
 )
-from proxy.tier.slot_map import ListenerPorts, MemberAddresses, SlotMap
-from proxy.tier.slots import SLOTS
+from proxy.tier.slot_map import SLOTS, ListenerPorts, MemberAddresses, SlotMap
 
 PATIENCE_S = 30.0
 """More than a busy machine takes."""

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
 from proxy.tier.slot_balance import SlotLoad
-from proxy.tier.slot_map import MemberAddresses, SlotMap
-from proxy.tier.slots import SLOTS
+from proxy.tier.slot_map import SLOTS, MemberAddresses, SlotMap
 
 USER_DATA_SCHEMA = 1
 """Of the documents. Kafka carries them for members of several versions during an upgrade."""

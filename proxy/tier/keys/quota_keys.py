@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from proxy.quota.disjoint_sets import DisjointSets
 from proxy.quota.entities import CONSUMER_BYTE_RATE, ClientIdentity, QuotaKind
 from proxy.quota.rules import ESCAPES, Rule, RuleTable
-from proxy.tier.slots import slot_of
+from proxy.tier.slot_map import slot_of
 
 from .rule_groups import ClientSet, Field, RuleForm, Tie
 from .tie_classes import TieClasses

@@ -7,8 +7,7 @@ from parts.at_once import at_once
 from parts.quota_world import QuotaWorld
 
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
-from proxy.quota.rule_registry import MAX_PAUSES, RuleRegistry
-from proxy.quota.rule_sources import OVERRIDES, PAUSES
+from proxy.quota.rule_registry import MAX_PAUSES, OVERRIDES, PAUSES, RuleRegistry
 from proxy.quota.rules import QuotaPause, QuotaSettings, Rule, RuleTable
 from proxy.state import MemoryStore, Record, StateError
 

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from proxy.tier.group.group_documents import Subscription
 from proxy.tier.slot_balance import SlotLoad
-from proxy.tier.slot_map import ListenerPorts, MemberAddresses
-from proxy.tier.slots import SLOTS
+from proxy.tier.slot_map import SLOTS, ListenerPorts, MemberAddresses
 
 
 def member(name: str) -> MemberAddresses:
