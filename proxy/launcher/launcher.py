@@ -4,7 +4,7 @@ import asyncio
 import faulthandler
 import gc
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -33,8 +33,8 @@ STOP_EXTRA_S = 30.0
 """A member that has not ended so long after `drain_timeout` is killed: it hands over its slots,
 writes what is due, and drains."""
 
-SETTLED_INTERVAL_S = 1.0
-"""Between two looks whether members have come out of a crash loop."""
+WATCH_INTERVAL_S = 1.0
+"""Between two looks whether members hang."""
 
 _log = get_logger(__name__)
 
@@ -86,7 +86,10 @@ class Launcher:
             succession.release_predecessor()
             gc.collect()
             gc.freeze()  # what is there now stays shared
-            await _all(self._begin(each, is_successor=is_successor) for each in self._workers)
+            begun = (self._begin(each, is_successor=is_successor) for each in self._workers)
+            for result in await asyncio.gather(*begun, return_exceptions=True):
+                if isinstance(result, BaseException):
+                    raise result
             succession.complete()
         except BaseException:
             faulthandler.cancel_dump_traceback_later()
@@ -182,13 +185,11 @@ class Launcher:
                 self._accept(worker)
 
     async def _watch(self) -> None:
-        """Kill members that hang, and follow who has come out of a crash loop, until cancelled."""
-        interval_s = min(SETTLED_INTERVAL_S, BEAT_INTERVAL_S)
+        """Kill members that hang, until cancelled."""
         while True:
             before_s = time.monotonic()
-            await asyncio.sleep(interval_s)
-            now_s = time.monotonic()
-            if now_s - before_s > interval_s + BEAT_INTERVAL_S:
+            await asyncio.sleep(WATCH_INTERVAL_S)
+            if time.monotonic() - before_s > WATCH_INTERVAL_S + BEAT_INTERVAL_S:
                 # The launcher stood still, and the members may have done so with it.
                 for worker in self._workers:
                     worker.heard()
@@ -196,13 +197,6 @@ class Launcher:
                 if worker.serves and worker.hangs():
                     _log.error("a worker hangs and is killed", worker=worker.number)
                     worker.kill()
-            settled = [
-                worker.number
-                for worker in self._workers
-                if worker.serves and worker.restarts.has_settled(now_s)
-            ]
-            if settled:
-                _log.info("workers have settled: their clients come back", workers=settled)
 
     async def _ask_all(self, order: Order) -> None:
         """Have all members do something; the log says which did not."""
@@ -217,10 +211,3 @@ class Launcher:
             worker.kill()
         for worker in self._workers:
             await worker.ended.wait()
-
-
-async def _all(works: Iterable[Awaitable[None]]) -> None:
-    """Run these at the same time; raise what the first of them raises when all are done."""
-    for result in await asyncio.gather(*works, return_exceptions=True):
-        if isinstance(result, BaseException):
-            raise result

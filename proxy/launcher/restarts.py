@@ -21,6 +21,7 @@ class Restarts:
         self.count = 0
         """How often it was started again."""
         self.is_looping = False
+        """Whether it crashes again and again, as of its last crash."""
 
     def started(self, now_s: float) -> None:
         """Record that it serves."""
@@ -30,6 +31,9 @@ class Restarts:
         """Record that it has ended by itself; return after how many seconds to start it again."""
         if now_s - self._started_s >= SETTLED_S:
             self._in_a_row = 0
+            if self.is_looping:
+                self.is_looping = False
+                self._crashes.clear()
         self._crashes.append(now_s)
         self.count += 1
         if len(self._crashes) > LOOP_CRASHES and now_s - self._crashes[0] <= LOOP_WINDOW_S:
@@ -37,12 +41,3 @@ class Restarts:
         delay_s = min(FIRST_DELAY_S * 2 ** (self._in_a_row - 1), MAX_DELAY_S)
         self._in_a_row += 1
         return delay_s if self._in_a_row > 1 else 0.0
-
-    def has_settled(self, now_s: float) -> bool:
-        """Return whether one that serves has just come out of a crash loop."""
-        if self.is_looping and now_s - self._started_s >= SETTLED_S:
-            self.is_looping = False
-            self._in_a_row = 0
-            self._crashes.clear()
-            return True
-        return False

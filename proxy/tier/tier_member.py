@@ -307,6 +307,7 @@ class TierMember:
 
     def settled(self) -> None:
         """Own slots again, after crashes in a row."""
+        _log.info("this member has settled: its clients come back")
         self.is_settling = False
         self.request_rebalance()
 
@@ -389,7 +390,7 @@ class TierMember:
             is_settling=self.is_settling,
         )
 
-    def _assigned(self, slot_map: SlotMap, generation: int, member_id: str) -> None:
+    def _assigned(self, slot_map: SlotMap, fence: GroupFence) -> None:
         member = self._member
         assert member is not None
         if member.refusal is not None:
@@ -398,7 +399,6 @@ class TierMember:
                 text = f"tier {self._tier} refuses member {self.name}: {what}"
                 self._failed.set_exception(TierError(text, fix or "see the tier's log"))
             return
-        fence = GroupFence(self._group_id, generation, member_id, member.instance_id)
         self._ownership.use(slot_map, fence)
         self._peers.use(self._other_urls)
         machine = machine_of(self.name)

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from uuid import uuid4
 
 from structlog import get_logger
@@ -15,6 +16,7 @@ from structlog import get_logger
 from proxy.cluster.broker_connection import BrokerConnection
 from proxy.cluster.kafka_client import GROUP_COORDINATOR, Bootstrap, KafkaClient
 from proxy.cluster.upstream import NOT_READY, RefusedError, UpstreamError, name_of
+from proxy.state import GroupFence
 from proxy.tier.slot_balance import Placement
 from proxy.tier.slot_map import SlotMap
 
@@ -24,11 +26,14 @@ from .group_protocol import (
     MEMBER_ID_REQUIRED,
     NO_MEMBER_ID,
     REBALANCE_IN_PROGRESS,
-    GroupIdentity,
     Meaning,
     describe,
     explain_refusal,
+    heartbeat,
+    join,
+    leave,
     meaning_of,
+    sync,
 )
 from .holding import Holding
 from .tier_log import TierLog
@@ -83,7 +88,7 @@ class GroupMember:
     """One member of a group.
 
     `announce` is called for each round and says what the member is by then; its name must stay the
-    same. `on_assigned(map, generation, member_id)` is called after each round, and then
+    same. `on_assigned(map, fence)` is called after each round, and then
     `on_revoked(slots)`, in a task, when slots are to be released. When it returned, or was
     cancelled after RELEASE_LIMIT_S, others get them: nothing may be written for them any more.
     `on_lost()`: all slots may have new owners by now; nothing may be written for any, until the
@@ -97,7 +102,7 @@ class GroupMember:
         group_id: str,
         announce: Callable[[], Subscription],
         *,
-        on_assigned: Callable[[SlotMap, int, str], None],
+        on_assigned: Callable[[SlotMap, GroupFence], None],
         on_revoked: Callable[[frozenset[int]], Awaitable[None]],
         on_lost: Callable[[], None],
         place: Placement,
@@ -112,16 +117,15 @@ class GroupMember:
         self._may_hold = may_hold
         self._is_holding = False
         """Whether the session is over, and the last map holds all the same."""
-        name = announce().name
-        self._place = GroupIdentity(group_id, name, session_timeout_s)
+        self.name = announce().name
+        """As what Kafka knows its place, too (group.instance.id)."""
+        self.fence = GroupFence(group_id, NO_GENERATION, NO_MEMBER_ID, self.name)
+        """By what the coordinator knows this process, since it joined last."""
+        self._session_timeout_s = session_timeout_s
         self._coordinator_key = GROUP_COORDINATOR, group_id
         self._holding = Holding(uuid4().hex[:PROCESS_CHARS])
         self._session_ends_s: float | None = None
         """Until when by our own clock the brokers keep us at least; None: there is no session."""
-        self.member_id = NO_MEMBER_ID
-        """By which the coordinator knows this process; empty when it does not."""
-        self.generation = NO_GENERATION
-        """Of the group, since this member last joined."""
         self._tier_log = TierLog(group_id)
         self._wanted = asyncio.Event()
         """A round is wanted, by us or by another member."""
@@ -131,11 +135,6 @@ class GroupMember:
         self._releases: set[asyncio.Task[None]] = set()
         self._asked_s = -REJOIN_INTERVAL_S
         self._asking: asyncio.TimerHandle | None = None
-
-    @property
-    def instance_id(self) -> str:
-        """The member's name, as what Kafka knows its place (group.instance.id)."""
-        return self._place.instance_id
 
     @property
     def problem(self) -> str | None:
@@ -151,7 +150,7 @@ class GroupMember:
     def refusal(self) -> RefusedMember | None:
         """Why the tier refused this member; None: it did not."""
         newest = self._holding.assignment
-        return None if newest is None else newest.refused.get(self.member_id)
+        return None if newest is None else newest.refused.get(self.fence.member_id)
 
     def request_rebalance(self, *, at_once: bool = False) -> None:
         """Have a round soon, in which all members announce themselves anew.
@@ -234,14 +233,17 @@ class GroupMember:
 
     async def _take_part(self, connection: BrokerConnection, tasks: asyncio.TaskGroup) -> bool:
         subscription = self._holding.subscription(self._announce())
-        limit_s = self._place.session_timeout_s + ROUND_MARGIN_S
-        member_id = self.member_id
-        joined = await connection.ask(self._place.join(member_id, subscription.encode()), limit_s)
+        limit_s = self._session_timeout_s + ROUND_MARGIN_S
+        before = self.fence
+        request = join(before, self._session_timeout_s, subscription.encode())
+        joined = await connection.ask(request, limit_s)
         if joined.error_code == MEMBER_ID_REQUIRED:
-            self.member_id = joined.member_id
-        if not self._check(joined.error_code, member_id):
+            self.fence = replace(self.fence, member_id=joined.member_id)
+        if not self._check(joined.error_code, before.member_id):
             return False
-        self.member_id, self.generation = joined.member_id, joined.generation_id
+        fence = self.fence = replace(
+            before, member_id=joined.member_id, generation=joined.generation_id
+        )
         self._beats_now.set()
         assignments: dict[str, bytes] = {}
         is_another_round_wanted = False
@@ -249,14 +251,13 @@ class GroupMember:
             said = {each.member_id: bytes(each.metadata) for each in joined.members}
             newest = self._holding.assignment
             assignments, is_another_round_wanted = lead(
-                said, newest, self.generation, self._placement
+                said, newest, fence.generation, self._placement
             )
         sent_s = time.monotonic()
-        request = self._place.sync(self.member_id, self.generation, assignments)
-        synced = await connection.ask(request, limit_s)
+        synced = await connection.ask(sync(fence, assignments), limit_s)
         if not self._check(synced.error_code, joined.member_id):
             return False
-        if time.monotonic() - sent_s >= self._place.session_timeout_s:
+        if time.monotonic() - sent_s >= self._session_timeout_s:
             # This process stood still; what it got may be another's by now.
             self._tier_log.failed("the answer to SyncGroup is older than the session")
             return False
@@ -268,14 +269,15 @@ class GroupMember:
         return True
 
     def _take(self, assignment: Assignment, tasks: asyncio.TaskGroup) -> None:
-        refusal = assignment.refused.get(self.member_id)
-        name = self.instance_id
-        revoked, must_rejoin = self._holding.take(assignment, name, is_refused=refusal is not None)
-        self._tier_log.tier_is(assignment, self.member_id)
+        refusal = assignment.refused.get(self.fence.member_id)
+        revoked, must_rejoin = self._holding.take(
+            assignment, self.name, is_refused=refusal is not None
+        )
+        self._tier_log.tier_is(assignment, self.fence.member_id)
         self._tier_log.problem_is(
             None if refusal is None else f"the tier refuses this machine: {refusal.reason}"
         )
-        self._on_assigned(assignment.slot_map, self.generation, self.member_id)
+        self._on_assigned(assignment.slot_map, self.fence)
         if revoked:
             task = tasks.create_task(self._release(revoked))
             self._releases.add(task)
@@ -306,12 +308,17 @@ class GroupMember:
 
     async def _leave(self) -> None:
         self._session_ends_s = None
-        member_id, self.member_id = self.member_id, NO_MEMBER_ID
-        self.generation = NO_GENERATION
-        if member_id:
+        before = self._forget_place()
+        if before.member_id:
             with suppress(UpstreamError, RefusedError, TimeoutError):
                 async with asyncio.timeout(ANSWER_LIMIT_S):
-                    await self._client.ask(self._place.leave(member_id), await self._coordinator())
+                    await self._client.ask(leave(before), await self._coordinator())
+
+    def _forget_place(self) -> GroupFence:
+        """Join as a new member next; return as what it was known until now."""
+        before = self.fence
+        self.fence = replace(before, generation=NO_GENERATION, member_id=NO_MEMBER_ID)
+        return before
 
     async def _beat(self) -> None:
         """Send heartbeats while there is a place in the group."""
@@ -323,14 +330,12 @@ class GroupMember:
                 async with asyncio.timeout(interval_s):
                     await self._beats_now.wait()
             self._beats_now.clear()
-            if not self.member_id or self.generation == NO_GENERATION:
+            fence, sent_s = self.fence, time.monotonic()
+            if not fence.member_id or fence.generation == NO_GENERATION:
                 continue
-            member_id, generation, sent_s = self.member_id, self.generation, time.monotonic()
             try:
-                coordinator = await self._coordinator()
-                request = self._place.heartbeat(member_id, generation)
-                answer = await self._client.ask(request, coordinator)
-                self._heard(answer.error_code, member_id, generation, sent_s)
+                answer = await self._client.ask(heartbeat(fence), await self._coordinator())
+                self._heard(answer.error_code, fence, sent_s)
             except (UpstreamError, RefusedError) as error:
                 self._client.forget(self._coordinator_key)
                 self._tier_log.failed(str(error))
@@ -338,8 +343,8 @@ class GroupMember:
                 await asyncio.sleep(BEAT_AGAIN_S)
                 self._beats_now.set()
 
-    def _heard(self, error_code: int, member_id: str, generation: int, sent_s: float) -> None:
-        if member_id != self.member_id:
+    def _heard(self, error_code: int, fence: GroupFence, sent_s: float) -> None:
+        if fence.member_id != self.fence.member_id:
             return  # it was about a place that we had before
         meaning = meaning_of(error_code)
         is_in_round = self._round is not None
@@ -347,9 +352,9 @@ class GroupMember:
             # With a generation that is over, the coordinator did not begin the session anew.
             if error_code == REBALANCE_IN_PROGRESS:
                 self._extend_session(sent_s)
-            if not is_in_round and generation == self.generation:
+            if not is_in_round and fence == self.fence:
                 self._wanted.set()
-        elif self._check(error_code, member_id):
+        elif self._check(error_code, fence.member_id):
             self._extend_session(sent_s)
             if not is_in_round and self.refusal is None:
                 self._tier_log.problem_is(None)
@@ -359,9 +364,7 @@ class GroupMember:
 
     def _extend_session(self, sent_s: float) -> None:
         """Begin the session anew, as of a request that was sent then and is answered."""
-        self._session_ends_s = max(
-            sent_s + self._place.session_timeout_s, self._session_ends_s or 0.0
-        )
+        self._session_ends_s = max(sent_s + self._session_timeout_s, self._session_ends_s or 0.0)
 
     async def _watch(self) -> None:
         """Give up what we have when the session may be over by our own clock.
@@ -369,14 +372,14 @@ class GroupMember:
         While the coordinator is away for all, nobody can get slots: then the last map holds. Who
         stood still for as long as a session knows nothing of that.
         """
-        session_s = self._place.session_timeout_s
+        session_s = self._session_timeout_s
         while True:
             ends_s, now_s = self._session_ends_s, time.monotonic()
             left_s = HEARTBEAT_INTERVAL_S if ends_s is None else ends_s - now_s
             if left_s > 0:
                 self._hold(is_held=False)
                 wait_s = min(left_s, HEARTBEAT_INTERVAL_S)
-            elif await self._may_hold(self.generation):
+            elif await self._may_hold(self.fence.generation):
                 self._hold(is_held=True)
                 wait_s = HOLD_INTERVAL_S
             else:
@@ -390,7 +393,7 @@ class GroupMember:
         ends_s = self._session_ends_s
         if ends_s is None or ends_s > time.monotonic():
             return 0.0
-        self._lose(f"the coordinator was not heard for {self._place.session_timeout_s:g} s")
+        self._lose(f"the coordinator was not heard for {self._session_timeout_s:g} s")
         self._wanted.set()
         self._interrupt()
         return HEARTBEAT_INTERVAL_S
@@ -401,9 +404,9 @@ class GroupMember:
             self._is_holding = is_held
             text = "the coordinator is not heard by any member: the last map of slots holds"
             if is_held:
-                _log.warning(text, member=self.instance_id)
+                _log.warning(text, member=self.name)
             else:
-                _log.info("the coordinator is heard again", member=self.instance_id)
+                _log.info("the coordinator is heard again", member=self.name)
 
     def _check(self, error_code: int, member_id: str) -> bool:
         """Return whether this is no error; do what an error asks for at once.
@@ -415,10 +418,10 @@ class GroupMember:
             return True
         if meaning is Meaning.REJOIN:
             return False
-        text = explain_refusal(error_code, self._place)
+        text = explain_refusal(error_code, self.fence, self._session_timeout_s)
         if meaning is Meaning.UNKNOWN:
-            if member_id == self.member_id:
-                self.member_id, self.generation = NO_MEMBER_ID, NO_GENERATION
+            if member_id == self.fence.member_id:
+                self._forget_place()
                 self._lose(text)
             return False
         if meaning in (Meaning.FENCED, Meaning.NEVER):
@@ -431,7 +434,7 @@ class GroupMember:
 
     async def _coordinator(self) -> tuple[str, int]:
         def check(error_code: int) -> None:
-            self._check(error_code, self.member_id)
+            self._check(error_code, self.fence.member_id)
 
         return await self._client.coordinator(self._coordinator_key, check)
 
@@ -445,7 +448,7 @@ class GroupMember:
         self._session_ends_s = None
         self._holding.lost()
         if had_slots or had_session:
-            _log.warning("the place in the tier is lost", machine=self.instance_id, reason=reason)
+            _log.warning("the place in the tier is lost", machine=self.name, reason=reason)
             self._on_lost()
 
     def _interrupt(self) -> None:

@@ -34,7 +34,7 @@ async def main(bootstrap: str, group: str, session_s: float) -> None:
         lambda: Subscription(
             MemberAddresses("frozen", {}), "http://x", "one", "rules", time.time()
         ),
-        on_assigned=lambda slots, _generation, _member_id: say(len(slots.slots_of("frozen"))),
+        on_assigned=lambda slots, _fence: say(len(slots.slots_of("frozen"))),
         on_revoked=release,
         on_lost=lambda: say("lost"),
         may_hold=never,

@@ -6,13 +6,14 @@ from structlog.testing import capture_logs
 from tier_machines import announcement
 
 from proxy.cluster.kafka_client import Bootstrap
+from proxy.state import GroupFence
 from proxy.tier.group.group_documents import AnnouncedMember, Assignment, RefusedMember
 from proxy.tier.group.group_member import SESSION_TIMEOUT_S, GroupMember
-from proxy.tier.group.group_protocol import GroupIdentity, Meaning, explain_refusal, meaning_of
+from proxy.tier.group.group_protocol import Meaning, explain_refusal, meaning_of
 from proxy.tier.group.tier_log import TierLog
 from proxy.tier.slot_map import SlotMap
 
-PLACE = GroupIdentity("tier", "a", 10.0)
+FENCE = GroupFence("tier", 1, "id", "a")
 
 
 async def test_a_session_lasts_from_when_the_last_answered_request_was_sent() -> None:
@@ -56,7 +57,7 @@ async def test_a_session_lasts_from_when_the_last_answered_request_was_sent() ->
 )
 def test_each_error_says_what_to_do(error_code: int, meaning: Meaning, text: str) -> None:
     assert meaning_of(error_code) is meaning
-    assert text in explain_refusal(error_code, PLACE)
+    assert text in explain_refusal(error_code, FENCE, 10.0)
 
 
 def test_what_is_odd_about_the_tier_is_logged_once() -> None:
