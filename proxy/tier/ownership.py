@@ -15,8 +15,9 @@ from structlog import get_logger
 
 from metrics.clock import clock_ms
 from proxy.queries.queries import Queries
-from proxy.quota.debts import Debt, SharedQuotas
+from proxy.quota.debts import Debt
 from proxy.quota.entities import ClientIdentity
+from proxy.quota.manager import SharedQuotas
 from proxy.relay.relay import Relay
 from proxy.slices import Slices
 from proxy.state import GroupFence, Record, SlotStore, StateError

@@ -20,7 +20,7 @@ from proxy.config import Config
 from proxy.config.secrets import ALL_RIGHTS, Secrets
 from proxy.config.stores import RELEASE_TIMEOUT_S, StateHolder
 from proxy.queries.queries import Queries
-from proxy.quota.debts import SharedQuotas
+from proxy.quota.manager import SharedQuotas
 from proxy.quota.rules import Rule
 from proxy.relay.relay import Relay
 from proxy.slices import Slices

@@ -10,8 +10,8 @@ from typing import Any
 from structlog import get_logger
 
 from metrics.clock import clock_ms
-from proxy.quota.debts import SharedQuotas
 from proxy.quota.entities import ClientIdentity, QuotaKind
+from proxy.quota.manager import SharedQuotas
 from proxy.relay.steering import Visit
 from proxy.tier.peers import PeerError, Peers
 from proxy.tier.slot_steering import SlotSteering

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from parts.quota_world import QuotaWorld
 
-from proxy.quota import debts
+from proxy.quota import manager
 from proxy.quota.debts import Debt
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.pacer import LARGE_DEBT_MS, MAX_CARRY_MS
@@ -245,7 +245,7 @@ def test_a_large_debt_is_worked_off_slowly():
 
 
 def test_debts_that_nobody_comes_for_are_bounded(monkeypatch):
-    monkeypatch.setattr(debts, "MAX_PENDING", 3)
+    monkeypatch.setattr(manager, "MAX_PENDING", 3)
     made = world()
     shared = made.quotas.shared
     for number in range(10):
