@@ -17,6 +17,7 @@ from proxy.admin.replies import ApiError
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.upstream import UpstreamError
 from proxy.config import Config
+from proxy.config.endpoints import HostPort
 from proxy.config.secrets import ALL_RIGHTS, Secrets
 from proxy.config.stores import RELEASE_TIMEOUT_S, StateHolder
 from proxy.queries.queries import Queries
@@ -106,10 +107,8 @@ class TierMember:
         self._admin_url = self._cluster_id = ""
         self.is_successor = False
         """Whether the process before is to leave the group first."""
-        self.is_settling = False
-        """Whether this member has crashed again and again, and is to own nothing for now."""
-        self._is_leaving = False
-        """Whether this member is to own nothing any more, as it ends."""
+        self.is_settling = self._is_leaving = False
+        """Whether this member is to own nothing: after crashes in a row, or as it ends."""
         # Each of these knows only those before it.
         self._rules = rules = TierRules(config)
         self._peers = peers = Peers(secrets.tokens.get(ALL_RIGHTS), peer_tls(config))
@@ -117,12 +116,7 @@ class TierMember:
         is_reached = partial(self.request_rebalance, at_once=True)
         self._probe = ReachabilityProbe(lambda: peers.silent, is_reached)
         self._ownership = ownership = SlotOwnership(
-            name,
-            queries,
-            shared,
-            relay,
-            slices,
-            lead_for_all,
+            *(name, queries, shared, relay, slices, lead_for_all),
             steering=steering,
             rules=rules,
             peers=peers,
@@ -241,22 +235,15 @@ class TierMember:
             place=placed_slots,
             may_hold=self._may_hold,
         )
-        works = (
-            member.run,
-            self._ownership.follow,
-            self._ask_peers,
-            self._probe.watch,
-            self._exchanges.run,
-        )
+        followers = self._ownership.follow, self._ask_peers, self._probe.watch, self._exchanges.run
+        works = (member.run, *followers)
         self._tasks = [asyncio.create_task(work(), name=work.__name__) for work in works]
         for task in self._tasks:
             task.add_done_callback(self._ended)
         in_force = asyncio.create_task(self._ownership.in_force.wait())
         try:
             await asyncio.wait(
-                (in_force, self._failed),
-                timeout=JOIN_LIMIT_S,
-                return_when=asyncio.FIRST_COMPLETED,
+                (in_force, self._failed), timeout=JOIN_LIMIT_S, return_when=asyncio.FIRST_COMPLETED
             )
             if self._failed.done():
                 self._failed.result()
@@ -329,20 +316,17 @@ class TierMember:
         assignment, fence = self._assignment, self._ownership.fence
         if assignment is None or fence is None:
             return None
-        members = [
-            {"name": name, "rules": each.rules_digest}
-            for name, each in sorted(assignment.members.items())
-        ]
-        return {"name": self._tier, "generation": fence.generation, "machines": members}
+        members = sorted(assignment.members.items())
+        machines = [{"name": name, "rules": each.rules_digest} for name, each in members]
+        return {"name": self._tier, "generation": fence.generation, "machines": machines}
 
     def alive(self) -> Document:
         """Return what this member says of itself. Raises ApiError while it is in no tier."""
         newest = self._ownership.newest
         if newest is None:
             raise self._not_in_tier()
-        fence = self._ownership.fence
-        generation = 0 if fence is None else fence.generation
-        return {"member": self.name, "generation": newest.generation, "group": generation}
+        generation = newest.generation
+        return {"member": self.name, "generation": generation, "group": self._generation()}
 
     def overview(self) -> Document:
         """Return who owns what, what that carries, and who is reached. Raises ApiError."""
@@ -454,8 +438,7 @@ class TierMember:
         tier, listener = self._config.tier, self._config.listeners[0]
         assert tier is not None
         host = self._config.named(tier.admin_host or listener.advertised_host)
-        scheme = "http" if self._config.admin.tls is None else "https"
-        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+        return f"{'http' if self._config.admin.tls is None else 'https'}://{HostPort(host, port)}"
 
 
 def tier_overview(
