@@ -4,14 +4,13 @@ import asyncio
 import faulthandler
 import gc
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from structlog import get_logger
 
-from proxy.cluster.upstream import Address
 from proxy.config import Config
 from proxy.launcher.host_ports import HostPorts
 from proxy.launcher.worker import run_worker
@@ -48,6 +47,8 @@ class Launcher:
     def __init__(self, config: Config, path: Path, *, splice: bool = True) -> None:
         self._config, self._path, self._splice = config, path, splice
         self._ports = HostPorts(config)
+        # What a successor is told of, and gives back.
+        self.addresses, self.take_back = self._ports.addresses, self._ports.take_back
         self._workers = [WorkerHandle(number) for number in range(config.worker_count)]
         self._tasks: list[asyncio.Task[None]] = []
         self._stop = asyncio.Event()
@@ -129,17 +130,9 @@ class Launcher:
         await self._ask_all(Order.RESUME)
         self._is_in_place.set()
 
-    def take_back(self) -> None:
-        """Have new connections come here again: the successor that gets them hangs."""
-        self._ports.take_back()
-
     def stopped(self) -> None:
         """Begin to stop: a successor serves."""
         self._stop.set()
-
-    def addresses(self) -> Iterable[Address]:
-        """Return where each of our sockets listens."""
-        return self._ports.addresses()
 
     async def _begin(self, worker: WorkerHandle, *, is_successor: bool = False) -> None:
         """Start a member, up to where it could accept clients. Raises WorkerError."""

@@ -48,8 +48,13 @@ class SlotSteering:
         """
         slots = slot_map.slots_of(self._name)
         gained = slots - self._map.slots_of(self._name) if slot_of == self._slot_of else slots
-        self._slot_of = slot_of
-        self._put(slot_map)
+        now_ms = clock_ms()
+        for slot, (before, owner) in enumerate(zip(self._map.owners, slot_map.owners, strict=True)):
+            if before is not None and owner != before:
+                self._moved_ms[slot] = now_ms
+        self._map, self._slot_of = slot_map, slot_of
+        self._serving = sorted({name for name in slot_map.owners if name is not None})
+        self.generation += 1
         self.on_change()
         return gained
 
@@ -89,15 +94,6 @@ class SlotSteering:
         owner = self.owner_of(visit.identity)
         if owner is not None:
             self.on_visit(owner.name, visit)
-
-    def _put(self, slot_map: SlotMap) -> None:
-        now_ms = clock_ms()
-        for slot, (before, owner) in enumerate(zip(self._map.owners, slot_map.owners, strict=True)):
-            if before is not None and owner != before:
-                self._moved_ms[slot] = now_ms
-        self._map = slot_map
-        self._serving = sorted({name for name in slot_map.owners if name is not None})
-        self.generation += 1
 
 
 def ports_of(listener: Listener) -> ListenerPorts:
