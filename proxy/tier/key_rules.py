@@ -9,8 +9,8 @@ import asyncio
 import json
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Self
 
@@ -61,10 +61,10 @@ class KeyRules:
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Read a `text`. Raises ValueError, KeyError or TypeError for anything else."""
+        """Read a `text`. Raises as `Rule.of`."""
         rules, sets = json.loads(text)
         together = tuple(ClientSet(name, frozenset(ids)) for name, ids, _ in sets)
-        return cls(_json(rules), together)
+        return cls(rules_text(map(Rule.of, rules)), together)
 
 
 class TierRules:
@@ -161,7 +161,16 @@ def digest_in_force(table: RuleTable, *, enforce: bool) -> str:
 
 def client_sets(config: Config) -> tuple[ClientSet, ...]:
     """Return the clients that belong together: of each pipeline, and of each query."""
-    return (*_pipelines(config), *_queries(config))
+    of_query = {query.name: query.client_id for query in config.queries}
+    found: list[ClientSet] = []
+    for pipeline in config.pipeline_settings:
+        members = {member for stage in pipeline.stages for member in stage.members}
+        sources = {source.client_id for source in pipeline.sources}
+        ids = frozenset({of_query.get(each, each) for each in members} | sources)
+        found.append(ClientSet(PIPELINE + pipeline.name, ids))
+    for query in config.queries:
+        found.append(ClientSet(query.client_id, frozenset((query.client_id,))))
+    return tuple(found)
 
 
 def keys_record(rules: KeyRules) -> Record:
@@ -180,8 +189,7 @@ def read_keys(store: Store) -> KeyRules | None:
         return None
     try:
         record.check_form(KEYS_SCHEMA)
-        found = KeyRules.read(zlib.decompress(b64decode(str(record.value))).decode())
-        return replace(found, rules=rules_text(read_rules(found.rules)))
+        return KeyRules.read(zlib.decompress(b64decode(str(record.value))).decode())
     except (ValueError, KeyError, TypeError, zlib.error) as error:
         raise StateError(
             f"the rules that the tier goes by cannot be read: {error}",
@@ -191,17 +199,3 @@ def read_keys(store: Store) -> KeyRules | None:
 
 def _json(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
-
-
-def _pipelines(config: Config) -> Iterator[ClientSet]:
-    of_query = {query.name: query.client_id for query in config.queries}
-    for pipeline in config.pipeline_settings:
-        members = {member for stage in pipeline.stages for member in stage.members}
-        sources = {source.client_id for source in pipeline.sources}
-        ids = frozenset({of_query.get(each, each) for each in members} | sources)
-        yield ClientSet(PIPELINE + pipeline.name, ids)
-
-
-def _queries(config: Config) -> Iterator[ClientSet]:
-    for query in config.queries:
-        yield ClientSet(query.client_id, frozenset((query.client_id,)))

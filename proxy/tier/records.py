@@ -1,7 +1,7 @@
 """The records of a member: the slot of each, and what clients owe while their slot moves."""
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from structlog import get_logger
@@ -104,15 +104,10 @@ def take_debts(store: Store, slots: Collection[int]) -> list[Debt]:
     for record in found:
         try:
             record.check_form(DEBT_SNAPSHOT_SCHEMA)
-            debts += _still_owed(record)
+            document: Any = record.value
+            passed_ms = max(0.0, (time.time() - float(document["at_s"])) * MS_PER_SECOND)
+            left = [Debt.of(row).after(passed_ms) for row in document["owed"]]
+            debts += [debt for debt in left if debt.owed_ms > 0]
         except (ValueError, KeyError, TypeError) as error:
             _log.warning("debts not taken over", record=record.key, error=str(error))
     return debts
-
-
-def _still_owed(record: Record) -> list[Debt]:
-    document: Any = record.value
-    passed_ms = max(0.0, (time.time() - float(document["at_s"])) * MS_PER_SECOND)
-    rows: Iterable[Mapping[str, Any]] = document["owed"]
-    debts = (Debt.of(row).after(passed_ms) for row in rows)
-    return [debt for debt in debts if debt.owed_ms > 0]
