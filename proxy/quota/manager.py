@@ -129,12 +129,10 @@ class SharedQuotas:
 
     def charge_visit(
         self, identity: ClientIdentity, address: str, kind: QuotaKind, amount: float, now_ms: float
-    ) -> tuple[str | None, float]:
-        """Charge what a client has had at another member; return the sensor's entity and its debt.
+    ) -> float:
+        """Charge what a client has had at another member; return for how many ms it owes.
 
-        For the client's owner. `amount` is bytes, or busy milliseconds; nothing is held. The debt
-        is milliseconds for `owe`. Where no rule bounds the client, the entity is None and the debt
-        0.
+        For the client's owner. `amount` is bytes, or busy milliseconds; nothing is held.
         """
         quotas = self._manager.client(identity, address)
         try:
@@ -143,36 +141,49 @@ class SharedQuotas:
         finally:
             quotas.close()
         if meter is None:
-            return None, 0.0
+            return 0.0
         if meter.is_enforced:
             meter.share(now_ms)
-        return meter.entity, meter.debt_ms(now_ms)
+        return meter.debt_ms(now_ms)
 
-    def owe(
-        self, client: ClientIdentity | str, kind: QuotaKind, owed_ms: float, now_ms: float
-    ) -> None:
-        """Have the sensor of a client or entity owe at least so much, now or once it is there.
+    def owe(self, client: ClientIdentity, kind: QuotaKind, owed_ms: float, now_ms: float) -> None:
+        """Have the sensor of a client owe at least so much, now or once it is there.
 
         More than an hour, or what is carried of time, is cut to that. Without a rule nothing
         happens.
         """
         if not owed_ms >= 0:
             raise ValueError(f"what is owed must be 0 or more, not {owed_ms!r}")
-        entity = client if isinstance(client, str) else self._entity_of(client, kind)
-        if entity is not None:
-            self._owe(sensor_name(kind, entity), PendingDebt(now_ms + owed_ms), now_ms)
+        charged = (each for each in self._manager.sensors_of(client) if each.kind is kind)
+        of = next(charged, None) or self._manager.table.match(kind, client)
+        if of is not None:
+            self._owe(sensor_name(kind, of.entity), PendingDebt(now_ms + owed_ms), now_ms)
 
     def debts(self, covers: Callable[[ClientIdentity], bool], now_ms: float) -> list[Debt]:
-        """Return what clients owe that have sensors of their own, also those that have left."""
+        """Return all that `owing` yields."""
         return [debt for debt in self.owing(covers, lambda: now_ms) if debt is not None]
 
     def owing(
         self, covers: Callable[[ClientIdentity], bool], clock_ms: Clock, least_ms: float = 0.0
     ) -> Iterator[Debt | None]:
-        """Yield what there is of `debts` above `least_ms`; None for a step without one."""
-        for debt in self._debts(clock_ms):
-            is_asked = debt is not None and debt.owed_ms > least_ms and covers(debt.identity)
-            yield debt if is_asked else None
+        """Yield what clients owe above `least_ms` that have sensors of their own, or had them.
+
+        Also what is kept for sensors that are not there; None for a step without a debt.
+        """
+        for meter in self._manager.registry:
+            client, now_ms, owed_ms = meter.used_by, clock_ms(), 0.0
+            if not (meter.is_overflow or meter.retired):
+                owed_ms = meter.debt_ms(now_ms)
+            if client is None or owed_ms <= least_ms or not covers(client):
+                yield None
+            else:
+                yield Debt(client, meter.entity, meter.kind, owed_ms, meter.owed_ms(now_ms))
+        for until_ms, held_until_ms, debt in tuple(self._pending.values()):
+            owed_ms, held_ms = until_ms - clock_ms(), max(held_until_ms - clock_ms(), 0.0)
+            if debt is None or owed_ms <= least_ms or not covers(debt.identity):
+                yield None
+            else:
+                yield replace(debt, owed_ms=owed_ms, held_ms=held_ms)
 
     def keep_strictly(
         self, covers: Callable[[ClientIdentity], bool], clock_ms: Clock
@@ -189,20 +200,6 @@ class SharedQuotas:
         for debt in debts:
             pending = PendingDebt(now_ms + debt.owed_ms, now_ms + debt.held_ms, debt)
             self._owe(debt.name, pending, now_ms)
-
-    def _debts(self, clock_ms: Clock) -> Iterator[Debt | None]:
-        """Yield what each sensor owes by itself, and what is kept for those that are not there."""
-        for meter in self._manager.registry:
-            client, now_ms, owed_ms = meter.used_by, clock_ms(), 0.0
-            if not (meter.is_overflow or meter.retired):
-                owed_ms = meter.debt_ms(now_ms)
-            if client is None or not owed_ms:
-                yield None
-            else:
-                yield Debt(client, meter.entity, meter.kind, owed_ms, meter.owed_ms(now_ms))
-        for until_ms, held_until_ms, debt in tuple(self._pending.values()):
-            owed_ms, held_ms = until_ms - clock_ms(), max(held_until_ms - clock_ms(), 0.0)
-            yield debt and replace(debt, owed_ms=owed_ms, held_ms=held_ms)
 
     def _owe(self, name: str, debt: PendingDebt, now_ms: float) -> None:
         """Have a sensor owe, now or once it is there; an earlier time than is known is ignored."""
@@ -223,13 +220,6 @@ class SharedQuotas:
         debt = self._pending.pop(meter.name, None)
         if debt is not None:
             meter.owe(debt.until_ms, now_ms, debt.held_until_ms)
-
-    def _entity_of(self, identity: ClientIdentity, kind: QuotaKind) -> str | None:
-        for meter in self._manager.sensors_of(identity):
-            if meter.kind is kind:
-                return meter.entity
-        match = self._manager.table.match(kind, identity)
-        return None if match is None else match.entity
 
 
 def _names_of(entity: str) -> list[str]:

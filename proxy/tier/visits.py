@@ -134,7 +134,7 @@ class VisitExchanges:
         for number, visit in enumerate(visits):
             if not number % CHARGED_AT_ONCE:
                 await asyncio.sleep(0)
-            _, owed_ms = self._shared.charge_visit(
+            owed_ms = self._shared.charge_visit(
                 visit.identity, visit.address, visit.kind, visit.amount, clock_ms()
             )
             owed.append(owed_ms)
