@@ -241,7 +241,7 @@ class Ended(NamedTuple):
 
 Compose = Callable[[], ComposedRules]
 
-RulesWrite = Callable[[], int]  # takes as long as the cluster does
+RulesWrite = Callable[[], None]  # takes as long as the cluster does
 
 
 Result = TypeVar("Result")
@@ -279,7 +279,7 @@ class RuleRegistry:
         store: Store,
         settings: QuotaSettings,
         elsewhere: Callable[[Compose], Awaitable[ComposedRules]] = _here,
-        writing: Callable[[RulesWrite], Awaitable[int]] = _here,
+        writing: Callable[[RulesWrite], Awaitable[None]] = _here,
         *,
         writes: bool = True,
     ) -> None:

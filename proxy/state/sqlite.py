@@ -122,18 +122,17 @@ class SqliteStore(Store):
             ).fetchall()
         return [Record(*row) for row in rows]
 
-    def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> int:
-        """Delete keys and write records, all or nothing; return how many were deleted."""
+    def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> None:
+        """Delete keys and write records, all or nothing."""
         rows = [(record.key, record.text, record.version) for record in records]
         gone = [(key,) for key in delete]
         with self._use() as connection, connection:  # commits, or rolls back after an error
             self._check_files()
             connection.execute("BEGIN IMMEDIATE")
-            deleted = connection.executemany("DELETE FROM record WHERE key = ?", gone).rowcount
+            connection.executemany("DELETE FROM record WHERE key = ?", gone)
             connection.executemany(
                 "INSERT OR REPLACE INTO record (key, value, version) VALUES (?, ?, ?)", rows
             )
-        return max(deleted, 0)
 
     def _check_files(self) -> None:
         """Raise StateError when what is written now would be lost."""

@@ -42,11 +42,11 @@ class WatchedStore(Store):
         with self._explained():
             return self.inner.items(prefix)
 
-    def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> int:
-        """Delete keys and write records, all or nothing; return how many were deleted."""
+    def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> None:
+        """Delete keys and write records, all or nothing."""
         try:
             with self._explained():
-                deleted = self.inner.put_many(records, delete=delete)
+                self.inner.put_many(records, delete=delete)
         except StateError as error:
             if self.writable:
                 _log.error("state not writable", problem=error.what, fix=error.fix)
@@ -55,7 +55,6 @@ class WatchedStore(Store):
         if not self.writable:
             _log.info("state writable again")
         self.writable, self._is_idle = True, False
-        return deleted
 
     def close(self) -> None:
         """Close the state; a second time does nothing."""

@@ -56,18 +56,18 @@ class TierStore(SlotStore):
             timeout_s=config.limits.connect_timeout,
         )
 
-    def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> int:
+    def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> None:
         """See Store. Raises StateError also for what concerns all, where another keeps that."""
         new, gone = list(records), list(delete)
         if not new and not gone:
-            return 0
+            return
         if taken := self.taken:  # else this member is in no group, and that is the error
             kept = [record for record in new if self._is_ours(record.key, taken)]
             left_out = len(new) - len(kept)
             new, gone = kept, [key for key in gone if self._is_ours(key, taken)]
             if left_out:
                 _log.warning("not written, as another member has it now", records=left_out)
-        return super().put_many(new, delete=gone)
+        super().put_many(new, delete=gone)
 
     def _is_ours(self, key: str, taken: Collection[int]) -> bool:
         return owner_of(key) is None or self._slot_of(key) in taken

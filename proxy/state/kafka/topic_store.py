@@ -169,10 +169,10 @@ class TopicStore(Store):
         self._loop.check_open()
         return self._slots.items(prefix)
 
-    def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> int:
-        """Delete keys and write records, all or nothing; return how many were deleted."""
+    def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> None:
+        """Delete keys and write records, all or nothing."""
         new = {record.key: record for record in records}
-        return self._run(self._change(new, tuple(delete)), "written")
+        self._run(self._change(new, tuple(delete)), "written")
 
     def close(self) -> None:
         """Wait for writes under way, undo failed ones, close; a second time does nothing."""
@@ -223,18 +223,17 @@ class TopicStore(Store):
             found[place] = content
         return found
 
-    async def _change(self, new: Mapping[str, Record], gone: Collection[str]) -> int:
+    async def _change(self, new: Mapping[str, Record], gone: Collection[str]) -> None:
         place, at = self._slots.place, self._slots.at
         async with self._put:
             self._slots.check({place(key)[0] for key in (*gone, *new)})
-            there = {key for key in gone if at(place(key))}
             changes = self._undoing(self.taken)
-            changes |= {place(key): None for key in gone if key in there or place(key) in changes}
+            gone_places = map(place, gone)
+            changes |= {each: None for each in gone_places if at(each) or each in changes}
             changes |= {place(key): record for key, record in new.items()}
             if changes:
                 self._explanation.check_changes(changes, self._slots)
                 await self._write(changes, self._timeout_s)
-            return len(there)
 
     async def _end(self) -> None:
         """Write what is to be written last, unless what has the producer is not done in time."""
