@@ -36,7 +36,6 @@ from .group_protocol import (
     sync,
 )
 from .holding import Holding
-from .tier_log import TierLog
 
 SESSION_TIMEOUT_S = 10.0
 """A dead member's slots are given away after it. Brokers allow 6 s and more by default, and a
@@ -69,6 +68,9 @@ RELEASE_LIMIT_S = 5.0
 
 VACANCY_INTERVAL_S = 0.1
 """Between two looks whether the place of a member is free, before its successor joins."""
+
+CLOCKS_APART_S = 300.0
+"""Clocks further apart are worth a warning; times in records are by their writers' clocks."""
 
 PROCESS_CHARS = 8
 """Enough to tell two processes of one member; every member gets those of all."""
@@ -126,7 +128,10 @@ class GroupMember:
         self._holding = Holding(uuid4().hex[:PROCESS_CHARS])
         self._session_ends_s: float | None = None
         """Until when by our own clock the brokers keep us at least; None: there is no session."""
-        self._tier_log = TierLog(group_id)
+        self.problem: str | None = None
+        """Why the member is not in the tier, or may soon be out of it; None: it is in."""
+        self._has_failed = False
+        """Whether the last try to reach the coordinator failed, which by itself is no problem."""
         self._wanted = asyncio.Event()
         """A round is wanted, by us or by another member."""
         self._stopping = asyncio.Event()
@@ -135,11 +140,6 @@ class GroupMember:
         self._releases: set[asyncio.Task[None]] = set()
         self._asked_s = -REJOIN_INTERVAL_S
         self._asking: asyncio.TimerHandle | None = None
-
-    @property
-    def problem(self) -> str | None:
-        """Why the member is not in the tier, or may soon be out of it; None: it is in."""
-        return self._tier_log.problem
 
     @property
     def assignment(self) -> Assignment | None:
@@ -228,7 +228,7 @@ class GroupMember:
                 connection.close()
         except (UpstreamError, RefusedError, FormError) as error:
             self._client.forget(self._coordinator_key)
-            self._tier_log.failed(str(error))
+            self._failed(str(error))
             return False
 
     async def _take_part(self, connection: BrokerConnection, tasks: asyncio.TaskGroup) -> bool:
@@ -259,7 +259,7 @@ class GroupMember:
             return False
         if time.monotonic() - sent_s >= self._session_timeout_s:
             # This process stood still; what it got may be another's by now.
-            self._tier_log.failed("the answer to SyncGroup is older than the session")
+            self._failed("the answer to SyncGroup is older than the session")
             return False
         assignment = Assignment.decode(bytes(synced.assignment))
         self._extend_session(sent_s)
@@ -270,13 +270,12 @@ class GroupMember:
 
     def _take(self, assignment: Assignment, tasks: asyncio.TaskGroup) -> None:
         refusal = assignment.refused.get(self.fence.member_id)
+        log_oddities(assignment, self.assignment, self.fence.member_id)
         revoked, must_rejoin = self._holding.take(
             assignment, self.name, is_refused=refusal is not None
         )
-        self._tier_log.tier_is(assignment, self.fence.member_id)
-        self._tier_log.problem_is(
-            None if refusal is None else f"the tier refuses this machine: {refusal.reason}"
-        )
+        refused = f"the tier refuses this machine: {refusal.reason}" if refusal else None
+        self._set_problem(refused)
         self._on_assigned(assignment.slot_map, self.fence)
         if revoked:
             task = tasks.create_task(self._release(revoked))
@@ -338,7 +337,7 @@ class GroupMember:
                 self._heard(answer.error_code, fence, sent_s)
             except (UpstreamError, RefusedError) as error:
                 self._client.forget(self._coordinator_key)
-                self._tier_log.failed(str(error))
+                self._failed(str(error))
                 self._interrupt()  # a round at a coordinator that is gone would wait for long
                 await asyncio.sleep(BEAT_AGAIN_S)
                 self._beats_now.set()
@@ -357,7 +356,7 @@ class GroupMember:
         elif self._check(error_code, fence.member_id):
             self._extend_session(sent_s)
             if not is_in_round and self.refusal is None:
-                self._tier_log.problem_is(None)
+                self._set_problem(None)
         elif meaning is Meaning.UNKNOWN:
             self._interrupt()
             self._wanted.set()
@@ -398,6 +397,22 @@ class GroupMember:
         self._interrupt()
         return HEARTBEAT_INTERVAL_S
 
+    def _failed(self, error: str) -> None:
+        """Count a try that failed. One by itself is no problem: coordinators move."""
+        if self._has_failed:
+            self._set_problem(error)
+        self._has_failed = True
+
+    def _set_problem(self, problem: str | None) -> None:
+        """Log a problem, and when it is over."""
+        self._has_failed = False
+        group_id = self.fence.group_id
+        if problem is not None and problem != self.problem:
+            _log.warning("not sure of the tier", group=group_id, error=problem)
+        elif problem is None and self.problem is not None:
+            _log.info("in the tier again", group=group_id)
+        self.problem = problem
+
     def _hold(self, *, is_held: bool) -> None:
         """Log that the last map holds without a session, or that this is over."""
         if is_held != self._is_holding:
@@ -426,7 +441,7 @@ class GroupMember:
             return False
         if meaning in (Meaning.FENCED, Meaning.NEVER):
             self._lose(text)
-            self._tier_log.problem_is(text)
+            self._set_problem(text)
             raise MembershipError(text)
         if meaning is Meaning.MOVED:
             raise UpstreamError(NOT_READY, f"the coordinator is not ready: {text}")
@@ -459,6 +474,21 @@ class GroupMember:
         self._asking = None
         self._asked_s = time.monotonic()
         self._wanted.set()
+
+
+def log_oddities(assignment: Assignment, before: Assignment | None, member_id: str) -> None:
+    """Log what is odd about the other members, and was not `before`: rules, clocks, refusals."""
+    digests = assignment.rules_digests
+    if len(digests) > 1 and (before is None or digests != before.rules_digests):
+        _log.warning("machines of the tier have different rules", machines_by_digest=digests)
+    was_apart = before is not None and before.clocks_apart_s > CLOCKS_APART_S
+    if assignment.clocks_apart_s > CLOCKS_APART_S and not was_apart:
+        clocks = {name: each.clock_s for name, each in assignment.members.items()}
+        _log.warning("clocks of the tier are far apart", clock_s_by_machine=clocks)
+    for key, refusal in assignment.refused.items():
+        if key != member_id and (before is None or before.refused.get(key) != refusal):
+            text = "the tier refuses a machine"
+            _log.warning(text, machine=refusal.name, reason=refusal.reason)
 
 
 async def until_vacant(client: KafkaClient, group_id: str, name: str, limit_s: float) -> bool:

@@ -8,22 +8,22 @@ from tier_machines import announcement
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.state import GroupFence
 from proxy.tier.group.group_documents import AnnouncedMember, Assignment, RefusedMember
-from proxy.tier.group.group_member import SESSION_TIMEOUT_S, GroupMember
+from proxy.tier.group.group_member import SESSION_TIMEOUT_S, GroupMember, log_oddities
 from proxy.tier.group.group_protocol import Meaning, explain_refusal, meaning_of
-from proxy.tier.group.tier_log import TierLog
 from proxy.tier.slot_map import SlotMap
 
 FENCE = GroupFence("tier", 1, "id", "a")
 
 
-async def test_a_session_lasts_from_when_the_last_answered_request_was_sent() -> None:
+@pytest.fixture
+async def group_member() -> GroupMember:
     async def release(_: frozenset[int]) -> None:
         pass
 
     async def never(_: int) -> bool:
         return False
 
-    member = GroupMember(
+    return GroupMember(
         Bootstrap([("kafka", 9092)]),
         "tier",
         lambda: announcement("a"),
@@ -33,9 +33,14 @@ async def test_a_session_lasts_from_when_the_last_answered_request_was_sent() ->
         place=even,
         may_hold=never,
     )
-    member._extend_session(100.0)
-    member._extend_session(99.0)  # a round that took longer than the heartbeats beside it
-    assert member._session_ends_s == 100.0 + SESSION_TIMEOUT_S
+
+
+async def test_a_session_lasts_from_when_the_last_answered_request_was_sent(
+    group_member: GroupMember,
+) -> None:
+    group_member._extend_session(100.0)
+    group_member._extend_session(99.0)  # a round that took longer than the heartbeats beside it
+    assert group_member._session_ends_s == 100.0 + SESSION_TIMEOUT_S
 
 
 @pytest.mark.parametrize(
@@ -61,7 +66,6 @@ def test_each_error_says_what_to_do(error_code: int, meaning: Meaning, text: str
 
 
 def test_what_is_odd_about_the_tier_is_logged_once() -> None:
-    log = TierLog("tier")
     odd = Assignment(
         1,
         SlotMap(1, {}, ()),
@@ -72,8 +76,8 @@ def test_what_is_odd_about_the_tier_is_logged_once() -> None:
         refused={"id": RefusedMember("c", "why")},
     )
     with capture_logs() as lines:
-        log.tier_is(odd, "mine")
-        log.tier_is(odd, "mine")
+        log_oddities(odd, None, "mine")
+        log_oddities(odd, odd, "mine")
     assert [line["event"] for line in lines] == [
         "machines of the tier have different rules",
         "clocks of the tier are far apart",
@@ -82,13 +86,12 @@ def test_what_is_odd_about_the_tier_is_logged_once() -> None:
     assert lines[0]["machines_by_digest"] == {"d1": ["a"], "d2": ["b"]}
 
 
-def test_one_failure_by_itself_is_no_problem() -> None:
-    log = TierLog("tier")
+async def test_one_failure_by_itself_is_no_problem(group_member: GroupMember) -> None:
     with capture_logs() as lines:
-        log.failed("moved")
-        assert log.problem is None
-        log.failed("moved")
-        log.failed("moved")
-        assert log.problem == "moved"
-        log.problem_is(None)
+        group_member._failed("moved")
+        assert group_member.problem is None
+        group_member._failed("moved")
+        group_member._failed("moved")
+        assert group_member.problem == "moved"
+        group_member._set_problem(None)
     assert [line["event"] for line in lines] == ["not sure of the tier", "in the tier again"]
