@@ -27,6 +27,13 @@ NO_GENERATION = -1
 LOAD_STEPS = 10_000
 """In which a member's capacity is counted, where the load of a slot is told."""
 
+_PLAIN: Mapping[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("process", "admin_url", "cluster_id", "rules_digest"), str),
+    **dict.fromkeys(("slots", "generation", "map_generation"), int),
+    **dict.fromkeys(("is_leaving", "is_settling"), bool),
+}
+"""What of a `Subscription` is written as it is, and how it is read."""
+
 T = TypeVar("T")
 
 
@@ -113,25 +120,17 @@ class Subscription:
         return pack(
             {
                 "machine": self.name,
-                "process": self.process,
                 "members": [self.addresses.document()],
-                "admin_url": self.admin_url,
-                "cluster_id": self.cluster_id,
-                "rules_digest": self.rules_digest,
                 "clock_s": round(self.clock_s, 3),
-                "slots": self.slots,
                 "loads": [
                     [slot, round(load.bytes_per_s), round(load.cpu_share, 4)]
                     for slot, load in sorted(self.loads.items())
                 ],
                 "owned": {self.name: sorted(self.owned)},
                 "letting_go": sorted(self.letting_go),
-                "is_leaving": self.is_leaving,
                 "reached": sorted(self.reached),
                 "unreached": sorted(self.unreached),
-                "is_settling": self.is_settling,
-                "generation": self.generation,
-                "map_generation": self.map_generation,
+                **{name: getattr(self, name) for name in _PLAIN},
             }
         )
 
@@ -142,29 +141,22 @@ class Subscription:
 
     @classmethod
     def _of(cls, document: Mapping[str, Any]) -> Self:
-        slots = int(document["slots"])
+        # Members of an earlier version do not say these three.
+        document = {"reached": (), "unreached": (), "is_settling": False, **document}
         (addresses,) = document["members"]
+        rows = document["loads"]
+        plain: dict[str, Any] = {name: kind(document[name]) for name, kind in _PLAIN.items()}
         read = cls(
             addresses=MemberAddresses.of(addresses),
-            admin_url=str(document["admin_url"]),
-            cluster_id=str(document["cluster_id"]),
-            rules_digest=str(document["rules_digest"]),
             clock_s=float(document["clock_s"]),
-            slots=slots,
-            loads={
-                int(slot): SlotLoad(float(rate), float(share))
-                for slot, rate, share in document["loads"]
-            },
-            is_leaving=bool(document["is_leaving"]),
-            reached=frozenset(map(str, document.get("reached", ()))),
-            unreached=frozenset(map(str, document.get("unreached", ()))),
-            is_settling=bool(document.get("is_settling", False)),
-            process=str(document["process"]),
+            loads={int(slot): SlotLoad(float(rate), float(share)) for slot, rate, share in rows},
             owned=frozenset(int(slot) for each in document["owned"].values() for slot in each),
             letting_go=frozenset(map(int, document["letting_go"])),
-            generation=int(document["generation"]),
-            map_generation=int(document["map_generation"]),
+            reached=frozenset(map(str, document["reached"])),
+            unreached=frozenset(map(str, document["unreached"])),
+            **plain,
         )
+        slots = read.slots
         if not all(0 <= slot < slots for slot in {*read.owned, *read.loads, *read.letting_go}):
             raise ValueError(f"a slot is not among 0 to {slots - 1}")
         return read

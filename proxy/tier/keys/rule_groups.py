@@ -5,7 +5,7 @@ from enum import Flag, auto
 from functools import cached_property
 from typing import Self
 
-from proxy.quota.entities import DEFAULT, QuotaKind
+from proxy.quota.entities import QuotaKind
 from proxy.quota.rules import ANY, EXACT, PREFIX, UNNAMED, Rule
 
 
@@ -52,11 +52,7 @@ class Tie:
     @classmethod
     def of(cls, rule: Rule) -> Self:
         """Return what a rule makes its clients share."""
-        client_id = rule.client_id_prefix
-        if client_id is None and rule.client_id != DEFAULT:
-            client_id = rule.client_id
-        user = None if rule.user == DEFAULT else rule.user
-        return cls(rule.shared_entity, user, client_id, rule.listener)
+        return cls(rule.shared_entity, *rule.named)
 
 
 @dataclass(frozen=True)
