@@ -100,10 +100,6 @@ class Store(ABC):
         self.put_many((record,))
         return record
 
-    def delete(self, key: str) -> None:
-        """Delete one record, if it is there."""
-        self.put_many((), delete=(key,))
-
     @abstractmethod
     def close(self) -> None:
         """Close the state; a second time does nothing."""

@@ -32,11 +32,6 @@ class WatchedStore(Store):
         """Replace the store: the one before is closed, or was empty."""
         self.inner, self._closed, self.writable = store, False, True
 
-    def get(self, key: str) -> Record | None:
-        """Return the record of that key, or None."""
-        with self._explained():
-            return self.inner.get(key)
-
     def items(self, prefix: str) -> list[Record]:
         """Return the records whose key begins with `prefix`, sorted by key."""
         with self._explained():

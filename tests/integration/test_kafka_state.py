@@ -205,7 +205,7 @@ def test_records_survive_a_restart(opened):
         store.put("a/b", {"c": [1.5, "é"]}, version=2)
         store.put("a/é🦜", None)
         store.put("a/gone", 1)
-        store.delete("a/gone")
+        store.put_many((), delete=("a/gone",))
     with closing(opened()) as store:
         assert store.items("") == [
             Record("a/b", '{"c":[1.5,"\\u00e9"]}', 2),

@@ -237,10 +237,10 @@ def test_slots_are_taken_written_released_and_found_again(opened, group):
     with pytest.raises(StateError, match="has not the slot 3"):
         store.put_many([Record.of("a/1", 9), Record.of("a/3", 9)])
     with pytest.raises(StateError, match="has not the slot 3"):
-        store.delete("a/3")
-    store.delete("b/2")
+        store.put_many((), delete=("a/3",))
+    store.put_many((), delete=("b/2",))
     assert store.get("b/2") is None
-    store.delete("b/2")
+    store.put_many((), delete=("b/2",))
     assert values(store) == {"a/1": 1, "a/2": 2}
     store.release([2])
     assert values(store) == {"a/1": 1}
@@ -346,7 +346,7 @@ def test_a_write_that_failed_is_undone(opened, group, how):
     assert values(store) == {"a/1": "old"}
     if how == "write":
         store.put("b/1", 1)
-        store.delete("b/1")
+        store.put_many((), delete=("b/1",))
     elif how == "release":
         store.release([1, 2])
     else:
@@ -652,7 +652,7 @@ def test_the_common_slot_is_read_by_all(opened, group):
     assert changes == [frozenset({"quotas/0"})]
     assert two.get("quotas/0").value == 1
     one.put("a/1", "of no concern")
-    one.delete("quotas/0")
+    one.put_many((), delete=("quotas/0",))
     until(lambda: two.get("quotas/0") is None, "the deletion is seen")
     with pytest.raises(StateError, match="has not the slot 0"):
         two.put("quotas/0", 2)

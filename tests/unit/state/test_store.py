@@ -40,9 +40,9 @@ def test_a_later_value_replaces_an_earlier_one(store):
 
 def test_what_is_deleted_is_not_there(store):
     store.put("a/b", 1)
-    store.delete("a/b")
+    store.put_many((), delete=("a/b",))
     assert store.get("a/b") is None
-    store.delete("a/b")
+    store.put_many((), delete=("a/b",))
     assert store.get("a/b") is None
 
 
@@ -122,7 +122,7 @@ def test_a_closed_store_says_so_and_may_be_closed_again(store):
         lambda: store.get("a/b"),
         lambda: store.items(""),
         lambda: store.put("a/b", 1),
-        lambda: store.delete("a/b"),
+        lambda: store.put_many((), delete=("a/b",)),
     ):
         with pytest.raises(RuntimeError, match="is closed"):
             use()
