@@ -153,7 +153,7 @@ class Launcher:
     def _accept(self, worker: WorkerHandle) -> None:
         worker.send(Order.ACCEPT)
         worker.serves = True
-        worker.restarts.started(time.monotonic())
+        worker.restarts.started_s = time.monotonic()
         _log.info("worker serves", worker=worker.number, process=worker.pid)
 
     async def _keep(self, worker: WorkerHandle) -> None:

@@ -17,19 +17,16 @@ class Restarts:
     def __init__(self) -> None:
         self._crashes: deque[float] = deque(maxlen=LOOP_CRASHES + 1)
         self._in_a_row = 0
-        self._started_s = 0.0
+        self.started_s = 0.0
+        """Since when it serves."""
         self.count = 0
         """How often it was started again."""
         self.is_looping = False
         """Whether it crashes again and again, as of its last crash."""
 
-    def started(self, now_s: float) -> None:
-        """Record that it serves."""
-        self._started_s = now_s
-
     def crashed(self, now_s: float) -> float:
         """Record that it has ended by itself; return after how many seconds to start it again."""
-        if now_s - self._started_s >= SETTLED_S:
+        if now_s - self.started_s >= SETTLED_S:
             self._in_a_row = 0
             if self.is_looping:
                 self.is_looping = False

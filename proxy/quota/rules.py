@@ -247,10 +247,6 @@ class Rule:
             for key, value in self.keys.items()
         )
 
-    def mismatch(self, identity: ClientIdentity) -> str | None:
-        """Return why the rule is not for this client, or None when it is."""
-        return mismatch(self.keys, identity)
-
     def names(self, identity: ClientIdentity) -> bool:
         """Return whether the user, the client id or a prefix of it stands in the rule."""
         client_id, prefix = identity.client_id or "", self.client_id_prefix
@@ -440,7 +436,7 @@ class RuleTable:
         """
         considered: list[CandidateRule] = []
         for kind, rules in self._by_kind.items():
-            reasons = [rule.mismatch(identity) for rule in rules]
+            reasons = [mismatch(rule.keys, identity) for rule in rules]
             mismatches = (
                 (not rules[at].names(identity), at) for at, reason in enumerate(reasons) if reason
             )

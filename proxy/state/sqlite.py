@@ -91,7 +91,8 @@ class SqliteStore(Store):
         self._name = name or str(path)
         self._lock = Lock()
         with self._explained(), ExitStack() as failing:
-            _make_private(path)
+            with suppress(OSError):  # SQLite says what goes wrong
+                path.touch(PRIVATE_MODE, exist_ok=False)
             connection = sqlite3.connect(
                 path,
                 timeout=wait_ms / MS_PER_SECOND,
@@ -178,12 +179,6 @@ def _files_there(path: Path, *fields: str) -> FilesThere:
 def log_of(path: Path) -> Path:
     """Return where SQLite keeps what is not in the file yet, while the file is open."""
     return path.with_name(path.name + "-wal")
-
-
-def _make_private(path: Path) -> None:
-    """Make a file for its owner alone, unless it is there; SQLite says what goes wrong."""
-    with suppress(OSError):
-        path.touch(PRIVATE_MODE, exist_ok=False)
 
 
 def _identify(connection: sqlite3.Connection, path: str) -> int:

@@ -50,8 +50,8 @@ class KeyRules:
         return cls(rules_text(RuleTable(config.quota_settings.rules).rules), client_sets(config))
 
     def keys(self) -> QuotaKeys:
-        """Make the keys; of 10,000 rules in 0.5 s. Raises as `read`."""
-        return QuotaKeys(read_rules(self.rules), self.together)
+        """Make the keys; of 10,000 rules in 0.5 s. Raises as `Rule.of`."""
+        return QuotaKeys(map(Rule.of, json.loads(self.rules)), self.together)
 
     def text(self) -> str:
         """Return both as JSON; `read` reads that."""
@@ -141,11 +141,6 @@ def rules_text(rules: Iterable[Rule]) -> str:
     Of 10,000 rules it takes 0.1 s.
     """
     return _json([rule.document() for rule in rules])
-
-
-def read_rules(text: str) -> tuple[Rule, ...]:
-    """Read a `rules_text`. Raises as `Rule.of`."""
-    return tuple(map(Rule.of, json.loads(text)))
 
 
 def digest_of(text: str) -> str:

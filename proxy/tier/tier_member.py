@@ -34,7 +34,7 @@ from proxy.tier.ownership import SlotOwnership, SlotOwns
 from proxy.tier.peers import Peers, peer_tls
 from proxy.tier.reachability import ReachabilityProbe
 from proxy.tier.records import WATCH, TierStore, slot_key
-from proxy.tier.slot_balance import SlotLoad, placed_slots
+from proxy.tier.slot_balance import placed_slots
 from proxy.tier.slot_loads import TierLoads
 from proxy.tier.slot_map import MemberAddresses, SlotMap
 from proxy.tier.slot_steering import SlotSteering, ports_of
@@ -128,7 +128,7 @@ class TierMember:
             ownership,
             slices,
             relay.list,
-            known=self._known_loads,
+            known=lambda: None if self._assignment is None else self._assignment.loads,
             request_rebalance=self.request_rebalance,
         )
         self.watch_loads, self.slots = self._loads.watch, self._loads.document
@@ -422,9 +422,6 @@ class TierMember:
             self._ownership.look()
         if not all(key.startswith(PRIVATE) for key in keys):
             self._on_common()
-
-    def _known_loads(self) -> Mapping[int, SlotLoad] | None:
-        return None if (assignment := self._assignment) is None else assignment.loads
 
     def _generation(self) -> int:
         fence = self._ownership.fence
