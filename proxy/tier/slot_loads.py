@@ -61,7 +61,6 @@ class LoadMeter:
         """By slot; of others there is nothing to tell."""
         self.clients: dict[int, list[str]] = {}
         """Names of the biggest clients of slots that take much, the biggest one first."""
-        self._slots: dict[ClientIdentity, int] = {}
         self._slot_of: object = None
         self._began_s = self._at_s = math.nan
         self._cpu_s = 0.0
@@ -93,37 +92,26 @@ class LoadMeter:
         passed_s, used_s = now_s - self._at_s, cpu_s - self._cpu_s
         self._at_s, self._cpu_s = now_s, cpu_s
         if slot_of != self._slot_of:
-            self._slots.clear()
             self._slot_of, self._began_s = slot_of, now_s
         sizes: dict[int, float] = defaultdict(float)
         weights: dict[int, float] = defaultdict(float)
-        slots: dict[ClientIdentity, int] = {}
+        clients: defaultdict[int, list[ClientIdentity]] = defaultdict(list)
         for number, (client, size) in enumerate(bytes_per_s.items()):
             if not number % WALKED_AT_ONCE:
                 yield
-            slot = self._slots.get(client)
-            slots[client] = slot = slot_of(client) if slot is None else slot
+            slot = slot_of(client)
+            clients[slot].append(client)
             sizes[slot] += size
             weights[slot] += weight(client)
-        self._slots = slots  # of those alone that are there
         if not passed_s > 0:
             return
         total = sum(weights.values())
         cpu = {slot: used_s / passed_s * part / total for slot, part in weights.items() if total}
         self.loads = _averaged(self.loads, sizes, cpu, passed_s)
-        yield from self._name_clients(weight)
-
-    def _name_clients(self, weight: Callable[[ClientIdentity], float]) -> Iterator[None]:
-        large = {slot for slot, load in self.loads.items() if load.share >= NAMED_SHARE}
-        found: dict[int, list[ClientIdentity]] = {slot: [] for slot in large}
-        for number, (client, slot) in enumerate(self._slots.items() if large else ()):
-            if not number % WALKED_AT_ONCE:
-                yield
-            if slot in large:
-                found[slot].append(client)
         self.clients = {
-            slot: [*map(_title, nlargest(MAX_NAMED_OF_SLOT, clients, key=weight))]
-            for slot, clients in found.items()
+            slot: [*map(_title, nlargest(MAX_NAMED_OF_SLOT, clients[slot], key=weight))]
+            for slot, load in self.loads.items()
+            if load.share >= NAMED_SHARE
         }
 
 
