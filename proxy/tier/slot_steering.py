@@ -68,15 +68,13 @@ class SlotSteering:
 
         In a tier it is on another machine, when there is one.
         """
-        members, owner = self._map.members, self._map.owners[self._slot_of(identity)]
-        if owner is None:
-            return members[self._serving[0]] if self._serving else None
+        owner = self._map.owners[self._slot_of(identity)] or ""
         others = [name for name in self._serving if name != owner]
-        others = [name for name in others if machine_of(name) != machine_of(owner)] or others
         if not others:
             return None
-        later = [name for name in others if name > owner]
-        return members[later[0] if later else others[0]]
+        machine = machine_of(owner)
+        name = min(others, key=lambda name: (machine_of(name) == machine, name <= owner, name))
+        return self._map.members[name]
 
     def has_moved(self, identity: ClientIdentity) -> bool:
         """Return whether the slot of a client got another owner in the last JUST_MOVED_MS."""
