@@ -33,10 +33,9 @@ class GroupFence:
 class SlotTable:
     """Records by slot and key, which slots may be written, and the fence; for several threads.
 
-    Records are changed by one thread.
-    The slot of a record follows from the rules, and they may change. What then stands in another
-    slot than it belongs to is a stray: it is not found, as what is written or deleted in the right
-    slot counts, and that may be on another machine.
+    One thread changes records. The slot of a record follows from the rules, which may change. What
+    then stands in another slot than its own is a stray: it is not found, as what is written or
+    deleted in its own slot counts, and that may be on another machine.
     """
 
     def __init__(self, slot_of_record: Callable[[str], int]) -> None:

@@ -7,7 +7,7 @@ import json
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from proxy.tier.slot_balance import SlotLoad
 from proxy.tier.slot_map import SLOTS, MemberAddresses, SlotMap
@@ -162,8 +162,7 @@ class Subscription:
         return read
 
 
-@dataclass(frozen=True, slots=True)
-class AnnouncedMember:
+class AnnouncedMember(NamedTuple):
     """A member as it announced itself; where clients reach it is in the map."""
 
     admin_url: str
@@ -174,8 +173,7 @@ class AnnouncedMember:
     """Its clock as it joined, in whole seconds since the epoch."""
 
 
-@dataclass(frozen=True, slots=True)
-class RefusedMember:
+class RefusedMember(NamedTuple):
     """A member that is in the group and must not be in the tier."""
 
     name: str
@@ -235,11 +233,8 @@ class Assignment:
                     round(self.loads[slot].share * LOAD_STEPS) if slot in self.loads else None
                     for slot in range(len(self.slot_map.owners))
                 ],
-                "machines": {
-                    name: [each.admin_url, each.process, each.rules_digest, each.clock_s]
-                    for name, each in self.members.items()
-                },
-                "refused": {key: [each.name, each.reason] for key, each in self.refused.items()},
+                "machines": dict(self.members),
+                "refused": dict(self.refused),
                 "unheard": sorted(self.unheard),
             }
         )
