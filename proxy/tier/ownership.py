@@ -117,7 +117,7 @@ class SlotOwnership:
         self._may_have_misplaced = False
         """Whether there may be records here that belong to other slots by other keys."""
         self._owed_away: list[Debt] = []
-        """What clients owe that other members have since the keys are other ones."""
+        """What clients owe that other members may have since the keys are other ones."""
         self._closing: asyncio.TimerHandle | None = None
         """Closes what still waits for a cluster that cannot be reached."""
         self._loop = asyncio.get_running_loop()
@@ -134,6 +134,8 @@ class SlotOwnership:
         """Set when the group is followed; to be cleared before it is joined."""
         self._changing = asyncio.Lock()
         self._wanted = asyncio.Event()
+        self.look = self._wanted.set
+        """Has the group and the rules be followed again: something changed, or has failed."""
         self._steering_tasks: set[asyncio.Task[None]] = set()
         self._followed = asyncio.Event()
         """Set when another map is followed than before."""
@@ -148,10 +150,6 @@ class SlotOwnership:
     def is_leader(self) -> bool:
         """Whether this member writes what concerns all."""
         return self.owns.slot_map.owners[COMMON_SLOT] == self._name
-
-    def look(self) -> None:
-        """Follow the group and the rules again: something is another one, or has failed."""
-        self._wanted.set()
 
     def use(self, slot_map: SlotMap, fence: GroupFence) -> None:
         """Follow what the group has decided."""
@@ -301,30 +299,23 @@ class SlotOwnership:
             lambda client: before.has(client) and not after.has(client), clock_ms()
         )
         gone = before.slots - after.slots
-        leaving = [
-            (slot, debt) for debt in left if (slot := before.keys.slot_of(debt.identity)) in gone
-        ]
+        slot_of = before.keys.slot_of
+        leaving = [(slot, debt) for debt in left if (slot := slot_of(debt.identity)) in gone]
         if leaving and self.newest is not None:
             with suppress(StateError):
                 await asyncio.to_thread(write_debts, self.store, leaving)
         if is_rekeyed:
             self._rules.in_force, self._rules.keys = rules, keys
             self._may_have_misplaced = True
-            self._owed_away = [
-                debt
-                for debt in left
-                if before.keys.slot_of(debt.identity) not in gone
-                and self._other_owner(after, debt) is not None
-            ]
+            self._owed_away = [debt for debt in left if slot_of(debt.identity) not in gone]
             await asyncio.to_thread(self._move_misplaced)
         self.owns = after
         for slot, owner in enumerate(slot_map.owners):
             if owner is not None:
                 self._owners_before[slot] = owner
         try:
-            self._shared.take_debts(
-                [each for each in debts if after.has(each.identity)], clock_ms()
-            )
+            owed = [debt for debt in debts if after.has(debt.identity)]
+            self._shared.take_debts(owed, clock_ms())
             await self._queries.take_up(self.store, owns=after)
         finally:
             await self._steer()
@@ -344,7 +335,7 @@ class SlotOwnership:
             records[owners[self._rules.slot_of_record(record.key)]].append(record)
         owed: defaultdict[str | None, list[Debt]] = defaultdict(list)
         for debt in self._owed_away:
-            owed[self._other_owner(self.owns, debt)].append(debt)
+            owed[owners[self.owns.keys.slot_of(debt.identity)]].append(debt)
         self._owed_away = []
         for owner in {*records, *owed} - {self._name, None}:
             assert owner is not None
@@ -366,11 +357,6 @@ class SlotOwnership:
         if here:
             store.put_many(here)
             store.drop_strays({each.key for each in here})
-
-    def _other_owner(self, owns: SlotOwns, debt: Debt) -> str | None:
-        """Return the other member that has a client; None: this one has, or nobody."""
-        owner = owns.slot_map.owners[owns.keys.slot_of(debt.identity)]
-        return None if owner == self._name else owner
 
 
 def route_owners(
