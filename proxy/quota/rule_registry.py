@@ -89,11 +89,6 @@ class RuleSources:
     """Overrides and pauses by the keys of their records."""
 
     @property
-    def overrides(self) -> list[RuleEntry]:
-        """The overrides in the order of their selectors."""
-        return [each for _, each in sorted(self.kept.items()) if isinstance(each, RuleEntry)]
-
-    @property
     def pauses(self) -> list[QuotaPause]:
         """The pauses in the order of their making."""
         return [each for each in self.kept.values() if isinstance(each, QuotaPause)]
@@ -103,8 +98,9 @@ class RuleSources:
         settings = self.settings
         of_file = {selector(rule.keys): RuleEntry(rule, RuleOrigin.FILE) for rule in settings.rules}
         of_kafka = (RuleEntry(rule, RuleOrigin.KAFKA) for rule in self.kafka)
+        overrides = (each for _, each in sorted(self.kept.items()) if isinstance(each, RuleEntry))
         by_name: dict[str, list[RuleEntry]] = {}
-        for number, entry in enumerate(chain(self.overrides, of_kafka), len(settings.rules)):
+        for number, entry in enumerate(chain(overrides, of_kafka), len(settings.rules)):
             name = selector(entry.rule.keys)
             replaced = _in_place_of(of_file.get(name), entry, number)
             by_name.setdefault(name, []).append(replaced)
@@ -239,11 +235,6 @@ class Ended(NamedTuple):
     pauses: tuple[QuotaPause, ...] = ()
 
 
-Compose = Callable[[], ComposedRules]
-
-RulesWrite = Callable[[], None]  # takes as long as the cluster does
-
-
 Result = TypeVar("Result")
 
 
@@ -260,9 +251,9 @@ class RuleRegistry:
 
     The manager gets the rules at once, with the overrides of the store, and after each change. To
     compose 10,000 takes some 0.2 s: `elsewhere` may do it in another thread, and the rules before
-    stay in force meanwhile. So may `writing` write, one change after the other. Changes may
-    overlap: when one returns, it is in force with all that were called before it, and none that was
-    called later is undone.
+    stay in force meanwhile. So may `writing` write, one change after the other, for as long as the
+    cluster takes. Changes may overlap: when one returns, it is in force with all that were called
+    before it, and none that was called later is undone.
 
     Call `end_due` at the start, and every second.
 
@@ -278,8 +269,8 @@ class RuleRegistry:
         manager: QuotaManager,
         store: Store,
         settings: QuotaSettings,
-        elsewhere: Callable[[Compose], Awaitable[ComposedRules]] = _here,
-        writing: Callable[[RulesWrite], Awaitable[None]] = _here,
+        elsewhere: Callable[[Callable[[], ComposedRules]], Awaitable[ComposedRules]] = _here,
+        writing: Callable[[Callable[[], None]], Awaitable[None]] = _here,
         *,
         writes: bool = True,
     ) -> None:
