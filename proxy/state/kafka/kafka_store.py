@@ -13,7 +13,7 @@ from .producer import GenerationError, Producer
 from .slot_table import Refusal
 from .state_reader import StateReader
 from .state_topic import FencedError
-from .topic_store import LOAD_TIMEOUT_S, STORE_TIMEOUT_S, Explanation, TopicStore
+from .topic_store import LOAD_TIMEOUT_S, STORE_TIMEOUT_S, TopicStore
 
 ONLY_SLOT = 0
 OWNER_PLACE = ONLY_SLOT, OWNER_KEY
@@ -49,14 +49,16 @@ class KafkaStore(TopicStore):
         wait_ms: float = 0.0,
         before_wait: Callable[[Store], None] | None = None,
     ) -> None:
-        explanation = Explanation(
+        super().__init__(
+            way,
             topic,
-            partitions=1,
+            1,
+            lambda _key: ONLY_SLOT,
+            timeout_s,
             rights="use it as transactional id",
             instead=IN_SQLITE,
             make_room=f"name another topic as state.topic, or {IN_SQLITE}",
         )
-        super().__init__(way, explanation, lambda _key: ONLY_SLOT, timeout_s)
         self._producer = Producer(self._topic, topic)
         self._positions[ONLY_SLOT] = EARLIEST
         self._owner: Content = None
@@ -102,7 +104,7 @@ class KafkaStore(TopicStore):
             found = await self._read(reader)
         self._owner = found.pop(OWNER_PLACE, self._owner)
         self._slots.change(found)
-        self._explanation.check_size(self._slots.size_bytes)
+        self._check_size(self._slots.size_bytes)
         self._positions = reader.positions
 
     async def _begin_anew(self, _error: FencedError | GenerationError) -> None:

@@ -17,7 +17,7 @@ from .producer import GenerationError, Producer
 from .slot_table import LOST_FIX, GroupFence
 from .state_reader import StateReader, batches, offsets
 from .state_topic import FencedError, NotYetError
-from .topic_store import LOAD_TIMEOUT_S, STORE_TIMEOUT_S, Explanation, TopicStore
+from .topic_store import LOAD_TIMEOUT_S, STORE_TIMEOUT_S, TopicStore
 
 TIER_SEPARATOR = "/"
 """Between tier and machine in a transactional id."""
@@ -68,15 +68,17 @@ class SlotStore(TopicStore):
     ) -> None:
         self._prefix = tier + TIER_SEPARATOR
         """What the transactional ids of all machines of the tier begin with."""
-        explanation = Explanation(
+        super().__init__(
+            way,
             topic,
-            partitions=slots,
+            slots,
+            slot_of_record,
+            timeout_s,
             rights=f"read the group of tier {tier} and use transactional ids that begin with "
             f"{self._prefix}",
             instead="run without a tier",
             make_room="add machines to the tier, or run without it",
         )
-        super().__init__(way, explanation, slot_of_record, timeout_s)
         # Who reads much, or waits at a broker for what comes, holds up no write.
         self._reading, self._following = self._new_topic(), self._new_topic()
         self._common = common
@@ -249,7 +251,7 @@ class SlotStore(TopicStore):
         self._positions |= reader.positions
         if self._common in slots:
             self._report(changed)
-        self._explanation.check_size(self._slots.size_bytes)
+        self._check_size(self._slots.size_bytes)
 
     async def _release(self, slots: frozenset[int]) -> None:
         async with self._changing:

@@ -2,9 +2,8 @@
 
 from abc import abstractmethod
 from asyncio import Lock, timeout
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from proxy.cluster.broker_connection import BrokerConnection
@@ -40,70 +39,6 @@ END_LIMIT_S = 5.0
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """Explains what goes wrong with the topic of a state, and names the fix."""
-
-    topic: str
-    partitions: int
-    rights: str
-    """That are needed besides those on the topic."""
-    instead: str
-    """What else can be done when the state cannot be kept in this topic."""
-    make_room: str
-
-    @contextmanager
-    def of(self, done: str) -> Iterator[None]:
-        """Raise StateError, that the state cannot be `done`, for what the brokers say."""
-        try:
-            yield
-        except (UpstreamError, FencedError, RefusedError) as error:
-            what = f"the state in topic {self.topic} cannot be {done}: {error}"
-            raise StateError(what, self._fix_of(error)) from error
-
-    def check_changes(self, changes: Mapping[Place, Content], slots: SlotTable) -> None:
-        """Raise StateError when one of these changes, or all records with them, are too large."""
-        size_bytes = slots.size_bytes
-        for place, content in changes.items():
-            record_bytes = size_of(content)
-            if record_bytes > MAX_RECORD_BYTES:
-                raise StateError(
-                    f"the record {place[1]!r} has {record_bytes} bytes, and topic {self.topic} "
-                    f"takes {MAX_RECORD_BYTES}",
-                    self.instead,
-                )
-            size_bytes += record_bytes - size_of(slots.at(place))
-        self.check_size(size_bytes)
-
-    def check_size(self, size_bytes: int) -> None:
-        """Raise StateError when the state is larger than it may be."""
-        if size_bytes > MAX_STATE_BYTES:
-            raise StateError(
-                f"the state in topic {self.topic} has more than {MAX_STATE_BYTES} bytes",
-                self.make_room,
-            )
-
-    def _fix_of(self, error: UpstreamError | FencedError | RefusedError) -> str:
-        if isinstance(error, NotYetError):
-            return error.fix
-        if not isinstance(error, RefusedError):
-            return "check that the brokers are up, and cluster.bootstrap_servers, tls and sasl"
-        if error.error_code in FORBIDDEN:
-            return (
-                f"let quota-proxy create, describe, read and write topic {self.topic} and "
-                f"{self.rights} (kafka-acls.sh), or {self.instead}"
-            )
-        if error.error_code == MESSAGE_TOO_LARGE:
-            return (
-                f"raise max.message.bytes of topic {self.topic} to {MAX_RECORD_BYTES} and a "
-                "little more"
-            )
-        return (
-            f"see the brokers' log, or make the topic yourself: kafka-topics.sh --create --topic "
-            f"{self.topic} --partitions {self.partitions} --config cleanup.policy=compact"
-        )
-
-
 class WayForLoop(Bootstrap):
     """The way of another event loop, whose certificate is shown here too, also one set later."""
 
@@ -126,7 +61,8 @@ class TopicStore(Store):
     works, or `close`, undoes it; a crash before that may leave it.
 
     `way`, to at least one server, leads to Kafka 2.5 or later. `slot_of_record` returns the slot of
-    a record's key.
+    a record's key. For people: `rights` are needed besides those on the topic, `instead` is what
+    else can be done when the state cannot be kept in it, and `make_room` when it is too large.
     """
 
     _producer: Producer
@@ -135,12 +71,17 @@ class TopicStore(Store):
     def __init__(
         self,
         way: Bootstrap,
-        explanation: Explanation,
+        topic: str,
+        slots: int,
         slot_of_record: Callable[[str], int],
         timeout_s: float,
+        *,
+        rights: str,
+        instead: str,
+        make_room: str,
     ) -> None:
-        self._explanation = explanation
-        self._timeout_s = timeout_s
+        self._name, self._number, self._timeout_s = topic, slots, timeout_s
+        self._rights, self._instead, self._make_room = rights, instead, make_room
         # Callers may be in an event loop of their own, so the clients' is in a thread of its own.
         self._way = WayForLoop(way)
         self._clients: list[KafkaClient] = []
@@ -152,7 +93,7 @@ class TopicStore(Store):
         """Of writes that failed; the topic may have there what is not in memory."""
         self._put = Lock()
         """For whoever uses the producer."""
-        self._loop = LoopThread("kafka-state", f"the state in topic {explanation.topic}")
+        self._loop = LoopThread("kafka-state", f"the state in topic {topic}")
 
     @property
     def taken(self) -> frozenset[int]:
@@ -194,12 +135,55 @@ class TopicStore(Store):
     def _new_topic(self) -> StateTopic:
         """Return the topic as a client of its own sees it."""
         self._clients.append(client := KafkaClient(self._way))
-        return StateTopic(client, self._explanation.topic, self._explanation.partitions)
+        return StateTopic(client, self._name, self._number)
 
     def _run(self, work: Coroutine[Any, Any, Value], done: str) -> Value:
-        """Run this in the store's own event loop, to its end."""
-        with self._explanation.of(done):
+        """Run this in the store's own event loop, to its end.
+
+        Raises StateError, that the state cannot be `done`, for what the brokers say.
+        """
+        try:
             return self._loop.run(work)
+        except (UpstreamError, FencedError, RefusedError) as error:
+            what = f"the state in topic {self._name} cannot be {done}: {error}"
+            raise StateError(what, self._fix_of(error)) from error
+
+    def _fix_of(self, error: UpstreamError | FencedError | RefusedError) -> str:
+        if isinstance(error, NotYetError):
+            return error.fix
+        if not isinstance(error, RefusedError):
+            return "check that the brokers are up, and cluster.bootstrap_servers, tls and sasl"
+        if error.error_code in FORBIDDEN:
+            return (
+                f"let quota-proxy create, describe, read and write topic {self._name} and "
+                f"{self._rights} (kafka-acls.sh), or {self._instead}"
+            )
+        if error.error_code == MESSAGE_TOO_LARGE:
+            return (
+                f"raise max.message.bytes of topic {self._name} to {MAX_RECORD_BYTES} and a "
+                "little more"
+            )
+        return (
+            f"see the brokers' log, or make the topic yourself: kafka-topics.sh --create --topic "
+            f"{self._name} --partitions {self._number} --config cleanup.policy=compact"
+        )
+
+    def _check_changes(self, changes: Mapping[Place, Content]) -> None:
+        """Raise StateError when one of these changes, or all records with them, are too large."""
+        size_bytes = self._slots.size_bytes
+        for place, content in changes.items():
+            record_bytes = size_of(content)
+            if record_bytes > MAX_RECORD_BYTES:
+                what = f"the record {place[1]!r} has {record_bytes} bytes, and topic {self._name} "
+                raise StateError(f"{what}takes {MAX_RECORD_BYTES}", self._instead)
+            size_bytes += record_bytes - size_of(self._slots.at(place))
+        self._check_size(size_bytes)
+
+    def _check_size(self, size_bytes: int) -> None:
+        """Raise StateError when the state is larger than it may be."""
+        if size_bytes > MAX_STATE_BYTES:
+            what = f"the state in topic {self._name} has more than {MAX_STATE_BYTES} bytes"
+            raise StateError(what, self._make_room)
 
     def _begin(self, opening: Coroutine[Any, Any, None]) -> None:
         try:
@@ -219,7 +203,7 @@ class TopicStore(Store):
         size_bytes = 0
         async for place, content in reader.read():
             size_bytes += size_of(content) - size_of(found.get(place))
-            self._explanation.check_size(size_bytes)
+            self._check_size(size_bytes)
             found[place] = content
         return found
 
@@ -232,7 +216,7 @@ class TopicStore(Store):
             changes |= {each: None for each in gone_places if at(each) or each in changes}
             changes |= {place(key): record for key, record in new.items()}
             if changes:
-                self._explanation.check_changes(changes, self._slots)
+                self._check_changes(changes)
                 await self._write(changes, self._timeout_s)
 
     async def _end(self) -> None:

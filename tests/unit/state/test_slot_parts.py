@@ -12,7 +12,7 @@ from proxy.state.kafka.loop_thread import LoopThread
 from proxy.state.kafka.messages import read_message, to_message
 from proxy.state.kafka.slot_table import SlotTable
 from proxy.state.kafka.state_topic import StateTopic
-from proxy.state.kafka.topic_store import Explanation
+from proxy.state.kafka.topic_store import TopicStore
 
 FIRST = GroupFence("tier", 4, "member-a")
 NEWER = GroupFence("tier", 5, "member-a")
@@ -117,6 +117,11 @@ def test_a_message_names_its_writer_and_says_the_same(content):
     assert message.partition == 7
 
 
+class UnopenedStore(TopicStore):
+    async def _begin_anew(self, error: Exception) -> None:
+        raise error
+
+
 @pytest.mark.parametrize(
     ("error", "fix"),
     [
@@ -127,12 +132,25 @@ def test_a_message_names_its_writer_and_says_the_same(content):
     ],
 )
 def test_what_brokers_say_is_explained(error, fix):
-    explanation = Explanation("t", 256, rights="its rights", instead="go", make_room="room")
-    with (
-        pytest.raises(StateError, match=f"topic t cannot be read: no\n    fix: .*{fix}"),
-        explanation.of("read"),
-    ):
+    store = UnopenedStore(
+        Bootstrap([("broker", 9092)]),
+        "t",
+        256,
+        slot_of,
+        1.0,
+        rights="its rights",
+        instead="go",
+        make_room="room",
+    )
+
+    async def fail() -> None:
         raise error
+
+    try:
+        with pytest.raises(StateError, match=f"topic t cannot be read: no\n    fix: .*{fix}"):
+            store._run(fail(), "read")
+    finally:
+        store._shut_down()
 
 
 def test_an_error_makes_leaders_and_coordinators_be_looked_for_anew():
