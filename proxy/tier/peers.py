@@ -185,12 +185,7 @@ class Peers:
         self.on_silent()
 
     async def _ask(
-        self,
-        method: str,
-        member: str,
-        path: str,
-        body: Any = None,
-        limit_s: float | None = None,
+        self, method: str, member: str, path: str, body: Any = None, limit_s: float | None = None
     ) -> Any:
         url = self._urls.get(member)
         if url is None or self._session is None:

@@ -17,13 +17,7 @@ from metrics.member_names import machine_of
 from proxy.tier.slot_balance import Owners, Placement, SlotLoad
 from proxy.tier.slot_map import SlotMap
 
-from .group_documents import (
-    AnnouncedMember,
-    Assignment,
-    FormError,
-    RefusedMember,
-    Subscription,
-)
+from .group_documents import AnnouncedMember, Assignment, FormError, RefusedMember, Subscription
 
 LARGE_GROUP_BYTES = 512 * 2**10
 """The coordinator keeps what all members said and got in one record, of 1 MiB at most by default
@@ -66,10 +60,7 @@ def group_bytes(said: Mapping[str, bytes], assignment: bytes) -> int:
 
 
 def assign(
-    subscriptions: Subscriptions,
-    previous: Assignment | None,
-    generation: int,
-    place: Placement,
+    subscriptions: Subscriptions, previous: Assignment | None, generation: int, place: Placement
 ) -> tuple[Assignment, bool]:
     """Decide who owns which slot from now on; all members get the same.
 
@@ -77,15 +68,16 @@ def assign(
     return whether the leader has to begin the next round itself: what is released begins one
     anyway.
     """
-    is_informed = previous is not None and previous.generation == generation - 1
+    # The outcome of the round before, if the leader knows it.
+    last = None if previous is None or previous.generation != generation - 1 else previous
     admitted, refused = admit(subscriptions, previous)
     readable = [said for said in subscriptions.values() if isinstance(said, Subscription)]
-    unheard = _unheard(readable, previous, generation, is_informed=is_informed)
+    unheard = _unheard(readable, last, generation)
     claims: dict[int, tuple[Subscription, bool]] = {}
     for said in readable:
         is_member = admitted.get(said.name) is said or _was_admitted(said, previous)
         is_stale = said.generation != generation - 1
-        may_have = previous if is_informed and is_member and is_stale else None
+        may_have = last if is_member and is_stale else None
         for slot, is_let_go in _claimed(said, may_have).items():
             # Where two say that they have it, one of them errs: both are to let it go.
             claims[slot] = said, is_let_go or slot in claims
@@ -129,7 +121,7 @@ def assign(
         refused=refused,
         unheard=unheard,
     )
-    return assignment, bool(unheard) and not is_informed
+    return assignment, bool(unheard) and last is None
 
 
 def admit(
@@ -219,18 +211,14 @@ def _staying(admitted: Mapping[str, Subscription]) -> list[str]:
 
 
 def _unheard(
-    readable: list[Subscription],
-    previous: Assignment | None,
-    generation: int,
-    *,
-    is_informed: bool,
+    readable: list[Subscription], last: Assignment | None, generation: int
 ) -> frozenset[str]:
     """Return the processes that may have got slots of which neither they nor we can tell."""
-    silent = {said.process for said in readable if said.generation != generation - 1}
-    if is_informed and previous is not None:
-        return previous.unheard & silent
+    silent = frozenset(said.process for said in readable if said.generation != generation - 1)
+    if last is not None:
+        return last.unheard & silent
     # One member alone is the leader, and knows what it has.
-    return frozenset(silent) if len(readable) > 1 else frozenset()
+    return silent if len(readable) > 1 else frozenset()
 
 
 def _claimed(said: Subscription, may_have: Assignment | None) -> dict[int, bool]:

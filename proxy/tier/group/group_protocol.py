@@ -124,9 +124,7 @@ def join(fence: GroupFence, session_timeout_s: float, subscription: bytes) -> An
 def sync(fence: GroupFence, assignments: Mapping[str, bytes]) -> Any:
     """Return the request for our assignment; `assignments` are the leader's to all."""
     return SyncGroupRequest[SYNC_VERSION](
-        **_place_in(fence),
-        generation_id=fence.generation,
-        assignments=list(assignments.items()),
+        **_place_in(fence), generation_id=fence.generation, assignments=list(assignments.items())
     )
 
 
