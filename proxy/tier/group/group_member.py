@@ -493,26 +493,22 @@ def log_oddities(assignment: Assignment, before: Assignment | None, member_id: s
 
 async def until_vacant(client: KafkaClient, group_id: str, name: str, limit_s: float) -> bool:
     """Return when no process has the place of a member, with whether that is so in time."""
-    try:
-        async with asyncio.timeout(limit_s):
-            while True:
-                try:
-                    if not await _is_taken(client, group_id, name):
-                        return True
-                except (UpstreamError, RefusedError):
-                    client.forget((GROUP_COORDINATOR, group_id))
-                await asyncio.sleep(VACANCY_INTERVAL_S)
-    except TimeoutError:
-        return False
 
-
-async def _is_taken(client: KafkaClient, group_id: str, name: str) -> bool:
     def check(error_code: int) -> None:
         if error_code:
             raise UpstreamError(NOT_READY, name_of(error_code))
 
-    coordinator = await client.coordinator((GROUP_COORDINATOR, group_id), check)
-    request = describe(group_id)
-    (group,) = (await client.ask(request, coordinator)).groups
-    check(group.error_code)
-    return any(member.group_instance_id == name for member in group.members)
+    key = GROUP_COORDINATOR, group_id
+    with suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            while True:
+                try:
+                    coordinator = await client.coordinator(key, check)
+                    (group,) = (await client.ask(describe(group_id), coordinator)).groups
+                    check(group.error_code)
+                    if all(member.group_instance_id != name for member in group.members):
+                        return True
+                except (UpstreamError, RefusedError):
+                    client.forget(key)
+                await asyncio.sleep(VACANCY_INTERVAL_S)
+    return False
