@@ -9,6 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from heapq import nlargest
+from typing import Any
 
 from structlog import get_logger
 
@@ -185,8 +186,8 @@ def _title(client: ClientIdentity) -> str:
 class TierLoads:
     """Measures the loads of the slots that `ownership` has, by what `connections` move.
 
-    `known` gives what the group knows of the loads, None while it is not followed. When our loads
-    are others `request_rebalance` is called.
+    `known` gives what the group knows of the loads. When ours are others `request_rebalance` is
+    called.
     """
 
     def __init__(
@@ -196,7 +197,7 @@ class TierLoads:
         slices: Slices,
         connections: ConnectionList,
         *,
-        known: Callable[[], Mapping[int, SlotLoad] | None],
+        known: Callable[[], Mapping[int, SlotLoad]],
         request_rebalance: Callable[[], None],
     ) -> None:
         self._name, self._ownership, self._slices = name, ownership, slices
@@ -225,32 +226,29 @@ class TierLoads:
                 self._warn(time.monotonic())
                 loads = self._meter.loads
                 measured = {slot: loads.get(slot, NO_LOAD) for slot in self._ownership.owns.slots}
-                told = self._known()
-                is_news = self.announced.take(
-                    measured, told or {}, time.monotonic(), self._meter.measured_s
-                )
-                if is_news and told is not None:
+                measured_s = self._meter.measured_s
+                if self.announced.take(measured, self._known(), time.monotonic(), measured_s):
                     self._request_rebalance()
             await asyncio.sleep(LOAD_INTERVAL_S)
 
     def document(self) -> Document:
         """Return what the status shows of this member's slots."""
-        loads, owned = self._meter.loads, self._ownership.owns.slots
-        rates = sum(load.bytes_per_s for load in loads.values())
+        loads, owned = self._meter.loads.values(), self._ownership.owns.slots
         return {
             "owned": len(owned),
-            "bytes_per_s": round(rates),
-            "cpu_share": round(sum(load.cpu_share for load in loads.values()), 3),
+            "bytes_per_s": round(sum(load.bytes_per_s for load in loads)),
+            "cpu_share": round(sum(load.cpu_share for load in loads), 3),
             "overloaded": [
-                {
-                    "slot": slot,
-                    "bytes_per_s": round(load.bytes_per_s),
-                    "cpu_share": round(load.cpu_share, 3),
-                    "clients": self._meter.clients.get(slot, []),
-                }
-                for slot, load in self.overloaded().items()
-                if slot in owned
+                self._row(slot, load) for slot, load in self.overloaded().items() if slot in owned
             ],
+        }
+
+    def _row(self, slot: int, load: SlotLoad) -> dict[str, Any]:
+        return {
+            "slot": slot,
+            "bytes_per_s": round(load.bytes_per_s),
+            "cpu_share": round(load.cpu_share, 3),
+            "clients": self._meter.clients.get(slot, []),
         }
 
     def overloaded(self) -> Mapping[int, SlotLoad]:
@@ -261,16 +259,12 @@ class TierLoads:
 
     def _warn(self, now_s: float) -> None:
         """Log which slots have begun to fill this member alone."""
-        for slot in self.overloaded():
+        for slot, load in self.overloaded().items():
             before_s, self._warned_s[slot] = self._warned_s.get(slot), now_s
             if before_s is None or now_s - before_s > WARN_AGAIN_S:
-                load = self._meter.loads.get(slot, NO_LOAD)
                 _log.warning(
                     "a slot fills a member alone, so that more members do not help its clients",
-                    slot=slot,
                     member=self._name,
-                    cpu_share=round(load.cpu_share, 2),
-                    bytes_per_s=round(load.bytes_per_s),
-                    clients=self._meter.clients.get(slot, []),
+                    **self._row(slot, load),
                     fix="see KafkaQuotaProxySlotOverloaded in docs/operations.md",
                 )

@@ -128,7 +128,7 @@ class TierMember:
             ownership,
             slices,
             relay.list,
-            known=lambda: None if self._assignment is None else self._assignment.loads,
+            known=lambda: {} if self._assignment is None else self._assignment.loads,
             request_rebalance=self.request_rebalance,
         )
         self.watch_loads, self.slots = self._loads.watch, self._loads.document
