@@ -86,8 +86,7 @@ def write_debts(store: Store, debts: Iterable[tuple[int, Debt]]) -> None:
         Record.of(slot_key(OWED, slot), {"at_s": at_s, "owed": rows}, DEBT_SNAPSHOT_SCHEMA)
         for slot, rows in by_slot.items()
     ]
-    if records:
-        store.put_many(records)
+    store.put_many(records)
 
 
 def take_debts(store: Store, slots: Collection[int]) -> list[Debt]:

@@ -5,7 +5,7 @@ Without I/O.
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from threading import Lock
+from threading import Lock, RLock
 
 from proxy.state.store import Record, StateError
 
@@ -42,6 +42,8 @@ class SlotTable:
         self._slot_of = slot_of_record
         self._slots: dict[int, dict[str, Record]] = {}
         self._lock = Lock()
+        """Of the records, which it takes long to look through."""
+        self._right = RLock()
         self.size_bytes = 0
         """Of all keys and values."""
         self.taken: frozenset[int] = frozenset()
@@ -101,17 +103,17 @@ class SlotTable:
         One with an older generation is ignored. A member with another id has lost its slots: it
         was out of the group, and others may have had them.
         """
-        with self._lock:
+        with self._right:
             before = self.fence
             if before is not None and before.member_id != fence.member_id:
-                self._lose(NOT_IN_GROUP)
+                self.lose()
             if self.fence is None or self.fence.generation < fence.generation:
                 self.fence, self._refusal = fence, None
             return self._losses
 
     def took(self, slots: Collection[int], losses: int) -> bool:
         """Allow writes to these slots; return whether nothing was lost since `renew` said so."""
-        with self._lock:
+        with self._right:
             if losses != self._losses:
                 return False
             self.taken |= frozenset(slots)
@@ -119,13 +121,14 @@ class SlotTable:
 
     def release(self, slots: Collection[int]) -> None:
         """Allow no more writes to these slots."""
-        with self._lock:
+        with self._right:
             self.taken -= frozenset(slots)
 
     def lose(self, refusal: Refusal = NOT_IN_GROUP) -> None:
         """Allow no writes to any slot until it is taken anew."""
-        with self._lock:
-            self._lose(refusal)
+        with self._right:
+            self.taken, self.fence, self._refusal = frozenset(), None, refusal
+            self._losses += 1
 
     def check(self, slots: Collection[int]) -> None:
         """Raise StateError when not all of these slots may be written."""
@@ -138,7 +141,7 @@ class SlotTable:
 
     def fence_for(self, slots: Collection[int]) -> GroupFence:
         """Return the fence to write these slots with; raises as `check`."""
-        with self._lock:
+        with self._right:
             self.check(slots)
             if self.fence is None:
                 raise StateError(*NOT_IN_GROUP)
@@ -152,7 +155,3 @@ class SlotTable:
                 for key, record in records.items()
                 if key.startswith(prefix)
             ]
-
-    def _lose(self, refusal: Refusal) -> None:
-        self.taken, self.fence, self._refusal = frozenset(), None, refusal
-        self._losses += 1
