@@ -235,6 +235,8 @@ class Ended(NamedTuple):
     pauses: tuple[QuotaPause, ...] = ()
 
 
+Compose = Callable[[], ComposedRules]
+
 Result = TypeVar("Result")
 
 
@@ -269,7 +271,7 @@ class RuleRegistry:
         manager: QuotaManager,
         store: Store,
         settings: QuotaSettings,
-        elsewhere: Callable[[Callable[[], ComposedRules]], Awaitable[ComposedRules]] = _here,
+        elsewhere: Callable[[Compose], Awaitable[ComposedRules]] = _here,
         writing: Callable[[Callable[[], None]], Awaitable[None]] = _here,
         *,
         writes: bool = True,
