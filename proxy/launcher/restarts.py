@@ -28,7 +28,7 @@ class Restarts:
         """Record that it has ended by itself; return after how many seconds to start it again."""
         if now_s - self.started_s >= SETTLED_S:
             self._in_a_row = 0
-            if self.is_looping:
+            if self.is_looping and self.started_s > self._crashes[-1]:
                 self.is_looping = False
                 self._crashes.clear()
         self._crashes.append(now_s)

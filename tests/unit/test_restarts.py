@@ -38,8 +38,10 @@ def test_a_crash_loop_begins_and_ends():
     restarts.started_s = LOOP_WINDOW_S + 1
     restarts.crashed(LOOP_WINDOW_S + SETTLED_S)
     assert restarts.is_looping
-    restarts.started_s = LOOP_WINDOW_S + SETTLED_S + 1
-    restarts.crashed(LOOP_WINDOW_S + 2 * SETTLED_S + 1)
+    restarts.crashed(LOOP_WINDOW_S + 3 * SETTLED_S)  # it has not served since
+    assert restarts.is_looping
+    restarts.started_s = LOOP_WINDOW_S + 3 * SETTLED_S + 1
+    restarts.crashed(LOOP_WINDOW_S + 4 * SETTLED_S + 1)
     assert not restarts.is_looping
 
 
