@@ -67,9 +67,6 @@ PRIMARY_CODE = 0xFF
 """The part of SQLite's result code that says the kind of error."""
 
 
-FilesThere = tuple[tuple[int, ...] | None, ...]
-
-
 class DamagedError(StateError):
     """What is in the file cannot be read, and never will be."""
 
@@ -166,7 +163,7 @@ class SqliteStore(Store):
             raise _explain_failure(self._name, error) from error
 
 
-def _files_there(path: Path, *fields: str) -> FilesThere:
+def _files_there(path: Path, *fields: str) -> tuple[tuple[int, ...] | None, ...]:
     """Return these figures of the file and of its log, None for one that is not there."""
     found: list[tuple[int, ...] | None] = [None, None]
     for number, each in enumerate((path, log_of(path))):

@@ -44,7 +44,6 @@ class TierStore(SlotStore):
         self, config: Config, way: Bootstrap, member: str, slot_of_record: Callable[[str], int]
     ) -> None:
         assert config.tier is not None
-        self._slot_of = slot_of_record
         super().__init__(
             way,
             config.state.topic,
@@ -70,7 +69,7 @@ class TierStore(SlotStore):
         super().put_many(new, delete=gone)
 
     def _is_ours(self, key: str, taken: Collection[int]) -> bool:
-        return owner_of(key) is None or self._slot_of(key) in taken
+        return owner_of(key) is None or self._slots.place(key)[0] in taken
 
 
 def write_debts(store: Store, debts: Iterable[tuple[int, Debt]]) -> None:
