@@ -32,7 +32,7 @@ STOP_EXTRA_S = 30.0
 """A member that has not ended so long after `drain_timeout` is killed: it hands over its slots,
 writes what is due, and drains."""
 
-WATCH_INTERVAL_S = 1.0
+HANG_INTERVAL_S = 1.0
 """Between two looks whether members hang."""
 
 _log = get_logger(__name__)
@@ -181,8 +181,8 @@ class Launcher:
         """Kill members that hang, until cancelled."""
         while True:
             before_s = time.monotonic()
-            await asyncio.sleep(WATCH_INTERVAL_S)
-            if time.monotonic() - before_s > WATCH_INTERVAL_S + BEAT_INTERVAL_S:
+            await asyncio.sleep(HANG_INTERVAL_S)
+            if time.monotonic() - before_s > HANG_INTERVAL_S + BEAT_INTERVAL_S:
                 # The launcher stood still, and the members may have done so with it.
                 for worker in self._workers:
                     worker.heard()
