@@ -121,7 +121,7 @@ class SharedQuotas:
     what the client has had elsewhere, too, and says what they owe; elsewhere no less is owed then.
     """
 
-    def __init__(self, manager: "QuotaManager") -> None:
+    def __init__(self, manager: QuotaManager) -> None:
         self._manager = manager
         self._pending: dict[str, PendingDebt] = {}
         """By the names of sensors. Bounded: the first make room."""

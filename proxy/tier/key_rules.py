@@ -1,8 +1,7 @@
 """By which rules a member makes the keys of clients, and whose rules those are.
 
-What keys are made of is text: in the state of a tier, and from one process to another.
-
-The same text makes the same keys, so members that have the same text agree on who owns a client.
+What keys are made of is text, in the state of a tier: the same text makes the same keys, so members
+that have it agree on who owns a client.
 """
 
 import asyncio

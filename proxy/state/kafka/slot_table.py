@@ -44,6 +44,7 @@ class SlotTable:
         self._lock = Lock()
         """Of the records, which it takes long to look through."""
         self._right = RLock()
+        """Of the right to write, which is asked for on event loops."""
         self.size_bytes = 0
         """Of all keys and values."""
         self.taken: frozenset[int] = frozenset()

@@ -90,12 +90,12 @@ class GroupMember:
     """One member of a group.
 
     `announce` is called for each round and says what the member is by then; its name must stay the
-    same. `on_assigned(map, fence)` is called after each round, and then
-    `on_revoked(slots)`, in a task, when slots are to be released. When it returned, or was
-    cancelled after RELEASE_LIMIT_S, others get them: nothing may be written for them any more.
-    `on_lost()`: all slots may have new owners by now; nothing may be written for any, until the
-    next `on_assigned`. Those two are not awaited, and must be quick. `may_hold(generation)` says,
-    when the coordinator is not heard, whether nobody can have got slots since that generation.
+    same. `on_assigned(map, fence)` is called after each round, and then `on_revoked(slots)`, in a
+    task, when slots are to be released. When it returned, or was cancelled after RELEASE_LIMIT_S,
+    others get them: nothing may be written for them any more. `on_lost()`: all slots may have new
+    owners by now; nothing may be written for any, until the next `on_assigned`. Those two are not
+    awaited, and must be quick. `may_hold(generation)` says, when the coordinator is not heard,
+    whether nobody can have got slots since that generation.
     """
 
     def __init__(
