@@ -20,8 +20,7 @@ from proxy.tier.slot_balance import (
     overloaded_slots,
     placed_slots,
 )
-from proxy.tier.slot_map import ListenerPorts, MemberAddresses, SlotMap
-from proxy.tier.slots import slot_of
+from proxy.tier.slot_map import ListenerPorts, MemberAddresses, SlotMap, slot_of
 
 FIGURE = "scale-members"
 SLOTS = 4096

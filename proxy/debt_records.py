@@ -12,7 +12,8 @@ from zlib import crc32
 from structlog import get_logger
 
 from metrics.clock import MS_PER_SECOND, clock_ms
-from proxy.quota.debts import Debt, SharedQuotas
+from proxy.quota.debts import Debt
+from proxy.quota.manager import SharedQuotas
 from proxy.slices import Slices
 from proxy.state import Record, StateError, Store
 

@@ -13,7 +13,7 @@ from proxy.admin.server import AdminError
 from proxy.cluster.upstream import Address
 from proxy.config.endpoints import HostPort
 from proxy.config.stores import StateHolder
-from proxy.quota.rule_sources import read_changes
+from proxy.quota.rule_registry import read_changes
 from proxy.relay.ports import bind_ports
 from proxy.relay.take_over import (
     SERVE_TIMEOUT_S,

@@ -56,7 +56,6 @@ from proxy.release import VERSION
 from proxy.slices import Slices
 from proxy.state import MemoryStore, StateError, Store, WatchedStore
 from proxy.tasks import end_tasks
-from proxy.tier.belongings import Belongings
 from proxy.tier.key_rules import digest_in_force
 from proxy.tier.slot_steering import SlotSteering
 from proxy.tier.tier_member import TierMember
@@ -177,14 +176,8 @@ class MemberProcess:
                 self.bootstrap,
                 member_instruments,
                 steering=steering,
-                belongings=Belongings(
-                    self.queries,
-                    self.quotas.shared,
-                    self.store,
-                    self.relay,
-                    self.slices,
-                    self.write_for_all,
-                ),
+                queries=self.queries,
+                lead_for_all=self.write_for_all,
                 shared=self.quotas.shared,
                 slices=self.slices,
                 relay=self.relay,

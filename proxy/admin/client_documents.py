@@ -13,8 +13,7 @@ from proxy.admin.written_values import picked, rounded
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import QuotaRow
-from proxy.quota.rule_registry import RuleRegistry
-from proxy.quota.rule_sources import RuleEntry
+from proxy.quota.rule_registry import RuleEntry, RuleRegistry
 from proxy.quota.rules import RuleTable
 from proxy.slices import Slices
 from proxy.state import Document

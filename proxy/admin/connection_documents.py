@@ -10,8 +10,7 @@ from proxy.admin.rule_documents import rule_name
 from proxy.admin.written_values import iso, picked, rounded
 from proxy.quota.connection_row import ConnectionHold, ConnectionRow
 from proxy.quota.entities import ClientIdentity
-from proxy.quota.rule_registry import RuleRegistry
-from proxy.quota.rule_sources import RuleEntry
+from proxy.quota.rule_registry import RuleEntry, RuleRegistry
 from proxy.slices import Slices
 from proxy.state import Document
 

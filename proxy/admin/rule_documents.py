@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from proxy.admin.written_values import iso, left_s, picked
-from proxy.quota.rule_registry import RuleRegistry
-from proxy.quota.rule_sources import RuleEntry
+from proxy.quota.rule_registry import RuleEntry, RuleRegistry
 from proxy.quota.rules import Rule
 from proxy.quota.selector import selector
 from proxy.state import Document

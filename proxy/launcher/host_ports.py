@@ -43,7 +43,7 @@ class HostPorts:
         """Of each member, one for each address of the host."""
         self._groups: list[tuple[str, Sequence[socket.socket]]] = []
         """All sockets: those that share a port, with the name of their listener."""
-        self._before: Counter[Address] = Counter()
+        self._beside: Collection[Address] | None = None
 
     def open(self, beside: Collection[Address] | None = None) -> None:
         """Open all ports. Raises ListenerError, AdminError; then none is open.
@@ -51,20 +51,21 @@ class HostPorts:
         `beside` are the addresses of a process that is replaced: it shares its ports, and gets all
         connections until `take_over`.
         """
-        self._before = Counter(beside)
+        self._beside = beside
         self._listeners = [{} for _ in range(self._config.worker_count)]
         try:
             for listener in self._config.listeners:
-                self._open_listener(listener, beside)
-            self._open_admin(beside)
+                self._open_listener(listener)
+            self._open_admin()
         except BaseException:
             self.close()
             raise
 
     def take_over(self) -> None:
         """Have new connections come here. Raises ListenerError."""
+        before = Counter(self._beside)
         for name, group in self._groups:
-            take_over_port(name, group, self._before)
+            take_over_port(name, group, before)
 
     def take_back(self) -> None:
         """Have new connections come here again, and none to the one that took them over."""
@@ -102,31 +103,29 @@ class HostPorts:
         """Return a member's sockets: of listeners, of the shared admin port, of its own one."""
         return self._listeners[number], self._admin, self._own_admin[number]
 
-    def _open_listener(self, listener: ListenerSection, beside: Collection[Address] | None) -> None:
+    def _open_listener(self, listener: ListenerSection) -> None:
         name, host, members = listener.name, listener.bind.host, len(self._listeners)
-        shared = open_ports(name, host, listener.bind.port, members, beside)
+        shared = open_ports(name, host, listener.bind.port, members, self._beside)
         self._groups.append((name, shared))
         for number, sock in enumerate(shared):
             sockets = self._listeners[number][name] = {None: sock}
             for node_id, port in _broker_ports(listener, members, number):
-                sockets[node_id] = open_port(name, host, port, beside)
+                sockets[node_id] = open_port(name, host, port, self._beside)
                 self._groups.append((name, (sockets[node_id],)))
 
-    def _open_admin(self, beside: Collection[Address] | None) -> None:
+    def _open_admin(self) -> None:
         shared = self._config.admin.bind
-        self._admin = self._bind_admin(shared, beside)
+        self._admin = self._bind_admin(shared)
         self._own_admin = []
         for number in range(len(self._listeners)):
             port = shared.port + 1 + number if shared.port else 0
-            self._own_admin.append(self._bind_admin(replace(shared, port=port), beside))
-        if beside is None:
+            self._own_admin.append(self._bind_admin(replace(shared, port=port)))
+        if self._beside is None:
             for sock in chain(self._admin, *self._own_admin):
                 sock.listen()
 
-    def _bind_admin(
-        self, bind: HostPort, beside: Collection[Address] | None
-    ) -> list[socket.socket]:
-        sockets = bind_admin(bind, beside or ())
+    def _bind_admin(self, bind: HostPort) -> list[socket.socket]:
+        sockets = bind_admin(bind, self._beside or ())
         self._groups += ((ADMIN, (sock,)) for sock in sockets)
         return sockets
 

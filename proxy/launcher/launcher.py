@@ -4,14 +4,13 @@ import asyncio
 import faulthandler
 import gc
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from structlog import get_logger
 
-from proxy.cluster.upstream import Address
 from proxy.config import Config
 from proxy.launcher.host_ports import HostPorts
 from proxy.launcher.worker import run_worker
@@ -33,8 +32,8 @@ STOP_EXTRA_S = 30.0
 """A member that has not ended so long after `drain_timeout` is killed: it hands over its slots,
 writes what is due, and drains."""
 
-SETTLED_INTERVAL_S = 1.0
-"""Between two looks whether members have come out of a crash loop."""
+HANG_INTERVAL_S = 1.0
+"""Between two looks whether members hang."""
 
 _log = get_logger(__name__)
 
@@ -48,6 +47,8 @@ class Launcher:
     def __init__(self, config: Config, path: Path, *, splice: bool = True) -> None:
         self._config, self._path, self._splice = config, path, splice
         self._ports = HostPorts(config)
+        # What a successor is told of, and gives back.
+        self.addresses, self.take_back = self._ports.addresses, self._ports.take_back
         self._workers = [WorkerHandle(number) for number in range(config.worker_count)]
         self._tasks: list[asyncio.Task[None]] = []
         self._stop = asyncio.Event()
@@ -86,7 +87,10 @@ class Launcher:
             succession.release_predecessor()
             gc.collect()
             gc.freeze()  # what is there now stays shared
-            await _all(self._begin(each, is_successor=is_successor) for each in self._workers)
+            begun = (self._begin(each, is_successor=is_successor) for each in self._workers)
+            for result in await asyncio.gather(*begun, return_exceptions=True):
+                if isinstance(result, BaseException):
+                    raise result
             succession.complete()
         except BaseException:
             faulthandler.cancel_dump_traceback_later()
@@ -126,17 +130,9 @@ class Launcher:
         await self._ask_all(Order.RESUME)
         self._is_in_place.set()
 
-    def take_back(self) -> None:
-        """Have new connections come here again: the successor that gets them hangs."""
-        self._ports.take_back()
-
     def stopped(self) -> None:
         """Begin to stop: a successor serves."""
         self._stop.set()
-
-    def addresses(self) -> Iterable[Address]:
-        """Return where each of our sockets listens."""
-        return self._ports.addresses()
 
     async def _begin(self, worker: WorkerHandle, *, is_successor: bool = False) -> None:
         """Start a member, up to where it could accept clients. Raises WorkerError."""
@@ -157,7 +153,7 @@ class Launcher:
     def _accept(self, worker: WorkerHandle) -> None:
         worker.send(Order.ACCEPT)
         worker.serves = True
-        worker.restarts.started(time.monotonic())
+        worker.restarts.started_s = time.monotonic()
         _log.info("worker serves", worker=worker.number, process=worker.pid)
 
     async def _keep(self, worker: WorkerHandle) -> None:
@@ -182,13 +178,11 @@ class Launcher:
                 self._accept(worker)
 
     async def _watch(self) -> None:
-        """Kill members that hang, and follow who has come out of a crash loop, until cancelled."""
-        interval_s = min(SETTLED_INTERVAL_S, BEAT_INTERVAL_S)
+        """Kill members that hang, until cancelled."""
         while True:
             before_s = time.monotonic()
-            await asyncio.sleep(interval_s)
-            now_s = time.monotonic()
-            if now_s - before_s > interval_s + BEAT_INTERVAL_S:
+            await asyncio.sleep(HANG_INTERVAL_S)
+            if time.monotonic() - before_s > HANG_INTERVAL_S + BEAT_INTERVAL_S:
                 # The launcher stood still, and the members may have done so with it.
                 for worker in self._workers:
                     worker.heard()
@@ -196,13 +190,6 @@ class Launcher:
                 if worker.serves and worker.hangs():
                     _log.error("a worker hangs and is killed", worker=worker.number)
                     worker.kill()
-            settled = [
-                worker.number
-                for worker in self._workers
-                if worker.serves and worker.restarts.has_settled(now_s)
-            ]
-            if settled:
-                _log.info("workers have settled: their clients come back", workers=settled)
 
     async def _ask_all(self, order: Order) -> None:
         """Have all members do something; the log says which did not."""
@@ -217,10 +204,3 @@ class Launcher:
             worker.kill()
         for worker in self._workers:
             await worker.ended.wait()
-
-
-async def _all(works: Iterable[Awaitable[None]]) -> None:
-    """Run these at the same time; raise what the first of them raises when all are done."""
-    for result in await asyncio.gather(*works, return_exceptions=True):
-        if isinstance(result, BaseException):
-            raise result

@@ -17,19 +17,20 @@ class Restarts:
     def __init__(self) -> None:
         self._crashes: deque[float] = deque(maxlen=LOOP_CRASHES + 1)
         self._in_a_row = 0
-        self._started_s = 0.0
+        self.started_s = 0.0
+        """Since when it serves."""
         self.count = 0
         """How often it was started again."""
         self.is_looping = False
-
-    def started(self, now_s: float) -> None:
-        """Record that it serves."""
-        self._started_s = now_s
+        """Whether it crashes again and again, as of its last crash."""
 
     def crashed(self, now_s: float) -> float:
         """Record that it has ended by itself; return after how many seconds to start it again."""
-        if now_s - self._started_s >= SETTLED_S:
+        if now_s - self.started_s >= SETTLED_S:
             self._in_a_row = 0
+            if self.is_looping and self.started_s > self._crashes[-1]:
+                self.is_looping = False
+                self._crashes.clear()
         self._crashes.append(now_s)
         self.count += 1
         if len(self._crashes) > LOOP_CRASHES and now_s - self._crashes[0] <= LOOP_WINDOW_S:
@@ -37,12 +38,3 @@ class Restarts:
         delay_s = min(FIRST_DELAY_S * 2 ** (self._in_a_row - 1), MAX_DELAY_S)
         self._in_a_row += 1
         return delay_s if self._in_a_row > 1 else 0.0
-
-    def has_settled(self, now_s: float) -> bool:
-        """Return whether one that serves has just come out of a crash loop."""
-        if self.is_looping and now_s - self._started_s >= SETTLED_S:
-            self.is_looping = False
-            self._in_a_row = 0
-            self._crashes.clear()
-            return True
-        return False

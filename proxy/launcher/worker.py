@@ -4,7 +4,8 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,73 +35,65 @@ def run_worker(
     config: Config, path: Path, place: Place, channel: socket.socket, *, splice: bool
 ) -> int:
     """Work until the launcher says that it is to stop; return the exit code."""
-    _mark_log(place.number)
-    return uvloop.run(_Worker().run(config, path, place, channel, splice=splice))
+    # In place: loggers that were used before have this list.
+    structlog.get_config()["processors"].insert(0, partial(_add_worker, place.number))
+    return uvloop.run(_run(config, path, place, channel, splice=splice))
 
 
-class _Worker:
-    _writer: asyncio.StreamWriter
-    _lost_task: asyncio.Future[asyncio.Task[None]]
-    """Work that has ended and should not have."""
+async def _run(
+    config: Config, path: Path, place: Place, channel: socket.socket, *, splice: bool
+) -> int:
+    reader, writer = await asyncio.open_connection(sock=channel)
 
-    async def run(
-        self, config: Config, path: Path, place: Place, channel: socket.socket, *, splice: bool
-    ) -> int:
-        self._lost_task = asyncio.get_running_loop().create_future()
-        reader, self._writer = await asyncio.open_connection(sock=channel)
-        beating = asyncio.create_task(self._beat())
-        try:
-            member = Member(config, path, splice=splice, place=place)
-            await member.start()
-            return await self._obey(member, reader)
-        except (*PORT_ERRORS, StateError, MembershipError, OSError) as error:
-            self._send(f"{Notice.FAILED} {json.dumps(str(error))}")
-            await self._writer.drain()
-            return EXIT_CRASHED
-        finally:
-            beating.cancel()
+    def send(line: str) -> None:
+        writer.write(f"{line}\n".encode())
 
-    async def _obey(self, member: Member, reader: asyncio.StreamReader) -> int:
-        self._send(Notice.READY)
-        lost = self._lost_task
+    async def beat() -> None:
         while True:
-            reading = asyncio.ensure_future(reader.readline())
-            await asyncio.wait((reading, lost), return_when=asyncio.FIRST_COMPLETED)
-            if lost.done():
-                return _explain(lost.result())
-            match reading.result().decode().rstrip():
-                case "":
-                    _log.error("the launcher has ended, so this member ends")
-                    log_queue.wait_written()
-                    os._exit(EXIT_LOST)  # its ports must be free
-                case Order.ACCEPT:
-                    spare_full_collections()
-                    member.accept()
-                    for task in member.tasks:
-                        task.add_done_callback(self._lost)
-                case Order.RELOAD:
-                    member.reloader.request()
-                case Order.RELEASE:
-                    await member.release()
-                    self._send(Notice.DONE)
-                case Order.RESUME:
-                    await member.resume()
-                    self._send(Notice.DONE)
-                case Order.STOP:
-                    await member.stop()
-                    return EXIT_DONE
-
-    def _lost(self, task: asyncio.Task[None]) -> None:
-        if not self._lost_task.done():
-            self._lost_task.set_result(task)
-
-    async def _beat(self) -> None:
-        while True:
-            self._send(Notice.BEAT)
+            send(Notice.BEAT)
             await asyncio.sleep(BEAT_INTERVAL_S)
 
-    def _send(self, line: str) -> None:
-        self._writer.write(f"{line}\n".encode())
+    beating = asyncio.create_task(beat())
+    try:
+        member = Member(config, path, splice=splice, place=place)
+        await member.start()
+        send(Notice.READY)
+        return await _obey(member, reader, send)
+    except (*PORT_ERRORS, StateError, MembershipError, OSError) as error:
+        send(f"{Notice.FAILED} {json.dumps(str(error))}")
+        await writer.drain()
+        return EXIT_CRASHED
+    finally:
+        beating.cancel()
+
+
+async def _obey(member: Member, reader: asyncio.StreamReader, send: Callable[[str], None]) -> int:
+    """Do what the launcher orders; end when work has ended that should not have."""
+    while True:
+        reading = asyncio.create_task(reader.readline())
+        await asyncio.wait((reading, *member.tasks), return_when=asyncio.FIRST_COMPLETED)
+        for task in member.tasks:
+            if task.done():
+                return _explain(task)
+        match reading.result().decode().rstrip():
+            case "":
+                _log.error("the launcher has ended, so this member ends")
+                log_queue.wait_written()
+                os._exit(EXIT_LOST)  # its ports must be free
+            case Order.ACCEPT:
+                spare_full_collections()
+                member.accept()
+            case Order.RELOAD:
+                member.reloader.request()
+            case Order.RELEASE:
+                await member.release()
+                send(Notice.DONE)
+            case Order.RESUME:
+                await member.resume()
+                send(Notice.DONE)
+            case Order.STOP:
+                await member.stop()
+                return EXIT_DONE
 
 
 def _explain(task: asyncio.Task[None]) -> int:
@@ -113,12 +106,9 @@ def _explain(task: asyncio.Task[None]) -> int:
     return EXIT_CRASHED
 
 
-def _mark_log(number: int) -> None:
+def _add_worker(
+    number: int, _: Any, __: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
     """Have each line of the log say which worker writes it."""
-
-    def add_worker(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-        event["worker"] = number
-        return event
-
-    # In place: loggers that were used before have this list.
-    structlog.get_config()["processors"].insert(0, add_worker)
+    event["worker"] = number
+    return event

@@ -145,12 +145,10 @@ class WorkerHandle:
         return self.pid is not None and self._loop.time() - self.heard_s > HANG_S
 
     async def _until(self, event: asyncio.Event, what: str, limit_s: float) -> None:
-        waiting = [asyncio.create_task(each.wait()) for each in (event, self.ended)]
-        try:
-            await asyncio.wait(waiting, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in waiting:
-                task.cancel()
+        if not self.ended.is_set():  # which sets the event, too
+            with suppress(TimeoutError):
+                async with asyncio.timeout(limit_s):
+                    await event.wait()
         if self.ended.is_set():
             raise WorkerError(self._failure or f"worker {self.number} has ended; see the log")
         if not event.is_set():
@@ -183,7 +181,8 @@ class WorkerHandle:
         os.waitpid(pid, 0)  # noqa: ASYNC222 - it has ended
         os.close(self._pidfd)
         self.pid = self.channel = self._writer = self._reading = None
-        self.ended.set()
+        for event in (self.ended, self._is_ready, self._is_done):
+            event.set()
 
 
 def _leave(work: Callable[[], int]) -> NoReturn:

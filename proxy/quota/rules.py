@@ -43,6 +43,9 @@ must not count for those."""
 
 Rank = tuple[int, int, int, int]
 
+Named = tuple[str | None, str | None, str | None]
+"""What rules of one rank tell clients apart by: user, client id or prefix, and listener."""
+
 EXACT, PREFIX, LISTENER_ONLY, ANY, UNNAMED = range(5)
 
 
@@ -185,6 +188,14 @@ class Rule:
         return {key: value for key, value in zip(KEYS, values, strict=True) if value is not None}
 
     @property
+    def named(self) -> Named:
+        """User, client id or prefix, and listener; None for what the rule leaves open."""
+        client_id = self.client_id_prefix
+        if client_id is None and self.client_id != DEFAULT:
+            client_id = self.client_id
+        return None if self.user == DEFAULT else self.user, client_id, self.listener
+
+    @property
     def rank(self) -> Rank:
         """Position in the order of precedence; the smaller one comes first.
 
@@ -235,10 +246,6 @@ class Rule:
             f"{key}={value if value == DEFAULT else value.translate(ESCAPES)}"
             for key, value in self.keys.items()
         )
-
-    def mismatch(self, identity: ClientIdentity) -> str | None:
-        """Return why the rule is not for this client, or None when it is."""
-        return mismatch(self.keys, identity)
 
     def names(self, identity: ClientIdentity) -> bool:
         """Return whether the user, the client id or a prefix of it stands in the rule."""
@@ -349,21 +356,7 @@ class CandidateRule(NamedTuple):
     """For people; a part of a sentence."""
 
 
-_Place = tuple[str | None, str | None, str | None]
-"""What rules of one rank tell clients apart by: user, client id or prefix, and listener."""
-
-
-def _place(rule: Rule) -> _Place:
-    """Return where a client must stand that the rule is for, among the rules of its rank."""
-    user, client_id = (None if each == DEFAULT else each for each in (rule.user, rule.client_id))
-    return (
-        user,
-        client_id if rule.client_id_prefix is None else rule.client_id_prefix,
-        rule.listener,
-    )
-
-
-def _place_of(identity: ClientIdentity, rank: Rank) -> _Place | None:
+def _place_of(identity: ClientIdentity, rank: Rank) -> Named | None:
     """Return where a client stands among the rules of a rank; None if none of them is for it."""
     user, client, minus_length, listener = rank
     if user != UNNAMED and identity.user is None:
@@ -400,11 +393,11 @@ class RuleTable:
         self._last_open = {
             kind: rule for kind, rules in self._by_kind.items() for rule in rules if rule.is_open
         }
-        self._ranks: dict[QuotaKind, dict[Rank, dict[_Place, Rule]]] = {}
+        self._ranks: dict[QuotaKind, dict[Rank, dict[Named, Rule]]] = {}
         for kind, of_kind in self._by_kind.items():
             ranks = self._ranks[kind] = {}
             for rule in of_kind:
-                ranks.setdefault(rule.rank, {}).setdefault(_place(rule), rule)
+                ranks.setdefault(rule.rank, {}).setdefault(rule.named, rule)
 
     def match(self, kind: QuotaKind, identity: ClientIdentity) -> Match | None:
         """Return the first rule for this client that bounds this kind, or None."""
@@ -443,7 +436,7 @@ class RuleTable:
         """
         considered: list[CandidateRule] = []
         for kind, rules in self._by_kind.items():
-            reasons = [rule.mismatch(identity) for rule in rules]
+            reasons = [mismatch(rule.keys, identity) for rule in rules]
             mismatches = (
                 (not rules[at].names(identity), at) for at, reason in enumerate(reasons) if reason
             )

@@ -5,12 +5,10 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from .entities import DEFAULT, QuotaKind
-from .values import BadValueError, choice_parser, parse_text, shown
+from .values import BadValueError, parse_text, shown
 
 RULE_KEYS: Final = ("user", "client-id", "client-id-prefix", "listener")
 """What a rule can ask of a client."""
-
-parse_scope = choice_parser("each", "shared")
 
 
 class RuleProblem(NamedTuple):
@@ -50,6 +48,13 @@ def find_bound_problems(
             "add client-id or client-id-prefix to the rule; client-id: <default> fits every client"
         )
         yield RuleProblem("adaptive", "names no query: a query is known by its client id", fix)
+
+
+def parse_scope(value: object) -> str:
+    """Return a rule's scope. Raises BadValueError for anything else."""
+    if not isinstance(value, str) or value not in ("each", "shared"):
+        raise BadValueError(f"{shown(value)} is not known here", "write each or shared")
+    return value
 
 
 def parse_prefix(value: object) -> str:

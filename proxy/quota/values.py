@@ -188,15 +188,3 @@ def parse_text(value: object) -> str:
     if not value:
         raise BadValueError("is empty text", "write a name")
     return value
-
-
-def choice_parser(*choices: str) -> Callable[[object], str]:
-    """Return a parser of a word that is one of the choices."""
-
-    def parse(value: object) -> str:
-        if not isinstance(value, str) or value not in choices:
-            fix = f"write {' or '.join(choices)}"
-            raise BadValueError(f"{shown(value)} is not known here", fix)
-        return value
-
-    return parse

@@ -5,8 +5,8 @@ Who writes now and then calls the store; who writes often, on the event loop, a 
 
 from .journal import Journal, RecordFormat
 from .kafka.kafka_store import KafkaStore
-from .kafka.slot_fence import GroupFence
 from .kafka.slot_store import SlotStore
+from .kafka.slot_table import GroupFence
 from .sqlite import SqliteStore, open_or_start_empty, read_snapshot
 from .store import Document, Json, MemoryStore, Record, StateError, Store
 from .watched import WatchedStore

@@ -67,9 +67,6 @@ PRIMARY_CODE = 0xFF
 """The part of SQLite's result code that says the kind of error."""
 
 
-FilesThere = tuple[tuple[int, ...] | None, ...]
-
-
 class DamagedError(StateError):
     """What is in the file cannot be read, and never will be."""
 
@@ -91,7 +88,8 @@ class SqliteStore(Store):
         self._name = name or str(path)
         self._lock = Lock()
         with self._explained(), ExitStack() as failing:
-            _make_private(path)
+            with suppress(OSError):  # SQLite says what goes wrong
+                path.touch(PRIVATE_MODE, exist_ok=False)
             connection = sqlite3.connect(
                 path,
                 timeout=wait_ms / MS_PER_SECOND,
@@ -122,18 +120,17 @@ class SqliteStore(Store):
             ).fetchall()
         return [Record(*row) for row in rows]
 
-    def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> int:
-        """Delete keys and write records, all or nothing; return how many were deleted."""
+    def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> None:
+        """Delete keys and write records, all or nothing."""
         rows = [(record.key, record.text, record.version) for record in records]
         gone = [(key,) for key in delete]
         with self._use() as connection, connection:  # commits, or rolls back after an error
             self._check_files()
             connection.execute("BEGIN IMMEDIATE")
-            deleted = connection.executemany("DELETE FROM record WHERE key = ?", gone).rowcount
+            connection.executemany("DELETE FROM record WHERE key = ?", gone)
             connection.executemany(
                 "INSERT OR REPLACE INTO record (key, value, version) VALUES (?, ?, ?)", rows
             )
-        return max(deleted, 0)
 
     def _check_files(self) -> None:
         """Raise StateError when what is written now would be lost."""
@@ -166,7 +163,7 @@ class SqliteStore(Store):
             raise _explain_failure(self._name, error) from error
 
 
-def _files_there(path: Path, *fields: str) -> FilesThere:
+def _files_there(path: Path, *fields: str) -> tuple[tuple[int, ...] | None, ...]:
     """Return these figures of the file and of its log, None for one that is not there."""
     found: list[tuple[int, ...] | None] = [None, None]
     for number, each in enumerate((path, log_of(path))):
@@ -179,12 +176,6 @@ def _files_there(path: Path, *fields: str) -> FilesThere:
 def log_of(path: Path) -> Path:
     """Return where SQLite keeps what is not in the file yet, while the file is open."""
     return path.with_name(path.name + "-wal")
-
-
-def _make_private(path: Path) -> None:
-    """Make a file for its owner alone, unless it is there; SQLite says what goes wrong."""
-    with suppress(OSError):
-        path.touch(PRIVATE_MODE, exist_ok=False)
 
 
 def _identify(connection: sqlite3.Connection, path: str) -> int:

@@ -91,21 +91,14 @@ class Store(ABC):
         """Return the records whose key begins with `prefix`, sorted by key."""
 
     @abstractmethod
-    def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> int:
-        """Delete keys, then write records, all or nothing; return how many records were deleted.
-
-        Of two records with one key the later one stays.
-        """
+    def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> None:
+        """Delete keys, then write records, all or nothing; of two with one key the later stays."""
 
     def put(self, key: str, value: Json, version: int = 1) -> Record:
         """Write one value, as `Record.of` makes it; return the record."""
         record = Record.of(key, value, version)
         self.put_many((record,))
         return record
-
-    def delete(self, key: str) -> bool:
-        """Delete one record; return whether there was one."""
-        return self.put_many((), delete=(key,)) > 0
 
     @abstractmethod
     def close(self) -> None:
@@ -125,15 +118,15 @@ class MemoryStore(Store):
             records = [item for key, item in self._open().items() if key.startswith(prefix)]
         return sorted(records, key=lambda record: record.key)
 
-    def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> int:
-        """Delete keys and write records, all or nothing; return how many were deleted."""
+    def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> None:
+        """Delete keys and write records, all or nothing."""
         new = {record.key: record for record in records}
         gone = tuple(delete)
         with self._lock:
             kept = self._open()
-            deleted = sum(kept.pop(key, None) is not None for key in gone)
+            for key in gone:
+                kept.pop(key, None)
             kept.update(new)
-        return deleted
 
     def close(self) -> None:
         """Forget everything."""

@@ -32,21 +32,16 @@ class WatchedStore(Store):
         """Replace the store: the one before is closed, or was empty."""
         self.inner, self._closed, self.writable = store, False, True
 
-    def get(self, key: str) -> Record | None:
-        """Return the record of that key, or None."""
-        with self._explained():
-            return self.inner.get(key)
-
     def items(self, prefix: str) -> list[Record]:
         """Return the records whose key begins with `prefix`, sorted by key."""
         with self._explained():
             return self.inner.items(prefix)
 
-    def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> int:
-        """Delete keys and write records, all or nothing; return how many were deleted."""
+    def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> None:
+        """Delete keys and write records, all or nothing."""
         try:
             with self._explained():
-                deleted = self.inner.put_many(records, delete=delete)
+                self.inner.put_many(records, delete=delete)
         except StateError as error:
             if self.writable:
                 _log.error("state not writable", problem=error.what, fix=error.fix)
@@ -55,7 +50,6 @@ class WatchedStore(Store):
         if not self.writable:
             _log.info("state writable again")
         self.writable, self._is_idle = True, False
-        return deleted
 
     def close(self) -> None:
         """Close the state; a second time does nothing."""

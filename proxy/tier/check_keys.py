@@ -1,6 +1,7 @@
 """What the command `check` prints of quota keys: a client's, and one that all clients have."""
 
 from collections.abc import Iterator
+from itertools import product, starmap
 
 from proxy.config import Config
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
@@ -55,15 +56,10 @@ def explain_key(keys: QuotaKeys, identity: ClientIdentity) -> Iterator[str]:
 
 def _possible_clients(config: Config, table: RuleTable) -> Iterator[ClientIdentity]:
     """Yield some whom nothing names, then one or more for each rule and query."""
-    listeners = [listener.name for listener in config.listeners]
-    for listener in listeners:
-        for user in (None, *STRANGERS):
-            for client_id in STRANGERS:
-                yield ClientIdentity(listener, user, client_id)
+    listeners, users = [listener.name for listener in config.listeners], (None, *STRANGERS)
+    yield from starmap(ClientIdentity, product(listeners, users, STRANGERS))
     for clients in client_sets(config):
-        for client_id in clients.client_ids:
-            for user in (None, *STRANGERS):
-                yield ClientIdentity(listeners[0], user, client_id)
+        yield from starmap(ClientIdentity, product(listeners[:1], users, clients.client_ids))
     for rule in table.rules:
         user = STRANGERS[0] if rule.user == DEFAULT else rule.user
         for suffix in STRANGERS:

@@ -1,21 +1,28 @@
-"""What quota keys are made of, as text: in the state of a tier, and from one process to another.
+"""By which rules a member makes the keys of clients, and whose rules those are.
 
-The same text makes the same keys, so members that have the same text agree on who owns a client.
+What keys are made of is text, in the state of a tier: the same text makes the same keys, so members
+that have it agree on who owns a client.
 """
 
+import asyncio
 import json
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Self
 
+from structlog import get_logger
+
 from proxy.config import Config
+from proxy.queries.record_owner import OwnerKind, owner_of
 from proxy.quota.rules import Rule, RuleTable
-from proxy.state import Record, StateError, Store
+from proxy.state import Record, SlotStore, StateError, Store
+from proxy.state.store import SEPARATOR
 from proxy.tier.keys.quota_keys import PIPELINE, QuotaKeys
 from proxy.tier.keys.rule_groups import ClientSet
+from proxy.tier.records import COMMON_SLOT, OWED, WATCH
 
 KEYS_KEY = "tier/keys"
 """Of the record, in the common slot."""
@@ -24,6 +31,8 @@ KEYS_SCHEMA = 1
 """Of the record's value."""
 
 DIGEST_CHARS = 12
+
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +49,8 @@ class KeyRules:
         return cls(rules_text(RuleTable(config.quota_settings.rules).rules), client_sets(config))
 
     def keys(self) -> QuotaKeys:
-        """Make the keys; of 10,000 rules in 0.5 s. Raises as `read`."""
-        return QuotaKeys(read_rules(self.rules), self.together)
+        """Make the keys; of 10,000 rules in 0.5 s. Raises as `Rule.of`."""
+        return QuotaKeys(map(Rule.of, json.loads(self.rules)), self.together)
 
     def text(self) -> str:
         """Return both as JSON; `read` reads that."""
@@ -51,10 +60,78 @@ class KeyRules:
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Read a `text`. Raises ValueError, KeyError or TypeError for anything else."""
+        """Read a `text`. Raises as `Rule.of`."""
         rules, sets = json.loads(text)
         together = tuple(ClientSet(name, frozenset(ids)) for name, ids, _ in sets)
-        return cls(_json(rules), together)
+        return cls(rules_text(map(Rule.of, rules)), together)
+
+
+class TierRules:
+    """Those of this member's own, those that the tier wants, and those in force here."""
+
+    def __init__(self, config: Config) -> None:
+        self._own = KeyRules.of(config)
+        self.digest = digest_of(self._own.text())
+        """Of the rules in this member's file."""
+        self._are_own_whole = False
+        """Whether `_own` has the rules of other sources, too."""
+        self.wanted = self.in_force = self._own
+        self.keys = self.in_force.keys()
+        """Those that the rules in force make."""
+
+    def slot_of_record(self, key: str) -> int:
+        """Return the slot of a record's key; for several threads."""
+        namespace, _, rest = key.partition(SEPARATOR)
+        if namespace in (OWED, WATCH) and rest.isdecimal():
+            return int(rest)
+        owner = owner_of(key)
+        if owner is None:
+            return COMMON_SLOT
+        if owner.kind is OwnerKind.CLIENT:
+            return self.keys.slot_of_query(owner.name)
+        return self.keys.slot_of_pipeline(owner.name)
+
+    def read(self, store: Store) -> None:
+        """Go by the rules of the tier at once, if there are some. Raises StateError."""
+        rules = read_keys(store)
+        if rules is not None:
+            self.wanted = self.in_force = rules
+            self.keys = rules.keys()
+
+    async def use_rules(self, rules: Iterable[Rule]) -> None:
+        """Follow that this member has these rules in force."""
+        text = await asyncio.to_thread(rules_text, rules)
+        self._own = KeyRules(text, self._own.together)
+        self._are_own_whole = True
+
+    def use_config(self, config: Config) -> None:
+        """Follow another configuration."""
+        self._own = KeyRules(self._own.rules, client_sets(config))
+        self.digest = digest_of(KeyRules.of(config).text())
+
+    async def propose(self, store: SlotStore) -> bool:
+        """Have all members make their keys by our rules; return whether those are other ones.
+
+        Raises StateError.
+        """
+        if not self._are_own_whole:
+            return False
+        record = await asyncio.to_thread(keys_record, self._own)
+        if store.get(KEYS_KEY) == record:
+            return False
+        await asyncio.to_thread(store.put_many, [record])
+        self.wanted = self._own
+        return True
+
+    def follow(self, keys: Collection[str], store: Store) -> bool:
+        """Want what the tier goes by if that is among these records that came."""
+        if KEYS_KEY not in keys:
+            return False
+        try:
+            self.wanted = read_keys(store) or self.wanted
+        except StateError as error:
+            _log.error("the rules of the tier are not followed", error=str(error))
+        return True
 
 
 def rules_text(rules: Iterable[Rule]) -> str:
@@ -63,11 +140,6 @@ def rules_text(rules: Iterable[Rule]) -> str:
     Of 10,000 rules it takes 0.1 s.
     """
     return _json([rule.document() for rule in rules])
-
-
-def read_rules(text: str) -> tuple[Rule, ...]:
-    """Read a `rules_text`. Raises as `Rule.of`."""
-    return tuple(map(Rule.of, json.loads(text)))
 
 
 def digest_of(text: str) -> str:
@@ -83,7 +155,16 @@ def digest_in_force(table: RuleTable, *, enforce: bool) -> str:
 
 def client_sets(config: Config) -> tuple[ClientSet, ...]:
     """Return the clients that belong together: of each pipeline, and of each query."""
-    return (*_pipelines(config), *_queries(config))
+    of_query = {query.name: query.client_id for query in config.queries}
+    found: list[ClientSet] = []
+    for pipeline in config.pipeline_settings:
+        members = {member for stage in pipeline.stages for member in stage.members}
+        sources = {source.client_id for source in pipeline.sources}
+        ids = frozenset({of_query.get(each, each) for each in members} | sources)
+        found.append(ClientSet(PIPELINE + pipeline.name, ids))
+    for query in config.queries:
+        found.append(ClientSet(query.client_id, frozenset((query.client_id,))))
+    return tuple(found)
 
 
 def keys_record(rules: KeyRules) -> Record:
@@ -102,8 +183,7 @@ def read_keys(store: Store) -> KeyRules | None:
         return None
     try:
         record.check_form(KEYS_SCHEMA)
-        found = KeyRules.read(zlib.decompress(b64decode(str(record.value))).decode())
-        return replace(found, rules=rules_text(read_rules(found.rules)))
+        return KeyRules.read(zlib.decompress(b64decode(str(record.value))).decode())
     except (ValueError, KeyError, TypeError, zlib.error) as error:
         raise StateError(
             f"the rules that the tier goes by cannot be read: {error}",
@@ -113,17 +193,3 @@ def read_keys(store: Store) -> KeyRules | None:
 
 def _json(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
-
-
-def _pipelines(config: Config) -> Iterator[ClientSet]:
-    of_query = {query.name: query.client_id for query in config.queries}
-    for pipeline in config.pipeline_settings:
-        members = {member for stage in pipeline.stages for member in stage.members}
-        sources = {source.client_id for source in pipeline.sources}
-        ids = frozenset({of_query.get(each, each) for each in members} | sources)
-        yield ClientSet(PIPELINE + pipeline.name, ids)
-
-
-def _queries(config: Config) -> Iterator[ClientSet]:
-    for query in config.queries:
-        yield ClientSet(query.client_id, frozenset((query.client_id,)))

@@ -5,34 +5,93 @@ taken: whose records it has read, and nobody else writes any more.
 """
 
 import asyncio
-from collections.abc import Collection, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from prometheus_client import Counter
 from structlog import get_logger
 
+from metrics.clock import clock_ms
+from proxy.queries.queries import Queries
 from proxy.quota.debts import Debt
+from proxy.quota.entities import ClientIdentity
+from proxy.quota.manager import SharedQuotas
+from proxy.relay.relay import Relay
+from proxy.slices import Slices
 from proxy.state import GroupFence, Record, SlotStore, StateError
-from proxy.tier.belongings import Belongings
-from proxy.tier.misplaced_records import MisplacedRecords
-from proxy.tier.peers import Peers
+from proxy.tier.key_rules import TierRules
+from proxy.tier.keys.quota_keys import QuotaKeys
+from proxy.tier.peers import PeerError, Peers
 from proxy.tier.records import COMMON_SLOT, take_debts, write_debts
 from proxy.tier.slot_balance import Owners, stand_in_of
-from proxy.tier.slot_map import SlotMap
-from proxy.tier.slot_owns import SlotOwns
+from proxy.tier.slot_map import SLOTS, SlotMap
 from proxy.tier.slot_steering import SlotSteering
-from proxy.tier.slots import SLOTS
-from proxy.tier.tier_rules import TierRules
 
 TAKE_RETRY_S = 0.5
 """After slots could not be taken, or given."""
 
+GIVEN_AT_ONCE = 500
+"""Records in one message to another member."""
+
+CUT_OFF_LIMIT_S = 2.0
+"""For answers in flight at a member that has lost its place."""
+
 _log = get_logger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class SlotOwns:
+    """What the member `name` owns; see `proxy.progress.owns.Owns`."""
+
+    name: str
+    slot_map: SlotMap
+    keys: QuotaKeys
+
+    @property
+    def slots(self) -> frozenset[int]:
+        """The slots that are this member's."""
+        return self.slot_map.slots_of(self.name)
+
+    def client(self, client_id: str) -> bool:
+        """Return whether a client is this member's, with its query and its adaptive bound."""
+        return self._has(self.keys.slot_of_query(client_id))
+
+    def pipeline(self, name: str) -> bool:
+        """Return whether a pipeline is this member's, with its ledger."""
+        return self._has(self.keys.slot_of_pipeline(name))
+
+    def has(self, identity: ClientIdentity) -> bool:
+        """Return whether a client is this member's."""
+        return self._has(self.keys.slot_of(identity))
+
+    def _has(self, slot: int) -> bool:
+        return self.slot_map.owners[slot] == self.name
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedBoth:
+    """What a member owned before and owns afterwards."""
+
+    before: SlotOwns
+    after: SlotOwns
+
+    def client(self, client_id: str) -> bool:
+        """See Owns."""
+        return self.before.client(client_id) and self.after.client(client_id)
+
+    def pipeline(self, name: str) -> bool:
+        """See Owns."""
+        return self.before.pipeline(name) and self.after.pipeline(name)
+
+
 class SlotOwnership:
-    """Follows what the group decides, for the member `name`. Make it inside an event loop."""
+    """Follows what the group decides, for the member `name`. Make it inside an event loop.
+
+    What goes with slots is what `queries` follow, and what clients owe by `shared`. `lead_for_all`
+    has the member write what concerns all, or leave that; it raises StateError.
+    """
 
     store: SlotStore
     """The records of the slots; to be set before the group is followed."""
@@ -40,17 +99,27 @@ class SlotOwnership:
     def __init__(
         self,
         name: str,
-        belongings: Belongings,
+        queries: Queries,
+        shared: SharedQuotas,
+        relay: Relay,
+        slices: Slices,
+        lead_for_all: Callable[[bool], Awaitable[None]],
         *,
         steering: SlotSteering,
         rules: TierRules,
         peers: Peers,
         moves: Counter,
     ) -> None:
-        self._name, self._belongings, self._steering = name, belongings, steering
+        self._name, self._steering = name, steering
+        self._queries, self._shared, self._relay, self._slices = queries, shared, relay, slices
+        self._lead_for_all = lead_for_all
         self._rules, self._peers, self._moves = rules, peers, moves
-        self._misplaced = MisplacedRecords(name, rules, peers)
         self._may_have_misplaced = False
+        """Whether there may be records here that belong to other slots by other keys."""
+        self._owed_away: list[Debt] = []
+        """What clients owe that other members may have since the keys are other ones."""
+        self._closing: asyncio.TimerHandle | None = None
+        """Closes what still waits for a cluster that cannot be reached."""
         self._loop = asyncio.get_running_loop()
         self.newest: SlotMap | None = None
         """What the group has decided last; None while this member is not in it."""
@@ -65,6 +134,8 @@ class SlotOwnership:
         """Set when the group is followed; to be cleared before it is joined."""
         self._changing = asyncio.Lock()
         self._wanted = asyncio.Event()
+        self.look = self._wanted.set
+        """Has the group and the rules be followed again: something changed, or has failed."""
         self._steering_tasks: set[asyncio.Task[None]] = set()
         self._followed = asyncio.Event()
         """Set when another map is followed than before."""
@@ -80,16 +151,12 @@ class SlotOwnership:
         """Whether this member writes what concerns all."""
         return self.owns.slot_map.owners[COMMON_SLOT] == self._name
 
-    def look(self) -> None:
-        """Follow the group and the rules again: something is another one, or has failed."""
-        self._wanted.set()
-
     def use(self, slot_map: SlotMap, fence: GroupFence) -> None:
         """Follow what the group has decided."""
         self.fence = fence
         self.store.fence(fence)
         if self.newest is None:
-            self._belongings.cut_off(False)
+            self._cut_off(is_cut_off=False)
         self.newest = slot_map
         self._wanted.set()
 
@@ -99,7 +166,7 @@ class SlotOwnership:
         self.newest = None
         self.show()
         has_others = len(self.owns.slot_map.members) > 1
-        self._belongings.cut_off(has_others and not self.has_left)
+        self._cut_off(is_cut_off=has_others and not self.has_left)
         self._wanted.set()
 
     async def release(self, slots: frozenset[int]) -> None:
@@ -166,7 +233,33 @@ class SlotOwnership:
         """Send clients on by the routes now; who comes here with that gets no more than one."""
         gained = self._steering.use(self.routes(), self.owns.keys.slot_of)
         if gained:
-            await self._belongings.pace(self.owns, gained)
+            slot_of = self.owns.keys.slot_of
+            walk = self._shared.keep_strictly(lambda client: slot_of(client) in gained, clock_ms)
+            await self._slices.collect(walk)
+
+    def _cut_off(self, *, is_cut_off: bool) -> None:
+        """Follow whether this member has lost its place in the tier.
+
+        Its clients are let go then, and new ones refused: they go to other members. Those that wait
+        for the cluster, which may be out of reach, do so for CUT_OFF_LIMIT_S.
+        """
+        self._relay.is_cut_off = is_cut_off
+        if self._closing is not None:
+            self._closing.cancel()
+            self._closing = None
+        if is_cut_off:
+            self._closing = self._loop.call_later(CUT_OFF_LIMIT_S, self._close_waiting)
+
+    def _close_waiting(self) -> None:
+        self._relay.close_draining()
+        self._cut_off(is_cut_off=True)  # others may come meanwhile
+
+    async def _lead(self, *, is_leader: bool) -> None:
+        """Write what concerns all from now on, or leave that to another member; log what fails."""
+        try:
+            await self._lead_for_all(is_leader)
+        except StateError as error:
+            _log.error("what concerns all members is not read", error=str(error))
 
     async def _step(self) -> None:
         newest, applied = self.newest, self.owns.slot_map
@@ -188,7 +281,7 @@ class SlotOwnership:
         if self.is_leader and await self._rules.propose(store):
             self._wanted.set()
         if self._may_have_misplaced:
-            self._may_have_misplaced = await self._misplaced.give(store, self.owns.slot_map)
+            self._may_have_misplaced = await self._give_misplaced()
             if self._may_have_misplaced:
                 self._loop.call_later(TAKE_RETRY_S, self._wanted.set)
 
@@ -200,30 +293,70 @@ class SlotOwnership:
             keys = await asyncio.to_thread(rules.keys)
         before, after = self.owns, SlotOwns(self._name, slot_map, keys)
         if slot_map.owners[COMMON_SLOT] != self._name:
-            await self._belongings.lead(False)
-        left = await self._belongings.leave(before, after)
+            await self._lead(is_leader=False)
+        await self._queries.let_go(owns=OwnedBoth(before, after))
+        left = self._shared.debts(
+            lambda client: before.has(client) and not after.has(client), clock_ms()
+        )
         gone = before.slots - after.slots
-        leaving = [
-            (slot, debt) for debt in left if (slot := before.keys.slot_of(debt.identity)) in gone
-        ]
+        slot_of = before.keys.slot_of
+        leaving = [(slot, debt) for debt in left if (slot := slot_of(debt.identity)) in gone]
         if leaving and self.newest is not None:
             with suppress(StateError):
                 await asyncio.to_thread(write_debts, self.store, leaving)
         if is_rekeyed:
             self._rules.in_force, self._rules.keys = rules, keys
             self._may_have_misplaced = True
-            staying = [debt for debt in left if before.keys.slot_of(debt.identity) not in gone]
-            await self._misplaced.rekey(self.store, staying, slot_map)
+            self._owed_away = [debt for debt in left if slot_of(debt.identity) not in gone]
+            await asyncio.to_thread(self._move_misplaced)
         self.owns = after
         for slot, owner in enumerate(slot_map.owners):
             if owner is not None:
                 self._owners_before[slot] = owner
         try:
-            await self._belongings.take(after, debts)
+            owed = [debt for debt in debts if after.has(debt.identity)]
+            self._shared.take_debts(owed, clock_ms())
+            await self._queries.take_up(self.store, owns=after)
         finally:
             await self._steer()
-            await self._belongings.lead(self.is_leader)
+            await self._lead(is_leader=self.is_leader)
         self._followed.set()
+
+    async def _give_misplaced(self) -> bool:
+        """Hand records to the members that have their slots by now; return whether some stay.
+
+        Raises StateError.
+        """
+        store, owners = self.store, self.owns.slot_map.owners
+        await asyncio.to_thread(self._move_misplaced)
+        strays = await asyncio.to_thread(store.strays)
+        records: defaultdict[str | None, list[Record]] = defaultdict(list)
+        for record in strays:
+            records[owners[self._rules.slot_of_record(record.key)]].append(record)
+        owed: defaultdict[str | None, list[Debt]] = defaultdict(list)
+        for debt in self._owed_away:
+            owed[owners[self.owns.keys.slot_of(debt.identity)]].append(debt)
+        self._owed_away = []
+        for owner in {*records, *owed} - {self._name, None}:
+            assert owner is not None
+            given = records[owner][:GIVEN_AT_ONCE]
+            try:
+                await self._peers.give(owner, given, owed[owner])
+            except PeerError as error:
+                _log.debug("records are not handed over yet", member=owner, error=str(error))
+            else:
+                keys = {record.key for record in given}
+                await asyncio.to_thread(store.drop_strays, keys)
+                strays = [record for record in strays if record.key not in keys]
+        return bool(strays)
+
+    def _move_misplaced(self) -> None:
+        """Write records, whose slots are other ones by other keys, to those that are here."""
+        slot_of, store = self._rules.slot_of_record, self.store
+        here = [each for each in store.strays() if slot_of(each.key) in store.taken]
+        if here:
+            store.put_many(here)
+            store.drop_strays({each.key for each in here})
 
 
 def route_owners(

@@ -128,9 +128,8 @@ class Peers:
 
     def _follow(self) -> None:
         """Have a connection to each member that answers, which breaks when it dies."""
-        for name, task in tuple(self._following.items()):
-            if task.done():
-                del self._following[name]
+        following = self._following.items()
+        self._following = {name: task for name, task in following if not task.done()}
         for name in self._urls.keys() - self._following.keys() - self.silent:
             self._following[name] = asyncio.create_task(self._until_broken(name))
 
@@ -186,12 +185,7 @@ class Peers:
         self.on_silent()
 
     async def _ask(
-        self,
-        method: str,
-        member: str,
-        path: str,
-        body: Any = None,
-        limit_s: float | None = None,
+        self, method: str, member: str, path: str, body: Any = None, limit_s: float | None = None
     ) -> Any:
         url = self._urls.get(member)
         if url is None or self._session is None:

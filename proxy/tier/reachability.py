@@ -33,10 +33,6 @@ FIX = "see that advertised_host leads to one member each, and that the network l
 _log = get_logger(__name__)
 
 
-Connect = Callable[[Address], Awaitable[str]]
-"""Returns the IP address to which a connection was made. Raises OSError, with why there is none."""
-
-
 class ReachabilityProbe:
     """Tries a data port of each member once when it is new, and again while it cannot be reached.
 
@@ -48,7 +44,7 @@ class ReachabilityProbe:
         self,
         silent: Callable[[], Collection[str]],
         on_change: Callable[[], None],
-        connect: Connect | None = None,
+        connect: Callable[[Address], Awaitable[str]] | None = None,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """`silent` gives the members that do not answer; `on_change` is called with news."""

@@ -1,7 +1,7 @@
 """The records of a member: the slot of each, and what clients owe while their slot moves."""
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from structlog import get_logger
@@ -13,7 +13,7 @@ from proxy.queries.record_owner import owner_of
 from proxy.quota.debts import Debt
 from proxy.state import Record, SlotStore, Store
 from proxy.state.store import SEPARATOR
-from proxy.tier.slots import SLOTS, slot_of
+from proxy.tier.slot_map import SLOTS, slot_of
 
 COMMON_SLOT = slot_of("common")
 """Has what concerns all members: overrides, pauses, audit."""
@@ -44,7 +44,6 @@ class TierStore(SlotStore):
         self, config: Config, way: Bootstrap, member: str, slot_of_record: Callable[[str], int]
     ) -> None:
         assert config.tier is not None
-        self._slot_of = slot_of_record
         super().__init__(
             way,
             config.state.topic,
@@ -56,21 +55,21 @@ class TierStore(SlotStore):
             timeout_s=config.limits.connect_timeout,
         )
 
-    def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> int:
+    def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> None:
         """See Store. Raises StateError also for what concerns all, where another keeps that."""
         new, gone = list(records), list(delete)
         if not new and not gone:
-            return 0
+            return
         if taken := self.taken:  # else this member is in no group, and that is the error
             kept = [record for record in new if self._is_ours(record.key, taken)]
             left_out = len(new) - len(kept)
             new, gone = kept, [key for key in gone if self._is_ours(key, taken)]
             if left_out:
                 _log.warning("not written, as another member has it now", records=left_out)
-        return super().put_many(new, delete=gone)
+        super().put_many(new, delete=gone)
 
     def _is_ours(self, key: str, taken: Collection[int]) -> bool:
-        return owner_of(key) is None or self._slot_of(key) in taken
+        return owner_of(key) is None or self._slots.place(key)[0] in taken
 
 
 def write_debts(store: Store, debts: Iterable[tuple[int, Debt]]) -> None:
@@ -86,8 +85,7 @@ def write_debts(store: Store, debts: Iterable[tuple[int, Debt]]) -> None:
         Record.of(slot_key(OWED, slot), {"at_s": at_s, "owed": rows}, DEBT_SNAPSHOT_SCHEMA)
         for slot, rows in by_slot.items()
     ]
-    if records:
-        store.put_many(records)
+    store.put_many(records)
 
 
 def take_debts(store: Store, slots: Collection[int]) -> list[Debt]:
@@ -104,15 +102,10 @@ def take_debts(store: Store, slots: Collection[int]) -> list[Debt]:
     for record in found:
         try:
             record.check_form(DEBT_SNAPSHOT_SCHEMA)
-            debts += _still_owed(record)
+            document: Any = record.value
+            passed_ms = max(0.0, (time.time() - float(document["at_s"])) * MS_PER_SECOND)
+            left = [Debt.of(row).after(passed_ms) for row in document["owed"]]
+            debts += [debt for debt in left if debt.owed_ms > 0]
         except (ValueError, KeyError, TypeError) as error:
             _log.warning("debts not taken over", record=record.key, error=str(error))
     return debts
-
-
-def _still_owed(record: Record) -> list[Debt]:
-    document: Any = record.value
-    passed_ms = max(0.0, (time.time() - float(document["at_s"])) * MS_PER_SECOND)
-    rows: Iterable[Mapping[str, Any]] = document["owed"]
-    debts = (Debt.of(row).after(passed_ms) for row in rows)
-    return [debt for debt in debts if debt.owed_ms > 0]

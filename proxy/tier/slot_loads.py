@@ -1,16 +1,24 @@
 """Measure what the clients of each slot take of a member, and say when that is news.
 
-Sans-I/O: times are arguments, in seconds of one monotonic clock.
+All but `TierLoads` is sans-I/O: times are arguments, in seconds of one monotonic clock.
 """
 
+import asyncio
 import math
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from heapq import nlargest
+from typing import Any
+
+from structlog import get_logger
 
 from proxy.quota.entities import ClientIdentity
-from proxy.tier.slot_balance import NO_LOAD, SlotLoad
+from proxy.relay.connection_list import ConnectionList
+from proxy.slices import Slices
+from proxy.state import Document
+from proxy.tier.ownership import SlotOwnership
+from proxy.tier.slot_balance import NO_LOAD, SlotLoad, overloaded_slots
 
 AVERAGE_S = 20.0
 """Time constant of the averages: what was so long ago counts 1/e of what is now."""
@@ -37,17 +45,13 @@ LEAST_NEWS = 0.05
 """Of one member's capacity; what is less is no news."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClientTraffic:
-    """What each client moves now, per second. Who is not there moves nothing."""
+LOAD_INTERVAL_S = 1.0
+"""Between two looks whether connections were measured."""
 
-    bytes_per_s: Mapping[ClientIdentity, float]
-    exchanges_per_s: Mapping[ClientIdentity, float]
+WARN_AGAIN_S = 300.0
+"""Of a slot that fills a member alone."""
 
-    def weight(self, client: ClientIdentity) -> float:
-        """Return what the CPU time is shared out by."""
-        exchanges = self.exchanges_per_s.get(client, 0.0)
-        return self.bytes_per_s.get(client, 0.0) + exchanges * EXCHANGE_BYTES
+_log = get_logger(__name__)
 
 
 class LoadMeter:
@@ -58,7 +62,6 @@ class LoadMeter:
         """By slot; of others there is nothing to tell."""
         self.clients: dict[int, list[str]] = {}
         """Names of the biggest clients of slots that take much, the biggest one first."""
-        self._slots: dict[ClientIdentity, int] = {}
         self._slot_of: object = None
         self._began_s = self._at_s = math.nan
         self._cpu_s = 0.0
@@ -70,52 +73,46 @@ class LoadMeter:
 
     def measuring(
         self,
-        traffic: ClientTraffic,
+        bytes_per_s: Mapping[ClientIdentity, float],
+        exchanges_per_s: Mapping[ClientIdentity, float],
         slot_of: Callable[[ClientIdentity], int],
         now_s: float,
         cpu_s: float,
     ) -> Iterator[None]:
         """Add what clients move to the averages, in small steps; the first call only begins.
 
+        Who is not in `bytes_per_s` moves nothing; CPU time is shared out by that and by exchanges.
         `cpu_s` is the CPU time of the process so far. `slot_of` is another one where clients may
         have got other slots.
         """
+
+        def weight(client: ClientIdentity) -> float:
+            exchanges = exchanges_per_s.get(client, 0.0)
+            return bytes_per_s.get(client, 0.0) + exchanges * EXCHANGE_BYTES
+
         passed_s, used_s = now_s - self._at_s, cpu_s - self._cpu_s
         self._at_s, self._cpu_s = now_s, cpu_s
         if slot_of != self._slot_of:
-            self._slots.clear()
             self._slot_of, self._began_s = slot_of, now_s
         sizes: dict[int, float] = defaultdict(float)
         weights: dict[int, float] = defaultdict(float)
-        slots: dict[ClientIdentity, int] = {}
-        for number, (client, size) in enumerate(traffic.bytes_per_s.items()):
+        clients: defaultdict[int, list[ClientIdentity]] = defaultdict(list)
+        for number, (client, size) in enumerate(bytes_per_s.items()):
             if not number % WALKED_AT_ONCE:
                 yield
-            slot = self._slots.get(client)
-            slots[client] = slot = slot_of(client) if slot is None else slot
+            slot = slot_of(client)
+            clients[slot].append(client)
             sizes[slot] += size
-            weights[slot] += traffic.weight(client)
-        self._slots = slots  # of those alone that are there
+            weights[slot] += weight(client)
         if not passed_s > 0:
             return
         total = sum(weights.values())
-        cpu = {
-            slot: used_s / passed_s * weight / total for slot, weight in weights.items() if total
-        }
+        cpu = {slot: used_s / passed_s * part / total for slot, part in weights.items() if total}
         self.loads = _averaged(self.loads, sizes, cpu, passed_s)
-        yield from self._name_clients(traffic)
-
-    def _name_clients(self, traffic: ClientTraffic) -> Iterator[None]:
-        large = {slot for slot, load in self.loads.items() if load.share >= NAMED_SHARE}
-        found: dict[int, list[ClientIdentity]] = {slot: [] for slot in large}
-        for number, (client, slot) in enumerate(self._slots.items() if large else ()):
-            if not number % WALKED_AT_ONCE:
-                yield
-            if slot in large:
-                found[slot].append(client)
         self.clients = {
-            slot: [*map(_title, nlargest(MAX_NAMED_OF_SLOT, clients, key=traffic.weight))]
-            for slot, clients in found.items()
+            slot: [*map(_title, nlargest(MAX_NAMED_OF_SLOT, clients[slot], key=weight))]
+            for slot, load in self.loads.items()
+            if load.share >= NAMED_SHARE
         }
 
 
@@ -184,3 +181,90 @@ def _are_news(known: Mapping[int, SlotLoad], loads: Mapping[int, SlotLoad]) -> b
 def _title(client: ClientIdentity) -> str:
     user = "" if client.user is None else f"user={client.user},"
     return f"{user}client-id={client.client_id or ''}"
+
+
+class TierLoads:
+    """Measures the loads of the slots that `ownership` has, by what `connections` move.
+
+    `known` gives what the group knows of the loads. When ours are others `request_rebalance` is
+    called.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        ownership: SlotOwnership,
+        slices: Slices,
+        connections: ConnectionList,
+        *,
+        known: Callable[[], Mapping[int, SlotLoad]],
+        request_rebalance: Callable[[], None],
+    ) -> None:
+        self._name, self._ownership, self._slices = name, ownership, slices
+        self._connections = connections
+        self._known, self._request_rebalance = known, request_rebalance
+        self._meter = LoadMeter()
+        self.announced = AnnouncedLoads()
+        """What the others are told of the loads of this member's slots."""
+        self._warned_s: dict[int, float] = {}
+        """When a slot was overloaded last."""
+
+    async def watch(self) -> None:
+        """Measure, and have the group look at the loads again when ours have changed."""
+        connections, seen = self._connections, None
+        while True:
+            if connections.client_rates is not seen:  # they were measured anew
+                seen = connections.client_rates
+                walk = self._meter.measuring(
+                    seen,
+                    connections.client_exchanges,
+                    self._ownership.owns.keys.slot_of,
+                    time.monotonic(),
+                    time.process_time(),
+                )
+                await self._slices.collect(walk)
+                self._warn(time.monotonic())
+                loads = self._meter.loads
+                measured = {slot: loads.get(slot, NO_LOAD) for slot in self._ownership.owns.slots}
+                measured_s = self._meter.measured_s
+                if self.announced.take(measured, self._known(), time.monotonic(), measured_s):
+                    self._request_rebalance()
+            await asyncio.sleep(LOAD_INTERVAL_S)
+
+    def document(self) -> Document:
+        """Return what the status shows of this member's slots."""
+        loads, owned = self._meter.loads.values(), self._ownership.owns.slots
+        return {
+            "owned": len(owned),
+            "bytes_per_s": round(sum(load.bytes_per_s for load in loads)),
+            "cpu_share": round(sum(load.cpu_share for load in loads), 3),
+            "overloaded": [
+                self._row(slot, load) for slot, load in self.overloaded().items() if slot in owned
+            ],
+        }
+
+    def _row(self, slot: int, load: SlotLoad) -> dict[str, Any]:
+        return {
+            "slot": slot,
+            "bytes_per_s": round(load.bytes_per_s),
+            "cpu_share": round(load.cpu_share, 3),
+            "clients": self._meter.clients.get(slot, []),
+        }
+
+    def overloaded(self) -> Mapping[int, SlotLoad]:
+        """Return those of our slots that fill a member alone, with their loads."""
+        loads, newest = self._meter.loads, self._ownership.newest
+        members = [self._name] if newest is None else list(newest.members)
+        return {slot: loads[slot] for slot in overloaded_slots(loads, members)}
+
+    def _warn(self, now_s: float) -> None:
+        """Log which slots have begun to fill this member alone."""
+        for slot, load in self.overloaded().items():
+            before_s, self._warned_s[slot] = self._warned_s.get(slot), now_s
+            if before_s is None or now_s - before_s > WARN_AGAIN_S:
+                _log.warning(
+                    "a slot fills a member alone, so that more members do not help its clients",
+                    member=self._name,
+                    **self._row(slot, load),
+                    fix="see KafkaQuotaProxySlotOverloaded in docs/operations.md",
+                )

@@ -1,11 +1,32 @@
-"""Say which member owns each slot, and where clients reach it."""
+"""Say which slot a quota key has, which member owns each slot, and where clients reach it."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Self
+
+from kafka.partitioner.default import murmur2
 
 from proxy.cluster.upstream import Address
 from proxy.relay.listener import NODE_ID
+
+SLOTS = 256
+"""How many slots a proxy or a tier has; each has one owner. As partitions of a topic they are few,
+and enough to share evenly among some dozens of members."""
+
+MAX_KNOWN_SLOTS = 20_000
+"""Keys whose slots are remembered: a hash takes microseconds, and walks ask for thousands."""
+
+_INT31 = 0x7FFFFFFF
+
+
+@lru_cache(MAX_KNOWN_SLOTS)
+def slot_of(key: str, slots: int = SLOTS) -> int:
+    """Return the slot of a quota key, 0 to `slots` - 1.
+
+    By the hash by which Kafka's default partitioner gives a key its partition.
+    """
+    return int(murmur2(key.encode("utf-8", "surrogatepass")) & _INT31) % slots
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ from proxy.cluster.upstream import Address
 from proxy.quota.entities import ClientIdentity
 from proxy.relay.listener import SNI_PORT, Listener
 from proxy.relay.steering import Visit
-from proxy.tier.slot_map import ListenerPorts, MemberAddresses, SlotMap
-from proxy.tier.slots import SLOTS
+from proxy.tier.slot_map import SLOTS, ListenerPorts, MemberAddresses, SlotMap
 
 JUST_MOVED_MS = 3000.0
 """Clients look for their coordinator again in a second or two."""
@@ -49,8 +48,13 @@ class SlotSteering:
         """
         slots = slot_map.slots_of(self._name)
         gained = slots - self._map.slots_of(self._name) if slot_of == self._slot_of else slots
-        self._slot_of = slot_of
-        self._put(slot_map)
+        now_ms = clock_ms()
+        for slot, (before, owner) in enumerate(zip(self._map.owners, slot_map.owners, strict=True)):
+            if before is not None and owner != before:
+                self._moved_ms[slot] = now_ms
+        self._map, self._slot_of = slot_map, slot_of
+        self._serving = sorted({name for name in slot_map.owners if name is not None})
+        self.generation += 1
         self.on_change()
         return gained
 
@@ -64,15 +68,13 @@ class SlotSteering:
 
         In a tier it is on another machine, when there is one.
         """
-        members, owner = self._map.members, self._map.owners[self._slot_of(identity)]
-        if owner is None:
-            return members[self._serving[0]] if self._serving else None
+        owner = self._map.owners[self._slot_of(identity)] or ""
         others = [name for name in self._serving if name != owner]
-        others = [name for name in others if machine_of(name) != machine_of(owner)] or others
         if not others:
             return None
-        later = [name for name in others if name > owner]
-        return members[later[0] if later else others[0]]
+        machine = machine_of(owner)
+        name = min(others, key=lambda name: (machine_of(name) == machine, name <= owner, name))
+        return self._map.members[name]
 
     def has_moved(self, identity: ClientIdentity) -> bool:
         """Return whether the slot of a client got another owner in the last JUST_MOVED_MS."""
@@ -90,15 +92,6 @@ class SlotSteering:
         owner = self.owner_of(visit.identity)
         if owner is not None:
             self.on_visit(owner.name, visit)
-
-    def _put(self, slot_map: SlotMap) -> None:
-        now_ms = clock_ms()
-        for slot, (before, owner) in enumerate(zip(self._map.owners, slot_map.owners, strict=True)):
-            if before is not None and owner != before:
-                self._moved_ms[slot] = now_ms
-        self._map = slot_map
-        self._serving = sorted({name for name in slot_map.owners if name is not None})
-        self.generation += 1
 
 
 def ports_of(listener: Listener) -> ListenerPorts:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -12,34 +12,32 @@ from structlog import get_logger
 
 from metrics import MemberInstruments
 from metrics.member_names import machine_of
-from proxy.admin.peers.tier_protocol import MemberEndpoint, VisitRows
+from proxy.admin.peers.tier_protocol import MemberEndpoint
 from proxy.admin.replies import ApiError
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.upstream import UpstreamError
 from proxy.config import Config
+from proxy.config.endpoints import HostPort
 from proxy.config.secrets import ALL_RIGHTS, Secrets
 from proxy.config.stores import RELEASE_TIMEOUT_S, StateHolder
-from proxy.quota.debts import Debt, SharedQuotas
+from proxy.queries.queries import Queries
+from proxy.quota.manager import SharedQuotas
 from proxy.quota.rules import Rule
 from proxy.relay.relay import Relay
 from proxy.slices import Slices
-from proxy.state import Document, GroupFence, Record, StateError, Store
+from proxy.state import Document, GroupFence, StateError, Store
 from proxy.tasks import end_tasks
-from proxy.tier.belongings import Belongings
-from proxy.tier.group.assignment import Assignment
-from proxy.tier.group.group_member import GroupMember, MembershipError
-from proxy.tier.group.subscription import Subscription
-from proxy.tier.group.vacancy import until_vacant
-from proxy.tier.loads import TierLoads
-from proxy.tier.ownership import SlotOwnership
+from proxy.tier.group.group_documents import Assignment, Subscription
+from proxy.tier.group.group_member import GroupMember, MembershipError, until_vacant
+from proxy.tier.key_rules import TierRules
+from proxy.tier.ownership import SlotOwnership, SlotOwns
 from proxy.tier.peers import Peers, peer_tls
 from proxy.tier.reachability import ReachabilityProbe
 from proxy.tier.records import WATCH, TierStore, slot_key
-from proxy.tier.slot_balance import SlotLoad, placed_slots
+from proxy.tier.slot_balance import placed_slots
+from proxy.tier.slot_loads import TierLoads
 from proxy.tier.slot_map import MemberAddresses, SlotMap
-from proxy.tier.slot_owns import SlotOwns
 from proxy.tier.slot_steering import SlotSteering, ports_of
-from proxy.tier.tier_rules import TierRules
 from proxy.tier.visits import VisitExchanges
 
 JOIN_LIMIT_S = 60.0
@@ -79,7 +77,8 @@ def check_tier_state(config: Config, way: Bootstrap, member: str) -> None:
 class TierMember:
     """The tier as the member `name` has it. Make it inside an event loop.
 
-    `on_common` is called when another member has written what concerns all.
+    `lead_for_all` has this member write what concerns all, or leave that; `on_common` is called
+    when another one has written that.
     """
 
     def __init__(
@@ -91,10 +90,11 @@ class TierMember:
         metrics: MemberInstruments,
         *,
         steering: SlotSteering,
-        belongings: Belongings,
+        queries: Queries,
         shared: SharedQuotas,
         slices: Slices,
         relay: Relay,
+        lead_for_all: Callable[[bool], Awaitable[None]],
         on_common: Callable[[], None],
     ) -> None:
         tier = config.tier
@@ -107,10 +107,8 @@ class TierMember:
         self._admin_url = self._cluster_id = ""
         self.is_successor = False
         """Whether the process before is to leave the group first."""
-        self.is_settling = False
-        """Whether this member has crashed again and again, and is to own nothing for now."""
-        self._is_leaving = False
-        """Whether this member is to own nothing any more, as it ends."""
+        self.is_settling = self._is_leaving = False
+        """Whether this member is to own nothing: after crashes in a row, or as it ends."""
         # Each of these knows only those before it.
         self._rules = rules = TierRules(config)
         self._peers = peers = Peers(secrets.tokens.get(ALL_RIGHTS), peer_tls(config))
@@ -118,8 +116,7 @@ class TierMember:
         is_reached = partial(self.request_rebalance, at_once=True)
         self._probe = ReachabilityProbe(lambda: peers.silent, is_reached)
         self._ownership = ownership = SlotOwnership(
-            name,
-            belongings,
+            *(name, queries, shared, relay, slices, lead_for_all),
             steering=steering,
             rules=rules,
             peers=peers,
@@ -131,13 +128,14 @@ class TierMember:
             ownership,
             slices,
             relay.list,
-            known=self._known_loads,
+            known=lambda: {} if self._assignment is None else self._assignment.loads,
             request_rebalance=self.request_rebalance,
         )
-        self.watch_loads = self._loads.watch
-        """Measures the loads of the slots, until cancelled."""
+        self.watch_loads, self.slots = self._loads.watch, self._loads.document
+        self.keep = ownership.keep
         steering.on_learned = self._learned
         self._exchanges = VisitExchanges(shared, steering, peers)
+        self.visited = self._exchanges.charge
         self._member: GroupMember | None = None
         """None while this process is not to be in the group."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -237,22 +235,15 @@ class TierMember:
             place=placed_slots,
             may_hold=self._may_hold,
         )
-        works = (
-            member.run,
-            self._ownership.follow,
-            self._ask_peers,
-            self._probe.watch,
-            self._exchanges.run,
-        )
+        followers = self._ownership.follow, self._ask_peers, self._probe.watch, self._exchanges.run
+        works = (member.run, *followers)
         self._tasks = [asyncio.create_task(work(), name=work.__name__) for work in works]
         for task in self._tasks:
             task.add_done_callback(self._ended)
         in_force = asyncio.create_task(self._ownership.in_force.wait())
         try:
             await asyncio.wait(
-                (in_force, self._failed),
-                timeout=JOIN_LIMIT_S,
-                return_when=asyncio.FIRST_COMPLETED,
+                (in_force, self._failed), timeout=JOIN_LIMIT_S, return_when=asyncio.FIRST_COMPLETED
             )
             if self._failed.done():
                 self._failed.result()
@@ -303,6 +294,7 @@ class TierMember:
 
     def settled(self) -> None:
         """Own slots again, after crashes in a row."""
+        _log.info("this member has settled: its clients come back")
         self.is_settling = False
         self.request_rebalance()
 
@@ -319,37 +311,22 @@ class TierMember:
         """Return the member that has the query of a client id; None: nobody has."""
         return self._ownership.owns.slot_map.owners[self._rules.keys.slot_of_query(client_id)]
 
-    def slots(self) -> Document:
-        """Return what the status shows of this member's slots."""
-        return self._loads.document()
-
-    async def visited(self, rows: VisitRows) -> VisitRows:
-        """Charge what clients of ours had elsewhere; return what they owe. Raises ValueError."""
-        return await self._exchanges.charge(rows)
-
-    async def keep(self, records: Sequence[Record], debts: Sequence[Debt]) -> None:
-        """Keep records that are ours by now. Raises StateError."""
-        await self._ownership.keep(records, debts)
-
     def document(self) -> Document | None:
         """Return what the status shows of the tier."""
         assignment, fence = self._assignment, self._ownership.fence
         if assignment is None or fence is None:
             return None
-        members = [
-            {"name": name, "rules": each.rules_digest}
-            for name, each in sorted(assignment.members.items())
-        ]
-        return {"name": self._tier, "generation": fence.generation, "machines": members}
+        members = sorted(assignment.members.items())
+        machines = [{"name": name, "rules": each.rules_digest} for name, each in members]
+        return {"name": self._tier, "generation": fence.generation, "machines": machines}
 
     def alive(self) -> Document:
         """Return what this member says of itself. Raises ApiError while it is in no tier."""
         newest = self._ownership.newest
         if newest is None:
             raise self._not_in_tier()
-        fence = self._ownership.fence
-        generation = 0 if fence is None else fence.generation
-        return {"member": self.name, "generation": newest.generation, "group": generation}
+        generation = newest.generation
+        return {"member": self.name, "generation": generation, "group": self._generation()}
 
     def overview(self) -> Document:
         """Return who owns what, what that carries, and who is reached. Raises ApiError."""
@@ -397,7 +374,7 @@ class TierMember:
             is_settling=self.is_settling,
         )
 
-    def _assigned(self, slot_map: SlotMap, generation: int, member_id: str) -> None:
+    def _assigned(self, slot_map: SlotMap, fence: GroupFence) -> None:
         member = self._member
         assert member is not None
         if member.refusal is not None:
@@ -406,7 +383,6 @@ class TierMember:
                 text = f"tier {self._tier} refuses member {self.name}: {what}"
                 self._failed.set_exception(TierError(text, fix or "see the tier's log"))
             return
-        fence = GroupFence(self._group_id, generation, member_id, member.instance_id)
         self._ownership.use(slot_map, fence)
         self._peers.use(self._other_urls)
         machine = machine_of(self.name)
@@ -447,9 +423,6 @@ class TierMember:
         if not all(key.startswith(PRIVATE) for key in keys):
             self._on_common()
 
-    def _known_loads(self) -> Mapping[int, SlotLoad] | None:
-        return None if (assignment := self._assignment) is None else assignment.loads
-
     def _generation(self) -> int:
         fence = self._ownership.fence
         return 0 if fence is None or self._ownership.newest is None else fence.generation
@@ -462,8 +435,7 @@ class TierMember:
         tier, listener = self._config.tier, self._config.listeners[0]
         assert tier is not None
         host = self._config.named(tier.admin_host or listener.advertised_host)
-        scheme = "http" if self._config.admin.tls is None else "https"
-        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+        return f"{'http' if self._config.admin.tls is None else 'https'}://{HostPort(host, port)}"
 
 
 def tier_overview(

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,8 +10,8 @@ from typing import Any
 from structlog import get_logger
 
 from metrics.clock import clock_ms
-from proxy.quota.debts import SharedQuotas
 from proxy.quota.entities import ClientIdentity, QuotaKind
+from proxy.quota.manager import SharedQuotas
 from proxy.relay.steering import Visit
 from proxy.tier.peers import PeerError, Peers
 from proxy.tier.slot_steering import SlotSteering
@@ -88,21 +88,6 @@ def read_visit(row: Sequence[Any]) -> Visit:
     raise ValueError(f"{row!r} is no visit")
 
 
-def owed_rows(visits: Sequence[Visit], owed_ms: Iterable[float]) -> list[list[Any]]:
-    """Return what the owner's sensors owe after some visits, as JSON has it; see `read_owed`."""
-    return [
-        [*visit_row(visit)[:-1], owed]
-        for visit, owed in zip(visits, owed_ms, strict=True)
-        if owed > 0
-    ]
-
-
-def read_owed(rows: Iterable[Sequence[Any]]) -> Mapping[_Key, float]:
-    """Return for how many ms each visitor's sensor owes. Raises ValueError for bad rows."""
-    visits = map(read_visit, rows)
-    return {(visit.identity, visit.kind): visit.amount for visit in visits}
-
-
 class VisitExchanges:
     """Those of this member, of visitors that `steering` sees."""
 
@@ -125,20 +110,20 @@ class VisitExchanges:
             await asyncio.sleep(EXCHANGE_INTERVAL_S)
 
     async def charge(self, rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """Charge what visitors had at other members; return what they owe.
+        """Charge what visitors had at other members; return for how many ms each owes.
 
-        Raises ValueError for rows that are no visits.
+        As rows of visits, of those that owe. Raises ValueError for rows that are no visits.
         """
-        visits = [read_visit(row) for row in rows]
-        owed = []
-        for number, visit in enumerate(visits):
+        owed: list[list[Any]] = []
+        for number, visit in enumerate([read_visit(row) for row in rows]):
             if not number % CHARGED_AT_ONCE:
                 await asyncio.sleep(0)
-            _, owed_ms = self._shared.charge_visit(
+            owed_ms = self._shared.charge_visit(
                 visit.identity, visit.address, visit.kind, visit.amount, clock_ms()
             )
-            owed.append(owed_ms)
-        return owed_rows(visits, owed)
+            if owed_ms > 0:
+                owed.append(visit_row(replace(visit, amount=owed_ms)))
+        return owed
 
     def _told(self, owner: str, task: asyncio.Task[None]) -> None:
         del self._telling[owner]
@@ -152,8 +137,8 @@ class VisitExchanges:
             self._tell_again(owner, visits, str(error))
             return
         self._failing_since_s.pop(owner, None)
-        for (client, kind), owed_ms in read_owed(answer).items():
-            self._shared.owe(client, kind, owed_ms, clock_ms())
+        for owed in [read_visit(row) for row in answer]:
+            self._shared.owe(owed.identity, owed.kind, owed.amount, clock_ms())
 
     def _tell_again(self, owner: str, visits: Sequence[Visit], problem: str) -> None:
         """Keep for a while what an owner could not be told, for it or who is the owner then."""

@@ -9,8 +9,7 @@ from aiohttp import hdrs
 
 from proxy.admin.server import AdminServer
 from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.rule_registry import RuleRegistry
-from proxy.quota.rule_sources import RuleEntry, RuleOrigin
+from proxy.quota.rule_registry import RuleEntry, RuleOrigin, RuleRegistry
 from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
 
 ETL = "/v1/quotas/client-id=etl-orders"

@@ -12,8 +12,7 @@ from structlog.testing import capture_logs
 import proxy.admin.site as site_module
 from proxy.admin.audit import BY_FILE, AuditedChange, AuditLog, Author
 from proxy.admin.port.access import Access, AdminToken, Right
-from proxy.quota.rule_registry import Compose, RuleRegistry
-from proxy.quota.rule_sources import ComposedRules
+from proxy.quota.rule_registry import Compose, ComposedRules, RuleRegistry
 from proxy.state import MemoryStore
 
 ETL = "/v1/quotas/client-id=etl-orders"

@@ -13,7 +13,7 @@ from proxy.admin.rates.suggestions import SUGGESTED_HEADROOM, round_up
 from proxy.cli import main
 from proxy.config import load_config
 from proxy.quota.entities import ClientIdentity
-from proxy.quota.rules import QuotaSettings, RuleTable
+from proxy.quota.rules import QuotaSettings, RuleTable, mismatch
 from proxy.quota.values import parse_size
 
 PATH = "/v1/suggestions"
@@ -123,7 +123,7 @@ async def test_executors_get_one_bound_together(world: AdminWorld, ask: Ask, tmp
     (rule,) = configured(tmp_path, text).rules
     assert (rule.client_id_prefix, rule.scope) == ("consumer-spark-kafka-source-", "shared")
     other = EXECUTOR.replace("92017897", "00000000")
-    assert rule.mismatch(ClientIdentity("l", None, other)) is None
+    assert mismatch(rule.keys, ClientIdentity("l", None, other)) is None
 
 
 async def test_who_has_no_rule_comes_first(unruled: AdminWorld, ask_unruled: Ask, tmp_path: Path):

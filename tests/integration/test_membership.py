@@ -32,11 +32,15 @@ from proxy.cluster.kafka_client import (
 )
 from proxy.cluster.login import Credentials, Login
 from proxy.cluster.upstream import UpstreamError
-from proxy.tier.group.group_member import SESSION_TIMEOUT_S, GroupMember, MembershipError
-from proxy.tier.group.releases import RELEASE_LIMIT_S
-from proxy.tier.group.subscription import NO_GENERATION, Subscription
-from proxy.tier.slot_map import ListenerPorts, MemberAddresses, SlotMap
-from proxy.tier.slots import SLOTS
+from proxy.state import GroupFence
+from proxy.tier.group.group_documents import NO_GENERATION, Subscription
+from proxy.tier.group.group_member import (
+    RELEASE_LIMIT_S,
+    SESSION_TIMEOUT_S,
+    GroupMember,
+    MembershipError,
+)
+from proxy.tier.slot_map import SLOTS, ListenerPorts, MemberAddresses, SlotMap
 
 PATIENCE_S = 30.0
 """More than a busy machine takes."""
@@ -103,8 +107,8 @@ class Machine:
             reached=self.reached,
         )
 
-    def assigned(self, slot_map: SlotMap, generation: int, member_id: str) -> None:
-        assert (generation, member_id) == (self.member.generation, self.member.member_id)
+    def assigned(self, slot_map: SlotMap, fence: GroupFence) -> None:
+        assert fence == self.member.fence
         self.maps.append(slot_map)
         self.holds |= self.given
         others = frozenset(slot_map.members) - {self.name}
@@ -120,7 +124,7 @@ class Machine:
             self.holds -= slots
 
     async def may_hold(self, generation: int) -> bool:
-        assert generation == self.member.generation
+        assert generation == self.member.fence.generation
         self.asked += 1
         return self.holds_on
 
@@ -228,7 +232,7 @@ async def test_machines_come_leave_and_die(tier: Tier) -> None:
     assert before <= a.holds
     assert not b.lost
     assert not b.holds
-    assert b.member.generation == NO_GENERATION
+    assert b.member.fence.generation == NO_GENERATION
     begin = time.monotonic()
     await c.die()
     assert c.lost == 1
@@ -420,7 +424,7 @@ async def test_it_logs_in(kafka: EmbeddedBroker, tier: Tier) -> None:
     machine = tier.start("a", Bootstrap([(host, int(port))], login=login))
     await tier.shared(machine)
     await machine.stop()
-    assert machine.member.member_id == ""
+    assert machine.member.fence.member_id == ""
 
 
 @pytest.fixture(scope="module")
@@ -435,7 +439,7 @@ async def test_nothing_moves_while_a_broker_restarts(
     async with tier_of(group, own_broker.bootstrap) as tier:
         a, b = tier.start("a", session_s=20.0), tier.start("b", session_s=20.0)
         await tier.shared(a, b)
-        generation = a.member.generation
+        generation = a.member.fence.generation
         revoked = len(a.revoked), len(b.revoked)  # by who came first, if not both at once
         await asyncio.to_thread(own_broker.kill)
         await tier.until(lambda: bool(a.member.problem and b.member.problem), "seen")
@@ -444,7 +448,7 @@ async def test_nothing_moves_while_a_broker_restarts(
         assert a.lost == b.lost == 0
         assert (len(a.revoked), len(b.revoked)) == revoked
         await tier.shared(a, b)
-        assert a.member.generation <= generation + 1
+        assert a.member.fence.generation <= generation + 1
 
 
 async def test_nothing_is_owned_when_a_broker_was_away_for_long(
@@ -510,17 +514,17 @@ async def test_kafka_refuses_transactions_of_who_is_no_member_any_more(
             )
             return (await client.ask(request)).topics[0].partitions[0].error_code
 
-        before = b.member.member_id, b.member.generation
+        before = b.member.fence.member_id, b.member.fence.generation
         assert await commit(*before) == 0
         await b.die()
         again = tier.start("b")
         await tier.shared(a, again)
         assert await commit(*before) == 82  # FENCED_INSTANCE_ID
         # Kafka began no round for it: the generation may be the same, the member id is not.
-        await tier.until(lambda: again.member.generation > before[1], "a round of its own")
+        await tier.until(lambda: again.member.fence.generation > before[1], "a round of its own")
         await tier.shared(a, again)
-        assert await commit(again.member.member_id, before[1]) == 22  # ILLEGAL_GENERATION
-        assert await commit(again.member.member_id, again.member.generation) == 0
+        assert await commit(again.member.fence.member_id, before[1]) == 22  # ILLEGAL_GENERATION
+        assert await commit(again.member.fence.member_id, again.member.fence.generation) == 0
 
 
 async def begin_transaction(client: KafkaClient, name: str, group: str) -> tuple[int, int]:

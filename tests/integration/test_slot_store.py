@@ -35,8 +35,8 @@ from proxy.cluster.login import Credentials, Login
 from proxy.cluster.upstream import CONNECTION_CLOSED, UpstreamError
 from proxy.state import KafkaStore, Record, StateError
 from proxy.state.kafka import slot_store as store_module
-from proxy.state.kafka.slot_fence import GroupFence
 from proxy.state.kafka.slot_store import SlotStore
+from proxy.state.kafka.slot_table import GroupFence
 from proxy.state.kafka.state_topic import settings
 
 PATIENCE_S = 30.0
@@ -55,7 +55,7 @@ from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.login import Credentials, Login
 from proxy.cluster.upstream import CONNECTION_CLOSED, UpstreamError
 from proxy.state import Record
-from proxy.state.kafka.slot_fence import GroupFence
+from proxy.state.kafka.slot_table import GroupFence
 from proxy.state.kafka.slot_store import SlotStore
 
 _, port, topic, group, generation, member, moment = sys.argv
@@ -233,13 +233,14 @@ def test_slots_are_taken_written_released_and_found_again(opened, group):
     with pytest.raises(StateError, match="is not in the group of its tier"):
         store.put("a/1", 1)
     store.take([1, 2], fence)
-    assert store.put_many([Record.of("a/1", 1), Record.of("a/2", 2), Record.of("b/2", 3)]) == 0
+    store.put_many([Record.of("a/1", 1), Record.of("a/2", 2), Record.of("b/2", 3)])
     with pytest.raises(StateError, match="has not the slot 3"):
         store.put_many([Record.of("a/1", 9), Record.of("a/3", 9)])
     with pytest.raises(StateError, match="has not the slot 3"):
-        store.delete("a/3")
-    assert store.delete("b/2")
-    assert not store.delete("b/2")
+        store.put_many((), delete=("a/3",))
+    store.put_many((), delete=("b/2",))
+    assert store.get("b/2") is None
+    store.put_many((), delete=("b/2",))
     assert values(store) == {"a/1": 1, "a/2": 2}
     store.release([2])
     assert values(store) == {"a/1": 1}
@@ -345,7 +346,7 @@ def test_a_write_that_failed_is_undone(opened, group, how):
     assert values(store) == {"a/1": "old"}
     if how == "write":
         store.put("b/1", 1)
-        store.delete("b/1")
+        store.put_many((), delete=("b/1",))
     elif how == "release":
         store.release([1, 2])
     else:
@@ -651,7 +652,7 @@ def test_the_common_slot_is_read_by_all(opened, group):
     assert changes == [frozenset({"quotas/0"})]
     assert two.get("quotas/0").value == 1
     one.put("a/1", "of no concern")
-    one.delete("quotas/0")
+    one.put_many((), delete=("quotas/0",))
     until(lambda: two.get("quotas/0") is None, "the deletion is seen")
     with pytest.raises(StateError, match="has not the slot 0"):
         two.put("quotas/0", 2)

@@ -18,7 +18,7 @@ from support.tier import TierMachine, client_of, owner_of, report_to, tier_confi
 
 from examples.devkit.broker import EmbeddedBroker
 from proxy.tier.slot_balance import LEAST_LOAD
-from proxy.tier.slots import SLOTS
+from proxy.tier.slot_map import SLOTS
 
 RECORDS = 200
 NAMES = ("a", "b", "c")

@@ -7,8 +7,7 @@ from typing import Self
 from proxy.cluster.upstream import Address
 from proxy.quota.entities import ClientIdentity
 from proxy.relay.steering import Owner, Visit
-from proxy.tier.slot_map import ListenerPorts, MemberAddresses, SlotMap
-from proxy.tier.slots import SLOTS, slot_of
+from proxy.tier.slot_map import SLOTS, ListenerPorts, MemberAddresses, SlotMap, slot_of
 
 
 def slot_of_client(identity: ClientIdentity) -> int:

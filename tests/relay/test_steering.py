@@ -26,8 +26,7 @@ from proxy.quota.entities import QuotaKind
 from proxy.relay import stay
 from proxy.relay.interceptor import ClientSentOn
 from proxy.relay.services import ThrottleMode
-from proxy.tier.slot_map import MemberAddresses, SlotMap
-from proxy.tier.slots import SLOTS
+from proxy.tier.slot_map import SLOTS, MemberAddresses, SlotMap
 from proxy.wire.apis import LIST_OFFSETS
 from proxy.wire.rewrite import FALLBACK_NODE_ID
 

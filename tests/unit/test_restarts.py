@@ -12,7 +12,7 @@ from proxy.launcher.restarts import (
 
 def test_the_first_restart_comes_at_once_and_later_ones_wait_longer():
     restarts = Restarts()
-    restarts.started(0.0)
+    restarts.started_s = 0.0
     delays = [restarts.crashed(now_s) for now_s in range(1, 12)]
     assert delays[:4] == [0.0, FIRST_DELAY_S, 2 * FIRST_DELAY_S, 4 * FIRST_DELAY_S]
     assert delays[-1] == MAX_DELAY_S
@@ -24,7 +24,7 @@ def test_one_that_has_lived_for_a_while_is_started_at_once_again():
     restarts = Restarts()
     restarts.crashed(0.0)
     restarts.crashed(1.0)
-    restarts.started(2.0)
+    restarts.started_s = 2.0
     assert restarts.crashed(2.0 + SETTLED_S) == 0.0
 
 
@@ -35,11 +35,14 @@ def test_a_crash_loop_begins_and_ends():
     assert not restarts.is_looping
     restarts.crashed(LOOP_WINDOW_S)
     assert restarts.is_looping
-    restarts.started(LOOP_WINDOW_S + 1)
-    assert not restarts.has_settled(LOOP_WINDOW_S + SETTLED_S)
-    assert restarts.has_settled(LOOP_WINDOW_S + 1 + SETTLED_S)
+    restarts.started_s = LOOP_WINDOW_S + 1
+    restarts.crashed(LOOP_WINDOW_S + SETTLED_S)
+    assert restarts.is_looping
+    restarts.crashed(LOOP_WINDOW_S + 3 * SETTLED_S)  # it has not served since
+    assert restarts.is_looping
+    restarts.started_s = LOOP_WINDOW_S + 3 * SETTLED_S + 1
+    restarts.crashed(LOOP_WINDOW_S + 4 * SETTLED_S + 1)
     assert not restarts.is_looping
-    assert not restarts.has_settled(LOOP_WINDOW_S + 2 + SETTLED_S)
 
 
 def test_rare_crashes_are_no_loop():

@@ -8,10 +8,9 @@ from proxy.cluster.kafka_client import Bootstrap
 from proxy.state.store import StateError, Store
 from proxy.wire.list_offsets import EARLIEST
 
-from .limits import Explanation
 from .messages import OWNER_KEY, Content, Place, StateOwner
 from .producer import GenerationError, Producer
-from .slot_fence import Refusal
+from .slot_table import Refusal
 from .state_reader import StateReader
 from .state_topic import FencedError
 from .topic_store import LOAD_TIMEOUT_S, STORE_TIMEOUT_S, TopicStore
@@ -50,18 +49,20 @@ class KafkaStore(TopicStore):
         wait_ms: float = 0.0,
         before_wait: Callable[[Store], None] | None = None,
     ) -> None:
-        explanation = Explanation(
+        super().__init__(
+            way,
             topic,
-            partitions=1,
+            1,
+            lambda _key: ONLY_SLOT,
+            timeout_s,
             rights="use it as transactional id",
             instead=IN_SQLITE,
             make_room=f"name another topic as state.topic, or {IN_SQLITE}",
         )
-        super().__init__(way, explanation, lambda _key: ONLY_SLOT, timeout_s)
         self._producer = Producer(self._topic, topic)
         self._positions[ONLY_SLOT] = EARLIEST
         self._owner: Content = None
-        self._holds.took((ONLY_SLOT,), losses=0)
+        self._slots.took((ONLY_SLOT,), losses=0)
         self._begin(self._open(before_wait, wait_ms))
 
     def _last_changes(self) -> dict[Place, Content]:
@@ -102,8 +103,8 @@ class KafkaStore(TopicStore):
         async with self._topic.client.within(LOAD_TIMEOUT_S, "not read to its end"):
             found = await self._read(reader)
         self._owner = found.pop(OWNER_PLACE, self._owner)
-        self._records.change(found)
-        self._explanation.check_size(self._records.size_bytes)
+        self._slots.change(found)
+        self._check_size(self._slots.size_bytes)
         self._positions = reader.positions
 
     async def _begin_anew(self, _error: FencedError | GenerationError) -> None:
@@ -118,8 +119,8 @@ class KafkaStore(TopicStore):
         """Raise, now and from now on, when another proxy has written since we last did."""
         async for place, content in StateReader(self._topic, self._positions).read():
             if place == OWNER_PLACE:
-                self._holds.lose(self._taken_by(content))
-        self._holds.check((ONLY_SLOT,))
+                self._slots.lose(self._taken_by(content))
+        self._slots.check((ONLY_SLOT,))
 
     def _taken_by(self, owner: Content) -> Refusal:
         name = f" ({owner})" if isinstance(owner, StateOwner) else ""

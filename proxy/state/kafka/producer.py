@@ -37,7 +37,7 @@ from proxy.cluster.upstream import Address, RefusedError, UpstreamError, name_of
 from proxy.state.store import StateError
 
 from .messages import Content, Message, Place, to_message
-from .slot_fence import GroupFence
+from .slot_table import GroupFence
 from .state_topic import FencedError, StateTopic
 
 TRANSACTION_TIMEOUT_MS = 60_000

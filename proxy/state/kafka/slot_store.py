@@ -1,7 +1,7 @@
 """The store of a tier's machine: the slots that it has of a topic, fenced by the group."""
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from functools import partial
 
@@ -10,14 +10,12 @@ from structlog import get_logger
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.upstream import RefusedError, UpstreamError
 from proxy.state.store import Record, StateError
-from proxy.wire.list_offsets import EARLIEST
+from proxy.wire.list_offsets import EARLIEST, LATEST, READ_UNCOMMITTED
 
-from .limits import Explanation
-from .messages import Content, Place
+from .messages import WRITER_HEADER, Content, Place
 from .producer import GenerationError, Producer
-from .slot_fence import LOST_FIX, GroupFence
-from .slot_handover import settle
-from .state_reader import StateReader
+from .slot_table import LOST_FIX, GroupFence
+from .state_reader import StateReader, batches, offsets
 from .state_topic import FencedError, NotYetError
 from .topic_store import LOAD_TIMEOUT_S, STORE_TIMEOUT_S, TopicStore
 
@@ -31,6 +29,9 @@ FOLLOW_RETRY_S = 1.0
 """After what could not be read."""
 
 FOLLOW_LIMIT_S = 10.0
+
+GRACE_S = 0.2
+"""For a transaction that is under way: an order of magnitude longer than one takes."""
 
 OnChange = Callable[[frozenset[str]], None]
 """Gets the keys of the records that changed."""
@@ -67,19 +68,21 @@ class SlotStore(TopicStore):
     ) -> None:
         self._prefix = tier + TIER_SEPARATOR
         """What the transactional ids of all machines of the tier begin with."""
-        explanation = Explanation(
+        super().__init__(
+            way,
             topic,
-            partitions=slots,
+            slots,
+            slot_of_record,
+            timeout_s,
             rights=f"read the group of tier {tier} and use transactional ids that begin with "
             f"{self._prefix}",
             instead="run without a tier",
             make_room="add machines to the tier, or run without it",
         )
-        super().__init__(way, explanation, slot_of_record, timeout_s)
         # Who reads much, or waits at a broker for what comes, holds up no write.
         self._reading, self._following = self._new_topic(), self._new_topic()
         self._common = common
-        self._producer = Producer(self._topic, self._prefix + machine, self._holds.fence_for)
+        self._producer = Producer(self._topic, self._prefix + machine, self._slots.fence_for)
         self._on_change: OnChange | None = None
         self._changing = asyncio.Lock()
         """For whoever takes or releases slots; before `_put` when both are needed."""
@@ -92,13 +95,13 @@ class SlotStore(TopicStore):
         them at the machine that has their slot, then `drop_strays` here.
         """
         self._loop.check_open()
-        return list(self._records.strays(self.taken).values())
+        return list(self._slots.strays(self.taken).values())
 
     def drop_strays(self, keys: Collection[str]) -> None:
         """Delete strays of these keys. Raises StateError as `put_many`."""
 
         def dropped() -> dict[Place, Content]:
-            strays = self._records.strays(self.taken)
+            strays = self._slots.strays(self.taken)
             return {(slot, key): None for slot, key in strays if key in keys}
 
         self._run(self._write_all(dropped, self._timeout_s), "written")
@@ -124,14 +127,14 @@ class SlotStore(TopicStore):
 
         A member with another id has lost its slots, as after `lost`. Does not wait.
         """
-        self._holds.renew(fence)
+        self._slots.renew(fence)
 
     def lost(self) -> None:
         """Write no more before slots are taken anew; what was read stays readable. Does not wait.
 
         For a machine that is out of its group: others may have its slots.
         """
-        self._holds.lose()
+        self._slots.lose()
 
     def follow_common(self, on_change: OnChange) -> None:
         """Call this whenever records of the common slot have become other ones elsewhere.
@@ -159,7 +162,7 @@ class SlotStore(TopicStore):
 
     async def _renewed(self, error: GenerationError) -> None:
         """Raise NotYetError while there is no fence but the one that was refused."""
-        if self._holds.fence == self._producer.fence:
+        if self._slots.fence == self._producer.fence:
             what = f"{error}, and this machine is in no newer one yet"
             raise NotYetError(what, LOST_FIX)
 
@@ -171,22 +174,72 @@ class SlotStore(TopicStore):
         else:
             await Producer(self._reading, transactional_id).take_over()
 
+    async def _settle(self, slots: Collection[int]) -> None:
+        """Return when all that older generations may have committed in these slots can be read.
+
+        The group must have its new generation already: then what the old one may still commit is in
+        the log, and undecided at most. The machine before may have been killed in the middle of a
+        transaction. Then nobody ends it before the brokers do, which takes them up to 25 s, and
+        until then nothing behind it can be read. So who takes the slot ends it: each message names
+        its writer, and Kafka undoes what a writer had begun when somebody begins to write under its
+        name. One that only was slow begins anew; the group's generation says whether what it writes
+        counts.
+        """
+        topic, retry = self._reading, self._reading.client.retry
+        ends = await retry(partial(offsets, topic, slots, LATEST, READ_UNCOMMITTED))
+        seen_s: dict[str, float] = {}
+
+        async def decided() -> None:
+            """Raise NotYetError while a transaction is under way before these ends."""
+            stable = await offsets(topic, ends, LATEST)
+            left = {slot: at for slot, at in stable.items() if at < ends[slot]}
+            if not left:
+                return
+            now_s = asyncio.get_running_loop().time()
+            for writer in await self._open_writers(left):
+                if now_s - seen_s.setdefault(writer, now_s) >= GRACE_S:
+                    del seen_s[writer]
+                    text = "what another machine has not ended is undone"
+                    _log.info(text, transactional_id=writer)
+                    await self._end_writer(writer)
+            raise NotYetError(
+                f"a transaction is under way in partition {min(left)} of topic {topic.name}",
+                "let nothing but the machines of this tier write to it: kafka-transactions.sh "
+                "find-hanging names others",
+            )
+
+        await retry(decided)
+
+    async def _open_writers(self, stable: Mapping[int, int]) -> set[str]:
+        """Return who of the tier has begun what stands at these last stable offsets."""
+        topic, reader = self._reading, StateReader(self._reading, stable)
+        found: set[str] = set()
+        for led in (await topic.leaders(stable)).values():
+            for part in await reader.fetch(led, READ_UNCOMMITTED):
+                start = stable[part.partition_index]
+                read = batches(topic.name, part)
+                records = next((each for batch, each in read if batch.base_offset >= start), [])
+                for record in records[:1]:
+                    writer = dict(record.headers).get(WRITER_HEADER) or b""
+                    found.add(writer.decode(errors="replace"))
+        return {writer for writer in found if writer.startswith(self._prefix)}
+
     async def _take(self, slots: frozenset[int], fence: GroupFence) -> None:
         async with self._changing:
-            losses = self._holds.renew(fence)
+            losses = self._slots.renew(fence)
             new = slots - self.taken
             try:
                 if new:
                     async with self._reading.client.within(LOAD_TIMEOUT_S, "not read to its end"):
-                        await settle(self._reading, new, self._prefix, self._end_writer)
+                        await self._settle(new)
                         await self._read_whole(new)
-                if not self._holds.took(new, losses):
+                if not self._slots.took(new, losses):
                     raise StateError(
                         "this machine was put out of its tier's group while it read its slots",
                         "nothing: the group gives it slots again",
                     )
             except BaseException:
-                self._records.replace(new - {self._common}, {})
+                self._slots.replace(new - {self._common}, {})
                 raise
 
     async def _read_whole(self, slots: Collection[int]) -> None:
@@ -194,11 +247,11 @@ class SlotStore(TopicStore):
         reader = StateReader(self._reading, dict.fromkeys(slots, EARLIEST))
         found = await self._read(reader)
         self._uncertain = {place for place in self._uncertain if place[0] not in slots}
-        changed = self._records.replace(slots, found)
+        changed = self._slots.replace(slots, found)
         self._positions |= reader.positions
         if self._common in slots:
             self._report(changed)
-        self._explanation.check_size(self._records.size_bytes)
+        self._check_size(self._slots.size_bytes)
 
     async def _release(self, slots: frozenset[int]) -> None:
         async with self._changing:
@@ -208,8 +261,8 @@ class SlotStore(TopicStore):
             except (UpstreamError, RefusedError, FencedError, StateError) as error:
                 _log.warning("what a failed write left may count", problem=str(error))
             async with self._put:  # what was asked for meanwhile
-                self._holds.release(slots)
-            self._records.replace(slots - {self._common}, {})
+                self._slots.release(slots)
+            self._slots.replace(slots - {self._common}, {})
 
     async def _follow(self) -> None:
         """Keep the records of the common slot as they are in the topic while another has it."""
@@ -236,7 +289,7 @@ class SlotStore(TopicStore):
         async with self._following.client.within(FOLLOW_LIMIT_S):
             found = await reader.wait()
         if self._positions[self._common] == began and self._common not in self.taken:
-            changed = self._records.change(found)
+            changed = self._slots.change(found)
             self._positions |= reader.positions
             self._report(changed)
 

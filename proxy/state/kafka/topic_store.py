@@ -8,16 +8,22 @@ from typing import Any, TypeVar
 
 from proxy.cluster.broker_connection import BrokerConnection
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
+from proxy.cluster.upstream import RefusedError, UpstreamError
 from proxy.state.store import Record, StateError, Store
 
-from .limits import Explanation
 from .loop_thread import LoopThread
 from .messages import Content, Place, size_of
 from .producer import GenerationError, Producer
-from .slot_fence import SlotHolds
-from .slot_records import SlotRecords
+from .slot_table import SlotTable
 from .state_reader import StateReader
-from .state_topic import FencedError, StateTopic
+from .state_topic import MAX_RECORD_BYTES, FencedError, NotYetError, StateTopic
+
+MAX_STATE_BYTES = 256 * 2**20
+"""Of all keys and values together; they are in memory."""
+
+MESSAGE_TOO_LARGE = 10
+FORBIDDEN = frozenset({29, 30, 31, 53})
+"""Authorization failed for the topic, the group, the cluster, the transactional id."""
 
 STORE_TIMEOUT_S = 10.0
 """For a write with all its attempts."""
@@ -55,7 +61,8 @@ class TopicStore(Store):
     works, or `close`, undoes it; a crash before that may leave it.
 
     `way`, to at least one server, leads to Kafka 2.5 or later. `slot_of_record` returns the slot of
-    a record's key.
+    a record's key. For people: `rights` are needed besides those on the topic, `instead` is what
+    else can be done when the state cannot be kept in it, and `make_room` when it is too large.
     """
 
     _producer: Producer
@@ -64,45 +71,49 @@ class TopicStore(Store):
     def __init__(
         self,
         way: Bootstrap,
-        explanation: Explanation,
+        topic: str,
+        slots: int,
         slot_of_record: Callable[[str], int],
         timeout_s: float,
+        *,
+        rights: str,
+        instead: str,
+        make_room: str,
     ) -> None:
-        self._explanation = explanation
-        self._timeout_s = timeout_s
+        self._name, self._number, self._timeout_s = topic, slots, timeout_s
+        self._rights, self._instead, self._make_room = rights, instead, make_room
         # Callers may be in an event loop of their own, so the clients' is in a thread of its own.
         self._way = WayForLoop(way)
         self._clients: list[KafkaClient] = []
         self._topic = self._new_topic()
-        self._holds = SlotHolds()
-        self._records = SlotRecords(slot_of_record)
+        self._slots = SlotTable(slot_of_record)
         self._positions: dict[int, int] = {}
         """Offset behind what the records hold, by slot."""
         self._uncertain: set[Place] = set()
         """Of writes that failed; the topic may have there what is not in memory."""
         self._put = Lock()
         """For whoever uses the producer."""
-        self._loop = LoopThread("kafka-state", f"the state in topic {explanation.topic}")
+        self._loop = LoopThread("kafka-state", f"the state in topic {topic}")
 
     @property
     def taken(self) -> frozenset[int]:
         """The slots that may be written."""
-        return self._holds.taken
+        return self._slots.taken
 
     def get(self, key: str) -> Record | None:
         """Return the record of that key, or None, also when its slot is not read here."""
         self._loop.check_open()
-        return self._records.at(self._records.place(key))
+        return self._slots.at(self._slots.place(key))
 
     def items(self, prefix: str) -> list[Record]:
         """Return the records read here whose key begins with `prefix`, sorted by key."""
         self._loop.check_open()
-        return self._records.items(prefix)
+        return self._slots.items(prefix)
 
-    def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> int:
-        """Delete keys and write records, all or nothing; return how many were deleted."""
+    def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> None:
+        """Delete keys and write records, all or nothing."""
         new = {record.key: record for record in records}
-        return self._run(self._change(new, tuple(delete)), "written")
+        self._run(self._change(new, tuple(delete)), "written")
 
     def close(self) -> None:
         """Wait for writes under way, undo failed ones, close; a second time does nothing."""
@@ -124,12 +135,55 @@ class TopicStore(Store):
     def _new_topic(self) -> StateTopic:
         """Return the topic as a client of its own sees it."""
         self._clients.append(client := KafkaClient(self._way))
-        return StateTopic(client, self._explanation.topic, self._explanation.partitions)
+        return StateTopic(client, self._name, self._number)
 
     def _run(self, work: Coroutine[Any, Any, Value], done: str) -> Value:
-        """Run this in the store's own event loop, to its end."""
-        with self._explanation.of(done):
+        """Run this in the store's own event loop, to its end.
+
+        Raises StateError, that the state cannot be `done`, for what the brokers say.
+        """
+        try:
             return self._loop.run(work)
+        except (UpstreamError, FencedError, RefusedError) as error:
+            what = f"the state in topic {self._name} cannot be {done}: {error}"
+            raise StateError(what, self._fix_of(error)) from error
+
+    def _fix_of(self, error: UpstreamError | FencedError | RefusedError) -> str:
+        if isinstance(error, NotYetError):
+            return error.fix
+        if not isinstance(error, RefusedError):
+            return "check that the brokers are up, and cluster.bootstrap_servers, tls and sasl"
+        if error.error_code in FORBIDDEN:
+            return (
+                f"let quota-proxy create, describe, read and write topic {self._name} and "
+                f"{self._rights} (kafka-acls.sh), or {self._instead}"
+            )
+        if error.error_code == MESSAGE_TOO_LARGE:
+            return (
+                f"raise max.message.bytes of topic {self._name} to {MAX_RECORD_BYTES} and a "
+                "little more"
+            )
+        return (
+            f"see the brokers' log, or make the topic yourself: kafka-topics.sh --create --topic "
+            f"{self._name} --partitions {self._number} --config cleanup.policy=compact"
+        )
+
+    def _check_changes(self, changes: Mapping[Place, Content]) -> None:
+        """Raise StateError when one of these changes, or all records with them, are too large."""
+        size_bytes = self._slots.size_bytes
+        for place, content in changes.items():
+            record_bytes = size_of(content)
+            if record_bytes > MAX_RECORD_BYTES:
+                what = f"the record {place[1]!r} has {record_bytes} bytes, and topic {self._name} "
+                raise StateError(f"{what}takes {MAX_RECORD_BYTES}", self._instead)
+            size_bytes += record_bytes - size_of(self._slots.at(place))
+        self._check_size(size_bytes)
+
+    def _check_size(self, size_bytes: int) -> None:
+        """Raise StateError when the state is larger than it may be."""
+        if size_bytes > MAX_STATE_BYTES:
+            what = f"the state in topic {self._name} has more than {MAX_STATE_BYTES} bytes"
+            raise StateError(what, self._make_room)
 
     def _begin(self, opening: Coroutine[Any, Any, None]) -> None:
         try:
@@ -149,22 +203,21 @@ class TopicStore(Store):
         size_bytes = 0
         async for place, content in reader.read():
             size_bytes += size_of(content) - size_of(found.get(place))
-            self._explanation.check_size(size_bytes)
+            self._check_size(size_bytes)
             found[place] = content
         return found
 
-    async def _change(self, new: Mapping[str, Record], gone: Collection[str]) -> int:
-        place, at = self._records.place, self._records.at
+    async def _change(self, new: Mapping[str, Record], gone: Collection[str]) -> None:
+        place, at = self._slots.place, self._slots.at
         async with self._put:
-            self._holds.check({place(key)[0] for key in (*gone, *new)})
-            there = {key for key in gone if at(place(key))}
+            self._slots.check({place(key)[0] for key in (*gone, *new)})
             changes = self._undoing(self.taken)
-            changes |= {place(key): None for key in gone if key in there or place(key) in changes}
+            gone_places = map(place, gone)
+            changes |= {each: None for each in gone_places if at(each) or each in changes}
             changes |= {place(key): record for key, record in new.items()}
             if changes:
-                self._explanation.check_changes(changes, self._records)
+                self._check_changes(changes)
                 await self._write(changes, self._timeout_s)
-            return len(there)
 
     async def _end(self) -> None:
         """Write what is to be written last, unless what has the producer is not done in time."""
@@ -182,7 +235,7 @@ class TopicStore(Store):
 
     def _undoing(self, slots: Collection[int]) -> dict[Place, Content]:
         """Return what undoes failed writes to these slots."""
-        return {place: self._records.at(place) for place in self._uncertain if place[0] in slots}
+        return {place: self._slots.at(place) for place in self._uncertain if place[0] in slots}
 
     async def _write(self, changes: Mapping[Place, Content], limit_s: float) -> None:
         slots = {slot for slot, _ in changes}
@@ -194,7 +247,7 @@ class TopicStore(Store):
                     break
                 except (FencedError, GenerationError) as error:
                     await self._begin_anew(error)
-                    self._holds.check(slots)
+                    self._slots.check(slots)
         self._uncertain -= changes.keys()
-        self._records.change(changes)
+        self._slots.change(changes)
         self._positions |= {slot: self._producer.positions[slot] for slot in slots}

@@ -10,33 +10,29 @@ those slots since. It gives away nothing until each member was heard again.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
 from structlog import get_logger
 
 from metrics.member_names import machine_of
-from proxy.tier.slot_balance import Placement, SlotLoad
+from proxy.tier.slot_balance import Owners, Placement, SlotLoad
 from proxy.tier.slot_map import SlotMap
 
-from .admission import Subscriptions, admit, was_admitted
-from .assignment import AnnouncedMember, Assignment
-from .subscription import Subscription
-from .user_data import FormError
+from .group_documents import AnnouncedMember, Assignment, FormError, RefusedMember, Subscription
 
 LARGE_GROUP_BYTES = 512 * 2**10
 """The coordinator keeps what all members said and got in one record, of 1 MiB at most by default
 (message.max.bytes)."""
 
+Subscriptions = Mapping[str, Subscription | FormError]
+"""By member id in the group: what each said, or why it cannot be read."""
+
+_Kind = tuple[str, int]
+"""Cluster id and number of slots: what all members of a tier must agree on."""
+
+_Claims = Mapping[int, tuple[Subscription, bool]]
+"""By slot: who has it, as far as is known, and whether it is to be let go."""
+
 _log = get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Claim:
-    """A slot that a member has, as far as is known."""
-
-    name: str
-    process: str
-    is_let_go: bool
 
 
 def lead(
@@ -64,10 +60,7 @@ def group_bytes(said: Mapping[str, bytes], assignment: bytes) -> int:
 
 
 def assign(
-    subscriptions: Subscriptions,
-    previous: Assignment | None,
-    generation: int,
-    place: Placement,
+    subscriptions: Subscriptions, previous: Assignment | None, generation: int, place: Placement
 ) -> tuple[Assignment, bool]:
     """Decide who owns which slot from now on; all members get the same.
 
@@ -75,49 +68,126 @@ def assign(
     return whether the leader has to begin the next round itself: what is released begins one
     anyway.
     """
-    is_informed = previous is not None and previous.generation == generation - 1
+    # The outcome of the round before, if the leader knows it.
+    last = None if previous is None or previous.generation != generation - 1 else previous
     admitted, refused = admit(subscriptions, previous)
     readable = [said for said in subscriptions.values() if isinstance(said, Subscription)]
-    unheard = _unheard(readable, previous, generation, is_informed=is_informed)
-    claims: dict[int, _Claim] = {}
+    unheard = _unheard(readable, last, generation)
+    claims: dict[int, tuple[Subscription, bool]] = {}
     for said in readable:
-        is_member = admitted.get(said.name) is said or was_admitted(said, previous)
+        is_member = admitted.get(said.name) is said or _was_admitted(said, previous)
         is_stale = said.generation != generation - 1
-        may_have = previous if is_informed and is_member and is_stale else None
-        for slot, claim in _claims(said, may_have).items():
+        may_have = last if is_member and is_stale else None
+        for slot, is_let_go in _claimed(said, may_have).items():
             # Where two say that they have it, one of them errs: both are to let it go.
-            claims[slot] = replace(claim, is_let_go=True) if slot in claims else claim
+            claims[slot] = said, is_let_go or slot in claims
     staying = _staying(admitted)
     slots = max((said.slots for said in admitted.values()), default=0)
     owners: list[str | None] = [None] * slots
-    releasing = {slot: claim.name for slot, claim in claims.items() if slot < slots}
+    releasing = {slot: said.name for slot, (said, _) in claims.items() if slot < slots}
     targets: dict[int, str] = {}
     loads = _loads(admitted, previous, slots)
+    wanted: Owners = ()
     if staying:
         wanted = place(_sticky(claims, previous, slots), sorted(staying), loads)
-        for slot, name in enumerate(wanted):
-            has = claims.get(slot)
-            if has is None:
-                owners[slot] = None if unheard else name
-            elif (
-                has.name == name and has.process == admitted[has.name].process and not has.is_let_go
-            ):
+    for slot, name in enumerate(wanted):
+        if slot not in claims:
+            owners[slot] = None if unheard else name
+        else:
+            said, is_let_go = claims[slot]
+            if said.name == name and said.process == admitted[name].process and not is_let_go:
                 owners[slot] = name
                 del releasing[slot]
-            if owners[slot] is None and name is not None:
-                targets[slot] = name
-    members = {name: said.addresses for name, said in admitted.items()}
+        if owners[slot] is None and name is not None:
+            targets[slot] = name
+    seen = [said.map_generation for said in readable]
+    if previous is not None:
+        seen.append(previous.slot_map.generation)
+    # Above all that any member has seen, even where Kafka began anew.
+    map_generation = max(generation, 1 + max(seen, default=0))
+    addresses = {name: said.addresses for name, said in admitted.items()}
     assignment = Assignment(
         generation=generation,
-        slot_map=SlotMap(_map_generation(readable, previous, generation), members, owners),
+        slot_map=SlotMap(map_generation, addresses, owners),
         releasing=releasing,
         targets=targets,
         loads=loads,
-        members={name: _announced(said) for name, said in admitted.items()},
+        members={
+            name: AnnouncedMember(
+                said.admin_url, said.process, said.rules_digest, round(said.clock_s)
+            )
+            for name, said in admitted.items()
+        },
         refused=refused,
         unheard=unheard,
     )
-    return assignment, bool(unheard) and not is_informed
+    return assignment, bool(unheard) and last is None
+
+
+def admit(
+    subscriptions: Subscriptions, previous: Assignment | None
+) -> tuple[dict[str, Subscription], dict[str, RefusedMember]]:
+    """Return who is admitted, by name, and who is refused, by member id in the group.
+
+    Whoever was in the tier stays in it: of two with one name the later one is refused, and of two
+    clusters the one that fewer slots are owned for.
+    """
+    refused: dict[str, RefusedMember] = {}
+    readable: dict[str, Subscription] = {}
+    for key, said in sorted(subscriptions.items()):
+        if isinstance(said, FormError):
+            refused[key] = RefusedMember("", f"its announcement is {said}")
+        else:
+            readable[key] = said
+    if not readable:
+        return {}, refused
+
+    def seniority(key: str) -> tuple[bool, int, int, str]:
+        said = readable[key]
+        return not _was_admitted(said, previous), -len(said.owned), -said.generation, key
+
+    admitted: dict[str, Subscription] = {}
+    kind = _kind_of_tier(readable, previous)
+    for key in sorted(readable, key=seniority):
+        said = readable[key]
+        if _kind(said) != kind:
+            refused[key] = RefusedMember(said.name, _other_kind(_kind(said), kind))
+        elif said.name in admitted:
+            reason = f"another process has the machine name {said.name}: give each machine a name "
+            reason += "of its own, or stop the other process"
+            refused[key] = RefusedMember(said.name, reason)
+        else:
+            admitted[said.name] = said
+    return dict(sorted(admitted.items())), refused
+
+
+def _kind(said: Subscription) -> _Kind:
+    return said.cluster_id, said.slots
+
+
+def _kind_of_tier(readable: Mapping[str, Subscription], previous: Assignment | None) -> _Kind:
+    def rank(kind: _Kind) -> tuple[int, int, int, _Kind]:
+        alike = [said for said in readable.values() if _kind(said) == kind]
+        owned = sum(len(said.owned) for said in alike)
+        return -owned, -sum(_was_admitted(said, previous) for said in alike), -len(alike), kind
+
+    return min(set(map(_kind, readable.values())), key=rank)
+
+
+def _was_admitted(said: Subscription, previous: Assignment | None) -> bool:
+    """Return whether this very process was in the tier in the round before."""
+    known = None if previous is None else previous.members.get(said.name)
+    return known is not None and known.process == said.process
+
+
+def _other_kind(kind: _Kind, tiers: _Kind) -> str:
+    cluster_id, slots = kind
+    if cluster_id != tiers[0]:
+        return (
+            f"its clients reach cluster {cluster_id}, and those of the tier cluster {tiers[0]}: "
+            "give this tier another tier.name, or correct cluster.bootstrap_servers"
+        )
+    return f"it has {slots} slots, and the tier has {tiers[1]}: run versions that go together"
 
 
 def _staying(admitted: Mapping[str, Subscription]) -> list[str]:
@@ -141,47 +211,38 @@ def _staying(admitted: Mapping[str, Subscription]) -> list[str]:
 
 
 def _unheard(
-    readable: list[Subscription],
-    previous: Assignment | None,
-    generation: int,
-    *,
-    is_informed: bool,
+    readable: list[Subscription], last: Assignment | None, generation: int
 ) -> frozenset[str]:
     """Return the processes that may have got slots of which neither they nor we can tell."""
-    silent = {said.process for said in readable if said.generation != generation - 1}
-    if is_informed and previous is not None:
-        return previous.unheard & silent
+    silent = frozenset(said.process for said in readable if said.generation != generation - 1)
+    if last is not None:
+        return last.unheard & silent
     # One member alone is the leader, and knows what it has.
-    return frozenset(silent) if len(readable) > 1 else frozenset()
+    return silent if len(readable) > 1 else frozenset()
 
 
-def _claims(said: Subscription, may_have: Assignment | None) -> dict[int, _Claim]:
-    """Return the slots that a member says it has, and those that `may_have` gave to it."""
-    name, process = said.name, said.process
-    claims = {slot: _Claim(name, process, slot in said.letting_go) for slot in said.owned}
+def _claimed(said: Subscription, may_have: Assignment | None) -> dict[int, bool]:
+    """Return the slots that a member says it has, and those that `may_have` gave to it.
+
+    With whether each is to be let go.
+    """
+    claimed = {slot: slot in said.letting_go for slot in said.owned}
     if may_have is not None:
-        for slot in may_have.slot_map.slots_of(name):
-            claims[slot] = _Claim(name, process, False)
-        for slot, member in may_have.releasing.items():
-            if member == name:
-                claims[slot] = _Claim(name, process, True)
-    return claims
+        claimed |= dict.fromkeys(may_have.slot_map.slots_of(said.name), False)
+        claimed |= {slot: True for slot, name in may_have.releasing.items() if name == said.name}
+    return claimed
 
 
-def _sticky(
-    claims: Mapping[int, _Claim], previous: Assignment | None, slots: int
-) -> list[str | None]:
+def _sticky(claims: _Claims, previous: Assignment | None, slots: int) -> list[str | None]:
     """Return who has each slot, or else is to get it, or had it.
 
     So a member that was restarted gets its own again.
     """
-    before: dict[int, str | None] = {}
+    known: dict[int, str | None] = {}
     if previous is not None:
-        before = {**dict(enumerate(previous.slot_map.owners)), **previous.targets}
-    return [
-        claims[slot].name if slot in claims and not claims[slot].is_let_go else before.get(slot)
-        for slot in range(slots)
-    ]
+        known = {**dict(enumerate(previous.slot_map.owners)), **previous.targets}
+    known |= {slot: said.name for slot, (said, is_let_go) in claims.items() if not is_let_go}
+    return [known.get(slot) for slot in range(slots)]
 
 
 def _loads(
@@ -196,20 +257,6 @@ def _loads(
     for said in admitted.values():
         known |= said.loads
     return {slot: load for slot, load in known.items() if slot < slots}
-
-
-def _map_generation(
-    readable: list[Subscription], previous: Assignment | None, generation: int
-) -> int:
-    """Return a generation above all that any member has seen, even where Kafka began anew."""
-    seen = [said.map_generation for said in readable]
-    if previous is not None:
-        seen.append(previous.slot_map.generation)
-    return max(generation, 1 + max(seen, default=0))
-
-
-def _announced(said: Subscription) -> AnnouncedMember:
-    return AnnouncedMember(said.admin_url, said.process, said.rules_digest, round(said.clock_s))
 
 
 def _decoded(data: bytes) -> Subscription | FormError:

@@ -8,32 +8,34 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from uuid import uuid4
 
 from structlog import get_logger
 
 from proxy.cluster.broker_connection import BrokerConnection
 from proxy.cluster.kafka_client import GROUP_COORDINATOR, Bootstrap, KafkaClient
-from proxy.cluster.upstream import NOT_READY, RefusedError, UpstreamError
+from proxy.cluster.upstream import NOT_READY, RefusedError, UpstreamError, name_of
+from proxy.state import GroupFence
 from proxy.tier.slot_balance import Placement
 from proxy.tier.slot_map import SlotMap
 
-from .assignment import Assignment, RefusedMember
 from .assignor import lead
+from .group_documents import NO_GENERATION, Assignment, FormError, RefusedMember, Subscription
 from .group_protocol import (
     MEMBER_ID_REQUIRED,
     NO_MEMBER_ID,
     REBALANCE_IN_PROGRESS,
-    GroupIdentity,
     Meaning,
+    describe,
     explain_refusal,
+    heartbeat,
+    join,
+    leave,
     meaning_of,
+    sync,
 )
-from .holding import Holding, SessionClock
-from .releases import Releases
-from .subscription import NO_GENERATION, Subscription
-from .tier_log import TierLog
-from .user_data import FormError
+from .holding import Holding
 
 SESSION_TIMEOUT_S = 10.0
 """A dead member's slots are given away after it. Brokers allow 6 s and more by default, and a
@@ -61,6 +63,15 @@ may serve one slot, where it was heard by the others alone."""
 REJOIN_INTERVAL_S = 5.0
 """Between two rounds that this member asks for."""
 
+RELEASE_LIMIT_S = 5.0
+"""For what has to be done before a slot is given to another member."""
+
+VACANCY_INTERVAL_S = 0.1
+"""Between two looks whether the place of a member is free, before its successor joins."""
+
+CLOCKS_APART_S = 300.0
+"""Clocks further apart are worth a warning; times in records are by their writers' clocks."""
+
 PROCESS_CHARS = 8
 """Enough to tell two processes of one member; every member gets those of all."""
 
@@ -79,12 +90,12 @@ class GroupMember:
     """One member of a group.
 
     `announce` is called for each round and says what the member is by then; its name must stay the
-    same. `on_assigned(map, generation, member_id)` is called after each round, and then
-    `on_revoked(slots)`, in a task, when slots are to be released. When it returned, or was
-    cancelled after RELEASE_LIMIT_S, others get them: nothing may be written for them any more.
-    `on_lost()`: all slots may have new owners by now; nothing may be written for any, until the
-    next `on_assigned`. Those two are not awaited, and must be quick. `may_hold(generation)` says,
-    when the coordinator is not heard, whether nobody can have got slots since that generation.
+    same. `on_assigned(map, fence)` is called after each round, and then `on_revoked(slots)`, in a
+    task, when slots are to be released. When it returned, or was cancelled after RELEASE_LIMIT_S,
+    others get them: nothing may be written for them any more. `on_lost()`: all slots may have new
+    owners by now; nothing may be written for any, until the next `on_assigned`. Those two are not
+    awaited, and must be quick. `may_hold(generation)` says, when the coordinator is not heard,
+    whether nobody can have got slots since that generation.
     """
 
     def __init__(
@@ -93,7 +104,7 @@ class GroupMember:
         group_id: str,
         announce: Callable[[], Subscription],
         *,
-        on_assigned: Callable[[SlotMap, int, str], None],
+        on_assigned: Callable[[SlotMap, GroupFence], None],
         on_revoked: Callable[[frozenset[int]], Awaitable[None]],
         on_lost: Callable[[], None],
         place: Placement,
@@ -103,40 +114,32 @@ class GroupMember:
         self._bootstrap = bootstrap
         self._client = KafkaClient(bootstrap, ANSWER_LIMIT_S)
         self._announce = announce
-        self._on_assigned = on_assigned
-        self._on_lost = on_lost
+        self._on_assigned, self._on_revoked, self._on_lost = on_assigned, on_revoked, on_lost
         self._placement = place
         self._may_hold = may_hold
         self._is_holding = False
         """Whether the session is over, and the last map holds all the same."""
-        name = announce().name
-        self._place = GroupIdentity(group_id, name, session_timeout_s)
+        self.name = announce().name
+        """As what Kafka knows its place, too (group.instance.id)."""
+        self.fence = GroupFence(group_id, NO_GENERATION, NO_MEMBER_ID, self.name)
+        """By what the coordinator knows this process, since it joined last."""
+        self._session_timeout_s = session_timeout_s
         self._coordinator_key = GROUP_COORDINATOR, group_id
         self._holding = Holding(uuid4().hex[:PROCESS_CHARS])
-        self._session = SessionClock(session_timeout_s)
-        self.member_id = NO_MEMBER_ID
-        """By which the coordinator knows this process; empty when it does not."""
-        self.generation = NO_GENERATION
-        """Of the group, since this member last joined."""
-        self._tier_log = TierLog(group_id)
+        self._session_ends_s: float | None = None
+        """Until when by our own clock the brokers keep us at least; None: there is no session."""
+        self.problem: str | None = None
+        """Why the member is not in the tier, or may soon be out of it; None: it is in."""
+        self._has_failed = False
+        """Whether the last try to reach the coordinator failed, which by itself is no problem."""
         self._wanted = asyncio.Event()
         """A round is wanted, by us or by another member."""
         self._stopping = asyncio.Event()
         self._beats_now = asyncio.Event()
         self._round: asyncio.Task[bool] | None = None
-        self._releases = Releases(self._holding, on_revoked, self._wanted.set)
+        self._releases: set[asyncio.Task[None]] = set()
         self._asked_s = -REJOIN_INTERVAL_S
         self._asking: asyncio.TimerHandle | None = None
-
-    @property
-    def instance_id(self) -> str:
-        """The member's name, as what Kafka knows its place (group.instance.id)."""
-        return self._place.instance_id
-
-    @property
-    def problem(self) -> str | None:
-        """Why the member is not in the tier, or may soon be out of it; None: it is in."""
-        return self._tier_log.problem
 
     @property
     def assignment(self) -> Assignment | None:
@@ -147,7 +150,7 @@ class GroupMember:
     def refusal(self) -> RefusedMember | None:
         """Why the tier refused this member; None: it did not."""
         newest = self._holding.assignment
-        return None if newest is None else newest.refused.get(self.member_id)
+        return None if newest is None else newest.refused.get(self.fence.member_id)
 
     def request_rebalance(self, *, at_once: bool = False) -> None:
         """Have a round soon, in which all members announce themselves anew.
@@ -177,7 +180,7 @@ class GroupMember:
             async with asyncio.TaskGroup() as tasks:
                 helpers = [tasks.create_task(self._beat()), tasks.create_task(self._watch())]
                 await self._follow(tasks)
-                await self._releases.finish()
+                await self._release_all()
                 await self._leave()
                 for helper in helpers:
                     helper.cancel()
@@ -225,19 +228,22 @@ class GroupMember:
                 connection.close()
         except (UpstreamError, RefusedError, FormError) as error:
             self._client.forget(self._coordinator_key)
-            self._tier_log.failed(str(error))
+            self._failed(str(error))
             return False
 
     async def _take_part(self, connection: BrokerConnection, tasks: asyncio.TaskGroup) -> bool:
         subscription = self._holding.subscription(self._announce())
-        limit_s = self._place.session_timeout_s + ROUND_MARGIN_S
-        member_id = self.member_id
-        joined = await connection.ask(self._place.join(member_id, subscription.encode()), limit_s)
+        limit_s = self._session_timeout_s + ROUND_MARGIN_S
+        before = self.fence
+        request = join(before, self._session_timeout_s, subscription.encode())
+        joined = await connection.ask(request, limit_s)
         if joined.error_code == MEMBER_ID_REQUIRED:
-            self.member_id = joined.member_id
-        if not self._check(joined.error_code, member_id):
+            self.fence = replace(self.fence, member_id=joined.member_id)
+        if not self._check(joined.error_code, before.member_id):
             return False
-        self.member_id, self.generation = joined.member_id, joined.generation_id
+        fence = self.fence = replace(
+            before, member_id=joined.member_id, generation=joined.generation_id
+        )
         self._beats_now.set()
         assignments: dict[str, bytes] = {}
         is_another_round_wanted = False
@@ -245,46 +251,73 @@ class GroupMember:
             said = {each.member_id: bytes(each.metadata) for each in joined.members}
             newest = self._holding.assignment
             assignments, is_another_round_wanted = lead(
-                said, newest, self.generation, self._placement
+                said, newest, fence.generation, self._placement
             )
         sent_s = time.monotonic()
-        request = self._place.sync(self.member_id, self.generation, assignments)
-        synced = await connection.ask(request, limit_s)
+        synced = await connection.ask(sync(fence, assignments), limit_s)
         if not self._check(synced.error_code, joined.member_id):
             return False
-        if time.monotonic() - sent_s >= self._place.session_timeout_s:
+        if time.monotonic() - sent_s >= self._session_timeout_s:
             # This process stood still; what it got may be another's by now.
-            self._tier_log.failed("the answer to SyncGroup is older than the session")
+            self._failed("the answer to SyncGroup is older than the session")
             return False
         assignment = Assignment.decode(bytes(synced.assignment))
-        self._session.heard(sent_s)
+        self._extend_session(sent_s)
         self._take(assignment, tasks)
         if is_another_round_wanted:
             self._wanted.set()
         return True
 
     def _take(self, assignment: Assignment, tasks: asyncio.TaskGroup) -> None:
-        refusal = assignment.refused.get(self.member_id)
-        name = self.instance_id
-        change = self._holding.take(assignment, name, is_refused=refusal is not None)
-        self._tier_log.tier_is(assignment, self.member_id)
-        self._tier_log.problem_is(
-            None if refusal is None else f"the tier refuses this machine: {refusal.reason}"
+        refusal = assignment.refused.get(self.fence.member_id)
+        log_oddities(assignment, self.assignment, self.fence.member_id)
+        revoked, must_rejoin = self._holding.take(
+            assignment, self.name, is_refused=refusal is not None
         )
-        self._on_assigned(assignment.slot_map, self.generation, self.member_id)
-        if change.revoked:
-            self._releases.begin(change.revoked, tasks)
-        if change.must_rejoin:
+        refused = f"the tier refuses this machine: {refusal.reason}" if refusal else None
+        self._set_problem(refused)
+        self._on_assigned(assignment.slot_map, self.fence)
+        if revoked:
+            task = tasks.create_task(self._release(revoked))
+            self._releases.add(task)
+            task.add_done_callback(self._releases.discard)
+        if must_rejoin:
             self._wanted.set()
 
+    async def _release(self, slots: frozenset[int]) -> None:
+        """Have slots released, in a limited time, before they are given to other members."""
+        try:
+            async with asyncio.timeout(RELEASE_LIMIT_S):
+                await self._on_revoked(slots)
+        except TimeoutError:
+            text = "slots are given away before all was released"
+            _log.warning(text, slots=len(slots), limit_s=RELEASE_LIMIT_S)
+        except Exception:
+            _log.exception("slots are given away, and were not released in order")
+        self._holding.released(slots)
+        self._wanted.set()
+
+    async def _release_all(self) -> None:
+        """Release all that is still owned, when what was begun is done."""
+        if self._releases:
+            await asyncio.wait(self._releases, timeout=RELEASE_LIMIT_S)
+        if rest := frozenset(self._holding.owned):
+            self._holding.letting_go |= rest
+            await self._release(rest)
+
     async def _leave(self) -> None:
-        self._session.stop()
-        member_id, self.member_id = self.member_id, NO_MEMBER_ID
-        self.generation = NO_GENERATION
-        if member_id:
+        self._session_ends_s = None
+        before = self._forget_place()
+        if before.member_id:
             with suppress(UpstreamError, RefusedError, TimeoutError):
                 async with asyncio.timeout(ANSWER_LIMIT_S):
-                    await self._client.ask(self._place.leave(member_id), await self._coordinator())
+                    await self._client.ask(leave(before), await self._coordinator())
+
+    def _forget_place(self) -> GroupFence:
+        """Join as a new member next; return as what it was known until now."""
+        before = self.fence
+        self.fence = replace(before, generation=NO_GENERATION, member_id=NO_MEMBER_ID)
+        return before
 
     async def _beat(self) -> None:
         """Send heartbeats while there is a place in the group."""
@@ -296,39 +329,41 @@ class GroupMember:
                 async with asyncio.timeout(interval_s):
                     await self._beats_now.wait()
             self._beats_now.clear()
-            if not self.member_id or self.generation == NO_GENERATION:
+            fence, sent_s = self.fence, time.monotonic()
+            if not fence.member_id or fence.generation == NO_GENERATION:
                 continue
-            member_id, generation, sent_s = self.member_id, self.generation, time.monotonic()
             try:
-                coordinator = await self._coordinator()
-                request = self._place.heartbeat(member_id, generation)
-                answer = await self._client.ask(request, coordinator)
-                self._heard(answer.error_code, member_id, generation, sent_s)
+                answer = await self._client.ask(heartbeat(fence), await self._coordinator())
+                self._heard(answer.error_code, fence, sent_s)
             except (UpstreamError, RefusedError) as error:
                 self._client.forget(self._coordinator_key)
-                self._tier_log.failed(str(error))
+                self._failed(str(error))
                 self._interrupt()  # a round at a coordinator that is gone would wait for long
                 await asyncio.sleep(BEAT_AGAIN_S)
                 self._beats_now.set()
 
-    def _heard(self, error_code: int, member_id: str, generation: int, sent_s: float) -> None:
-        if member_id != self.member_id:
+    def _heard(self, error_code: int, fence: GroupFence, sent_s: float) -> None:
+        if fence.member_id != self.fence.member_id:
             return  # it was about a place that we had before
         meaning = meaning_of(error_code)
         is_in_round = self._round is not None
         if meaning is Meaning.REJOIN:
             # With a generation that is over, the coordinator did not begin the session anew.
             if error_code == REBALANCE_IN_PROGRESS:
-                self._session.heard(sent_s)
-            if not is_in_round and generation == self.generation:
+                self._extend_session(sent_s)
+            if not is_in_round and fence == self.fence:
                 self._wanted.set()
-        elif self._check(error_code, member_id):
-            self._session.heard(sent_s)
+        elif self._check(error_code, fence.member_id):
+            self._extend_session(sent_s)
             if not is_in_round and self.refusal is None:
-                self._tier_log.problem_is(None)
+                self._set_problem(None)
         elif meaning is Meaning.UNKNOWN:
             self._interrupt()
             self._wanted.set()
+
+    def _extend_session(self, sent_s: float) -> None:
+        """Begin the session anew, as of a request that was sent then and is answered."""
+        self._session_ends_s = max(sent_s + self._session_timeout_s, self._session_ends_s or 0.0)
 
     async def _watch(self) -> None:
         """Give up what we have when the session may be over by our own clock.
@@ -336,14 +371,14 @@ class GroupMember:
         While the coordinator is away for all, nobody can get slots: then the last map holds. Who
         stood still for as long as a session knows nothing of that.
         """
-        session_s = self._place.session_timeout_s
+        session_s = self._session_timeout_s
         while True:
-            ends_s, now_s = self._session.ends_s, time.monotonic()
+            ends_s, now_s = self._session_ends_s, time.monotonic()
             left_s = HEARTBEAT_INTERVAL_S if ends_s is None else ends_s - now_s
             if left_s > 0:
                 self._hold(is_held=False)
                 wait_s = min(left_s, HEARTBEAT_INTERVAL_S)
-            elif await self._may_hold(self.generation):
+            elif await self._may_hold(self.fence.generation):
                 self._hold(is_held=True)
                 wait_s = HOLD_INTERVAL_S
             else:
@@ -354,13 +389,29 @@ class GroupMember:
 
     def _lose_session(self) -> float:
         """Give up what we have; return for how long there is nothing to watch."""
-        ends_s = self._session.ends_s
+        ends_s = self._session_ends_s
         if ends_s is None or ends_s > time.monotonic():
             return 0.0
-        self._lose(f"the coordinator was not heard for {self._place.session_timeout_s:g} s")
+        self._lose(f"the coordinator was not heard for {self._session_timeout_s:g} s")
         self._wanted.set()
         self._interrupt()
         return HEARTBEAT_INTERVAL_S
+
+    def _failed(self, error: str) -> None:
+        """Count a try that failed. One by itself is no problem: coordinators move."""
+        if self._has_failed:
+            self._set_problem(error)
+        self._has_failed = True
+
+    def _set_problem(self, problem: str | None) -> None:
+        """Log a problem, and when it is over."""
+        self._has_failed = False
+        group_id = self.fence.group_id
+        if problem is not None and problem != self.problem:
+            _log.warning("not sure of the tier", group=group_id, error=problem)
+        elif problem is None and self.problem is not None:
+            _log.info("in the tier again", group=group_id)
+        self.problem = problem
 
     def _hold(self, *, is_held: bool) -> None:
         """Log that the last map holds without a session, or that this is over."""
@@ -368,9 +419,9 @@ class GroupMember:
             self._is_holding = is_held
             text = "the coordinator is not heard by any member: the last map of slots holds"
             if is_held:
-                _log.warning(text, member=self.instance_id)
+                _log.warning(text, member=self.name)
             else:
-                _log.info("the coordinator is heard again", member=self.instance_id)
+                _log.info("the coordinator is heard again", member=self.name)
 
     def _check(self, error_code: int, member_id: str) -> bool:
         """Return whether this is no error; do what an error asks for at once.
@@ -382,15 +433,15 @@ class GroupMember:
             return True
         if meaning is Meaning.REJOIN:
             return False
-        text = explain_refusal(error_code, self._place)
+        text = explain_refusal(error_code, self.fence, self._session_timeout_s)
         if meaning is Meaning.UNKNOWN:
-            if member_id == self.member_id:
-                self.member_id, self.generation = NO_MEMBER_ID, NO_GENERATION
+            if member_id == self.fence.member_id:
+                self._forget_place()
                 self._lose(text)
             return False
         if meaning in (Meaning.FENCED, Meaning.NEVER):
             self._lose(text)
-            self._tier_log.problem_is(text)
+            self._set_problem(text)
             raise MembershipError(text)
         if meaning is Meaning.MOVED:
             raise UpstreamError(NOT_READY, f"the coordinator is not ready: {text}")
@@ -398,20 +449,21 @@ class GroupMember:
 
     async def _coordinator(self) -> tuple[str, int]:
         def check(error_code: int) -> None:
-            self._check(error_code, self.member_id)
+            self._check(error_code, self.fence.member_id)
 
         return await self._client.coordinator(self._coordinator_key, check)
 
     def _lose(self, reason: str) -> None:
         """Own nothing any more, and say so, if we had a place at all."""
-        self._releases.cancel()
+        for task in self._releases:
+            task.cancel()  # the slots are lost
         self._is_holding = False
         had_slots = bool(self._holding.owned)
-        had_session = self._session.ends_s is not None
-        self._session.stop()
+        had_session = self._session_ends_s is not None
+        self._session_ends_s = None
         self._holding.lost()
         if had_slots or had_session:
-            _log.warning("the place in the tier is lost", machine=self.instance_id, reason=reason)
+            _log.warning("the place in the tier is lost", machine=self.name, reason=reason)
             self._on_lost()
 
     def _interrupt(self) -> None:
@@ -422,3 +474,41 @@ class GroupMember:
         self._asking = None
         self._asked_s = time.monotonic()
         self._wanted.set()
+
+
+def log_oddities(assignment: Assignment, before: Assignment | None, member_id: str) -> None:
+    """Log what is odd about the other members, and was not `before`: rules, clocks, refusals."""
+    digests = assignment.rules_digests
+    if len(digests) > 1 and (before is None or digests != before.rules_digests):
+        _log.warning("machines of the tier have different rules", machines_by_digest=digests)
+    was_apart = before is not None and before.clocks_apart_s > CLOCKS_APART_S
+    if assignment.clocks_apart_s > CLOCKS_APART_S and not was_apart:
+        clocks = {name: each.clock_s for name, each in assignment.members.items()}
+        _log.warning("clocks of the tier are far apart", clock_s_by_machine=clocks)
+    for key, refusal in assignment.refused.items():
+        if key != member_id and (before is None or before.refused.get(key) != refusal):
+            text = "the tier refuses a machine"
+            _log.warning(text, machine=refusal.name, reason=refusal.reason)
+
+
+async def until_vacant(client: KafkaClient, group_id: str, name: str, limit_s: float) -> bool:
+    """Return when no process has the place of a member, with whether that is so in time."""
+
+    def check(error_code: int) -> None:
+        if error_code:
+            raise UpstreamError(NOT_READY, name_of(error_code))
+
+    key = GROUP_COORDINATOR, group_id
+    with suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            while True:
+                try:
+                    coordinator = await client.coordinator(key, check)
+                    (group,) = (await client.ask(describe(group_id), coordinator)).groups
+                    check(group.error_code)
+                    if all(member.group_instance_id != name for member in group.members):
+                        return True
+                except (UpstreamError, RefusedError):
+                    client.forget(key)
+                await asyncio.sleep(VACANCY_INTERVAL_S)
+    return False

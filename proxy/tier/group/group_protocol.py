@@ -5,11 +5,11 @@ that we need.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
 from kafka import errors
+from kafka.protocol.admin import DescribeGroupsRequest
 from kafka.protocol.consumer import (
     HeartbeatRequest,
     JoinGroupRequest,
@@ -17,7 +17,9 @@ from kafka.protocol.consumer import (
     SyncGroupRequest,
 )
 
+from metrics.clock import MS_PER_SECOND
 from proxy.cluster.upstream import name_of
+from proxy.state import GroupFence
 
 PROTOCOL_TYPE = "quota-proxy"
 """Of the group: consumers that come by its name are refused, and so are we in a group of theirs."""
@@ -28,13 +30,14 @@ JOIN_VERSION = 5
 SYNC_VERSION = 3
 HEARTBEAT_VERSION = 3
 LEAVE_VERSION = 3
+DESCRIBE_GROUPS_VERSION = 4
+"""The first that tells names (group.instance.id). Since Kafka 2.4."""
 
 NO_MEMBER_ID = ""
 MEMBER_ID_REQUIRED = 79
 REBALANCE_IN_PROGRESS = 27
 FENCED_INSTANCE_ID = 82
 GROUP_MAX_SIZE_REACHED = 81
-_MS_PER_SECOND = 1000
 
 
 class Meaning(Enum):
@@ -77,12 +80,12 @@ def meaning_of(error_code: int) -> Meaning:
     return _MEANINGS.get(error_code, Meaning.LATER)
 
 
-def explain_refusal(error_code: int, place: "GroupIdentity") -> str:
+def explain_refusal(error_code: int, fence: GroupFence, session_timeout_s: float) -> str:
     """Return what an error code means here, and how to mend it."""
-    group = f"group {place.group_id}"
+    group = f"group {fence.group_id}"
     texts = {
         FENCED_INSTANCE_ID: (
-            f"another process has joined {group} as machine {place.instance_id}: give each machine "
+            f"another process has joined {group} as machine {fence.instance_id}: give each machine "
             "of a tier a name of its own, or stop the other process"
         ),
         errors.InconsistentGroupProtocolError.errno: (
@@ -93,7 +96,7 @@ def explain_refusal(error_code: int, place: "GroupIdentity") -> str:
         ),
         errors.InvalidSessionTimeoutError.errno: (
             "the brokers do not allow our session timeout: let group.min.session.timeout.ms be "
-            f"{place.session_timeout_s * _MS_PER_SECOND:g} at most, and "
+            f"{session_timeout_s * MS_PER_SECOND:g} at most, and "
             "group.max.session.timeout.ms no less"
         ),
         errors.GroupAuthorizationFailedError.errno: (
@@ -106,50 +109,46 @@ def explain_refusal(error_code: int, place: "GroupIdentity") -> str:
     return texts.get(error_code, f"{group}: {name_of(error_code)}")
 
 
-@dataclass(frozen=True, slots=True)
-class GroupIdentity:
-    """Where in which group: what all requests have in common."""
+def join(fence: GroupFence, session_timeout_s: float, subscription: bytes) -> Any:
+    """Return the request to take part in the next round, which waits a session's time for all."""
+    timeout_ms = round(session_timeout_s * MS_PER_SECOND)
+    return JoinGroupRequest[JOIN_VERSION](
+        **_place_in(fence),
+        session_timeout_ms=timeout_ms,
+        rebalance_timeout_ms=timeout_ms,
+        protocol_type=PROTOCOL_TYPE,
+        protocols=[(PROTOCOL_NAME, subscription)],
+    )
 
-    group_id: str
-    instance_id: str
-    """The member's name. Whoever joins with it takes the place of the one before (KIP-345)."""
-    session_timeout_s: float
-    """Also for how long a round waits for members."""
 
-    def join(self, member_id: str, subscription: bytes) -> Any:
-        """Return the request to take part in the next round."""
-        timeout_ms = round(self.session_timeout_s * _MS_PER_SECOND)
-        return JoinGroupRequest[JOIN_VERSION](
-            group_id=self.group_id,
-            session_timeout_ms=timeout_ms,
-            rebalance_timeout_ms=timeout_ms,
-            member_id=member_id,
-            group_instance_id=self.instance_id,
-            protocol_type=PROTOCOL_TYPE,
-            protocols=[(PROTOCOL_NAME, subscription)],
-        )
+def sync(fence: GroupFence, assignments: Mapping[str, bytes]) -> Any:
+    """Return the request for our assignment; `assignments` are the leader's to all."""
+    return SyncGroupRequest[SYNC_VERSION](
+        **_place_in(fence), generation_id=fence.generation, assignments=list(assignments.items())
+    )
 
-    def sync(self, member_id: str, generation: int, assignments: Mapping[str, bytes]) -> Any:
-        """Return the request for our assignment; `assignments` are the leader's to all."""
-        return SyncGroupRequest[SYNC_VERSION](
-            group_id=self.group_id,
-            generation_id=generation,
-            member_id=member_id,
-            group_instance_id=self.instance_id,
-            assignments=list(assignments.items()),
-        )
 
-    def heartbeat(self, member_id: str, generation: int) -> Any:
-        """Return the request to stay a member."""
-        return HeartbeatRequest[HEARTBEAT_VERSION](
-            group_id=self.group_id,
-            generation_id=generation,
-            member_id=member_id,
-            group_instance_id=self.instance_id,
-        )
+def heartbeat(fence: GroupFence) -> Any:
+    """Return the request to stay a member."""
+    return HeartbeatRequest[HEARTBEAT_VERSION](**_place_in(fence), generation_id=fence.generation)
 
-    def leave(self, member_id: str) -> Any:
-        """Return the request to give up our place at once."""
-        return LeaveGroupRequest[LEAVE_VERSION](
-            group_id=self.group_id, members=[(member_id, self.instance_id)]
-        )
+
+def leave(fence: GroupFence) -> Any:
+    """Return the request to give up our place at once."""
+    return LeaveGroupRequest[LEAVE_VERSION](
+        group_id=fence.group_id, members=[(fence.member_id, fence.instance_id)]
+    )
+
+
+def describe(group_id: str) -> Any:
+    """Return the request for the members of a group."""
+    return DescribeGroupsRequest[DESCRIBE_GROUPS_VERSION](groups=[group_id])
+
+
+def _place_in(fence: GroupFence) -> dict[str, Any]:
+    """Return our place in the group: whoever joins by our name takes it from us (KIP-345)."""
+    return {
+        "group_id": fence.group_id,
+        "member_id": fence.member_id,
+        "group_instance_id": fence.instance_id,
+    }

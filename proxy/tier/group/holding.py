@@ -3,18 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
-from .assignment import Assignment
-from .subscription import NO_GENERATION, Subscription
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What an assignment asks of this member."""
-
-    revoked: frozenset[int] = frozenset()
-    """To be released now; joining without them lets them be given away."""
-    must_rejoin: bool = False
-    """Whether to join again at once, as the others know too little of this member."""
+from .group_documents import NO_GENERATION, Assignment, Subscription
 
 
 @dataclass(slots=True)
@@ -44,8 +33,14 @@ class Holding:
             map_generation=0 if newest is None else newest.slot_map.generation,
         )
 
-    def take(self, assignment: Assignment, name: str, *, is_refused: bool = False) -> Change:
-        """Take over an assignment to the member, which had joined by this name."""
+    def take(
+        self, assignment: Assignment, name: str, *, is_refused: bool = False
+    ) -> tuple[frozenset[int], bool]:
+        """Take over an assignment to the member, which had joined by this name.
+
+        Return the slots that are to be released now: joining without them lets them be given away.
+        Also whether to join again at once, as the others know too little of this member.
+        """
         before = self.assignment
         was_stale = before is None or before.generation != assignment.generation - 1
         known = assignment.members.get(name)
@@ -59,7 +54,7 @@ class Holding:
         is_waited_for = self.process in assignment.unheard or any(
             owner == name and slot not in self.owned for slot, owner in assignment.releasing.items()
         )
-        return Change(revoked, (was_stale and is_waited_for) or is_new)
+        return revoked, (was_stale and is_waited_for) or is_new
 
     def released(self, slots: Collection[int]) -> None:
         """Drop slots that were released; the next subscription is without them."""
@@ -71,21 +66,3 @@ class Holding:
         """Own nothing any more. What the tier was like stays known, to begin the next round."""
         self.owned.clear()
         self.letting_go.clear()
-
-
-class SessionClock:
-    """Says by our own clock how long the brokers keep our membership at least."""
-
-    def __init__(self, session_timeout_s: float) -> None:
-        self._session_timeout_s = session_timeout_s
-        self.ends_s: float | None = None
-        """When the session may be over; None: there is none."""
-
-    def heard(self, sent_s: float) -> None:
-        """Begin the session anew, as of a request that was sent then and is answered."""
-        ends_s = sent_s + self._session_timeout_s
-        self.ends_s = ends_s if self.ends_s is None else max(self.ends_s, ends_s)
-
-    def stop(self) -> None:
-        """End the session."""
-        self.ends_s = None

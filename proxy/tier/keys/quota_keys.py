@@ -12,21 +12,15 @@ from collections.abc import Iterable
 from proxy.quota.disjoint_sets import DisjointSets
 from proxy.quota.entities import CONSUMER_BYTE_RATE, ClientIdentity, QuotaKind
 from proxy.quota.rules import ESCAPES, Rule, RuleTable
-from proxy.tier.slots import slot_of
+from proxy.tier.slot_map import slot_of
 
-from .rule_groups import (
-    ClientSet,
-    Field,
-    RuleForm,
-    Tie,
-    form_of_clients,
-    group_by_form,
-    tie_of,
-)
+from .rule_groups import ClientSet, Field, RuleForm, Tie
 from .tie_classes import TieClasses
 
 MAX_KNOWN_KEYS = 20_000
 """So many clients' keys are kept; then all are forgotten, and found again."""
+
+NO_TIE = -1
 
 MAX_EXPLAINED = 5
 """Of what shares a key, at most so many names are told."""
@@ -50,7 +44,7 @@ class QuotaKeys:
         self._rules = tuple(rules)
         self._table = RuleTable(self._rules) if table is None else table
         self._kinds = [kind for kind in QuotaKind if self._table.count(kind)]
-        self._ties: list[Tie] = [tie_of(rule) for rule in self._rules]
+        self._ties: list[Tie] = [Tie.of(rule) for rule in self._rules]
         self._tie_of_rule = {id(rule): at for at, rule in enumerate(self._rules)}
         self._ties += (
             Tie(clients.name, None, client_id, None)
@@ -61,26 +55,24 @@ class QuotaKeys:
         self._tie_of_set: dict[str, int] = {}
         self._tie_of_client_id: dict[str, int] = {}
         """Of client ids that are in a set; if one is in several, these are joined."""
-        forms = [RuleForm.of(rule) for rule in self._rules]
-        groups = group_by_form([*forms, *self._join_sets()])
-        self._classes = TieClasses(groups, self._ties, self._tie_sets)
-        self._class_of_tie = [0] * len(self._ties)
-        for at, group in enumerate(groups):
-            for tie in group.ties:
-                self._class_of_tie[tie] = self._classes.class_of(at)
-        self._names = self._name_sets()
+        forms = [*map(RuleForm.of, self._rules), *self._join_sets()]
+        self._classes = TieClasses(forms, self._ties, self._tie_sets)
+        self._fields = {each: self._classes.key_fields(each) for each in {*self._classes.of_tie}}
         self._coarsest: dict[frozenset[int], int] = {}
-        self._fields = {each: self._classes.key_fields(each) for each in set(self._class_of_tie)}
-        self._known: dict[ClientIdentity, str] = {}
-        self._known_queries: dict[str, str] = {}
+        self._names = self._name_sets()
+        self._known: dict[ClientIdentity | str, str] = {}
+        """Keys of clients, and of queries by their client ids."""
 
     def key_of(self, identity: ClientIdentity) -> str:
         """Return the key of a client."""
         key = self._known.get(identity)
         if key is None:
-            if len(self._known) >= MAX_KNOWN_KEYS:
-                self._known.clear()
-            key = self._known[identity] = self._find(identity)
+            tie, fields = self._deciding(identity)
+            if fields is None:
+                key = self._names[self._tie_sets.find(tie)]
+            else:
+                key = _values_of(fields, identity)
+            self._remember(identity, key)
         return key
 
     def key_of_set(self, name: str) -> str:
@@ -96,11 +88,11 @@ class QuotaKeys:
         Where only reports tell of a query, and a rule for its user or listener bounds its client,
         the client may have another key.
         """
-        if client_id not in self._known_queries:
-            if len(self._known_queries) >= MAX_KNOWN_KEYS:
-                self._known_queries.clear()
-            self._known_queries[client_id] = self.key_of(self._client_of(client_id))
-        return self._known_queries[client_id]
+        key = self._known.get(client_id)
+        if key is None:
+            key = self.key_of(self._client_of(client_id))
+            self._remember(client_id, key)
+        return key
 
     def slot_of(self, identity: ClientIdentity) -> int:
         """Return the slot of a client."""
@@ -128,57 +120,41 @@ class QuotaKeys:
 
     def explain(self, identity: ClientIdentity) -> str:
         """Return, for people, with whom a client shares its key."""
-        ties = self._ties_of(identity)
-        if not ties:
+        tie, fields = self._deciding(identity)
+        if tie == NO_TIE:
             return f"all clients with its client id: nothing bounds {identity.client_id or ''!r}"
-        tie = self._deciding(ties)
-        fields = self._fields[self._class_of_tie[tie]]
         if fields is not None:
-            return f"all clients with {self._values(fields, identity)}"
+            return f"all clients with {_values_of(fields, identity)}"
         names = self._names_in(self._tie_sets.find(tie))
         shown = "; ".join(names[:MAX_EXPLAINED])
         rest = f"; and {len(names) - MAX_EXPLAINED} more" if len(names) > MAX_EXPLAINED else ""
         overlap = ", which overlap" if len(names) > 1 else ""
         return f"all clients of {shown}{rest}{overlap}"
 
-    def _find(self, identity: ClientIdentity) -> str:
-        ties = self._ties_of(identity)
-        if not ties:
-            return self._values(Field.CLIENT, identity)
-        tie = self._deciding(ties)
-        fields = self._fields[self._class_of_tie[tie]]
-        if fields is None:
-            return self._names[self._tie_sets.find(tie)]
-        return self._values(fields, identity)
+    def _remember(self, of: ClientIdentity | str, key: str) -> None:
+        if len(self._known) >= MAX_KNOWN_KEYS:
+            self._known.clear()
+        self._known[of] = key
 
-    def _ties_of(self, identity: ClientIdentity) -> list[int]:
-        """Return by what a client shares anything, without repetition."""
+    def _deciding(self, identity: ClientIdentity) -> tuple[int, Field | None]:
+        """Return by which tie a client has its key, of the coarsest class; or NO_TIE.
+
+        With the fields that the key is made of; None: it is the name of the tie's set.
+        """
         matches = (self._table.match(kind, identity) for kind in self._kinds)
         found = dict.fromkeys(self._tie_of_rule[id(each.rule)] for each in matches if each)
         of_set = self._tie_of_client_id.get(identity.client_id or "")
-        return [*found, *(() if of_set is None else (of_set,))]
-
-    def _deciding(self, ties: list[int]) -> int:
-        """Return the tie of the coarsest class."""
-        by_class = {self._class_of_tie[tie]: tie for tie in ties}
+        ties = [*found, *(() if of_set is None else (of_set,))]
+        if not ties:
+            return NO_TIE, Field.CLIENT
+        by_class = {self._classes.of_tie[tie]: tie for tie in ties}
         if len(by_class) == 1:
-            return ties[0]
+            return ties[0], self._fields[next(iter(by_class))]
         classes = frozenset(by_class)
         if classes not in self._coarsest:
             self._coarsest[classes] = self._classes.coarsest(sorted(classes))
-        return by_class[self._coarsest[classes]]
-
-    @staticmethod
-    def _values(fields: Field, identity: ClientIdentity) -> str:
-        """Return a client's values of these fields, written as an entity is."""
-        values: list[tuple[str, str]] = []
-        if Field.LISTENER in fields:
-            values.append(("listener", identity.listener))
-        if Field.USER in fields and identity.user is not None:
-            values.append(("user", identity.user))
-        if Field.CLIENT in fields:
-            values.append(("client-id", identity.client_id or ""))
-        return ",".join(f"{name}={value.translate(ESCAPES)}" for name, value in values)
+        coarsest = self._coarsest[classes]
+        return by_class[coarsest], self._fields[coarsest]
 
     def _join_sets(self) -> Iterable[RuleForm]:
         """Join the ties of each set, and of sets that have a client in common; return their forms.
@@ -194,7 +170,7 @@ class QuotaKeys:
         client_ids: defaultdict[int, set[str | None]] = defaultdict(set)
         for at, found in zip(positions, joined, strict=True):
             client_ids[found].add(self._ties[at].client_id)
-        return [form_of_clients(is_single=len(client_ids[found]) == 1) for found in joined]
+        return [RuleForm.of_clients(is_single=len(client_ids[found]) == 1) for found in joined]
 
     def _name_sets(self) -> dict[int, str]:
         """Return the name of each set of ties: that of a `ClientSet` in it, or else of a rule."""
@@ -210,3 +186,15 @@ class QuotaKeys:
                 tie.name for at, tie in enumerate(self._ties) if self._tie_sets.find(at) == tie_set
             )
         )
+
+
+def _values_of(fields: Field, identity: ClientIdentity) -> str:
+    """Return a client's values of these fields, written as an entity is."""
+    values: list[tuple[str, str]] = []
+    if Field.LISTENER in fields:
+        values.append(("listener", identity.listener))
+    if Field.USER in fields and identity.user is not None:
+        values.append(("user", identity.user))
+    if Field.CLIENT in fields:
+        values.append(("client-id", identity.client_id or ""))
+    return ",".join(f"{name}={value.translate(ESCAPES)}" for name, value in values)

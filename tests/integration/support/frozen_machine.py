@@ -10,8 +10,8 @@ sys.path.append(str(Path(__file__).parents[2]))  # as a script it has no conftes
 from parts.even_placement import even
 
 from proxy.cluster.kafka_client import Bootstrap
+from proxy.tier.group.group_documents import Subscription
 from proxy.tier.group.group_member import GroupMember
-from proxy.tier.group.subscription import Subscription
 from proxy.tier.slot_map import MemberAddresses
 
 
@@ -34,7 +34,7 @@ async def main(bootstrap: str, group: str, session_s: float) -> None:
         lambda: Subscription(
             MemberAddresses("frozen", {}), "http://x", "one", "rules", time.time()
         ),
-        on_assigned=lambda slots, _generation, _member_id: say(len(slots.slots_of("frozen"))),
+        on_assigned=lambda slots, _fence: say(len(slots.slots_of("frozen"))),
         on_revoked=release,
         on_lost=lambda: say("lost"),
         may_hold=never,

@@ -10,7 +10,7 @@ from kafka.protocol.consumer import JoinGroupRequest, LeaveGroupRequest, SyncGro
 from examples.devkit.loopback import HOST
 from proxy.cluster.kafka_client import GROUP_COORDINATOR, Bootstrap, KafkaClient
 from proxy.cluster.upstream import UpstreamError, name_of
-from proxy.state.kafka.slot_fence import GroupFence
+from proxy.state.kafka.slot_table import GroupFence
 
 PROTOCOL = "quota-proxy"
 TIMEOUT_MS = 60_000

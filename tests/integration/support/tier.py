@@ -16,7 +16,7 @@ from support.operating import call
 from support.proxy_process import ProxyProcess, until
 from support.raw import RawClient, fetch, message
 
-from proxy.tier.slots import SLOTS
+from proxy.tier.slot_map import SLOTS
 from proxy.wire.apis import METADATA
 
 SETTLED_S = 60.0

@@ -229,7 +229,7 @@ async def test_the_flow_is_read_again_at_a_period(tmp_path):
     world.now_ms = start_ms + REAPPLY_MS
     await pipelines.reapply()
     assert rate() == 400.0
-    store.delete("flow/p/one")  # somebody removed it
+    store.put_many((), delete=("flow/p/one",))  # somebody removed it
     world.now_ms = start_ms + 2 * REAPPLY_MS - SECOND_MS
     await pipelines.reapply()
     await pipelines.keep()

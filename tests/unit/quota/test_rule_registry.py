@@ -14,8 +14,7 @@ from parts.at_once import at_once
 from parts.quota_world import QuotaWorld
 
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
-from proxy.quota.rule_registry import RuleRegistry
-from proxy.quota.rule_sources import RuleOrigin
+from proxy.quota.rule_registry import RuleOrigin, RuleRegistry
 from proxy.quota.rules import QuotaPause, QuotaSettings, Rule
 from proxy.quota.selector import selector
 from proxy.state import MemoryStore, Record, SqliteStore, StateError

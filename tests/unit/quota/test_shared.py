@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from parts.quota_world import QuotaWorld
 
-from proxy.quota import debts
+from proxy.quota import manager
 from proxy.quota.debts import Debt
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.pacer import LARGE_DEBT_MS, MAX_CARRY_MS
@@ -58,7 +58,7 @@ def flow(members, phases, size, connections):
                 exchange_ms += EXCHANGE_MS
                 owed_ms = 0.0
                 for amount in visits or [0.0]:
-                    _, owed_ms = owner.shared.charge_visit(CLIENT, "ip", CONSUMER, amount, now_ms)
+                    owed_ms = owner.shared.charge_visit(CLIENT, "ip", CONSUMER, amount, now_ms)
                 if visits:
                     visited.shared.owe(CLIENT, CONSUMER, owed_ms, now_ms)
                     visits.clear()
@@ -170,7 +170,7 @@ def test_sensors_without_debt_make_room():
 def test_who_is_not_bounded_owes_nothing():
     made = world()
     other = ClientIdentity("default", None, "other")
-    assert made.quotas.shared.charge_visit(other, "ip", CONSUMER, 1e9, made.now_ms) == (None, 0)
+    assert made.quotas.shared.charge_visit(other, "ip", CONSUMER, 1e9, made.now_ms) == 0
     made.quotas.shared.owe(other, CONSUMER, 1000.0, made.now_ms)
     assert not made.quotas.shared._pending
     assert made.quotas.clients() == []
@@ -180,9 +180,8 @@ def test_a_visit_to_an_observed_quota_is_measured():
     rule = Rule(client_id="c", bounds={CONSUMER: BOUND}, enforce=False)
     made = QuotaWorld(rule)
     client = made.client_quotas()
-    entity, owed_ms = made.quotas.shared.charge_visit(CLIENT, "ip", CONSUMER, 5e6, made.now_ms)
+    assert made.quotas.shared.charge_visit(CLIENT, "ip", CONSUMER, 5e6, made.now_ms) == 0
     (meter,) = made.quotas.registry
-    assert (entity, owed_ms) == (meter.entity, 0.0)
     assert meter.metric.measure(made.now_ms) > 0
     assert client.charge(CONSUMER, 1.0, made.now_ms) is None
 
@@ -245,14 +244,14 @@ def test_a_large_debt_is_worked_off_slowly():
 
 
 def test_debts_that_nobody_comes_for_are_bounded(monkeypatch):
-    monkeypatch.setattr(debts, "MAX_PENDING", 3)
+    monkeypatch.setattr(manager, "MAX_PENDING", 3)
     made = world()
     shared = made.quotas.shared
     for number in range(10):
-        shared.owe(f"entity-{number}", CONSUMER, 1000.0, made.now_ms)
+        shared.take_debts([Debt(CLIENT, f"entity-{number}", CONSUMER, 1000.0)], made.now_ms)
         assert len(shared._pending) <= 3
     made.pass_ms(2000.0)
-    shared.owe("late", CONSUMER, 1000.0, made.now_ms)
+    shared.take_debts([Debt(CLIENT, "late", CONSUMER, 1000.0)], made.now_ms)
     assert len(shared._pending) == 1
 
 

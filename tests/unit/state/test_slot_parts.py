@@ -8,12 +8,11 @@ import pytest
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.upstream import NOT_READY, RefusedError, UpstreamError
 from proxy.state import GroupFence, Record, StateError
-from proxy.state.kafka.limits import Explanation
 from proxy.state.kafka.loop_thread import LoopThread
 from proxy.state.kafka.messages import read_message, to_message
-from proxy.state.kafka.slot_fence import SlotHolds
-from proxy.state.kafka.slot_records import SlotRecords
+from proxy.state.kafka.slot_table import SlotTable
 from proxy.state.kafka.state_topic import StateTopic
+from proxy.state.kafka.topic_store import TopicStore
 
 FIRST = GroupFence("tier", 4, "member-a")
 NEWER = GroupFence("tier", 5, "member-a")
@@ -21,13 +20,13 @@ ANEW = GroupFence("tier", 6, "member-b")
 
 
 @pytest.fixture
-def holds() -> SlotHolds:
-    made = SlotHolds()
+def holds() -> SlotTable:
+    made = SlotTable(slot_of)
     assert made.took([1, 2], made.renew(FIRST))
     return made
 
 
-def refused(holds: SlotHolds, *slots: int) -> bool:
+def refused(holds: SlotTable, *slots: int) -> bool:
     try:
         holds.fence_for(slots)
     except StateError:
@@ -47,7 +46,7 @@ def test_only_what_was_taken_may_be_written(holds):
 
 def test_nothing_is_written_before_the_first_generation():
     with pytest.raises(StateError, match="is not in the group"):
-        SlotHolds().fence_for([1])
+        SlotTable(slot_of).fence_for([1])
 
 
 def test_a_newer_generation_keeps_the_slots_and_an_older_one_is_ignored(holds):
@@ -84,7 +83,7 @@ def slot_of(key: str) -> int:
 
 
 def test_records_are_found_in_their_slots():
-    records = SlotRecords(slot_of)
+    records = SlotTable(slot_of)
     assert records.change({(1, "a/1"): record("a/1"), (2, "a/2"): record("a/2")}) == {"a/1", "a/2"}
     assert records.change({(1, "a/1"): record("a/1"), (2, "b/2"): None}) == set()
     assert records.items("a/") == [record("a/1"), record("a/2")]
@@ -99,7 +98,7 @@ def test_records_are_found_in_their_slots():
 
 
 def test_a_record_in_another_slot_than_its_own_is_a_stray():
-    records = SlotRecords(slot_of)
+    records = SlotTable(slot_of)
     old, new = record("a/1", 0), record("a/1")
     records.change({(3, "a/1"): old, (3, "a/3"): record("a/3"), (1, "a/1"): new})
     assert records.items("") == [record("a/1"), record("a/3")]
@@ -118,6 +117,11 @@ def test_a_message_names_its_writer_and_says_the_same(content):
     assert message.partition == 7
 
 
+class UnopenedStore(TopicStore):
+    async def _begin_anew(self, error: Exception) -> None:
+        raise error
+
+
 @pytest.mark.parametrize(
     ("error", "fix"),
     [
@@ -128,12 +132,25 @@ def test_a_message_names_its_writer_and_says_the_same(content):
     ],
 )
 def test_what_brokers_say_is_explained(error, fix):
-    explanation = Explanation("t", 256, rights="its rights", instead="go", make_room="room")
-    with (
-        pytest.raises(StateError, match=f"topic t cannot be read: no\n    fix: .*{fix}"),
-        explanation.of("read"),
-    ):
+    store = UnopenedStore(
+        Bootstrap([("broker", 9092)]),
+        "t",
+        256,
+        slot_of,
+        1.0,
+        rights="its rights",
+        instead="go",
+        make_room="room",
+    )
+
+    async def fail() -> None:
         raise error
+
+    try:
+        with pytest.raises(StateError, match=f"topic t cannot be read: no\n    fix: .*{fix}"):
+            store._run(fail(), "read")
+    finally:
+        store._shut_down()
 
 
 def test_an_error_makes_leaders_and_coordinators_be_looked_for_anew():

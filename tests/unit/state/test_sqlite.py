@@ -233,7 +233,7 @@ def test_a_write_to_a_file_that_is_gone_is_an_error(path, spoil):
             with pytest.raises(StateError, match=r"was deleted or replaced .*\n    fix: GET "):
                 store.put("a/b", "new")
             with pytest.raises(StateError, match="was deleted or replaced"):
-                store.delete("a/b")
+                store.put_many((), delete=("a/b",))
         assert store.get("a/b").value == "old"
 
 

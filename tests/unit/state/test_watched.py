@@ -35,7 +35,7 @@ def test_it_is_the_store_itself(store, disk):
     store.put("a/b", [1])
     assert disk.get("a/b").value == store.get("a/b").value == [1]
     assert [record.key for record in store.items("a/")] == ["a/b"]
-    assert store.delete("a/b")
+    store.put_many((), delete=("a/b",))
     assert disk.get("a/b") is None
 
 

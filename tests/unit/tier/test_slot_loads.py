@@ -10,7 +10,6 @@ from proxy.tier.slot_loads import (
     EXCHANGE_BYTES,
     MAX_NAMED_OF_SLOT,
     WALKED_AT_ONCE,
-    ClientTraffic,
     LoadMeter,
 )
 
@@ -26,19 +25,22 @@ def slot_of(identity: ClientIdentity) -> int:
     return SLOTS.get(identity.client_id or "", 3)
 
 
-def traffic(sizes: dict[str, float], exchanges: dict[str, float] | None = None) -> ClientTraffic:
-    return ClientTraffic(
+Traffic = tuple[dict[ClientIdentity, float], dict[ClientIdentity, float]]
+
+
+def traffic(sizes: dict[str, float], exchanges: dict[str, float] | None = None) -> Traffic:
+    return (
         {client(name): size for name, size in sizes.items()},
         {client(name): count for name, count in (exchanges or {}).items()},
     )
 
 
-def measure(meter: LoadMeter, seen: ClientTraffic, seconds: float, cpu_share: float = 0.5) -> None:
+def measure(meter: LoadMeter, seen: Traffic, seconds: float, cpu_share: float = 0.5) -> None:
     began_s = 100.0 if math.isnan(meter._at_s) else meter._at_s
     cpu_s = meter._cpu_s
     for step in range(round(seconds / STEP_S) + 1):
         passed_s = step * STEP_S
-        for _ in meter.measuring(seen, slot_of, began_s + passed_s, cpu_s + passed_s * cpu_share):
+        for _ in meter.measuring(*seen, slot_of, began_s + passed_s, cpu_s + passed_s * cpu_share):
             pass
 
 
@@ -80,7 +82,7 @@ def test_clients_that_get_other_slots_are_measured_anew():
     measure(meter, traffic({"a": 1e6}), 60)
     for step in range(3):
         at_s = meter._at_s + STEP_S
-        for _ in meter.measuring(traffic({"a": 1e6}), lambda_of_seven, at_s, 0.0):
+        for _ in meter.measuring(*traffic({"a": 1e6}), lambda_of_seven, at_s, 0.0):
             pass
         assert meter.measured_s == step * STEP_S
     assert meter.loads[7].bytes_per_s > meter.loads[1].bytes_per_s * 0.5
@@ -94,16 +96,16 @@ def test_the_biggest_clients_of_a_large_slot_are_named():
     meter = LoadMeter()
     sizes = {client(f"n{number}"): 1e3 + number for number in range(10)}
     sizes[client("x", "olaf")] = 1e6
-    measure(meter, ClientTraffic(sizes, {}), 10 * AVERAGE_S, cpu_share=0.9)
+    measure(meter, (sizes, {}), 10 * AVERAGE_S, cpu_share=0.9)
     assert meter.clients[3][:2] == ["user=olaf,client-id=x", "client-id=n9"]
     assert len(meter.clients[3]) == MAX_NAMED_OF_SLOT
     quiet = LoadMeter()
-    measure(quiet, ClientTraffic(sizes, {}), 10 * AVERAGE_S, cpu_share=0.1)
+    measure(quiet, (sizes, {}), 10 * AVERAGE_S, cpu_share=0.1)
     assert quiet.clients == {}
 
 
 def test_ten_thousand_clients_are_walked_in_steps():
     meter = LoadMeter()
     sizes = {client(str(number)): 1e3 for number in range(10_000)}
-    steps = list(meter.measuring(ClientTraffic(sizes, {}), slot_of, 1.0, 0.0))
+    steps = list(meter.measuring(sizes, {}, slot_of, 1.0, 0.0))
     assert len(steps) == 10_000 / WALKED_AT_ONCE

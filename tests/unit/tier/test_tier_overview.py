@@ -3,7 +3,7 @@
 from rich.console import Console
 
 from proxy.admin.commands.one_shot_commands import tier_tables
-from proxy.tier.group.assignment import AnnouncedMember, Assignment
+from proxy.tier.group.group_documents import AnnouncedMember, Assignment
 from proxy.tier.slot_balance import SlotLoad
 from proxy.tier.slot_map import MemberAddresses, SlotMap
 from proxy.tier.tier_member import tier_overview

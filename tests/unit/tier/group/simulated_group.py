@@ -7,10 +7,9 @@ from itertools import count
 from parts.even_placement import even
 from tier_machines import announcement
 
-from proxy.tier.group.assignment import Assignment
 from proxy.tier.group.assignor import assign
+from proxy.tier.group.group_documents import Assignment, Subscription
 from proxy.tier.group.holding import Holding
-from proxy.tier.group.subscription import Subscription
 from proxy.tier.slot_balance import Placement, SlotLoad
 
 SLOTS = 12
@@ -32,11 +31,11 @@ class Process:
 
     def take(self, assignment: Assignment) -> None:
         refused = any(each.name == self.said.name for each in assignment.refused.values())
-        change = self.holding.take(assignment, self.said.name, is_refused=refused)
+        _, must_rejoin = self.holding.take(assignment, self.said.name, is_refused=refused)
         reached = frozenset(assignment.slot_map.members)
         is_news = not reached <= self.said.reached  # a newcomer, which is tried at once
         self.said = replace(self.said, reached=reached)
-        self.wants_round |= change.must_rejoin or is_news
+        self.wants_round |= must_rejoin or is_news
 
 
 @dataclass

@@ -5,9 +5,8 @@ from dataclasses import replace
 from parts.even_placement import even
 from tier_machines import announcement, member, subscription
 
-from proxy.tier.group.admission import admit
-from proxy.tier.group.assignor import assign
-from proxy.tier.group.user_data import FormError
+from proxy.tier.group.assignor import admit, assign
+from proxy.tier.group.group_documents import FormError
 
 
 def test_of_two_with_one_name_the_later_is_refused_until_the_older_has_gone() -> None:

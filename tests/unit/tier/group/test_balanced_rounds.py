@@ -9,7 +9,7 @@ from simulated_group import Group
 
 from proxy.tier.slot_balance import SlotLoad, placed_slots
 from proxy.tier.slot_loads import AnnouncedLoads
-from proxy.tier.slots import SLOTS
+from proxy.tier.slot_map import SLOTS
 
 MEAN_LOAD = 0.4
 """Of one member's capacity."""

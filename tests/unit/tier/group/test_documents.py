@@ -11,10 +11,17 @@ from parts.even_placement import even
 from structlog.testing import capture_logs
 from tier_machines import announcement, load, member, subscription
 
-from proxy.tier.group.assignment import AnnouncedMember, Assignment, RefusedMember
 from proxy.tier.group.assignor import LARGE_GROUP_BYTES, group_bytes, lead
-from proxy.tier.group.subscription import Subscription
-from proxy.tier.group.user_data import MAX_DOCUMENT_BYTES, FormError, pack, unpack
+from proxy.tier.group.group_documents import (
+    MAX_DOCUMENT_BYTES,
+    AnnouncedMember,
+    Assignment,
+    FormError,
+    RefusedMember,
+    Subscription,
+    pack,
+    unpack,
+)
 from proxy.tier.slot_balance import SlotLoad
 from proxy.tier.slot_map import SlotMap
 

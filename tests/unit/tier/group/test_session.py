@@ -1,25 +1,46 @@
-"""When a session is over by our own clock, and what the coordinator's errors ask for."""
+"""What the coordinator's errors ask for, and what is logged of a tier."""
 
 import pytest
+from parts.even_placement import even
 from structlog.testing import capture_logs
+from tier_machines import announcement
 
-from proxy.tier.group.assignment import AnnouncedMember, Assignment, RefusedMember
-from proxy.tier.group.group_protocol import GroupIdentity, Meaning, explain_refusal, meaning_of
-from proxy.tier.group.holding import SessionClock
-from proxy.tier.group.tier_log import TierLog
+from proxy.cluster.kafka_client import Bootstrap
+from proxy.state import GroupFence
+from proxy.tier.group.group_documents import AnnouncedMember, Assignment, RefusedMember
+from proxy.tier.group.group_member import SESSION_TIMEOUT_S, GroupMember, log_oddities
+from proxy.tier.group.group_protocol import Meaning, explain_refusal, meaning_of
 from proxy.tier.slot_map import SlotMap
 
-PLACE = GroupIdentity("tier", "a", 10.0)
+FENCE = GroupFence("tier", 1, "id", "a")
 
 
-def test_a_session_lasts_from_when_the_last_answered_request_was_sent() -> None:
-    clock = SessionClock(10.0)
-    assert clock.ends_s is None
-    clock.heard(100.0)
-    clock.heard(99.0)  # a round that took longer than the heartbeats beside it
-    assert clock.ends_s == 110.0
-    clock.stop()
-    assert clock.ends_s is None
+@pytest.fixture
+async def group_member() -> GroupMember:
+    async def release(_: frozenset[int]) -> None:
+        pass
+
+    async def never(_: int) -> bool:
+        return False
+
+    return GroupMember(
+        Bootstrap([("kafka", 9092)]),
+        "tier",
+        lambda: announcement("a"),
+        on_assigned=lambda *_: None,
+        on_revoked=release,
+        on_lost=lambda: None,
+        place=even,
+        may_hold=never,
+    )
+
+
+async def test_a_session_lasts_from_when_the_last_answered_request_was_sent(
+    group_member: GroupMember,
+) -> None:
+    group_member._extend_session(100.0)
+    group_member._extend_session(99.0)  # a round that took longer than the heartbeats beside it
+    assert group_member._session_ends_s == 100.0 + SESSION_TIMEOUT_S
 
 
 @pytest.mark.parametrize(
@@ -41,11 +62,10 @@ def test_a_session_lasts_from_when_the_last_answered_request_was_sent() -> None:
 )
 def test_each_error_says_what_to_do(error_code: int, meaning: Meaning, text: str) -> None:
     assert meaning_of(error_code) is meaning
-    assert text in explain_refusal(error_code, PLACE)
+    assert text in explain_refusal(error_code, FENCE, 10.0)
 
 
 def test_what_is_odd_about_the_tier_is_logged_once() -> None:
-    log = TierLog("tier")
     odd = Assignment(
         1,
         SlotMap(1, {}, ()),
@@ -56,8 +76,8 @@ def test_what_is_odd_about_the_tier_is_logged_once() -> None:
         refused={"id": RefusedMember("c", "why")},
     )
     with capture_logs() as lines:
-        log.tier_is(odd, "mine")
-        log.tier_is(odd, "mine")
+        log_oddities(odd, None, "mine")
+        log_oddities(odd, odd, "mine")
     assert [line["event"] for line in lines] == [
         "machines of the tier have different rules",
         "clocks of the tier are far apart",
@@ -66,13 +86,12 @@ def test_what_is_odd_about_the_tier_is_logged_once() -> None:
     assert lines[0]["machines_by_digest"] == {"d1": ["a"], "d2": ["b"]}
 
 
-def test_one_failure_by_itself_is_no_problem() -> None:
-    log = TierLog("tier")
+async def test_one_failure_by_itself_is_no_problem(group_member: GroupMember) -> None:
     with capture_logs() as lines:
-        log.failed("moved")
-        assert log.problem is None
-        log.failed("moved")
-        log.failed("moved")
-        assert log.problem == "moved"
-        log.problem_is(None)
+        group_member._failed("moved")
+        assert group_member.problem is None
+        group_member._failed("moved")
+        group_member._failed("moved")
+        assert group_member.problem == "moved"
+        group_member._set_problem(None)
     assert [line["event"] for line in lines] == ["not sure of the tier", "in the tier again"]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from proxy.cluster.upstream import UpstreamError
-from proxy.tier.group import vacancy
-from proxy.tier.group.vacancy import until_vacant
+from proxy.tier.group import group_member
+from proxy.tier.group.group_member import until_vacant
 
 BROKER = ("kafka", 9092)
 GROUP = "quota-proxy-tier-t"
@@ -46,7 +46,7 @@ class Coordinator:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vacancy, "VACANCY_INTERVAL_S", 0.0)
+    monkeypatch.setattr(group_member, "VACANCY_INTERVAL_S", 0.0)
 
 
 async def look(coordinator: Coordinator, limit_s: float = LIMIT_S) -> bool:

@@ -3,10 +3,9 @@
 from collections.abc import Collection
 from dataclasses import replace
 
-from proxy.tier.group.subscription import Subscription
+from proxy.tier.group.group_documents import Subscription
 from proxy.tier.slot_balance import SlotLoad
-from proxy.tier.slot_map import ListenerPorts, MemberAddresses
-from proxy.tier.slots import SLOTS
+from proxy.tier.slot_map import SLOTS, ListenerPorts, MemberAddresses
 
 
 def member(name: str) -> MemberAddresses:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.tier.slots import SLOTS, slot_of
+from proxy.tier.slot_map import SLOTS, slot_of
 
 
 @given(st.integers(1, 5000))

@@ -1,0 +1,158 @@
+"""The slots that a process reads and writes: their records in memory, and its right to write them.
+
+Without I/O.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from threading import Lock, RLock
+
+from proxy.state.store import Record, StateError
+
+from .messages import Content, Place, size_of
+
+LOST_FIX = (
+    "nothing: it writes again when the group has given it slots; see its log if that takes long"
+)
+Refusal = tuple[str, str]
+"""Why nothing may be written, and how to mend that."""
+
+NOT_IN_GROUP = "this machine is not in the group of its tier now, and writes nothing", LOST_FIX
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFence:
+    """Who writes, as the group's coordinator knows it since the member joined last."""
+
+    group_id: str
+    generation: int
+    member_id: str
+    instance_id: str | None = None
+
+
+class SlotTable:
+    """Records by slot and key, which slots may be written, and the fence; for several threads.
+
+    One thread changes records. The slot of a record follows from the rules, which may change. What
+    then stands in another slot than its own is a stray: it is not found, as what is written or
+    deleted in its own slot counts, and that may be on another machine.
+    """
+
+    def __init__(self, slot_of_record: Callable[[str], int]) -> None:
+        self._slot_of = slot_of_record
+        self._slots: dict[int, dict[str, Record]] = {}
+        self._lock = Lock()
+        """Of the records, which it takes long to look through."""
+        self._right = RLock()
+        """Of the right to write, which is asked for on event loops."""
+        self.size_bytes = 0
+        """Of all keys and values."""
+        self.taken: frozenset[int] = frozenset()
+        """The slots that may be written."""
+        self.fence: GroupFence | None = None
+        """With which is written now; None where no group decides, or this member is not in it."""
+        self._refusal: Refusal | None = NOT_IN_GROUP
+        self._losses = 0
+
+    def place(self, key: str) -> Place:
+        """Return where the record of that key belongs."""
+        return self._slot_of(key), key
+
+    def at(self, place: Place) -> Record | None:
+        """Return the record that stands there, or None: there is none, or the slot is not read."""
+        slot, key = place
+        with self._lock:
+            return self._slots.get(slot, {}).get(key)
+
+    def items(self, prefix: str) -> list[Record]:
+        """Return the records of all slots whose key begins with `prefix`, sorted by key."""
+        found = [record for slot, record in self._all(prefix) if self._slot_of(record.key) == slot]
+        return sorted(found, key=lambda record: record.key)
+
+    def strays(self, slots: Collection[int]) -> dict[Place, Record]:
+        """Return the records in these slots that belong to another by now, by where they stand."""
+        return {
+            (slot, record.key): record
+            for slot, record in self._all("")
+            if slot in slots and self._slot_of(record.key) != slot
+        }
+
+    def change(self, changes: Mapping[Place, Content]) -> set[str]:
+        """Write records, or delete those that are None; return the keys that differ now."""
+        changed: set[str] = set()
+        with self._lock:
+            for (slot, key), content in changes.items():
+                records = self._slots.setdefault(slot, {})
+                before = records.pop(key, None)
+                if isinstance(content, Record):
+                    records[key] = content
+                if records.get(key) != before:
+                    changed.add(key)
+                    self.size_bytes += size_of(content) - size_of(before)
+        return changed
+
+    def replace(self, slots: Collection[int], records: Mapping[Place, Content]) -> set[str]:
+        """Replace all that is in these slots; return the keys that differ now."""
+        gone: dict[Place, Content] = {
+            (slot, key): None for slot in slots for key in self._slots.get(slot, ())
+        }
+        return self.change({**gone, **records})
+
+    def renew(self, fence: GroupFence) -> int:
+        """Write with this fence from now on; return what `took` wants to know.
+
+        One with an older generation is ignored. A member with another id has lost its slots: it
+        was out of the group, and others may have had them.
+        """
+        with self._right:
+            before = self.fence
+            if before is not None and before.member_id != fence.member_id:
+                self.lose()
+            if self.fence is None or self.fence.generation < fence.generation:
+                self.fence, self._refusal = fence, None
+            return self._losses
+
+    def took(self, slots: Collection[int], losses: int) -> bool:
+        """Allow writes to these slots; return whether nothing was lost since `renew` said so."""
+        with self._right:
+            if losses != self._losses:
+                return False
+            self.taken |= frozenset(slots)
+            return True
+
+    def release(self, slots: Collection[int]) -> None:
+        """Allow no more writes to these slots."""
+        with self._right:
+            self.taken -= frozenset(slots)
+
+    def lose(self, refusal: Refusal = NOT_IN_GROUP) -> None:
+        """Allow no writes to any slot until it is taken anew."""
+        with self._right:
+            self.taken, self.fence, self._refusal = frozenset(), None, refusal
+            self._losses += 1
+
+    def check(self, slots: Collection[int]) -> None:
+        """Raise StateError when not all of these slots may be written."""
+        if missing := sorted(set(slots) - self.taken):
+            refusal = (
+                f"this machine has not the slot {missing[0]}, and does not write to it",
+                "send it to the machine that has the slot; the map of slots names it",
+            )
+            raise StateError(*self._refusal or refusal)
+
+    def fence_for(self, slots: Collection[int]) -> GroupFence:
+        """Return the fence to write these slots with; raises as `check`."""
+        with self._right:
+            self.check(slots)
+            if self.fence is None:
+                raise StateError(*NOT_IN_GROUP)
+            return self.fence
+
+    def _all(self, prefix: str) -> list[tuple[int, Record]]:
+        with self._lock:
+            return [
+                (slot, record)
+                for slot, records in self._slots.items()
+                for key, record in records.items()
+                if key.startswith(prefix)
+            ]
