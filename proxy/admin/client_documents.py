@@ -1,22 +1,19 @@
 """Describes bounded clients: rate, bound, holds, and which rule it is and why."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from metrics.clock import MS_PER_SECOND
+from proxy.admin.admin_parts import AdminParts
 from proxy.admin.client_groups import ClientCounts, RowGroup, names_of
 from proxy.admin.history import History, Largest
-from proxy.admin.query_documents import QueryDocuments
 from proxy.admin.rule_documents import rule_name
 from proxy.admin.written_values import picked, rounded
 from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import QuotaRow
-from proxy.quota.rule_registry import RuleRegistry
 from proxy.quota.rule_sources import RuleEntry
 from proxy.quota.rules import RuleTable
-from proxy.slices import Slices
 from proxy.state import Document
 
 FRESH_MS = 500.0
@@ -38,24 +35,14 @@ class FoundRows:
     """Sensors of which a response waits."""
 
 
-@dataclass(slots=True)
 class ClientDocuments:
     """Bounded clients as documents for JSON."""
 
-    quotas: QuotaManager
-    rules: RuleRegistry
-    queries: QueryDocuments
-    """Says what is behind an adaptive bound."""
-    slices: Slices
-    clock_ms: Callable[[], float]
-    """The monotonic time that `quotas` is fed with."""
-    client_rates: Callable[[], Mapping[ClientIdentity, float]] = dict
-    """Bytes per second of each client, as they were measured last."""
-    _measuring: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
-    _found: dict[tuple[str, int, bool], tuple[float, FoundRows]] = field(
-        default_factory=dict, init=False
-    )
-    """By what was asked for, with the time from which on it is not shown any more."""
+    def __init__(self, parts: AdminParts) -> None:
+        self._parts = parts
+        self._measuring = asyncio.Lock()
+        self._found: dict[tuple[str, int, bool], tuple[float, FoundRows]] = {}
+        """By what was asked for, with the time from which on it is not shown any more."""
 
     async def closest_to_bound(self, text: str, limit: int, *, by_client: bool) -> FoundRows:
         """Return the rows of the throttled clients, then of those closest to their bound.
@@ -65,20 +52,20 @@ class ClientDocuments:
         a connected client. `by_client` chooses, and counts, groups with all their rows.
         """
         async with self._measuring:
-            now_ms = self.clock_ms()
+            now_ms = self._parts.clock_ms()
             self._found = {key: each for key, each in self._found.items() if now_ms < each[0]}
             known = self._found.get((text, limit, by_client))
             if known is None:
                 found = await self._walk(text, limit, by_client=by_client)
-                known = self.clock_ms() + FRESH_MS, found
+                known = self._parts.clock_ms() + FRESH_MS, found
                 self._found[text, limit, by_client] = known
             return known[1]
 
     async def of_entity(self, entity: str) -> list[QuotaRow]:
         """Return a row for each sensor of an entity."""
-        rows = self.quotas.rows(self.clock_ms)
+        rows = self._parts.quotas.rows(self._parts.clock_ms)
         found = (row if row is not None and row.entity == entity else None for row in rows)
-        return [row for row in await self.slices.collect(found) if row is not None]
+        return [row for row in await self._parts.slices.collect(found) if row is not None]
 
     async def _walk(self, text: str, limit: int, *, by_client: bool) -> FoundRows:
         found = FoundRows(by_client)
@@ -86,7 +73,7 @@ class ClientDocuments:
         most: Largest[RowGroup] = Largest(limit)
 
         def count() -> Iterator[None]:
-            for rows in self.quotas.row_groups(self.clock_ms):
+            for rows in self._parts.quotas.row_groups(self._parts.clock_ms):
                 found.total += len(rows)
                 found.throttled += sum(row.throttled for row in rows)
                 found.held += sum(row.hold_until_ms is not None for row in rows)
@@ -98,22 +85,23 @@ class ClientDocuments:
                         most.add(group.urgency, group)
                 yield
             found.groups = most.descending()
-            yield from found.clients.add_connected(self.quotas, found.groups, self.clock_ms())
+            yield from found.clients.add_connected(
+                self._parts.quotas, found.groups, self._parts.clock_ms()
+            )
 
-        await self.slices.collect(count())
+        await self._parts.slices.collect(count())
         return found
 
-    async def describe(
-        self, rows: Iterable[tuple[QuotaRow, Document]], now_ms: float
-    ) -> list[Document]:
+    async def describe(self, rows: Iterable[tuple[QuotaRow, Document]]) -> list[Document]:
         """Return the document of each row, with what it says besides."""
-        in_force, adaptive = self.rules.in_force(), await self.queries.adaptive()
-        return await self.slices.collect(
+        in_force, adaptive = self._parts.rules.in_force(), await self._parts.queries.adaptive()
+        now_ms = self._parts.clock_ms()
+        return await self._parts.slices.collect(
             {**_row(row, in_force, adaptive, now_ms), **more} for row, more in rows
         )
 
     async def describe_found(
-        self, found: FoundRows, now_ms: float, history: History | None = None
+        self, found: FoundRows, history: History | None = None
     ) -> list[Document]:
         """Return the document of each row that was found, with its history if there is one."""
 
@@ -124,7 +112,7 @@ class ClientDocuments:
                     charted = {} if history is None else {"history": history.document(row)}
                     yield row, {**about, **charted}
 
-        return await self.describe(rows(), now_ms)
+        return await self.describe(rows())
 
     def _shares(self, group: RowGroup) -> list[Document]:
         """Return the quotas that the only client of a group shares with others."""
@@ -132,14 +120,16 @@ class ClientDocuments:
         own = {(row.kind, row.entity) for row in group.rows}
         return [
             {"quota": str(each.kind), "entity": each.entity, "throttled": each.is_throttled}
-            for each in (() if client is None else self.quotas.sensors_of(client))
+            for each in (() if client is None else self._parts.quotas.sensors_of(client))
             if (each.kind, each.entity) not in own
         ]
 
     async def explain(self, row: QuotaRow) -> list[Document]:
         """Return for each connected client the rules that were looked at, and what came of it."""
         # In a thread: of 10,000 rules it takes some 50 ms for each client.
-        return await asyncio.to_thread(self._explain, row, self.rules.in_force(), self.quotas.table)
+        return await asyncio.to_thread(
+            self._explain, row, self._parts.rules.in_force(), self._parts.quotas.table
+        )
 
     @staticmethod
     def _explain(
@@ -166,7 +156,7 @@ class ClientDocuments:
 
         Arguments as above.
         """
-        clients, rates = self.quotas.unbounded(), self.client_rates()
+        clients, rates = self._parts.quotas.unbounded(), self._parts.connections.client_rates
         found: Largest[ClientIdentity] = Largest(limit)
 
         def choose() -> Iterator[None]:
@@ -175,7 +165,7 @@ class ClientDocuments:
                     found.add(rates.get(client, 0.0), client)
                 yield
 
-        await self.slices.collect(choose())
+        await self._parts.slices.collect(choose())
         shown = [
             {**_client(client), "rate": rounded(rates.get(client))} for client in found.descending()
         ]

@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from proxy.admin.sliced_json import written_pieces
+from proxy.admin.sliced_json import ROW_DEPTH, written_pieces
 from proxy.slices import Slices
 
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -81,12 +81,17 @@ async def _pieces(parts: Sequence[memoryview]) -> AsyncIterator[memoryview]:
             await asyncio.sleep(0)
 
 
-async def answer_in_slices(document: Mapping[str, object], slices: Slices) -> web.Response:
-    """Return a long document as a JSON answer: nothing else would run during one json.dumps."""
+async def answer_in_slices(
+    document: Mapping[str, object], slices: Slices, depth: int = ROW_DEPTH
+) -> web.Response:
+    """Return a long document as a JSON answer: nothing else would run during one json.dumps.
+
+    Each value at `depth` is written in one step.
+    """
     body = bytearray()
     # Not joined and encoded in the end: several megabytes take milliseconds.
     async with slices.long_answers:
-        await slices.collect(map(body.extend, map(str.encode, written_pieces(document))))
+        await slices.collect(map(body.extend, map(str.encode, written_pieces(document, depth))))
     return answer_in_pieces(body, JSON_HEADERS)
 
 

@@ -8,8 +8,8 @@ from http import HTTPStatus
 import aiohttp
 from yarl import URL
 
-from proxy.admin.peers.tier_protocol import MemberEndpoint
 from proxy.admin.port.member_headers import ONE_MEMBER, SCOPE
+from proxy.admin.tier_protocol import MemberEndpoint
 
 MEMBER_TIMEOUT_S = 2.0
 """For one answer as a whole. A member that is at work answers in milliseconds."""

@@ -9,10 +9,10 @@ from aiohttp import web
 from metrics.member_names import machine_of
 from proxy.admin.peers.member_client import MemberClient, NoReply, Reply
 from proxy.admin.peers.own_handlers import ask_own_handlers
-from proxy.admin.peers.tier_protocol import MemberEndpoint, Tier
 from proxy.admin.port.guard import SAFE_METHODS, current_author
 from proxy.admin.port.member_headers import headers_of
 from proxy.admin.replies import HEADERS, ApiError, answer_in_pieces
+from proxy.admin.tier_protocol import MemberEndpoint, Tier
 
 MEMBERS_FIX = "see members in GET /v1/status for which there are"
 

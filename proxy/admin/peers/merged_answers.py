@@ -29,10 +29,10 @@ from proxy.admin.peers.merging.member_documents import (
     MemberDocuments,
 )
 from proxy.admin.peers.merging.status_document import member_figures, merged_status
-from proxy.admin.rates.suggestion_routes import OBSERVED_PATH, SERIES_DEPTH, SUGGESTIONS_PATH
 from proxy.admin.replies import JSON_HEADERS, ApiError, answer_in_pieces
 from proxy.admin.request_times import HISTOGRAMS
 from proxy.admin.sliced_json import ROW_DEPTH, read_whole, written_pieces
+from proxy.admin.suggestion_routes import OBSERVED_PATH, SERIES_DEPTH, SUGGESTIONS_PATH
 
 Merge = Callable[[MemberDocuments], dict[str, Any]]
 

@@ -10,10 +10,10 @@ from typing import Any
 from aiohttp import web
 
 from proxy.admin.audit import AuditLog
-from proxy.admin.peers.tier_protocol import Tier, VisitRows
 from proxy.admin.port.guard import MEMBER_TASK, current_author, require_all_rights
 from proxy.admin.replies import ApiError, answer, json_body
 from proxy.admin.sliced_json import ROW_DEPTH, read_whole
+from proxy.admin.tier_protocol import Tier, VisitRows
 from proxy.quota.debts import Debt
 from proxy.state import Record, StateError
 

@@ -2,18 +2,16 @@
 
 import asyncio
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
 
-from proxy.admin.rates.observed_rates import KEPT_HOURS, SECONDS_PER_HOUR, Observed, ObservedRates
+from proxy.admin.admin_parts import AdminParts
+from proxy.admin.rates.observed_rates import KEPT_HOURS, SECONDS_PER_HOUR, Observed
 from proxy.admin.rates.suggestions import as_documents, as_yaml, suggest
 from proxy.admin.replies import ApiError, answer_in_slices, json_body
 from proxy.admin.sliced_json import read_whole
-from proxy.quota.manager import QuotaManager
 from proxy.quota.values import BadValueError, parse_duration
-from proxy.slices import Slices
 
 SUGGESTIONS_PATH = "/v1/suggestions"
 OBSERVED_PATH = "/member/observed"
@@ -25,13 +23,11 @@ MAX_OBSERVED_BYTES = 64 * 1024 * 1024
 SERIES_DEPTH = 2  # of the series in a body
 
 
-@dataclass(frozen=True, slots=True)
 class SuggestionRoutes:
     """The handlers."""
 
-    rates: ObservedRates
-    quotas: QuotaManager
-    slices: Slices
+    def __init__(self, parts: AdminParts) -> None:
+        self._rates, self._quotas, self._slices = parts.rates, parts.quotas, parts.slices
 
     def routes(self) -> list[web.RouteDef]:
         """Return the handler by method and path."""
@@ -51,7 +47,7 @@ class SuggestionRoutes:
         observed, _, since_s = Observed(), *_since(request)
         await self._add_own(observed, since_s, time.time())
         document = {"left_out": observed.left_out, "observed": observed.documents()}
-        return await answer_in_slices(document, self.slices)
+        return await answer_in_slices(document, self._slices)
 
     async def _post_observed(self, request: web.Request) -> web.Response:
         """Answer as `/v1/suggestions`, of what the body says that others have seen as well."""
@@ -59,7 +55,7 @@ class SuggestionRoutes:
         try:
             document: Any = await asyncio.to_thread(read_whole, body, SERIES_DEPTH)
             observed = Observed(left_out=int(document["left_out"]))
-            await self.slices.collect(observed.adding_documents(document["observed"]))
+            await self._slices.collect(observed.adding_documents(document["observed"]))
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             fix = f"send what GET {OBSERVED_PATH} gives"
             raise ApiError(400, f"the body is not what was observed: {error}", fix) from None
@@ -68,18 +64,18 @@ class SuggestionRoutes:
     async def _suggested(self, request: web.Request, observed: Observed) -> web.Response:
         (since, since_s), now_s = _since(request), time.time()
         await self._add_own(observed, since_s, now_s)
-        suggestions = await suggest(observed, self.quotas.table, self.slices)
+        suggestions = await suggest(observed, self._quotas.table, self._slices)
         lines = as_yaml(suggestions, since, now_s, observed.left_out)
         document = {
             "since_s": since_s,
-            "yaml": "\n".join(await self.slices.collect(lines)) + "\n",
+            "yaml": "\n".join(await self._slices.collect(lines)) + "\n",
             "clients": as_documents(suggestions),
         }
-        return await answer_in_slices(document, self.slices)
+        return await answer_in_slices(document, self._slices)
 
     async def _add_own(self, observed: Observed, since_s: float, now_s: float) -> None:
         first_hour = int((now_s - since_s) // SECONDS_PER_HOUR)
-        await self.slices.collect(observed.adding(self.rates, first_hour))
+        await self._slices.collect(observed.adding(self._rates, first_hour))
 
 
 def _since(request: web.Request) -> tuple[str, float]:
