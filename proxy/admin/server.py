@@ -1,6 +1,5 @@
 """The admin HTTP server of a member: its address, who may ask what there, and all paths."""
 
-import asyncio
 import ipaddress
 import logging
 import socket
@@ -13,9 +12,7 @@ from aiohttp.typedefs import Handler
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.api import ApiRoutes
 from proxy.admin.page_files import PAGE_FILES, page_routes
-from proxy.admin.peers.machine_answers import MachineAnswers
-from proxy.admin.peers.member_client import MEMBER_TIMEOUT_S, MemberClient
-from proxy.admin.peers.member_requests import MemberRequests
+from proxy.admin.peers.members import MEMBER_TIMEOUT_S, Members
 from proxy.admin.peers.merged_answers import MergedAnswers
 from proxy.admin.peers.routed_requests import RoutedRequests
 from proxy.admin.peers.tier_routes import TierRoutes
@@ -23,7 +20,6 @@ from proxy.admin.port.access import Access
 from proxy.admin.port.admin_port import DEFAULT_LIMITS, AdminPort, PortLimits, bind
 from proxy.admin.port.guard import Guard
 from proxy.admin.suggestion_routes import SuggestionRoutes
-from proxy.slices import LONG_ANSWERS
 
 __all__ = ["PAGE_FILES", "AdminError", "AdminServer"]
 
@@ -64,9 +60,11 @@ class AdminServer:
         self._host, self._port, self._limits, self._tls = host, port, limits, tls
         self._parts, self._client_of = parts, client_of
         self._guard = Guard(access, in_tier=parts.tier is not None)
-        self._client = MemberClient(timeout_s)
         self._api = ApiRoutes(parts)
-        self._tier_routes = None if parts.tier is None else TierRoutes(parts.tier, parts.audit)
+        self._members, self._tier_routes = None, None
+        if parts.tier is not None:
+            self._members = Members(parts.tier, timeout_s)
+            self._tier_routes = TierRoutes(parts.tier, parts.audit)
         self._runner: web.AppRunner | None = None
         self._opened: AdminPort | None = None
 
@@ -74,21 +72,16 @@ class AdminServer:
         """Return the handlers by method and path."""
         suggestions = SuggestionRoutes(self._parts)
         own = [*self._api.routes(), *suggestions.routes(), *page_routes()]
-        if self._parts.tier is None or self._tier_routes is None:
+        members, tier_routes = self._members, self._tier_routes
+        if members is None or tier_routes is None:
             return own
-        members = MemberRequests(self._parts.tier, self._client)
         is_scoped = self._guard.is_scoped
-        long_answers = asyncio.Semaphore(LONG_ANSWERS)
         for_all = {
             (route.method, route.path): route.handler
-            for routes in (
-                MergedAnswers(members, long_answers),
-                RoutedRequests(members, self._client_of),
-                MachineAnswers(members, long_answers),
-            )
+            for routes in (MergedAnswers(members), RoutedRequests(members, self._client_of))
             for route in routes.routes()
         }
-        scoped = [*self._tier_routes.scoped_routes(), *suggestions.member_routes()]
+        scoped = [*tier_routes.scoped_routes(), *suggestions.member_routes()]
 
         def is_own(request: web.Request) -> bool:
             return is_scoped(request) or members.is_alone
@@ -99,7 +92,7 @@ class AdminServer:
                 for route in own
             ),
             *(_when(is_scoped, route, _not_found) for route in scoped),
-            *self._tier_routes.routes(),
+            *tier_routes.routes(),
         ]
 
     @property
@@ -165,7 +158,8 @@ class AdminServer:
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
-        await self._client.close()
+        if self._members is not None:
+            await self._members.close()
 
 
 def _is_loopback(host: str) -> bool:

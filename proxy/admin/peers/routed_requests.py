@@ -19,13 +19,15 @@ from proxy.admin.api import (
     MAX_OVERRIDE_BYTES,
     QUOTAS_PATH,
     THROTTLING_PATH,
+    tail_of,
 )
 from proxy.admin.log_level import LOG_LEVEL_PATH, MAX_LEVEL_BYTES
-from proxy.admin.peers.connection_ids import closed_at
-from proxy.admin.peers.member_client import NoReply, Reply
-from proxy.admin.peers.member_requests import (
+from proxy.admin.peers.members import (
     MEMBERS_FIX,
-    MemberRequests,
+    Members,
+    NoReply,
+    Question,
+    Reply,
     lost,
     none_answers,
     passed_on,
@@ -57,7 +59,7 @@ _log = get_logger(__name__)
 class RoutedRequests:
     """The handlers."""
 
-    members: MemberRequests
+    members: Members
     client_of: Callable[[str], str]
     """Gives the client id of a query by its name, for reports that name no client."""
 
@@ -110,9 +112,8 @@ class RoutedRequests:
         loop = asyncio.get_running_loop()
         until_s, undone_until_s = loop.time() + AWAY_LIMIT_S, loop.time() + UNDONE_LIMIT_S
         while True:
-            reply = await self.members.ask_one(
-                request, who(), request.method, target_of(request), body
-            )
+            question = Question(request, target_of(request), request.method, body)
+            reply = await self.members.ask_one(who(), question)
             is_undone = not isinstance(reply, NoReply) and reply.status == UNDONE
             is_late = loop.time() >= (undone_until_s if is_undone else until_s)
             if not isinstance(reply, NoReply) and (is_late or not is_undone):
@@ -126,7 +127,8 @@ class RoutedRequests:
         """Set the level of all; the leader records it, and says what is wrong with it."""
         body = await json_body(request, MAX_LEVEL_BYTES)
         asked = self.members.asked_for(request)
-        answers = await self.members.ask_all(request, asked, "PUT", target_of(request), body)
+        question = Question(request, target_of(request), "PUT", body)
+        answers = await self.members.ask_all(asked, question)
         refused = [reply for reply in answers.replies if not reply.is_ok]
         if refused:
             return passed_on(refused[0])
@@ -143,13 +145,20 @@ class RoutedRequests:
 
     async def _delete_connection(self, request: web.Request) -> web.StreamResponse:
         """Close a connection at the member that has it, which is found by asking all."""
-        machine, target = closed_at(request)
+        name = tail_of(request, CONNECTIONS_PATH)
+        machine, _, number = name.rpartition("/")
+        if not machine:
+            fix = "write MACHINE/N; see GET /v1/connections for those that are open"
+            what = f"no connection {name!r} is open: each machine has its own"
+            raise ApiError(404, what, fix)
         asked = [
             each for each in self.members.asked_for(request) if machine_of(each.name) == machine
         ]
         if not asked:
             raise ApiError(404, f"there is no machine {machine!r}", MEMBERS_FIX)
-        answers = await self.members.ask_all(request, asked, "DELETE", target)
+        _, question_mark, query = target_of(request).partition("?")
+        target = f"{CONNECTIONS_PATH}{number}{question_mark}{query}"
+        answers = await self.members.ask_all(asked, Question(request, target, "DELETE"))
         if answers.ok:
             closed = answers.ok[0]
             await self._record(request, closed)
@@ -163,8 +172,8 @@ class RoutedRequests:
         if CHANGES not in reply.headers:
             return
         changes = unquote(reply.headers[CHANGES])
-        body = changes.encode()
-        kept = await self.members.ask_one(request, self._leader(), "POST", LEFT_CHANGES_PATH, body)
+        question = Question(request, LEFT_CHANGES_PATH, "POST", changes.encode())
+        kept = await self.members.ask_one(self._leader(), question)
         if isinstance(kept, NoReply) or not kept.is_ok:
             problem = kept.why if isinstance(kept, NoReply) else kept.body.decode(errors="replace")
             _log.error("a change is not kept in the state's audit", problem=problem, what=changes)
