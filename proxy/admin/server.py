@@ -78,7 +78,10 @@ class AdminServer:
         is_scoped = self._guard.is_scoped
         for_all = {
             (route.method, route.path): route.handler
-            for routes in (MergedAnswers(members), RoutedRequests(members, self._client_of))
+            for routes in (
+                MergedAnswers(members, suggestions),
+                RoutedRequests(members, self._client_of),
+            )
             for route in routes.routes()
         }
         scoped = [*tier_routes.scoped_routes(), *suggestions.member_routes()]

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from aiohttp import web
@@ -9,18 +10,14 @@ from aiohttp import web
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.rates.observed_rates import KEPT_HOURS, SECONDS_PER_HOUR, Observed
 from proxy.admin.rates.suggestions import as_documents, as_yaml, suggest
-from proxy.admin.replies import ApiError, answer_in_slices, json_body
-from proxy.admin.sliced_json import read_whole
+from proxy.admin.replies import ApiError, answer_in_slices
+from proxy.admin.sliced_json import ROW_DEPTH, read_whole
 from proxy.quota.values import BadValueError, parse_duration
 
 SUGGESTIONS_PATH = "/v1/suggestions"
 OBSERVED_PATH = "/member/observed"
-"""Gives what this member has seen; with a body, what follows from that and the body together."""
+"""Gives what this member has seen."""
 DEFAULT_SINCE = "24h"
-MAX_OBSERVED_BYTES = 64 * 1024 * 1024
-"""What other members have seen; some 300 bytes for each client and direction."""
-
-SERIES_DEPTH = 2  # of the series in a body
 
 
 class SuggestionRoutes:
@@ -34,14 +31,11 @@ class SuggestionRoutes:
         return [web.get(SUGGESTIONS_PATH, self._get_suggestions)]
 
     def member_routes(self) -> list[web.RouteDef]:
-        """Return the handlers that only a gateway may ask."""
-        return [
-            web.get(OBSERVED_PATH, self._get_observed),
-            web.post(OBSERVED_PATH, self._post_observed),
-        ]
+        """Return the handlers that only another member may ask."""
+        return [web.get(OBSERVED_PATH, self._get_observed)]
 
     async def _get_suggestions(self, request: web.Request) -> web.Response:
-        return await self._suggested(request, Observed())
+        return await self.suggested(request, Observed(), with_own=True)
 
     async def _get_observed(self, request: web.Request) -> web.Response:
         observed, _, since_s = Observed(), *_since(request)
@@ -49,21 +43,25 @@ class SuggestionRoutes:
         document = {"left_out": observed.left_out, "observed": observed.documents()}
         return await answer_in_slices(document, self._slices)
 
-    async def _post_observed(self, request: web.Request) -> web.Response:
-        """Answer as `/v1/suggestions`, of what the body says that others have seen as well."""
-        body = await json_body(request, MAX_OBSERVED_BYTES)
+    async def read(self, bodies: Iterable[bytes]) -> Observed:
+        """Return what members say that they have seen. Raises ValueError for anything else."""
+        observed = Observed()
         try:
-            document: Any = await asyncio.to_thread(read_whole, body, SERIES_DEPTH)
-            observed = Observed(left_out=int(document["left_out"]))
-            await self._slices.collect(observed.adding_documents(document["observed"]))
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            fix = f"send what GET {OBSERVED_PATH} gives"
-            raise ApiError(400, f"the body is not what was observed: {error}", fix) from None
-        return await self._suggested(request, observed)
+            for body in bodies:
+                document: Any = await asyncio.to_thread(read_whole, body, ROW_DEPTH)
+                observed.left_out += int(document["left_out"])
+                await self._slices.collect(observed.adding_documents(document["observed"]))
+        except (TypeError, KeyError, RecursionError) as error:
+            raise ValueError("this is not what a member has seen") from error
+        return observed
 
-    async def _suggested(self, request: web.Request, observed: Observed) -> web.Response:
+    async def suggested(
+        self, request: web.Request, observed: Observed, *, with_own: bool
+    ) -> web.Response:
+        """Answer by the rules in force, of what was seen, by this member as well if `with_own`."""
         (since, since_s), now_s = _since(request), time.time()
-        await self._add_own(observed, since_s, now_s)
+        if with_own:
+            await self._add_own(observed, since_s, now_s)
         suggestions = await suggest(observed, self._quotas.table, self._slices)
         lines = as_yaml(suggestions, since, now_s, observed.left_out)
         document = {

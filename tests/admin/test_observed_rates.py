@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.admin.rates.observed_rates import (
+    BUCKETS_PER_DOUBLING,
     KEPT_HOURS,
     RATES_FORMAT,
     SECONDS_PER_HOUR,
     ObservedClient,
     ObservedRates,
-    RateShare,
+    RateSketch,
     observed_client,
 )
-from proxy.admin.rates.rate_sketch import BUCKETS_PER_DOUBLING, RateSketch
 from proxy.quota.entities import QuotaKind
 from proxy.state import MemoryStore, Record
 
@@ -214,31 +214,19 @@ def test_it_is_kept_for_a_week_and_outlives_a_restart():
     assert world.rates.examples == {}
 
 
-def test_several_processes_keep_what_each_has_seen_and_none_is_counted_twice():
-    worlds = [RatesWorld(share=RateShare(number, 3)) for number in range(3)]
-    store = worlds[0].store
-    for number, world in enumerate(worlds):
-        world.store = store
-        world.step(etl=(number + 1) * MIB)
+def test_what_several_processes_of_an_earlier_version_kept_is_added():
+    world = RatesWorld()
+    world.step(etl=MIB)
+    world.write()
+    (own,) = world.store.items(RATES_FORMAT.prefix)
+    for number in (1, 2):
+        document = json.loads(own.text) | {"process": number, "total_bytes": number * MIB}
+        world.store.put_many([Record(f"{own.key}/{number}", json.dumps(document), own.version)])
+    for _ in range(2):
+        assert world.reopen() == []
+        assert world.seen().total_bytes == 4 * MIB
         world.write()
-    assert len(store.items(RATES_FORMAT.prefix)) == 3
-
-    def restart(count):
-        """Let so many come after those that were there; give what each knows."""
-        after = [RatesWorld(share=RateShare(number, count)) for number in range(count)]
-        for world in after:
-            world.store = store
-            assert world.reopen() == []
-            world.write()
-        return [world.seen().total_bytes / MIB if world.seen() else 0 for world in after]
-
-    assert restart(3) == [1, 2, 3]
-    assert restart(4) == [1, 2, 3, 0]
-    assert restart(2) == [4, 2]  # the first one takes up what is nobody's
-    assert restart(2) == [4, 2]
-    assert restart(1) == [6]
-    assert len(store.items(RATES_FORMAT.prefix)) == 1
-    assert restart(3) == [6, 0, 0]
+        assert [each.key for each in world.store.items(RATES_FORMAT.prefix)] == [own.key]
 
 
 def test_what_one_hour_has_is_written_anew_as_it_grows():

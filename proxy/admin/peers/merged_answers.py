@@ -24,7 +24,6 @@ from proxy.admin.peers.members import (
     NoReply,
     Question,
     Reply,
-    lost,
     none_answers,
     passed_on,
     target_of,
@@ -40,7 +39,7 @@ from proxy.admin.replies import (
 )
 from proxy.admin.request_times import HISTOGRAMS
 from proxy.admin.sliced_json import ROW_DEPTH, read_whole, written_pieces
-from proxy.admin.suggestion_routes import OBSERVED_PATH, SERIES_DEPTH, SUGGESTIONS_PATH
+from proxy.admin.suggestion_routes import OBSERVED_PATH, SUGGESTIONS_PATH, SuggestionRoutes
 from proxy.slices import LONG_ANSWERS
 from proxy.state import Document
 
@@ -56,8 +55,9 @@ _NOT_UNDERSTOOD = "its answer is not understood; is it of another version?"
 class MergedAnswers:
     """The handlers."""
 
-    def __init__(self, members: Members) -> None:
+    def __init__(self, members: Members, suggestions: SuggestionRoutes) -> None:
         self._members = members
+        self._suggestions = suggestions
         self._tier = members.tier
         self._long_answers = asyncio.Semaphore(LONG_ANSWERS)
         """To be held while documents of megabytes are in memory."""
@@ -112,28 +112,28 @@ class MergedAnswers:
         raise none_answers(missing)
 
     async def _get_suggestions(self, request: web.Request) -> web.StreamResponse:
-        """Answer by the rules of one member, this one if it is asked, of what all have seen.
+        """Answer by the rules in force here, of what all have seen.
 
         A client is at its owner, and what it had before is where it was; sketches of both are
         added, as quantiles could not be.
         """
         asked = self._members.asked_for(request)
+        # What others have seen comes to megabytes, and what this one has stays here.
+        others = [each for each in asked if each.name != self._tier.name]
+        with_own = len(others) < len(asked)
         query = f"?{request.query_string}" if request.query_string else ""
-        question = Question(request, f"{OBSERVED_PATH}{query}")
         async with self._long_answers:
-            answers = await self._members.ask_all(asked, question)
-            if not answers.ok:
+            answers = await self._members.ask_all(others, Question(request, OBSERVED_PATH + query))
+            if not answers.ok and not with_own:
                 if not answers.replies:
                     raise none_answers(answers.missing)
                 return passed_on(answers.replies[0])
-            # What others have seen comes to megabytes, and what this one has stays here.
-            host, *others = sorted(answers.ok, key=lambda each: each.member != self._tier.name)
-            body = await asyncio.to_thread(_joined_observations, others)
-            joined = replace(question, method="POST", body=body)
-            reply = await self._members.ask_one(host.member, joined)
-        if isinstance(reply, NoReply):
-            raise lost(reply, "which puts together what all have seen")
-        return passed_on(reply)
+            try:
+                observed = await self._suggestions.read(reply.body for reply in answers.ok)
+            except ValueError:
+                unread = [NoReply(reply.member, _NOT_UNDERSTOOD) for reply in answers.ok]
+                raise none_answers(unread) from None
+            return await self._suggestions.suggested(request, observed, with_own=with_own)
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
         """Answer for the members of this machine, as it is scraped by itself."""
@@ -283,16 +283,6 @@ def _fitting(told: MemberDocuments, table: Sequence[Part]) -> Iterator[tuple[str
         with suppress(*_MISFITS):
             replace(told, by_member={name: document}).merged(table)
             yield name, document
-
-
-def _joined_observations(replies: Sequence[Reply]) -> bytes:
-    """Return the body that says what several members have seen."""
-    documents = [read_whole(reply.body, SERIES_DEPTH) for reply in replies]
-    joined = {
-        "left_out": sum(each["left_out"] for each in documents),
-        "observed": [row for each in documents for row in each["observed"]],
-    }
-    return "".join(written_pieces(joined, SERIES_DEPTH)).encode()
 
 
 def _readiness_of(body: bytes) -> Mapping[str, str]:

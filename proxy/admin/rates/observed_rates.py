@@ -1,15 +1,15 @@
 """Keeps for each client how fast it has read and written, by the hour, for up to a week."""
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict
 
 from metrics.clock import MS_PER_SECOND
-from proxy.admin.rates.rate_sketch import RateSketch
 from proxy.quota.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, ClientIdentity, QuotaKind
 from proxy.state import Journal, Json, Record, RecordFormat
 from proxy.wire.apis import FETCH, PRODUCE, api_name
@@ -30,6 +30,57 @@ DIRECTIONS = {api_name(FETCH): CONSUMER_BYTE_RATE, api_name(PRODUCE): PRODUCER_B
 
 MADE_ANEW = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 """A UUID: who has one in its client id, as Spark's executors, has another one at each start."""
+
+
+BUCKETS_PER_DOUBLING = 8
+"""A bucket's upper edge is 9 % above its lower one."""
+
+
+@dataclass(slots=True)
+class RateSketch:
+    """Rates above 0, in bytes per second, in buckets whose edges grow by the same factor.
+
+    It says how often each was seen, to within a tenth.
+    """
+
+    counts: Counter[int] = field(default_factory=Counter)
+    """How many rates are in each bucket; its number is that of the upper edge."""
+    peak: float = 0.0
+    """The highest rate."""
+    total_bytes: int = 0
+
+    def add(self, rate: float, size_bytes: int) -> None:
+        """Record a rate above 0, and the bytes behind it."""
+        self.counts[math.ceil(math.log2(rate) * BUCKETS_PER_DOUBLING)] += 1
+        self.peak = max(self.peak, rate)
+        self.total_bytes += size_bytes
+
+    @classmethod
+    def merged(cls, sketches: Iterable[Self]) -> Self:
+        """Return the sketch of all rates of these."""
+        whole = cls()
+        for each in sketches:
+            whole.counts.update(each.counts)
+            whole.peak = max(whole.peak, each.peak)
+            whole.total_bytes += each.total_bytes
+        return whole
+
+    @property
+    def count(self) -> int:
+        """How many rates were recorded."""
+        return self.counts.total()
+
+    def quantile(self, share: float) -> float:
+        """Return a rate that this share of the rates, 0 to 1, does not exceed.
+
+        At most 9 % above the lowest such rate, and never above the peak. 0 without any rates.
+        """
+        left = share * self.count
+        for bucket in sorted(self.counts):
+            left -= self.counts[bucket]
+            if left <= 0:
+                return min(math.exp2(bucket / BUCKETS_PER_DOUBLING), self.peak)
+        return self.peak
 
 
 class CountedBytes(Protocol):
@@ -66,26 +117,6 @@ class SketchKey(NamedTuple):
     """Since the Unix epoch."""
 
 
-@dataclass(frozen=True, slots=True)
-class RateShare:
-    """What one of several processes keeps: what it has seen itself, in records of its own.
-
-    A client that is now at one and now at another has records of both; those who ask are told the
-    sum. The first process also takes up what was kept by such as are no more.
-    """
-
-    number: int = 0
-    count: int = 1
-
-    def takes(self, number: int) -> bool:
-        """Return whether a record of the process with this number is this one's now."""
-        return number == self.number or (self.number == 0 and number >= self.count)
-
-
-ALONE = RateShare()
-"""Of a process that keeps all."""
-
-
 class RatesForm(BaseModel):
     """What is kept of a series' hour."""
 
@@ -101,8 +132,6 @@ class RatesForm(BaseModel):
     counts: list[tuple[int, int]]
     peak: float
     total_bytes: int
-    process: int = 0
-    """The number of the process that has seen it, where there are several."""
 
     def seen(self) -> "SeenSeries":
         """Return what it says. Raises ValueError for a kind that is not known."""
@@ -151,7 +180,6 @@ class ObservedRates:
     counters: Counters
     max_clients: int
     max_sketches: int = MAX_SKETCHES
-    share: RateShare = ALONE
     by_series: dict[RateSeries, dict[int, RateSketch]] = field(default_factory=dict)
     """By hours."""
     examples: dict[ObservedClient, ClientIdentity] = field(default_factory=dict)
@@ -167,7 +195,7 @@ class ObservedRates:
     _hour: int = 0
 
     def __post_init__(self) -> None:
-        self.journal = Journal(self._record, lambda key: RATES_FORMAT.key(*self._key_parts(key)))
+        self.journal = Journal(self._record, _key)
 
     def sample(self, now_ms: float, now_s: float) -> Iterator[None]:
         """Take a sample in small steps; one every OBSERVED_INTERVAL_MS.
@@ -207,7 +235,10 @@ class ObservedRates:
                 yield from self._forget_old(hour)
 
     def load(self, records: Iterable[Record], now_s: float) -> list[str]:
-        """Resume what an earlier process kept; return which records were not, and why."""
+        """Resume what earlier processes kept; return which records were not, and why.
+
+        Of several that ran beside each other each kept what it had seen, in records of its own.
+        """
         refused: list[str] = []
         self._hour = int(now_s // SECONDS_PER_HOUR)
         for record in records:
@@ -217,14 +248,12 @@ class ObservedRates:
             except ValueError as error:
                 refused.append(f"rates record {record.key!r} is left out: {error}")
                 continue
-            if not self.share.takes(form.process):
-                continue
             hours = self.by_series.setdefault(series, {})
             if form.hour in hours:
                 sketch = RateSketch.merged((hours[form.hour], sketch))
             hours[form.hour] = sketch
-            if form.process != self.share.number:
-                self.journal.mark_changed(SketchKey(series, form.hour))
+            if record.key != _key(own := SketchKey(series, form.hour)):
+                self.journal.mark_changed(own)
                 self.journal.mark_deleted(record.key)
             self.examples[series.client] = example
         for _ in self._forget_old(self._hour):
@@ -283,18 +312,7 @@ class ObservedRates:
         if sketch is None or example is None:
             return None
         document = SeenSeries(series, sketch, example).document(hour)
-        return RATES_FORMAT.record(self._key_parts(key), document | {"process": self.share.number})
-
-    def _key_parts(self, key: SketchKey) -> tuple[Hashable, ...]:
-        """Return what tells the record of a series' hour from others; no user is not an empty one.
-
-        The first process has the keys of one that is alone.
-        """
-        (client, kind), hour = key
-        user = "-" if client.user is None else f"={client.user}"
-        named = "prefix" if client.is_prefix else "id", user, f"={client.name}"
-        own = (str(self.share.number),) if self.share.number else ()
-        return hour, str(kind), *named, *own
+        return RATES_FORMAT.record(_key_parts(key), document)
 
 
 @dataclass(slots=True)
@@ -337,6 +355,17 @@ class Observed:
         for series, sketch in self.sketches.items():
             if (example := self.examples.get(series.client)) is not None:
                 yield SeenSeries(series, sketch, example).document()
+
+
+def _key(key: SketchKey) -> str:
+    return RATES_FORMAT.key(*_key_parts(key))
+
+
+def _key_parts(key: SketchKey) -> tuple[Hashable, ...]:
+    """Return what tells the record of a series' hour from others; no user is not an empty one."""
+    (client, kind), hour = key
+    user = "-" if client.user is None else f"={client.user}"
+    return hour, str(kind), "prefix" if client.is_prefix else "id", user, f"={client.name}"
 
 
 def _identity(labels: tuple[str, ...]) -> ClientIdentity:

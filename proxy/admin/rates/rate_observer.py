@@ -8,12 +8,10 @@ from structlog import get_logger
 
 from metrics.clock import MS_PER_SECOND
 from proxy.admin.rates.observed_rates import (
-    ALONE,
     OBSERVED_INTERVAL_MS,
     RATES_FORMAT,
     Counters,
     ObservedRates,
-    RateShare,
 )
 from proxy.slices import Slices
 from proxy.state import StateError, StateWriter, Store
@@ -38,9 +36,8 @@ class RateObserver:
         max_clients: int,
         clock_ms: Callable[[], float],
         slices: Slices,
-        share: RateShare = ALONE,
     ) -> None:
-        self.rates = ObservedRates(counters, max_clients, share=share)
+        self.rates = ObservedRates(counters, max_clients)
         self.writes = True
         """Whether this process keeps them, where several have one state."""
         self._clock_ms = clock_ms

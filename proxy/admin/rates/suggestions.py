@@ -11,8 +11,8 @@ from proxy.admin.rates.observed_rates import (
     SECONDS_PER_HOUR,
     Observed,
     ObservedClient,
+    RateSketch,
 )
-from proxy.admin.rates.rate_sketch import RateSketch
 from proxy.admin.written_values import iso, size_text
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.rules import Match, RuleTable
