@@ -40,7 +40,8 @@ class SuggestionRoutes:
     async def _get_observed(self, request: web.Request) -> web.Response:
         observed, _, since_s = Observed(), *_since(request)
         await self._add_own(observed, since_s, time.time())
-        document = {"left_out": observed.left_out, "observed": observed.documents()}
+        rows = (seen.document() for seen in observed.by_series.values())
+        document = {"left_out": observed.left_out, "observed": rows}
         return await answer_in_slices(document, self._slices)
 
     async def read(self, bodies: Iterable[bytes]) -> Observed:

@@ -196,7 +196,8 @@ def test_it_is_kept_for_a_week_and_outlives_a_restart():
     before = world.seen()
     assert world.reopen() == []
     assert world.seen() == before
-    assert [key.client_id for key in world.rates.examples.values()] == ["etl", "other"]
+    examples = [each.example.client_id for each in world.rates.by_series.values()]
+    assert examples == ["etl", "other"]
     world.step(SECONDS_PER_HOUR, etl=MIB)
     world.write()
     assert len(world.store.items(RATES_FORMAT.prefix)) == 3
@@ -211,7 +212,7 @@ def test_it_is_kept_for_a_week_and_outlives_a_restart():
     world.write()
     assert world.seen(hours=999) is None
     assert world.store.items(RATES_FORMAT.prefix) == []
-    assert world.rates.examples == {}
+    assert world.rates.by_series == {}
 
 
 def test_what_several_processes_of_an_earlier_version_kept_is_added():
@@ -262,7 +263,6 @@ def test_there_are_no_more_clients_than_fit():
     world = RatesWorld(max_clients=2)
     world.step(**{f"c{number}": MIB for number in range(10)})
     assert len(world.rates.by_series) == 4
-    assert len(world.rates.examples) == 4
     assert len(world.rates.left_out) == 2
     world.step((KEPT_HOURS + 1) * SECONDS_PER_HOUR)
     assert (world.rates.by_series, world.rates.left_out) == ({}, set())
@@ -274,6 +274,6 @@ def test_where_there_is_too_much_the_oldest_hours_go():
     world = RatesWorld(max_sketches=6)
     for _ in range(5):
         world.step(SECONDS_PER_HOUR, a=MIB, b=MIB)
-    hours = sorted({hour for each in world.rates.by_series.values() for hour in each})
+    hours = sorted({hour for each in world.rates.by_series.values() for hour in each.hours})
     assert len(hours) == 3
     assert hours[-1] == world.now_s // SECONDS_PER_HOUR

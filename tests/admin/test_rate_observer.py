@@ -65,7 +65,7 @@ async def test_what_was_seen_is_written_at_the_end_and_read_at_the_start():
         world.move(1e12 + hour * 3600)  # far ahead: none is too old when it is read
     await world.stop()
     kept = len(world.store.items(RATES_FORMAT.prefix))
-    assert 0 < kept == sum(map(len, world.rates.by_series.values())) < hours
+    assert 0 < kept == sum(len(each.hours) for each in world.rates.by_series.values()) < hours
     later = ObserverWorld(world.store)
     await later.run()
     assert later.rates.by_series == world.rates.by_series

@@ -163,6 +163,14 @@ class SeenSeries(NamedTuple):
         }
 
 
+class SeriesHours(NamedTuple):
+    """What is kept of a series."""
+
+    example: ClientIdentity
+    """One of the clients."""
+    hours: dict[int, RateSketch]
+
+
 RATES_FORMAT = RecordFormat("rates", 1, RatesForm)
 
 
@@ -180,10 +188,7 @@ class ObservedRates:
     counters: Counters
     max_clients: int
     max_sketches: int = MAX_SKETCHES
-    by_series: dict[RateSeries, dict[int, RateSketch]] = field(default_factory=dict)
-    """By hours."""
-    examples: dict[ObservedClient, ClientIdentity] = field(default_factory=dict)
-    """A client of each."""
+    by_series: dict[RateSeries, SeriesHours] = field(default_factory=dict)
     left_out: set[ObservedClient] = field(default_factory=set)
     """Those for whom there was no room; at most `max_clients` of them are counted."""
     journal: Journal[SketchKey] = field(init=False)
@@ -225,9 +230,10 @@ class ObservedRates:
             seconds = (now_ms - sampled_ms) / MS_PER_SECOND
             hour = int(now_s // SECONDS_PER_HOUR)
             for series, size in sizes.items():
-                has_room = self._add(series, hour, size / seconds, int(size))
-                if has_room and series.client not in self.examples:
-                    self.examples[series.client] = _identity(moved[series])
+                if series in self.by_series or self._has_room(series.client):
+                    hours = self._hours(series, _identity(moved[series]))
+                    hours.setdefault(hour, RateSketch()).add(size / seconds, int(size))
+                    self.journal.mark_changed(SketchKey(series, hour))
                 yield
             if hour != self._hour:
                 self._hour = hour
@@ -248,33 +254,27 @@ class ObservedRates:
             except ValueError as error:
                 refused.append(f"rates record {record.key!r} is left out: {error}")
                 continue
-            hours = self.by_series.setdefault(series, {})
+            hours = self._hours(series, example)
             if form.hour in hours:
                 sketch = RateSketch.merged((hours[form.hour], sketch))
             hours[form.hour] = sketch
             if record.key != _key(own := SketchKey(series, form.hour)):
                 self.journal.mark_changed(own)
                 self.journal.mark_deleted(record.key)
-            self.examples[series.client] = example
         for _ in self._forget_old(self._hour):
             pass
         return refused
 
-    def since(self, first_hour: int) -> Iterator[tuple[RateSeries, RateSketch] | None]:
+    def since(self, first_hour: int) -> Iterator[SeenSeries | None]:
         """Yield each series with all that was seen from an hour on; None for one without any."""
-        for series, hours in tuple(self.by_series.items()):
+        for series, (example, hours) in tuple(self.by_series.items()):
             known = tuple(hours.items())  # a thread may still load more
             sketches = [sketch for hour, sketch in known if hour >= first_hour]
-            yield (series, RateSketch.merged(sketches)) if sketches else None
+            yield SeenSeries(series, RateSketch.merged(sketches), example) if sketches else None
 
-    def _add(self, series: RateSeries, hour: int, rate: float, size_bytes: int) -> bool:
-        """Record a rate; return whether there was room for it."""
-        if series not in self.by_series and not self._has_room(series.client):
-            return False
-        hours = self.by_series.setdefault(series, {})
-        hours.setdefault(hour, RateSketch()).add(rate, size_bytes)
-        self.journal.mark_changed(SketchKey(series, hour))
-        return True
+    def _hours(self, series: RateSeries, example: ClientIdentity) -> dict[int, RateSketch]:
+        """Return the sketches of a series by hours; `example` is a client of it."""
+        return self.by_series.setdefault(series, SeriesHours(example, {})).hours
 
     def _has_room(self, client: ObservedClient) -> bool:
         if len(self.by_series) < len(DIRECTIONS) * self.max_clients:
@@ -286,75 +286,57 @@ class ObservedRates:
     def _forget_old(self, hour: int) -> Iterator[None]:
         """Drop what is older than is kept, and the oldest hours where there is too much."""
         by_hour: Counter[int] = Counter()
-        for hours in tuple(self.by_series.values()):
+        for _, hours in tuple(self.by_series.values()):
             by_hour.update(list(hours))
             yield
-        oldest, kept, kinds = hour - KEPT_HOURS, by_hour.total(), DIRECTIONS.values()
+        oldest, kept = hour - KEPT_HOURS, by_hour.total()
         for each in sorted(by_hour):
             if each <= oldest or (kept > self.max_sketches and each < hour):
                 oldest, kept = max(oldest, each), kept - by_hour[each]
-        for series, hours in tuple(self.by_series.items()):
+        for series, (_, hours) in tuple(self.by_series.items()):
             for each in [each for each in hours if each <= oldest]:
                 del hours[each]
                 self.journal.mark_removed(SketchKey(series, each))
             if not hours:
                 del self.by_series[series]
                 self.left_out.clear()
-                client = series.client
-                if not any(RateSeries(client, kind) in self.by_series for kind in kinds):
-                    self.examples.pop(client, None)
             yield
 
     def _record(self, key: SketchKey) -> Record | None:
-        series, hour = key
-        sketch = self.by_series.get(series, {}).get(hour)
-        example = self.examples.get(series.client)
-        if sketch is None or example is None:
+        known = self.by_series.get(key.series)
+        if known is None or (sketch := known.hours.get(key.hour)) is None:
             return None
-        document = SeenSeries(series, sketch, example).document(hour)
+        document = SeenSeries(key.series, sketch, known.example).document(key.hour)
         return RATES_FORMAT.record(_key_parts(key), document)
 
 
 @dataclass(slots=True)
 class Observed:
-    """What was seen from an hour on."""
+    """What was seen from an hour on, by one process or by several."""
 
-    sketches: dict[RateSeries, RateSketch] = field(default_factory=dict)
-    examples: dict[ObservedClient, ClientIdentity] = field(default_factory=dict)
-    """A client of each."""
+    by_series: dict[RateSeries, SeenSeries] = field(default_factory=dict)
     left_out: int = 0
     """How many clients there was no room for, at least."""
 
-    def add(self, series: RateSeries, sketch: RateSketch, example: ClientIdentity | None) -> None:
+    def add(self, seen: SeenSeries) -> None:
         """Add what one process has seen of a series."""
-        known = self.sketches.get(series)
-        self.sketches[series] = sketch if known is None else RateSketch.merged((known, sketch))
-        if example is not None:
-            self.examples.setdefault(series.client, example)
+        if (known := self.by_series.get(seen.series)) is not None:
+            seen = known._replace(sketch=RateSketch.merged((known.sketch, seen.sketch)))
+        self.by_series[seen.series] = seen
 
     def adding(self, rates: ObservedRates, first_hour: int) -> Iterator[None]:
         """Add in small steps what this process has seen."""
         self.left_out += len(rates.left_out)
-        for found in rates.since(first_hour):
-            if found is not None:
-                series, sketch = found
-                self.add(series, sketch, rates.examples.get(series.client))
+        for seen in rates.since(first_hour):
+            if seen is not None:
+                self.add(seen)
             yield
 
     def adding_documents(self, documents: Iterable[Mapping[str, Any]]) -> Iterator[None]:
-        """Add in small steps what `documents` of another process are.
-
-        Raises ValueError for what is no such thing.
-        """
+        """Add in small steps what `SeenSeries.document` gave. Raises ValueError for others."""
         for each in documents:
-            self.add(*RatesForm.model_validate(each, strict=False).seen())
+            self.add(RatesForm.model_validate(each, strict=False).seen())
             yield
-
-    def documents(self) -> Iterator[Mapping[str, Any]]:
-        """Yield each series for JSON."""
-        for series, sketch in self.sketches.items():
-            if (example := self.examples.get(series.client)) is not None:
-                yield SeenSeries(series, sketch, example).document()
 
 
 def _key(key: SketchKey) -> str:

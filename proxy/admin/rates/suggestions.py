@@ -1,5 +1,6 @@
 """Suggests rules from what was observed, as YAML with the figures behind each."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -12,6 +13,7 @@ from proxy.admin.rates.observed_rates import (
     Observed,
     ObservedClient,
     RateSketch,
+    SeenSeries,
 )
 from proxy.admin.written_values import iso, size_text
 from proxy.quota.entities import DEFAULT, QuotaKind
@@ -90,20 +92,20 @@ async def suggest(observed: Observed, table: RuleTable, slices: Slices) -> list[
 
     Of both kinds those with most bytes come first. `table` has the rules in force.
     """
-    seen: dict[ObservedClient, dict[QuotaKind, RateSketch]] = {}
+    of_clients: dict[ObservedClient, dict[QuotaKind, SeenSeries]] = defaultdict(dict)
     unbounded: list[tuple[int, Suggestion]] = []
     bounded: list[tuple[int, Suggestion]] = []
 
     def making() -> Iterator[None]:
-        for (client, kind), sketch in observed.sketches.items():
-            seen.setdefault(client, {})[kind] = sketch
+        for (client, kind), seen in observed.by_series.items():
+            of_clients[client][kind] = seen
             yield
-        for client, sketches in seen.items():
-            example = observed.examples.get(client)
-            if example is not None:
-                matches = {kind: table.match(kind, example) for kind in sketches}
-                made = Suggestion(client, sketches, matches, example.client_id or "")
-                (bounded if made.is_bounded else unbounded).append((made.total_bytes, made))
+        for client, by_kind in of_clients.items():
+            example = next(iter(by_kind.values())).example
+            matches = {kind: table.match(kind, example) for kind in by_kind}
+            sketches = {kind: seen.sketch for kind, seen in by_kind.items()}
+            made = Suggestion(client, sketches, matches, example.client_id or "")
+            (bounded if made.is_bounded else unbounded).append((made.total_bytes, made))
             yield
 
     await slices.collect(making())
