@@ -19,7 +19,7 @@ from proxy.admin.peers.tier_routes import TierRoutes
 from proxy.admin.port.access import Access
 from proxy.admin.port.admin_port import DEFAULT_LIMITS, AdminPort, PortLimits, bind
 from proxy.admin.port.guard import Guard
-from proxy.admin.suggestion_routes import SuggestionRoutes
+from proxy.admin.rates.suggestions import SuggestionRoutes
 
 __all__ = ["PAGE_FILES", "AdminError", "AdminServer"]
 
@@ -70,7 +70,7 @@ class AdminServer:
 
     def routes(self) -> list[web.RouteDef]:
         """Return the handlers by method and path."""
-        suggestions = SuggestionRoutes(self._parts)
+        suggestions = SuggestionRoutes(self._parts.rates, self._parts.quotas, self._parts.slices)
         own = [*self._api.routes(), *suggestions.routes(), *page_routes()]
         members, tier_routes = self._members, self._tier_routes
         if members is None or tier_routes is None:

@@ -13,8 +13,14 @@ from aiohttp.payload import Payload
 from yarl import URL
 
 from metrics.member_names import machine_of
-from proxy.admin.port.guard import SAFE_METHODS, answer_member, current_author
-from proxy.admin.port.member_headers import ONE_MEMBER, SCOPE, headers_of
+from proxy.admin.port.guard import (
+    ONE_MEMBER,
+    SAFE_METHODS,
+    SCOPE,
+    answer_member,
+    current_author,
+    headers_of,
+)
 from proxy.admin.replies import HEADERS, OWN_BODY, ApiError, answer_in_pieces
 from proxy.admin.tier_protocol import MemberEndpoint, Tier
 

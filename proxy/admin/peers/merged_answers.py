@@ -29,6 +29,7 @@ from proxy.admin.peers.members import (
     target_of,
 )
 from proxy.admin.query_documents import PARTITION_DEPTH
+from proxy.admin.rates.suggestions import OBSERVED_PATH, SUGGESTIONS_PATH, SuggestionRoutes
 from proxy.admin.replies import (
     CONTENT_TYPE,
     JSON_HEADERS,
@@ -39,7 +40,6 @@ from proxy.admin.replies import (
 )
 from proxy.admin.request_times import HISTOGRAMS
 from proxy.admin.sliced_json import ROW_DEPTH, read_whole, written_pieces
-from proxy.admin.suggestion_routes import OBSERVED_PATH, SUGGESTIONS_PATH, SuggestionRoutes
 from proxy.slices import LONG_ANSWERS
 from proxy.state import Document
 

@@ -34,8 +34,7 @@ from proxy.admin.peers.members import (
     target_of,
 )
 from proxy.admin.peers.tier_routes import LEFT_CHANGES_PATH
-from proxy.admin.port.guard import REPORT_PATH
-from proxy.admin.port.member_headers import CHANGES
+from proxy.admin.port.guard import CHANGES, REPORT_PATH
 from proxy.admin.replies import ApiError, json_body
 from proxy.admin.sliced_json import read_whole
 from proxy.progress.report import MAX_REPORT_BYTES
