@@ -13,8 +13,7 @@ from proxy.admin.admin_parts import AdminParts
 from proxy.admin.api import ApiRoutes
 from proxy.admin.page_files import PAGE_FILES, page_routes
 from proxy.admin.peers.members import MEMBER_TIMEOUT_S, Members
-from proxy.admin.peers.merged_answers import MergedAnswers
-from proxy.admin.peers.routed_requests import RoutedRequests
+from proxy.admin.peers.tier_answers import TierAnswers
 from proxy.admin.peers.tier_routes import TierRoutes
 from proxy.admin.port.access import Access
 from proxy.admin.port.admin_port import DEFAULT_LIMITS, AdminPort, PortLimits, bind
@@ -76,14 +75,8 @@ class AdminServer:
         if members is None or tier_routes is None:
             return own
         is_scoped = self._guard.is_scoped
-        for_all = {
-            (route.method, route.path): route.handler
-            for routes in (
-                MergedAnswers(members, suggestions),
-                RoutedRequests(members, self._client_of),
-            )
-            for route in routes.routes()
-        }
+        answers = TierAnswers(members, suggestions, self._client_of)
+        for_all = {(route.method, route.path): route.handler for route in answers.routes()}
         scoped = [*tier_routes.scoped_routes(), *suggestions.member_routes()]
 
         def is_own(request: web.Request) -> bool:

@@ -15,7 +15,7 @@ from proxy.admin.peers.document_tables import (
     merged_unbounded,
 )
 from proxy.admin.peers.member_documents import MemberDocuments, OwnerOf, merged_chart
-from proxy.admin.peers.routed_requests import peeked_client
+from proxy.admin.peers.tier_answers import peeked_client
 from proxy.admin.request_times import HISTOGRAMS, merged_times, quantile
 from proxy.admin.sliced_json import read_whole, written_pieces
 from proxy.quota.entities import QuotaKind
@@ -217,7 +217,12 @@ def test_only_the_lists_that_take_the_limit_of_a_request_are_cut_off_by_it():
         "clients": [row("a", 5.0)],
     }
     counts = {"bounded": 1, "throttled": 0, "held": 0, "left": 0, "shown": 1}
-    values: dict[str, Any] = {"cluster_answers": True, "delay_queues": {}, "warning": None}
+    values: dict[str, Any] = {
+        "cluster_answers": True,
+        "ready": True,
+        "delay_queues": {},
+        "warning": None,
+    }
     figures = dict.fromkeys(("uptime_s", "followed", "pipelines_total"), 0)
     values |= {"config_loads": [], "request_times": [], "not_ready_reason": None}
     status = lists | values | figures | {"client_counts": counts}

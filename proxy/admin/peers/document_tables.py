@@ -174,8 +174,12 @@ def merged_connections(told: MemberDocuments, *, by_number: bool) -> Document:
     }
 
 
-def member_figures(document: Document) -> dict[str, Any]:
-    """Return what the table of members shows of one that gave this status."""
+def _figures(told: MemberDocuments) -> Document:
+    """Return what the table of members shows of each that gave its status."""
+    return {"members": {name: _figures_of(each) for name, each in told.by_member.items()}}
+
+
+def _figures_of(document: Document) -> Document:
     counts = document["client_counts"]
     return {
         "ready": document["ready"],
@@ -268,6 +272,7 @@ TABLES: Mapping[str, Sequence[Part]] = {
         rows("queries", rank=query_urgency, most=MAX_QUERY_SUMMARIES),
         rows("pipelines", rank=pipeline_urgency, most=MAX_PIPELINE_SUMMARIES),
         _tier,
+        _figures,
     ),
     "/v1/clients": (merged_clients, merged_unbounded),
     CLIENTS_PATH + ANY_NAME: (rows("quotas", sensor_of, merged_row),),

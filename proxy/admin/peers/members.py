@@ -119,6 +119,13 @@ class Answers:
         """Those that did what they were asked for."""
         return [reply for reply in self.replies if reply.is_ok]
 
+    @property
+    def first(self) -> Reply:
+        """The first one, also if it refuses. Raises ApiError with 503 when none answers."""
+        if not self.replies:
+            raise none_answers(self.missing)
+        return self.replies[0]
+
 
 class Members:
     """Asks the members: all at once, or one of them. Only inside a running event loop.
