@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict
 from urllib.parse import unquote
 
 from aiohttp import web
@@ -117,18 +116,8 @@ class ApiRoutes:
 
     async def _get_clients(self, request: web.Request) -> web.Response:
         text, limit = filter_and_limit(request)
-        by = is_by_client(request)
-        found = await self._clients.closest_to_bound(text, limit, by_client=by)
-        described = await self._clients.describe_found(found)
-        unbounded = await self._clients.unbounded(text, limit)
-        document = {
-            "total": found.total,
-            "client_counts": asdict(found.clients),
-            "throttling": throttling_document(self._rules, time.time()),
-            "clients": described,
-            **unbounded,
-        }
-        return await answer_in_slices(document, self._slices)
+        sensors, fields = await self._clients.fields(text, limit, by_client=is_by_client(request))
+        return await answer_in_slices({"total": sensors["bounded"], **fields}, self._slices)
 
     async def _get_client(self, request: web.Request) -> web.Response:
         entity = tail_of(request, CLIENTS_PATH)

@@ -2,13 +2,14 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from metrics.clock import MS_PER_SECOND
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.history import History, Largest, share
-from proxy.admin.rule_documents import rule_name
+from proxy.admin.rule_documents import rule_name, throttling_document
 from proxy.admin.written_values import picked, rounded
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
@@ -65,88 +66,95 @@ def names_of(groups: Iterable[RowGroup]) -> Iterator[tuple[str, RowGroup]]:
 
 
 @dataclass(slots=True)
-class ClientCounts:
-    """How many clients are measured: connected ones, and who has left and is not forgotten.
-
-    Those that have left are known by their entity alone: several that shared one count once.
-    """
-
-    bounded: int = 0
-    """All of them."""
-    throttled: int = 0
-    held: int = 0
-    """Of which a response waits."""
-    left: int = 0
-    shown: int = 0
-    """Those that what was chosen is about."""
-
-    def add_left(self, rows: Sequence[QuotaRow]) -> None:
-        """Count a group of rows whose clients have left."""
-        self.bounded += 1
-        self.left += 1
-        self.throttled += any(row.throttled for row in rows)
-        self.held += any(row.hold_until_ms is not None for row in rows)
-
-    def add_connected(
-        self, quotas: QuotaManager, shown: Sequence[RowGroup], now_ms: float
-    ) -> Iterator[None]:
-        """Count the connected clients, one in each step, and what is shown of all."""
-        self.shown += sum(group.has_left for group in shown)
-        sensors = {(row.kind, row.entity) for group in shown for row in group.rows}
-        for client in quotas.clients():
-            meters = quotas.sensors_of(client)
-            self.bounded += bool(meters)
-            self.throttled += any(meter.is_throttled for meter in meters)
-            self.held += any(meter.hold_until_ms(now_ms) is not None for meter in meters)
-            self.shown += any((meter.kind, meter.entity) in sensors for meter in meters)
-            yield
-
-
-@dataclass(slots=True)
 class FoundRows:
-    """The rows that a request chose, and how many there are in all."""
+    """The rows that a request chose, and how many there are in all.
+
+    Clients that have left, and are not forgotten, are known by their entity alone: several that
+    shared one count once.
+    """
 
     by_client: bool
     """Whether it chose clients, with all rows of each; else each group is one row."""
     groups: Sequence[RowGroup] = ()
-    clients: ClientCounts = field(default_factory=ClientCounts)
-    total: int = 0
-    throttled: int = 0
-    held: int = 0
-    """Sensors of which a response waits."""
+    sensors: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("bounded", "throttled", "held"), 0)
+    )
+    """Of `held` ones a response waits."""
+    clients: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("bounded", "throttled", "held", "left", "shown"), 0)
+    )
+    """The connected ones and those that have `left`; `shown` are those that the groups are of."""
+
+    def add(self, rows: Sequence[QuotaRow]) -> None:
+        """Count rows that belong together, and their clients if these have left."""
+        throttled = sum(row.throttled for row in rows)
+        held = sum(row.hold_until_ms is not None for row in rows)
+        self.sensors["bounded"] += len(rows)
+        self.sensors["throttled"] += throttled
+        self.sensors["held"] += held
+        if rows and not any(row.client_count for row in rows):
+            self.clients["bounded"] += 1
+            self.clients["left"] += 1
+            self.clients["throttled"] += throttled > 0
+            self.clients["held"] += held > 0
+
+    def add_connected(self, quotas: QuotaManager, now_ms: float) -> Iterator[None]:
+        """Count the connected clients, one in each step, and those of the groups."""
+        counts = self.clients
+        counts["shown"] += sum(group.has_left for group in self.groups)
+        sensors = {(row.kind, row.entity) for group in self.groups for row in group.rows}
+        for client in quotas.clients():
+            meters = quotas.sensors_of(client)
+            counts["bounded"] += bool(meters)
+            counts["throttled"] += any(meter.is_throttled for meter in meters)
+            counts["held"] += any(meter.hold_until_ms(now_ms) is not None for meter in meters)
+            counts["shown"] += any((meter.kind, meter.entity) in sensors for meter in meters)
+            yield
 
 
 class ClientDocuments:
-    """Bounded clients as documents for JSON."""
+    """Clients as documents for JSON."""
 
     def __init__(self, parts: AdminParts) -> None:
         self._parts = parts
+        self._quotas, self._slices, self._clock_ms = parts.quotas, parts.slices, parts.clock_ms
         self._measuring = asyncio.Lock()
         self._found: dict[tuple[str, int, bool], tuple[float, FoundRows]] = {}
         """By what was asked for, with the time from which on it is not shown any more."""
 
-    async def closest_to_bound(self, text: str, limit: int, *, by_client: bool) -> FoundRows:
-        """Return the rows of the throttled clients, then of those closest to their bound.
+    async def fields(
+        self, text: str, limit: int, *, by_client: bool, history: History | None = None
+    ) -> tuple[dict[str, int], Document]:
+        """Return figures of all sensors, and what the status and `/v1/clients` say of clients.
 
-        They come from a walk over all sensors that ended at most `FRESH_MS` ago: at most `limit`,
-        0 or more, that have `text`, in lower case, in their entity, or in the user or client id of
-        a connected client. `by_client` chooses, and counts, groups with all their rows.
+        They show the throttled clients, then those closest to their bound: at most `limit`, 0 or
+        more, that have `text`, in lower case, in their entity, or in the user or client id of a
+        connected client. `by_client` chooses, and counts, groups with all their rows.
         """
+        found = await self._closest_to_bound(text, limit, by_client=by_client)
+        return found.sensors, {
+            "client_counts": found.clients,
+            "throttling": throttling_document(self._parts.rules, time.time()),
+            "clients": await self.describe(self._rows(found, history)),
+            **(await self._unbounded(text, limit)),
+        }
+
+    async def _closest_to_bound(self, text: str, limit: int, *, by_client: bool) -> FoundRows:
+        """Return what a walk over all sensors has found that ended at most `FRESH_MS` ago."""
         async with self._measuring:
-            now_ms = self._parts.clock_ms()
+            now_ms = self._clock_ms()
             self._found = {key: each for key, each in self._found.items() if now_ms < each[0]}
             known = self._found.get((text, limit, by_client))
             if known is None:
                 found = await self._walk(text, limit, by_client=by_client)
-                known = self._parts.clock_ms() + FRESH_MS, found
-                self._found[text, limit, by_client] = known
+                known = self._found[text, limit, by_client] = self._clock_ms() + FRESH_MS, found
             return known[1]
 
     async def of_entity(self, entity: str) -> list[QuotaRow]:
         """Return a row for each sensor of an entity."""
-        rows = self._parts.quotas.rows(self._parts.clock_ms)
+        rows = self._quotas.rows(self._clock_ms)
         found = (row if row is not None and row.entity == entity else None for row in rows)
-        return [row for row in await self._parts.slices.collect(found) if row is not None]
+        return [row for row in await self._slices.collect(found) if row is not None]
 
     async def _walk(self, text: str, limit: int, *, by_client: bool) -> FoundRows:
         found = FoundRows(by_client)
@@ -154,46 +162,36 @@ class ClientDocuments:
         most: Largest[RowGroup] = Largest(limit)
 
         def count() -> Iterator[None]:
-            for rows in self._parts.quotas.row_groups(self._parts.clock_ms):
-                found.total += len(rows)
-                found.throttled += sum(row.throttled for row in rows)
-                found.held += sum(row.hold_until_ms is not None for row in rows)
-                if rows and not any(row.client_count for row in rows):
-                    found.clients.add_left(rows)
+            for rows in self._quotas.row_groups(self._clock_ms):
+                found.add(rows)
                 for each in (rows,) if by_client else ((row,) for row in rows):
                     if any(_has(row, text) for row in each):
                         group = RowGroup(each)
                         most.add(group.urgency, group)
                 yield
             found.groups = most.descending()
-            yield from found.clients.add_connected(
-                self._parts.quotas, found.groups, self._parts.clock_ms()
-            )
+            yield from found.add_connected(self._quotas, self._clock_ms())
 
-        await self._parts.slices.collect(count())
+        await self._slices.collect(count())
         return found
 
     async def describe(self, rows: Iterable[tuple[QuotaRow, Document]]) -> list[Document]:
         """Return the document of each row, with what it says besides."""
         in_force, adaptive = self._parts.rules.in_force(), await self._parts.queries.adaptive()
-        now_ms = self._parts.clock_ms()
-        return await self._parts.slices.collect(
+        now_ms = self._clock_ms()
+        return await self._slices.collect(
             {**_row(row, in_force, adaptive, now_ms), **more} for row, more in rows
         )
 
-    async def describe_found(
-        self, found: FoundRows, history: History | None = None
-    ) -> list[Document]:
-        """Return the document of each row that was found, with its history if there is one."""
-
-        def rows() -> Iterator[tuple[QuotaRow, Document]]:
-            for name, group in names_of(found.groups):
-                about = {"group": name, "shares": self._shares(group)} if found.by_client else {}
-                for row in group.in_order():
-                    charted = {} if history is None else {"history": history.document(row)}
-                    yield row, {**about, **charted}
-
-        return await self.describe(rows())
+    def _rows(
+        self, found: FoundRows, history: History | None
+    ) -> Iterator[tuple[QuotaRow, Document]]:
+        """Yield each row that was found, and what it says besides."""
+        for name, group in names_of(found.groups):
+            about = {"group": name, "shares": self._shares(group)} if found.by_client else {}
+            for row in group.in_order():
+                charted = {} if history is None else {"history": history.document(row)}
+                yield row, {**about, **charted}
 
     def _shares(self, group: RowGroup) -> list[Document]:
         """Return the quotas that the only client of a group shares with others."""
@@ -201,7 +199,7 @@ class ClientDocuments:
         own = {(row.kind, row.entity) for row in group.rows}
         return [
             {"quota": str(each.kind), "entity": each.entity, "throttled": each.is_throttled}
-            for each in (() if client is None else self._parts.quotas.sensors_of(client))
+            for each in (() if client is None else self._quotas.sensors_of(client))
             if (each.kind, each.entity) not in own
         ]
 
@@ -209,7 +207,7 @@ class ClientDocuments:
         """Return for each connected client the rules that were looked at, and what came of it."""
         # In a thread: of 10,000 rules it takes some 50 ms for each client.
         return await asyncio.to_thread(
-            self._explain, row, self._parts.rules.in_force(), self._parts.quotas.table
+            self._explain, row, self._parts.rules.in_force(), self._quotas.table
         )
 
     @staticmethod
@@ -232,12 +230,9 @@ class ClientDocuments:
             documents.append({**_client(client), "quotas": quotas})
         return documents
 
-    async def unbounded(self, text: str, limit: int) -> Document:
-        """Return how many connected clients no rule bounds, and those of them with most traffic.
-
-        Arguments as above.
-        """
-        clients, rates = self._parts.quotas.unbounded(), self._parts.connections.client_rates
+    async def _unbounded(self, text: str, limit: int) -> Document:
+        """Return how many connected clients no rule bounds, and those of them with most traffic."""
+        clients, rates = self._quotas.unbounded(), self._parts.connections.client_rates
         found: Largest[ClientIdentity] = Largest(limit)
 
         def choose() -> Iterator[None]:
@@ -246,7 +241,7 @@ class ClientDocuments:
                     found.add(rates.get(client, 0.0), client)
                 yield
 
-        await self._parts.slices.collect(choose())
+        await self._slices.collect(choose())
         shown = [
             {**_client(client), "rate": rounded(rates.get(client))} for client in found.descending()
         ]

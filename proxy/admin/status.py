@@ -1,15 +1,13 @@
 """One document with all that the status page and `quota-proxy top` show."""
 
 import time
-from dataclasses import asdict
 
 from metrics.clock import MS_PER_SECOND
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.client_documents import ClientDocuments
 from proxy.admin.pipeline_documents import summaries
 from proxy.admin.request_times import without_histograms
-from proxy.admin.rule_documents import throttling_document
-from proxy.admin.written_values import iso, picked
+from proxy.admin.written_values import iso
 from proxy.release import VERSION
 from proxy.state import Document
 
@@ -26,13 +24,12 @@ async def status_document(
 ) -> Document:
     """Return the status of a program that started at a monotonic time.
 
-    `text`, `limit` and `by_client` choose the clients, as in `ClientDocuments.closest_to_bound`;
+    `text`, `limit` and `by_client` choose the clients, as in `ClientDocuments.fields`;
     `histograms` keeps those of the request times.
     """
     now_ms, now_s, queries = parts.clock_ms(), time.time(), parts.queries
     reason = parts.why_not_ready()
-    found = await clients.closest_to_bound(text, limit, by_client=by_client)
-    described = await clients.describe_found(found, parts.history)
+    sensors, fields = await clients.fields(text, limit, by_client=by_client, history=parts.history)
     pipelines = await queries.pipelines()
     changes_total, changes = parts.audit.documents()
     slots = {} if parts.tier is None else parts.tier.slots()
@@ -44,12 +41,8 @@ async def status_document(
         "not_ready_reason": reason,
         "warning": parts.warnings(),
         **parts.relay(),
-        "throttling": throttling_document(parts.rules, now_s),
-        "bounded": found.total,
-        **picked(found, "throttled", "held"),
-        "client_counts": asdict(found.clients),
-        "clients": described,
-        **(await clients.unbounded(text, limit)),
+        **sensors,
+        **fields,
         "followed": len(await queries.documents()),
         "queries": await queries.summaries(now_s),
         "pipelines_total": len(pipelines),
