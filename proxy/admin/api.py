@@ -8,12 +8,14 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
+from metrics.clock import MS_PER_SECOND
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.changes import RefusedReports, audited, log_change
 from proxy.admin.client_documents import ClientDocuments
 from proxy.admin.connection_documents import connections_document
 from proxy.admin.log_level import LOG_LEVEL_PATH, MAX_LEVEL_BYTES, log_level, parse_level
 from proxy.admin.overrides import ThrottlingChange, parse_override, parse_throttling
+from proxy.admin.pipeline_documents import summaries
 from proxy.admin.port.guard import REPORT_PATH, current_author
 from proxy.admin.query_documents import PARTITION_DEPTH, limited
 from proxy.admin.replies import (
@@ -29,14 +31,14 @@ from proxy.admin.replies import (
     scrape,
     whole_number,
 )
-from proxy.admin.request_times import HISTOGRAMS
+from proxy.admin.request_times import HISTOGRAMS, without_histograms
 from proxy.admin.rule_documents import rule_change, rule_entry, throttling_document
-from proxy.admin.status import status_document
 from proxy.admin.written_values import iso, picked
 from proxy.progress.query import MAX_PARTITIONS
 from proxy.progress.report import MAX_REPORT_BYTES, Refusal, ReportRefused
 from proxy.quota.rules import QuotaPause, pause_name
 from proxy.quota.selector import parse_selector, selector
+from proxy.release import VERSION
 from proxy.state import Document
 
 CLIENTS_PATH = "/v1/clients/"
@@ -104,14 +106,40 @@ class ApiRoutes:
         return readiness_answer(self._parts.why_not_ready(), self._parts.warnings())
 
     async def _get_status(self, request: web.Request) -> web.Response:
-        document = await status_document(
-            self._parts,
-            self._clients,
-            *filter_and_limit(request),
-            by_client=is_by_client(request),
-            started_ms=self._started_ms,
-            histograms=HISTOGRAMS in request.query,
+        """Answer with all that the status page and `quota-proxy top` show."""
+        parts, queries = self._parts, self._parts.queries
+        text, limit = filter_and_limit(request)
+        by_client, keeps_histograms = is_by_client(request), HISTOGRAMS in request.query
+        now_ms, now_s = parts.clock_ms(), time.time()
+        reason = parts.why_not_ready()
+        sensors, fields = await self._clients.fields(
+            text, limit, by_client=by_client, history=parts.history
         )
+        pipelines = await queries.pipelines()
+        changes_total, changes = parts.audit.documents()
+        slots = {} if parts.tier is None else parts.tier.slots()
+        document = {
+            "version": VERSION,
+            "at": iso(now_s),
+            "uptime_s": round((now_ms - self._started_ms) / MS_PER_SECOND, 1),
+            "ready": reason is None,
+            "not_ready_reason": reason,
+            "warning": parts.warnings(),
+            **parts.relay(),
+            **sensors,
+            **fields,
+            "followed": len(await queries.documents()),
+            "queries": await queries.summaries(now_s),
+            "pipelines_total": len(pipelines),
+            "pipelines": summaries(pipelines),
+            "request_times": [
+                each if keeps_histograms else without_histograms(each)
+                for each in parts.request_times()
+            ],
+            "changes_total": changes_total,
+            "changes": list(changes),
+            **({"slots": slots} if slots else {}),
+        }
         return await answer_in_slices(document, self._slices)
 
     async def _get_clients(self, request: web.Request) -> web.Response:
