@@ -10,7 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from proxy.admin.audit import AuditLog
-from proxy.admin.port.guard import MEMBER_TASK, current_author, require_all_rights
+from proxy.admin.port.guard import current_author, require_all_rights
 from proxy.admin.replies import ApiError, answer, json_body
 from proxy.admin.sliced_json import ROW_DEPTH, read_whole
 from proxy.admin.tier_protocol import Tier, VisitRows
@@ -71,7 +71,7 @@ class TierRoutes:
         return answer(self._tier.overview())
 
     async def _get_alive(self, request: web.Request) -> web.Response:
-        require_all_rights(MEMBER_TASK)
+        require_all_rights(current_author())
         if request.query.get("until") == "ended":
             with suppress(TimeoutError):
                 async with asyncio.timeout(LONG_S):
@@ -79,7 +79,7 @@ class TierRoutes:
         return answer(self._tier.alive())
 
     async def _post_visits(self, request: web.Request) -> web.Response:
-        require_all_rights(MEMBER_TASK)
+        require_all_rights(current_author())
         body = await json_body(request, MAX_VISITS_BYTES)
         try:
             owed = await self._tier.visited(await asyncio.to_thread(_visits_of, body))
@@ -89,7 +89,7 @@ class TierRoutes:
         return answer({"owed": owed})
 
     async def _post_records(self, request: web.Request) -> web.Response:
-        require_all_rights(MEMBER_TASK)
+        require_all_rights(current_author())
         body = await json_body(request, MAX_RECORDS_BYTES)
         try:
             document: Any = await asyncio.to_thread(read_whole, body, ROW_DEPTH)

@@ -23,8 +23,6 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 REPORT_PATH = "/v1/spark/batches"
 
-MEMBER_TASK = "ask as a member of the tier"
-
 SCOPE = "X-Quota-Proxy-Scope"
 """ONE_MEMBER, by another member: the answer is to be of the one that is asked alone. It is on the
 answer as well, if the request was let in."""
@@ -42,7 +40,6 @@ CHANGES = "X-Quota-Proxy-Changes"
 """Of an answer: changes as JSON, percent-encoded."""
 
 _author: ContextVar[Author] = ContextVar("author")
-_may_do_all: ContextVar[bool] = ContextVar("may_do_all", default=False)
 
 _BEARER, _BASIC = "bearer", "basic"
 
@@ -102,11 +99,10 @@ class Guard:
         """Return who asks. Raises ApiError for a request that must not pass."""
         access, right = self.access, _right_for(request)
         token = access.find(shown) if (shown := _shown_token(request, right)) else None
-        _may_do_all.set(not access.tokens if token is None else token.has_all_rights)
         author = self._author_of(request, right, token)
         if not self.is_scoped(request):
             return author
-        require_all_rights(MEMBER_TASK)
+        require_all_rights(author)
         if (scope := request.headers[SCOPE]) != ONE_MEMBER:
             raise ApiError(400, f"{SCOPE}: {scope!r} is unknown", f"write {ONE_MEMBER}")
         return _author_in(request.headers, author.name)
@@ -118,12 +114,12 @@ class Guard:
         if not is_open:
             _require(token, right, request)
         if token is not None:
-            return Author(token.name, request.remote, token.queries)
+            return Author(token.name, request.remote, token.queries, token.has_all_rights)
         if not access.tokens or request.path not in access.open_paths:
             _refuse_foreign_host(request, access)
         if right is not Right.READ:
             _refuse_foreign_origin(request)
-        return Author(LOCAL_AUTHOR, request.remote)
+        return Author(LOCAL_AUTHOR, request.remote, may_do_all=not access.tokens)
 
 
 async def answer_member(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -141,14 +137,14 @@ def current_author() -> Author:
     return _author.get()
 
 
-def require_all_rights(task: str) -> None:
-    """Refuse the request that is being answered unless its token has all rights.
+def require_all_rights(author: Author) -> None:
+    """Refuse a request of a member unless its token has all rights. Raises ApiError with 403.
 
-    Where there are no tokens everybody who can connect has them. Raises ApiError with 403.
+    Where there are no tokens everybody who can connect has them.
     """
-    if not _may_do_all.get():
+    if not author.may_do_all:
         fix = "send the header 'Authorization: Bearer TOKEN' with the text of admin.token_file"
-        raise ApiError(403, f"only a token with all rights may {task}", fix)
+        raise ApiError(403, "only a token with all rights may ask as a member of the tier", fix)
 
 
 def headers_of(author: Author, *, leaves_audit: bool = False) -> dict[str, str]:
@@ -169,7 +165,7 @@ def _author_in(headers: Mapping[str, str], unnamed: str) -> Author:
     queries = ALL_QUERIES
     if (patterns := headers.get(QUERIES_HEADER)) is not None:
         queries = QueryScope(tuple(map(unquote, patterns.split(","))))
-    return Author(name, headers.get(PEER), queries)
+    return Author(name, headers.get(PEER), queries, may_do_all=True)
 
 
 async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
