@@ -13,7 +13,7 @@ from proxy.admin.admin_parts import AdminParts
 from proxy.admin.changes import RefusedReports, audited, log_change
 from proxy.admin.client_documents import ClientDocuments
 from proxy.admin.connection_documents import connections_document
-from proxy.admin.log_level import LOG_LEVEL_PATH, MAX_LEVEL_BYTES, log_level, parse_level
+from proxy.admin.log_level import LOG_LEVEL_PATH, log_level, parse_level
 from proxy.admin.overrides import ThrottlingChange, parse_override, parse_throttling
 from proxy.admin.pipeline_documents import summaries
 from proxy.admin.port.guard import REPORT_PATH, current_author
@@ -55,8 +55,6 @@ DEFAULT_LIMIT, MAX_LIMIT = 100, 1_000
 MAX_CONNECTION_NUMBER = 10**MAX_REQUEST_DIGITS - 1  # of a connection, in the query string
 
 DEFAULT_PARTITIONS = 1_000  # of a query in one answer, unless the request says
-MAX_OVERRIDE_BYTES = 64 * 1024  # the longest body that sets a quota
-MAX_CHANGE_BYTES = 64 * 1024  # and that pauses quotas
 
 _SELECTOR_FIX = "write KEY=VALUE,... with user, client-id, client-id-prefix or listener"
 
@@ -189,7 +187,7 @@ class ApiRoutes:
     async def _put_quota(self, request: web.Request) -> web.Response:
         keys = _keys(request)
         now_s = time.time()
-        override = parse_override(await json_body(request, MAX_OVERRIDE_BYTES), now_s)
+        override = parse_override(await json_body(request), now_s)
         name = selector(keys)
         async with self._audited(name):
             about = (override.bounds, override.scope, override.by, now_s)
@@ -221,7 +219,7 @@ class ApiRoutes:
 
     async def _post_throttling(self, request: web.Request) -> web.Response:
         now_s = time.time()
-        change = parse_throttling(await json_body(request, MAX_CHANGE_BYTES), now_s)
+        change = parse_throttling(await json_body(request), now_s)
         async with audited(self._audit, "pauses", self._pauses, "end some of them with on: true"):
             await self._pause_or_resume(change, now_s)
         about = {"selector": pause_name(change.keys), "by": change.by}
@@ -279,7 +277,7 @@ class ApiRoutes:
         return answer({"level": log_level.name})
 
     async def _put_level(self, request: web.Request) -> web.Response:
-        before, name = log_level.name, parse_level(await json_body(request, MAX_LEVEL_BYTES))
+        before, name = log_level.name, parse_level(await json_body(request))
         async with audited(self._audit, "log level", lambda: log_level.name):
             log_level.set(name)
         # As an error it is written at every level: the log should say why it says less.

@@ -22,6 +22,7 @@ JSON_HEADERS = {**HEADERS, "Content-Type": "application/json; charset=utf-8"}
 OWN_BODY = web.RequestKey("own_body", bytes)
 """The body of a request that this process makes of itself."""
 
+MAX_BODY_BYTES = 64 * 1024  # of a request that changes something
 BODY_TIMEOUT_S = 10.0  # how long a body may take to arrive
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 REPLY_PIECE_BYTES = 64 * 1024  # of a body, written in one step
@@ -95,7 +96,7 @@ async def answer_in_slices(
     return answer_in_pieces(body, JSON_HEADERS)
 
 
-async def json_body(request: web.Request, most_bytes: int) -> bytes:
+async def json_body(request: web.Request, most_bytes: int = MAX_BODY_BYTES) -> bytes:
     """Return the body of a request that says it is JSON; it is not looked into.
 
     Raises ApiError: 400 when it is broken off, 408 when it is slow, 413 when it is longer than

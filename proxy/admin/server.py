@@ -57,39 +57,13 @@ class AdminServer:
         timeout_s: float = MEMBER_TIMEOUT_S,
     ) -> None:
         self._host, self._port, self._limits, self._tls = host, port, limits, tls
-        self._parts, self._client_of = parts, client_of
+        self._parts, self._client_of, self._timeout_s = parts, client_of, timeout_s
         self._guard = Guard(access, in_tier=parts.tier is not None)
         self._api = ApiRoutes(parts)
-        self._members, self._tier_routes = None, None
-        if parts.tier is not None:
-            self._members = Members(parts.tier, timeout_s)
-            self._tier_routes = TierRoutes(parts.tier, parts.audit)
+        self._members: Members | None = None
+        self._tier_routes: TierRoutes | None = None
         self._runner: web.AppRunner | None = None
         self._opened: AdminPort | None = None
-
-    def routes(self) -> list[web.RouteDef]:
-        """Return the handlers by method and path."""
-        suggestions = SuggestionRoutes(self._parts.rates, self._parts.quotas, self._parts.slices)
-        own = [*self._api.routes(), *suggestions.routes(), *page_routes()]
-        members, tier_routes = self._members, self._tier_routes
-        if members is None or tier_routes is None:
-            return own
-        is_scoped = self._guard.is_scoped
-        answers = TierAnswers(members, suggestions, self._client_of)
-        for_all = {(route.method, route.path): route.handler for route in answers.routes()}
-        scoped = [*tier_routes.scoped_routes(), *suggestions.member_routes()]
-
-        def is_own(request: web.Request) -> bool:
-            return is_scoped(request) or members.is_alone
-
-        return [
-            *(
-                _when(is_own, route, for_all.get((route.method, route.path), route.handler))
-                for route in own
-            ),
-            *(_when(is_scoped, route, _not_found) for route in scoped),
-            *tier_routes.routes(),
-        ]
 
     @property
     def port(self) -> int:
@@ -115,11 +89,9 @@ class AdminServer:
         """Open the port, or accept on sockets that have it already. Raises AdminError."""
         if not self._guard.access.tokens and not _is_loopback(self._host):
             raise AdminError(f"admin.bind: {self._host} can be reached by others; set a token")
-        if self._tier_routes is not None:
-            self._tier_routes.begin()
         opened = AdminPort(self._limits, self._tls)
         app = web.Application(middlewares=[opened.watch, self._guard.answer])
-        app.add_routes(self.routes())
+        app.add_routes(self._routes())
         # A compressed body is taken as it is, and so refused: none is long enough to need it.
         runner = web.AppRunner(
             app,
@@ -156,6 +128,29 @@ class AdminServer:
             await runner.cleanup()
         if self._members is not None:
             await self._members.close()
+
+    def _routes(self) -> list[web.RouteDef]:
+        """Return the handlers by method and path."""
+        parts, is_scoped = self._parts, self._guard.is_scoped
+        suggestions = SuggestionRoutes(parts.rates, parts.quotas, parts.slices)
+        own = [*self._api.routes(), *suggestions.routes(), *page_routes()]
+        if parts.tier is None:
+            return own
+        members = self._members = Members(parts.tier, self._timeout_s)
+        tier_routes = self._tier_routes = TierRoutes(parts.tier, parts.audit)
+        answers = TierAnswers(members, suggestions, self._client_of).routes()
+        for_all = {(route.method, route.path): route.handler for route in answers}
+
+        def is_own(request: web.Request) -> bool:
+            return is_scoped(request) or members.is_alone
+
+        def of_tier(route: web.RouteDef) -> web.RouteDef:
+            other = for_all.get((route.method, route.path))
+            return route if other is None else _when(is_own, route, other)
+
+        scoped = (*tier_routes.scoped_routes(), *suggestions.member_routes())
+        hidden = (_when(is_scoped, route, _not_found) for route in scoped)
+        return [*map(of_tier, own), *hidden, *tier_routes.routes()]
 
 
 def _is_loopback(host: str) -> bool:

@@ -17,15 +17,13 @@ from metrics.member_names import machine_of
 from proxy.admin.api import (
     ANY_NAME,
     CONNECTIONS_PATH,
-    MAX_CHANGE_BYTES,
     MAX_CONNECTION_NUMBER,
-    MAX_OVERRIDE_BYTES,
     QUOTAS_PATH,
     THROTTLING_PATH,
     filter_and_limit,
     tail_of,
 )
-from proxy.admin.log_level import LOG_LEVEL_PATH, MAX_LEVEL_BYTES
+from proxy.admin.log_level import LOG_LEVEL_PATH
 from proxy.admin.peers.document_tables import TABLES, merged_connections
 from proxy.admin.peers.member_documents import MemberDocuments
 from proxy.admin.peers.members import (
@@ -117,9 +115,9 @@ class TierAnswers:
             # The leader, or another one that answers:
             *(web.get(path, self._get_any) for path in same),
             # The leader alone:
-            web.put(QUOTAS_PATH + ANY_NAME, self._at_leader(MAX_OVERRIDE_BYTES)),
-            web.delete(QUOTAS_PATH + ANY_NAME, self._at_leader(None)),
-            web.post(THROTTLING_PATH, self._at_leader(MAX_CHANGE_BYTES)),
+            web.put(QUOTAS_PATH + ANY_NAME, self._change),
+            web.delete(QUOTAS_PATH + ANY_NAME, self._change),
+            web.post(THROTTLING_PATH, self._change),
             # The owner of the report's client:
             web.post(REPORT_PATH, self._post_report),
             # All, or the one that has it:
@@ -246,14 +244,10 @@ class TierAnswers:
 
         return await self._pass_to(owner, request, body, _OWNER)
 
-    def _at_leader(self, most_bytes: int | None) -> Handler:
-        """Return the handler of what the leader does; with None the request has no body."""
-
-        async def change(request: web.Request) -> web.StreamResponse:
-            body = None if most_bytes is None else await json_body(request, most_bytes)
-            return await self._pass_to(self._leader, request, body, _LEADER)
-
-        return change
+    async def _change(self, request: web.Request) -> web.StreamResponse:
+        """Have the leader make a change; what is to be deleted comes without a body."""
+        body = None if request.method == "DELETE" else await json_body(request)
+        return await self._pass_to(self._leader, request, body, _LEADER)
 
     def _leader(self) -> str:
         return self._tier.leader
@@ -268,21 +262,20 @@ class TierAnswers:
         """
         loop = asyncio.get_running_loop()
         until_s, undone_until_s = loop.time() + AWAY_LIMIT_S, loop.time() + UNDONE_LIMIT_S
+        question = Question(request, target_of(request), request.method, body)
         while True:
-            question = Question(request, target_of(request), request.method, body)
             reply = await self._members.ask_one(who(), question)
-            is_undone = not isinstance(reply, NoReply) and reply.status == UNDONE
-            is_late = loop.time() >= (undone_until_s if is_undone else until_s)
-            if not isinstance(reply, NoReply) and (is_late or not is_undone):
+            if isinstance(reply, NoReply):
+                if reply.was_sent or loop.time() >= until_s:
+                    raise lost(reply, what)
+            elif reply.status != UNDONE or loop.time() >= undone_until_s:
                 await self._record(request, reply)
                 return passed_on(reply)
-            if isinstance(reply, NoReply) and (reply.was_sent or is_late):
-                raise lost(reply, what)
             await asyncio.sleep(AWAY_RETRY_S)
 
     async def _put_level(self, request: web.Request) -> web.StreamResponse:
         """Set the level of all; the leader records it, and says what is wrong with it."""
-        body = await json_body(request, MAX_LEVEL_BYTES)
+        body = await json_body(request)
         asked = self._members.asked_for(request)
         question = Question(request, target_of(request), "PUT", body)
         answers = await self._members.ask_all(asked, question)

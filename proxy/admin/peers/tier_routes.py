@@ -35,8 +35,6 @@ MAX_VISITS_BYTES = 16 * 2**20
 MAX_RECORDS_BYTES = 32 * 2**20
 """Of one message; one record has 8 MiB at most."""
 
-MAX_CHANGES_BYTES = 64 * 1024
-
 
 class TierRoutes:
     """The handlers. All but the overview are for who may do all."""
@@ -45,10 +43,6 @@ class TierRoutes:
         self._tier = tier
         self._audit = audit
         self._ended = asyncio.Event()
-
-    def begin(self) -> None:
-        """Answer the other members from now on."""
-        self._ended.clear()
 
     def end(self) -> None:
         """Have nobody wait for an answer any more."""
@@ -109,7 +103,7 @@ class TierRoutes:
 
     async def _post_changes(self, request: web.Request) -> web.Response:
         """Record what was changed at another member, since the leader alone keeps the audit."""
-        body = await json_body(request, MAX_CHANGES_BYTES)
+        body = await json_body(request)
         try:
             changes = [
                 (str(each["what"]), each["before"], each["after"]) for each in json.loads(body)
