@@ -1,6 +1,5 @@
 """Declares for each path how the documents of several members are merged."""
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import nlargest
 from itertools import chain
@@ -14,16 +13,13 @@ from proxy.admin.peers.member_documents import (
     MEMBER,
     OWN_SLOTS,
     MemberDocuments,
-    OwnerOf,
     Part,
     Row,
     clients_of,
     combined,
     grouped,
-    joined,
     merged_row,
     merged_unbounded_row,
-    row_share,
     rows,
     sensor_of,
     summed,
@@ -50,29 +46,23 @@ _COUNTED: Mapping[str, Callable[[Row], bool]] = {
 class _ClientGroup:
     """Rows that belong together at any member: of one client, or of what several share."""
 
-    def __init__(self, rows: Sequence[Row], owner_of: OwnerOf) -> None:
+    def __init__(self, rows: Sequence[Row], told: MemberDocuments) -> None:
         self.rows = rows
         self.alike = grouped(rows, sensor_of)
         """The rows of each sensor: all are in one group."""
-        merged = joined(self.alike, merged_row, owner_of)
+        merged = told.joined(self.alike, merged_row)
         self.merged = sorted(merged, key=lambda row: (_KINDS.index(row["quota"]), row["entity"]))
+        connected = {row[MEMBER] for row in rows if row["client_count"]}
+        self.has_left = not connected
+        """Whether none of its clients is connected anywhere."""
+        self.gone = len({row[MEMBER] for row in rows} - connected) - self.has_left
+        """How many members count it as left although it is counted elsewhere."""
 
     @property
     def urgency(self) -> tuple[bool, float]:
         """Throttled ones are above the others, then those closer to their bound."""
-        return any(row["throttled"] for row in self.merged), max(map(row_share, self.merged))
-
-    def left_at(self) -> list[str]:
-        """Return the members where none of its clients is connected any more."""
-        counts: dict[str, int] = defaultdict(int)
-        for row in self.rows:
-            counts[row[MEMBER]] += row["client_count"]
-        return [member for member, count in counts.items() if not count]
-
-    @property
-    def has_left(self) -> bool:
-        """Whether none of its clients is connected anywhere."""
-        return not any(row["client_count"] for row in self.rows)
+        shares = (row["rate"] / row["bound"] for row in self.merged)
+        return any(row["throttled"] for row in self.merged), max(shares)
 
 
 def merged_clients(told: MemberDocuments) -> Document:
@@ -81,7 +71,7 @@ def merged_clients(told: MemberDocuments) -> Document:
     A sensor that several members have is one row. Figures are sums, less what is seen to be
     counted more than once; beyond the rows that the members gave that is not known.
     """
-    groups = [_ClientGroup(each, told.owner_of) for each in _joined(told.rows("clients"))]
+    groups = [_ClientGroup(each, told) for each in _joined(told.rows("clients"))]
     alike = [rows for group in groups for rows in group.alike]
     shown = sorted(groups, key=lambda group: group.urgency, reverse=True)[: told.limit]
     return {
@@ -112,10 +102,7 @@ def _joined(rows: Sequence[Row]) -> list[list[Row]]:
         sets.join(first.setdefault(sensor_of(row), number), number)
         if "group" in row:
             sets.join(first.setdefault((row[MEMBER], row["group"], "group"), number), number)
-    groups: dict[int, list[Row]] = {}
-    for number, row in enumerate(rows):
-        groups.setdefault(sets.find(number), []).append(row)
-    return list(groups.values())
+    return [[rows[number] for number in each] for each in grouped(range(len(rows)), sets.find)]
 
 
 def _counts(
@@ -124,9 +111,8 @@ def _counts(
     """Return how many clients there are: those of all members, each of whom is known once."""
     counts = summed(told.values("client_counts"))
     for group in groups:
-        gone = len(group.left_at()) - group.has_left
-        counts["left"] -= gone
-        counts["bounded"] -= gone
+        counts["left"] -= group.gone
+        counts["bounded"] -= group.gone
     rows = [row for group in groups for row in group.rows]
     for key in ("bounded", "throttled", "held"):
         counted = filter(_COUNTED[key], rows)
@@ -152,7 +138,7 @@ def merged_unbounded(told: MemberDocuments) -> Document:
     """Return the clients without a bound, those that move most first, and how many there are."""
     key = "unbounded_clients"
     alike = grouped(told.rows(key), itemgetter("listener", "user", "client_id"))
-    found = joined(alike, merged_unbounded_row, told.owner_of)
+    found = told.joined(alike, merged_unbounded_row)
     found.sort(key=lambda row: row["rate"] or 0.0, reverse=True)
     return {**told.counts(alike, {"unbounded": lambda _: True}), key: found[: told.limit]}
 
@@ -259,7 +245,7 @@ TABLES: Mapping[str, Sequence[Part]] = {
         rows(
             "listeners",
             itemgetter("name", "host", "port"),
-            lambda alike, _: combined(alike, {"connections": sum}),
+            lambda alike: combined(alike, {"connections": sum}),
             names_member=False,
         ),
         rows(

@@ -1,12 +1,14 @@
 """Merges documents of several members as a table says: its parts each give some of the fields."""
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, zip_longest
+from itertools import chain, groupby, zip_longest
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from proxy.state import Document
+
+T = TypeVar("T")
 
 OwnerOf = Callable[[str], str | None]
 """Gives the name of the member that owns a client id; None for one that nobody owns now."""
@@ -16,8 +18,8 @@ Row = dict[str, Any]
 Combine = Callable[[list[Any]], Any]
 """Makes one value of those that several documents or rows have of a field."""
 
-Merge = Callable[[Sequence[Row], OwnerOf], Row]
-"""Makes one row of those that several members have of the same thing."""
+Merge = Callable[[Sequence[Row]], Row]
+"""Makes one row of those that several members have of the same thing; see `joined`."""
 
 Identity = tuple[str, str | None, str | None]
 
@@ -67,6 +69,22 @@ class MemberDocuments:
             for row in document.get(key, ())
         ]
 
+    def joined(self, alike: Iterable[Sequence[Row]], merge: Merge) -> list[Row]:
+        """Return one row for each thing.
+
+        Where several members have one, the row of its client's owner comes first, then those with
+        the highest rates.
+        """
+        return [merge(self._owner_first(rows)) if len(rows) > 1 else rows[0] for rows in alike]
+
+    def _owner_first(self, rows: Sequence[Row]) -> Sequence[Row]:
+        clients = (each for row in rows for each in row.get("clients", [row]))
+        name = next(filter(None, (each.get("client_id") for each in clients)), None)
+        owner = None if name is None else self.owner_of(name)
+        return sorted(
+            rows, key=lambda row: (row[MEMBER] == owner, row.get("rate") or 0.0), reverse=True
+        )
+
     def counts(
         self, alike: Sequence[Sequence[Row]], counted: Mapping[str, Callable[[Row], bool]]
     ) -> Document:
@@ -96,7 +114,7 @@ def values(**combines: Combine) -> Part:
 def rows(
     key: str,
     identity: Callable[[Row], Hashable] = id,
-    merge: Merge = lambda alike, _: alike[0],
+    merge: Merge = itemgetter(0),
     *,
     rank: Callable[[Row], Any] | None = None,
     most: int | None = None,
@@ -108,7 +126,7 @@ def rows(
     """
 
     def part(told: MemberDocuments) -> Document:
-        found = joined(grouped(told.rows(key), identity), merge, told.owner_of)
+        found = told.joined(grouped(told.rows(key), identity), merge)
         if rank is not None:
             found.sort(key=rank, reverse=True)
         if not names_member:
@@ -118,17 +136,12 @@ def rows(
     return part
 
 
-def grouped(of: Sequence[Row], identity: Callable[[Row], Hashable]) -> list[list[Row]]:
-    """Return the rows of each identity."""
-    found: dict[Hashable, list[Row]] = {}
-    for row in of:
-        found.setdefault(identity(row), []).append(row)
+def grouped(things: Iterable[T], identity: Callable[[T], Hashable]) -> list[list[T]]:
+    """Return the things of each identity."""
+    found: dict[Hashable, list[T]] = {}
+    for each in things:
+        found.setdefault(identity(each), []).append(each)
     return list(found.values())
-
-
-def joined(alike: Sequence[Sequence[Row]], merge: Merge, owner_of: OwnerOf) -> list[Row]:
-    """Return one row for each thing."""
-    return [merge(each, owner_of) if len(each) > 1 else each[0] for each in alike]
 
 
 def combined(documents: Sequence[Document], combines: Mapping[str, Combine]) -> dict[str, Any]:
@@ -139,11 +152,8 @@ def combined(documents: Sequence[Document], combines: Mapping[str, Combine]) -> 
 
 def summed(documents: Sequence[Mapping[str, int]]) -> dict[str, int]:
     """Return the sums by key."""
-    sums: dict[str, int] = {}
-    for document in documents:
-        for key, value in document.items():
-            sums[key] = sums.get(key, 0) + value
-    return sums
+    keys = dict.fromkeys(chain.from_iterable(documents))
+    return {key: sum(each.get(key, 0) for each in documents) for key in keys}
 
 
 def sensor_of(row: Mapping[str, Any]) -> tuple[str, str]:
@@ -156,18 +166,12 @@ def clients_of(row: Mapping[str, Any]) -> list[Identity]:
     return list(_by_identity([row["clients"]]))
 
 
-def row_share(row: Mapping[str, Any]) -> float:
-    """Return the rate as a share of the bound."""
-    return float(row["rate"] / row["bound"])
-
-
-def merged_row(rows: Sequence[Row], owner_of: OwnerOf) -> Row:
+def merged_row(rows: Sequence[Row]) -> Row:
     """Return one row for a sensor.
 
     Rate, bound and rule are those of the client's owner: it counts what passes elsewhere as well.
     Where the owner is not among the members, or not known, they are of the highest rate.
     """
-    rows = _owner_first(rows, owner_of)
     clients = _by_identity([row["clients"] for row in rows])
     fields = {key: combine for key, combine in _FIELDS.items() if key in rows[0]}
     return {
@@ -177,9 +181,10 @@ def merged_row(rows: Sequence[Row], owner_of: OwnerOf) -> Row:
     }
 
 
-def merged_unbounded_row(rows: Sequence[Row], owner_of: OwnerOf) -> Row:
+def merged_unbounded_row(rows: Sequence[Row]) -> Row:
     """Return one row for a client; its rate is that of its connections, wherever they are."""
-    return combined(_owner_first(rows, owner_of), {"rate": _added_rates})
+    known = [row["rate"] for row in rows if row["rate"] is not None]
+    return {**rows[0], "rate": round(sum(known), 1) if known else None}
 
 
 def merged_chart(charts: Sequence[Chart | None]) -> Chart | None:
@@ -211,11 +216,6 @@ def _bound_of_each(chart: Chart) -> Iterator[float]:
         yield bound
 
 
-def _added_rates(rates: Sequence[float | None]) -> float | None:
-    known = [rate for rate in rates if rate is not None]
-    return round(sum(known), 1) if known else None
-
-
 def _by_identity(lists: Sequence[Sequence[Row]]) -> dict[Identity, Row]:
     """Return the clients of several rows, each once, as the last one has it."""
     rows = (row for each in lists for row in each)
@@ -235,11 +235,3 @@ _FIELDS: Mapping[str, Combine] = {
     "history": merged_chart,
     "connected": lambda lists: list(_by_identity(lists).values()),  # why each client has its rule
 }
-
-
-def _owner_first(rows: Sequence[Row], owner_of: OwnerOf) -> list[Row]:
-    """Return the rows with that of the owner before those of others, these by their rates."""
-    clients = (each for row in rows for each in row.get("clients", [row]))
-    name = next((each["client_id"] for each in clients if each["client_id"]), None)
-    owner = None if name is None else owner_of(name)
-    return sorted(rows, key=lambda row: (row[MEMBER] == owner, row["rate"] or 0.0), reverse=True)
