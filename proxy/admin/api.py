@@ -14,7 +14,7 @@ from proxy.admin.changes import RefusedReports, audited, log_change
 from proxy.admin.client_documents import ClientDocuments
 from proxy.admin.connection_documents import connections_document
 from proxy.admin.log_level import LOG_LEVEL_PATH, log_level, parse_level
-from proxy.admin.overrides import ThrottlingChange, parse_override, parse_throttling
+from proxy.admin.overrides import parse_override, parse_throttling
 from proxy.admin.pipeline_documents import summaries
 from proxy.admin.port.guard import REPORT_PATH, current_author
 from proxy.admin.query_documents import PARTITION_DEPTH, limited
@@ -219,22 +219,19 @@ class ApiRoutes:
 
     async def _post_throttling(self, request: web.Request) -> web.Response:
         now_s = time.time()
-        change = parse_throttling(await json_body(request), now_s)
+        keys, until_s, by = parse_throttling(await json_body(request), now_s)
         async with audited(self._audit, "pauses", self._pauses, "end some of them with on: true"):
-            await self._pause_or_resume(change, now_s)
-        about = {"selector": pause_name(change.keys), "by": change.by}
-        if change.until_s is None:
-            log_change("throttling resumed", **about)
+            name = pause_name(keys)
+            if until_s is not None:
+                await self._rules.pause(QuotaPause(keys, until_s, by, now_s))
+            elif not await self._rules.resume(keys or None) and keys:
+                fix = "see GET /v1/throttling for those that are paused"
+                raise ApiError(404, f"{name} is not paused", fix)
+        if until_s is None:
+            log_change("throttling resumed", selector=name, by=by)
         else:
-            log_change("throttling paused", "warning", until=iso(change.until_s), **about)
+            log_change("throttling paused", "warning", until=iso(until_s), selector=name, by=by)
         return answer({"throttling": throttling_document(self._rules, now_s)})
-
-    async def _pause_or_resume(self, change: ThrottlingChange, now_s: float) -> None:
-        if change.until_s is not None:
-            await self._rules.pause(QuotaPause(change.keys, change.until_s, change.by, now_s))
-        elif not await self._rules.resume(change.keys or None) and change.keys:
-            fix = "see GET /v1/throttling for those that are paused"
-            raise ApiError(404, f"{pause_name(change.keys)} is not paused", fix)
 
     def _pauses(self) -> object:
         """Return who is paused until when, for the audit."""
@@ -320,7 +317,7 @@ def tail_of(request: web.Request, path: str) -> str:
     """
     raw = request.raw_path.partition("?")[0]
     if not raw.startswith(path):
-        raise ApiError(404, "there is nothing here", "see docs/api.md for the paths")
+        raise web.HTTPNotFound
     try:
         return unquote(raw.removeprefix(path), errors="strict").encode().decode()
     except UnicodeError:

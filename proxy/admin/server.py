@@ -22,6 +22,7 @@ from proxy.admin.rates.suggestions import SuggestionRoutes
 
 __all__ = ["PAGE_FILES", "AdminError", "AdminServer"]
 
+OF_MEMBERS = "/member/"  # begins what members alone may ask each other
 SHUTDOWN_TIMEOUT_S = 1.0  # for requests in progress when the server stops
 
 _quiet = logging.getLogger("proxy.admin.http")
@@ -135,7 +136,7 @@ class AdminServer:
         suggestions = SuggestionRoutes(parts.rates, parts.quotas, parts.slices)
         own = [*self._api.routes(), *suggestions.routes(), *page_routes()]
         if parts.tier is None:
-            return own
+            return [route for route in own if not route.path.startswith(OF_MEMBERS)]
         members = self._members = Members(parts.tier, self._timeout_s)
         tier_routes = self._tier_routes = TierRoutes(parts.tier, parts.audit)
         answers = TierAnswers(members, suggestions, self._client_of).routes()
@@ -145,12 +146,12 @@ class AdminServer:
             return is_scoped(request) or members.is_alone
 
         def of_tier(route: web.RouteDef) -> web.RouteDef:
+            if route.path.startswith(OF_MEMBERS):
+                return _when(is_scoped, route, _not_found)
             other = for_all.get((route.method, route.path))
             return route if other is None else _when(is_own, route, other)
 
-        scoped = (*tier_routes.scoped_routes(), *suggestions.member_routes())
-        hidden = (_when(is_scoped, route, _not_found) for route in scoped)
-        return [*map(of_tier, own), *hidden, *tier_routes.routes()]
+        return [of_tier(route) for route in (*own, *tier_routes.routes())]
 
 
 def _is_loopback(host: str) -> bool:

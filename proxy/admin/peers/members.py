@@ -66,10 +66,6 @@ class Reply:
         """Whether it did what it was asked for."""
         return 200 <= self.status < 300  # noqa: PLR2004 - as HTTP has it
 
-    def passed_headers(self) -> dict[str, str]:
-        """Return the headers that go to who asked."""
-        return {name: self.headers[name] for name in _PASSED if name in self.headers}
-
 
 @dataclass(frozen=True, slots=True)
 class NoReply:
@@ -299,15 +295,16 @@ def _refused(reply: Reply) -> NoReply:
 
 
 def target_of(request: web.Request) -> str:
-    """Return path and query as they came. Raises ApiError with 404 for the URL of a whole."""
+    """Return path and query as they came. Raises HTTPNotFound for the URL of a whole."""
     if not request.raw_path.startswith("/"):
-        raise ApiError(404, "there is nothing here", "see docs/api.md for the paths")
+        raise web.HTTPNotFound
     return request.raw_path
 
 
 def passed_on(reply: Reply) -> web.Response:
     """Return a member's answer unchanged."""
-    response = answer_in_pieces(reply.body, {**HEADERS, **reply.passed_headers()})
+    passed = {name: reply.headers[name] for name in _PASSED if name in reply.headers}
+    response = answer_in_pieces(reply.body, {**HEADERS, **passed})
     response.set_status(reply.status)
     return response
 

@@ -55,11 +55,8 @@ class TierRoutes:
             web.get(ALIVE_PATH, self._get_alive),
             web.post(VISITS_PATH, self._post_visits),
             web.post(RECORDS_PATH, self._post_records),
+            web.post(LEFT_CHANGES_PATH, self._post_changes),
         ]
-
-    def scoped_routes(self) -> list[web.RouteDef]:
-        """Return the handlers of requests with the header SCOPE, by method and path."""
-        return [web.post(LEFT_CHANGES_PATH, self._post_changes)]
 
     async def _get_tier(self, _: web.Request) -> web.Response:
         return answer(self._tier.overview())

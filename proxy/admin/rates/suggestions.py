@@ -49,7 +49,7 @@ MAX_SUGGESTIONS = 1000
 
 SUGGESTIONS_PATH = "/v1/suggestions"
 OBSERVED_PATH = "/member/observed"
-"""Gives what this member has seen."""
+"""Gives another member what this one has seen."""
 DEFAULT_SINCE = "24h"
 
 
@@ -258,12 +258,11 @@ class SuggestionRoutes:
         self._rates, self._quotas, self._slices = rates, quotas, slices
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the handler by method and path."""
-        return [web.get(SUGGESTIONS_PATH, self._get_suggestions)]
-
-    def member_routes(self) -> list[web.RouteDef]:
-        """Return the handlers that only another member may ask."""
-        return [web.get(OBSERVED_PATH, self._get_observed)]
+        """Return the handlers by method and path."""
+        return [
+            web.get(SUGGESTIONS_PATH, self._get_suggestions),
+            web.get(OBSERVED_PATH, self._get_observed),
+        ]
 
     async def _get_suggestions(self, request: web.Request) -> web.Response:
         return await self.suggested(request, Observed(), with_own=True)
