@@ -14,8 +14,10 @@ from proxy.admin.rates.observed_rates import (
     KEPT_HOURS,
     RATES_FORMAT,
     SECONDS_PER_HOUR,
+    Observed,
     ObservedClient,
     ObservedRates,
+    RateSeries,
     RateSketch,
     observed_client,
 )
@@ -47,7 +49,8 @@ def test_a_quantile_is_at_most_nine_percent_high(values, share):
 
 @given(rates_seen, rates_seen)
 def test_merged_sketches_are_that_of_all(some, others):
-    merged = RateSketch.merged([sketch_of(some), sketch_of(others)])
+    merged = sketch_of(some)
+    merged.include(sketch_of(others))
     assert merged == sketch_of(some + others)
     assert merged.peak == max(some + others)
     assert merged.total_bytes == 10 * merged.count
@@ -116,10 +119,11 @@ class RatesWorld:
 
     def seen(self, name="etl", kind=CONSUMER, user=None, hours=24.0):
         first = int((self.now_s - hours * SECONDS_PER_HOUR) // SECONDS_PER_HOUR)
-        for found in filter(None, self.rates.since(first)):
-            if found[0] == (ObservedClient(user, name, False), kind):
-                return found[1]
-        return None
+        observed = Observed()
+        for _ in observed.adding(self.rates, first):
+            pass
+        found = observed.by_series.get(RateSeries(ObservedClient(user, name, False), kind))
+        return found and found.sketch
 
 
 def test_both_directions_are_seen_and_times_without_traffic_are_not():
@@ -196,8 +200,7 @@ def test_it_is_kept_for_a_week_and_outlives_a_restart():
     before = world.seen()
     assert world.reopen() == []
     assert world.seen() == before
-    examples = [each.example.client_id for each in world.rates.by_series.values()]
-    assert examples == ["etl", "other"]
+    assert [each.example.client_id for each in world.rates.since(0)] == ["etl", "other"]
     world.step(SECONDS_PER_HOUR, etl=MIB)
     world.write()
     assert len(world.store.items(RATES_FORMAT.prefix)) == 3
@@ -212,7 +215,7 @@ def test_it_is_kept_for_a_week_and_outlives_a_restart():
     world.write()
     assert world.seen(hours=999) is None
     assert world.store.items(RATES_FORMAT.prefix) == []
-    assert world.rates.by_series == {}
+    assert world.rates.hours == {}
 
 
 def test_what_several_processes_of_an_earlier_version_kept_is_added():
@@ -262,10 +265,10 @@ def test_a_damaged_record_is_left_out():
 def test_there_are_no_more_clients_than_fit():
     world = RatesWorld(max_clients=2)
     world.step(**{f"c{number}": MIB for number in range(10)})
-    assert len(world.rates.by_series) == 4
+    assert len(list(world.rates.since(0))) == 4
     assert len(world.rates.left_out) == 2
     world.step((KEPT_HOURS + 1) * SECONDS_PER_HOUR)
-    assert (world.rates.by_series, world.rates.left_out) == ({}, set())
+    assert (list(world.rates.since(0)), world.rates.left_out) == ([], set())
     world.step(new=MIB)
     assert world.seen("new") is not None
 
@@ -274,6 +277,6 @@ def test_where_there_is_too_much_the_oldest_hours_go():
     world = RatesWorld(max_sketches=6)
     for _ in range(5):
         world.step(SECONDS_PER_HOUR, a=MIB, b=MIB)
-    hours = sorted({hour for each in world.rates.by_series.values() for hour in each.hours})
+    hours = sorted(world.rates.hours)
     assert len(hours) == 3
     assert hours[-1] == world.now_s // SECONDS_PER_HOUR

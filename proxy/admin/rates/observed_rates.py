@@ -55,15 +55,11 @@ class RateSketch:
         self.peak = max(self.peak, rate)
         self.total_bytes += size_bytes
 
-    @classmethod
-    def merged(cls, sketches: Iterable[Self]) -> Self:
-        """Return the sketch of all rates of these."""
-        whole = cls()
-        for each in sketches:
-            whole.counts.update(each.counts)
-            whole.peak = max(whole.peak, each.peak)
-            whole.total_bytes += each.total_bytes
-        return whole
+    def include(self, other: Self) -> None:
+        """Record all rates of another sketch."""
+        self.counts.update(other.counts)
+        self.peak = max(self.peak, other.peak)
+        self.total_bytes += other.total_bytes
 
     @property
     def count(self) -> int:
@@ -163,14 +159,6 @@ class SeenSeries(NamedTuple):
         }
 
 
-class SeriesHours(NamedTuple):
-    """What is kept of a series."""
-
-    example: ClientIdentity
-    """One of the clients."""
-    hours: dict[int, RateSketch]
-
-
 RATES_FORMAT = RecordFormat("rates", 1, RatesForm)
 
 
@@ -188,10 +176,13 @@ class ObservedRates:
     counters: Counters
     max_clients: int
     max_sketches: int = MAX_SKETCHES
-    by_series: dict[RateSeries, SeriesHours] = field(default_factory=dict)
+    hours: dict[int, dict[RateSeries, SeenSeries]] = field(default_factory=dict)
+    """What was seen in each hour since the Unix epoch."""
     left_out: set[ObservedClient] = field(default_factory=set)
     """Those for whom there was no room; at most `max_clients` of them are counted."""
     journal: Journal[SketchKey] = field(init=False)
+    _known: set[RateSeries] = field(default_factory=set)
+    """Those in any hour."""
     _seen: dict[tuple[str, ...], float] = field(default_factory=dict)
     """What each counter said at the last sample."""
     _watched: dict[tuple[str, ...], RateSeries] = field(default_factory=dict)
@@ -229,10 +220,13 @@ class ObservedRates:
         if sampled_ms is not None and now_ms > sampled_ms:
             seconds = (now_ms - sampled_ms) / MS_PER_SECOND
             hour = int(now_s // SECONDS_PER_HOUR)
+            of_hour = self.hours.setdefault(hour, {})
             for series, size in sizes.items():
-                if series in self.by_series or self._has_room(series.client):
-                    hours = self._hours(series, _identity(moved[series]))
-                    hours.setdefault(hour, RateSketch()).add(size / seconds, int(size))
+                if series in self._known or self._has_room(series.client):
+                    if series not in of_hour:
+                        self._known.add(series)
+                        of_hour[series] = SeenSeries(series, RateSketch(), _identity(moved[series]))
+                    of_hour[series].sketch.add(size / seconds, int(size))
                     self.journal.mark_changed(SketchKey(series, hour))
                 yield
             if hour != self._hour:
@@ -250,34 +244,27 @@ class ObservedRates:
         for record in records:
             try:
                 form = RATES_FORMAT.read(record)
-                series, sketch, example = form.seen()
+                seen = form.seen()
             except ValueError as error:
                 refused.append(f"rates record {record.key!r} is left out: {error}")
                 continue
-            hours = self._hours(series, example)
-            if form.hour in hours:
-                sketch = RateSketch.merged((hours[form.hour], sketch))
-            hours[form.hour] = sketch
-            if record.key != _key(own := SketchKey(series, form.hour)):
+            self._known.add(seen.series)
+            add_seen(self.hours.setdefault(form.hour, {}), seen)
+            if record.key != _key(own := SketchKey(seen.series, form.hour)):
                 self.journal.mark_changed(own)
                 self.journal.mark_deleted(record.key)
         for _ in self._forget_old(self._hour):
             pass
         return refused
 
-    def since(self, first_hour: int) -> Iterator[SeenSeries | None]:
-        """Yield each series with all that was seen from an hour on; None for one without any."""
-        for series, (example, hours) in tuple(self.by_series.items()):
-            known = tuple(hours.items())  # a thread may still load more
-            sketches = [sketch for hour, sketch in known if hour >= first_hour]
-            yield SeenSeries(series, RateSketch.merged(sketches), example) if sketches else None
-
-    def _hours(self, series: RateSeries, example: ClientIdentity) -> dict[int, RateSketch]:
-        """Return the sketches of a series by hours; `example` is a client of it."""
-        return self.by_series.setdefault(series, SeriesHours(example, {})).hours
+    def since(self, first_hour: int) -> Iterator[SeenSeries]:
+        """Yield what was seen in each hour from one on."""
+        for hour, seen in tuple(self.hours.items()):  # a thread may still load more
+            if hour >= first_hour:
+                yield from tuple(seen.values())
 
     def _has_room(self, client: ObservedClient) -> bool:
-        if len(self.by_series) < len(DIRECTIONS) * self.max_clients:
+        if len(self._known) < len(DIRECTIONS) * self.max_clients:
             return True
         if len(self.left_out) < self.max_clients:
             self.left_out.add(client)
@@ -285,29 +272,26 @@ class ObservedRates:
 
     def _forget_old(self, hour: int) -> Iterator[None]:
         """Drop what is older than is kept, and the oldest hours where there is too much."""
-        by_hour: Counter[int] = Counter()
-        for _, hours in tuple(self.by_series.values()):
-            by_hour.update(list(hours))
+        kept = sum(map(len, self.hours.values()))
+        for oldest in sorted(self.hours):
+            if oldest > hour - KEPT_HOURS and (kept <= self.max_sketches or oldest >= hour):
+                break
+            gone = self.hours.pop(oldest)
+            kept -= len(gone)
+            for series in gone:
+                self.journal.mark_removed(SketchKey(series, oldest))
+                yield
+        known: set[RateSeries] = set()
+        for seen in tuple(self.hours.values()):
+            known.update(tuple(seen))
             yield
-        oldest, kept = hour - KEPT_HOURS, by_hour.total()
-        for each in sorted(by_hour):
-            if each <= oldest or (kept > self.max_sketches and each < hour):
-                oldest, kept = max(oldest, each), kept - by_hour[each]
-        for series, (_, hours) in tuple(self.by_series.items()):
-            for each in [each for each in hours if each <= oldest]:
-                del hours[each]
-                self.journal.mark_removed(SketchKey(series, each))
-            if not hours:
-                del self.by_series[series]
-                self.left_out.clear()
-            yield
+        if len(known) < len(self._known):
+            self.left_out.clear()
+        self._known = known
 
     def _record(self, key: SketchKey) -> Record | None:
-        known = self.by_series.get(key.series)
-        if known is None or (sketch := known.hours.get(key.hour)) is None:
-            return None
-        document = SeenSeries(key.series, sketch, known.example).document(key.hour)
-        return RATES_FORMAT.record(_key_parts(key), document)
+        seen = self.hours.get(key.hour, {}).get(key.series)
+        return seen and RATES_FORMAT.record(_key_parts(key), seen.document(key.hour))
 
 
 @dataclass(slots=True)
@@ -318,25 +302,25 @@ class Observed:
     left_out: int = 0
     """How many clients there was no room for, at least."""
 
-    def add(self, seen: SeenSeries) -> None:
-        """Add what one process has seen of a series."""
-        if (known := self.by_series.get(seen.series)) is not None:
-            seen = known._replace(sketch=RateSketch.merged((known.sketch, seen.sketch)))
-        self.by_series[seen.series] = seen
-
     def adding(self, rates: ObservedRates, first_hour: int) -> Iterator[None]:
         """Add in small steps what this process has seen."""
         self.left_out += len(rates.left_out)
         for seen in rates.since(first_hour):
-            if seen is not None:
-                self.add(seen)
+            add_seen(self.by_series, seen)
             yield
 
     def adding_documents(self, documents: Iterable[Mapping[str, Any]]) -> Iterator[None]:
         """Add in small steps what `SeenSeries.document` gave. Raises ValueError for others."""
         for each in documents:
-            self.add(RatesForm.model_validate(each, strict=False).seen())
+            add_seen(self.by_series, RatesForm.model_validate(each, strict=False).seen())
             yield
+
+
+def add_seen(by_series: dict[RateSeries, SeenSeries], seen: SeenSeries) -> None:
+    """Add what was seen of a series to what is known of it."""
+    if seen.series not in by_series:
+        by_series[seen.series] = seen._replace(sketch=RateSketch())
+    by_series[seen.series].sketch.include(seen.sketch)
 
 
 def _key(key: SketchKey) -> str:
