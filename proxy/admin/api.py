@@ -26,9 +26,10 @@ from proxy.admin.replies import (
     answer_in_pieces,
     answer_in_slices,
     json_body,
+    made_in_slices,
     parse_number,
     readiness_answer,
-    scrape,
+    scrape_pieces,
     whole_number,
 )
 from proxy.admin.request_times import HISTOGRAMS, without_histograms
@@ -94,7 +95,8 @@ class ApiRoutes:
         ]
 
     async def _get_metrics(self, _: web.Request) -> web.Response:
-        body = await scrape(self._parts.metrics, self._parts.member, self._slices)
+        pieces = scrape_pieces(self._parts.metrics, self._parts.member)
+        body = await made_in_slices(pieces, self._slices)
         return answer_in_pieces(body, {"Content-Type": CONTENT_TYPE})
 
     async def _get_healthz(self, _: web.Request) -> web.Response:

@@ -89,11 +89,17 @@ async def answer_in_slices(
 
     Each value at `depth` is written in one step.
     """
+    pieces = map(str.encode, written_pieces(document, depth))
+    return answer_in_pieces(await made_in_slices(pieces, slices), JSON_HEADERS)
+
+
+async def made_in_slices(pieces: Iterator[bytes], slices: Slices) -> bytearray:
+    """Return a long body that is made a slice at a time."""
     body = bytearray()
-    # Not joined and encoded in the end: several megabytes take milliseconds.
+    # Not joined in the end: several megabytes take milliseconds.
     async with slices.long_answers:
-        await slices.collect(map(body.extend, map(str.encode, written_pieces(document, depth))))
-    return answer_in_pieces(body, JSON_HEADERS)
+        await slices.collect(map(body.extend, pieces))
+    return body
 
 
 async def json_body(request: web.Request, most_bytes: int = MAX_BODY_BYTES) -> bytes:
@@ -147,20 +153,10 @@ class _FamilyPart(Collector):
         return (self._part,)
 
 
-async def scrape(registry: CollectorRegistry, member: str, slices: Slices) -> bytearray:
-    """Return all metrics of a member in Prometheus' text format.
-
-    Sensors are measured here, in the thread that feeds them, each at its own moment.
-    """
-    text = bytearray()
-    # Not joined in the end: several megabytes take milliseconds.
-    async with slices.long_answers:
-        await slices.collect(map(text.extend, scrape_pieces(registry, member)))
-    return text
-
-
 def scrape_pieces(registry: CollectorRegistry, member: str) -> Iterator[bytes]:
     """Yield the text that `generate_latest` gives, a few samples in each piece.
+
+    Sensors are measured here, in the thread that feeds them, each at its own moment.
 
     Each sample has the label `member` beside its own. Families must not have `_created` series,
     which would stand behind the others.

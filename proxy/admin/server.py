@@ -11,7 +11,7 @@ from aiohttp.typedefs import Handler
 
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.api import ApiRoutes
-from proxy.admin.page_files import PAGE_FILES, page_routes
+from proxy.admin.page_files import page_routes
 from proxy.admin.peers.members import MEMBER_TIMEOUT_S, Members
 from proxy.admin.peers.tier_answers import TierAnswers
 from proxy.admin.peers.tier_routes import TierRoutes
@@ -19,8 +19,6 @@ from proxy.admin.port.access import Access
 from proxy.admin.port.admin_port import DEFAULT_LIMITS, AdminPort, PortLimits, bind
 from proxy.admin.port.guard import Guard
 from proxy.admin.rates.suggestions import SuggestionRoutes
-
-__all__ = ["PAGE_FILES", "AdminError", "AdminServer"]
 
 OF_MEMBERS = "/member/"  # begins what members alone may ask each other
 SHUTDOWN_TIMEOUT_S = 1.0  # for requests in progress when the server stops
