@@ -291,7 +291,7 @@ class MemberProcess:
         if writes == self.rules.writes:
             return
         if not writes:
-            await self._observer.flush()
+            await self._observer.write()
         self.rules.writes = self._observer.writes = writes
         await self.reread()
 

@@ -67,9 +67,8 @@ def _connection(
 def _hold(
     hold: ConnectionHold, in_force: Mapping[str, RuleEntry], now_ms: float, now_s: float
 ) -> Document:
-    left_s = None
-    if hold.until_ms is not None:
-        left_s = max(hold.until_ms - now_ms, 0.0) / MS_PER_SECOND
+    until_ms = hold.until_ms
+    left_s = None if until_ms is None else max(until_ms - now_ms, 0.0) / MS_PER_SECOND
     return {
         "where": hold.where,
         "quota": None if hold.kind is None else str(hold.kind),
