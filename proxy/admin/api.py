@@ -32,7 +32,7 @@ from proxy.admin.replies import (
     scrape_pieces,
     whole_number,
 )
-from proxy.admin.request_times import HISTOGRAMS, without_histograms
+from proxy.admin.request_times import HISTOGRAMS, merged_times
 from proxy.admin.rule_documents import rule_change, rule_entry, throttling_document
 from proxy.admin.written_values import iso, picked
 from proxy.progress.query import MAX_PARTITIONS
@@ -109,7 +109,7 @@ class ApiRoutes:
         """Answer with all that the status page and `quota-proxy top` show."""
         parts, queries = self._parts, self._parts.queries
         text, limit = filter_and_limit(request)
-        by_client, keeps_histograms = is_by_client(request), HISTOGRAMS in request.query
+        by_client, times = is_by_client(request), parts.request_times()
         now_ms, now_s = parts.clock_ms(), time.time()
         reason = parts.why_not_ready()
         sensors, fields = await self._clients.fields(
@@ -132,10 +132,7 @@ class ApiRoutes:
             "queries": await queries.summaries(now_s),
             "pipelines_total": len(pipelines),
             "pipelines": summaries(pipelines),
-            "request_times": [
-                each if keeps_histograms else without_histograms(each)
-                for each in parts.request_times()
-            ],
+            "request_times": times if HISTOGRAMS in request.query else merged_times(times),
             "changes_total": changes_total,
             "changes": list(changes),
             **({"slots": slots} if slots else {}),
