@@ -289,7 +289,7 @@ def test_a_chart_goes_on_over_a_handover():
     assert merged_chart([after, None, before]) == {
         "interval_s": 5.0,
         "rates": [9.0, 8.0, 6.0],
-        "bounds": [[0, 10.0], [1, 30.0]],
+        "bounds": [(0, 10.0), (1, 30.0)],
     }
     assert merged_chart([None, before]) == before
     assert merged_chart([None, None]) is None

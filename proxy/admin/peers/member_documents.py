@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby, zip_longest
+from itertools import chain, zip_longest
 from operator import itemgetter
 from typing import Any, TypeVar
 
+from proxy.admin.history import chart
 from proxy.state import Document
 
 T = TypeVar("T")
@@ -200,12 +201,7 @@ def merged_chart(charts: Sequence[Chart | None]) -> Chart | None:
     rates = zip_longest(*(reversed(chart["rates"]) for chart in known), fillvalue=0.0)
     bounds = zip_longest(*(reversed(list(_bound_of_each(chart))) for chart in known))
     of_each = [next(bound for bound in column if bound is not None) for column in bounds]
-    runs = groupby(enumerate(reversed(of_each)), key=itemgetter(1))
-    return {
-        "interval_s": known[0]["interval_s"],
-        "rates": list(map(max, rates))[::-1],
-        "bounds": [list(next(run)) for _, run in runs],
-    }
+    return chart(known[0]["interval_s"], list(map(max, rates))[::-1], reversed(of_each))
 
 
 def _bound_of_each(chart: Chart) -> Iterator[float]:
