@@ -101,8 +101,9 @@ class AdminServer:
         )
         await runner.setup()
         assert runner.server is not None
+        opened.make_http = runner.server
         try:
-            opened.serve(sockets or await bind(self._host, self._port), runner.server)
+            opened.serve(sockets or await bind(self._host, self._port))
         except OSError as error:
             await runner.cleanup()
             address = f"{self._host}:{self._port}"
@@ -112,9 +113,7 @@ class AdminServer:
     def accept_at(self, sockets: Sequence[socket.socket]) -> None:
         """Accept on further sockets, which others may accept on, too. Only after `start`."""
         assert self._opened is not None
-        assert self._runner is not None
-        assert self._runner.server is not None
-        self._opened.serve(sockets, self._runner.server)
+        self._opened.serve(sockets)
 
     async def stop(self) -> None:
         """Close the port and every connection, those to other members too."""

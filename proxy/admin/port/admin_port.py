@@ -73,7 +73,6 @@ class PortConnection(asyncio.Protocol):
     def request_came(self) -> None:
         """Record that the head of a request is complete."""
         self.is_busy = True
-        self._port.used(self)
         self._deadline.cancel()
         self._deadline = self._close_after(self._port.limits.idle_s)
 
@@ -120,7 +119,7 @@ class PortConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         """Send what is left."""
-        self._port.has_read(self)
+        self._port.unread.pop(self, None)
         self.http.resume_writing()
 
 
@@ -130,6 +129,9 @@ class AdminPort:
     All requests must pass `watch`, a middleware.
     """
 
+    make_http: Callable[[], asyncio.Protocol]
+    """Makes the protocol of a connection; to be set before `serve`."""
+
     def __init__(self, limits: PortLimits, tls: ssl.SSLContext | None = None) -> None:
         self.limits = limits
         self.tls = tls
@@ -138,7 +140,7 @@ class AdminPort:
         self._sockets: list[socket.socket] = []
         self._connections: dict[object, PortConnection] = {}
         """By their protocols of HTTP; those first that asked for nothing for longest."""
-        self._unread: dict[PortConnection, None] = {}
+        self.unread: dict[PortConnection, None] = {}
         """Those that do not read, for longest first."""
         self._closed = 0
         """How many were closed for others."""
@@ -146,16 +148,14 @@ class AdminPort:
         self.addresses: list[tuple[str, int]] = []
         """Where its sockets are, or were; empty before `serve`."""
 
-    def serve(
-        self, sockets: Sequence[socket.socket], make_http: Callable[[], asyncio.Protocol]
-    ) -> None:
-        """Accept connections of bound sockets; `make_http` makes the protocol of each."""
+    def serve(self, sockets: Sequence[socket.socket]) -> None:
+        """Accept connections of bound sockets."""
         self._sockets += sockets
         self.addresses += [sock.getsockname()[:2] for sock in sockets]
         for sock in sockets:
             sock.setblocking(False)
             sock.listen(ADMIN_BACKLOG)
-            self._watch_socket(sock, make_http)
+            self._watch_socket(sock)
 
     def close(self) -> None:
         """Accept no more, and end handshakes; connections are left to the server of HTTP."""
@@ -173,39 +173,32 @@ class AdminPort:
         connection = self._connections.get(request.protocol)
         if connection is None:  # it was lost meanwhile
             return await handler(request)
+        self._connections[request.protocol] = self._connections.pop(request.protocol)
         connection.request_came()
         try:
             return await handler(request)
         finally:
             connection.is_busy = False
 
-    def used(self, connection: PortConnection) -> None:
-        """Record that something was asked for on a connection that is not over."""
-        self._connections[connection.http] = self._connections.pop(connection.http)
-
     def wait_for_reader(self, connection: PortConnection) -> None:
         """Record that a client does not read; of too many, close the one that has not for longest.
 
         Who reads slowly does so now and then, and is not the first of them.
         """
-        self._unread[connection] = None
-        if len(self._unread) > self.limits.unread:
-            next(iter(self._unread)).close()
-
-    def has_read(self, connection: PortConnection) -> None:
-        """Record that a client reads again."""
-        self._unread.pop(connection, None)
+        self.unread[connection] = None
+        if len(self.unread) > self.limits.unread:
+            next(iter(self.unread)).close()
 
     def forget(self, connection: PortConnection) -> None:
         """Drop a connection that is no more."""
-        self._unread.pop(connection, None)
+        self.unread.pop(connection, None)
         self._connections.pop(connection.http, None)
 
-    def _watch_socket(self, sock: socket.socket, make_http: Callable[[], asyncio.Protocol]) -> None:
+    def _watch_socket(self, sock: socket.socket) -> None:
         if sock in self._sockets:
-            self._loop.add_reader(sock.fileno(), self._accept, sock, make_http)
+            self._loop.add_reader(sock.fileno(), self._accept, sock)
 
-    def _accept(self, sock: socket.socket, make_http: Callable[[], asyncio.Protocol]) -> None:
+    def _accept(self, sock: socket.socket) -> None:
         for _ in range(ADMIN_ACCEPTS_PER_TURN):
             try:
                 client, address = sock.accept()
@@ -214,15 +207,15 @@ class AdminPort:
             except OSError as error:
                 _log.error("can't accept", error=str(error), listener="admin")
                 self._loop.remove_reader(sock.fileno())
-                self._loop.call_later(ADMIN_ACCEPT_PAUSE_S, self._watch_socket, sock, make_http)
+                self._loop.call_later(ADMIN_ACCEPT_PAUSE_S, self._watch_socket, sock)
                 return
-            self._begin(client, str(address[0]), make_http())
+            self._begin(client, str(address[0]))
 
-    def _begin(self, client: socket.socket, address: str, http: asyncio.Protocol) -> None:
+    def _begin(self, client: socket.socket, address: str) -> None:
         self._make_room(address)
         client.setblocking(False)
-        connection = PortConnection(self, client, address, http)
-        self._connections[http] = connection
+        connection = PortConnection(self, client, address, self.make_http())
+        self._connections[connection.http] = connection
         connection.opening = self._loop.create_task(self._open(connection, client))
 
     async def _open(self, connection: PortConnection, client: socket.socket) -> None:
