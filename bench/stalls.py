@@ -21,12 +21,12 @@ from bench.report import Row, Verdict
 from metrics import Instruments, SensorCollector
 from metrics.clock import MS_PER_SECOND, clock_ms
 from metrics.member_names import ONLY_MEMBER
+from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import AuditLog
 from proxy.admin.history import History
 from proxy.admin.port.access import Access
 from proxy.admin.rates.observed_rates import ObservedRates
 from proxy.admin.server import AdminServer
-from proxy.admin.status import RelayStatus
 from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
@@ -73,15 +73,15 @@ class _NoQueries:
         return ()
 
 
-def _relay() -> RelayStatus:
-    return RelayStatus(
-        listeners=(),
-        brokers=(),
-        cluster_answers=True,
-        delay_queues={},
-        config_loads=(),
-        throttle_mode=ThrottleMode.DELAY.value,
-    )
+_RELAY = {
+    "listeners": [],
+    "brokers": [],
+    "cluster_answers": True,
+    "delay_queues": {},
+    "config_loads": [],
+    "throttle_mode": ThrottleMode.DELAY.value,
+    "certificates": [],
+}
 
 
 class _Proxy:
@@ -97,23 +97,21 @@ class _Proxy:
         self.clients = ClientRegistry(instruments.bytes_total)
         self.history = History(self.quotas.measured_rates)
         self.slices = Slices()
-        self.admin = AdminServer(
-            "127.0.0.1",
-            0,
+        parts = AdminParts(
             metrics=metrics,
             member=ONLY_MEMBER,
             not_ready=lambda: None,
             quotas=self.quotas,
             rules=RuleRegistry(self.quotas, MemoryStore(), settings),
-            relay=_relay,
+            relay=lambda: _RELAY,
             history=self.history,
             clock_ms=clock_ms,
             reports=_NoQueries(),
             rates=ObservedRates(instruments.bytes_total.children, CLIENTS),
             audit=AuditLog(MemoryStore()),
-            access=Access(),
             connections=ConnectionList(()),
         )
+        self.admin = AdminServer("127.0.0.1", 0, parts, access=Access())
 
     def use(self, number: int) -> ClientQuotas:
         """Let a client come and read more than its bound."""

@@ -3,18 +3,12 @@
 from collections.abc import Callable, Sequence
 
 from proxy.admin.readiness import Readiness, judge
-from proxy.admin.status import (
-    BrokerStatus,
-    CertificateStatus,
-    ConfigLoad,
-    ListenerStatus,
-    RelayStatus,
-)
+from proxy.admin.written_values import iso
 from proxy.config.reload import LoadLog
 from proxy.config.secrets import Certificate
 from proxy.relay.relay import Relay
 from proxy.relay.services import Services
-from proxy.state import WatchedStore
+from proxy.state import Document, WatchedStore
 
 
 class Health:
@@ -34,35 +28,36 @@ class Health:
         self._loads = loads
         self._certificates = certificates
 
-    def relay_status(self) -> RelayStatus:
-        """Return what there is to show of the relay."""
+    def relay_status(self) -> Document:
+        """Return what the status shows of the relay, the cluster and the configuration."""
         brokers = self._relay.brokers
-        return RelayStatus(
-            listeners=[
-                ListenerStatus(
-                    name=name,
-                    host=listener.settings.host,
-                    port=listener.bootstrap_port,
-                    tls=listener.settings.tls is not None,
-                    connections=self._relay.connected_through[name],
-                )
+        return {
+            "listeners": [
+                {
+                    "name": name,
+                    "host": listener.settings.host,
+                    "port": listener.bootstrap_port,
+                    "tls": listener.settings.tls is not None,
+                    "connections": self._relay.connected_through[name],
+                }
                 for name, listener in self._relay.listeners.items()
             ],
-            brokers=[
-                BrokerStatus(node_id, *address)
-                for node_id, address in sorted(brokers.addresses.items())
+            "brokers": [
+                {"node_id": node_id, "host": host, "port": port}
+                for node_id, (host, port) in sorted(brokers.addresses.items())
             ],
-            cluster_answers=brokers.answers,
-            delay_queues={each.api: len(each) for each in self._services.reapers.all},
-            config_loads=[
-                ConfigLoad(load.at_s, load.result, load.message) for load in self._loads.latest
+            "cluster_answers": brokers.answers,
+            "delay_queues": {each.api: len(each) for each in self._services.reapers.all},
+            "config_loads": [
+                {"result": load.result, "message": load.message, "at": iso(load.at_s)}
+                for load in self._loads.latest
             ],
-            throttle_mode=self._services.mode.value,
-            certificates=[
-                CertificateStatus(each.section, each.file, each.not_after_s)
+            "throttle_mode": self._services.mode.value,
+            "certificates": [
+                {"section": each.section, "file": each.file, "not_after": iso(each.not_after_s)}
                 for each in self._certificates()
             ],
-        )
+        }
 
     def readiness(self) -> Readiness:
         """Return whether clients can be served."""

@@ -22,6 +22,7 @@ from metrics import (
 )
 from metrics.clock import clock_ms
 from metrics.member_names import ONLY_MEMBER, member_name
+from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import BY_FILE, AuditLog
 from proxy.admin.history import History
 from proxy.admin.log_level import log_level
@@ -208,25 +209,28 @@ class MemberProcess:
     def make_admin(self) -> AdminServer:
         """Make what serves operators; `start` it with sockets."""
         bind = self._config.admin.bind
-        self.admin = AdminServer(
-            bind.host,
-            bind.port,
+        parts = AdminParts(
             metrics=self.metrics,
             member=self.name,
-            tier=self.tier,
-            client_of=self._client_of,
             not_ready=lambda: self._health.readiness().reason,
             warning=lambda: self._health.readiness().warning,
-            request_times=self._request_times.documents,
+            tier=self.tier,
             quotas=self.quotas,
             rules=self.rules,
             relay=self._health.relay_status,
             history=self._history,
+            request_times=self._request_times.documents,
+            clock_ms=clock_ms,
             reports=self.queries,
             rates=self._observer.rates,
-            connections=self.relay.list,
-            clock_ms=clock_ms,
             audit=self.audit,
+            connections=self.relay.list,
+        )
+        self.admin = AdminServer(
+            bind.host,
+            bind.port,
+            parts,
+            client_of=self._client_of,
             access=access_of(self._config, self.secrets),
             limits=port_limits_of(self._config),
             tls=self.secrets.admin,
@@ -280,7 +284,7 @@ class MemberProcess:
         if writes == self.rules.writes:
             return
         if not writes:
-            await self._observer.flush()
+            await self._observer.write()
         self.rules.writes = self._observer.writes = writes
         await self.reread()
 

@@ -1,43 +1,45 @@
-"""The paths below `/v1`: clients, quotas, status, audit, batch reports, progress, pipelines."""
+"""Metrics, health, and what is below `/v1`, of this member."""
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict, dataclass
 from urllib.parse import unquote
 
 from aiohttp import web
 
-from proxy.admin.audit import AuditLog
+from metrics.clock import MS_PER_SECOND
+from proxy.admin.admin_parts import AdminParts
 from proxy.admin.changes import RefusedReports, audited, log_change
 from proxy.admin.client_documents import ClientDocuments
-from proxy.admin.connection_documents import ConnectionDocuments
-from proxy.admin.log_level import LOG_LEVEL_PATH, MAX_LEVEL_BYTES, log_level, parse_level
-from proxy.admin.overrides import ThrottlingChange, parse_override, parse_throttling
+from proxy.admin.connection_documents import connections_document
+from proxy.admin.log_level import LOG_LEVEL_PATH, log_level, parse_level
+from proxy.admin.overrides import parse_override, parse_throttling
+from proxy.admin.pipeline_documents import summaries
 from proxy.admin.port.guard import REPORT_PATH, current_author
-from proxy.admin.query_documents import QueryDocuments, Reports, written_queries
+from proxy.admin.query_documents import PARTITION_DEPTH, limited
 from proxy.admin.replies import (
-    JSON_HEADERS,
+    CONTENT_TYPE,
     MAX_REQUEST_DIGITS,
     ApiError,
     answer,
     answer_in_pieces,
     answer_in_slices,
     json_body,
+    made_in_slices,
     parse_number,
+    readiness_answer,
+    scrape_pieces,
     whole_number,
 )
-from proxy.admin.request_times import HISTOGRAMS
+from proxy.admin.request_times import HISTOGRAMS, merged_times
 from proxy.admin.rule_documents import rule_change, rule_entry, throttling_document
-from proxy.admin.status import Status
 from proxy.admin.written_values import iso, picked
 from proxy.progress.query import MAX_PARTITIONS
 from proxy.progress.report import MAX_REPORT_BYTES, Refusal, ReportRefused
-from proxy.quota.rule_registry import RuleRegistry
 from proxy.quota.rules import QuotaPause, pause_name
 from proxy.quota.selector import parse_selector, selector
-from proxy.slices import Slices
+from proxy.release import VERSION
 from proxy.state import Document
 
 CLIENTS_PATH = "/v1/clients/"
@@ -54,30 +56,26 @@ DEFAULT_LIMIT, MAX_LIMIT = 100, 1_000
 MAX_CONNECTION_NUMBER = 10**MAX_REQUEST_DIGITS - 1  # of a connection, in the query string
 
 DEFAULT_PARTITIONS = 1_000  # of a query in one answer, unless the request says
-MAX_OVERRIDE_BYTES = 64 * 1024  # the longest body that sets a quota
-MAX_CHANGE_BYTES = 64 * 1024  # and that pauses quotas
 
 _SELECTOR_FIX = "write KEY=VALUE,... with user, client-id, client-id-prefix or listener"
 
 
-@dataclass(frozen=True, slots=True)
 class ApiRoutes:
     """The handlers."""
 
-    clients: ClientDocuments
-    rules: RuleRegistry
-    status: Status
-    reports: Reports
-    queries: QueryDocuments
-    clock_ms: Callable[[], float]
-    slices: Slices
-    audit: AuditLog
-    connections: ConnectionDocuments
-    refused: RefusedReports
+    def __init__(self, parts: AdminParts) -> None:
+        self._parts = parts
+        self._rules, self._audit, self._slices = parts.rules, parts.audit, parts.slices
+        self._clients = ClientDocuments(parts)
+        self._refused = RefusedReports(parts.audit)
+        self._started_ms = parts.clock_ms()
 
     def routes(self) -> list[web.RouteDef]:
         """Return the handlers by method and path."""
         return [
+            web.get("/metrics", self._get_metrics),
+            web.get("/healthz", self._get_healthz),
+            web.get("/readyz", self._get_readyz),
             web.get("/v1/status", self._get_status),
             web.get("/v1/clients", self._get_clients),
             web.get(CLIENTS_PATH + ANY_NAME, self._get_client),
@@ -96,39 +94,64 @@ class ApiRoutes:
             web.get("/v1/audit", self._get_audit),
         ]
 
+    async def _get_metrics(self, _: web.Request) -> web.Response:
+        pieces = scrape_pieces(self._parts.metrics, self._parts.member)
+        body = await made_in_slices(pieces, self._slices)
+        return answer_in_pieces(body, {"Content-Type": CONTENT_TYPE})
+
+    async def _get_healthz(self, _: web.Request) -> web.Response:
+        return answer({"status": "up"})
+
+    async def _get_readyz(self, _: web.Request) -> web.Response:
+        return readiness_answer(self._parts.why_not_ready(), self._parts.warnings())
+
     async def _get_status(self, request: web.Request) -> web.Response:
-        document = await self.status.document(
-            *filter_and_limit(request),
-            self.clock_ms(),
-            time.time(),
-            by_client=is_by_client(request),
-            histograms=HISTOGRAMS in request.query,
+        """Answer with all that the status page and `quota-proxy top` show."""
+        parts, queries = self._parts, self._parts.queries
+        text, limit = filter_and_limit(request)
+        by_client, times = is_by_client(request), parts.request_times()
+        now_ms, now_s = parts.clock_ms(), time.time()
+        reason = parts.why_not_ready()
+        sensors, fields = await self._clients.fields(
+            text, limit, by_client=by_client, history=parts.history
         )
-        return await answer_in_slices(document, self.slices)
+        pipelines = await queries.pipelines()
+        changes_total, changes = parts.audit.documents()
+        slots = {} if parts.tier is None else parts.tier.slots()
+        document = {
+            "version": VERSION,
+            "at": iso(now_s),
+            "uptime_s": round((now_ms - self._started_ms) / MS_PER_SECOND, 1),
+            "ready": reason is None,
+            "not_ready_reason": reason,
+            "warning": parts.warnings(),
+            **parts.relay(),
+            **sensors,
+            **fields,
+            "followed": len(await queries.documents()),
+            "queries": await queries.summaries(now_s),
+            "pipelines_total": len(pipelines),
+            "pipelines": summaries(pipelines),
+            "request_times": times if HISTOGRAMS in request.query else merged_times(times),
+            "changes_total": changes_total,
+            "changes": list(changes),
+            **({"slots": slots} if slots else {}),
+        }
+        return await answer_in_slices(document, self._slices)
 
     async def _get_clients(self, request: web.Request) -> web.Response:
         text, limit = filter_and_limit(request)
-        by = is_by_client(request)
-        found = await self.clients.closest_to_bound(text, limit, by_client=by)
-        described = await self.clients.describe_found(found, self.clock_ms())
-        unbounded = await self.clients.unbounded(text, limit)
-        document = {
-            "total": found.total,
-            "client_counts": asdict(found.clients),
-            "throttling": throttling_document(self.rules, time.time()),
-            "clients": described,
-            **unbounded,
-        }
-        return await answer_in_slices(document, self.slices)
+        sensors, fields = await self._clients.fields(text, limit, by_client=is_by_client(request))
+        return await answer_in_slices({"total": sensors["bounded"], **fields}, self._slices)
 
     async def _get_client(self, request: web.Request) -> web.Response:
         entity = tail_of(request, CLIENTS_PATH)
-        rows = await self.clients.of_entity(entity)
+        rows = await self._clients.of_entity(entity)
         if not rows:
             fix = "see GET /v1/clients; one that sent nothing for an hour is forgotten"
             raise ApiError(404, f"no client is measured as {entity!r}", fix)
-        explained = [(row, {"connected": await self.clients.explain(row)}) for row in rows]
-        quotas = await self.clients.describe(explained, self.clock_ms())
+        explained = [(row, {"connected": await self._clients.explain(row)}) for row in rows]
+        quotas = await self._clients.describe(explained)
         return answer({"entity": entity, "quotas": quotas})
 
     async def _get_connections(self, request: web.Request) -> web.Response:
@@ -138,36 +161,36 @@ class ApiRoutes:
             if "after" in request.query
             else None
         )
-        document = await self.connections.document(text, limit, after, self.clock_ms(), time.time())
-        return await answer_in_slices(document, self.slices)
+        document = await connections_document(self._parts, text, limit, after)
+        return await answer_in_slices(document, self._slices)
 
     async def _delete_connection(self, request: web.Request) -> web.Response:
         name = tail_of(request, CONNECTIONS_PATH)
         number = parse_number(name)
-        row = self.connections.source.close(number) if number is not None else None
+        row = self._parts.connections.close(number) if number is not None else None
         if row is None:
             fix = "see GET /v1/connections for those that are open"
             raise ApiError(404, f"no connection {name!r} is open", fix)
         peer, about = f"{row.ip}:{row.port}", picked(row, "user", "client_id", "listener")
         who, what = current_author(), f"connection {peer}"
-        await self.audit.record(who, what, about, None, time.time())
+        await self._audit.record(who, what, about, None, time.time())
         log_change("connection closed by an operator", peer=peer, **about)
         return answer({"closed": row.number})
 
     async def _get_quotas(self, _: web.Request) -> web.Response:
         now_s = time.time()
-        quotas = (rule_entry(entry, now_s) for entry in self.rules.entries())
-        document = {"throttling": throttling_document(self.rules, now_s), "quotas": quotas}
-        return await answer_in_slices(document, self.slices)
+        quotas = (rule_entry(entry, now_s) for entry in self._rules.entries())
+        document = {"throttling": throttling_document(self._rules, now_s), "quotas": quotas}
+        return await answer_in_slices(document, self._slices)
 
     async def _put_quota(self, request: web.Request) -> web.Response:
         keys = _keys(request)
         now_s = time.time()
-        override = parse_override(await json_body(request, MAX_OVERRIDE_BYTES), now_s)
+        override = parse_override(await json_body(request), now_s)
         name = selector(keys)
         async with self._audited(name):
             about = (override.bounds, override.scope, override.by, now_s)
-            entry = await self.rules.put(
+            entry = await self._rules.put(
                 keys, *about, enforce=override.enforce, until_s=override.until_s
             )
         log_change("quota overridden", selector=name, by=override.by)
@@ -177,7 +200,7 @@ class ApiRoutes:
         keys = _keys(request)
         name = selector(keys)
         async with self._audited(name):
-            if not await self.rules.delete(keys):
+            if not await self._rules.delete(keys):
                 fix = "see GET /v1/quotas; rules of the file are changed in the file"
                 raise ApiError(404, f"no override is in force for {name}", fix)
         log_change("quota override deleted", selector=name)
@@ -185,44 +208,41 @@ class ApiRoutes:
 
     def _audited(self, name: str) -> AbstractAsyncContextManager[None]:
         def get() -> Document | None:
-            entry = self.rules.in_force().get(name)
+            entry = self._rules.in_force().get(name)
             return None if entry is None else rule_change(entry)
 
-        return audited(self.audit, f"quota {name}", get, _SELECTOR_FIX)
+        return audited(self._audit, f"quota {name}", get, _SELECTOR_FIX)
 
     async def _get_throttling(self, _: web.Request) -> web.Response:
-        return answer({"throttling": throttling_document(self.rules, time.time())})
+        return answer({"throttling": throttling_document(self._rules, time.time())})
 
     async def _post_throttling(self, request: web.Request) -> web.Response:
         now_s = time.time()
-        change = parse_throttling(await json_body(request, MAX_CHANGE_BYTES), now_s)
-        async with audited(self.audit, "pauses", self._pauses, "end some of them with on: true"):
-            await self._pause_or_resume(change, now_s)
-        about = {"selector": pause_name(change.keys), "by": change.by}
-        if change.until_s is None:
-            log_change("throttling resumed", **about)
+        keys, until_s, by = parse_throttling(await json_body(request), now_s)
+        async with audited(self._audit, "pauses", self._pauses, "end some of them with on: true"):
+            name = pause_name(keys)
+            if until_s is not None:
+                await self._rules.pause(QuotaPause(keys, until_s, by, now_s))
+            elif not await self._rules.resume(keys or None) and keys:
+                fix = "see GET /v1/throttling for those that are paused"
+                raise ApiError(404, f"{name} is not paused", fix)
+        if until_s is None:
+            log_change("throttling resumed", selector=name, by=by)
         else:
-            log_change("throttling paused", "warning", until=iso(change.until_s), **about)
-        return answer({"throttling": throttling_document(self.rules, now_s)})
-
-    async def _pause_or_resume(self, change: ThrottlingChange, now_s: float) -> None:
-        if change.until_s is not None:
-            await self.rules.pause(QuotaPause(change.keys, change.until_s, change.by, now_s))
-        elif not await self.rules.resume(change.keys or None) and change.keys:
-            fix = "see GET /v1/throttling for those that are paused"
-            raise ApiError(404, f"{pause_name(change.keys)} is not paused", fix)
+            log_change("throttling paused", "warning", until=iso(until_s), selector=name, by=by)
+        return answer({"throttling": throttling_document(self._rules, now_s)})
 
     def _pauses(self) -> object:
         """Return who is paused until when, for the audit."""
-        return {pause.name: iso(pause.until_s) for pause in self.rules.pauses()}
+        return {pause.name: iso(pause.until_s) for pause in self._rules.pauses()}
 
     async def _post_report(self, request: web.Request) -> web.Response:
         raw = await json_body(request, MAX_REPORT_BYTES)
         try:
-            return answer(await self.reports.accept(raw, current_author().queries))
+            return answer(await self._parts.reports.accept(raw, current_author().queries))
         except ReportRefused as error:
             if error.reason is Refusal.NOT_ALLOWED:
-                await self.refused.record(error.message, time.time())
+                await self._refused.record(error.message, time.time())
             reason = str(error.reason)
             raise ApiError(error.status, error.message, error.fix, reason=reason) from None
 
@@ -230,18 +250,19 @@ class ApiRoutes:
         limit = whole_number(request, "limit", DEFAULT_PARTITIONS, MAX_PARTITIONS)
         documents = _named(
             request.query.get("query"),
-            await self.queries.documents(),
+            await self._parts.queries.documents(),
             "no query {!r} is followed",
             "see GET /v1/progress for those that are; name it under queries, or let "
             "QuotaListener report it",
         )
-        body = await asyncio.to_thread(written_queries, documents, limit)
-        return answer_in_pieces(body, JSON_HEADERS)
+        # In a thread: of 10,000 partitions it takes milliseconds.
+        shown = await asyncio.to_thread(lambda: [limited(each, limit) for each in documents])
+        return await answer_in_slices({"queries": shown}, self._slices, PARTITION_DEPTH)
 
     async def _get_pipelines(self, request: web.Request) -> web.Response:
         documents = _named(
             request.query.get("pipeline"),
-            await self.queries.pipelines(),
+            await self._parts.queries.pipelines(),
             "there is no pipeline {!r}",
             "see GET /v1/pipelines for those that there are; name it under pipelines in the "
             "configuration",
@@ -252,8 +273,8 @@ class ApiRoutes:
         return answer({"level": log_level.name})
 
     async def _put_level(self, request: web.Request) -> web.Response:
-        before, name = log_level.name, parse_level(await json_body(request, MAX_LEVEL_BYTES))
-        async with audited(self.audit, "log level", lambda: log_level.name):
+        before, name = log_level.name, parse_level(await json_body(request))
+        async with audited(self._audit, "log level", lambda: log_level.name):
             log_level.set(name)
         # As an error it is written at every level: the log should say why it says less.
         level = "error" if name == "error" else "warning"
@@ -262,8 +283,8 @@ class ApiRoutes:
 
     async def _get_audit(self, request: web.Request) -> web.Response:
         text, limit = filter_and_limit(request)
-        total, changes = self.audit.documents(limit, text)
-        return await answer_in_slices({"total": total, "changes": changes}, self.slices)
+        total, changes = self._audit.documents(limit, text)
+        return await answer_in_slices({"total": total, "changes": changes}, self._slices)
 
 
 def filter_and_limit(request: web.Request) -> tuple[str, int]:
@@ -295,7 +316,7 @@ def tail_of(request: web.Request, path: str) -> str:
     """
     raw = request.raw_path.partition("?")[0]
     if not raw.startswith(path):
-        raise ApiError(404, "there is nothing here", "see docs/api.md for the paths")
+        raise web.HTTPNotFound
     try:
         return unquote(raw.removeprefix(path), errors="strict").encode().decode()
     except UnicodeError:

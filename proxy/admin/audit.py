@@ -58,6 +58,8 @@ class Author:
     """From which the request came; None for what was no request."""
     queries: QueryScope = ALL_QUERIES
     """On which it may report."""
+    may_do_all: bool = False
+    """Whether it has all rights: by its token, or since there are none."""
 
 
 BY_FILE = Author(FILE)

@@ -1,83 +1,160 @@
 """Describes bounded clients: rate, bound, holds, and which rule it is and why."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from metrics.clock import MS_PER_SECOND
-from proxy.admin.client_groups import ClientCounts, RowGroup, names_of
-from proxy.admin.history import History, Largest
-from proxy.admin.query_documents import QueryDocuments
-from proxy.admin.rule_documents import rule_name
+from proxy.admin.admin_parts import AdminParts
+from proxy.admin.history import History, Largest, share
+from proxy.admin.rule_documents import rule_name, throttling_document
 from proxy.admin.written_values import picked, rounded
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import QuotaRow
-from proxy.quota.rule_registry import RuleEntry, RuleRegistry
+from proxy.quota.rule_registry import RuleEntry
 from proxy.quota.rules import RuleTable
-from proxy.slices import Slices
 from proxy.state import Document
 
 FRESH_MS = 500.0
 """How long measured rows are shown again: with 10,000 sensors they take some 0.1 s of computing
 time to make, and many may be looking."""
 
+_KINDS = list(QuotaKind)
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """Rows that belong together, at least one: of one client, or of what several share."""
+
+    rows: Sequence[QuotaRow]
+
+    @property
+    def urgency(self) -> tuple[bool, float]:
+        """Throttled ones are above the others, then those closer to their bound."""
+        return any(row.throttled for row in self.rows), max(map(share, self.rows))
+
+    @property
+    def client(self) -> ClientIdentity | None:
+        """The only client; None if several share the quotas, or all have left."""
+        counts = [row.client_count for row in self.rows]
+        return self.rows[counts.index(1)].clients[0] if max(counts) == 1 else None
+
+    @property
+    def has_left(self) -> bool:
+        """Whether none of its clients is connected any more."""
+        return not any(row.client_count for row in self.rows)
+
+    def in_order(self) -> list[QuotaRow]:
+        """Return the rows in an order that stays while figures change."""
+        return sorted(self.rows, key=lambda row: (_KINDS.index(row.kind), row.entity))
+
+
+def names_of(groups: Iterable[RowGroup]) -> Iterator[tuple[str, RowGroup]]:
+    """Yield each group with a name that no other has: its entity, if it is one."""
+    taken: set[str] = set()
+    for group in groups:
+        client, name = group.client, group.rows[0].entity
+        if client and (name in taken or any(row.entity != name for row in group.rows)):
+            name = f"client={json.dumps([client.listener, client.user, client.client_id])}"
+        elif name in taken:
+            name += ",shared"
+        taken.add(name)
+        yield name, group
+
 
 @dataclass(slots=True)
 class FoundRows:
-    """The rows that a request chose, and how many there are in all."""
+    """The rows that a request chose, and how many there are in all.
+
+    Clients that have left, and are not forgotten, are known by their entity alone: several that
+    shared one count once.
+    """
 
     by_client: bool
     """Whether it chose clients, with all rows of each; else each group is one row."""
     groups: Sequence[RowGroup] = ()
-    clients: ClientCounts = field(default_factory=ClientCounts)
-    total: int = 0
-    throttled: int = 0
-    held: int = 0
-    """Sensors of which a response waits."""
-
-
-@dataclass(slots=True)
-class ClientDocuments:
-    """Bounded clients as documents for JSON."""
-
-    quotas: QuotaManager
-    rules: RuleRegistry
-    queries: QueryDocuments
-    """Says what is behind an adaptive bound."""
-    slices: Slices
-    clock_ms: Callable[[], float]
-    """The monotonic time that `quotas` is fed with."""
-    client_rates: Callable[[], Mapping[ClientIdentity, float]] = dict
-    """Bytes per second of each client, as they were measured last."""
-    _measuring: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
-    _found: dict[tuple[str, int, bool], tuple[float, FoundRows]] = field(
-        default_factory=dict, init=False
+    sensors: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("bounded", "throttled", "held"), 0)
     )
-    """By what was asked for, with the time from which on it is not shown any more."""
+    """Of `held` ones a response waits."""
+    clients: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("bounded", "throttled", "held", "left", "shown"), 0)
+    )
+    """The connected ones and those that have `left`; `shown` are those that the groups are of."""
 
-    async def closest_to_bound(self, text: str, limit: int, *, by_client: bool) -> FoundRows:
-        """Return the rows of the throttled clients, then of those closest to their bound.
+    def add(self, rows: Sequence[QuotaRow]) -> None:
+        """Count rows that belong together, and their clients if these have left."""
+        throttled = sum(row.throttled for row in rows)
+        held = sum(row.hold_until_ms is not None for row in rows)
+        self.sensors["bounded"] += len(rows)
+        self.sensors["throttled"] += throttled
+        self.sensors["held"] += held
+        if rows and not any(row.client_count for row in rows):
+            self.clients["bounded"] += 1
+            self.clients["left"] += 1
+            self.clients["throttled"] += throttled > 0
+            self.clients["held"] += held > 0
 
-        They come from a walk over all sensors that ended at most `FRESH_MS` ago: at most `limit`,
-        0 or more, that have `text`, in lower case, in their entity, or in the user or client id of
-        a connected client. `by_client` chooses, and counts, groups with all their rows.
+    def add_connected(self, quotas: QuotaManager, now_ms: float) -> Iterator[None]:
+        """Count the connected clients, one in each step, and those of the groups."""
+        counts = self.clients
+        counts["shown"] += sum(group.has_left for group in self.groups)
+        sensors = {(row.kind, row.entity) for group in self.groups for row in group.rows}
+        for client in quotas.clients():
+            meters = quotas.sensors_of(client)
+            counts["bounded"] += bool(meters)
+            counts["throttled"] += any(meter.is_throttled for meter in meters)
+            counts["held"] += any(meter.hold_until_ms(now_ms) is not None for meter in meters)
+            counts["shown"] += any((meter.kind, meter.entity) in sensors for meter in meters)
+            yield
+
+
+class ClientDocuments:
+    """Clients as documents for JSON."""
+
+    def __init__(self, parts: AdminParts) -> None:
+        self._parts = parts
+        self._quotas, self._slices, self._clock_ms = parts.quotas, parts.slices, parts.clock_ms
+        self._measuring = asyncio.Lock()
+        self._found: dict[tuple[str, int, bool], tuple[float, FoundRows]] = {}
+        """By what was asked for, with the time from which on it is not shown any more."""
+
+    async def fields(
+        self, text: str, limit: int, *, by_client: bool, history: History | None = None
+    ) -> tuple[dict[str, int], Document]:
+        """Return figures of all sensors, and what the status and `/v1/clients` say of clients.
+
+        They show the throttled clients, then those closest to their bound: at most `limit`, 0 or
+        more, that have `text`, in lower case, in their entity, or in the user or client id of a
+        connected client. `by_client` chooses, and counts, groups with all their rows.
         """
+        found = await self._closest_to_bound(text, limit, by_client=by_client)
+        return found.sensors, {
+            "client_counts": found.clients,
+            "throttling": throttling_document(self._parts.rules, time.time()),
+            "clients": await self.describe(self._rows(found, history)),
+            **(await self._unbounded(text, limit)),
+        }
+
+    async def _closest_to_bound(self, text: str, limit: int, *, by_client: bool) -> FoundRows:
+        """Return what a walk over all sensors has found that ended at most `FRESH_MS` ago."""
         async with self._measuring:
-            now_ms = self.clock_ms()
+            now_ms = self._clock_ms()
             self._found = {key: each for key, each in self._found.items() if now_ms < each[0]}
             known = self._found.get((text, limit, by_client))
             if known is None:
                 found = await self._walk(text, limit, by_client=by_client)
-                known = self.clock_ms() + FRESH_MS, found
-                self._found[text, limit, by_client] = known
+                known = self._found[text, limit, by_client] = self._clock_ms() + FRESH_MS, found
             return known[1]
 
     async def of_entity(self, entity: str) -> list[QuotaRow]:
         """Return a row for each sensor of an entity."""
-        rows = self.quotas.rows(self.clock_ms)
+        rows = self._quotas.rows(self._clock_ms)
         found = (row if row is not None and row.entity == entity else None for row in rows)
-        return [row for row in await self.slices.collect(found) if row is not None]
+        return [row for row in await self._slices.collect(found) if row is not None]
 
     async def _walk(self, text: str, limit: int, *, by_client: bool) -> FoundRows:
         found = FoundRows(by_client)
@@ -85,45 +162,36 @@ class ClientDocuments:
         most: Largest[RowGroup] = Largest(limit)
 
         def count() -> Iterator[None]:
-            for rows in self.quotas.row_groups(self.clock_ms):
-                found.total += len(rows)
-                found.throttled += sum(row.throttled for row in rows)
-                found.held += sum(row.hold_until_ms is not None for row in rows)
-                if rows and not any(row.client_count for row in rows):
-                    found.clients.add_left(rows)
+            for rows in self._quotas.row_groups(self._clock_ms):
+                found.add(rows)
                 for each in (rows,) if by_client else ((row,) for row in rows):
                     if any(_has(row, text) for row in each):
                         group = RowGroup(each)
                         most.add(group.urgency, group)
                 yield
             found.groups = most.descending()
-            yield from found.clients.add_connected(self.quotas, found.groups, self.clock_ms())
+            yield from found.add_connected(self._quotas, self._clock_ms())
 
-        await self.slices.collect(count())
+        await self._slices.collect(count())
         return found
 
-    async def describe(
-        self, rows: Iterable[tuple[QuotaRow, Document]], now_ms: float
-    ) -> list[Document]:
+    async def describe(self, rows: Iterable[tuple[QuotaRow, Document]]) -> list[Document]:
         """Return the document of each row, with what it says besides."""
-        in_force, adaptive = self.rules.in_force(), await self.queries.adaptive()
-        return await self.slices.collect(
+        in_force, adaptive = self._parts.rules.in_force(), await self._parts.queries.adaptive()
+        now_ms = self._clock_ms()
+        return await self._slices.collect(
             {**_row(row, in_force, adaptive, now_ms), **more} for row, more in rows
         )
 
-    async def describe_found(
-        self, found: FoundRows, now_ms: float, history: History | None = None
-    ) -> list[Document]:
-        """Return the document of each row that was found, with its history if there is one."""
-
-        def rows() -> Iterator[tuple[QuotaRow, Document]]:
-            for name, group in names_of(found.groups):
-                about = {"group": name, "shares": self._shares(group)} if found.by_client else {}
-                for row in group.in_order():
-                    charted = {} if history is None else {"history": history.document(row)}
-                    yield row, {**about, **charted}
-
-        return await self.describe(rows(), now_ms)
+    def _rows(
+        self, found: FoundRows, history: History | None
+    ) -> Iterator[tuple[QuotaRow, Document]]:
+        """Yield each row that was found, and what it says besides."""
+        for name, group in names_of(found.groups):
+            about = {"group": name, "shares": self._shares(group)} if found.by_client else {}
+            for row in group.in_order():
+                charted = {} if history is None else {"history": history.document(row)}
+                yield row, {**about, **charted}
 
     def _shares(self, group: RowGroup) -> list[Document]:
         """Return the quotas that the only client of a group shares with others."""
@@ -131,14 +199,16 @@ class ClientDocuments:
         own = {(row.kind, row.entity) for row in group.rows}
         return [
             {"quota": str(each.kind), "entity": each.entity, "throttled": each.is_throttled}
-            for each in (() if client is None else self.quotas.sensors_of(client))
+            for each in (() if client is None else self._quotas.sensors_of(client))
             if (each.kind, each.entity) not in own
         ]
 
     async def explain(self, row: QuotaRow) -> list[Document]:
         """Return for each connected client the rules that were looked at, and what came of it."""
         # In a thread: of 10,000 rules it takes some 50 ms for each client.
-        return await asyncio.to_thread(self._explain, row, self.rules.in_force(), self.quotas.table)
+        return await asyncio.to_thread(
+            self._explain, row, self._parts.rules.in_force(), self._quotas.table
+        )
 
     @staticmethod
     def _explain(
@@ -160,12 +230,9 @@ class ClientDocuments:
             documents.append({**_client(client), "quotas": quotas})
         return documents
 
-    async def unbounded(self, text: str, limit: int) -> Document:
-        """Return how many connected clients no rule bounds, and those of them with most traffic.
-
-        Arguments as above.
-        """
-        clients, rates = self.quotas.unbounded(), self.client_rates()
+    async def _unbounded(self, text: str, limit: int) -> Document:
+        """Return how many connected clients no rule bounds, and those of them with most traffic."""
+        clients, rates = self._quotas.unbounded(), self._parts.connections.client_rates
         found: Largest[ClientIdentity] = Largest(limit)
 
         def choose() -> Iterator[None]:
@@ -174,7 +241,7 @@ class ClientDocuments:
                     found.add(rates.get(client, 0.0), client)
                 yield
 
-        await self.slices.collect(choose())
+        await self._slices.collect(choose())
         shown = [
             {**_client(client), "rate": rounded(rates.get(client))} for client in found.descending()
         ]

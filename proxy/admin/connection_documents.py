@@ -1,68 +1,45 @@
 """Describes the open connections: whose each is, how much it moves, and what holds it."""
 
+import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Protocol
 
 from metrics.clock import MS_PER_SECOND
+from proxy.admin.admin_parts import AdminParts
 from proxy.admin.history import Largest
 from proxy.admin.rule_documents import rule_name
 from proxy.admin.written_values import iso, picked, rounded
 from proxy.quota.connection_row import ConnectionHold, ConnectionRow
-from proxy.quota.entities import ClientIdentity
-from proxy.quota.rule_registry import RuleEntry, RuleRegistry
-from proxy.slices import Slices
+from proxy.quota.rule_registry import RuleEntry
 from proxy.state import Document
 
 
-class ConnectionSource(Protocol):
-    """Who knows the connections."""
+async def connections_document(
+    parts: AdminParts, text: str, limit: int, after: int | None
+) -> Document:
+    """Return at most `limit` open connections with `text`, in lower case, in what names them.
 
-    @property
-    def client_rates(self) -> Mapping[ClientIdentity, float]:
-        """Bytes per second of each client, as they were measured last."""
+    Those with most traffic come first; with `after` those with higher numbers than that, in the
+    order of their numbers.
+    """
+    found: Largest[ConnectionRow] = Largest(limit)
+    counts = dict.fromkeys(("total", "held", "matching"), 0)
 
-    def rows(self) -> Iterator[ConnectionRow]:
-        """Yield the open connections; it may be left, and other calls come, between two."""
+    def choose() -> Iterator[None]:
+        for row in parts.connections.rows():
+            counts["total"] += 1
+            counts["held"] += row.hold is not None
+            if _is_named(row, text) and (after is None or row.number > after):
+                counts["matching"] += 1
+                found.add(row.rate if after is None else -row.number, row)
+            yield
 
-    def close(self, number: int) -> ConnectionRow | None:
-        """Close a connection; return what it was, None if there is none of this number."""
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionDocuments:
-    """The open connections as a document for JSON."""
-
-    source: ConnectionSource
-    rules: RuleRegistry
-    slices: Slices
-
-    async def document(
-        self, text: str, limit: int, after: int | None, now_ms: float, now_s: float
-    ) -> Document:
-        """Return at most `limit` connections with `text`, in lower case, in what names them.
-
-        Those with most traffic come first; with `after` those with higher numbers than that, in
-        the order of their numbers. Times are on the monotonic clock, and since the epoch.
-        """
-        found: Largest[ConnectionRow] = Largest(limit)
-        counts = dict.fromkeys(("total", "held", "matching"), 0)
-
-        def choose() -> Iterator[None]:
-            for row in self.source.rows():
-                counts["total"] += 1
-                counts["held"] += row.hold is not None
-                if _is_named(row, text) and (after is None or row.number > after):
-                    counts["matching"] += 1
-                    found.add(row.rate if after is None else -row.number, row)
-                yield
-
-        await self.slices.collect(choose())
-        in_force, rows = self.rules.in_force(), found.descending()
-        documents = await self.slices.collect(
-            _connection(row, in_force, now_ms, now_s) for row in rows
-        )
-        return {**counts, "connections": documents}
+    now_ms, now_s = parts.clock_ms(), time.time()
+    await parts.slices.collect(choose())
+    in_force = parts.rules.in_force()
+    documents = await parts.slices.collect(
+        _connection(row, in_force, now_ms, now_s) for row in found.descending()
+    )
+    return {**counts, "connections": documents}
 
 
 def _is_named(row: ConnectionRow, text: str) -> bool:
@@ -90,9 +67,8 @@ def _connection(
 def _hold(
     hold: ConnectionHold, in_force: Mapping[str, RuleEntry], now_ms: float, now_s: float
 ) -> Document:
-    left_s = None
-    if hold.until_ms is not None:
-        left_s = max(hold.until_ms - now_ms, 0.0) / MS_PER_SECOND
+    until_ms = hold.until_ms
+    left_s = None if until_ms is None else max(until_ms - now_ms, 0.0) / MS_PER_SECOND
     return {
         "where": hold.where,
         "quota": None if hold.kind is None else str(hold.kind),

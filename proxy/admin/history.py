@@ -115,12 +115,14 @@ class History:
         series = self._series.get((row.entity, row.kind))
         if series is None:
             return None
-        runs = groupby(enumerate(bound for _, bound in series), key=itemgetter(1))
-        return {
-            "interval_s": self._interval_ms / MS_PER_SECOND,
-            "rates": [round(rate, 1) for rate, _ in series],
-            "bounds": [next(run) for _, run in runs],
-        }
+        rates = [round(rate, 1) for rate, _ in series]
+        return chart(self._interval_ms / MS_PER_SECOND, rates, (bound for _, bound in series))
+
+
+def chart(interval_s: float, rates: list[float], bounds: Iterable[float]) -> dict[str, object]:
+    """Return rates and the bound of each as a document has them."""
+    runs = groupby(enumerate(bounds), key=itemgetter(1))
+    return {"interval_s": interval_s, "rates": rates, "bounds": [next(run) for _, run in runs]}
 
 
 def share(measured: Measured) -> float:

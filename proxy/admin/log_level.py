@@ -12,9 +12,6 @@ LEVELS: Final = ("debug", "info", "warning", "error")
 
 LOG_LEVEL_PATH = "/v1/log_level"
 
-MAX_LEVEL_BYTES = 1024
-"""The longest body that names a level."""
-
 _EXAMPLE = 'send {"level": "debug"}'
 
 

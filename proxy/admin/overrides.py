@@ -40,17 +40,6 @@ class Override:
     """When it ends by itself, in seconds of the Unix epoch; None: not at all."""
 
 
-@dataclass(frozen=True, slots=True)
-class ThrottlingChange:
-    """Clients whose quotas are paused, or enforced again; and who says so."""
-
-    keys: Mapping[str, str]
-    """As those of a rule; none: all clients."""
-    until_s: float | None
-    """When the pause ends by itself, as `Override.until_s`; None: the quotas are enforced again."""
-    by: str | None
-
-
 def parse_override(body: bytes, now_s: float) -> Override:
     """Read a body such as `{"consumer_byte_rate": "10MiB", "until": "2h", "by": "anna"}`.
 
@@ -70,10 +59,14 @@ def parse_override(body: bytes, now_s: float) -> Override:
     return Override(bounds, scope, _by(document.get("by")), enforce, until_s)
 
 
-def parse_throttling(body: bytes, now_s: float) -> ThrottlingChange:
+def parse_throttling(
+    body: bytes, now_s: float
+) -> tuple[Mapping[str, str], float | None, str | None]:
     """Read a body such as `{"off": "30m", "client-id": "etl", "by": "anna"}` or `{"on": true}`.
 
-    Raises ApiError with status 400 for anything that is not such a body.
+    Returns the keys of the clients, as those of a rule, none for all; when the pause ends by
+    itself, None where the quotas are enforced again; and who says so. Raises ApiError with status
+    400 for anything that is not such a body.
     """
     document = _json_object(body, _PAUSE_KEYS, _PAUSE_EXAMPLE)
     if ("off" in document) == ("on" in document):
@@ -88,7 +81,7 @@ def parse_throttling(body: bytes, now_s: float) -> ThrottlingChange:
         raise _bad(error.message, error.fix) from None
     until_s = _end("off", document["off"], now_s) if "off" in document else None
     texts = {key: str(value) for key, value in keys.items()}
-    return ThrottlingChange(texts, until_s, _by(document.get("by")))
+    return texts, until_s, _by(document.get("by"))
 
 
 def _end(key: str, value: object, now_s: float) -> float:

@@ -8,7 +8,6 @@ from heapq import nlargest
 from operator import itemgetter
 from typing import Protocol
 
-from proxy.admin.sliced_json import written_pieces
 from proxy.admin.written_values import cut, picked
 from proxy.progress.query_scope import QueryScope
 from proxy.slices import Slices
@@ -128,19 +127,6 @@ def limited(document: Document, most: int) -> Document:
     )
     shown.sort(key=itemgetter("topic", "partition"))
     return {**document, "partitions": shown}
-
-
-def written_queries(documents: Iterable[Document], most: int) -> bytearray:
-    """Write `{"queries": [...]}`, each query with at most so many partitions.
-
-    For a thread: it goes in small pieces, since nothing else runs during one json.dumps, nor while
-    megabytes are joined or encoded.
-    """
-    text = bytearray()
-    document = {"queries": (limited(each, most) for each in documents)}
-    for piece in written_pieces(document, PARTITION_DEPTH):
-        text += piece.encode()
-    return text
 
 
 def _totals(partitions: Sequence[Document]) -> Generator[None, None, Document]:

@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from proxy.admin.sliced_json import written_pieces
+from proxy.admin.sliced_json import ROW_DEPTH, written_pieces
 from proxy.slices import Slices
 
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -22,6 +22,7 @@ JSON_HEADERS = {**HEADERS, "Content-Type": "application/json; charset=utf-8"}
 OWN_BODY = web.RequestKey("own_body", bytes)
 """The body of a request that this process makes of itself."""
 
+MAX_BODY_BYTES = 64 * 1024  # of a request that changes something
 BODY_TIMEOUT_S = 10.0  # how long a body may take to arrive
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 REPLY_PIECE_BYTES = 64 * 1024  # of a body, written in one step
@@ -81,16 +82,27 @@ async def _pieces(parts: Sequence[memoryview]) -> AsyncIterator[memoryview]:
             await asyncio.sleep(0)
 
 
-async def answer_in_slices(document: Mapping[str, object], slices: Slices) -> web.Response:
-    """Return a long document as a JSON answer: nothing else would run during one json.dumps."""
+async def answer_in_slices(
+    document: Mapping[str, object], slices: Slices, depth: int = ROW_DEPTH
+) -> web.Response:
+    """Return a long document as a JSON answer: nothing else would run during one json.dumps.
+
+    Each value at `depth` is written in one step.
+    """
+    pieces = map(str.encode, written_pieces(document, depth))
+    return answer_in_pieces(await made_in_slices(pieces, slices), JSON_HEADERS)
+
+
+async def made_in_slices(pieces: Iterator[bytes], slices: Slices) -> bytearray:
+    """Return a long body that is made a slice at a time."""
     body = bytearray()
-    # Not joined and encoded in the end: several megabytes take milliseconds.
+    # Not joined in the end: several megabytes take milliseconds.
     async with slices.long_answers:
-        await slices.collect(map(body.extend, map(str.encode, written_pieces(document))))
-    return answer_in_pieces(body, JSON_HEADERS)
+        await slices.collect(map(body.extend, pieces))
+    return body
 
 
-async def json_body(request: web.Request, most_bytes: int) -> bytes:
+async def json_body(request: web.Request, most_bytes: int = MAX_BODY_BYTES) -> bytes:
     """Return the body of a request that says it is JSON; it is not looked into.
 
     Raises ApiError: 400 when it is broken off, 408 when it is slow, 413 when it is longer than
@@ -141,20 +153,10 @@ class _FamilyPart(Collector):
         return (self._part,)
 
 
-async def scrape(registry: CollectorRegistry, member: str, slices: Slices) -> bytearray:
-    """Return all metrics of a member in Prometheus' text format.
-
-    Sensors are measured here, in the thread that feeds them, each at its own moment.
-    """
-    text = bytearray()
-    # Not joined in the end: several megabytes take milliseconds.
-    async with slices.long_answers:
-        await slices.collect(map(text.extend, scrape_pieces(registry, member)))
-    return text
-
-
 def scrape_pieces(registry: CollectorRegistry, member: str) -> Iterator[bytes]:
     """Yield the text that `generate_latest` gives, a few samples in each piece.
+
+    Sensors are measured here, in the thread that feeds them, each at its own moment.
 
     Each sample has the label `member` beside its own. Families must not have `_created` series,
     which would stand behind the others.

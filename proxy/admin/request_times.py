@@ -66,7 +66,7 @@ def _document(api: str, parts: Parts, before: Sequence[Sequence[int]] | None) ->
 
 
 def merged_times(documents: Iterable[Document]) -> list[Document]:
-    """Return the documents of several processes as those of one, without histograms.
+    """Return the documents of some processes as those of one, without histograms.
 
     Where one has no histograms, or buckets of its own, the longest times of all are given.
     """
@@ -81,11 +81,6 @@ def merged_times(documents: Iterable[Document]) -> list[Document]:
         }
         for api, found in by_api.items()
     )
-
-
-def without_histograms(document: Document) -> Document:
-    """Return a document as people are shown it."""
-    return {key: value for key, value in document.items() if key != HISTOGRAMS}
 
 
 def _busiest(documents: Iterable[Document]) -> list[Document]:

@@ -1,59 +1,44 @@
-"""The admin HTTP server of a member: puts the paths together."""
+"""The admin HTTP server of a member: its address, who may ask what there, and all paths."""
 
-import asyncio
+import ipaddress
+import logging
 import socket
 import ssl
 from collections.abc import Callable, Sequence
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
-from prometheus_client import CollectorRegistry
 
+from proxy.admin.admin_parts import AdminParts
 from proxy.admin.api import ApiRoutes
-from proxy.admin.audit import AuditLog
-from proxy.admin.changes import RefusedReports
-from proxy.admin.client_documents import ClientDocuments
-from proxy.admin.connection_documents import ConnectionDocuments, ConnectionSource
-from proxy.admin.history import History
-from proxy.admin.page_files import PAGE_FILES, page_routes
-from proxy.admin.peers.machine_answers import MachineAnswers
-from proxy.admin.peers.member_client import MEMBER_TIMEOUT_S, MemberClient
-from proxy.admin.peers.member_requests import MemberRequests
-from proxy.admin.peers.merged_answers import MergedAnswers
-from proxy.admin.peers.routed_requests import RoutedRequests
-from proxy.admin.peers.tier_protocol import Tier
+from proxy.admin.page_files import page_routes
+from proxy.admin.peers.members import MEMBER_TIMEOUT_S, Members
+from proxy.admin.peers.tier_answers import TierAnswers
 from proxy.admin.peers.tier_routes import TierRoutes
 from proxy.admin.port.access import Access
-from proxy.admin.port.admin_port import DEFAULT_LIMITS, PortLimits
+from proxy.admin.port.admin_port import DEFAULT_LIMITS, AdminPort, PortLimits, bind
 from proxy.admin.port.guard import Guard
-from proxy.admin.query_documents import QueryDocuments, Reports
-from proxy.admin.rates.observed_rates import ObservedRates
-from proxy.admin.rates.suggestion_routes import SuggestionRoutes
-from proxy.admin.replies import (
-    CONTENT_TYPE,
-    answer,
-    answer_in_pieces,
-    readiness_answer,
-    scrape,
-)
-from proxy.admin.site import AdminError, AdminSite
-from proxy.admin.status import NotReady, RelayStatus, Status
-from proxy.quota.manager import QuotaManager
-from proxy.quota.rule_registry import RuleRegistry
-from proxy.slices import LONG_ANSWERS, Slices
-from proxy.state import Document
+from proxy.admin.rates.suggestions import SuggestionRoutes
 
-__all__ = ["PAGE_FILES", "AdminError", "AdminServer"]
+OF_MEMBERS = "/member/"  # begins what members alone may ask each other
+SHUTDOWN_TIMEOUT_S = 1.0  # for requests in progress when the server stops
+
+_quiet = logging.getLogger("proxy.admin.http")
+_quiet.addHandler(logging.NullHandler())
+_quiet.propagate = False
+"""For what aiohttp says of bytes that are no HTTP: the answer is 400, and the log stays ours."""
 
 
-class AdminServer(AdminSite):
+class AdminError(Exception):
+    """The admin port could not be opened."""
+
+
+class AdminServer:
     """Serves operators on one address: metrics, health, the API and the status page.
 
-    Each sample of `metrics` is shown with the name of the `member`. Whoever made `history` takes
-    its samples, whoever made `audit` closes it, and `clock_ms` is the monotonic time that `quotas`
-    is fed with.
+    `host` is loopback unless the access has tokens; `port` 0 is any free one.
 
-    With a `tier` it answers for all members, but for a request of one of them, which is for this
+    With a tier it answers for all members, but for a request of one of them, which is for this
     one alone. `client_of` gives the client id that a query's name stands for, and `timeout_s` is
     for the answer of another member.
     """
@@ -62,127 +47,115 @@ class AdminServer(AdminSite):
         self,
         host: str,
         port: int,
+        parts: AdminParts,
         *,
-        metrics: CollectorRegistry,
-        member: str,
-        not_ready: NotReady,
-        quotas: QuotaManager,
-        rules: RuleRegistry,
-        relay: Callable[[], RelayStatus],
-        history: History,
-        clock_ms: Callable[[], float],
-        reports: Reports,
-        rates: ObservedRates,
-        audit: AuditLog,
         access: Access,
-        connections: ConnectionSource,
         limits: PortLimits = DEFAULT_LIMITS,
         tls: ssl.SSLContext | None = None,
-        warning: NotReady = lambda: None,
-        request_times: Callable[[], Sequence[Document]] = tuple,
-        tier: Tier | None = None,
         client_of: Callable[[str], str] = lambda name: name,
         timeout_s: float = MEMBER_TIMEOUT_S,
     ) -> None:
-        super().__init__(host, port, Guard(access, in_tier=tier is not None), limits, tls)
-        self._metrics, self._member = metrics, member
-        self._client, self._client_of = MemberClient(timeout_s), client_of
-        self._tier, self._tier_routes = tier, None if tier is None else TierRoutes(tier, audit)
-        if tier is not None:
-            not_ready = _joined(lambda: tier.not_ready, not_ready)
-            warning = _joined(lambda: tier.warning, warning)
-        self._not_ready, self._warning = not_ready, warning
-        self._slices = Slices()
-        queries = QueryDocuments(reports, self._slices, clock_ms)
-        clients = ClientDocuments(
-            quotas, rules, queries, self._slices, clock_ms, lambda: connections.client_rates
-        )
-        status = Status(
-            relay,
-            not_ready,
-            clients,
-            history,
-            queries,
-            audit,
-            clock_ms(),
-            warning,
-            request_times,
-            dict if tier is None else tier.slots,
-        )
-        listed = ConnectionDocuments(connections, rules, self._slices)
-        self._api = ApiRoutes(
-            clients,
-            rules,
-            status,
-            reports,
-            queries,
-            clock_ms,
-            self._slices,
-            audit,
-            listed,
-            RefusedReports(audit),
-        )
-        self._suggestions = SuggestionRoutes(rates, quotas, self._slices)
+        self._host, self._port, self._limits, self._tls = host, port, limits, tls
+        self._parts, self._client_of, self._timeout_s = parts, client_of, timeout_s
+        self._guard = Guard(access, in_tier=parts.tier is not None)
+        self._api = ApiRoutes(parts)
+        self._members: Members | None = None
+        self._tier_routes: TierRoutes | None = None
+        self._runner: web.AppRunner | None = None
+        self._opened: AdminPort | None = None
 
-    def routes(self) -> list[web.RouteDef]:
-        """Return the handlers by method and path."""
-        own = [
-            web.get("/metrics", self._get_metrics),
-            web.get("/healthz", self._get_healthz),
-            web.get("/readyz", self._get_readyz),
-            *self._api.routes(),
-            *self._suggestions.routes(),
-            *page_routes(),
-        ]
-        if self._tier is None or self._tier_routes is None:
-            return own
-        members, is_scoped = MemberRequests(self._tier, self._client), self._guard.is_scoped
-        long_answers = asyncio.Semaphore(LONG_ANSWERS)
-        for_all = {
-            (route.method, route.path): route.handler
-            for routes in (
-                MergedAnswers(members, long_answers),
-                RoutedRequests(members, self._client_of),
-                MachineAnswers(members, long_answers),
-            )
-            for route in routes.routes()
-        }
-        scoped = [*self._tier_routes.scoped_routes(), *self._suggestions.member_routes()]
+    @property
+    def port(self) -> int:
+        """The port that is open, also when any free one was asked for. Only after `start`."""
+        assert self._opened is not None
+        return self._opened.addresses[0][1]
 
-        def is_own(request: web.Request) -> bool:
-            return is_scoped(request) or members.is_alone
+    def use_access(self, access: Access) -> None:
+        """Replace who may do what, from the next request on."""
+        self._guard.access = access
 
-        return [
-            *(
-                _when(is_own, route, for_all.get((route.method, route.path), route.handler))
-                for route in own
-            ),
-            *(_when(is_scoped, route, _not_found) for route in scoped),
-            *self._tier_routes.routes(),
-        ]
+    def use_tls(self, tls: ssl.SSLContext | None) -> None:
+        """Replace what new connections are shown; None stays None."""
+        self._tls = tls
+        if self._opened is not None:
+            self._opened.tls = tls
+
+    def addresses(self) -> list[tuple[str, int]]:
+        """Return where its sockets are. Only after `start`."""
+        return self._opened.addresses if self._opened else []
 
     async def start(self, sockets: Sequence[socket.socket] = ()) -> None:
         """Open the port, or accept on sockets that have it already. Raises AdminError."""
-        if self._tier_routes is not None:
-            self._tier_routes.begin()
-        await super().start(sockets)
+        if not self._guard.access.tokens and not _is_loopback(self._host):
+            raise AdminError(f"admin.bind: {self._host} can be reached by others; set a token")
+        opened = AdminPort(self._limits, self._tls)
+        app = web.Application(middlewares=[opened.watch, self._guard.answer])
+        app.add_routes(self._routes())
+        # A compressed body is taken as it is, and so refused: none is long enough to need it.
+        runner = web.AppRunner(
+            app,
+            access_log=None,
+            logger=_quiet,
+            shutdown_timeout=SHUTDOWN_TIMEOUT_S,
+            auto_decompress=False,
+        )
+        await runner.setup()
+        assert runner.server is not None
+        opened.make_http = runner.server
+        try:
+            opened.serve(sockets or await bind(self._host, self._port))
+        except OSError as error:
+            await runner.cleanup()
+            address = f"{self._host}:{self._port}"
+            raise AdminError(f"admin.bind: {address}: {error.strerror or error}") from None
+        self._runner, self._opened = runner, opened
+
+    def accept_at(self, sockets: Sequence[socket.socket]) -> None:
+        """Accept on further sockets, which others may accept on, too. Only after `start`."""
+        assert self._opened is not None
+        self._opened.serve(sockets)
 
     async def stop(self) -> None:
         """Close the port and every connection, those to other members too."""
         if self._tier_routes is not None:
             self._tier_routes.end()
-        await super().stop()
-        await self._client.close()
+        if self._opened is not None:
+            self._opened.close()
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+        if self._members is not None:
+            await self._members.close()
 
-    async def _get_metrics(self, _: web.Request) -> web.Response:
-        body = await scrape(self._metrics, self._member, self._slices)
-        return answer_in_pieces(body, {"Content-Type": CONTENT_TYPE})
+    def _routes(self) -> list[web.RouteDef]:
+        """Return the handlers by method and path."""
+        parts, is_scoped = self._parts, self._guard.is_scoped
+        suggestions = SuggestionRoutes(parts.rates, parts.quotas, parts.slices)
+        own = [*self._api.routes(), *suggestions.routes(), *page_routes()]
+        if parts.tier is None:
+            return [route for route in own if not route.path.startswith(OF_MEMBERS)]
+        members = self._members = Members(parts.tier, self._timeout_s)
+        tier_routes = self._tier_routes = TierRoutes(parts.tier, parts.audit)
+        answers = TierAnswers(members, suggestions, self._client_of).routes()
+        for_all = {(route.method, route.path): route.handler for route in answers}
 
-    async def _get_healthz(self, _: web.Request) -> web.Response:
-        return answer({"status": "up"})
+        def is_own(request: web.Request) -> bool:
+            return is_scoped(request) or members.is_alone
 
-    async def _get_readyz(self, _: web.Request) -> web.Response:
-        return readiness_answer(self._not_ready(), self._warning())
+        def of_tier(route: web.RouteDef) -> web.RouteDef:
+            if route.path.startswith(OF_MEMBERS):
+                return _when(is_scoped, route, _not_found)
+            other = for_all.get((route.method, route.path))
+            return route if other is None else _when(is_own, route, other)
+
+        return [of_tier(route) for route in (*own, *tier_routes.routes())]
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _when(
@@ -198,8 +171,3 @@ def _when(
 
 async def _not_found(_: web.Request) -> web.StreamResponse:
     raise web.HTTPNotFound
-
-
-def _joined(*problems: NotReady) -> NotReady:
-    """Return what gives all problems that there are as one text."""
-    return lambda: "; ".join(text for each in problems if (text := each())) or None

@@ -1,12 +1,12 @@
 """Reads and writes long JSON in small steps: nothing else runs during one call for megabytes."""
 
 import json
-import re
 from collections.abc import Iterator
+from functools import partial
+from json.decoder import JSONArray, JSONObject  # type: ignore[attr-defined]
 from typing import Any
 
-_SPACE = re.compile(r"[ \t\n\r]*")
-_decode = json.JSONDecoder().raw_decode
+_scan_at_once = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 
 ROW_DEPTH = 2
 """Of the rows of the lists in a document."""
@@ -19,10 +19,25 @@ def read_whole(body: bytes, depth: int) -> Any:
     the event loop may run. Raises ValueError for what is no JSON, RecursionError for what is nested
     too deeply.
     """
-    text = body.decode()
-    value, end = _value(text, _skip(text, 0), depth)
-    if _skip(text, end) != len(text):
-        raise ValueError("there is more behind the end")
+    decoder = json.JSONDecoder()
+    decoder.scan_once = partial(_scan, depth)  # type: ignore[attr-defined]
+    return decoder.decode(body.decode())
+
+
+def _scan(depth: int, text: str, at: int) -> tuple[Any, int]:
+    """Read the value that begins there; return it, and where it ends.
+
+    In Python down to `depth`, as the decoder does without its part in C.
+    """
+    scan = partial(_scan, depth - 1)
+    match text[at : at + 1]:
+        case "[" if depth:
+            array: tuple[Any, int] = JSONArray((text, at + 1), scan)
+            return array
+        case "{" if depth:
+            members: tuple[Any, int] = JSONObject((text, at + 1), True, scan, None, None)
+            return members
+    value: tuple[Any, int] = _scan_at_once(text, at)
     return value
 
 
@@ -46,45 +61,3 @@ def written_pieces(value: Any, depth: int = ROW_DEPTH) -> Iterator[str]:
         yield "]"
     else:
         yield json.dumps(value)
-
-
-def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
-    """Read the value that begins there; return it, and where it ends."""
-    opening = text[at : at + 1]
-    if not depth or opening not in ("{", "["):
-        return _decode(text, at)
-    is_object = opening == "{"
-    found: Any = {} if is_object else []
-    closing = "}" if is_object else "]"
-    at = _skip(text, at + 1)
-    if text[at : at + 1] == closing:
-        return found, at + 1
-    while True:
-        key = None
-        if is_object:
-            key, at = _decode(text, at)
-            if not isinstance(key, str):
-                raise ValueError(f"{at}: a key is no string")
-            at = _skip_mark(text, at, ":")
-        value, at = _value(text, at, depth - 1)
-        if is_object:
-            found[key] = value
-        else:
-            found.append(value)
-        at = _skip(text, at)
-        if text[at : at + 1] == closing:
-            return found, at + 1
-        at = _skip_mark(text, at, ",")
-
-
-def _skip_mark(text: str, at: int, mark: str) -> int:
-    at = _skip(text, at)
-    if text[at : at + 1] != mark:
-        raise ValueError(f"{at}: {mark!r} is missing")
-    return _skip(text, at + 1)
-
-
-def _skip(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
-    assert found is not None  # it matches nothing as well
-    return found.end()

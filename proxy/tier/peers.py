@@ -10,7 +10,6 @@ from typing import Any, Self
 import aiohttp
 from structlog import get_logger
 
-from proxy.admin.peers.tier_protocol import VisitRows
 from proxy.admin.peers.tier_routes import (
     ALIVE_PATH,
     LONG_ALIVE_PATH,
@@ -18,6 +17,7 @@ from proxy.admin.peers.tier_routes import (
     RECORDS_PATH,
     VISITS_PATH,
 )
+from proxy.admin.tier_protocol import VisitRows
 from proxy.config import Config
 from proxy.quota.debts import Debt
 from proxy.state import Record

@@ -12,8 +12,8 @@ from structlog import get_logger
 
 from metrics import MemberInstruments
 from metrics.member_names import machine_of
-from proxy.admin.peers.tier_protocol import MemberEndpoint
 from proxy.admin.replies import ApiError
+from proxy.admin.tier_protocol import MemberEndpoint
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.upstream import UpstreamError
 from proxy.config import Config

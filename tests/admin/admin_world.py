@@ -3,7 +3,7 @@
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import aiohttp
@@ -11,12 +11,12 @@ from parts.quota_world import QuotaWorld
 from yarl import URL
 
 from metrics.member_names import ONLY_MEMBER
+from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import AuditLog
 from proxy.admin.history import History
 from proxy.admin.port.access import Access, AdminToken
 from proxy.admin.rates.observed_rates import ObservedRates
 from proxy.admin.server import AdminServer
-from proxy.admin.status import BrokerStatus, ConfigLoad, ListenerStatus, RelayStatus
 from proxy.progress.query_scope import QueryScope
 from proxy.quota.entities import QuotaKind
 from proxy.quota.rule_registry import RuleRegistry
@@ -54,28 +54,33 @@ RULES = (
 )
 
 
-RELAY = RelayStatus(
-    listeners=(
-        ListenerStatus("default", "0.0.0.0", 19092, tls=False, connections=14),
-        ListenerStatus("tenants", "::1", 19093, tls=True, connections=3),
-    ),
-    brokers=(
-        BrokerStatus(1, "broker-1.kafka.example", 9092),
-        BrokerStatus(2, "broker-2.kafka.example", 9092),
-    ),
-    cluster_answers=True,
-    delay_queues={"fetch": 4, "produce": 1, "request": 0},
-    config_loads=(
-        ConfigLoad(
-            1_790_000_300.0,
-            "failed",
-            "quota-proxy.yaml:12: quotas.rules[0].consumer_byte_rate: 10mb is not a size\n"
-            "    fix: write 10MB (10,000,000 bytes) or 10MiB (10,485,760 bytes)",
-        ),
-        ConfigLoad(1_790_000_000.0, "ok", "quota-proxy.yaml: 4 rules, 2 listeners"),
-    ),
-    throttle_mode="delay",
-)
+RELAY: Mapping[str, Any] = {
+    "listeners": [
+        {"name": "default", "host": "0.0.0.0", "port": 19092, "tls": False, "connections": 14},
+        {"name": "tenants", "host": "::1", "port": 19093, "tls": True, "connections": 3},
+    ],
+    "brokers": [
+        {"node_id": 1, "host": "broker-1.kafka.example", "port": 9092},
+        {"node_id": 2, "host": "broker-2.kafka.example", "port": 9092},
+    ],
+    "cluster_answers": True,
+    "delay_queues": {"fetch": 4, "produce": 1, "request": 0},
+    "config_loads": [
+        {
+            "result": "failed",
+            "message": "quota-proxy.yaml:12: quotas.rules[0].consumer_byte_rate: 10mb is not a "
+            "size\n    fix: write 10MB (10,000,000 bytes) or 10MiB (10,485,760 bytes)",
+            "at": "2026-09-21T14:18:20+00:00",
+        },
+        {
+            "result": "ok",
+            "message": "quota-proxy.yaml: 4 rules, 2 listeners",
+            "at": "2026-09-21T14:13:20+00:00",
+        },
+    ],
+    "throttle_mode": "delay",
+    "certificates": [],
+}
 """The rest of the program, as tests want it."""
 
 
@@ -149,8 +154,10 @@ class AdminWorld(QuotaWorld):
             "access": access or Access(tokens),
             "connections": ConnectionList(()),
             "rates": self.rates,
-        }
-        return AdminServer(host, port, **(arguments | changes))
+        } | changes
+        of_parts = {each.name for each in fields(AdminParts) if each.init}
+        parts = {key: arguments.pop(key) for key in of_parts & arguments.keys()}
+        return AdminServer(host, port, AdminParts(**parts), **arguments)
 
     def sample(self) -> None:
         """Take a sample of the rates at this time."""

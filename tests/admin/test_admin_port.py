@@ -164,7 +164,7 @@ async def test_who_does_not_read_its_answers_is_closed(world: AdminWorld, tls: T
         port = server._opened
         assert port is not None
         caller.writer.write(GET.replace(b"/healthz", b"/page/page.css") * 400)
-        while port._by_http:  # noqa: ASYNC110 - no event tells of it
+        while port._connections:  # noqa: ASYNC110 - no event tells of it
             await asyncio.sleep(0)
 
 
@@ -181,7 +181,7 @@ async def test_only_so_many_leave_their_answers_unread(world: AdminWorld, tls: T
         for caller in callers:
             caller.writer.transport.pause_reading()
             caller.writer.write(GET.replace(b"/healthz", b"/page/page.css") * MORE_THAN_WAITS)
-        while len(port._by_http) > limits.unread:  # noqa: ASYNC110 - no event tells of it
+        while len(port._connections) > limits.unread:  # noqa: ASYNC110 - no event tells of it
             await asyncio.sleep(0)
         assert await (await call(stack, server, tls)).get() == 200
 

@@ -9,7 +9,7 @@ import pytest
 from admin_world import AdminWorld, Ask, Disk, running, serve
 from structlog.testing import capture_logs
 
-import proxy.admin.site as site_module
+import proxy.admin.server as server_module
 from proxy.admin.audit import BY_FILE, AuditedChange, AuditLog, Author
 from proxy.admin.port.access import Access, AdminToken, Right
 from proxy.quota.rule_registry import Compose, ComposedRules, RuleRegistry
@@ -133,7 +133,7 @@ async def test_a_cancelled_change_that_is_kept_is_recorded(
     world: AdminWorld, monkeypatch: pytest.MonkeyPatch
 ):
     """As when the server stops while the rules are composed."""
-    monkeypatch.setattr(site_module, "SHUTDOWN_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(server_module, "SHUTDOWN_TIMEOUT_S", 0.01)
     composing = asyncio.Event()
 
     async def never(_: Compose) -> ComposedRules:

@@ -10,9 +10,8 @@ from admin_world import AdminWorld, Ask, running, serve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.admin.api import MAX_OVERRIDE_BYTES
 from proxy.admin.overrides import Override, parse_override
-from proxy.admin.replies import ApiError
+from proxy.admin.replies import MAX_BODY_BYTES, ApiError
 from proxy.admin.server import AdminError
 from proxy.quota.entities import QuotaKind
 
@@ -65,7 +64,7 @@ BAD_REQUESTS: dict[str, BadRequest] = {
     "no override": (404, "DELETE", ETL, b"", {}),
     "wrong method": (405, "POST", "/v1/quotas", b"", {}),
     "delete status": (405, "DELETE", "/v1/status", b"", {}),
-    "too large": (413, "PUT", ETL, b" " * (MAX_OVERRIDE_BYTES + 1), JSON),
+    "too large": (413, "PUT", ETL, b" " * (MAX_BODY_BYTES + 1), JSON),
     "a form": (415, "PUT", ETL, GOOD, {"Content-Type": "application/x-www-form-urlencoded"}),
     "no content type": (415, "PUT", ETL, GOOD, {"Content-Type": ""}),
     "foreign host": (421, "GET", "/v1/status", b"", {"Host": "rebound.example"}),

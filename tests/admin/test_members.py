@@ -20,14 +20,14 @@ from tokens import CLOSED, OPEN, TOKENS, bearer
 from metrics import MemberInstruments
 from proxy.admin.log_level import log_level
 from proxy.admin.port.access import OPEN_PATHS, Access, Right
-from proxy.admin.port.member_headers import AUTHOR, CHANGES, LEAVE_AUDIT, PEER, SCOPE
+from proxy.admin.port.guard import AUTHOR, CHANGES, LEAVE_AUDIT, PEER, SCOPE
 from proxy.admin.request_times import HISTOGRAMS
 
 ETL = "/v1/quotas/client-id=etl-orders"
 REPORTS = "/v1/spark/batches"
 BODY = {"consumer_byte_rate": "1MiB", "by": "anna"}
 SCOPED = {SCOPE: "member"}
-HIDDEN = ("/member/changes", "/member/observed")
+HIDDEN = {"/member/changes": "POST", "/member/observed": "GET"}
 LIMIT_S = 20
 MEMBER_HEAD = f"HTTP/1.1 200 OK\r\n{SCOPE}: member\r\nContent-Length: 2\r\n\r\n".encode()
 
@@ -191,8 +191,8 @@ async def test_what_says_who_asks_is_not_believed_of_who_is_no_member(world: Adm
     forged = {AUTHOR: "root", PEER: "10.9.9.9", LEAVE_AUDIT: "1", **SCOPED}
     async with serve(world.server()) as ask:
         assert (await ask("PUT", ETL, json=BODY, headers=forged)).status == 200
-        for path in HIDDEN:
-            assert (await ask("POST", path, json=[], headers=forged)).status == 404
+        for path, method in HIDDEN.items():
+            assert (await ask(method, path, json=[], headers=forged)).status == 404
         (change,) = (await ask("GET", "/v1/audit")).json["changes"]
     assert (change["who"], change["address"]) == ("local", "127.0.0.1")
 
@@ -450,14 +450,14 @@ async def test_headers_of_members_are_believed_with_all_rights_only(
                 body = {} if method == "GET" else {"json": BODY}
                 answer = await ask(method, path, headers=bearer(name) | forged, **body)
                 assert answer.status in {401, 403}, (name, path)
-            for hidden in HIDDEN:
-                posted = await ask("POST", hidden, json=[], headers=bearer(name) | forged)
-                assert posted.status in {401, 403}
+            for hidden, method in HIDDEN.items():
+                asked = await ask(method, hidden, json=[], headers=bearer(name) | forged)
+                assert asked.status in {401, 403}
         assert (await ask("GET", "/v1/status", headers=forged)).status in {401, 403}
-        for hidden in HIDDEN:
-            assert (await ask("POST", hidden, json=[], headers=bearer("ops"))).status == 404
-            posted = await ask("POST", hidden, json=[7], headers=bearer("ops") | forged)
-            assert posted.status == 400
+        for hidden, method in HIDDEN.items():
+            assert (await ask(method, hidden, json=[], headers=bearer("ops"))).status == 404
+            asked = await ask(method, hidden, json=[7], headers=bearer("ops") | forged)
+            assert asked.status == {"GET": 200, "POST": 400}[method]
         for odd in ("world", "machine"):
             scoped = bearer("ops") | {SCOPE: odd}
             assert (await ask("GET", "/v1/status", headers=scoped)).status == 400

@@ -1,24 +1,21 @@
 """What several members say, put together: nothing is lost, counted twice or out of order."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.admin.peers.merging.client_lists import merged_clients
-from proxy.admin.peers.merging.lists import (
-    CONNECTIONS_IN_ORDER,
-    CONNECTIONS_TABLE,
-    STATUS_TABLE,
-    UNBOUNDED,
+from proxy.admin.peers.document_tables import (
+    TABLES,
+    merged_clients,
+    merged_connections,
+    merged_unbounded,
 )
-from proxy.admin.peers.merging.member_documents import DocumentTable, MemberDocument
-from proxy.admin.peers.merging.quota_rows import merged_chart
-from proxy.admin.peers.routed_requests import peeked_client
+from proxy.admin.peers.member_documents import MemberDocuments, OwnerOf, merged_chart
+from proxy.admin.peers.tier_answers import peeked_client
 from proxy.admin.request_times import HISTOGRAMS, merged_times, quantile
 from proxy.admin.sliced_json import read_whole, written_pieces
 from proxy.quota.entities import QuotaKind
@@ -70,19 +67,24 @@ def row(entity: str, rate: float, *, quota: str = KINDS[0], held: bool = False) 
     }
 
 
-def told(member: str, rows: list[dict[str, Any]], limit: int) -> MemberDocument:
+def told(rows: list[dict[str, Any]], limit: int) -> dict[str, Any]:
     """Return what a member with these rows, each of a client of its own, answers."""
     shown = sorted(rows, key=lambda each: (each["throttled"], each["rate"]), reverse=True)[:limit]
     held = sum(each["throttled"] for each in rows)
     counts = {"bounded": len(rows), "throttled": held, "held": held, "left": 0}
-    return MemberDocument(
-        member,
-        {
-            "total": len(rows),
-            "client_counts": {**counts, "shown": len(shown)},
-            "clients": shown,
-        },
-    )
+    return {
+        "total": len(rows),
+        "client_counts": {**counts, "shown": len(shown)},
+        "clients": shown,
+    }
+
+
+def merge_clients(
+    documents: Iterable[dict[str, Any]], limit: int, owner_of: OwnerOf
+) -> dict[str, Any]:
+    """Return what members 0, 1 and so on have told, put together."""
+    by_member = {str(number): each for number, each in enumerate(documents)}
+    return dict(merged_clients(MemberDocuments(by_member, limit, owner_of)))
 
 
 @st.composite
@@ -100,8 +102,7 @@ def tiers(draw: st.DrawFn) -> list[list[dict[str, Any]]]:
 def test_totals_are_sums_and_the_most_urgent_come_first(
     tier: list[list[dict[str, Any]]], limit: int
 ):
-    told_by_all = [told(str(number), rows, limit) for number, rows in enumerate(tier)]
-    merged = merged_clients(told_by_all, limit, lambda _: None)
+    merged = merge_clients((told(rows, limit) for rows in tier), limit, lambda _: None)
     rows = [each for rows in tier for each in rows]
     assert merged["total"] == len(rows)
     counts = merged["client_counts"]
@@ -122,8 +123,7 @@ def test_a_client_of_several_members_counts_once(seen: list[tuple[int, int, int]
     tier: list[dict[str, dict[str, Any]]] = [{}, {}, {}]
     for member, client, rate in seen:
         tier[member][f"c{client}"] = row(f"c{client}", float(rate), held=rate > 200)
-    told_by_all = [told(str(n), list(rows.values()), 99) for n, rows in enumerate(tier)]
-    merged = merged_clients(told_by_all, 99, lambda _: "1")
+    merged = merge_clients((told(list(rows.values()), 99) for rows in tier), 99, lambda _: "1")
     clients = {f"c{client}" for _, client, _ in seen}
     assert sorted(each["entity"] for each in merged["clients"]) == sorted(clients)
     counts = merged["client_counts"]
@@ -137,9 +137,9 @@ def test_a_client_of_several_members_counts_once(seen: list[tuple[int, int, int]
 
 def test_who_has_left_one_member_and_is_at_another_is_no_one_who_left():
     gone = {**row("a", 0.0), "client_count": 0, "clients": []}
-    old = told("0", [gone, {**gone, "entity": "b", "group": "b"}], 9)
-    old.document["client_counts"]["left"] = 2
-    merged = merged_clients([old, told("1", [row("a", 5.0)], 9)], 9, lambda _: "1")
+    old = told([gone, {**gone, "entity": "b", "group": "b"}], 9)
+    old["client_counts"]["left"] = 2
+    merged = merge_clients([old, told([row("a", 5.0)], 9)], 9, lambda _: "1")
     assert merged["client_counts"] == {
         **{"bounded": 2, "throttled": 0, "held": 0},
         **{"left": 1, "shown": 2},
@@ -148,17 +148,17 @@ def test_who_has_left_one_member_and_is_at_another_is_no_one_who_left():
 
 def test_the_quotas_of_a_client_stay_together_whatever_members_call_it():
     request = row("other", 9.0, quota=KINDS[2])
-    one = told("0", [{**row("a", 5.0), "group": "client=a"}, {**request, "group": "client=a"}], 9)
-    other = told("1", [row("a", 90.0)], 9)
-    merged = merged_clients([one, other], 9, lambda _: "1")
+    one = told([{**row("a", 5.0), "group": "client=a"}, {**request, "group": "client=a"}], 9)
+    other = told([row("a", 90.0)], 9)
+    merged = merge_clients([one, other], 9, lambda _: "1")
     assert [each["entity"] for each in merged["clients"]] == ["a", "other"]
     assert len({each["group"] for each in merged["clients"]}) == 1
 
 
 def test_two_groups_of_one_name_are_two():
-    one = told("0", [row("a", 5.0)], 9)
-    other = told("1", [{**row("b", 5.0), "group": "a"}], 9)
-    merged = merged_clients([one, other], 9, lambda _: None)
+    one = told([row("a", 5.0)], 9)
+    other = told([{**row("b", 5.0), "group": "a"}], 9)
+    merged = merge_clients([one, other], 9, lambda _: None)
     assert sorted(each["group"] for each in merged["clients"]) == ["a", "a@1"]
 
 
@@ -170,15 +170,15 @@ def test_paging_goes_through_all_connections(numbers: list[int], members: int, l
     seen: list[int] = []
     after = 0
     while True:
-        pages = []
+        pages = {}
         for member in range(members):
             own = sorted(n for n in numbers if n % members == member)
             rows = [{"id": n} for n in own if n > after]
             counts = {"total": len(own), "held": 0, "matching": len(rows)}
-            pages.append(MemberDocument(str(member), {**counts, "connections": rows[:limit]}))
-        page = CONNECTIONS_IN_ORDER.merged(pages, limit)
+            pages[f"a/{member}"] = {**counts, "connections": rows[:limit]}
+        page = merged_connections(MemberDocuments(pages, limit), by_number=True)
         assert page["total"] == len(numbers)
-        found = [each["id"] for each in page["connections"]]
+        found = [int(each["id"].removeprefix("a/")) for each in page["connections"]]
         if not found:
             break
         seen += found
@@ -197,43 +197,52 @@ def test_the_rows_of_members_are_those_of_one_process(seen: list[tuple[float, in
         shown = sorted(own, key=lambda row: row["received_rate"], reverse=True)[:limit]
         return {"total": len(own), "held": 0, "matching": len(own), "connections": shown}
 
-    pages = [
-        MemberDocument(
-            str(member), document([rows[n] for n, at in enumerate(seen) if at[1] == member])
-        )
+    pages = {
+        str(member): document([rows[n] for n, at in enumerate(seen) if at[1] == member])
         for member in range(3)
-    ]
-    merged, alone = CONNECTIONS_TABLE.merged(pages, limit), document(rows)
+    }
+    merged = dict(merged_connections(MemberDocuments(pages, limit), by_number=False))
+    alone = document(rows)
     for page in (merged, alone):
         page["connections"] = [row["received_rate"] for row in page["connections"]]
     assert merged == alone
 
 
 def test_only_the_lists_that_take_the_limit_of_a_request_are_cut_off_by_it():
-    lists = {each.key: each.takes_limit for each in STATUS_TABLE.lists}
-    assert [key for key, takes_limit in lists.items() if takes_limit] == ["unbounded_clients"]
-    brokers = [{"node_id": node_id} for node_id in (2, 1)]
-    table = replace(
-        STATUS_TABLE, lists=[each for each in STATUS_TABLE.lists if each.key == "brokers"]
-    )
-    table = replace(table, fields={}, more=None)
-    pages = [MemberDocument(name, {"brokers": brokers}) for name in ("0", "1")]
-    assert table.merged(pages, 0) == {"brokers": [{"node_id": 1}, {"node_id": 2}]}
+    lists = {
+        "listeners": [{"name": "default", "host": "::", "port": 9092, "connections": 1}],
+        "brokers": [{"node_id": node_id} for node_id in (2, 1)],
+        "certificates": [{"section": "admin.tls", "file": "cert.pem"}],
+        "unbounded_clients": [{"listener": "l", "user": None, "client_id": "a", "rate": None}],
+        "clients": [row("a", 5.0)],
+    }
+    counts = {"bounded": 1, "throttled": 0, "held": 0, "left": 0, "shown": 1}
+    values: dict[str, Any] = {
+        "cluster_answers": True,
+        "ready": True,
+        "delay_queues": {},
+        "warning": None,
+    }
+    figures = dict.fromkeys(("uptime_s", "followed", "pipelines_total"), 0)
+    values |= {"config_loads": [], "request_times": [], "not_ready_reason": None}
+    status = lists | values | figures | {"client_counts": counts}
+    merged = MemberDocuments({"0": status, "1": status}, limit=0).merged(TABLES["/v1/status"])
+    assert merged["brokers"] == [{"node_id": 1}, {"node_id": 2}]
+    assert {key: len(merged[key]) for key in lists} == {
+        **{"listeners": 1, "brokers": 2, "certificates": 1},
+        **{"unbounded_clients": 0, "clients": 0},
+    }
 
 
 def test_what_a_client_without_a_bound_moves_at_all_members_is_added():
     def client(name: str | None, rate: float | None) -> dict[str, Any]:
         return {"listener": "default", "user": None, "client_id": name, "rate": rate}
 
-    tier = [
-        MemberDocument(
-            "0", {"unbounded": 2, "unbounded_clients": [client("a", 5.0), client(None, None)]}
-        ),
-        MemberDocument(
-            "1", {"unbounded": 2, "unbounded_clients": [client("a", 7.0), client("b", 8.0)]}
-        ),
-    ]
-    merged = DocumentTable([UNBOUNDED]).merged(tier, 9, lambda _: "0")
+    tier = {
+        "0": {"unbounded": 2, "unbounded_clients": [client("a", 5.0), client(None, None)]},
+        "1": {"unbounded": 2, "unbounded_clients": [client("a", 7.0), client("b", 8.0)]},
+    }
+    merged = merged_unbounded(MemberDocuments(tier, 9, lambda _: "0"))
     assert merged["unbounded"] == 3
     rates = [
         (each["client_id"], each["rate"], each["member"]) for each in merged["unbounded_clients"]
@@ -280,7 +289,7 @@ def test_a_chart_goes_on_over_a_handover():
     assert merged_chart([after, None, before]) == {
         "interval_s": 5.0,
         "rates": [9.0, 8.0, 6.0],
-        "bounds": [[0, 10.0], [1, 30.0]],
+        "bounds": [(0, 10.0), (1, 30.0)],
     }
     assert merged_chart([None, before]) == before
     assert merged_chart([None, None]) is None

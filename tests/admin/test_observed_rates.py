@@ -10,15 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.admin.rates.observed_rates import (
+    BUCKETS_PER_DOUBLING,
     KEPT_HOURS,
     RATES_FORMAT,
     SECONDS_PER_HOUR,
+    Observed,
     ObservedClient,
     ObservedRates,
-    RateShare,
+    RateSeries,
+    RateSketch,
     observed_client,
 )
-from proxy.admin.rates.rate_sketch import BUCKETS_PER_DOUBLING, RateSketch
 from proxy.quota.entities import QuotaKind
 from proxy.state import MemoryStore, Record
 
@@ -47,7 +49,8 @@ def test_a_quantile_is_at_most_nine_percent_high(values, share):
 
 @given(rates_seen, rates_seen)
 def test_merged_sketches_are_that_of_all(some, others):
-    merged = RateSketch.merged([sketch_of(some), sketch_of(others)])
+    merged = sketch_of(some)
+    merged.include(sketch_of(others))
     assert merged == sketch_of(some + others)
     assert merged.peak == max(some + others)
     assert merged.total_bytes == 10 * merged.count
@@ -116,10 +119,11 @@ class RatesWorld:
 
     def seen(self, name="etl", kind=CONSUMER, user=None, hours=24.0):
         first = int((self.now_s - hours * SECONDS_PER_HOUR) // SECONDS_PER_HOUR)
-        for found in filter(None, self.rates.since(first)):
-            if found[0] == (ObservedClient(user, name, False), kind):
-                return found[1]
-        return None
+        observed = Observed()
+        for _ in observed.adding(self.rates, first):
+            pass
+        found = observed.by_series.get(RateSeries(ObservedClient(user, name, False), kind))
+        return found and found.sketch
 
 
 def test_both_directions_are_seen_and_times_without_traffic_are_not():
@@ -196,7 +200,7 @@ def test_it_is_kept_for_a_week_and_outlives_a_restart():
     before = world.seen()
     assert world.reopen() == []
     assert world.seen() == before
-    assert [key.client_id for key in world.rates.examples.values()] == ["etl", "other"]
+    assert [each.example.client_id for each in world.rates.since(0)] == ["etl", "other"]
     world.step(SECONDS_PER_HOUR, etl=MIB)
     world.write()
     assert len(world.store.items(RATES_FORMAT.prefix)) == 3
@@ -211,34 +215,22 @@ def test_it_is_kept_for_a_week_and_outlives_a_restart():
     world.write()
     assert world.seen(hours=999) is None
     assert world.store.items(RATES_FORMAT.prefix) == []
-    assert world.rates.examples == {}
+    assert world.rates.hours == {}
 
 
-def test_several_processes_keep_what_each_has_seen_and_none_is_counted_twice():
-    worlds = [RatesWorld(share=RateShare(number, 3)) for number in range(3)]
-    store = worlds[0].store
-    for number, world in enumerate(worlds):
-        world.store = store
-        world.step(etl=(number + 1) * MIB)
+def test_what_several_processes_of_an_earlier_version_kept_is_added():
+    world = RatesWorld()
+    world.step(etl=MIB)
+    world.write()
+    (own,) = world.store.items(RATES_FORMAT.prefix)
+    for number in (1, 2):
+        document = json.loads(own.text) | {"process": number, "total_bytes": number * MIB}
+        world.store.put_many([Record(f"{own.key}/{number}", json.dumps(document), own.version)])
+    for _ in range(2):
+        assert world.reopen() == []
+        assert world.seen().total_bytes == 4 * MIB
         world.write()
-    assert len(store.items(RATES_FORMAT.prefix)) == 3
-
-    def restart(count):
-        """Let so many come after those that were there; give what each knows."""
-        after = [RatesWorld(share=RateShare(number, count)) for number in range(count)]
-        for world in after:
-            world.store = store
-            assert world.reopen() == []
-            world.write()
-        return [world.seen().total_bytes / MIB if world.seen() else 0 for world in after]
-
-    assert restart(3) == [1, 2, 3]
-    assert restart(4) == [1, 2, 3, 0]
-    assert restart(2) == [4, 2]  # the first one takes up what is nobody's
-    assert restart(2) == [4, 2]
-    assert restart(1) == [6]
-    assert len(store.items(RATES_FORMAT.prefix)) == 1
-    assert restart(3) == [6, 0, 0]
+        assert [each.key for each in world.store.items(RATES_FORMAT.prefix)] == [own.key]
 
 
 def test_what_one_hour_has_is_written_anew_as_it_grows():
@@ -273,11 +265,10 @@ def test_a_damaged_record_is_left_out():
 def test_there_are_no_more_clients_than_fit():
     world = RatesWorld(max_clients=2)
     world.step(**{f"c{number}": MIB for number in range(10)})
-    assert len(world.rates.by_series) == 4
-    assert len(world.rates.examples) == 4
+    assert len(list(world.rates.since(0))) == 4
     assert len(world.rates.left_out) == 2
     world.step((KEPT_HOURS + 1) * SECONDS_PER_HOUR)
-    assert (world.rates.by_series, world.rates.left_out) == ({}, set())
+    assert (list(world.rates.since(0)), world.rates.left_out) == ([], set())
     world.step(new=MIB)
     assert world.seen("new") is not None
 
@@ -286,6 +277,6 @@ def test_where_there_is_too_much_the_oldest_hours_go():
     world = RatesWorld(max_sketches=6)
     for _ in range(5):
         world.step(SECONDS_PER_HOUR, a=MIB, b=MIB)
-    hours = sorted({hour for each in world.rates.by_series.values() for hour in each})
+    hours = sorted(world.rates.hours)
     assert len(hours) == 3
     assert hours[-1] == world.now_s // SECONDS_PER_HOUR

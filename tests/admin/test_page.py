@@ -1,7 +1,6 @@
 """The status page in a real Chromium: what it shows, to whom, and what it never does."""
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import pytest
 from admin_world import CONSUMER, HOSTILE, MIB, PRODUCER, REQUEST, AdminWorld, running
@@ -10,8 +9,8 @@ from status_page import CHANGES, CLIENTS, changed_world, visited
 from traffic import TICK_MS, play, scene
 
 from proxy.admin.audit import BY_FILE
+from proxy.admin.page_files import PAGE_FILES
 from proxy.admin.port.access import Access, AdminToken, Right
-from proxy.admin.server import PAGE_FILES
 
 SHOWN = f"{CLIENTS} === 7"
 
@@ -108,7 +107,7 @@ async def test_figures_follow_the_proxy(world: AdminWorld, page: Page, url: str)
     play(world, until_ms=world.now_ms + 30 * TICK_MS)
     await page.until(f"{text('#clients')}.includes('of 3.00 MiB/s')")
     world.not_ready = "the Kafka cluster does not answer"
-    world.relay = replace(world.relay, cluster_answers=False)
+    world.relay = {**world.relay, "cluster_answers": False}
     await page.until(f"{text('#state')} === '✕ Not ready: {world.not_ready}'")
     await page.until(f"{text('#cluster')} === '✕ Silent'")
 

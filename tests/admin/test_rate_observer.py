@@ -65,10 +65,10 @@ async def test_what_was_seen_is_written_at_the_end_and_read_at_the_start():
         world.move(1e12 + hour * 3600)  # far ahead: none is too old when it is read
     await world.stop()
     kept = len(world.store.items(RATES_FORMAT.prefix))
-    assert 0 < kept == sum(map(len, world.rates.by_series.values())) < hours
+    assert 0 < kept == sum(map(len, world.rates.hours.values())) < hours
     later = ObserverWorld(world.store)
     await later.run()
-    assert later.rates.by_series == world.rates.by_series
+    assert later.rates.hours == world.rates.hours
     await later.stop()
 
 
@@ -94,7 +94,7 @@ async def test_who_cannot_read_observes_all_the_same():
         world.move(1e12)
         await world.stop()
     assert [line["event"] for line in logs] == ["observed rates are neither read nor kept"]
-    assert len(world.rates.by_series) == 1
+    assert len(list(world.rates.since(0))) == 1
 
 
 async def test_a_damaged_record_is_said():

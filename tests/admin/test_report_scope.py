@@ -13,7 +13,7 @@ from tokens import OPEN, bearer
 
 from proxy.admin.changes import RECORDED, REFUSAL_INTERVAL_S
 from proxy.admin.port.access import AdminToken, Right
-from proxy.admin.port.member_headers import AUTHOR, ONE_MEMBER, QUERIES_HEADER, SCOPE
+from proxy.admin.port.guard import AUTHOR, ONE_MEMBER, QUERIES_HEADER, SCOPE
 from proxy.progress.query import QuerySettings
 from proxy.progress.query_scope import QueryScope
 

@@ -11,7 +11,6 @@ from admin_world import AdminWorld, Ask, serve
 from tier_world import MemberTier, TierWorld
 from tokens import CLOSED, OPEN, bearer, password
 
-from proxy.admin.peers.tier_protocol import VisitRows
 from proxy.admin.peers.tier_routes import (
     ALIVE_PATH,
     LONG_ALIVE_PATH,
@@ -22,6 +21,7 @@ from proxy.admin.peers.tier_routes import (
 )
 from proxy.admin.port.access import Access
 from proxy.admin.replies import ApiError
+from proxy.admin.tier_protocol import VisitRows
 from proxy.quota.debts import Debt
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.state import Document, Record, StateError

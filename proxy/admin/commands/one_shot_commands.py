@@ -25,7 +25,7 @@ from proxy.admin.commands.top_tables import (
     rate_text,
 )
 from proxy.admin.peers.tier_routes import TIER_PATH
-from proxy.admin.rates.suggestion_routes import SUGGESTIONS_PATH
+from proxy.admin.rates.suggestions import SUGGESTIONS_PATH
 from proxy.state import Document
 
 WHERES = {

@@ -10,10 +10,10 @@ from typing import Any
 from aiohttp import web
 
 from proxy.admin.audit import AuditLog
-from proxy.admin.peers.tier_protocol import Tier, VisitRows
-from proxy.admin.port.guard import MEMBER_TASK, current_author, require_all_rights
+from proxy.admin.port.guard import current_author, require_all_rights
 from proxy.admin.replies import ApiError, answer, json_body
 from proxy.admin.sliced_json import ROW_DEPTH, read_whole
+from proxy.admin.tier_protocol import Tier, VisitRows
 from proxy.quota.debts import Debt
 from proxy.state import Record, StateError
 
@@ -35,8 +35,6 @@ MAX_VISITS_BYTES = 16 * 2**20
 MAX_RECORDS_BYTES = 32 * 2**20
 """Of one message; one record has 8 MiB at most."""
 
-MAX_CHANGES_BYTES = 64 * 1024
-
 
 class TierRoutes:
     """The handlers. All but the overview are for who may do all."""
@@ -45,10 +43,6 @@ class TierRoutes:
         self._tier = tier
         self._audit = audit
         self._ended = asyncio.Event()
-
-    def begin(self) -> None:
-        """Answer the other members from now on."""
-        self._ended.clear()
 
     def end(self) -> None:
         """Have nobody wait for an answer any more."""
@@ -61,17 +55,14 @@ class TierRoutes:
             web.get(ALIVE_PATH, self._get_alive),
             web.post(VISITS_PATH, self._post_visits),
             web.post(RECORDS_PATH, self._post_records),
+            web.post(LEFT_CHANGES_PATH, self._post_changes),
         ]
-
-    def scoped_routes(self) -> list[web.RouteDef]:
-        """Return the handlers of requests with the header SCOPE, by method and path."""
-        return [web.post(LEFT_CHANGES_PATH, self._post_changes)]
 
     async def _get_tier(self, _: web.Request) -> web.Response:
         return answer(self._tier.overview())
 
     async def _get_alive(self, request: web.Request) -> web.Response:
-        require_all_rights(MEMBER_TASK)
+        require_all_rights(current_author())
         if request.query.get("until") == "ended":
             with suppress(TimeoutError):
                 async with asyncio.timeout(LONG_S):
@@ -79,7 +70,7 @@ class TierRoutes:
         return answer(self._tier.alive())
 
     async def _post_visits(self, request: web.Request) -> web.Response:
-        require_all_rights(MEMBER_TASK)
+        require_all_rights(current_author())
         body = await json_body(request, MAX_VISITS_BYTES)
         try:
             owed = await self._tier.visited(await asyncio.to_thread(_visits_of, body))
@@ -89,7 +80,7 @@ class TierRoutes:
         return answer({"owed": owed})
 
     async def _post_records(self, request: web.Request) -> web.Response:
-        require_all_rights(MEMBER_TASK)
+        require_all_rights(current_author())
         body = await json_body(request, MAX_RECORDS_BYTES)
         try:
             document: Any = await asyncio.to_thread(read_whole, body, ROW_DEPTH)
@@ -109,7 +100,7 @@ class TierRoutes:
 
     async def _post_changes(self, request: web.Request) -> web.Response:
         """Record what was changed at another member, since the leader alone keeps the audit."""
-        body = await json_body(request, MAX_CHANGES_BYTES)
+        body = await json_body(request)
         try:
             changes = [
                 (str(each["what"]), each["before"], each["after"]) for each in json.loads(body)

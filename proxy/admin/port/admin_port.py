@@ -7,6 +7,7 @@ open must not keep operators out, nor take the descriptors and the memory that t
 import asyncio
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -67,14 +68,16 @@ class PortConnection(asyncio.Protocol):
         self._sock = sock
         self._transport: asyncio.Transport | None = None
         self._is_over = False
-        self._deadline = port.after(port.limits.head_s, self.close)
+        self._deadline = self._close_after(port.limits.head_s)
 
     def request_came(self) -> None:
         """Record that the head of a request is complete."""
         self.is_busy = True
-        self._port.used(self)
         self._deadline.cancel()
-        self._deadline = self._port.after(self._port.limits.idle_s, self.close)
+        self._deadline = self._close_after(self._port.limits.idle_s)
+
+    def _close_after(self, delay_s: float) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(delay_s, self.close)
 
     def close(self) -> None:
         """Close at once, whatever is still to be sent."""
@@ -116,7 +119,7 @@ class PortConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         """Send what is left."""
-        self._port.has_read(self)
+        self._port.unread.pop(self, None)
         self.http.resume_writing()
 
 
@@ -126,16 +129,18 @@ class AdminPort:
     All requests must pass `watch`, a middleware.
     """
 
+    make_http: Callable[[], asyncio.Protocol]
+    """Makes the protocol of a connection; to be set before `serve`."""
+
     def __init__(self, limits: PortLimits, tls: ssl.SSLContext | None = None) -> None:
         self.limits = limits
         self.tls = tls
         """What new connections are shown."""
         self._loop = asyncio.get_running_loop()
         self._sockets: list[socket.socket] = []
-        self._by_address: dict[str, dict[PortConnection, None]] = {}
-        """Those first that asked for nothing for longest."""
-        self._by_http: dict[object, PortConnection] = {}
-        self._unread: dict[PortConnection, None] = {}
+        self._connections: dict[object, PortConnection] = {}
+        """By their protocols of HTTP; those first that asked for nothing for longest."""
+        self.unread: dict[PortConnection, None] = {}
         """Those that do not read, for longest first."""
         self._closed = 0
         """How many were closed for others."""
@@ -143,16 +148,14 @@ class AdminPort:
         self.addresses: list[tuple[str, int]] = []
         """Where its sockets are, or were; empty before `serve`."""
 
-    def serve(
-        self, sockets: Sequence[socket.socket], make_http: Callable[[], asyncio.Protocol]
-    ) -> None:
-        """Accept connections of bound sockets; `make_http` makes the protocol of each."""
+    def serve(self, sockets: Sequence[socket.socket]) -> None:
+        """Accept connections of bound sockets."""
         self._sockets += sockets
         self.addresses += [sock.getsockname()[:2] for sock in sockets]
         for sock in sockets:
             sock.setblocking(False)
             sock.listen(ADMIN_BACKLOG)
-            self._watch_socket(sock, make_http)
+            self._watch_socket(sock)
 
     def close(self) -> None:
         """Accept no more, and end handshakes; connections are left to the server of HTTP."""
@@ -160,58 +163,42 @@ class AdminPort:
             sock = self._sockets.pop()
             self._loop.remove_reader(sock.fileno())
             sock.close()
-        for connection in tuple(self._by_http.values()):
+        for connection in tuple(self._connections.values()):
             if connection.opening is not None:
                 connection.close()
 
     @web.middleware
     async def watch(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Record when a request came and was answered."""
-        connection = self._by_http.get(request.protocol)
+        connection = self._connections.get(request.protocol)
         if connection is None:  # it was lost meanwhile
             return await handler(request)
+        self._connections[request.protocol] = self._connections.pop(request.protocol)
         connection.request_came()
         try:
             return await handler(request)
         finally:
             connection.is_busy = False
 
-    def used(self, connection: PortConnection) -> None:
-        """Record that something was asked for on a connection that is not over."""
-        of_address = self._by_address[connection.address]
-        of_address[connection] = of_address.pop(connection)
-
     def wait_for_reader(self, connection: PortConnection) -> None:
         """Record that a client does not read; of too many, close the one that has not for longest.
 
         Who reads slowly does so now and then, and is not the first of them.
         """
-        self._unread[connection] = None
-        if len(self._unread) > self.limits.unread:
-            next(iter(self._unread)).close()
-
-    def has_read(self, connection: PortConnection) -> None:
-        """Record that a client reads again."""
-        self._unread.pop(connection, None)
+        self.unread[connection] = None
+        if len(self.unread) > self.limits.unread:
+            next(iter(self.unread)).close()
 
     def forget(self, connection: PortConnection) -> None:
         """Drop a connection that is no more."""
-        self._unread.pop(connection, None)
-        if self._by_http.pop(connection.http, None) is not None:
-            of_address = self._by_address[connection.address]
-            del of_address[connection]
-            if not of_address:
-                del self._by_address[connection.address]
+        self.unread.pop(connection, None)
+        self._connections.pop(connection.http, None)
 
-    def after(self, delay_s: float, call: Callable[[], None]) -> asyncio.TimerHandle:
-        """Call something later."""
-        return self._loop.call_later(delay_s, call)
-
-    def _watch_socket(self, sock: socket.socket, make_http: Callable[[], asyncio.Protocol]) -> None:
+    def _watch_socket(self, sock: socket.socket) -> None:
         if sock in self._sockets:
-            self._loop.add_reader(sock.fileno(), self._accept, sock, make_http)
+            self._loop.add_reader(sock.fileno(), self._accept, sock)
 
-    def _accept(self, sock: socket.socket, make_http: Callable[[], asyncio.Protocol]) -> None:
+    def _accept(self, sock: socket.socket) -> None:
         for _ in range(ADMIN_ACCEPTS_PER_TURN):
             try:
                 client, address = sock.accept()
@@ -220,16 +207,15 @@ class AdminPort:
             except OSError as error:
                 _log.error("can't accept", error=str(error), listener="admin")
                 self._loop.remove_reader(sock.fileno())
-                self._loop.call_later(ADMIN_ACCEPT_PAUSE_S, self._watch_socket, sock, make_http)
+                self._loop.call_later(ADMIN_ACCEPT_PAUSE_S, self._watch_socket, sock)
                 return
-            self._begin(client, str(address[0]), make_http())
+            self._begin(client, str(address[0]))
 
-    def _begin(self, client: socket.socket, address: str, http: asyncio.Protocol) -> None:
+    def _begin(self, client: socket.socket, address: str) -> None:
         self._make_room(address)
         client.setblocking(False)
-        connection = PortConnection(self, client, address, http)
-        self._by_http[connection.http] = connection
-        self._by_address.setdefault(address, {})[connection] = None
+        connection = PortConnection(self, client, address, self.make_http())
+        self._connections[connection.http] = connection
         connection.opening = self._loop.create_task(self._open(connection, client))
 
     async def _open(self, connection: PortConnection, client: socket.socket) -> None:
@@ -251,18 +237,20 @@ class AdminPort:
         most of them. There it is the one that asked for nothing for longest, and is not waiting for
         an answer if another is not. So who floods the port with idle connections keeps no one out.
         """
-        crowd = self._by_address.get(address, {})
-        if len(crowd) < self.limits.per_address:
-            if len(self._by_http) < self.limits.connections:
+        addresses = Counter(each.address for each in self._connections.values())
+        crowded = address
+        if addresses[address] < self.limits.per_address:
+            if addresses.total() < self.limits.connections:
                 return
-            crowd = max(self._by_address.values(), key=len)
-        longest_idle = next((each for each in crowd if not each.is_busy), next(iter(crowd)))
+            ((crowded, _),) = addresses.most_common(1)
+        crowd = [each for each in self._connections.values() if each.address == crowded]
+        longest_idle = next((each for each in crowd if not each.is_busy), crowd[0])
         longest_idle.close()
         self._closed += 1
         if self._loop.time() >= self._next_log_s:
             self._next_log_s = self._loop.time() + LOG_INTERVAL_S
             text = "too many connections to the admin port: those idle for longest are closed"
-            _log.warning(text, closed=self._closed, crowded_by=longest_idle.address)
+            _log.warning(text, closed=self._closed, crowded_by=crowded)
 
 
 async def bind(host: str, port: int) -> list[socket.socket]:

@@ -1,11 +1,13 @@
 """Decides whether an admin request may pass, and turns every failure into a JSON error."""
 
 import binascii
+import json
 from base64 import b64decode
 from collections.abc import Mapping
 from contextlib import nullcontext
 from contextvars import ContextVar
 from types import MappingProxyType
+from urllib.parse import quote, unquote
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -13,25 +15,31 @@ from structlog import get_logger
 
 from proxy.admin.audit import LOCAL_AUTHOR, Author, audit_left
 from proxy.admin.port.access import Access, AdminToken, Right
-from proxy.admin.port.member_headers import (
-    CHANGES,
-    LEAVE_AUDIT,
-    ONE_MEMBER,
-    SCOPE,
-    author_of,
-    written_changes,
-)
 from proxy.admin.replies import ApiError
+from proxy.progress.query_scope import ALL_QUERIES, QueryScope
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods that change nothing."""
 
 REPORT_PATH = "/v1/spark/batches"
 
-MEMBER_TASK = "ask as a member of the tier"
+SCOPE = "X-Quota-Proxy-Scope"
+"""ONE_MEMBER, by another member: the answer is to be of the one that is asked alone. It is on the
+answer as well, if the request was let in."""
+ONE_MEMBER = "member"
+AUTHOR = "X-Quota-Proxy-Author"
+"""With SCOPE: the name of who asks, percent-encoded."""
+PEER = "X-Quota-Proxy-Peer"
+"""With SCOPE: the address of who asks; missing where there is none."""
+QUERIES_HEADER = "X-Quota-Proxy-Queries"
+"""With SCOPE, on which queries who asks may report: patterns, percent-encoded, with commas between
+them; missing where on all."""
+LEAVE_AUDIT = "X-Quota-Proxy-Leave-Audit"
+"""With SCOPE, set to 1: the member records nothing, but says in CHANGES what is to be recorded."""
+CHANGES = "X-Quota-Proxy-Changes"
+"""Of an answer: changes as JSON, percent-encoded."""
 
 _author: ContextVar[Author] = ContextVar("author")
-_may_do_all: ContextVar[bool] = ContextVar("may_do_all", default=False)
 
 _BEARER, _BASIC = "bearer", "basic"
 
@@ -91,14 +99,13 @@ class Guard:
         """Return who asks. Raises ApiError for a request that must not pass."""
         access, right = self.access, _right_for(request)
         token = access.find(shown) if (shown := _shown_token(request, right)) else None
-        _may_do_all.set(not access.tokens if token is None else token.has_all_rights)
         author = self._author_of(request, right, token)
         if not self.is_scoped(request):
             return author
-        require_all_rights(MEMBER_TASK)
+        require_all_rights(author)
         if (scope := request.headers[SCOPE]) != ONE_MEMBER:
             raise ApiError(400, f"{SCOPE}: {scope!r} is unknown", f"write {ONE_MEMBER}")
-        return author_of(request.headers, author.name)
+        return _author_in(request.headers, author.name)
 
     def _author_of(self, request: web.Request, right: Right, token: AdminToken | None) -> Author:
         """Return who shows a token, or none. Raises ApiError as `_admit`."""
@@ -107,12 +114,12 @@ class Guard:
         if not is_open:
             _require(token, right, request)
         if token is not None:
-            return Author(token.name, request.remote, token.queries)
+            return Author(token.name, request.remote, token.queries, token.has_all_rights)
         if not access.tokens or request.path not in access.open_paths:
             _refuse_foreign_host(request, access)
         if right is not Right.READ:
             _refuse_foreign_origin(request)
-        return Author(LOCAL_AUTHOR, request.remote)
+        return Author(LOCAL_AUTHOR, request.remote, may_do_all=not access.tokens)
 
 
 async def answer_member(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -121,7 +128,7 @@ async def answer_member(request: web.Request, handler: Handler) -> web.StreamRes
         response = await _answer(request, handler)
     response.headers[SCOPE] = ONE_MEMBER
     if changes:
-        response.headers[CHANGES] = written_changes(changes)
+        response.headers[CHANGES] = quote(json.dumps(changes), safe="")
     return response
 
 
@@ -130,14 +137,35 @@ def current_author() -> Author:
     return _author.get()
 
 
-def require_all_rights(task: str) -> None:
-    """Refuse the request that is being answered unless its token has all rights.
+def require_all_rights(author: Author) -> None:
+    """Refuse a request of a member unless its token has all rights. Raises ApiError with 403.
 
-    Where there are no tokens everybody who can connect has them. Raises ApiError with 403.
+    Where there are no tokens everybody who can connect has them.
     """
-    if not _may_do_all.get():
+    if not author.may_do_all:
         fix = "send the header 'Authorization: Bearer TOKEN' with the text of admin.token_file"
-        raise ApiError(403, f"only a token with all rights may {task}", fix)
+        raise ApiError(403, "only a token with all rights may ask as a member of the tier", fix)
+
+
+def headers_of(author: Author, *, leaves_audit: bool = False) -> dict[str, str]:
+    """Return the headers of a request to a member, which say who asks."""
+    headers = {SCOPE: ONE_MEMBER, AUTHOR: quote(author.name, safe="")}
+    if author.address is not None:
+        headers[PEER] = author.address
+    if author.queries.patterns is not None:
+        headers[QUERIES_HEADER] = ",".join(quote(each, safe="") for each in author.queries.patterns)
+    if leaves_audit:
+        headers[LEAVE_AUDIT] = "1"
+    return headers
+
+
+def _author_in(headers: Mapping[str, str], unnamed: str) -> Author:
+    """Return who asks, by headers that are to be believed."""
+    name = unquote(headers.get(AUTHOR, ""), errors="replace") or unnamed
+    queries = ALL_QUERIES
+    if (patterns := headers.get(QUERIES_HEADER)) is not None:
+        queries = QueryScope(tuple(map(unquote, patterns.split(","))))
+    return Author(name, headers.get(PEER), queries, may_do_all=True)
 
 
 async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:

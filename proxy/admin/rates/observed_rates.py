@@ -1,15 +1,15 @@
 """Keeps for each client how fast it has read and written, by the hour, for up to a week."""
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict
 
 from metrics.clock import MS_PER_SECOND
-from proxy.admin.rates.rate_sketch import RateSketch
 from proxy.quota.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, ClientIdentity, QuotaKind
 from proxy.state import Journal, Json, Record, RecordFormat
 from proxy.wire.apis import FETCH, PRODUCE, api_name
@@ -30,6 +30,53 @@ DIRECTIONS = {api_name(FETCH): CONSUMER_BYTE_RATE, api_name(PRODUCE): PRODUCER_B
 
 MADE_ANEW = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 """A UUID: who has one in its client id, as Spark's executors, has another one at each start."""
+
+
+BUCKETS_PER_DOUBLING = 8
+"""A bucket's upper edge is 9 % above its lower one."""
+
+
+@dataclass(slots=True)
+class RateSketch:
+    """Rates above 0, in bytes per second, in buckets whose edges grow by the same factor.
+
+    It says how often each was seen, to within a tenth.
+    """
+
+    counts: Counter[int] = field(default_factory=Counter)
+    """How many rates are in each bucket; its number is that of the upper edge."""
+    peak: float = 0.0
+    """The highest rate."""
+    total_bytes: int = 0
+
+    def add(self, rate: float, size_bytes: int) -> None:
+        """Record a rate above 0, and the bytes behind it."""
+        self.counts[math.ceil(math.log2(rate) * BUCKETS_PER_DOUBLING)] += 1
+        self.peak = max(self.peak, rate)
+        self.total_bytes += size_bytes
+
+    def include(self, other: Self) -> None:
+        """Record all rates of another sketch."""
+        self.counts.update(other.counts)
+        self.peak = max(self.peak, other.peak)
+        self.total_bytes += other.total_bytes
+
+    @property
+    def count(self) -> int:
+        """How many rates were recorded."""
+        return self.counts.total()
+
+    def quantile(self, share: float) -> float:
+        """Return a rate that this share of the rates, 0 to 1, does not exceed.
+
+        At most 9 % above the lowest such rate, and never above the peak. 0 without any rates.
+        """
+        left = share * self.count
+        for bucket in sorted(self.counts):
+            left -= self.counts[bucket]
+            if left <= 0:
+                return min(math.exp2(bucket / BUCKETS_PER_DOUBLING), self.peak)
+        return self.peak
 
 
 class CountedBytes(Protocol):
@@ -66,26 +113,6 @@ class SketchKey(NamedTuple):
     """Since the Unix epoch."""
 
 
-@dataclass(frozen=True, slots=True)
-class RateShare:
-    """What one of several processes keeps: what it has seen itself, in records of its own.
-
-    A client that is now at one and now at another has records of both; those who ask are told the
-    sum. The first process also takes up what was kept by such as are no more.
-    """
-
-    number: int = 0
-    count: int = 1
-
-    def takes(self, number: int) -> bool:
-        """Return whether a record of the process with this number is this one's now."""
-        return number == self.number or (self.number == 0 and number >= self.count)
-
-
-ALONE = RateShare()
-"""Of a process that keeps all."""
-
-
 class RatesForm(BaseModel):
     """What is kept of a series' hour."""
 
@@ -101,8 +128,6 @@ class RatesForm(BaseModel):
     counts: list[tuple[int, int]]
     peak: float
     total_bytes: int
-    process: int = 0
-    """The number of the process that has seen it, where there are several."""
 
     def seen(self) -> "SeenSeries":
         """Return what it says. Raises ValueError for a kind that is not known."""
@@ -151,14 +176,13 @@ class ObservedRates:
     counters: Counters
     max_clients: int
     max_sketches: int = MAX_SKETCHES
-    share: RateShare = ALONE
-    by_series: dict[RateSeries, dict[int, RateSketch]] = field(default_factory=dict)
-    """By hours."""
-    examples: dict[ObservedClient, ClientIdentity] = field(default_factory=dict)
-    """A client of each."""
+    hours: dict[int, dict[RateSeries, SeenSeries]] = field(default_factory=dict)
+    """What was seen in each hour since the Unix epoch."""
     left_out: set[ObservedClient] = field(default_factory=set)
     """Those for whom there was no room; at most `max_clients` of them are counted."""
     journal: Journal[SketchKey] = field(init=False)
+    _known: set[RateSeries] = field(default_factory=set)
+    """Those in any hour."""
     _seen: dict[tuple[str, ...], float] = field(default_factory=dict)
     """What each counter said at the last sample."""
     _watched: dict[tuple[str, ...], RateSeries] = field(default_factory=dict)
@@ -167,7 +191,7 @@ class ObservedRates:
     _hour: int = 0
 
     def __post_init__(self) -> None:
-        self.journal = Journal(self._record, lambda key: RATES_FORMAT.key(*self._key_parts(key)))
+        self.journal = Journal(self._record, _key)
 
     def sample(self, now_ms: float, now_s: float) -> Iterator[None]:
         """Take a sample in small steps; one every OBSERVED_INTERVAL_MS.
@@ -196,10 +220,14 @@ class ObservedRates:
         if sampled_ms is not None and now_ms > sampled_ms:
             seconds = (now_ms - sampled_ms) / MS_PER_SECOND
             hour = int(now_s // SECONDS_PER_HOUR)
+            of_hour = self.hours.setdefault(hour, {})
             for series, size in sizes.items():
-                has_room = self._add(series, hour, size / seconds, int(size))
-                if has_room and series.client not in self.examples:
-                    self.examples[series.client] = _identity(moved[series])
+                if series in self._known or self._has_room(series.client):
+                    if series not in of_hour:
+                        self._known.add(series)
+                        of_hour[series] = SeenSeries(series, RateSketch(), _identity(moved[series]))
+                    of_hour[series].sketch.add(size / seconds, int(size))
+                    self.journal.mark_changed(SketchKey(series, hour))
                 yield
             if hour != self._hour:
                 self._hour = hour
@@ -207,48 +235,36 @@ class ObservedRates:
                 yield from self._forget_old(hour)
 
     def load(self, records: Iterable[Record], now_s: float) -> list[str]:
-        """Resume what an earlier process kept; return which records were not, and why."""
+        """Resume what earlier processes kept; return which records were not, and why.
+
+        Of several that ran beside each other each kept what it had seen, in records of its own.
+        """
         refused: list[str] = []
         self._hour = int(now_s // SECONDS_PER_HOUR)
         for record in records:
             try:
                 form = RATES_FORMAT.read(record)
-                series, sketch, example = form.seen()
+                seen = form.seen()
             except ValueError as error:
                 refused.append(f"rates record {record.key!r} is left out: {error}")
                 continue
-            if not self.share.takes(form.process):
-                continue
-            hours = self.by_series.setdefault(series, {})
-            if form.hour in hours:
-                sketch = RateSketch.merged((hours[form.hour], sketch))
-            hours[form.hour] = sketch
-            if form.process != self.share.number:
-                self.journal.mark_changed(SketchKey(series, form.hour))
+            self._known.add(seen.series)
+            add_seen(self.hours.setdefault(form.hour, {}), seen)
+            if record.key != _key(own := SketchKey(seen.series, form.hour)):
+                self.journal.mark_changed(own)
                 self.journal.mark_deleted(record.key)
-            self.examples[series.client] = example
         for _ in self._forget_old(self._hour):
             pass
         return refused
 
-    def since(self, first_hour: int) -> Iterator[tuple[RateSeries, RateSketch] | None]:
-        """Yield each series with all that was seen from an hour on; None for one without any."""
-        for series, hours in tuple(self.by_series.items()):
-            known = tuple(hours.items())  # a thread may still load more
-            sketches = [sketch for hour, sketch in known if hour >= first_hour]
-            yield (series, RateSketch.merged(sketches)) if sketches else None
-
-    def _add(self, series: RateSeries, hour: int, rate: float, size_bytes: int) -> bool:
-        """Record a rate; return whether there was room for it."""
-        if series not in self.by_series and not self._has_room(series.client):
-            return False
-        hours = self.by_series.setdefault(series, {})
-        hours.setdefault(hour, RateSketch()).add(rate, size_bytes)
-        self.journal.mark_changed(SketchKey(series, hour))
-        return True
+    def since(self, first_hour: int) -> Iterator[SeenSeries]:
+        """Yield what was seen in each hour from one on."""
+        for hour, seen in tuple(self.hours.items()):  # a thread may still load more
+            if hour >= first_hour:
+                yield from tuple(seen.values())
 
     def _has_room(self, client: ObservedClient) -> bool:
-        if len(self.by_series) < len(DIRECTIONS) * self.max_clients:
+        if len(self._known) < len(DIRECTIONS) * self.max_clients:
             return True
         if len(self.left_out) < self.max_clients:
             self.left_out.add(client)
@@ -256,87 +272,66 @@ class ObservedRates:
 
     def _forget_old(self, hour: int) -> Iterator[None]:
         """Drop what is older than is kept, and the oldest hours where there is too much."""
-        by_hour: Counter[int] = Counter()
-        for hours in tuple(self.by_series.values()):
-            by_hour.update(list(hours))
+        kept = sum(map(len, self.hours.values()))
+        for oldest in sorted(self.hours):
+            if oldest > hour - KEPT_HOURS and (kept <= self.max_sketches or oldest >= hour):
+                break
+            gone = self.hours.pop(oldest)
+            kept -= len(gone)
+            for series in gone:
+                self.journal.mark_removed(SketchKey(series, oldest))
+                yield
+        known: set[RateSeries] = set()
+        for seen in tuple(self.hours.values()):
+            known.update(tuple(seen))
             yield
-        oldest, kept, kinds = hour - KEPT_HOURS, by_hour.total(), DIRECTIONS.values()
-        for each in sorted(by_hour):
-            if each <= oldest or (kept > self.max_sketches and each < hour):
-                oldest, kept = max(oldest, each), kept - by_hour[each]
-        for series, hours in tuple(self.by_series.items()):
-            for each in [each for each in hours if each <= oldest]:
-                del hours[each]
-                self.journal.mark_removed(SketchKey(series, each))
-            if not hours:
-                del self.by_series[series]
-                self.left_out.clear()
-                client = series.client
-                if not any(RateSeries(client, kind) in self.by_series for kind in kinds):
-                    self.examples.pop(client, None)
-            yield
+        if len(known) < len(self._known):
+            self.left_out.clear()
+        self._known = known
 
     def _record(self, key: SketchKey) -> Record | None:
-        series, hour = key
-        sketch = self.by_series.get(series, {}).get(hour)
-        example = self.examples.get(series.client)
-        if sketch is None or example is None:
-            return None
-        document = SeenSeries(series, sketch, example).document(hour)
-        return RATES_FORMAT.record(self._key_parts(key), document | {"process": self.share.number})
-
-    def _key_parts(self, key: SketchKey) -> tuple[Hashable, ...]:
-        """Return what tells the record of a series' hour from others; no user is not an empty one.
-
-        The first process has the keys of one that is alone.
-        """
-        (client, kind), hour = key
-        user = "-" if client.user is None else f"={client.user}"
-        named = "prefix" if client.is_prefix else "id", user, f"={client.name}"
-        own = (str(self.share.number),) if self.share.number else ()
-        return hour, str(kind), *named, *own
+        seen = self.hours.get(key.hour, {}).get(key.series)
+        return seen and RATES_FORMAT.record(_key_parts(key), seen.document(key.hour))
 
 
 @dataclass(slots=True)
 class Observed:
-    """What was seen from an hour on."""
+    """What was seen from an hour on, by one process or by several."""
 
-    sketches: dict[RateSeries, RateSketch] = field(default_factory=dict)
-    examples: dict[ObservedClient, ClientIdentity] = field(default_factory=dict)
-    """A client of each."""
+    by_series: dict[RateSeries, SeenSeries] = field(default_factory=dict)
     left_out: int = 0
     """How many clients there was no room for, at least."""
-
-    def add(self, series: RateSeries, sketch: RateSketch, example: ClientIdentity | None) -> None:
-        """Add what one process has seen of a series."""
-        known = self.sketches.get(series)
-        self.sketches[series] = sketch if known is None else RateSketch.merged((known, sketch))
-        if example is not None:
-            self.examples.setdefault(series.client, example)
 
     def adding(self, rates: ObservedRates, first_hour: int) -> Iterator[None]:
         """Add in small steps what this process has seen."""
         self.left_out += len(rates.left_out)
-        for found in rates.since(first_hour):
-            if found is not None:
-                series, sketch = found
-                self.add(series, sketch, rates.examples.get(series.client))
+        for seen in rates.since(first_hour):
+            add_seen(self.by_series, seen)
             yield
 
     def adding_documents(self, documents: Iterable[Mapping[str, Any]]) -> Iterator[None]:
-        """Add in small steps what `documents` of another process are.
-
-        Raises ValueError for what is no such thing.
-        """
+        """Add in small steps what `SeenSeries.document` gave. Raises ValueError for others."""
         for each in documents:
-            self.add(*RatesForm.model_validate(each, strict=False).seen())
+            add_seen(self.by_series, RatesForm.model_validate(each, strict=False).seen())
             yield
 
-    def documents(self) -> Iterator[Mapping[str, Any]]:
-        """Yield each series for JSON."""
-        for series, sketch in self.sketches.items():
-            if (example := self.examples.get(series.client)) is not None:
-                yield SeenSeries(series, sketch, example).document()
+
+def add_seen(by_series: dict[RateSeries, SeenSeries], seen: SeenSeries) -> None:
+    """Add what was seen of a series to what is known of it."""
+    if seen.series not in by_series:
+        by_series[seen.series] = seen._replace(sketch=RateSketch())
+    by_series[seen.series].sketch.include(seen.sketch)
+
+
+def _key(key: SketchKey) -> str:
+    return RATES_FORMAT.key(*_key_parts(key))
+
+
+def _key_parts(key: SketchKey) -> tuple[Hashable, ...]:
+    """Return what tells the record of a series' hour from others; no user is not an empty one."""
+    (client, kind), hour = key
+    user = "-" if client.user is None else f"={client.user}"
+    return hour, str(kind), "prefix" if client.is_prefix else "id", user, f"={client.name}"
 
 
 def _identity(labels: tuple[str, ...]) -> ClientIdentity:

@@ -8,12 +8,10 @@ from structlog import get_logger
 
 from metrics.clock import MS_PER_SECOND
 from proxy.admin.rates.observed_rates import (
-    ALONE,
     OBSERVED_INTERVAL_MS,
     RATES_FORMAT,
     Counters,
     ObservedRates,
-    RateShare,
 )
 from proxy.slices import Slices
 from proxy.state import StateError, StateWriter, Store
@@ -38,9 +36,8 @@ class RateObserver:
         max_clients: int,
         clock_ms: Callable[[], float],
         slices: Slices,
-        share: RateShare = ALONE,
     ) -> None:
-        self.rates = ObservedRates(counters, max_clients, share=share)
+        self.rates = ObservedRates(counters, max_clients)
         self.writes = True
         """Whether this process keeps them, where several have one state."""
         self._clock_ms = clock_ms
@@ -76,7 +73,7 @@ class RateObserver:
                 await self._slices.collect(self.rates.sample(self._clock_ms(), time.time()))
                 if time.monotonic() >= next_s:
                     next_s = time.monotonic() + RATES_WRITE_INTERVAL_S
-                    await self._write(RATES_WRITE_PAUSE_S)
+                    await self.write(RATES_WRITE_PAUSE_S)
             except Exception as error:  # a defect of ours must not end the proxy
                 _log.error("unexpected error about observed rates", exc_info=error)
             await asyncio.sleep(OBSERVED_INTERVAL_MS / MS_PER_SECOND)
@@ -84,20 +81,17 @@ class RateObserver:
     async def close(self) -> None:
         """Write what is not written yet, and nothing more."""
         self._store = None
-        await self._write(0.0)
+        await self.write()
         writer, self._writer = self._writer, None
         if writer is not None:
             await writer.close()
-
-    async def flush(self) -> None:
-        """Write what is not written yet."""
-        await self._write(0.0)
 
     def _load(self, store: Store | None) -> list[str]:
         records = [] if store is None else store.items(RATES_FORMAT.prefix)
         return self.rates.load(records, time.time())
 
-    async def _write(self, pause_s: float) -> None:
+    async def write(self, pause_s: float = 0.0) -> None:
+        """Write what is not written yet."""
         async with self._writing:
             while self.writes and (writer := self._writer) is not None and self.rates.journal:
                 records, deleted = self.rates.journal.take(WRITTEN_AT_ONCE)

@@ -1,22 +1,34 @@
-"""Suggests rules from what was observed, as YAML with the figures behind each."""
+"""Suggests rules from what was observed, as YAML with the figures behind each, and over HTTP."""
 
+import asyncio
+import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from operator import itemgetter
+from typing import Any
+
+from aiohttp import web
 
 from metrics.clock import MS_PER_SECOND
 from proxy.admin.rates.observed_rates import (
+    KEPT_HOURS,
     OBSERVED_INTERVAL_MS,
     SECONDS_PER_HOUR,
     Observed,
     ObservedClient,
+    ObservedRates,
+    RateSketch,
+    SeenSeries,
 )
-from proxy.admin.rates.rate_sketch import RateSketch
+from proxy.admin.replies import ApiError, answer_in_slices
+from proxy.admin.sliced_json import ROW_DEPTH, read_whole
 from proxy.admin.written_values import iso, size_text
 from proxy.quota.entities import DEFAULT, QuotaKind
+from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import Match, RuleTable
-from proxy.quota.values import parse_size
+from proxy.quota.values import BadValueError, parse_duration, parse_size
 from proxy.slices import Slices
 from proxy.state import Document
 
@@ -35,6 +47,11 @@ SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 MAX_SUGGESTIONS = 1000
 """How many clients are named, those with most bytes first."""
 
+SUGGESTIONS_PATH = "/v1/suggestions"
+OBSERVED_PATH = "/member/observed"
+"""Gives another member what this one has seen."""
+DEFAULT_SINCE = "24h"
+
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
@@ -46,11 +63,6 @@ class Suggestion:
     """The rules that bound it now, or would."""
     example: str
     """A client id of it."""
-
-    @property
-    def is_bounded(self) -> bool:
-        """Whether a rule bounds all of what was seen."""
-        return all(self.matches[kind] is not None for kind in self.seen)
 
     @property
     def has_rule(self) -> bool:
@@ -71,11 +83,6 @@ class Suggestion:
         keys = {} if user is None else {"user": user}
         return {**keys, ("client-id-prefix" if self.client.is_prefix else "client-id"): name}
 
-    @property
-    def total_bytes(self) -> int:
-        """Return how much it has read and written."""
-        return sum(sketch.total_bytes for sketch in self.seen.values())
-
     def bounds(self) -> dict[QuotaKind, str]:
         """Return a bound for each direction in which it was seen."""
         wanted = {
@@ -90,26 +97,25 @@ async def suggest(observed: Observed, table: RuleTable, slices: Slices) -> list[
 
     Of both kinds those with most bytes come first. `table` has the rules in force.
     """
-    seen: dict[ObservedClient, dict[QuotaKind, RateSketch]] = {}
-    unbounded: list[tuple[int, Suggestion]] = []
-    bounded: list[tuple[int, Suggestion]] = []
+    of_clients: dict[ObservedClient, dict[QuotaKind, SeenSeries]] = defaultdict(dict)
+    made: list[tuple[bool, int, Suggestion]] = []
 
     def making() -> Iterator[None]:
-        for (client, kind), sketch in observed.sketches.items():
-            seen.setdefault(client, {})[kind] = sketch
+        for (client, kind), seen in observed.by_series.items():
+            of_clients[client][kind] = seen
             yield
-        for client, sketches in seen.items():
-            example = observed.examples.get(client)
-            if example is not None:
-                matches = {kind: table.match(kind, example) for kind in sketches}
-                made = Suggestion(client, sketches, matches, example.client_id or "")
-                (bounded if made.is_bounded else unbounded).append((made.total_bytes, made))
+        for client, by_kind in of_clients.items():
+            example = next(iter(by_kind.values())).example
+            matches = {kind: table.match(kind, example) for kind in by_kind}
+            sketches = {kind: seen.sketch for kind, seen in by_kind.items()}
+            total_bytes = sum(sketch.total_bytes for sketch in sketches.values())
+            suggestion = Suggestion(client, sketches, matches, example.client_id or "")
+            made.append((None not in matches.values(), -total_bytes, suggestion))
             yield
 
     await slices.collect(making())
-    for each in (unbounded, bounded):
-        each.sort(key=itemgetter(0), reverse=True)  # by numbers, of thousands it takes 2 ms
-    return [suggestion for _, suggestion in unbounded + bounded]
+    made.sort(key=itemgetter(0, 1))  # by numbers, of thousands it takes 2 ms
+    return [suggestion for *_, suggestion in made]
 
 
 def round_up(rate: float) -> str:
@@ -232,3 +238,72 @@ def _escaped(char: str) -> str:
 
 def _rate(rate: float) -> str:
     return f"{size_text(rate, 3, 'TiB')}/s"
+
+
+class SuggestionRoutes:
+    """The handlers."""
+
+    def __init__(self, rates: ObservedRates, quotas: QuotaManager, slices: Slices) -> None:
+        self._rates, self._quotas, self._slices = rates, quotas, slices
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the handlers by method and path."""
+        return [
+            web.get(SUGGESTIONS_PATH, self._get_suggestions),
+            web.get(OBSERVED_PATH, self._get_observed),
+        ]
+
+    async def _get_suggestions(self, request: web.Request) -> web.Response:
+        return await self.suggested(request, Observed(), with_own=True)
+
+    async def _get_observed(self, request: web.Request) -> web.Response:
+        observed, _, since_s = Observed(), *_since(request)
+        await self._add_own(observed, since_s, time.time())
+        rows = (seen.document() for seen in observed.by_series.values())
+        document = {"left_out": observed.left_out, "observed": rows}
+        return await answer_in_slices(document, self._slices)
+
+    async def read(self, bodies: Iterable[bytes]) -> Observed:
+        """Return what members say that they have seen. Raises ValueError for anything else."""
+        observed = Observed()
+        try:
+            for body in bodies:
+                document: Any = await asyncio.to_thread(read_whole, body, ROW_DEPTH)
+                observed.left_out += int(document["left_out"])
+                await self._slices.collect(observed.adding_documents(document["observed"]))
+        except (TypeError, KeyError, RecursionError) as error:
+            raise ValueError("this is not what a member has seen") from error
+        return observed
+
+    async def suggested(
+        self, request: web.Request, observed: Observed, *, with_own: bool
+    ) -> web.Response:
+        """Answer by the rules in force, of what was seen, by this member as well if `with_own`."""
+        (since, since_s), now_s = _since(request), time.time()
+        if with_own:
+            await self._add_own(observed, since_s, now_s)
+        suggestions = await suggest(observed, self._quotas.table, self._slices)
+        lines = as_yaml(suggestions, since, now_s, observed.left_out)
+        document = {
+            "since_s": since_s,
+            "yaml": "\n".join(await self._slices.collect(lines)) + "\n",
+            "clients": as_documents(suggestions),
+        }
+        return await answer_in_slices(document, self._slices)
+
+    async def _add_own(self, observed: Observed, since_s: float, now_s: float) -> None:
+        first_hour = int((now_s - since_s) // SECONDS_PER_HOUR)
+        await self._slices.collect(observed.adding(self._rates, first_hour))
+
+
+def _since(request: web.Request) -> tuple[str, float]:
+    """Read `?since=TIME`; return it as it was written, and in seconds."""
+    since = request.query.get("since", DEFAULT_SINCE)
+    try:
+        since_s = parse_duration(since)
+    except BadValueError as error:
+        raise ApiError(400, f"since: {error.message}", error.fix) from None
+    if since_s > KEPT_HOURS * SECONDS_PER_HOUR:
+        fix = f"write at most {KEPT_HOURS}h"
+        raise ApiError(400, f"since: rates are kept for {KEPT_HOURS} h", fix)
+    return since, since_s

@@ -1,0 +1,77 @@
+"""The parts of the program that the admin port shows and changes."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry
+
+from proxy.admin.audit import AuditLog
+from proxy.admin.history import History
+from proxy.admin.query_documents import QueryDocuments, Reports
+from proxy.admin.rates.observed_rates import ObservedRates
+from proxy.admin.tier_protocol import Tier
+from proxy.quota.connection_row import ConnectionRow
+from proxy.quota.entities import ClientIdentity
+from proxy.quota.manager import QuotaManager
+from proxy.quota.rule_registry import RuleRegistry
+from proxy.slices import Slices
+from proxy.state import Document
+
+
+class ConnectionSource(Protocol):
+    """Who knows the connections."""
+
+    @property
+    def client_rates(self) -> Mapping[ClientIdentity, float]:
+        """Bytes per second of each client, as they were measured last."""
+
+    def rows(self) -> Iterator[ConnectionRow]:
+        """Yield the open connections; it may be left, and other calls come, between two."""
+
+    def close(self, number: int) -> ConnectionRow | None:
+        """Close a connection; return what it was, None if there is none of this number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdminParts:
+    """The parts. Whoever made `history` takes its samples, whoever made `audit` closes it."""
+
+    metrics: CollectorRegistry
+    member: str
+    """The name that each sample of `metrics` is shown with."""
+    not_ready: Callable[[], str | None]
+    """Gives the reason why clients can't be served now, None when they can."""
+    warning: Callable[[], str | None] = lambda: None
+    """Gives what is wrong although clients can be served."""
+    tier: Tier | None = None
+    quotas: QuotaManager
+    rules: RuleRegistry
+    relay: Callable[[], Document]
+    """Gives what the status shows of listeners, brokers and the configuration."""
+    history: History
+    request_times: Callable[[], Sequence[Document]] = tuple
+    clock_ms: Callable[[], float]
+    """The monotonic time that `quotas` is fed with."""
+    reports: Reports
+    rates: ObservedRates
+    audit: AuditLog
+    connections: ConnectionSource
+    slices: Slices = field(default_factory=Slices, init=False)
+    queries: QueryDocuments = field(init=False)
+
+    def __post_init__(self) -> None:
+        queries = QueryDocuments(self.reports, self.slices, self.clock_ms)
+        object.__setattr__(self, "queries", queries)
+
+    def why_not_ready(self) -> str | None:
+        """Return the reasons why clients should go elsewhere; None: this member can serve them."""
+        return _joined(None if self.tier is None else self.tier.not_ready, self.not_ready())
+
+    def warnings(self) -> str | None:
+        """Return what is wrong although clients can be served."""
+        return _joined(None if self.tier is None else self.tier.warning, self.warning())
+
+
+def _joined(*problems: str | None) -> str | None:
+    return "; ".join(filter(None, problems)) or None

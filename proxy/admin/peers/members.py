@@ -1,0 +1,327 @@
+"""Asks the members of a tier in the name of who asks this one: itself directly, others by HTTP."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import cast
+
+import aiohttp
+from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.payload import Payload
+from yarl import URL
+
+from metrics.member_names import machine_of
+from proxy.admin.port.guard import (
+    ONE_MEMBER,
+    SAFE_METHODS,
+    SCOPE,
+    answer_member,
+    current_author,
+    headers_of,
+)
+from proxy.admin.replies import HEADERS, OWN_BODY, ApiError, answer_in_pieces
+from proxy.admin.tier_protocol import MemberEndpoint, Tier
+
+MEMBER_TIMEOUT_S = 2.0
+"""For one answer as a whole. A member that is at work answers in milliseconds."""
+
+CHANGE_TIMEOUT_S = 15.0
+"""For what changes something: it is done when the state has it, and 10,000 rules are put in order
+anew."""
+
+SPARED_S = 2.0
+"""For so long nobody waits again for a member that did not answer in time: who looks each second
+would have the answers of all others held up."""
+
+MAX_MEMBER_BYTES = 64 * 1024 * 1024
+"""10,000 sensors come to some 20 MB."""
+
+CONNECTIONS = 16
+"""To one member at a time; further requests wait, within their time."""
+
+MAX_REFUSAL_BYTES = 300
+"""Of a refusal that is shown."""
+
+MEMBERS_FIX = "see members in GET /v1/status for which there are"
+
+_SILENT = "it is silent: it has not answered for a while"
+
+_PASSED = ("Content-Type", "WWW-Authenticate", "Allow", "Retry-After")
+"""Headers of an answer that are passed on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a member answered."""
+
+    member: str
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether it did what it was asked for."""
+        return 200 <= self.status < 300  # noqa: PLR2004 - as HTTP has it
+
+
+@dataclass(frozen=True, slots=True)
+class NoReply:
+    """A member that did not answer."""
+
+    member: str
+    why: str
+    was_sent: bool = True
+    """Whether it may have done what it was asked for."""
+    alive: bool = True
+    """Whether it has answered the tier lately."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What members are asked in the name of who sent a request."""
+
+    request: web.Request
+    target: str | Callable[[str], str]
+    """Path and query, sent as they are; or what gives them for a machine."""
+    method: str = "GET"
+    body: bytes | None = None
+    """As JSON."""
+
+    @property
+    def may_change(self) -> bool:
+        """Whether it is not for looking only."""
+        return self.method not in SAFE_METHODS
+
+    def url_at(self, member: str, base: str = "") -> URL:
+        """Return what a member is asked for, below the URL of its port."""
+        target = self.target if isinstance(self.target, str) else self.target(machine_of(member))
+        return URL(f"{base.rstrip('/')}{target}", encoded=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What came of asking several members."""
+
+    replies: Sequence[Reply]
+    """The leader's comes first, if it answered."""
+    missing: Sequence[NoReply]
+    """Members that did not answer."""
+
+    @property
+    def ok(self) -> list[Reply]:
+        """Those that did what they were asked for."""
+        return [reply for reply in self.replies if reply.is_ok]
+
+    @property
+    def first(self) -> Reply:
+        """The first one, also if it refuses. Raises ApiError with 503 when none answers."""
+        if not self.replies:
+            raise none_answers(self.missing)
+        return self.replies[0]
+
+
+class Members:
+    """Asks the members: all at once, or one of them. Only inside a running event loop.
+
+    All are asked for themselves alone, so that no request goes in a circle; with bounds on time,
+    size and connections. `timeout_s` is for the answer of another one. `close` it.
+    """
+
+    def __init__(self, tier: Tier, timeout_s: float = MEMBER_TIMEOUT_S) -> None:
+        self.tier = tier
+        self._timeout_s = timeout_s
+        self._session: aiohttp.ClientSession | None = None
+        self._spared: dict[str, float] = {}
+        """Until when members are not asked, by their names; in the time of the event loop."""
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is nobody else, nor a tier that is known as such."""
+        return len(self.tier.members()) < 2 and self.tier.document() is None  # noqa: PLR2004
+
+    def asked_for(self, request: web.Request) -> list[MemberEndpoint]:
+        """Return whom a request is about, the leader before the others.
+
+        They are all, or those of `?member=NAME` with the name of a member or of a machine. Raises
+        ApiError with 404 for a name that nobody has.
+        """
+        name = request.query.get("member")
+        members = self.tier.members()
+        found = [each for each in members if name in (None, each.name, machine_of(each.name))]
+        if not found or name == "":
+            raise ApiError(404, f"there is no member {name!r}", MEMBERS_FIX)
+        leader = self.tier.leader
+        return sorted(found, key=lambda each: each.name != leader)
+
+    def asked_here(self, request: web.Request) -> list[MemberEndpoint]:
+        """Return the members of this machine that a request is about, as `asked_for`."""
+        here = machine_of(self.tier.name)
+        found = [each for each in self.asked_for(request) if machine_of(each.name) == here]
+        if not found:
+            fix = "ask the admin port of that machine"
+            raise ApiError(404, f"{request.path} is of this machine alone", fix)
+        return found
+
+    async def ask_all(self, asked: Sequence[MemberEndpoint], question: Question) -> Answers:
+        """Ask some members at once. No other than the leader records what it changes."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._ask(each, question)) for each in asked]
+        results, leader = [task.result() for task in tasks], self.tier.leader
+        replies = [each for each in results if isinstance(each, Reply)]
+        return Answers(
+            sorted(replies, key=lambda each: each.member != leader),
+            [each for each in results if isinstance(each, NoReply)],
+        )
+
+    async def ask_one(self, name: str, question: Question) -> Reply | NoReply:
+        """Ask the member of a name."""
+        for each in self.tier.members():
+            if each.name == name:
+                return await self._ask(each, question)
+        return NoReply(name, "it is no member any more", was_sent=False)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def _ask(self, endpoint: MemberEndpoint, question: Question) -> Reply | NoReply:
+        leaves_audit = question.may_change and endpoint.name != self.tier.leader
+        headers = headers_of(current_author(), leaves_audit=leaves_audit)
+        if question.body is not None:
+            headers["Content-Type"] = "application/json"
+        if endpoint.name == self.tier.name:
+            return await _ask_own_handlers(endpoint.name, question, headers)
+        if not endpoint.alive:
+            return NoReply(endpoint.name, _SILENT, was_sent=False, alive=False)
+        return await self._ask_other(endpoint, question, headers)
+
+    async def _ask_other(
+        self, endpoint: MemberEndpoint, question: Question, headers: Mapping[str, str]
+    ) -> Reply | NoReply:
+        name, has_time = endpoint.name, question.may_change
+        timeout_s = max(self._timeout_s, CHANGE_TIMEOUT_S) if has_time else self._timeout_s
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        if not has_time and now_s < self._spared.get(name, now_s):
+            why = f"it did not answer within {timeout_s:g} s, a moment ago"
+            return NoReply(name, why, was_sent=False)
+        try:
+            async with asyncio.timeout(timeout_s):
+                reply = await self._exchange(endpoint, question, headers)
+        except TimeoutError:
+            now_s = loop.time()
+            self._spared = {key: end_s for key, end_s in self._spared.items() if end_s > now_s}
+            self._spared[name] = now_s + SPARED_S
+            return NoReply(name, f"it did not answer within {timeout_s:g} s")
+        except aiohttp.ClientConnectorCertificateError as error:
+            why = f"its certificate is not trusted: {error.certificate_error}"
+            return NoReply(name, why, was_sent=False)
+        except aiohttp.ClientConnectorError as error:
+            why = f"it can't be connected to: {error.os_error.strerror or error.os_error}"
+            return NoReply(name, why, was_sent=False)
+        # RuntimeError: all connections were closed meanwhile.
+        except (aiohttp.ClientError, OSError, ValueError, RuntimeError) as error:
+            return NoReply(name, f"it broke off: {error or type(error).__name__}")
+        self._spared.pop(name, None)
+        return reply if reply.headers.get(SCOPE) == ONE_MEMBER else _refused(reply)
+
+    async def _exchange(
+        self, endpoint: MemberEndpoint, question: Question, headers: Mapping[str, str]
+    ) -> Reply:
+        """Raise ValueError for an answer that is too long, and what aiohttp does."""
+        if endpoint.token is not None:
+            headers = {**headers, "Authorization": f"Bearer {endpoint.token}"}
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, limit_per_host=CONNECTIONS),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=aiohttp.ClientTimeout(total=None),  # ours holds for waiting, too
+                auto_decompress=False,
+                trust_env=False,
+            )
+        async with self._session.request(
+            question.method,
+            question.url_at(endpoint.name, endpoint.url),
+            headers=headers,
+            data=question.body,
+            allow_redirects=False,
+            ssl=endpoint.tls or True,
+        ) as response:
+            received = bytearray()
+            async for piece in response.content.iter_any():
+                received += piece
+                if len(received) > MAX_MEMBER_BYTES:
+                    raise ValueError(f"its answer is above {MAX_MEMBER_BYTES} bytes")
+            return Reply(endpoint.name, response.status, response.headers, bytes(received))
+
+
+class _WrittenBody(bytearray):
+    """Collects the pieces of an answer's body: the one method of a writer that a body needs."""
+
+    async def write(self, piece: bytes | memoryview) -> None:
+        self.extend(piece)
+
+
+async def _ask_own_handlers(member: str, question: Question, headers: Mapping[str, str]) -> Reply:
+    """Return what this process, which is `member`, answers to a request of its own.
+
+    It takes as long as it takes: a change that is under way must not be cut off.
+    """
+    outer, url = question.request, question.url_at(member)
+    inner = outer.clone(method=question.method, rel_url=url, headers=headers)
+    inner[OWN_BODY] = question.body or b""
+    match = await outer.app.router.resolve(inner)
+    response = await answer_member(inner, match.handler)
+    assert isinstance(response, web.Response)
+    answered = response.body or b""
+    if isinstance(answered, Payload):
+        written = _WrittenBody()
+        await answered.write(cast(AbstractStreamWriter, written))
+        answered = written
+    return Reply(member, response.status, response.headers, bytes(answered))
+
+
+def _refused(reply: Reply) -> NoReply:
+    """Return what came of a request that was not let in, or not by a member."""
+    text = reply.body[:MAX_REFUSAL_BYTES].decode(errors="replace")
+    was_sent = not HTTPStatus.BAD_REQUEST <= reply.status < HTTPStatus.INTERNAL_SERVER_ERROR
+    why = f"it refuses to answer with {reply.status}: {text}"
+    return NoReply(reply.member, why, was_sent=was_sent)
+
+
+def target_of(request: web.Request) -> str:
+    """Return path and query as they came. Raises HTTPNotFound for the URL of a whole."""
+    if not request.raw_path.startswith("/"):
+        raise web.HTTPNotFound
+    return request.raw_path
+
+
+def passed_on(reply: Reply) -> web.Response:
+    """Return a member's answer unchanged."""
+    passed = {name: reply.headers[name] for name in _PASSED if name in reply.headers}
+    response = answer_in_pieces(reply.body, {**HEADERS, **passed})
+    response.set_status(reply.status)
+    return response
+
+
+def lost(missing: NoReply, what: str) -> ApiError:
+    """Return the error for a request to one member that did not answer.
+
+    503: nothing was done. 502: it may have been done.
+    """
+    fix = f"send it again; {MEMBERS_FIX} and answer"
+    if not missing.was_sent:
+        return ApiError(503, f"member {missing.member!r}, {what}, is away: {missing.why}", fix)
+    text = f"member {missing.member!r}, {what}, did not answer: {missing.why}"
+    return ApiError(502, text, f"see whether it was done, and else {fix}")
+
+
+def none_answers(missing: Sequence[NoReply]) -> ApiError:
+    """Return the error for a request that no member answered."""
+    reasons = "; ".join(f"{each.member!r}: {each.why}" for each in missing) or "there is none"
+    return ApiError(503, f"no member answers: {reasons}", "look at the proxy's log; send it again")

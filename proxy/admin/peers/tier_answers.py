@@ -1,0 +1,452 @@
+"""Answers for all members of a tier: who of them answers what, and what they know together."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import unquote
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+from prometheus_client import CollectorRegistry, generate_latest
+from structlog import get_logger
+
+from metrics import MemberInstruments, join_scrapes
+from metrics.member_names import machine_of
+from proxy.admin.api import (
+    ANY_NAME,
+    CONNECTIONS_PATH,
+    MAX_CONNECTION_NUMBER,
+    QUOTAS_PATH,
+    THROTTLING_PATH,
+    filter_and_limit,
+    tail_of,
+)
+from proxy.admin.log_level import LOG_LEVEL_PATH
+from proxy.admin.peers.document_tables import TABLES, merged_connections
+from proxy.admin.peers.member_documents import MemberDocuments
+from proxy.admin.peers.members import (
+    MEMBERS_FIX,
+    Answers,
+    Members,
+    NoReply,
+    Question,
+    Reply,
+    lost,
+    none_answers,
+    passed_on,
+    target_of,
+)
+from proxy.admin.peers.tier_routes import LEFT_CHANGES_PATH
+from proxy.admin.port.guard import CHANGES, REPORT_PATH
+from proxy.admin.query_documents import PARTITION_DEPTH
+from proxy.admin.rates.suggestions import OBSERVED_PATH, SUGGESTIONS_PATH, SuggestionRoutes
+from proxy.admin.replies import (
+    CONTENT_TYPE,
+    JSON_HEADERS,
+    ApiError,
+    answer_in_pieces,
+    json_body,
+    parse_number,
+    readiness_answer,
+)
+from proxy.admin.request_times import HISTOGRAMS
+from proxy.admin.sliced_json import ROW_DEPTH, read_whole, written_pieces
+from proxy.progress.report import MAX_REPORT_BYTES
+from proxy.slices import LONG_ANSWERS
+from proxy.state import Document
+
+_REPORT_DEPTH = 5
+"""At which a report is read in one step: there are offsets of thousands of partitions in it."""
+
+UNDONE, UNDONE_LIMIT_S = HTTPStatus.SERVICE_UNAVAILABLE, 8.0
+"""What a member answers that has not taken yet what it is asked for, and how long it is asked."""
+
+AWAY_LIMIT_S, AWAY_RETRY_S = 2.0, 0.1
+"""For how long, and how often, a member is asked that is away."""
+
+_LEADER = "which keeps what concerns all"
+_OWNER = "which owns the report's client"
+
+_MISFITS = (KeyError, TypeError, ValueError, AttributeError, IndexError)
+"""What merging raises for a document that has not what it should."""
+
+_REFUSALS = range(401, 600)
+"""Of a member while others answer; but for 404, which says that it has not what is asked for."""
+
+_NOT_UNDERSTOOD = "its answer is not understood; is it of another version?"
+
+_log = get_logger(__name__)
+
+MergeAll = Callable[[Mapping[str, Document]], dict[str, Any]]
+"""Makes one document of those of members."""
+
+
+class TierAnswers:
+    """The handlers.
+
+    `client_of` gives the client id of a query by its name, for reports that name no client.
+    """
+
+    def __init__(
+        self, members: Members, suggestions: SuggestionRoutes, client_of: Callable[[str], str]
+    ) -> None:
+        self._members = members
+        self._suggestions = suggestions
+        self._client_of = client_of
+        self._tier = members.tier
+        self._long_answers = asyncio.Semaphore(LONG_ANSWERS)
+        """To be held while documents of megabytes are in memory."""
+        self._up = MemberInstruments(CollectorRegistry()).member_up
+        """Shown beside what members say themselves: only who asks knows it."""
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the handlers by method and path."""
+        same = ("/v1/quotas", THROTTLING_PATH, "/v1/audit")
+        return [
+            # What all members of this machine say:
+            web.get("/metrics", self._get_metrics),
+            web.get("/readyz", self._get_readyz),
+            # What all say, merged:
+            *(web.get(path, self._get_by(path)) for path in TABLES),
+            web.get("/v1/connections", self._get_connections),
+            web.get(SUGGESTIONS_PATH, self._get_suggestions),
+            # The leader, or another one that answers:
+            *(web.get(path, self._get_any) for path in same),
+            # The leader alone:
+            web.put(QUOTAS_PATH + ANY_NAME, self._change),
+            web.delete(QUOTAS_PATH + ANY_NAME, self._change),
+            web.post(THROTTLING_PATH, self._change),
+            # The owner of the report's client:
+            web.post(REPORT_PATH, self._post_report),
+            # All, or the one that has it:
+            web.put(LOG_LEVEL_PATH, self._put_level),
+            web.delete(CONNECTIONS_PATH + ANY_NAME, self._delete_connection),
+        ]
+
+    def _get_by(self, path: str) -> Handler:
+        """Return the handler of a path whose documents are merged by its table alone."""
+        is_status = path == "/v1/status"
+        is_limited = is_status or path == "/v1/clients"
+        depth = PARTITION_DEPTH if path == "/v1/progress" else ROW_DEPTH
+
+        async def get(request: web.Request) -> web.StreamResponse:
+            target = target_of(request)
+            if is_status:
+                target += f"{'&' if '?' in target else '?'}{HISTOGRAMS}"
+            told = partial(
+                MemberDocuments,
+                limit=filter_and_limit(request)[1] if is_limited else None,
+                owner_of=self._tier.owner_of,
+                tier=self._tier.document() if is_status else None,
+            )
+            return await self._merged(
+                Question(request, target), lambda each: told(each).merged(TABLES[path]), depth
+            )
+
+        return get
+
+    async def _get_connections(self, request: web.Request) -> web.StreamResponse:
+        _, limit = filter_and_limit(request)
+        by_number = "after" in request.query
+        target = _after_at(request) if by_number else target_of(request)
+        table = (partial(merged_connections, by_number=by_number),)
+        return await self._merged(
+            Question(request, target), lambda each: MemberDocuments(each, limit).merged(table)
+        )
+
+    async def _get_any(self, request: web.Request) -> web.StreamResponse:
+        """Answer what is the same at all members: from the leader, or another one that answers."""
+        missing: list[NoReply] = []
+        for each in self._members.asked_for(request):
+            answers = await self._members.ask_all([each], Question(request, target_of(request)))
+            if answers.replies:
+                return passed_on(answers.replies[0])
+            missing += answers.missing
+        raise none_answers(missing)
+
+    async def _get_suggestions(self, request: web.Request) -> web.StreamResponse:
+        """Answer by the rules in force here, of what all have seen.
+
+        A client is at its owner, and what it had before is where it was; sketches of both are
+        added, as quantiles could not be.
+        """
+        asked = self._members.asked_for(request)
+        # What others have seen comes to megabytes, and what this one has stays here.
+        others = [each for each in asked if each.name != self._tier.name]
+        with_own = len(others) < len(asked)
+        query = f"?{request.query_string}" if request.query_string else ""
+        async with self._long_answers:
+            answers = await self._members.ask_all(others, Question(request, OBSERVED_PATH + query))
+            if not answers.ok and not with_own:
+                return passed_on(answers.first)
+            try:
+                observed = await self._suggestions.read(reply.body for reply in answers.ok)
+            except ValueError:
+                unread = [NoReply(reply.member, _NOT_UNDERSTOOD) for reply in answers.ok]
+                raise none_answers(unread) from None
+            return await self._suggestions.suggested(request, observed, with_own=with_own)
+
+    async def _get_metrics(self, request: web.Request) -> web.Response:
+        """Answer for the members of this machine, as it is scraped by itself."""
+        asked = self._members.asked_here(request)
+        async with self._long_answers:
+            answers = await self._members.ask_all(asked, Question(request, target_of(request)))
+            if "member" in request.query:
+                return passed_on(answers.first)
+            texts = {reply.member: reply.body for reply in answers.ok}
+            self._up.clear()
+            for each in asked:
+                self._up.labels(each.name).set(each.name in texts)
+            up = generate_latest(self._up)
+            # A thread: four members with 10,000 clients each have tens of megabytes.
+            parts = await asyncio.to_thread(join_scrapes, (up, *texts.values()))
+        return answer_in_pieces(parts, {"Content-Type": CONTENT_TYPE})
+
+    async def _get_readyz(self, request: web.Request) -> web.Response:
+        """Answer that clients can be served when all members that run say so, of this machine.
+
+        One whose process does not run is only named: it is started again, and the others serve.
+        """
+        asked = self._members.asked_here(request)
+        answers = await self._members.ask_all(asked, Question(request, "/readyz"))
+        if not answers.replies:
+            return readiness_answer(none_answers(answers.missing).what, None)
+        reasons, warnings = [], []
+        for reply in answers.replies:
+            document = _read(reply) or {"reason": "its answer is no JSON"}
+            if not reply.is_ok:
+                reasons.append(f"member {reply.member!r}: {document.get('reason')}")
+            if warning := document.get("warning"):
+                warnings.append(warning)
+        for each in answers.missing:
+            if each.alive:
+                reasons.append(f"member {each.member!r} does not answer: {each.why}")
+            else:
+                warnings.append(f"member {each.member!r} does not run")
+        return readiness_answer(
+            "; ".join(reasons) or None, "; ".join(dict.fromkeys(warnings)) or None
+        )
+
+    async def _post_report(self, request: web.Request) -> web.StreamResponse:
+        body = await json_body(request, MAX_REPORT_BYTES)
+        client_id = await asyncio.to_thread(peeked_client, body, self._client_of)
+        if client_id is None:
+            return await self._pass_to(self._leader, request, body, _LEADER)
+
+        def owner() -> str:
+            name = self._tier.owner_of(client_id)
+            if name is None:
+                what = f"nobody owns the client {client_id!r} at this moment"
+                raise ApiError(503, what, "send the report again in a second")
+            return name
+
+        return await self._pass_to(owner, request, body, _OWNER)
+
+    async def _change(self, request: web.Request) -> web.StreamResponse:
+        """Have the leader make a change; what is to be deleted comes without a body."""
+        body = None if request.method == "DELETE" else await json_body(request)
+        return await self._pass_to(self._leader, request, body, _LEADER)
+
+    def _leader(self) -> str:
+        return self._tier.leader
+
+    async def _pass_to(
+        self, who: Callable[[], str], request: web.Request, body: bytes | None, what: str
+    ) -> web.Response:
+        """Answer as the member does that `who` names. Raises ApiError, 502 or 503, if it does not.
+
+        One that is away is waited for: a process that has ended is soon started again. So is one
+        that has not taken yet what it is asked for.
+        """
+        loop = asyncio.get_running_loop()
+        until_s, undone_until_s = loop.time() + AWAY_LIMIT_S, loop.time() + UNDONE_LIMIT_S
+        question = Question(request, target_of(request), request.method, body)
+        while True:
+            reply = await self._members.ask_one(who(), question)
+            if isinstance(reply, NoReply):
+                if reply.was_sent or loop.time() >= until_s:
+                    raise lost(reply, what)
+            elif reply.status != UNDONE or loop.time() >= undone_until_s:
+                await self._record(request, reply)
+                return passed_on(reply)
+            await asyncio.sleep(AWAY_RETRY_S)
+
+    async def _put_level(self, request: web.Request) -> web.StreamResponse:
+        """Set the level of all; the leader records it, and says what is wrong with it."""
+        body = await json_body(request)
+        asked = self._members.asked_for(request)
+        question = Question(request, target_of(request), "PUT", body)
+        answers = await self._members.ask_all(asked, question)
+        first = answers.first
+        refused = [reply for reply in answers.replies if not reply.is_ok]
+        if refused:
+            return passed_on(refused[0])
+        if "member" in request.query:
+            await self._record(request, first)
+        if answers.missing:
+            away = "; ".join(f"{each.member!r}: {each.why}" for each in answers.missing)
+            have = ", ".join(repr(reply.member) for reply in answers.replies)
+            text = f"not all members have the level: {away}; it is set at {have}"
+            raise ApiError(502, text, "set it again when all answer; see members in GET /v1/status")
+        return passed_on(first)
+
+    async def _delete_connection(self, request: web.Request) -> web.StreamResponse:
+        """Close a connection at the member that has it, which is found by asking all."""
+        name = tail_of(request, CONNECTIONS_PATH)
+        machine, _, number = name.rpartition("/")
+        if not machine:
+            fix = "write MACHINE/N; see GET /v1/connections for those that are open"
+            what = f"no connection {name!r} is open: each machine has its own"
+            raise ApiError(404, what, fix)
+        asked = [
+            each for each in self._members.asked_for(request) if machine_of(each.name) == machine
+        ]
+        if not asked:
+            raise ApiError(404, f"there is no machine {machine!r}", MEMBERS_FIX)
+        _, question_mark, query = target_of(request).partition("?")
+        target = f"{CONNECTIONS_PATH}{number}{question_mark}{query}"
+        answers = await self._members.ask_all(asked, Question(request, target, "DELETE"))
+        if answers.ok:
+            closed = answers.ok[0]
+            await self._record(request, closed)
+            return passed_on(closed)
+        if answers.missing:
+            raise lost(answers.missing[0], "which may have the connection")
+        return passed_on(answers.replies[0])
+
+    async def _record(self, request: web.Request, reply: Reply) -> None:
+        """Have the leader record what another one left it. If it can't, the log says so."""
+        if CHANGES not in reply.headers:
+            return
+        changes = unquote(reply.headers[CHANGES])
+        question = Question(request, LEFT_CHANGES_PATH, "POST", changes.encode())
+        kept = await self._members.ask_one(self._leader(), question)
+        if isinstance(kept, NoReply) or not kept.is_ok:
+            problem = kept.why if isinstance(kept, NoReply) else kept.body.decode(errors="replace")
+            _log.error("a change is not kept in the state's audit", problem=problem, what=changes)
+
+    async def _merged(
+        self, question: Question, merge: MergeAll, depth: int = ROW_DEPTH
+    ) -> web.StreamResponse:
+        """Ask the members, and answer with what `merge` makes of their documents.
+
+        These are read and written in steps of values at `depth`. What all refuse is refused as the
+        first of them did.
+        """
+        asked = self._members.asked_for(question.request)
+        async with self._long_answers:
+            answers = await self._members.ask_all(asked, question)
+            if answers.first.status == HTTPStatus.NOT_FOUND and answers.missing and not answers.ok:
+                away = ", ".join(repr(each.member) for each in answers.missing)
+                fix = f"ask again when all answer; without an answer: {away}"
+                raise ApiError(404, "no member that answers knows it", fix)
+            if not answers.ok:
+                return passed_on(answers.first)
+            body = await asyncio.to_thread(_merged_body, answers, merge, depth)
+        return answer_in_pieces(body, JSON_HEADERS)
+
+
+def _merged_body(answers: Answers, merge: MergeAll, depth: int) -> bytearray:
+    """Return the merged document as JSON. Raises ApiError with 503 when none is understood.
+
+    For a thread: all of it is Python in small steps, between which the event loop runs.
+    """
+    read = {reply.member: _read(reply, depth) for reply in answers.ok}
+    documents = {name: each for name, each in read.items() if each is not None}
+    try:
+        merged = merge(documents)
+    except _MISFITS:  # of another version
+        documents = {name: each for name, each in documents.items() if _fits(merge, name, each)}
+        merged = merge(documents) if documents else {}
+    missing = [*answers.missing]
+    for reply in answers.replies:
+        if (why := _trouble(reply, reply.member in documents)) is not None:
+            missing.append(NoReply(reply.member, why))
+    if not documents:
+        raise none_answers(missing)
+    missing.sort(key=lambda each: _in_order(each.member))
+    figures = merged.pop("members", {})
+    rows = {each.member: _row(each.member) for each in answers.replies}
+    rows |= {name: _row(name, **figures.get(name, {})) for name in documents}
+    for each in missing:
+        rows[each.member] = _row(each.member, alive=each.alive, answers=False, problem=each.why)
+    merged["members"] = [rows[name] for name in sorted(rows, key=_in_order)]
+    merged["unreachable"] = [{"name": each.member, "why": each.why} for each in missing]
+    body = bytearray()
+    for piece in written_pieces(merged, depth):
+        body += piece.encode()
+    return body
+
+
+def _row(name: str, **about: object) -> dict[str, object]:
+    return {"name": name, "machine": machine_of(name), "alive": True, "answers": True} | about
+
+
+def _trouble(reply: Reply, is_understood: bool) -> str | None:
+    """Return why what a member knows is missing although it answered; None: it is not."""
+    if reply.is_ok:
+        return None if is_understood else _NOT_UNDERSTOOD
+    is_refusal = reply.status in _REFUSALS and reply.status != HTTPStatus.NOT_FOUND
+    return f"it refuses to answer with {reply.status}" if is_refusal else None
+
+
+def _read(reply: Reply, depth: int = ROW_DEPTH) -> Document | None:
+    """Return what a member said; None for what is no document."""
+    try:
+        document = read_whole(reply.body, depth)
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _fits(merge: MergeAll, name: str, document: Document) -> bool:
+    try:
+        merge({name: document})
+    except _MISFITS:
+        return False
+    return True
+
+
+def _after_at(request: web.Request) -> Callable[[str], str]:
+    """Return what gives path and query for a machine, with an `after` of its own.
+
+    Raises ApiError with 400 for an `after` that is no id.
+    """
+    text = request.query["after"]
+    of, _, digits = text.rpartition("/")
+    number = parse_number(digits)
+    if number is None:
+        fix = f"write MACHINE/N, or 0 to {MAX_CONNECTION_NUMBER}"
+        raise ApiError(400, f"after: {text!r} is no id of a connection", fix)
+
+    def target(machine: str) -> str:
+        # With the same number the connection of a later machine comes behind.
+        after = max(number - 1, 0) if of and machine > of else number
+        return str(request.rel_url.update_query(after=str(after)))
+
+    return target
+
+
+def peeked_client(body: bytes, client_of: Callable[[str], str]) -> str | None:
+    """Return the client id that a report is about, as far as it can be kept; None if it cannot.
+
+    Nothing else of the body is looked at: the member that gets it reads it with all care.
+    """
+    try:
+        document: Any = read_whole(body, _REPORT_DEPTH)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(document, dict):
+        return None
+    client_id, name = document.get("client_id"), document.get("name")
+    if client_id and isinstance(client_id, str):
+        return client_id
+    return client_of(name) if name and isinstance(name, str) else None
+
+
+def _in_order(name: str) -> list[tuple[bool, int, str]]:
+    """Return a key by which member 2 comes before member 10."""
+    parts = name.split("/")
+    return [(not part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts]
