@@ -37,17 +37,11 @@ class _Flow(Protocol):
     def leave_lane(self, unsent: bytes, rest: bytes, error: int) -> None: ...
 
 
-class _Responses(_Flow, Protocol):
-    """The flow of responses."""
-
-    shapes: ProduceResponseShapes
-
-
 class PairState:
     """The state of a pair, and what its flows ask of the connection."""
 
     requests: _Flow
-    responses: _Responses
+    responses: _Flow
     close_ended: Callable[[object], None]
     """Closes the pair, in its turn, for the end of what the flow reads that is given."""
     close_failed: Callable[[Exception], None]
@@ -78,6 +72,8 @@ class PairState:
         self._in_flight: deque[Exchange] = deque()
         self.lane: Lane | None = None
         """Sends on what is plain. None before there are both ends, and where it cannot."""
+        self.shapes = ProduceResponseShapes()
+        """Of responses to Produce that name no broker."""
         self.own_answers = 0
         """How many of them an interceptor has answered, so that the broker has not got them. They
         wait like any other: the client gets its responses in the order of its requests."""

@@ -104,8 +104,6 @@ class _RequestKind:
     max_bytes: int | None
     """The limit that the client sets such a Fetch, None before it is known; 0 for another request.
     """
-    wait_ms: int = 0
-    """For how long such a Fetch may wait for data."""
     lease: Lease | None = None
     """What the lane's bytes are taken from; None: no rule bounds them."""
     is_in_lane: bool = False
@@ -191,7 +189,7 @@ class RequestFlow(FrameFlow):
                 0 if lease is None else METER_RESPONSES if api_key == FETCH else METER_REQUESTS,
                 response,
                 limit_at,
-                self._pair.responses.shapes.pairs(version),
+                self._pair.shapes.pairs(version),
             )
         )
 
@@ -471,22 +469,17 @@ class RequestFlow(FrameFlow):
             exchange.wait_ms = max(max_wait_ms, 0)
             if kind.max_bytes is None and kind.plain_start is not None:
                 kind.plain_start = bytes(view[START_BYTES:end])
-                kind.max_bytes, kind.wait_ms = max_bytes, exchange.wait_ms
-            self._limit(kind, exchange, view, max_bytes)
+                kind.max_bytes = max_bytes
+            granted_bytes, exchange.expected = session.quotas.grant(
+                max_bytes,
+                session.fetch_sizes,
+                exchange.sent_ms,
+                holds=self._pair.services.mode is _DELAY,
+            )
+            if granted_bytes < max_bytes:
+                frame = view[: exchange.request_bytes]
+                lower_fetch_bytes(kind.version, frame, start, granted_bytes)
         return True
-
-    def _limit(
-        self, kind: _RequestKind, exchange: Exchange, view: memoryview, max_bytes: int
-    ) -> None:
-        """Limit the Fetch that starts `view` to what its quota grants of `max_bytes`."""
-        session = exchange.session
-        holds = self._pair.services.mode is _DELAY
-        granted_bytes, exchange.expected = session.quotas.grant(
-            max_bytes, session.fetch_sizes, exchange.sent_ms, holds=holds
-        )
-        if granted_bytes < max_bytes:
-            frame = view[: exchange.request_bytes]
-            lower_fetch_bytes(kind.version, frame, kind.header_end, granted_bytes)
 
     def _count(self, kind: _RequestKind, exchange: Exchange, have: int) -> None:
         """Record a request that is sent on, of which so many bytes are there, or more.

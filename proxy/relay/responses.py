@@ -36,7 +36,6 @@ from proxy.wire.fetch_response import FetchWalker, neutral_tail
 from proxy.wire.frames import INT32, check_whole, parse_response_head
 from proxy.wire.layout import Buffer, Steps
 from proxy.wire.malformed import MalformedResponse
-from proxy.wire.produce_response import ProduceResponseShapes
 from proxy.wire.rewrite import (
     brokers_end,
     emptied,
@@ -78,7 +77,7 @@ _scratch = memoryview(new_scratch())
 class ResponseFlow(FrameFlow):
     """Responses of one connection, in the order of their requests. The oldest may be held."""
 
-    __slots__ = ("_busy_time", "_collecting", "_free_ms", "_walker", "delayed", "shapes")
+    __slots__ = ("_busy_time", "_collecting", "_free_ms", "_walker", "delayed")
 
     def __init__(self, pair: PairState) -> None:
         super().__init__(pair, _scratch)
@@ -87,8 +86,6 @@ class ResponseFlow(FrameFlow):
         self._busy_time = BusyTime()
         self._collecting: Exchange | None = None
         self._walker: FetchWalker | None = None
-        self.shapes = ProduceResponseShapes()
-        """Of responses to Produce that name no broker."""
         self._free_ms = 0.0
         """Since when no response is in front of the next one."""
 
@@ -202,7 +199,7 @@ class ResponseFlow(FrameFlow):
         """Return whether a response to Produce is like an earlier one that was read."""
         if exchange.api_key != PRODUCE or len(view) < frame_bytes:
             return False
-        return self.shapes.knows(exchange.version, view[:frame_bytes])
+        return self._pair.shapes.knows(exchange.version, view[:frame_bytes])
 
     def _begin(self, exchange: Exchange, view: memoryview, frame_bytes: int) -> int:
         """Send on, or collect, the frame that starts `view`."""
@@ -341,7 +338,7 @@ class ResponseFlow(FrameFlow):
             before = response
             response = yield from self._advertised(exchange, response)
             if api_key == PRODUCE and response is before:
-                self.shapes.learn(version, bytes(response))
+                self._pair.shapes.learn(version, bytes(response))
         if exchange.throttle_ms:
             response = set_throttle_time(api_key, version, response, exchange.throttle_ms)
         self._send_own(response)

@@ -10,7 +10,7 @@ from proxy.wire.layout import RecordLayout, response_layout
 from proxy.wire.rewrite import unreadable_is_malformed
 
 MAX_SHAPES = 16
-"""Versions and lengths of which a response is remembered."""
+"""So many are remembered."""
 
 MAX_SHAPE_BYTES = 4096
 """Longer responses are read each time."""
@@ -23,24 +23,25 @@ _NUMBERS = frozenset({"base_offset", "log_append_time_ms", "log_start_offset"})
 class ProduceResponseShapes:
     """The responses on one connection that named no broker."""
 
-    __slots__ = ("_known", "_pairs")
+    __slots__ = ("_by_version",)
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int], tuple[int, int]] = {}
-        """By version and length: a mask without the numbers, and what is left under it."""
-        self._pairs: dict[int, list[tuple[bytes, bytes]]] = {}
+        self._by_version: dict[int, list[tuple[bytes, bytes]]] = {}
 
     def knows(self, version: int, frame: memoryview) -> bool:
         """Return whether a whole response is like one that named no broker."""
-        known = self._known.get((version, len(frame)))
-        if known is None:
-            return False
-        mask, content = known
-        return int.from_bytes(frame, "big") & mask == content
+        number = None
+        for mask, content in self._by_version.get(version, ()):
+            if len(mask) == len(frame):
+                number = int.from_bytes(frame, "big") if number is None else number
+                if number & int.from_bytes(mask, "big") == int.from_bytes(content, "big"):
+                    return True
+        return False
 
     def learn(self, version: int, frame: bytes) -> None:
         """Remember a whole response if it names no broker. Raises MalformedResponse."""
-        if len(frame) > MAX_SHAPE_BYTES or len(self._known) >= MAX_SHAPES:
+        known = sum(map(len, self._by_version.values()))
+        if len(frame) > MAX_SHAPE_BYTES or known >= MAX_SHAPES:
             return
         mask = bytearray(b"\xff" * len(frame))
         mask[:RESPONSE_HEADER_BYTES] = bytes(RESPONSE_HEADER_BYTES)
@@ -53,12 +54,14 @@ class ProduceResponseShapes:
                 mask[start:end] = bytes(end - start)
         number = int.from_bytes(mask, "big")
         content = int.from_bytes(frame, "big") & number
-        self._known[version, len(frame)] = number, content
         self.pairs(version).append((bytes(mask), content.to_bytes(len(frame), "big")))
 
     def pairs(self, version: int) -> list[tuple[bytes, bytes]]:
-        """Return the masks of a version, each with what is left under it; the list grows."""
-        return self._pairs.setdefault(version, [])
+        """Return the masks of a version without the numbers, each with what is left under it.
+
+        The list grows, to MAX_SHAPES at most.
+        """
+        return self._by_version.setdefault(version, [])
 
 
 def _number_spans(layout: RecordLayout, frame: bytes, pos: int) -> list[tuple[int, int]]:
