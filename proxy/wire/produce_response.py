@@ -30,13 +30,12 @@ class ProduceResponseShapes:
 
     def knows(self, version: int, frame: memoryview) -> bool:
         """Return whether a whole response is like one that named no broker."""
-        number = None
-        for mask, content in self._by_version.get(version, ()):
-            if len(mask) == len(frame):
-                number = int.from_bytes(frame, "big") if number is None else number
-                if number & int.from_bytes(mask, "big") == int.from_bytes(content, "big"):
-                    return True
-        return False
+        number = int.from_bytes(frame, "big")
+        return any(
+            len(mask) == len(frame)
+            and number & int.from_bytes(mask, "big") == int.from_bytes(content, "big")
+            for mask, content in self._by_version.get(version, ())
+        )
 
     def learn(self, version: int, frame: bytes) -> None:
         """Remember a whole response if it names no broker. Raises MalformedResponse."""
@@ -52,9 +51,8 @@ class ProduceResponseShapes:
                 return
             for start, end in _number_spans(layout, frame, pos):
                 mask[start:end] = bytes(end - start)
-        number = int.from_bytes(mask, "big")
-        content = int.from_bytes(frame, "big") & number
-        self.pairs(version).append((bytes(mask), content.to_bytes(len(frame), "big")))
+        content = bytes(each & kept for each, kept in zip(frame, mask, strict=True))
+        self.pairs(version).append((bytes(mask), content))
 
     def pairs(self, version: int) -> list[tuple[bytes, bytes]]:
         """Return the masks of a version without the numbers, each with what is left under it.
