@@ -39,8 +39,8 @@ class ProduceResponseShapes:
 
     def learn(self, version: int, frame: bytes) -> None:
         """Remember a whole response if it names no broker. Raises MalformedResponse."""
-        known = sum(map(len, self._by_version.values()))
-        if len(frame) > MAX_SHAPE_BYTES or known >= MAX_SHAPES:
+        room = MAX_SHAPES - sum(map(len, self._by_version.values()))
+        if not room or len(frame) > MAX_SHAPE_BYTES or self.knows(version, memoryview(frame)):
             return
         mask = bytearray(b"\xff" * len(frame))
         mask[:RESPONSE_HEADER_BYTES] = bytes(RESPONSE_HEADER_BYTES)

@@ -103,3 +103,12 @@ def test_so_many_are_remembered():
     for frame in frames:
         shapes.learn(12, frame)
     assert sum(shapes.knows(12, memoryview(frame)) for frame in frames) == MAX_SHAPES
+
+
+def test_responses_of_one_length_that_take_turns_are_remembered_once_each():
+    shapes = ProduceResponseShapes()
+    frames = [framed(answer(12, 1, [(1, 2, 3)], 0, topic=topic)) for topic in ("left", "here")]
+    for frame in frames * MAX_SHAPES:
+        shapes.learn(12, frame)
+    assert all(shapes.knows(12, memoryview(frame)) for frame in frames)
+    assert len(shapes.pairs(12)) == len(frames)
