@@ -190,7 +190,7 @@ class TierMember:
                 self.is_successor = True
             self._rules.read(store)
             self._ownership.store = store
-            store.follow_common(self._follow_common)
+            store.follow_common(partial(self._follow_common, store))
         except BaseException:
             store.close()
             raise
@@ -412,13 +412,15 @@ class TierMember:
         if not task.cancelled() and (error := task.exception()) and not self._failed.done():
             self._failed.set_exception(error)
 
-    def _follow_common(self, keys: frozenset[str]) -> None:
+    def _follow_common(self, store: TierStore, keys: frozenset[str]) -> None:
         """Follow what another member has written that concerns all; called in a thread."""
         with suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._common_came, keys)
+            self._loop.call_soon_threadsafe(self._common_came, store, keys)
 
-    def _common_came(self, keys: Collection[str]) -> None:
-        if self._rules.follow(keys, self._ownership.store):
+    def _common_came(self, store: TierStore, keys: Collection[str]) -> None:
+        if store.is_closed:  # meanwhile: a successor has it
+            return
+        if self._rules.follow(keys, store):
             self._ownership.look()
         if not all(key.startswith(PRIVATE) for key in keys):
             self._on_common()

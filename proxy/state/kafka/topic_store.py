@@ -100,6 +100,11 @@ class TopicStore(Store):
         """The slots that may be written."""
         return self._slots.taken
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._loop.closed
+
     def get(self, key: str) -> Record | None:
         """Return the record of that key, or None, also when its slot is not read here."""
         self._loop.check_open()
@@ -117,7 +122,7 @@ class TopicStore(Store):
 
     def close(self) -> None:
         """Wait for writes under way, undo failed ones, close; a second time does nothing."""
-        if self._loop.closed:
+        if self.is_closed:
             return
         # Who comes next takes the state also when it cannot be told so.
         with suppress(StateError):
