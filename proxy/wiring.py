@@ -119,7 +119,7 @@ class MemberProcess:
         self._clients = ClientRegistry(instruments.bytes_total)
         self.queries = Queries(
             config.progress_settings,
-            config.pipeline_settings,
+            config.pipelines,
             self.quotas,
             self.bootstrap,
             instruments,
@@ -311,7 +311,7 @@ class MemberProcess:
         await self.rules.use_file(settings)
         await self._kafka_quotas.follow(config.quotas.source == "kafka")
         self.bootstrap.connect_timeout_s = config.limits.connect_timeout
-        self.queries.update(config.progress_settings, config.pipeline_settings)
+        self.queries.update(config.progress_settings, config.pipelines)
         self.services.limits = limits_of(config)
         self.services.mode = ThrottleMode(config.throttle.mode)
         log_level.set(config.log_level)

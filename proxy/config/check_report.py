@@ -208,13 +208,12 @@ def _is_of(name: str, machine: str) -> bool:
 def find_advice(config: Config, table: RuleTable) -> Iterator[str]:
     """Yield a line for each node that may have to wait and cannot be held, or for good."""
     client_of = {query.name: query.client_id for query in config.queries}
-    for settings in config.pipeline_settings:
+    for settings in config.pipelines:
         graph = PipelineGraph(settings)
-        has_limit = (settings.max_pending_batches or settings.max_pending_bytes) is not None
         nodes = [
             (f"stage {name!r}", client_of.get(member, member), True)
             for name, stage in graph.stages.items()
-            if graph.downstream[name] or (has_limit and name in graph.first)
+            if graph.downstream[name] or (settings.max_pending and name in graph.first)
             for member in stage.members
         ]
         if settings.hold_producers:

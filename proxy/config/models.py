@@ -19,7 +19,6 @@ from proxy.config.fields import Conflict, find_bad, not_empty
 from proxy.config.pipeline_models import PipelineSection
 from proxy.config.query_models import AdaptiveSection, QuerySection
 from proxy.config.workers import count_workers
-from proxy.pipeline.graph import PipelineSettings
 from proxy.progress.query import ProgressSettings
 from proxy.quota.entities import QuotaKind
 from proxy.quota.rules import QuotaSettings, Rule
@@ -391,10 +390,6 @@ class Config(fields.Section):
             max_queries=self.limits.max_client_entities,
             answers_lookups=self.progress.answer_lookups,
         )
-
-    @property
-    def pipeline_settings(self) -> tuple[PipelineSettings, ...]:  # noqa: D102
-        return tuple(pipeline.settings for pipeline in self.pipelines)
 
     def place(self, key: str) -> str:
         """Return where a key such as `quotas.rules[2]` stands, as `FILE:LINE`; "" if nowhere."""

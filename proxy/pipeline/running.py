@@ -22,8 +22,7 @@ from proxy.state.store import SEPARATOR
 from proxy.wire.topic_partition import TopicPartition
 
 from .batch_limit import QueriesOf
-from .completion import PIPELINE_CHANGED
-from .completion_records import LEDGER_RECORDS
+from .completion import LEDGER_RECORDS, PIPELINE_CHANGED
 from .controller import FLOW_RECORDS
 from .edges import TopicRange
 from .graph import PipelineGraph, PipelineSettings
@@ -352,7 +351,7 @@ class RunningPipelines:
             self._instruments.ledger_failed_total.of(name, PIPELINE_CHANGED).inc(pending)
         # No other may take its records up; they are deleted with the next `keep`.
         _, gone = pipeline.changes()
-        gone += map(completion.records.key, completion.records.items())
+        gone += map(completion.key, completion.items())
         gone += [FLOW_RECORDS.key(name, node) for node in pipeline.graph.nodes]
         gone += [key for key in self._unwritten if _pipeline_of(key) == name]
         self._unwritten.update(dict.fromkeys(gone))

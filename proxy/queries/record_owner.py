@@ -6,7 +6,7 @@ from enum import StrEnum
 from urllib.parse import unquote
 
 from proxy.backpressure import backpressure_record
-from proxy.pipeline.completion_records import LEDGER_RECORDS
+from proxy.pipeline.completion import LEDGER_RECORDS
 from proxy.pipeline.controller import FLOW_RECORDS
 from proxy.progress import progress_records
 from proxy.progress.owns import Owns, owns_all

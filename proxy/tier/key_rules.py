@@ -117,7 +117,7 @@ def _json(value: object) -> str:
 
 def _pipelines(config: Config) -> Iterator[ClientSet]:
     of_query = {query.name: query.client_id for query in config.queries}
-    for pipeline in config.pipeline_settings:
+    for pipeline in config.pipelines:
         members = {member for stage in pipeline.stages for member in stage.members}
         sources = {source.client_id for source in pipeline.sources}
         ids = frozenset({of_query.get(each, each) for each in members} | sources)

@@ -12,7 +12,13 @@ from proxy.pipeline.completion import Completion
 from proxy.pipeline.deferred import StageBatch
 from proxy.pipeline.edges import TopicRange
 from proxy.pipeline.flow_control import PipelineFlow
-from proxy.pipeline.graph import PipelineGraph, PipelineSettings, SourceSettings, StageSettings
+from proxy.pipeline.graph import (
+    PendingLimit,
+    PipelineGraph,
+    PipelineSettings,
+    SourceSettings,
+    StageSettings,
+)
 
 NOW_S = 1_790_000_000.0
 PERIOD_MS = 10_000.0
@@ -149,7 +155,9 @@ def scene() -> PipelineWorld:
     goes on, and one with hostile names.
     """
     world = PipelineWorld(
-        chain("orders", "enrich", "store", hold_producers=True, max_pending_batches=5),
+        chain(
+            "orders", "enrich", "store", hold_producers=True, max_pending=PendingLimit(batches=5)
+        ),
         chain("clicks", "count", "store-counts"),
         chain(f"p {HOSTILE}", HOSTILE, "after", hold_producers=True),
     )

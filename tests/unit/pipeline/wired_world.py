@@ -107,7 +107,7 @@ class WiredWorld(QueryWorld):
         assert self.registry.load(progress) == []
         assert self.backpressure.load(pressed, self.now_ms) == []
         self.pipelines = RunningPipelines(
-            self.config.pipeline_settings,
+            self.config.pipelines,
             self.registry,
             self.backpressure.of_client,
             self.quotas,
@@ -129,7 +129,7 @@ class WiredWorld(QueryWorld):
     def reload(self, *pipelines):
         self.config = self.configured(*pipelines)
         self.quotas.update(self.config.quota_settings)
-        self.pipelines.update(self.config.pipeline_settings)
+        self.pipelines.update(self.config.pipelines)
 
     def report(self, name, event="progress", *, run=1, **more):
         ids = {"query_id": uuid(name), "run_id": uuid(f"{run} {name}")}
