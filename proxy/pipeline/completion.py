@@ -106,8 +106,8 @@ class Completion:
         self._graph = graph
         self._wall = wall = WallTime.at(now_ms, now_s)
         self._max_edges = max_edges
-        self._journal = Journal[LedgerItem](self.record, self.key)
-        mark = self._journal.mark_changed
+        self.journal = Journal[LedgerItem](self.record, self.key)
+        mark = self.journal.mark_changed
         self.ledger = Ledger(graph.settings.timeout_ms, random, wall, mark)
         self.edges = EdgeTable(self.ledger.new_id, mark)
         self.deferred = DeferredBatches(graph, self.edges.known_to, mark)
@@ -188,8 +188,8 @@ class Completion:
         """
         for stage, written in self.outputs.ranges.items():
             if hands_over and written:
-                self._journal.mark_changed(("written", stage))
-        return self._journal.take()
+                self.journal.mark_changed(("written", stage))
+        return self.journal.take()
 
     def load(
         self, records: Collection[Record], now_ms: float, *, is_handed_over: bool = False
@@ -202,9 +202,9 @@ class Completion:
         if records or is_handed_over:
             self.outputs.take_up(now_ms)
         refused, deletes = self._read(records, now_ms)
-        self._journal.take()  # what was taken up is as it was written
+        self.journal.take()  # what was taken up is as it was written
         for key in deletes:
-            self._journal.mark_deleted(key)
+            self.journal.mark_deleted(key)
         self._fail_stranded(now_ms)
         for message in refused:
             self._note(message, now_ms)

@@ -54,7 +54,7 @@ class PipelineFlow:
     ) -> None:
         self.name = graph.settings.name
         self._wall = WallTime.at(now_ms, now_s)
-        self._journal = Journal(self._record, self._key)
+        self.journal = Journal(self._record, self._key)
         self.nodes: Mapping[str, Controller] = {}
         """What can be held, by name."""
         self.stages: Mapping[str, Trigger] = {}
@@ -96,7 +96,7 @@ class PipelineFlow:
         for name, controller in self.nodes.items():
             before = controller.state.rate
             if controller.tick(now_ms, now_s, lambda name: self.stages[name].is_alive(now_ms)):
-                self._journal.mark_changed(name)
+                self.journal.mark_changed(name)
                 change = RateChange(name, controller.state.rate, controller.state.why)
                 self._event(change, now_ms)
                 if change.rate != before:
@@ -105,7 +105,7 @@ class PipelineFlow:
 
     def changes(self) -> tuple[list[Record], list[str]]:
         """Return the records to write and the keys to delete since the last call."""
-        return self._journal.take()
+        return self.journal.take()
 
     def load(self, records: Iterable[Record], now_ms: float) -> list[str]:
         """Load all records under `prefix`, at any time; return what was not taken, and why.
@@ -120,7 +120,7 @@ class PipelineFlow:
             name = names.get(record.key)
             if name is None:
                 refused.append(f"{record.key}: the pipeline has no such node; deleted")
-                self._journal.mark_deleted(record.key)
+                self.journal.mark_deleted(record.key)
             elif record.version != FLOW_RECORDS.version:
                 refused.append(f"{record.key}: version {record.version} is not known here")
                 changed.discard(name)
@@ -132,7 +132,7 @@ class PipelineFlow:
                     is_same = False
                 (changed.discard if is_same else changed.add)(name)
         for name in sorted(changed):
-            self._journal.mark_changed(name)
+            self.journal.mark_changed(name)
         for message in refused:
             self._event(RateChange("", None, message), now_ms)
         return refused
@@ -152,7 +152,7 @@ class PipelineFlow:
                 controller = self._make_node(settings, now_ms)
             if controller.follow(settings, graph.downstream[name], self._period_ms(name), now_ms):
                 changed.append(name)
-                self._journal.mark_changed(name)
+                self.journal.mark_changed(name)
             nodes[name] = controller
             if isinstance(controller, Trigger):
                 controller.sample_for(graph.stages[name], max_lag, now_ms)
@@ -167,7 +167,7 @@ class PipelineFlow:
                 self._topics[topic] = meter if meter and is_kept else RateMeter(period_ms)
         changes = []
         for name, controller in gone.items():
-            self._journal.mark_removed(name)
+            self.journal.mark_removed(name)
             if controller.state.rate is not None:
                 changes.append(RateChange(name, None, "it is no longer held in this pipeline"))
         for name in sorted(changed):

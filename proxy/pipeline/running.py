@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from contextlib import suppress
 from types import MappingProxyType
 from urllib.parse import unquote
 
@@ -17,7 +16,7 @@ from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import Report
 from proxy.progress.report_handler import AcceptedReport
 from proxy.quota.manager import QuotaManager
-from proxy.state import Record, StateError, StateWriter, Store
+from proxy.state import Record, StateError, Store
 from proxy.state.store import SEPARATOR
 from proxy.wire.topic_partition import TopicPartition
 
@@ -42,7 +41,10 @@ _log = get_logger(__name__)
 
 
 class RunningPipelines:
-    """The pipelines of this member; stages are held by `queries_of`, producers by `quotas`."""
+    """The pipelines of this member; stages are held by `queries_of`, producers by `quotas`.
+
+    `on_change` is called when there is something to write: see `changes`.
+    """
 
     def __init__(
         self,
@@ -52,6 +54,7 @@ class RunningPipelines:
         quotas: QuotaManager,
         instruments: Instruments,
         *,
+        on_change: Callable[[], None],
         clock_ms: Callable[[], float] = clock_ms,
         clock_s: Callable[[], float] = time.time,
     ) -> None:
@@ -61,6 +64,7 @@ class RunningPipelines:
         self._queries_of = queries_of
         self._quotas = quotas
         self._instruments = instruments
+        self._on_change = on_change
         self._settings: dict[str, PipelineSettings] = {}
         """Of all that are configured, whoever owns them."""
         self._owns = owns_all
@@ -73,13 +77,13 @@ class RunningPipelines:
         """The log end of each partition that was known at the last tick."""
         self._arrived: dict[str, int] = {}
         """By topic: what has arrived since it became known."""
-        self._store: Store | None = None
-        self._writer: StateWriter | None = None
+        self.store: Store | None = None
+        """Where the state of the flow is read again; None while it is closed."""
         self._reapply_ms = clock_ms() + REAPPLY_MS
         self._unwritten: dict[str, Record | None] = {}
         """By key; None: to be deleted."""
-        self._keeping = asyncio.Lock()
-        self._wake = asyncio.Event()
+        self._writing: dict[str, Record | None] = {}
+        """What `changes` returned last."""
         self.generation = 0
         """Changes whenever `follows` may give another answer."""
         self.update(pipelines)
@@ -94,11 +98,11 @@ class RunningPipelines:
                 pipeline.reload(PipelineGraph(self._settings[name]), self._clock_ms())
                 self._forget_nodes(name)
         self._make_owned()
-        self._wake.set()
+        self._on_change()
 
     def load(self, store: Store, owns: Owns = owns_all) -> None:
-        """Load what an earlier process kept there of these; write there from now on."""
-        self.resume(store)
+        """Load what an earlier process kept there of these."""
+        self.store = store
         self.let_go(owns)
         records = [record for prefix in _PREFIXES for record in store.items(prefix)]
         strays = [
@@ -120,7 +124,7 @@ class RunningPipelines:
     def let_go(self, owns: Owns) -> None:
         """Hold and follow only the pipelines of these.
 
-        What is due for the others is written with `keep`, until `forget_leaving`.
+        What is due for the others is among the `changes`, until `forget_leaving`.
         """
         self._owns = owns
         for name in [name for name in self._pipelines if not owns.pipeline(name)]:
@@ -134,46 +138,30 @@ class RunningPipelines:
         left = [key for key in self._unwritten if not self._owns.pipeline(_pipeline_of(key))]
         for key in left:
             del self._unwritten[key]
+        for key in [key for key in self._writing if not self._owns.pipeline(_pipeline_of(key))]:
+            del self._writing[key]
         return not left
 
-    def resume(self, store: Store) -> None:
-        """Write to a store again after `close`, beginning with what has changed meanwhile."""
-        self._store, self._writer = store, StateWriter(store)
+    def changes(self) -> tuple[list[Record], list[str]]:
+        """Return the records to write and the keys to delete since the last call."""
+        for each in self._pipelines.values():
+            self._collect(each)
+        self._writing, self._unwritten = self._unwritten, {}
+        records = [record for record in self._writing.values() if record is not None]
+        return records, [key for key, record in self._writing.items() if record is None]
 
-    async def close(self) -> None:
-        """Keep what is due, and keep nothing more: the store may be closed then."""
-        await self.keep()
-        writer, self._writer, self._store = self._writer, None, None
-        if writer is not None:
-            await writer.close()
-
-    async def keep(self) -> bool:
-        """Write what has changed; what can't be written is tried again. Return whether it was."""
-        async with self._keeping:
-            for each in self._pipelines.values():
-                self._collect(each)
-            if self._writer is None or not self._unwritten:
-                return not self._unwritten
-            writing, self._unwritten = self._unwritten, {}
-            try:
-                await self._writer.put_many(
-                    [record for record in writing.values() if record is not None],
-                    delete=[key for key, record in writing.items() if record is None],
-                )
-            except StateError as error:
-                self._unwritten = writing | self._unwritten
-                _log.error("state of pipelines not kept, trying again", error=str(error))
-                return False
-            return True
+    def changes_failed(self) -> None:
+        """Return again with the next `changes` what the last ones were: it is not written."""
+        self._unwritten = self._writing | self._unwritten
 
     async def reapply(self) -> None:
         """Read the state of the flow again, at a fixed period."""
-        if self._clock_ms() < self._reapply_ms or self._store is None or not self._pipelines:
+        if self._clock_ms() < self._reapply_ms or self.store is None or not self._pipelines:
             return
         self._reapply_ms = self._clock_ms() + REAPPLY_MS
         running = list(self._pipelines.values())  # others may come and go meanwhile
         try:
-            records = await asyncio.to_thread(self._store.items, FLOW_RECORDS.prefix)
+            records = await asyncio.to_thread(self.store.items, FLOW_RECORDS.prefix)
         except StateError as error:
             _log.error("state of pipelines not read", error=str(error))
             return
@@ -229,7 +217,7 @@ class RunningPipelines:
             return
         stage = self._stage_of(accepted.query.client_id)
         if stage is not None and stage.reported(accepted, ends, now_ms):
-            self._wake.set()
+            self._on_change()
 
     def documents(self) -> Sequence[Mapping[str, object]]:
         """Return what there is to show of each pipeline."""
@@ -237,22 +225,16 @@ class RunningPipelines:
         return [pipeline.document(now_ms) for pipeline in self._pipelines.values()]
 
     async def run(self) -> None:
-        """Tick, write and read the state again, until it is cancelled."""
-        due_ms = self._clock_ms()
+        """Tick, and read the state again, until it is cancelled."""
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(max(due_ms - self._clock_ms(), 0.0) / MS_PER_SECOND):
-                    await self._wake.wait()
-            now_ms = self._clock_ms()
-            if now_ms >= due_ms:  # reports may wake this more often than that
-                due_ms = now_ms + TICK_S * MS_PER_SECOND
-                try:
-                    self.tick(now_ms)
-                except Exception as error:  # a defect of ours must not end the proxy
-                    _log.error("unexpected error", about="pipelines", exc_info=error)
-            self._wake.clear()
-            await self.keep()
+            await asyncio.sleep(TICK_S)
+            try:
+                self.tick(self._clock_ms())
+            except Exception as error:  # a defect of ours must not end the proxy
+                _log.error("unexpected error", about="pipelines", exc_info=error)
             await self.reapply()
+            if any(pipeline.is_changed for pipeline in self._pipelines.values()):
+                self._on_change()
 
     def tick(self, now_ms: float) -> None:
         """Do what is due by what is measured, and hold and release accordingly."""
@@ -349,7 +331,7 @@ class RunningPipelines:
         _log.warning("pipeline is gone", pipeline=name, pending=pending)
         if pending:
             self._instruments.ledger_failed_total.of(name, PIPELINE_CHANGED).inc(pending)
-        # No other may take its records up; they are deleted with the next `keep`.
+        # No other may take its records up.
         _, gone = pipeline.changes()
         gone += map(completion.key, completion.items())
         gone += [FLOW_RECORDS.key(name, node) for node in pipeline.graph.nodes]

@@ -125,6 +125,11 @@ class RunningPipeline(PipelineFlow):
         )
         return refused
 
+    @property
+    def is_changed(self) -> bool:
+        """Whether there are `changes`."""
+        return bool(self.journal or self.completion.journal)
+
     def changes(self, *, hands_over: bool = False) -> tuple[list[Record], list[str]]:
         """Return the records to write and the keys to delete, see `Completion.changes`."""
         records, deletes = super().changes()

@@ -119,7 +119,12 @@ class Queries:
         )
         self._log_ends = LogEnds(self._registry, KafkaClient(bootstrap), clock_ms)
         self._pipelines = RunningPipelines(
-            pipelines, self._registry, self._backpressure.of_client, quotas, instruments
+            pipelines,
+            self._registry,
+            self._backpressure.of_client,
+            quotas,
+            instruments,
+            on_change=self._to_write.set,
         )
         self._slices = Slices()
         self._turns = ReportTurns(self._slices)
@@ -185,7 +190,7 @@ class Queries:
     async def _write_leaving(self) -> bool:
         """Write what is due, in tries as long as there is time; return whether all was written."""
         until_ms = clock_ms() + FLUSH_TIMEOUT_S * MS_PER_SECOND
-        while not (await self._write() and await self._pipelines.keep()):
+        while not await self._write():
             if self._writer is None or clock_ms() > until_ms:
                 return False
             await asyncio.sleep(REWRITE_PAUSE_S)
@@ -226,7 +231,7 @@ class Queries:
     def resume(self, store: Store) -> None:
         """Write to a store again after `close`, beginning with what has changed meanwhile."""
         self._writer = StateWriter(store)
-        self._pipelines.resume(store)
+        self._pipelines.store = store
 
     def update(self, progress: ProgressSettings, pipelines: Iterable[PipelineSettings]) -> None:
         """Follow the queries and pipelines of another configuration."""
@@ -242,7 +247,7 @@ class Queries:
         """Commit and write what is due, and write nothing more: the store may be closed then."""
         await self._committer.flush(FLUSH_TIMEOUT_S)
         self._client.close()
-        await self._pipelines.close()
+        self._pipelines.store = None
         await self._write()
         writer, self._writer = self._writer, None
         if writer is not None:
@@ -356,9 +361,10 @@ class Queries:
         async with self._writing:
             while (writer := self._writer) is not None:
                 records, deleted = self._registry.changes()
-                pressures, forgotten = self._backpressure.changes()
-                records += pressures
-                deleted += forgotten
+                for part in (self._backpressure, self._pipelines):
+                    changed, gone = part.changes()
+                    records += changed
+                    deleted += gone
                 if not records and not deleted:
                     return True
                 try:
@@ -366,6 +372,7 @@ class Queries:
                 except StateError as error:
                     self._registry.changes_failed()
                     self._backpressure.changes_failed()
+                    self._pipelines.changes_failed()
                     _log.error("progress not kept, trying again", error=str(error))
                     return False
         return False

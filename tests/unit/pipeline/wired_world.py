@@ -1,6 +1,5 @@
 """Pipelines among real parts, with a clock of the test's."""
 
-import asyncio
 from collections import Counter
 
 import yaml
@@ -11,7 +10,7 @@ from parts.virtual_time import EPOCH_S, START_MS
 from proxy.config import load_config
 from proxy.pipeline.running import RunningPipelines
 from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.state import MemoryStore
+from proxy.state import MemoryStore, StateError
 
 SECOND_MS = 1000.0
 START_S = EPOCH_S + START_MS / SECOND_MS
@@ -112,6 +111,7 @@ class WiredWorld(QueryWorld):
             self.backpressure.of_client,
             self.quotas,
             self.instruments,
+            on_change=lambda: None,
             clock_ms=lambda: self.now_ms,
             clock_s=lambda: self.now_s,
         )
@@ -184,10 +184,11 @@ class WiredWorld(QueryWorld):
         return document["completion"]
 
     def keep(self):
-        asyncio.run(self._keep())
-
-    async def _keep(self):
-        await self.pipelines.keep()
+        records, gone = self.pipelines.changes()
+        try:
+            self.store.put_many(records, delete=gone)
+        except StateError:
+            self.pipelines.changes_failed()
 
     @property
     def keys(self):
