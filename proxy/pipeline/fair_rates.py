@@ -8,7 +8,8 @@ already would be held twice.
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+
+from .nodes import Controller
 
 SAME_LEVEL = 1e-6
 """Parts of the normal rate that differ by less than this share are the same."""
@@ -17,51 +18,36 @@ ROOM_SHARE = 0.01
 """Share of its rate by which what a held stage is sent must be less before it asks for more."""
 
 
-@dataclass(frozen=True, slots=True)
-class UpstreamRate:
-    """What one node sends to one stage."""
-
-    node: str
-    rate: float
-    """The rate of the node in force, above 0."""
-    normal_rate: float
-    records: float
-    """How many records the stage is sent for one of the node, 0 or more."""
-
-    @property
-    def level(self) -> float:
-        """Which part of its normal rate the node has."""
-        return self.rate / self.normal_rate
+Upstream = Sequence[tuple[Controller, float]]
+"""Nodes that feed a stage, each with how many records the stage is sent for one of the node."""
 
 
-def fair_rates(upstream: Sequence[UpstreamRate], capacity: float) -> dict[str, float]:
+def fair_rates(upstream: Upstream, capacity: float) -> dict[str, float]:
     """Return to which rates nodes are to slow down so that the stage gets `capacity`.
 
     When all together send less already, those at the highest level are asked for what they send.
     """
     # Who sends nothing to the stage is to blame only when nobody is known to send anything.
-    sending = [each for each in upstream if each.records > 0]
+    sending = [(node, records) for node, records in upstream if records > 0]
     if not sending:
-        return {each.node: capacity for each in upstream}
-    sending.sort(key=lambda each: each.level)
-    weight = sum(each.normal_rate * each.records for each in sending)
+        return {node.name: capacity for node, _ in upstream}
+    sending.sort(key=lambda each: each[0].level)
+    weight = sum(node.normal_rate * records for node, records in sending)
     left = capacity
-    for index, each in enumerate(sending):
+    for index, (node, records) in enumerate(sending):
         level = left / weight
-        if each.level > level * (1 - SAME_LEVEL):
-            return {item.node: item.normal_rate * level for item in sending[index:]}
-        left -= each.rate * each.records
-        weight -= each.normal_rate * each.records
-    highest = sending[-1].level * (1 - SAME_LEVEL)
-    return {each.node: each.rate for each in sending if each.level >= highest}
+        if node.level > level * (1 - SAME_LEVEL):
+            return {each.name: each.normal_rate * level for each, _ in sending[index:]}
+        left -= node.rate * records
+        weight -= node.normal_rate * records
+    highest = sending[-1][0].level * (1 - SAME_LEVEL)
+    return {node.name: node.rate for node, _ in sending if node.level >= highest}
 
 
-def raised_rates(
-    upstream: Sequence[UpstreamRate], capacity: float, held: Collection[str]
-) -> dict[str, float]:
+def raised_rates(upstream: Upstream, capacity: float, held: Collection[str]) -> dict[str, float]:
     """Return up to which rates the held nodes may speed up; `capacity` may be infinite."""
-    sent = sum(each.rate * each.records for each in upstream)
+    sent = sum(node.rate * records for node, records in upstream)
     if sent >= capacity * (1 - ROOM_SHARE):
         return {}
     more = capacity / sent if sent else math.inf
-    return {each.node: each.rate * more for each in upstream if each.node in held}
+    return {node.name: node.rate * more for node, _ in upstream if node.name in held}

@@ -10,23 +10,29 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
+from structlog import get_logger
+
 from proxy.state import Json, Record
 from proxy.state.journal import Journal
 
-from .controller import (
+from .fair_rates import fair_rates, raised_rates
+from .graph import Node, PipelineGraph, StageSettings
+from .ledger import WallTime
+from .nodes import (
     FLOW_RECORDS,
     Controller,
     Direction,
     NodeState,
+    Source,
+    Trigger,
+    Verdict,
     from_record,
     to_record,
 )
-from .fair_rates import UpstreamRate, fair_rates, raised_rates
-from .graph import Node, PipelineGraph, StageSettings
-from .ledger import WallTime
-from .trigger import RateMeter, Trigger, Verdict
 
 MAX_EVENTS = 100
+
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +61,9 @@ class PipelineFlow:
         self.name = graph.settings.name
         self._wall = WallTime.at(now_ms, now_s)
         self.journal = Journal(self._record, self._key)
-        self.nodes: Mapping[str, Controller] = {}
+        self.nodes: Mapping[str, Trigger | Source] = {}
         """What can be held, by name."""
         self.stages: Mapping[str, Trigger] = {}
-        self._topics: dict[str, RateMeter] = {}
-        """By topic of a source: what arrives there."""
         self._events: deque[dict[str, Json]] = deque(maxlen=MAX_EVENTS)
         self.update(graph, now_ms)
 
@@ -70,9 +74,9 @@ class PipelineFlow:
 
     def arrived(self, totals: Mapping[str, float], now_ms: float) -> None:
         """Add readings of the records that arrived so far, by topic: those of sources count."""
-        for topic, meter in self._topics.items():
-            if topic in totals:
-                meter.read(totals[topic], now_ms)
+        for node in self.nodes.values():
+            if isinstance(node, Source):
+                node.arrived(totals, now_ms)
 
     def state_of(self, node: str) -> NodeState | None:
         """Return how a node is held; None when it is not."""
@@ -81,7 +85,6 @@ class PipelineFlow:
 
     def tick(self, now_ms: float) -> list[RateChange]:
         """End the periods that are due, at least once in the shortest; return changed rates."""
-        self._measure()
         now_s = self._wall.to_s(now_ms)
         verdicts: dict[str, Verdict] = {}
         for name, trigger in self.stages.items():
@@ -100,6 +103,7 @@ class PipelineFlow:
                 change = RateChange(name, controller.state.rate, controller.state.why)
                 self._event(change, now_ms)
                 if change.rate != before:
+                    self._log(change)
                     changes.append(change)
         return changes
 
@@ -141,7 +145,7 @@ class PipelineFlow:
         """Follow a reload; nodes that remain keep their state. Return the rates that changed."""
         self.graph, max_lag = graph, graph.settings.max_lag
         gone = dict(self.nodes)
-        nodes: dict[str, Controller] = {}
+        nodes: dict[str, Trigger | Source] = {}
         stages: dict[str, Trigger] = {}
         changed: list[str] = []
         for name, settings in graph.nodes.items():
@@ -158,13 +162,6 @@ class PipelineFlow:
                 controller.sample_for(graph.stages[name], max_lag, now_ms)
                 stages[name] = controller
         self.nodes, self.stages = nodes, stages
-        meters, self._topics = self._topics, {}
-        for source in graph.settings.sources:
-            period_ms = self._period_ms(source.name)
-            for topic in source.produces:
-                meter = meters.get(topic)
-                is_kept = meter is not None and meter.interval_ms == period_ms
-                self._topics[topic] = meter if meter and is_kept else RateMeter(period_ms)
         changes = []
         for name, controller in gone.items():
             self.journal.mark_removed(name)
@@ -175,6 +172,7 @@ class PipelineFlow:
             changes.append(RateChange(name, rate, "the pipeline's settings changed"))
         for change in changes:
             self._event(change, now_ms)
+            self._log(change)
         return changes
 
     def document(self, now_ms: float) -> dict[str, Json]:
@@ -198,10 +196,10 @@ class PipelineFlow:
             "events": list(self._events),
         }
 
-    def _make_node(self, settings: Node, now_ms: float) -> Controller:
+    def _make_node(self, settings: Node, now_ms: float) -> Trigger | Source:
         if isinstance(settings, StageSettings):
             return Trigger(settings, self.graph.settings.max_lag, now_ms)
-        return Controller(settings)
+        return Source(settings)
 
     def _key(self, node: str) -> str:
         return FLOW_RECORDS.key(self.name, node)
@@ -216,7 +214,11 @@ class PipelineFlow:
         state = from_record(record, self.name, controller.settings)
         if state.revision <= controller.state.revision:
             return state.revision == controller.state.revision
-        return not controller.load(state, self.graph.downstream[name])
+        before = controller.state.rate
+        is_same = not controller.load(state, self.graph.downstream[name])
+        if controller.state.rate != before:
+            self._log(RateChange(name, controller.state.rate, controller.state.why))
+        return is_same
 
     def _period_ms(self, node: str) -> float:
         # A stage that nobody consumes from any more may still have to be released.
@@ -228,32 +230,15 @@ class PipelineFlow:
         nodes, controllers = self.graph.upstream[stage], self.nodes
         return [n for n in nodes if n in controllers and stage in controllers[n].state.holders]
 
-    def _measure(self) -> None:
-        for source in self.graph.settings.sources:
-            if controller := self.nodes.get(source.client_id):
-                rates = [self._topics[topic].rate for topic in source.produces]
-                known = [rate for rate in rates if rate is not None]
-                controller.measured_rate = sum(known) if known else None
-
-    def _upstream_rate(self, controller: Controller, stage: str) -> UpstreamRate:
-        name, rate = controller.settings.name, controller.measured_rate
-        topics = self.graph.topics_between(name, stage)
-        share = 1.0
-        if isinstance(controller, Trigger):
-            share = controller.records_out(topics)
-        elif rate:
-            share = sum(self._topics[topic].rate or 0.0 for topic in topics) / rate
-        return UpstreamRate(name, controller.rate, controller.settings.normal_rate, share)
-
     def _ask(self, name: str, verdict: Verdict, now_ms: float) -> None:
         """Make a request to each node upstream that can be held and is to blame."""
         controllers, trigger = self.nodes, self.stages[name]
         own_rate = trigger.state.rate or math.inf
         processing_rate = trigger.processing_rate or trigger.settings.band[1] * trigger.scale
         upstream = [
-            self._upstream_rate(controllers[node], name)
-            for node in self.graph.upstream[name]
-            if node in controllers
+            (node, node.records_out(self.graph.topics_between(node.name, name)))
+            for node in map(controllers.get, self.graph.upstream[name])
+            if node is not None
         ]
         if verdict.direction is Direction.DECREASE:
             more, rates = "less", fair_rates(upstream, min(own_rate, processing_rate))
@@ -278,3 +263,6 @@ class PipelineFlow:
 
     def _event(self, change: RateChange, now_ms: float) -> None:
         self._events.append({"at_s": self._wall.to_s(now_ms), **asdict(change)})
+
+    def _log(self, change: RateChange) -> None:
+        _log.info("pipeline", pipeline=self.name, **asdict(change))

@@ -22,10 +22,10 @@ from proxy.wire.topic_partition import TopicPartition
 
 from .batch_limit import QueriesOf
 from .completion import LEDGER_RECORDS, PIPELINE_CHANGED
-from .controller import FLOW_RECORDS
 from .edges import TopicRange
 from .graph import PipelineGraph, PipelineSettings
 from .ledger import RootOutcome
+from .nodes import FLOW_RECORDS
 from .running_pipeline import RunningPipeline, RunningSource, RunningStage
 
 TICK_S = 0.5

@@ -14,7 +14,6 @@ held to is the lowest of these:
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import asdict
 from functools import partial
 from operator import attrgetter, itemgetter
 from random import SystemRandom
@@ -40,12 +39,11 @@ from .batch_limit import (
     records_that_fit,
 )
 from .completion import Completion
-from .controller import Controller
 from .deferred import StageBatch
 from .edges import MAX_OFFSET, TopicRange
-from .flow_control import PipelineFlow, RateChange
+from .flow_control import PipelineFlow
 from .graph import Node, PipelineGraph, SourceSettings, StageSettings, find_endless
-from .trigger import Trigger
+from .nodes import Source, Trigger
 
 FULL_BATCH = 0.5
 """Of its interval: a batch that takes less does not say how fast its stage can process."""
@@ -93,7 +91,7 @@ class RunningPipeline(PipelineFlow):
     def reload(self, graph: PipelineGraph, now_ms: float) -> None:
         """Follow changed settings."""
         self.release(now_ms)
-        self._log_changes(self.update(graph, now_ms))
+        self.update(graph, now_ms)
         self._warn_of_endless()
         self.completion.update(graph, now_ms)
         self.hold(now_ms)
@@ -112,17 +110,6 @@ class RunningPipeline(PipelineFlow):
         refused = self.completion.load(ledger, now_ms, is_handed_over=is_handed_over)
         refused += self.load(flow, now_ms)
         self.hold(now_ms)  # before a driver asks
-        return refused
-
-    def load(self, records: Iterable[Record], now_ms: float) -> list[str]:
-        """Load the records of the flow, at any time; return what was not taken up, and why."""
-        before = {name: node.state.rate for name, node in self.nodes.items()}
-        refused = super().load(records, now_ms)
-        self._log_changes(
-            RateChange(name, node.state.rate, node.state.why)
-            for name, node in self.nodes.items()
-            if node.state.rate != before[name]
-        )
         return refused
 
     @property
@@ -145,7 +132,7 @@ class RunningPipeline(PipelineFlow):
         for stage in self.stages.values():
             stage.measure(arrived, now_ms)
         self.completion.tick(now_ms)
-        self._log_changes(self.tick(now_ms))
+        self.tick(now_ms)
         self.hold(now_ms)
 
     def hold(self, now_ms: float) -> None:
@@ -211,10 +198,6 @@ class RunningPipeline(PipelineFlow):
     def _warn_of_endless(self) -> None:
         for problem in find_endless(self.graph):
             _log.warning("a hold may never end", problem=problem)
-
-    def _log_changes(self, changes: Iterable[RateChange]) -> None:
-        for each in changes:
-            _log.info("pipeline", pipeline=self.name, **asdict(each))
 
 
 class RunningStage(Trigger):
@@ -504,7 +487,7 @@ class RunningStage(Trigger):
         return {key: end for key, end in known.items() if key[0] in self.settings.produces}
 
 
-class RunningSource(Controller):
+class RunningSource(Source):
     """One source that can be held: what bounds it, whichever rules it has."""
 
     def __init__(self, pipeline: RunningPipeline, settings: SourceSettings) -> None:

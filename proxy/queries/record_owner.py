@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 from proxy.backpressure import backpressure_record
 from proxy.pipeline.completion import LEDGER_RECORDS
-from proxy.pipeline.controller import FLOW_RECORDS
+from proxy.pipeline.nodes import FLOW_RECORDS
 from proxy.progress import progress_records
 from proxy.progress.owns import Owns, owns_all
 from proxy.state import Record, Store

@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_parts import SECOND_MS, source, stage
 
-from proxy.pipeline.controller import to_record
 from proxy.pipeline.flow_control import PipelineFlow
 from proxy.pipeline.graph import MIN_RATE, PipelineGraph, PipelineSettings
-from proxy.pipeline.trigger import SILENT_MS
+from proxy.pipeline.nodes import SILENT_MS, to_record
 from proxy.state import MemoryStore, Record
 
 START_S = 1_700_000_000.0

@@ -5,8 +5,7 @@ import math
 import pytest
 from pipeline_parts import stage
 
-from proxy.pipeline.controller import Direction, NodeState
-from proxy.pipeline.trigger import SILENT_MS, RateMeter, Trigger
+from proxy.pipeline.nodes import SILENT_MS, Direction, NodeState, RateMeter, Trigger
 
 SETTINGS = stage("s", "a", "b c", band=(50.0, 150.0))
 LESS, MORE = Direction.DECREASE, Direction.INCREASE
