@@ -33,9 +33,9 @@ from proxy.cluster.kafka_client import KafkaClient
 from proxy.cluster.upstream import LOGIN_REFUSED
 from proxy.config import Config
 from proxy.config.differences import find_differences
+from proxy.config.fields import MAX_WORKERS
 from proxy.config.reload import LoadLog
 from proxy.config.secrets import Secrets, read_secrets
-from proxy.config.workers import MAX_WORKERS
 from proxy.garbage import FREED_INTERVAL_S, FreedMemory, collect_frozen
 from proxy.health import Health
 from proxy.log_queue import log_queue

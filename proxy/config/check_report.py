@@ -9,7 +9,6 @@ from proxy.config.fields import fields_of, format_duration, format_ms
 from proxy.config.files import find_exposed
 from proxy.config.models import HIDE_PASSWORD, Config
 from proxy.config.secrets import secret_files
-from proxy.config.worker_ports import share_of
 from proxy.pipeline.graph import PipelineGraph, find_endless
 from proxy.quota.entities import DEFAULT, TRAFFIC_KINDS, ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule, RuleTable
@@ -166,7 +165,7 @@ def find_port_hints(config: Config) -> Iterator[str]:
             last = ports.first + workers - 1
             yield f"{place}: the workers have ports {ports.first} to {last}, with all brokers each"
         else:
-            share, *more = (share_of(ports, workers, number) for number in range(workers))
+            share, *more = (ports.share(workers, number) for number in range(workers))
             parts = ", ".join(map(str, (share, *more[: SHOWN_SHARES - 1])))
             parts += ", ..." if workers > SHOWN_SHARES else ""
             ids = "id 0" if len(share) == 1 else f"ids 0 to {len(share) - 1}"

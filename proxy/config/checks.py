@@ -7,9 +7,8 @@ from itertools import combinations
 
 from proxy.config import endpoints
 from proxy.config.document import Loc
-from proxy.config.fields import OTHER_PLACE, Conflict, find_repeated
+from proxy.config.fields import AUTO, OTHER_PLACE, Conflict, find_repeated
 from proxy.config.models import Config
-from proxy.config.workers import AUTO
 from proxy.pipeline import graph
 from proxy.quota.values import shown
 

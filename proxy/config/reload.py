@@ -63,28 +63,20 @@ class LoadAttempt:
 
 
 class LoadLog:
-    """The latest loads, which `counter` counts by their result; `tell` is told of each."""
+    """The latest loads, which `counter` counts by their result."""
 
-    def __init__(
-        self, counter: Counter, tell: Callable[[LoadAttempt], None] = lambda _: None
-    ) -> None:
+    def __init__(self, counter: Counter) -> None:
         self._counter = counter
-        self._tell = tell
-        self.latest: deque[LoadAttempt] = deque(maxlen=KEPT_LOADS)
+        first = LoadAttempt(time.time(), "ok", "loaded at the start")
+        self.latest = deque([first], maxlen=KEPT_LOADS)
         """The newest first."""
         for result in ("ok", "failed"):  # one that is there from the start shows its first increase
             counter.labels(result)
-        self.add(LoadAttempt(time.time(), "ok", "loaded at the start"))
 
     def record(self, result: str, message: str) -> None:
         """Count a load that was just made, and remember it."""
         self._counter.labels(result).inc()
-        self.add(LoadAttempt(time.time(), result, message))
-
-    def add(self, attempt: LoadAttempt) -> None:
-        """Remember a load that is counted elsewhere."""
-        self.latest.appendleft(attempt)
-        self._tell(attempt)
+        self.latest.appendleft(LoadAttempt(time.time(), result, message))
 
 
 class Reloader:

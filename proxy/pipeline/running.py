@@ -11,7 +11,7 @@ from structlog import get_logger
 
 from metrics import Instruments
 from metrics.clock import MS_PER_SECOND, clock_ms
-from proxy.progress.owns import Owns, owns_all
+from proxy.progress.owns import Owns
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import Report
 from proxy.progress.report_handler import AcceptedReport
@@ -67,7 +67,8 @@ class RunningPipelines:
         self._on_change = on_change
         self._settings: dict[str, PipelineSettings] = {}
         """Of all that are configured, whoever owns them."""
-        self._owns = owns_all
+        self._owns: Owns | None = None
+        """None: nothing is taken up so far."""
         self._pipelines: dict[str, RunningPipeline] = {}
         self._stages: dict[str, RunningStage] = {}
         """By the queries and client ids that are these stages."""
@@ -100,26 +101,29 @@ class RunningPipelines:
         self._make_owned()
         self._on_change()
 
-    def load(self, store: Store, owns: Owns = owns_all) -> None:
-        """Load what an earlier process kept there of these."""
-        self.store = store
-        self.let_go(owns)
-        records = [record for prefix in _PREFIXES for record in store.items(prefix)]
-        strays = [
-            record.key
-            for record in records
-            if (name := _pipeline_of(record.key)) not in self._settings and owns.pipeline(name)
-        ]
-        store.put_many((), delete=strays)
-        for key in strays:
-            problem = f"{key}: there is no such pipeline any more; deleted"
-            _log.warning(_NOT_TAKEN_UP, problem=problem)
-        self._load(self._pipelines.values(), records)
+    def take_up(
+        self, records: Iterable[Record], owns: Owns, *, is_handed_over: bool = True
+    ) -> None:
+        """Begin with the pipelines that have come, from their records, whoever wrote them.
 
-    def take_up(self, records: Iterable[Record], owns: Owns) -> None:
-        """Begin with the pipelines that have come, from their records."""
+        Where they are not handed over they are what an earlier process left, and those of pipelines
+        that are not there any more are deleted.
+        """
         self._owns = owns
-        self._load(self._make_owned(), records, is_handed_over=True)
+        found: dict[str, list[Record]] = defaultdict(list)
+        for record in records:
+            if record.key.startswith(_PREFIXES):
+                found[_pipeline_of(record.key)].append(record)
+        for name in () if is_handed_over else found.keys() - self._settings.keys():
+            for record in found[name]:
+                self._unwritten[record.key] = None
+                problem = f"{record.key}: there is no such pipeline any more; deleted"
+                _log.warning(_NOT_TAKEN_UP, problem=problem)
+        now_ms = self._clock_ms()
+        for pipeline in self._make_owned():
+            of_it = found[pipeline.name]
+            for problem in pipeline.take_up(of_it, now_ms, is_handed_over=is_handed_over):
+                _log.warning(_NOT_TAKEN_UP, problem=problem)
 
     def let_go(self, owns: Owns) -> None:
         """Hold and follow only the pipelines of these.
@@ -135,10 +139,10 @@ class RunningPipelines:
 
     def forget_leaving(self) -> bool:
         """Write nothing more of what was let go; return whether all of it was written."""
-        left = [key for key in self._unwritten if not self._owns.pipeline(_pipeline_of(key))]
+        left = [key for key in self._unwritten if not self._is_owned(_pipeline_of(key))]
         for key in left:
             del self._unwritten[key]
-        for key in [key for key in self._writing if not self._owns.pipeline(_pipeline_of(key))]:
+        for key in [key for key in self._writing if not self._is_owned(_pipeline_of(key))]:
             del self._writing[key]
         return not left
 
@@ -280,6 +284,9 @@ class RunningPipelines:
             arrived[key[0]] = arrived.get(key[0], self._arrived.get(key[0], 0)) + new
         self._ends, self._arrived = ends, arrived
 
+    def _is_owned(self, pipeline: str) -> bool:
+        return self._owns is not None and self._owns.pipeline(pipeline)
+
     def _make_owned(self) -> list[RunningPipeline]:
         """Begin with the pipelines that are this member's and do not run; return them."""
         made = [
@@ -288,28 +295,11 @@ class RunningPipelines:
                 *(self._clock_ms(), self._clock_s()),
             )
             for name, settings in self._settings.items()
-            if name not in self._pipelines and self._owns.pipeline(name)
+            if name not in self._pipelines and self._is_owned(name)
         ]
         self._pipelines |= {pipeline.name: pipeline for pipeline in made}
         self._index()
         return made
-
-    def _load(
-        self,
-        pipelines: Iterable[RunningPipeline],
-        records: Iterable[Record],
-        *,
-        is_handed_over: bool = False,
-    ) -> None:
-        """Load the records of each of these, whoever wrote them."""
-        found: dict[str, list[Record]] = defaultdict(list)
-        for record in records:
-            if record.key.startswith(_PREFIXES):
-                found[_pipeline_of(record.key)].append(record)
-        for pipeline in pipelines:
-            of_it = found[pipeline.name]
-            for problem in pipeline.take_up(of_it, self._clock_ms(), is_handed_over=is_handed_over):
-                _log.warning(_NOT_TAKEN_UP, problem=problem)
 
     def _collect(self, pipeline: RunningPipeline, *, hands_over: bool = False) -> None:
         """Add what has changed in a pipeline to what is to be written."""

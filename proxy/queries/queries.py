@@ -41,7 +41,7 @@ from proxy.progress.query_scope import QueryScope
 from proxy.progress.report import Report, ReportRefused, parse_report
 from proxy.progress.topics import TopicNames
 from proxy.queries.following import Following
-from proxy.queries.record_owner import OwnerKind, read_owned
+from proxy.queries.record_owner import read_owned
 from proxy.queries.report_turns import ReportTurns
 from proxy.quota.manager import QuotaManager
 from proxy.slices import Slices
@@ -146,9 +146,10 @@ class Queries:
 
         Call it once, before anything is known of any client.
         """
-        self._take(*self._read(store, owns, [OwnerKind.CLIENT]), owns)
-        self._writer = StateWriter(store)
-        self._pipelines.load(store, owns)
+        records, progress = self._read(store, owns)
+        self._take(records, progress, owns)
+        self.resume(store)
+        self._pipelines.take_up(records, owns, is_handed_over=False)
 
     async def take_up(self, store: Store, *, owns: Owns) -> None:
         """Resume what these own more than before, from what is written there of it.
@@ -158,7 +159,7 @@ class Queries:
         """
         async with self._handing_over:
             came = OwnedSince(self.owns, owns)
-            records, progress = await asyncio.to_thread(self._read, store, came, OwnerKind)
+            records, progress = await asyncio.to_thread(self._read, store, came)
             self._take(records, progress, owns)
             self._pipelines.take_up(records, owns)
 
@@ -208,11 +209,9 @@ class Queries:
         self._backpressure.forget_leaving()
         return self._pipelines.forget_leaving()
 
-    def _read(
-        self, store: Store, owns: Owns, kinds: Iterable[OwnerKind]
-    ) -> tuple[list[Record], ReadRecords]:
+    def _read(self, store: Store, owns: Owns) -> tuple[list[Record], ReadRecords]:
         """Return all records of what these own, and what those of progress say."""
-        records = read_owned(store, owns, self._registry.client_of_record, kinds)
+        records = read_owned(store, owns, self._registry.client_of_record)
         return records, progress_records.read_records(_under(records, progress_records.FORMAT))
 
     def _take(self, records: Iterable[Record], progress: ReadRecords, owns: Owns) -> None:

@@ -354,6 +354,7 @@ def test_what_other_pipelines_left_is_deleted(tmp_path):
     assert world.keys
     world.config = world.configured(pipeline())
     world.start()
+    world.keep()
     assert world.keys == set()
 
 

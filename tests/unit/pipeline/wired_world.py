@@ -9,6 +9,7 @@ from parts.virtual_time import EPOCH_S, START_MS
 
 from proxy.config import load_config
 from proxy.pipeline.running import RunningPipelines
+from proxy.progress.owns import owns_all
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.state import MemoryStore, StateError
 
@@ -117,7 +118,8 @@ class WiredWorld(QueryWorld):
         )
         for name in ("one", "two"):
             self.connect(name)
-        self.pipelines.load(self.store)
+        self.pipelines.store = self.store
+        self.pipelines.take_up(self.store.items(""), owns_all, is_handed_over=False)
 
     def connect(self, client_id, user=None):
         identity = ClientIdentity("default", user, client_id)
