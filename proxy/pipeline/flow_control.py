@@ -16,7 +16,7 @@ from proxy.state import Json, Record
 from proxy.state.journal import Journal
 
 from .fair_rates import fair_rates, raised_rates
-from .graph import Node, PipelineGraph, StageSettings
+from .graph import PipelineGraph, StageSettings
 from .ledger import WallTime
 from .nodes import (
     FLOW_RECORDS,
@@ -24,7 +24,7 @@ from .nodes import (
     Direction,
     NodeState,
     Source,
-    Trigger,
+    Stage,
     Verdict,
     from_record,
     to_record,
@@ -47,23 +47,20 @@ class RateChange:
 
 
 class PipelineFlow:
-    """Triggers of the stages and controllers of the nodes of one pipeline, and their records.
+    """The nodes of one pipeline, and their records.
 
-    The readings of each stage go to its trigger in `stages`, as often as they are known.
+    The readings of each stage go to it in `stages`, as often as they are known.
     """
 
-    def __init__(
-        self,
-        graph: PipelineGraph,
-        now_ms: float,
-        now_s: float,
-    ) -> None:
+    def __init__(self, graph: PipelineGraph, now_ms: float, now_s: float) -> None:
         self.name = graph.settings.name
         self._wall = WallTime.at(now_ms, now_s)
         self.journal = Journal(self._record, self._key)
-        self.nodes: Mapping[str, Trigger | Source] = {}
+        self.nodes: Mapping[str, Stage | Source] = {}
         """What can be held, by name."""
-        self.stages: Mapping[str, Trigger] = {}
+        self.stages: Mapping[str, Stage] = {}
+        self.sources: Mapping[str, Source] = {}
+        """Those that can be held."""
         self._events: deque[dict[str, Json]] = deque(maxlen=MAX_EVENTS)
         self.update(graph, now_ms)
 
@@ -74,9 +71,8 @@ class PipelineFlow:
 
     def arrived(self, totals: Mapping[str, float], now_ms: float) -> None:
         """Add readings of the records that arrived so far, by topic: those of sources count."""
-        for node in self.nodes.values():
-            if isinstance(node, Source):
-                node.arrived(totals, now_ms)
+        for source in self.sources.values():
+            source.arrived(totals, now_ms)
 
     def state_of(self, node: str) -> NodeState | None:
         """Return how a node is held; None when it is not."""
@@ -87,11 +83,11 @@ class PipelineFlow:
         """End the periods that are due, at least once in the shortest; return changed rates."""
         now_s = self._wall.to_s(now_ms)
         verdicts: dict[str, Verdict] = {}
-        for name, trigger in self.stages.items():
-            if now_ms < trigger.due_ms:
+        for name, stage in self.stages.items():
+            if now_ms < stage.due_ms:
                 continue
-            verdict = trigger.close(now_ms, holds=bool(self._held_for(name)))
-            if verdict is not None and trigger.may_ask(now_ms):
+            verdict = stage.close(now_ms, holds=bool(self._held_for(name)))
+            if verdict is not None and stage.may_ask(now_ms):
                 verdicts[name] = verdict
         for name, verdict in verdicts.items():  # with all rates as they are measured now
             self._ask(name, verdict, now_ms)
@@ -145,23 +141,25 @@ class PipelineFlow:
         """Follow a reload; nodes that remain keep their state. Return the rates that changed."""
         self.graph, max_lag = graph, graph.settings.max_lag
         gone = dict(self.nodes)
-        nodes: dict[str, Trigger | Source] = {}
-        stages: dict[str, Trigger] = {}
+        nodes: dict[str, Stage | Source] = {}
         changed: list[str] = []
         for name, settings in graph.nodes.items():
             controller = gone.get(name)
             if controller is not None and type(controller.settings) is type(settings):
                 del gone[name]
+            elif isinstance(settings, StageSettings):
+                controller = Stage(settings, max_lag, now_ms)
             else:
-                controller = self._make_node(settings, now_ms)
+                controller = Source(settings)
             if controller.follow(settings, graph.downstream[name], self._period_ms(name), now_ms):
                 changed.append(name)
                 self.journal.mark_changed(name)
             nodes[name] = controller
-            if isinstance(controller, Trigger):
+            if isinstance(controller, Stage):
                 controller.sample_for(graph.stages[name], max_lag, now_ms)
-                stages[name] = controller
-        self.nodes, self.stages = nodes, stages
+        self.nodes = nodes
+        self.stages = {n: each for n, each in nodes.items() if isinstance(each, Stage)}
+        self.sources = {n: each for n, each in nodes.items() if isinstance(each, Source)}
         changes = []
         for name, controller in gone.items():
             self.journal.mark_removed(name)
@@ -196,11 +194,6 @@ class PipelineFlow:
             "events": list(self._events),
         }
 
-    def _make_node(self, settings: Node, now_ms: float) -> Trigger | Source:
-        if isinstance(settings, StageSettings):
-            return Trigger(settings, self.graph.settings.max_lag, now_ms)
-        return Source(settings)
-
     def _key(self, node: str) -> str:
         return FLOW_RECORDS.key(self.name, node)
 
@@ -232,9 +225,9 @@ class PipelineFlow:
 
     def _ask(self, name: str, verdict: Verdict, now_ms: float) -> None:
         """Make a request to each node upstream that can be held and is to blame."""
-        controllers, trigger = self.nodes, self.stages[name]
-        own_rate = trigger.state.rate or math.inf
-        processing_rate = trigger.processing_rate or trigger.settings.band[1] * trigger.scale
+        controllers, stage = self.nodes, self.stages[name]
+        own_rate = stage.state.rate or math.inf
+        processing_rate = stage.processing_rate or stage.settings.band[1] * stage.scale
         upstream = [
             (node, node.records_out(self.graph.topics_between(node.name, name)))
             for node in map(controllers.get, self.graph.upstream[name])
@@ -251,9 +244,9 @@ class PipelineFlow:
             return
         reason = f"{name} asks for {more}: {verdict.reason}; it processes {processing_rate:,.1f}/s"
         for node, rate in rates.items():
-            adjust_ms = trigger.settings.t_min_adjust_ms
+            adjust_ms = stage.settings.t_min_adjust_ms
             controllers[node].ask(name, verdict.direction, rate, adjust_ms, reason)
-        trigger.request = {
+        stage.request = {
             "at_s": self._wall.to_s(now_ms),
             "direction": verdict.direction,
             "processing_rate": processing_rate,

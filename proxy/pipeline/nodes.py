@@ -31,6 +31,7 @@ so goes on within the band, or the last part of a hold would stay for ever.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -43,6 +44,7 @@ from metrics.clock import MS_PER_SECOND
 from proxy.state import Json, Record
 from proxy.state.journal import RecordFormat
 
+from .batch_limit import BatchLimit, PlannedBatches
 from .graph import MIN_RATE, Node, SourceSettings, StageSettings
 
 IDLE_SHARE = 0.1
@@ -57,6 +59,9 @@ EASED_SHARE = 0.5
 
 SILENT_MS = 300_000.0
 """A stage without a sign of life for so long is taken for dead."""
+
+SIZE_DECAY = 0.9
+"""Weight of what a source sent before in the size of its records, for each request."""
 
 YIELD_DECAY = 0.8
 """What the earlier batches of a stage weigh against the latest one, for records out per in."""
@@ -308,6 +313,10 @@ class Source(Controller):
         super().__init__(settings)
         self._meters: dict[str, RateMeter] = {}
         """By topic."""
+        self._bytes = self._records = 0.0
+        """What it has sent, what is long ago with less weight."""
+        self.entities: set[str] = set()
+        """Those whose produce quota is lowered."""
 
     def follow(
         self, settings: Node, consumers: Collection[str], period_ms: float, now_ms: float
@@ -317,6 +326,16 @@ class Source(Controller):
         kept = {t: each for t, each in self._meters.items() if each.interval_ms == period_ms}
         self._meters = {t: kept.get(t) or RateMeter(period_ms) for t in settings.produces}
         return is_changed
+
+    @property
+    def record_bytes(self) -> float | None:
+        """Size of its records lately; None until known."""
+        return self._bytes / self._records if self._records else None
+
+    def sent(self, count: int, records: int) -> None:
+        """Record that it has sent so many bytes for so many records, 1 or more."""
+        self._bytes = self._bytes * SIZE_DECAY + count
+        self._records = self._records * SIZE_DECAY + records
 
     def arrived(self, totals: Mapping[str, float], now_ms: float) -> None:
         """Add readings of the records that arrived so far, by topic."""
@@ -332,7 +351,7 @@ class Source(Controller):
         return sum(self._meters[topic].rate or 0.0 for topic in topics) / self.measured_rate
 
 
-class Trigger(Controller):
+class Stage(Controller):
     """A stage: its readings and requests. Readings are finite numbers of 0 or more."""
 
     settings: StageSettings
@@ -342,6 +361,11 @@ class Trigger(Controller):
         self.processing_rate: float | None = None
         """Records/s in its latest batch with rows; above 0."""
         self.request: dict[str, Json] | None = None
+        self.plans: dict[str, PlannedBatches] = defaultdict(PlannedBatches)
+        """By client."""
+        self.ceiling: tuple[float, BatchLimit | None] | None = None
+        """Records/s, 0 lets no batch begin, and what it waits for; None: a request of a stage after
+        it. When it is held to less than its normal rate."""
         self._was_seen, self._alive_until_ms = False, now_ms + SILENT_MS
         self._read = 0.0
         self._written: dict[str, float] = {}
@@ -428,8 +452,11 @@ class Trigger(Controller):
 
     def stage_document(self, upstream: Sequence[str], now_ms: float) -> dict[str, Json]:
         """Return the stage as the API shows it."""
-        last = self._last
+        last, (_, limit) = self._last, self.ceiling or (None, None)
         low, high = self.settings.band
+        waits: Json = None
+        if limit is not None:
+            waits = {"for": limit.waits_for, "records": limit.records, "reason": limit.why}
         return self.document() | {
             "upstream": upstream,
             "alive": self.is_alive(now_ms),
@@ -440,6 +467,7 @@ class Trigger(Controller):
             "samples": {"count": last.samples, "above": last.above, "below": last.below},
             "lag": last.lag,
             "last_request": self.request,
+            "waits": waits,
         }
 
     def _judge(

@@ -25,8 +25,8 @@ from .completion import LEDGER_RECORDS, PIPELINE_CHANGED
 from .edges import TopicRange
 from .graph import PipelineGraph, PipelineSettings
 from .ledger import RootOutcome
-from .nodes import FLOW_RECORDS
-from .running_pipeline import RunningPipeline, RunningSource, RunningStage
+from .nodes import FLOW_RECORDS, Source, Stage
+from .running_pipeline import RunningPipeline
 
 TICK_S = 0.5
 """Between two looks at what is measured and due."""
@@ -70,9 +70,9 @@ class RunningPipelines:
         self._owns: Owns | None = None
         """None: nothing is taken up so far."""
         self._pipelines: dict[str, RunningPipeline] = {}
-        self._stages: dict[str, RunningStage] = {}
+        self._stages: dict[str, tuple[RunningPipeline, Stage]] = {}
         """By the queries and client ids that are these stages."""
-        self._sources: dict[str, list[RunningSource]] = {}
+        self._sources: dict[str, list[Source]] = {}
         """By client id, those that can be held."""
         self._ends: dict[TopicPartition, int] = {}
         """The log end of each partition that was known at the last tick."""
@@ -183,16 +183,17 @@ class RunningPipelines:
         self, client_id: str, topic: str, partition: int, start: int, end: int, now_ms: float
     ) -> None:
         """Record that a client has written the records from `start` up to `end`."""
-        stage = self._stage_of(client_id)
-        if stage is not None and topic in stage.settings.produces:
-            self._registry.appended(topic, partition, end, now_ms)
-            stage.wrote(TopicRange(topic, partition, start, end), now_ms)
+        if (found := self._stage_of(client_id)) is not None:
+            pipeline, stage = found
+            if topic in stage.settings.produces:
+                self._registry.appended(topic, partition, end, now_ms)
+                pipeline.wrote(stage, TopicRange(topic, partition, start, end), now_ms)
 
     def plans(self, client_id: str, partitions: Set[TopicPartition], now_ms: float) -> None:
         """Record that a driver is about to be told the ends of partitions."""
-        stage = self._stage_of(client_id)
-        if stage is not None:
-            stage.plans(client_id, partitions, now_ms)
+        if (found := self._stage_of(client_id)) is not None:
+            pipeline, stage = found
+            pipeline.plans(stage, client_id, partitions, now_ms)
 
     def sent(self, client_id: str, count: int, records: int) -> None:
         """Record that a client has sent so many bytes for so many records."""
@@ -204,9 +205,12 @@ class RunningPipelines:
         stages = self._stages
         if report.batch is None or not stages:
             return set()
-        stage = stages.get(report.client_id or "") or stages.get(report.name or "")
+        found = stages.get(report.client_id or "") or stages.get(report.name or "")
+        if found is None:
+            return set()
+        pipeline, stage = found
         started_ms = now_ms - report.age_ms - (report.batch.execution_ms or 0)
-        return set() if stage is None else stage.lost_ends(started_ms)
+        return pipeline.lost_ends(stage, started_ms)
 
     def reported(
         self,
@@ -217,11 +221,10 @@ class RunningPipelines:
         """Apply a report that the registry has accepted; for `ends` see `lost_ends`."""
         if accepted.new_run:
             self.generation += 1  # the query may have another name now
-        if not self._stages:
-            return
-        stage = self._stage_of(accepted.query.client_id)
-        if stage is not None and stage.reported(accepted, ends, now_ms):
-            self._on_change()
+        if self._stages and (found := self._stage_of(accepted.query.client_id)) is not None:
+            pipeline, stage = found
+            if pipeline.reported(stage, accepted, ends, now_ms):
+                self._on_change()
 
     def documents(self) -> Sequence[Mapping[str, object]]:
         """Return what there is to show of each pipeline."""
@@ -250,7 +253,7 @@ class RunningPipelines:
             self._count_ended(pipeline)
             self._show(pipeline)
 
-    def _stage_of(self, client_id: str) -> RunningStage | None:
+    def _stage_of(self, client_id: str) -> tuple[RunningPipeline, Stage] | None:
         found = self._stages.get(client_id)
         if found is None and (query := self._registry.query_of(client_id)) is not None:
             found = self._stages.get(query.name)
@@ -262,11 +265,10 @@ class RunningPipelines:
         self._stages, self._sources = {}, {}
         for pipeline in self._pipelines.values():
             for stage in pipeline.stages.values():
-                self._stages |= dict.fromkeys(stage.settings.members, stage)
+                self._stages |= dict.fromkeys(stage.settings.members, (pipeline, stage))
             for settings in pipeline.graph.settings.sources:
-                held = pipeline.nodes.get(settings.name)
                 of_it = self._sources.setdefault(settings.name, [])
-                if isinstance(held, RunningSource):
+                if held := pipeline.sources.get(settings.name):
                     of_it.append(held)
 
     def _count_arrived(self) -> None:
@@ -349,11 +351,11 @@ class RunningPipelines:
         instruments.ledger_pending.of(name).set(pipeline.completion.ledger.pending_batches)
         for node in pipeline.nodes.values():
             held = [] if node.state.rate is None else [node.state.rate]
-            if isinstance(node, RunningStage) and node.ceiling is not None:
+            if isinstance(node, Stage) and node.ceiling is not None:
                 held.append(node.ceiling[0])
-            instruments.stage_state.of(name, node.settings.name).set(float(bool(held)))
-            rate = min(held, default=node.settings.normal_rate)
-            instruments.stage_rate.of(name, node.settings.name).set(rate)
+            instruments.stage_state.of(name, node.name).set(float(bool(held)))
+            rate = min(held, default=node.normal_rate)
+            instruments.stage_rate.of(name, node.name).set(rate)
 
 
 def _pipeline_of(key: str) -> str:
