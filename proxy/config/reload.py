@@ -8,10 +8,13 @@ import hashlib
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
+from threading import Thread
+from typing import Any, TypeVar
 
 from prometheus_client import Counter
 from structlog import get_logger
@@ -19,7 +22,6 @@ from structlog import get_logger
 from proxy.config import Config, ConfigError, load_config
 from proxy.config.differences import count_rules
 from proxy.config.files import read_bytes
-from proxy.config.limited_thread import LimitedThread
 from proxy.config.secrets import Secrets, named_files, read_secrets
 from proxy.quota.values import BadValueError
 
@@ -49,6 +51,8 @@ sensors follow at once and metrics do not."""
 Look = tuple[bytes, ...]
 """What stands for the content of each file, or for why it can't be read."""
 
+Result = TypeVar("Result")
+
 _log = get_logger(__name__)
 
 
@@ -77,6 +81,35 @@ class LoadLog:
         """Count a load that was just made, and remember it."""
         self._counter.labels(result).inc()
         self.latest.appendleft(LoadAttempt(time.time(), result, message))
+
+
+class LimitedThread:
+    """Calls functions in a thread, one at a time, and gives up waiting for them after a while.
+
+    They may block for good, such as reading a file of a hung network file system.
+    A thread that hangs is left alone: it keeps neither the event loop nor the process from its end.
+    There is never more than one.
+    """
+
+    def __init__(self) -> None:
+        self._running: asyncio.Future[Any] | None = None
+
+    async def call(self, function: Callable[[], Result], limit_s: float) -> Result:
+        """Return what the function returns, or raise what it raises; TimeoutError when it hangs.
+
+        While an earlier call hangs, that one is waited for, and this one is not begun.
+        """
+        async with asyncio.timeout(limit_s):
+            if self._running is not None:
+                await asyncio.wait((self._running,))
+            self._running = done = asyncio.get_running_loop().create_future()
+            done.add_done_callback(_look_at)
+            work = Thread(target=_run, args=(function, done), name="limited", daemon=True)
+            work.start()
+            await asyncio.wait((done,))
+        self._running = None
+        result: Result = done.result()
+        return result
 
 
 class Reloader:
@@ -194,3 +227,20 @@ def _digest(path: Path) -> bytes:
         return hashlib.sha256(read_bytes(path)).digest()
     except BadValueError as error:
         return error.message.encode()
+
+
+def _run(function: Callable[[], Any], done: "asyncio.Future[Any]") -> None:
+    try:
+        result = function()
+    except Exception as error:  # it belongs to who called
+        end, outcome = done.set_exception, error
+    else:
+        end, outcome = done.set_result, result
+    with suppress(RuntimeError):  # the event loop has ended
+        done.get_loop().call_soon_threadsafe(end, outcome)
+
+
+def _look_at(done: "asyncio.Future[Any]") -> None:
+    """Take the error of a call that nobody waits for any more, so that none is reported."""
+    if not done.cancelled():
+        done.exception()

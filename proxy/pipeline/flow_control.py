@@ -3,11 +3,16 @@
 A stage that is itself held processes no more than it may, so a hold goes on up the pipeline, one
 stage in a period, and its band shrinks with its rate. A stage that has ended, or gives no sign of
 life for SILENT_MS, asks nothing more; what was held before a restart stays so for SILENT_MS.
+
+The nodes that feed one stage share what it processes by max-min fairness, weighted with their
+normal rates: nobody may send a larger part of its normal rate than the level at which all together
+send as much as the stage processes, and who sends less than that is left alone. In proportion to
+what they send now, a node that another stage holds already would be held twice.
 """
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from structlog import get_logger
@@ -15,7 +20,6 @@ from structlog import get_logger
 from proxy.state import Json, Record
 from proxy.state.journal import Journal
 
-from .fair_rates import fair_rates, raised_rates
 from .graph import PipelineGraph, StageSettings
 from .ledger import WallTime
 from .nodes import (
@@ -32,7 +36,16 @@ from .nodes import (
 
 MAX_EVENTS = 100
 
+SAME_LEVEL = 1e-6
+"""Parts of the normal rate that differ by less than this share are the same."""
+
+ROOM_SHARE = 0.01
+"""Share of its rate by which what a held stage is sent must be less before it asks for more."""
+
 _log = get_logger(__name__)
+
+Upstream = Sequence[tuple[Controller, float]]
+"""Nodes that feed a stage, each with how many records the stage is sent for one of the node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,3 +272,34 @@ class PipelineFlow:
 
     def _log(self, change: RateChange) -> None:
         _log.info("pipeline", pipeline=self.name, **asdict(change))
+
+
+def fair_rates(upstream: Upstream, capacity: float) -> dict[str, float]:
+    """Return to which rates nodes are to slow down so that the stage gets `capacity`.
+
+    When all together send less already, those at the highest level are asked for what they send.
+    """
+    # Who sends nothing to the stage is to blame only when nobody is known to send anything.
+    sending = [(node, records) for node, records in upstream if records > 0]
+    if not sending:
+        return {node.name: capacity for node, _ in upstream}
+    sending.sort(key=lambda each: each[0].level)
+    weight = sum(node.normal_rate * records for node, records in sending)
+    left = capacity
+    for index, (node, records) in enumerate(sending):
+        level = left / weight
+        if node.level > level * (1 - SAME_LEVEL):
+            return {each.name: each.normal_rate * level for each, _ in sending[index:]}
+        left -= node.rate * records
+        weight -= node.normal_rate * records
+    highest = sending[-1][0].level * (1 - SAME_LEVEL)
+    return {node.name: node.rate for node, _ in sending if node.level >= highest}
+
+
+def raised_rates(upstream: Upstream, capacity: float, held: Collection[str]) -> dict[str, float]:
+    """Return up to which rates the held nodes may speed up; `capacity` may be infinite."""
+    sent = sum(node.rate * records for node, records in upstream)
+    if sent >= capacity * (1 - ROOM_SHARE):
+        return {}
+    more = capacity / sent if sent else math.inf
+    return {node.name: node.rate * more for node, _ in upstream if node.name in held}

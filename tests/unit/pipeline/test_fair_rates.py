@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pipeline_parts import source
 
-from proxy.pipeline.fair_rates import Upstream, fair_rates, raised_rates
+from proxy.pipeline.flow_control import Upstream, fair_rates, raised_rates
 from proxy.pipeline.nodes import Controller, NodeState
 
 INF = float("inf")
