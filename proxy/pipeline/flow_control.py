@@ -13,7 +13,6 @@ what they send now, a node that another stage holds already would be held twice.
 import math
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 
 from structlog import get_logger
 
@@ -46,17 +45,6 @@ _log = get_logger(__name__)
 
 Upstream = Sequence[tuple[Controller, float]]
 """Nodes that feed a stage, each with how many records the stage is sent for one of the node."""
-
-
-@dataclass(frozen=True, slots=True)
-class RateChange:
-    """A rate of a node from now on."""
-
-    node: str
-    """Name of a stage, or client id of a source."""
-    rate: float | None
-    """Records/s; None: uncontrolled."""
-    reason: str
 
 
 class PipelineFlow:
@@ -92,8 +80,8 @@ class PipelineFlow:
         controller = self.nodes.get(node)
         return None if controller is None or controller.state.rate is None else controller.state
 
-    def tick(self, now_ms: float) -> list[RateChange]:
-        """End the periods that are due, at least once in the shortest; return changed rates."""
+    def tick(self, now_ms: float) -> None:
+        """End the periods that are due; call it at least once in the shortest."""
         now_s = self._wall.to_s(now_ms)
         verdicts: dict[str, Verdict] = {}
         for name, stage in self.stages.items():
@@ -104,17 +92,13 @@ class PipelineFlow:
                 verdicts[name] = verdict
         for name, verdict in verdicts.items():  # with all rates as they are measured now
             self._ask(name, verdict, now_ms)
-        changes = []
-        for name, controller in self.nodes.items():
-            before = controller.state.rate
-            if controller.tick(now_ms, now_s, lambda name: self.stages[name].is_alive(now_ms)):
+        for name, node in self.nodes.items():
+            before = node.state.rate
+            if node.tick(now_ms, now_s, lambda name: self.stages[name].is_alive(now_ms)):
                 self.journal.mark_changed(name)
-                change = RateChange(name, controller.state.rate, controller.state.why)
-                self._event(change, now_ms)
-                if change.rate != before:
-                    self._log(change)
-                    changes.append(change)
-        return changes
+                self._event(name, node.state.rate, node.state.why, now_ms)
+                if node.state.rate != before:
+                    self._log_rate(name, node.state.rate, node.state.why)
 
     def changes(self) -> tuple[list[Record], list[str]]:
         """Return the records to write and the keys to delete since the last call."""
@@ -147,11 +131,11 @@ class PipelineFlow:
         for name in sorted(changed):
             self.journal.mark_changed(name)
         for message in refused:
-            self._event(RateChange("", None, message), now_ms)
+            self._event("", None, message, now_ms)
         return refused
 
-    def update(self, graph: PipelineGraph, now_ms: float) -> list[RateChange]:
-        """Follow a reload; nodes that remain keep their state. Return the rates that changed."""
+    def update(self, graph: PipelineGraph, now_ms: float) -> None:
+        """Follow a reload; nodes that remain keep their state."""
         self.graph, max_lag = graph, graph.settings.max_lag
         gone = dict(self.nodes)
         nodes: dict[str, Stage | Source] = {}
@@ -173,18 +157,16 @@ class PipelineFlow:
         self.nodes = nodes
         self.stages = {n: each for n, each in nodes.items() if isinstance(each, Stage)}
         self.sources = {n: each for n, each in nodes.items() if isinstance(each, Source)}
-        changes = []
+        changes: list[tuple[str, float | None, str]] = []
         for name, controller in gone.items():
             self.journal.mark_removed(name)
             if controller.state.rate is not None:
-                changes.append(RateChange(name, None, "it is no longer held in this pipeline"))
+                changes.append((name, None, "it is no longer held in this pipeline"))
         for name in sorted(changed):
-            rate = nodes[name].state.rate
-            changes.append(RateChange(name, rate, "the pipeline's settings changed"))
+            changes.append((name, nodes[name].state.rate, "the pipeline's settings changed"))
         for change in changes:
-            self._event(change, now_ms)
-            self._log(change)
-        return changes
+            self._event(*change, now_ms)
+            self._log_rate(*change)
 
     def document(self, now_ms: float) -> dict[str, Json]:
         """Return the pipeline as the API shows it: JSON, times in wall-clock seconds."""
@@ -223,7 +205,7 @@ class PipelineFlow:
         before = controller.state.rate
         is_same = not controller.load(state, self.graph.downstream[name])
         if controller.state.rate != before:
-            self._log(RateChange(name, controller.state.rate, controller.state.why))
+            self._log_rate(name, controller.state.rate, controller.state.why)
         return is_same
 
     def _period_ms(self, node: str) -> float:
@@ -267,11 +249,12 @@ class PipelineFlow:
             "asked": list(rates),
         }
 
-    def _event(self, change: RateChange, now_ms: float) -> None:
-        self._events.append({"at_s": self._wall.to_s(now_ms), **asdict(change)})
+    def _event(self, node: str, rate: float | None, reason: str, now_ms: float) -> None:
+        at_s = self._wall.to_s(now_ms)
+        self._events.append({"at_s": at_s, "node": node, "rate": rate, "reason": reason})
 
-    def _log(self, change: RateChange) -> None:
-        _log.info("pipeline", pipeline=self.name, **asdict(change))
+    def _log_rate(self, node: str, rate: float | None, reason: str) -> None:
+        _log.info("pipeline", pipeline=self.name, node=node, rate=rate, reason=reason)
 
 
 def fair_rates(upstream: Upstream, capacity: float) -> dict[str, float]:

@@ -125,10 +125,10 @@ class Plant:
             flow.stages[name].sample(self.received[stage], now_ms)
             flow.stages[name].lag(int(self.lag[stage]))
         self.most_lag = max(self.most_lag, *self.lag)
-        for change in flow.tick(now_ms):
-            number = int(change.node[1:])
-            bound = self.source_bound if change.node.startswith("c") else self.bound
-            bound[number] = float("inf") if change.rate is None else change.rate
+        flow.tick(now_ms)
+        for name, node in flow.nodes.items():
+            bound = self.source_bound if name.startswith("c") else self.bound
+            bound[int(name[1:])] = float("inf") if node.state.rate is None else node.state.rate
 
     def report(self, flow: PipelineFlow) -> None:
         """Tell what each stage processes, and how many records it writes for how many."""
