@@ -198,12 +198,12 @@ async def _come(member: Member, number: int) -> ClientQuotas:
 
 async def _reload(member: Member, clients: Sequence[ClientQuotas]) -> None:
     """Load the file, and wait until the rules of all clients are looked up."""
-    before = len(member.reloader.loads)
+    before = len(member.health.loads)
     member.reloader.request()
     async with asyncio.timeout(RELOAD_TIMEOUT_S):
-        while len(member.reloader.loads) == before:  # noqa: ASYNC110 - there is no event for it
+        while len(member.health.loads) == before:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(POLL_S)
-        if (load := member.reloader.loads[0]).result != "ok":
+        if (load := member.health.loads[0]).result != "ok":
             raise BenchError(f"not reloaded: {load.message}")
         while any(client.generation != member.quotas.generation for client in clients):  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)

@@ -77,7 +77,8 @@ class Member:
         """Who is bounded, and what each owes."""
         self._store = self._parts.store
         self._debts = KeptDebts(config.state.kind, self.quotas.shared, self._parts.slices)
-        self.reloader = Reloader(path, config, self._parts.apply, self._parts.loads)
+        self.health = self._parts.health
+        self.reloader = Reloader(path, config, self._parts.apply, self.health.record_load)
         self.tasks: Sequence[asyncio.Task[None]] = ()
         """The work that goes on and does not end, after `accept`."""
         self._stop = asyncio.Event()

@@ -34,7 +34,6 @@ from proxy.cluster.upstream import LOGIN_REFUSED
 from proxy.config import Config
 from proxy.config.differences import find_differences
 from proxy.config.fields import MAX_WORKERS
-from proxy.config.reload import LoadLog
 from proxy.config.secrets import Secrets, read_secrets
 from proxy.garbage import FREED_INTERVAL_S, FreedMemory, collect_frozen
 from proxy.health import Health
@@ -145,9 +144,8 @@ class MemberProcess:
         listeners = tuple(listeners_of(config, self.secrets, number))
         self.relay = Relay(listeners, self.brokers, self.services)
         self.tier: TierMember | None = None
-        self.loads = LoadLog(instruments.config_reloads_total)
-        self._health = Health(
-            self.relay, self.services, self.store, self.loads, lambda: self.secrets.certificates
+        self.health = Health(
+            self.relay, self.services, self.store, lambda: self.secrets.certificates
         )
         self._history = History(self.quotas.measured_rates)
         apis = self.services.times.by_name
@@ -222,12 +220,12 @@ class MemberProcess:
             member=self.name,
             tier=self.tier,
             client_of=self._client_of,
-            not_ready=lambda: self._health.readiness().reason,
-            warning=lambda: self._health.readiness().warning,
+            not_ready=lambda: self.health.readiness().reason,
+            warning=lambda: self.health.readiness().warning,
             request_times=self._request_times.documents,
             quotas=self.quotas,
             rules=self.rules,
-            relay=self._health.relay_status,
+            relay=self.health.relay_status,
             history=self._history,
             reports=self.queries,
             rates=self._observer.rates,
@@ -242,7 +240,7 @@ class MemberProcess:
 
     def begin(self, *more: Work) -> Sequence[asyncio.Task[None]]:
         """Accept clients, and start the work that goes on; return its tasks, which do not end."""
-        self._health.show()
+        self.health.show()
         self.relay.accept()
         works: Sequence[Work] = (
             self.brokers.monitor,
@@ -339,7 +337,7 @@ class MemberProcess:
         # The texts of the tokens that there were at the start: others wait for a restart.
         self.admin.use_access(access_of(self._config, secrets))
         self.secrets = secrets
-        self._health.show_certificates()
+        self.health.show_certificates()
 
     async def _use_kafka(self, rules: Iterable[Rule]) -> None:
         """Put the cluster's own quotas in force. Only after `load`."""

@@ -6,17 +6,14 @@ Its files are the YAML file and those that it names: certificates, keys, passwor
 import asyncio
 import hashlib
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
 
-from prometheus_client import Counter
 from structlog import get_logger
 
 from proxy.config import Config, ConfigError, load_config
@@ -38,9 +35,6 @@ LOOK_LIMIT_S = 10.0
 LOAD_LIMIT_S = 300.0
 """For a load; to read a file as long as any may be takes a minute or two."""
 
-KEPT_LOADS = 20
-"""How many loads are remembered."""
-
 NEEDS_RESTART = (
     *("cluster", "listeners", "workers", "tier", "state", "admin"),
     "limits.max_client_entities",
@@ -54,33 +48,6 @@ Look = tuple[bytes, ...]
 Result = TypeVar("Result")
 
 _log = get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadAttempt:
-    """One attempt to load the configuration, `at_s` in seconds since the epoch."""
-
-    at_s: float
-    result: str
-    """`ok` or `failed`; then what was in force stays so."""
-    message: str
-
-
-class LoadLog:
-    """The latest loads, which `counter` counts by their result."""
-
-    def __init__(self, counter: Counter) -> None:
-        self._counter = counter
-        first = LoadAttempt(time.time(), "ok", "loaded at the start")
-        self.latest = deque([first], maxlen=KEPT_LOADS)
-        """The newest first."""
-        for result in ("ok", "failed"):  # one that is there from the start shows its first increase
-            counter.labels(result)
-
-    def record(self, result: str, message: str) -> None:
-        """Count a load that was just made, and remember it."""
-        self._counter.labels(result).inc()
-        self.latest.appendleft(LoadAttempt(time.time(), result, message))
 
 
 class LimitedThread:
@@ -115,7 +82,8 @@ class LimitedThread:
 class Reloader:
     """Replaces the configuration in force by `apply` when another one is written.
 
-    `apply` also gets what the files say that the configuration of the start names.
+    `apply` also gets what the files say that the configuration of the start names. `record` gets of
+    each load whether it is `ok` or `failed`, where what was in force stays so, and a text.
     """
 
     def __init__(
@@ -123,14 +91,12 @@ class Reloader:
         path: Path,
         config: Config,
         apply: Callable[[Config, Secrets], Awaitable[None]],
-        log: LoadLog,
+        record: Callable[[str, str], None],
     ) -> None:
         self._path = path
         self._files = (path, *named_files(config))
         self._apply = apply
-        self._log = log
-        self.loads: Sequence[LoadAttempt] = log.latest
-        """The newest first."""
+        self._record = record
         self._at_start = self._in_force = config
         self._requested = asyncio.Event()
         self._thread = LimitedThread()
@@ -196,7 +162,7 @@ class Reloader:
             message = f"after a restart: {', '.join(waiting)}" if waiting else "in force"
             message += f"; {rules}" if rules else ""
             self._in_force = config
-            self._log.record("ok", message)
+            self._record("ok", message)
             _log.info("configuration reloaded", message=message)
 
     def _read(self) -> tuple[Config, Secrets, str]:
@@ -213,7 +179,7 @@ class Reloader:
             self._failed(text)
 
     def _failed(self, message: str, defect: Exception | None = None) -> None:
-        self._log.record("failed", message)
+        self._record("failed", message)
         about = {"problems": message} if defect is None else {"exc_info": defect}
         _log.error("configuration not reloaded, the old one stays", **about)
 
