@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pipeline_parts import source
 
-from proxy.pipeline.flow_control import Upstream, fair_rates, raised_rates
-from proxy.pipeline.nodes import Controller, NodeState
+from proxy.pipeline.nodes import Controller, NodeState, Upstream, fair_rates, raised_rates
 
 INF = float("inf")
 

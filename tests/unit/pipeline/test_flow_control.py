@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parts.lone_pipeline import lone_pipeline
 from pipeline_parts import SECOND_MS, source, stage
 
-from proxy.pipeline.flow_control import PipelineFlow
 from proxy.pipeline.graph import MIN_RATE, PipelineGraph, PipelineSettings
 from proxy.pipeline.nodes import SILENT_MS, to_record
+from proxy.pipeline.running_pipeline import RunningPipeline
 from proxy.state import MemoryStore, Record
 
 START_S = 1_700_000_000.0
@@ -23,7 +24,7 @@ CHAIN = PipelineSettings(
 )
 
 
-def tick(flow: PipelineFlow, now_ms: float) -> dict[str, float | None]:
+def tick(flow: RunningPipeline, now_ms: float) -> dict[str, float | None]:
     """Let time pass; return the rates that are different then."""
     before = {name: node.state.rate for name, node in flow.nodes.items()}
     flow.tick(now_ms)
@@ -31,11 +32,16 @@ def tick(flow: PipelineFlow, now_ms: float) -> dict[str, float | None]:
     return {name: rate for name, rate in rates.items() if rate != before[name]}
 
 
+def arrived(flow: RunningPipeline, totals: dict[str, float], now_ms: float) -> None:
+    for each in flow.sources.values():
+        each.arrived(totals, now_ms)
+
+
 class Run:
     """A pipeline that is fed rates second by second."""
 
     def __init__(self, pipeline: PipelineSettings = CHAIN) -> None:
-        self.flow = PipelineFlow(PipelineGraph(pipeline), 0.0, START_S)
+        self.flow = lone_pipeline(pipeline, 0.0, START_S)
         self.now_ms = 0.0
         self.totals: dict[str, float] = {}
         self.processing = {"one": 2_000.0, "two": 400.0}
@@ -45,7 +51,7 @@ class Run:
         for name in ("app", *(item.name for item in CHAIN.stages)):
             total = self.totals[name] = self.totals.get(name, 0.0) + rates.get(name, 0.0)
             if name == "app":
-                self.flow.arrived({"a": total}, self.now_ms)
+                arrived(self.flow, {"a": total}, self.now_ms)
             elif name in self.flow.stages:
                 self.flow.stages[name].sample(total, self.now_ms)
 
@@ -137,7 +143,7 @@ def test_nodes_that_feed_one_stage_share_what_it_processes():
         run.flow.stages["two"].processed(500.0, run.now_ms)
         run.now_ms += SECOND_MS
         run.feed({"app": 600, "one": 600, "two": 1_000})
-        run.flow.arrived({"z": total}, run.now_ms)
+        arrived(run.flow, {"z": total}, run.now_ms)
         total += 400
         changes = tick(run.flow, run.now_ms)
     assert changes == {
@@ -177,12 +183,12 @@ def test_a_batch_without_rows_says_nothing_about_the_speed():
     assert run.period(app=1_000, one=1_000, two=1_000) == {"one": pytest.approx(250)}
 
 
-def rates_of(flow: PipelineFlow) -> dict[str, float | None]:
+def rates_of(flow: RunningPipeline) -> dict[str, float | None]:
     states = {name: flow.state_of(name) for name in ("app", "one", "two", "left", "right", "join")}
     return {name: state.rate for name, state in states.items() if state is not None}
 
 
-def write(flow: PipelineFlow, store: MemoryStore) -> None:
+def write(flow: RunningPipeline, store: MemoryStore) -> None:
     records, deletes = flow.changes()
     store.put_many(records, delete=deletes)
 
@@ -251,7 +257,7 @@ def test_the_period_of_a_node_is_the_longest_of_its_consumers():
     assert run.period(app=1_000, one=1_000, two=1_000) == {"one": pytest.approx(400)}
 
 
-def keys_of(flow: PipelineFlow) -> tuple[list[str], list[str]]:
+def keys_of(flow: RunningPipeline) -> tuple[list[str], list[str]]:
     records, deletes = flow.changes()
     return [record.key for record in records], deletes
 
@@ -310,7 +316,7 @@ def test_a_reload_keeps_what_remains_and_lets_go_what_is_gone():
     run.flow.changes()
     slower = replace(CHAIN.stages[0], normal_rate=300.0)
     changed = replace(CHAIN, stages=(slower, CHAIN.stages[1]), hold_producers=False)
-    run.flow.update(PipelineGraph(changed), run.now_ms)
+    run.flow.reload(PipelineGraph(changed), run.now_ms)
     events = run.flow.document(run.now_ms)["events"][-2:]
     assert {event["node"]: event["rate"] for event in events} == {"app": None, "one": 300.0}
     records, deletes = run.flow.changes()
@@ -321,7 +327,7 @@ def test_a_reload_keeps_what_remains_and_lets_go_what_is_gone():
 def test_a_reload_that_takes_a_stage_away_releases_what_it_held():
     run = Run()
     run.period(app=1_000, one=1_000, two=1_000)
-    run.flow.update(PipelineGraph(replace(CHAIN, stages=CHAIN.stages[:1])), run.now_ms)
+    run.flow.reload(PipelineGraph(replace(CHAIN, stages=CHAIN.stages[:1])), run.now_ms)
     del run.processing["two"]
     assert run.period(app=300, one=300)["one"] == pytest.approx(500)
 
@@ -372,7 +378,7 @@ STEPS = st.lists(
 @settings(max_examples=200, deadline=None)
 @given(STEPS)
 def test_whatever_comes_rates_stay_in_range_and_a_node_changes_once_in_a_period(steps):
-    flow, store = PipelineFlow(PipelineGraph(DIAMOND), 0.0, START_S), MemoryStore()
+    flow, store = lone_pipeline(DIAMOND, 0.0, START_S), MemoryStore()
     longest = {"app": 4 * SECOND_MS, "left": 3 * SECOND_MS, "right": 3 * SECOND_MS}
     changed: dict[tuple[str, float], int] = {}
     now_ms = 0.0
@@ -400,6 +406,6 @@ def test_whatever_comes_rates_stay_in_range_and_a_node_changes_once_in_a_period(
         json.dumps(flow.document(now_ms), allow_nan=False)
     assert all(count == 1 for count in changed.values())
     write(flow, store)
-    again = PipelineFlow(PipelineGraph(DIAMOND), 0.0, START_S)
+    again = lone_pipeline(DIAMOND, 0.0, START_S)
     assert again.load(store.items(again.prefix), 0.0) == []
     assert rates_of(again) == rates_of(flow)
