@@ -17,6 +17,7 @@ wall-clock seconds:
 - `written/STAGE`: what it has written since its last report; of a handover, until it is taken up.
 """
 
+import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
@@ -33,11 +34,10 @@ from proxy.state import Json, Record
 from proxy.state.journal import Journal, RecordFormat
 from proxy.state.store import SEPARATOR
 
-from .deferred import DeferredBatch, DeferredBatches, StageBatch
 from .edges import MAX_EDGES, MAX_OFFSET, Anchor, EdgeTable, TopicRange, merged
 from .graph import PendingLimit, PipelineGraph
 from .ledger import EndedRoot, Ledger, LedgerItem, Root, RootOutcome, SourceBatch, WallTime
-from .outputs import StageOutputs, WrittenRange
+from .stage_reports import DeferredBatch, PipelineReports, StageBatch, WrittenRange
 
 PIPELINE_CHANGED = "pipeline_changed"
 """Reason: it waited at a stage, or for a topic, that is no longer in the pipeline."""
@@ -110,8 +110,7 @@ class Completion:
         mark = self.journal.mark_changed
         self.ledger = Ledger(graph.settings.timeout_ms, random, wall, mark)
         self.edges = EdgeTable(self.ledger.new_id, mark)
-        self.deferred = DeferredBatches(graph, self.edges.known_to, mark)
-        self.outputs = StageOutputs()
+        self.reports = PipelineReports(graph, self.edges.known_to, mark)
         self._name = graph.settings.name
         self._ended: list[EndedRoot] = []
         self._unswept = 0
@@ -138,12 +137,12 @@ class Completion:
             self.counts.unknown_stages += 1
             self._note_batch(batch, "is of no stage of the pipeline", now_ms)
             return
-        self.deferred.add(batch, now_ms)
+        self.reports.add(batch, now_ms)
         self._apply_ready(now_ms)
 
     def idle(self, stage: str, now_ms: float) -> None:
         """Record that a stage has nothing to do; what others read of it need wait no longer."""
-        self.deferred.idle(stage, now_ms)
+        self.reports.idle(stage, now_ms)
         self._apply_ready(now_ms)
 
     def fail(self, root: int, reason: str, now_ms: float) -> None:
@@ -176,8 +175,7 @@ class Completion:
         """Follow a reload; roots that wait at a stage or for a topic that is gone fail."""
         self.ledger.set_timeout(graph.settings.timeout_ms)
         self._graph = graph
-        self.deferred.update(graph)
-        self.outputs.follow(graph.stages)
+        self.reports.update(graph)
         self._fail_stranded(now_ms)
         self._apply_ready(now_ms)
 
@@ -186,8 +184,8 @@ class Completion:
 
         What the stages have written since their last reports has records for a handover only.
         """
-        for stage, written in self.outputs.ranges.items():
-            if hands_over and written:
+        for stage, reports in self.reports.stages.items():
+            if hands_over and reports.written:
                 self.journal.mark_changed(("written", stage))
         return self.journal.take()
 
@@ -200,7 +198,7 @@ class Completion:
         out; those of a newer program are left alone. Roots at stages that are gone fail.
         """
         if records or is_handed_over:
-            self.outputs.take_up(now_ms)
+            self.reports.take_up(now_ms)
         refused, deletes = self._read(records, now_ms)
         self.journal.take()  # what was taken up is as it was written
         for key in deletes:
@@ -238,9 +236,9 @@ class Completion:
             "failed": {why: n for (how, why), n in outcomes.items() if how is RootOutcome.FAILED},
             "edges": self.edges.size,
             "max_edges": self._max_edges,
-            "early_batches": len(self.deferred.waiting),
-            "forced_batches": self.deferred.forced,
-            "dropped_batches": self.deferred.dropped,
+            "early_batches": len(self.reports.early),
+            "forced_batches": self.reports.forced,
+            "dropped_batches": self.reports.dropped,
             "counts": asdict(self.counts),
             "notes": [{"at_s": at_s, "text": text} for at_s, text in self.notes],
         }
@@ -257,8 +255,10 @@ class Completion:
             yield from (("edge", *key, start) for start in edges.starts)
         yield from (("root", root) for root in self.ledger.roots)
         yield from (("group", number) for number in self.edges.anchors)
-        yield from (("stage", stage) for stage in self.deferred.settled)
-        yield from (("early", number) for number in self.deferred.waiting)
+        for name, reports in self.reports.stages.items():
+            if math.isfinite(reports.settled_ms):
+                yield ("stage", name)
+        yield from (("early", number) for number in self.reports.early)
 
     def key(self, item: LedgerItem) -> str:
         """Return the key of a part's record."""
@@ -271,7 +271,7 @@ class Completion:
         return self._graph.settings.max_pending or PendingLimit()
 
     def _apply_ready(self, now_ms: float) -> None:
-        for batch, is_known in self.deferred.ready(now_ms):
+        for batch, is_known in self.reports.ready(now_ms):
             if not is_known:
                 text = "is taken although it is not known who produced what it read"
                 self._note_batch(batch, text, now_ms)
@@ -472,16 +472,15 @@ class Completion:
                 for low, high in form.done:
                     edges.done.add(low, high)
             case "stage", stage if stage in stages:
-                self.deferred.settle(stage, to_ms(form.settled_s))
+                self.reports.settle(stage, to_ms(form.settled_s))
             case "early", number if form.stage in stages:
                 batch = StageBatch(
                     *(form.stage, form.batch, form.inputs, form.outputs),
                     *(to_ms(form.started_s), form.size_bytes),
                 )
-                waits = DeferredBatch(int(number), batch, to_ms(form.at_s), is_kept=True)
-                self.deferred.restore(waits)
+                self.reports.restore(DeferredBatch(int(number), batch, to_ms(form.at_s)))
             case "written", _ if form.stage in stages:
-                self.outputs.ranges[form.stage] = [
+                self.reports.stages[form.stage].written = [
                     WrittenRange(each, to_ms(at_s))
                     for each, at_s in form.ranges
                     if each.topic in stages[form.stage].produces
@@ -493,7 +492,7 @@ class Completion:
 
     def _value(self, item: LedgerItem) -> Json:
         kind, *where = item
-        to_s, deferred = self._wall.to_s, self.deferred
+        to_s, reports = self._wall.to_s, self.reports
         match kind, where[0]:
             case "edge", _ if edge := self.edges.find((where[0], where[1], where[2]), where[3]):
                 return {"end": edge[1], "id": f"{edge[2]:016x}", "group": edge[3].number}
@@ -510,18 +509,21 @@ class Completion:
                 }
             case "group", number if anchor := self.edges.anchors.get(number):
                 return {"roots": [f"{root:016x}" for root in anchor.roots]}
-            case "stage", stage if stage in deferred.settled:
-                return {"settled_s": to_s(deferred.settled[stage])}
-            case "early", number if waits := deferred.waiting.get(number):
+            case "stage", name if known := reports.stages.get(name):
+                if math.isfinite(known.settled_ms):
+                    return {"settled_s": to_s(known.settled_ms)}
+            case "early", number if waits := reports.early.get(number):
                 batch = asdict(waits.batch)
                 size_bytes, started_s = batch.pop("size_bytes"), to_s(batch.pop("started_ms"))
                 times = {"started_s": started_s, "at_s": to_s(waits.at_ms)}
                 return {**batch, **times, "size_bytes": size_bytes}
             case "written", stage:
-                written = (
-                    each for each in self.outputs.ranges[stage] if each.range.start < each.range.end
-                )
-                ranges = [(asdict(each.range), to_s(each.at_ms)) for each in written]
+                written = reports.stages[stage].written
+                ranges = [
+                    (asdict(each.range), to_s(each.at_ms))
+                    for each in written
+                    if each.range.start < each.range.end
+                ]
                 return {"stage": stage, "ranges": ranges}
         return None
 

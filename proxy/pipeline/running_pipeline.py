@@ -39,7 +39,6 @@ from proxy.wire.topic_partition import TopicPartition
 
 from .batch_limit import BatchLimit, QueriesOf, UpstreamWriter, records_that_fit
 from .completion import Completion
-from .deferred import StageBatch
 from .edges import MAX_OFFSET, TopicRange
 from .graph import PipelineGraph, StageSettings, find_endless
 from .ledger import WallTime
@@ -56,6 +55,7 @@ from .nodes import (
     raised_rates,
     to_record,
 )
+from .stage_reports import StageBatch
 
 MAX_EVENTS = 100
 
@@ -241,7 +241,7 @@ class RunningPipeline:
         if written.start < start:  # the topic was made anew
             start, end = written.start, 0
         self._unread[key] = start, max(end, written.end)
-        self.completion.outputs.wrote(stage.name, written, now_ms)
+        self.completion.reports.wrote(stage.name, written, now_ms)
 
     def plans(
         self, stage: Stage, client_id: str, partitions: Set[TopicPartition], now_ms: float
@@ -256,7 +256,7 @@ class RunningPipeline:
 
     def lost_ends(self, stage: Stage, started_ms: float) -> set[TopicPartition]:
         """Return the partitions whose log ends say what a batch may have written unseen."""
-        is_lost = self.completion.outputs.is_recovering(stage.name, started_ms)
+        is_lost = self.completion.reports.is_recovering(stage.name, started_ms)
         return set(self._known_ends(stage)) if is_lost else set()
 
     def reported(
@@ -277,7 +277,8 @@ class RunningPipeline:
             self._add_batch(stage, query, report.batch, event_ms, ends, now_ms)
         elif report.event == "idle":
             # What came after that belongs to a batch that is not reported yet.
-            if all(each.at_ms <= event_ms for each in self.completion.outputs.ranges[name]):
+            written = self.completion.reports.stages[name].written
+            if all(each.at_ms <= event_ms for each in written):
                 self.completion.idle(name, now_ms)
         elif report.event == "terminated":
             stage.ended()
@@ -529,7 +530,7 @@ class RunningPipeline:
         batches, size_bytes = 0, 0.0
         # A query that is gone makes its batch again when it is back: as the first of a run.
         for name in self.graph.first:
-            batches += self.completion.deferred.waiting_of(name)
+            batches += len(self.completion.reports.stages[name].waiting)
             for client_id in self._living_clients(self.stages[name], now_ms):
                 planned, records = self._planned(self.stages[name], client_id)
                 batches += planned
@@ -593,8 +594,8 @@ class RunningPipeline:
         _, planned = self._planned(stage, client_id)
         has_work = is_asking or planned > 0
         has_work = has_work or self._waiting(stage, stage.settings.consumes, now_ms) != 0
-        outputs = self.completion.outputs.ranges.get(stage.name, ()) if planned else ()
-        ranges = (each.range for each in outputs)
+        written = self.completion.reports.stages[stage.name].written if planned else ()
+        ranges = (each.range for each in written)
         return UpstreamWriter(
             stage.normal_rate if has_work else 0.0,
             stage.records_out(topics),
@@ -634,12 +635,12 @@ class RunningPipeline:
         ends: Mapping[TopicPartition, int],
         now_ms: float,
     ) -> None:
-        name, outputs = stage.name, self.completion.outputs
+        name, reports = stage.name, self.completion.reports
         execution_ms = float(batch.execution_ms or 0)
         bounded, started_ms = self._queries_of(query.client_id), ended_ms - execution_ms
-        seen = written = outputs.take(name, ended_ms)
-        if outputs.is_recovering(name, started_ms):
-            written += outputs.recover(stage.settings, self._known_ends(stage), ends)
+        seen = written = reports.take(name, ended_ms)
+        if reports.is_recovering(name, started_ms):
+            written += reports.recover(name, self._known_ends(stage), ends)
         size = next((each.bytes_per_record for each in bounded if each.bytes_per_record), 0.0)
         size_bytes, inputs = round(batch.rows * (size or 0.0)), tuple(_inputs(stage, query, batch))
         done = StageBatch(name, batch.batch_id, inputs, written, started_ms, size_bytes)

@@ -15,10 +15,10 @@ from proxy.pipeline.completion import (
     TOO_MANY_EDGES,
     Completion,
 )
-from proxy.pipeline.deferred import MAX_DEFERRED, MAX_WAIT_MS, StageBatch
 from proxy.pipeline.edges import MAX_EDGES, EdgeTable, TopicRange
 from proxy.pipeline.graph import PendingLimit
 from proxy.pipeline.ledger import BUCKETS, Ledger, RootOutcome, SourceBatch, WallTime
+from proxy.pipeline.stage_reports import MAX_DEFERRED, MAX_WAIT_MS, StageBatch
 
 TIMEOUT_MS = 600_000.0
 NOW_S = 1_700_000_000.0

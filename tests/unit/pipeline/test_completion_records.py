@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from pipeline_parts import graph, stage
 
 from proxy.pipeline.completion import PIPELINE_CHANGED, Completion
-from proxy.pipeline.deferred import StageBatch
 from proxy.pipeline.edges import TopicRange
+from proxy.pipeline.stage_reports import StageBatch
 from proxy.state import MemoryStore, Record
 
 TIMEOUT_MS = 1_000.0
