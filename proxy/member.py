@@ -160,7 +160,7 @@ class Member:
         await self._parts.release()
         if self._config.state.kind != "memory":  # nobody else can have that
             await asyncio.to_thread(self._store.close)
-        self._parts.keep_changes()
+        self._parts.audit.resume(self._store)  # in memory, until there is a state again
         self._released = True
 
     async def resume(self) -> None:

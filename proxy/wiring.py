@@ -289,10 +289,6 @@ class MemberProcess:
         self.rules.writes = self._observer.writes = writes
         await self.reread()
 
-    def keep_changes(self) -> None:
-        """After `release`: keep in memory what the state does not take meanwhile."""
-        self.audit.resume(self.store)
-
     async def resume(self) -> None:
         """Write to the store again, which is open again. Raises StateError."""
         await self.rules.use_store(self.store)
