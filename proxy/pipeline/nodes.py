@@ -288,7 +288,7 @@ class RateMeter:
 
 
 @dataclass(slots=True)
-class TriggerPeriod:
+class StagePeriod:
     """What a stage saw in one period: samples, and how many of them were outside its band."""
 
     samples: int = 0
@@ -391,7 +391,7 @@ class Stage(Controller):
         self._meter = RateMeter(settings.sampling_interval_ms)
         self.due_ms = now_ms + settings.period_ms
         """When the period ends."""
-        self._last, self._period = TriggerPeriod(), TriggerPeriod()
+        self._last, self._period = StagePeriod(), StagePeriod()
         self._easing = False
 
     def sample(self, total: float, now_ms: float) -> None:
@@ -451,7 +451,7 @@ class Stage(Controller):
 
         `holds`: whether a node upstream is held because this stage asked.
         """
-        before, self._last, self._period = self._last, self._period, TriggerPeriod()
+        before, self._last, self._period = self._last, self._period, StagePeriod()
         period_ms = self.settings.period_ms
         self.due_ms += period_ms * (1 + max(0, (now_ms - self.due_ms) // period_ms))
         self.measured_rate = self._last.received_rate
@@ -482,7 +482,7 @@ class Stage(Controller):
         }
 
     def _judge(
-        self, period: TriggerPeriod, lag_before: int | None, *, holds: bool
+        self, period: StagePeriod, lag_before: int | None, *, holds: bool
     ) -> Verdict | None:
         out = period.above + period.below
         is_out = period.samples > 0 and out / period.samples > self.settings.ratio
@@ -508,7 +508,7 @@ class Stage(Controller):
         return None
 
 
-def _band_reason(side: str, count: int, period: TriggerPeriod) -> str:
+def _band_reason(side: str, count: int, period: StagePeriod) -> str:
     received = period.received_rate or 0.0
     share = f"{count} of {period.samples} samples are {side} its band"
     return f"{share}, {received:,.1f}/s on average"
