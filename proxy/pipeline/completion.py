@@ -266,6 +266,11 @@ class Completion:
         parts = [f"{where[0]:016x}"] if kind == "root" else where
         return LEDGER_RECORDS[kind].key(self._name, kind, *parts)
 
+    def record(self, item: LedgerItem) -> Record | None:
+        """Return the record of a part; None when it is not there any more."""
+        value = self._value(item)
+        return None if value is None else Record.of(self.key(item), value)
+
     @property
     def _limit(self) -> PendingLimit:
         return self._graph.settings.max_pending or PendingLimit()
@@ -401,11 +406,6 @@ class Completion:
 
     def _note(self, text: str, now_ms: float) -> None:
         self.notes.append((self._wall.to_s(now_ms), text))
-
-    def record(self, item: LedgerItem) -> Record | None:
-        """Return the record of a part; None when it is not there any more."""
-        value = self._value(item)
-        return None if value is None else Record.of(self.key(item), value)
 
     def _read(self, records: Iterable[Record], now_ms: float) -> tuple[list[str], list[str]]:
         """Read them before anything happens; return why some were refused, and keys to delete."""

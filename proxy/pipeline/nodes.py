@@ -481,9 +481,7 @@ class Stage(Controller):
             "waits": waits,
         }
 
-    def _judge(
-        self, period: StagePeriod, lag_before: int | None, *, holds: bool
-    ) -> Verdict | None:
+    def _judge(self, period: StagePeriod, lag_before: int | None, *, holds: bool) -> Verdict | None:
         out = period.above + period.below
         is_out = period.samples > 0 and out / period.samples > self.settings.ratio
         if is_out and period.above >= period.below:
