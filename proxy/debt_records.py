@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from zlib import crc32
 
 from structlog import get_logger
@@ -63,7 +63,7 @@ class DebtRecords:
             part: dict[str, float] = {}
             try:
                 record.check_form(DEBTS_SCHEMA)
-                number, document = int(record.key.removeprefix(DEBTS)), _document(record)
+                number, document = int(record.key.removeprefix(DEBTS)), cast(Any, record.value)
                 passed_ms = self._passed_ms(document)
                 for each in document["owed"]:
                     debt = Debt.of(each).after(passed_ms)
@@ -162,10 +162,3 @@ class KeptDebts:
             debts = [debt for debt in await self._slices.collect(walk) if debt is not None]
             with suppress(StateError):  # the log tells of it where the store is watched
                 await asyncio.to_thread(self._records.write, self._store, debts, clock_ms())
-
-
-def _document(record: Record) -> Mapping[str, Any]:
-    document: Any = record.value
-    if not isinstance(document, dict):
-        raise TypeError(f"{type(document).__name__} is no record of debts")
-    return document

@@ -1,14 +1,18 @@
 """Says how one process that relays is doing: for `/readyz`, the status page and the metrics."""
 
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from proxy.admin.readiness import Readiness, judge
 from proxy.admin.written_values import iso
-from proxy.config.reload import LoadLog
 from proxy.config.secrets import Certificate
 from proxy.relay.relay import Relay
 from proxy.relay.services import Services
 from proxy.state import Document, WatchedStore
+
+KEPT_LOADS = 20
+"""How many loads of the configuration are remembered."""
 
 
 class Health:
@@ -19,14 +23,21 @@ class Health:
         relay: Relay,
         services: Services,
         store: WatchedStore,
-        loads: LoadLog,
         certificates: Callable[[], Sequence[Certificate]],
     ) -> None:
         self._relay = relay
         self._services = services
         self._store = store
-        self._loads = loads
         self._certificates = certificates
+        self.loads = deque([_load("ok", "loaded at the start")], maxlen=KEPT_LOADS)
+        """Of the configuration, the newest first."""
+        for result in ("ok", "failed"):  # one that is there from the start shows its first increase
+            services.instruments.config_reloads_total.labels(result)
+
+    def record_load(self, result: str, message: str) -> None:
+        """Count a load of the configuration that was just made, and remember it."""
+        self._services.instruments.config_reloads_total.labels(result).inc()
+        self.loads.appendleft(_load(result, message))
 
     def relay_status(self) -> Document:
         """Return what the status shows of the relay, the cluster and the configuration."""
@@ -48,10 +59,7 @@ class Health:
             ],
             "cluster_answers": brokers.answers,
             "delay_queues": {each.api: len(each) for each in self._services.reapers.all},
-            "config_loads": [
-                {"result": load.result, "message": load.message, "at": iso(load.at_s)}
-                for load in self._loads.latest
-            ],
+            "config_loads": list(self.loads),
             "throttle_mode": self._services.mode.value,
             "certificates": [
                 {"section": each.section, "file": each.file, "not_after": iso(each.not_after_s)}
@@ -85,8 +93,8 @@ class Health:
         instruments.login_refused.set_function(lambda: brokers.refusal is not None)
         instruments.state_writable.set_function(lambda: self._store.writable)
         instruments.rules_not_enforced.set_function(lambda: quotas.settings.observed_rules)
-        loads = self._loads.latest
-        instruments.config_last_reload_successful.set_function(lambda: loads[0].result == "ok")
+        loaded = instruments.config_last_reload_successful
+        loaded.set_function(lambda: self.loads[0]["result"] == "ok")
         for name, listener in self._relay.listeners.items():
             gauge = instruments.brokers_without_port.labels(name)
             gauge.set_function(listener.count_left_out)
@@ -98,3 +106,7 @@ class Health:
         expiry.clear()
         for each in self._certificates():
             expiry.labels(each.role, each.listener).set(each.not_after_s)
+
+
+def _load(result: str, message: str) -> Document:
+    return {"result": result, "message": message, "at": iso(time.time())}

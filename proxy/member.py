@@ -77,7 +77,8 @@ class Member:
         """Who is bounded, and what each owes."""
         self._store = self._parts.store
         self._debts = KeptDebts(config.state.kind, self.quotas.shared, self._parts.slices)
-        self.reloader = Reloader(path, config, self._parts.apply, self._parts.loads)
+        self.health = self._parts.health
+        self.reloader = Reloader(path, config, self._parts.apply, self.health.record_load)
         self.tasks: Sequence[asyncio.Task[None]] = ()
         """The work that goes on and does not end, after `accept`."""
         self._stop = asyncio.Event()
@@ -159,7 +160,7 @@ class Member:
         await self._parts.release()
         if self._config.state.kind != "memory":  # nobody else can have that
             await asyncio.to_thread(self._store.close)
-        self._parts.keep_changes()
+        self._parts.audit.resume(self._store)  # in memory, until there is a state again
         self._released = True
 
     async def resume(self) -> None:

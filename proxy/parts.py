@@ -10,7 +10,6 @@ from proxy.cluster.login import Credentials, Login
 from proxy.config import Config
 from proxy.config.descriptors import share_files
 from proxy.config.secrets import ALL_RIGHTS, Secrets
-from proxy.config.worker_ports import share_of
 from proxy.progress.query_scope import QueryScope
 from proxy.relay.listener import ListenerSettings
 from proxy.relay.services import Limits
@@ -74,7 +73,7 @@ def listeners_of(config: Config, secrets: Secrets, number: int) -> list[Listener
     found = []
     for listener in config.listeners:
         ports = listener.broker_ports
-        share = None if ports is None else share_of(ports, config.worker_count, number)
+        share = None if ports is None else ports.share(config.worker_count, number)
         found.append(
             ListenerSettings(
                 name=listener.name,

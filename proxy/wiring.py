@@ -34,9 +34,8 @@ from proxy.cluster.kafka_client import KafkaClient
 from proxy.cluster.upstream import LOGIN_REFUSED
 from proxy.config import Config
 from proxy.config.differences import find_differences
-from proxy.config.reload import LoadLog
+from proxy.config.fields import MAX_WORKERS
 from proxy.config.secrets import Secrets, read_secrets
-from proxy.config.workers import MAX_WORKERS
 from proxy.garbage import FREED_INTERVAL_S, FreedMemory, collect_frozen
 from proxy.health import Health
 from proxy.log_queue import log_queue
@@ -119,7 +118,7 @@ class MemberProcess:
         self._clients = ClientRegistry(instruments.bytes_total)
         self.queries = Queries(
             config.progress_settings,
-            config.pipeline_settings,
+            config.pipelines,
             self.quotas,
             self.bootstrap,
             instruments,
@@ -145,9 +144,8 @@ class MemberProcess:
         listeners = tuple(listeners_of(config, self.secrets, number))
         self.relay = Relay(listeners, self.brokers, self.services)
         self.tier: TierMember | None = None
-        self.loads = LoadLog(instruments.config_reloads_total)
-        self._health = Health(
-            self.relay, self.services, self.store, self.loads, lambda: self.secrets.certificates
+        self.health = Health(
+            self.relay, self.services, self.store, lambda: self.secrets.certificates
         )
         self._history = History(self.quotas.measured_rates)
         apis = self.services.times.by_name
@@ -212,12 +210,12 @@ class MemberProcess:
         parts = AdminParts(
             metrics=self.metrics,
             member=self.name,
-            not_ready=lambda: self._health.readiness().reason,
-            warning=lambda: self._health.readiness().warning,
+            not_ready=lambda: self.health.readiness().reason,
+            warning=lambda: self.health.readiness().warning,
             tier=self.tier,
             quotas=self.quotas,
             rules=self.rules,
-            relay=self._health.relay_status,
+            relay=self.health.relay_status,
             history=self._history,
             request_times=self._request_times.documents,
             clock_ms=clock_ms,
@@ -239,7 +237,7 @@ class MemberProcess:
 
     def begin(self, *more: Work) -> Sequence[asyncio.Task[None]]:
         """Accept clients, and start the work that goes on; return its tasks, which do not end."""
-        self._health.show()
+        self.health.show()
         self.relay.accept()
         works: Sequence[Work] = (
             self.brokers.monitor,
@@ -288,10 +286,6 @@ class MemberProcess:
         self.rules.writes = self._observer.writes = writes
         await self.reread()
 
-    def keep_changes(self) -> None:
-        """After `release`: keep in memory what the state does not take meanwhile."""
-        self.audit.resume(self.store)
-
     async def resume(self) -> None:
         """Write to the store again, which is open again. Raises StateError."""
         await self.rules.use_store(self.store)
@@ -308,7 +302,7 @@ class MemberProcess:
         await self.rules.use_file(settings)
         await self._kafka_quotas.follow(config.quotas.source == "kafka")
         self.bootstrap.connect_timeout_s = config.limits.connect_timeout
-        self.queries.update(config.progress_settings, config.pipeline_settings)
+        self.queries.update(config.progress_settings, config.pipelines)
         self.services.limits = limits_of(config)
         self.services.mode = ThrottleMode(config.throttle.mode)
         log_level.set(config.log_level)
@@ -336,7 +330,7 @@ class MemberProcess:
         # The texts of the tokens that there were at the start: others wait for a restart.
         self.admin.use_access(access_of(self._config, secrets))
         self.secrets = secrets
-        self._health.show_certificates()
+        self.health.show_certificates()
 
     async def _use_kafka(self, rules: Iterable[Rule]) -> None:
         """Put the cluster's own quotas in force. Only after `load`."""

@@ -42,8 +42,7 @@ class Reports(Protocol):
     def pipelines(self) -> Sequence[Document]:
         """Return what there is to show of each pipeline, each of bounded size.
 
-        As proxy.pipeline.flow_control.PipelineFlow.document, and as `completion` what
-        proxy.pipeline.completion.Completion.document gives.
+        As proxy.pipeline.running_pipeline.RunningPipeline.document.
         """
 
 

@@ -9,7 +9,6 @@ from proxy.config.fields import fields_of, format_duration, format_ms
 from proxy.config.files import find_exposed
 from proxy.config.models import HIDE_PASSWORD, Config
 from proxy.config.secrets import secret_files
-from proxy.config.worker_ports import share_of
 from proxy.pipeline.graph import PipelineGraph, find_endless
 from proxy.quota.entities import DEFAULT, TRAFFIC_KINDS, ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule, RuleTable
@@ -166,7 +165,7 @@ def find_port_hints(config: Config) -> Iterator[str]:
             last = ports.first + workers - 1
             yield f"{place}: the workers have ports {ports.first} to {last}, with all brokers each"
         else:
-            share, *more = (share_of(ports, workers, number) for number in range(workers))
+            share, *more = (ports.share(workers, number) for number in range(workers))
             parts = ", ".join(map(str, (share, *more[: SHOWN_SHARES - 1])))
             parts += ", ..." if workers > SHOWN_SHARES else ""
             ids = "id 0" if len(share) == 1 else f"ids 0 to {len(share) - 1}"
@@ -208,13 +207,12 @@ def _is_of(name: str, machine: str) -> bool:
 def find_advice(config: Config, table: RuleTable) -> Iterator[str]:
     """Yield a line for each node that may have to wait and cannot be held, or for good."""
     client_of = {query.name: query.client_id for query in config.queries}
-    for settings in config.pipeline_settings:
+    for settings in config.pipelines:
         graph = PipelineGraph(settings)
-        has_limit = (settings.max_pending_batches or settings.max_pending_bytes) is not None
         nodes = [
             (f"stage {name!r}", client_of.get(member, member), True)
             for name, stage in graph.stages.items()
-            if graph.downstream[name] or (has_limit and name in graph.first)
+            if graph.downstream[name] or (settings.max_pending and name in graph.first)
             for member in stage.members
         ]
         if settings.hold_producers:

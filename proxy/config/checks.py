@@ -7,10 +7,8 @@ from itertools import combinations
 
 from proxy.config import endpoints
 from proxy.config.document import Loc
-from proxy.config.fields import OTHER_PLACE, Conflict, find_repeated
+from proxy.config.fields import AUTO, OTHER_PLACE, Conflict, find_repeated
 from proxy.config.models import Config
-from proxy.config.pipeline_models import keys_in_file
-from proxy.config.workers import AUTO
 from proxy.pipeline import graph
 from proxy.quota.values import shown
 
@@ -46,9 +44,8 @@ def find_contradictions(config: Config) -> Iterator[Conflict]:
     yield from _same_clients(config)
     yield from _used_twice("pipelines", config.pipelines, "name", "pipeline")
     yield from _used_twice("admin.tokens", config.admin.tokens, "name", "token")
-    for at, problem in dict.fromkeys(graph.find_conflicts(config.pipeline_settings)):
-        loc = ("pipelines", at, *keys_in_file(problem.path))
-        yield Conflict(loc, problem.message, problem.fix)
+    for problem in dict.fromkeys(graph.find_conflicts(config.pipelines)):
+        yield Conflict(("pipelines", *problem.path), problem.message, problem.fix)
     nodes = sum(len(each.sources) + len(each.stages) for each in config.pipelines)
     most = config.limits.max_client_entities
     counts = ("queries", "names {} queries", len(config.queries))

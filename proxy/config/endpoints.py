@@ -65,6 +65,17 @@ class PortRange:
         """Whether the system chooses a free port for each broker."""
         return self.first == 0
 
+    def share(self, workers: int, number: int) -> "PortRange":
+        """Return the part that a worker has, the `number`th from 0: all have as many.
+
+        There must be a port for each. Of any free ports all may have any.
+        """
+        if self.any_free:
+            return self
+        size = len(self) // workers
+        first = self.first + number * size
+        return PortRange(first, first + size - 1)
+
 
 def ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     """Return the address that `host` spells, or None for a name."""

@@ -21,7 +21,6 @@ from metrics.clock import MS_PER_SECOND
 from metrics.stats import MIN_WINDOW_MS
 from proxy.config import endpoints, files
 from proxy.config.document import Loc
-from proxy.config.workers import AUTO, MAX_WORKERS
 from proxy.progress.query_scope import ANY_REST
 from proxy.quota.entities import DEFAULT
 from proxy.quota.validation import parse_prefix
@@ -41,6 +40,11 @@ MAX_REQUEST_BYTES: Final = 2**31 - 1
 """The longest frame that Kafka's signed 32 bit length can announce."""
 
 MAX_WINDOW_SAMPLES: Final = 1000
+
+MAX_WORKERS: Final = 256
+
+AUTO: Final = "auto"
+"""Stands for a worker for each core that this process may use."""
 
 Seconds = float
 """A duration in seconds. Kafka counts in milliseconds; who hands one on to it converts."""

@@ -4,6 +4,7 @@ The names of the keys are contracts with users, and examples/quota-proxy.yaml sa
 A model checks its values, and that they agree; what concerns several sections is in `checks`.
 """
 
+import os
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,8 +19,6 @@ from proxy.config import endpoints, fields, files
 from proxy.config.fields import Conflict, find_bad, not_empty
 from proxy.config.pipeline_models import PipelineSection
 from proxy.config.query_models import AdaptiveSection, QuerySection
-from proxy.config.workers import count_workers
-from proxy.pipeline.graph import PipelineSettings
 from proxy.progress.query import ProgressSettings
 from proxy.quota.entities import QuotaKind
 from proxy.quota.rules import QuotaSettings, Rule
@@ -358,7 +357,9 @@ class Config(fields.Section):
     @property
     def worker_count(self) -> int:
         """How many processes share the work on this machine."""
-        return count_workers(self.workers)
+        if self.workers == fields.AUTO:
+            return min(len(os.sched_getaffinity(0)), fields.MAX_WORKERS)
+        return self.workers
 
     def named(self, host: str) -> str:
         """Return a host, or a pattern of hosts, with this machine's name where it is to stand."""
@@ -391,10 +392,6 @@ class Config(fields.Section):
             max_queries=self.limits.max_client_entities,
             answers_lookups=self.progress.answer_lookups,
         )
-
-    @property
-    def pipeline_settings(self) -> tuple[PipelineSettings, ...]:  # noqa: D102
-        return tuple(pipeline.settings for pipeline in self.pipelines)
 
     def place(self, key: str) -> str:
         """Return where a key such as `quotas.rules[2]` stands, as `FILE:LINE`; "" if nowhere."""

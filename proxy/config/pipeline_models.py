@@ -7,9 +7,14 @@ from pydantic import BeforeValidator, Field, StrictBool, model_validator
 from pydantic.dataclasses import dataclass
 
 from proxy.config import fields
-from proxy.config.document import Loc
 from proxy.config.fields import Conflict, format_ms
-from proxy.pipeline.graph import PipelineSettings, SourceSettings, StageSettings, find_problems
+from proxy.pipeline.graph import (
+    PendingLimit,
+    PipelineSettings,
+    SourceSettings,
+    StageSettings,
+    find_problems,
+)
 from proxy.quota.values import BadValueError, shown
 
 _BAND_ENDS: Final = 2
@@ -68,32 +73,38 @@ class PipelineStage(StageSettings):
             yield Conflict(("period",), message, fix)
 
 
-class PendingLimit(fields.Section):
+@dataclass(frozen=True, kw_only=True, config=fields.ONLY_KNOWN_KEYS)
+class PendingSection(PendingLimit):
     """How many source batches, and how many bytes of them, may be unfinished; None: no limit."""
 
-    batches: fields.Count | None = None
+    batches: fields.Count | None = Field(default=None)
     size_bytes: fields.Size | None = Field(default=None, alias="bytes")
+
+    _agree = model_validator(mode="after")(fields.agree)
 
     def find_conflicts(self) -> Iterator[Conflict]:  # noqa: D102
         if self.batches is None and self.size_bytes is None:
             yield Conflict((), "sets no limit", "add batches or bytes, or remove it")
 
 
-class PipelineSection(fields.Section):
+@dataclass(frozen=True, kw_only=True, config=fields.ONLY_KNOWN_KEYS)
+class PipelineSection(PipelineSettings):
     """Stages and sources that are joined by topics."""
 
     name: fields.Text = Field(examples=["name: orders"])
-    hold_producers: StrictBool = False
-    max_lag: fields.Count | None = None
-    max_pending: PendingLimit | None = None
+    hold_producers: StrictBool = Field(default=False)
+    max_lag: fields.Count | None = Field(default=None)
+    max_pending: PendingSection | None = Field(default=None)
     timeout_ms: fields.Milliseconds = Field(default=600_000.0, alias="timeout")
-    sources: tuple[PipelineSource, ...] = ()
+    sources: tuple[PipelineSource, ...] = Field(default=())
     stages: tuple[PipelineStage, ...] = Field(
         examples=[
             "stages: [{name: enrich, consumes: [orders], band: [0, 1000], "
             "normal_rate: 1000, step: 100}]"
         ]
     )
+
+    _agree = model_validator(mode="after")(fields.agree)
 
     def find_conflicts(self) -> Iterator[Conflict]:
         """Yield names that are there twice; without such what else is wrong with the pipeline."""
@@ -105,20 +116,5 @@ class PipelineSection(fields.Section):
             message = f"{shown(name)} is also the name of {fields.OTHER_PLACE}"
             fix = "give each stage and source a name of its own"
             yield Conflict((*loc, key), message, fix, earlier)
-        for problem in () if repeated else find_problems(self.settings):
-            yield Conflict(keys_in_file(problem.path), problem.message, problem.fix)
-
-    @property
-    def settings(self) -> PipelineSettings:
-        """What the flow takes."""
-        limit = self.max_pending or PendingLimit.model_construct()
-        return PipelineSettings(
-            **{name: value for name, value in self if name != "max_pending"},
-            max_pending_batches=limit.batches,
-            max_pending_bytes=limit.size_bytes,
-        )
-
-
-def keys_in_file(path: Loc) -> Loc:
-    """Return where a part of a pipeline stands in the file, of which the graph has the fields."""
-    return tuple("client-id" if part == "client_id" else part for part in path)
+        if not repeated:
+            yield from (Conflict(*problem) for problem in find_problems(self))

@@ -6,20 +6,19 @@ Its files are the YAML file and those that it names: certificates, keys, passwor
 import asyncio
 import hashlib
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
+from threading import Thread
+from typing import Any, TypeVar
 
-from prometheus_client import Counter
 from structlog import get_logger
 
 from proxy.config import Config, ConfigError, load_config
 from proxy.config.differences import count_rules
 from proxy.config.files import read_bytes
-from proxy.config.limited_thread import LimitedThread
 from proxy.config.secrets import Secrets, named_files, read_secrets
 from proxy.quota.values import BadValueError
 
@@ -36,9 +35,6 @@ LOOK_LIMIT_S = 10.0
 LOAD_LIMIT_S = 300.0
 """For a load; to read a file as long as any may be takes a minute or two."""
 
-KEPT_LOADS = 20
-"""How many loads are remembered."""
-
 NEEDS_RESTART = (
     *("cluster", "listeners", "workers", "tier", "state", "admin"),
     "limits.max_client_entities",
@@ -49,48 +45,45 @@ sensors follow at once and metrics do not."""
 Look = tuple[bytes, ...]
 """What stands for the content of each file, or for why it can't be read."""
 
+Result = TypeVar("Result")
+
 _log = get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class LoadAttempt:
-    """One attempt to load the configuration, `at_s` in seconds since the epoch."""
+class LimitedThread:
+    """Calls functions in a thread, one at a time, and gives up waiting for them after a while.
 
-    at_s: float
-    result: str
-    """`ok` or `failed`; then what was in force stays so."""
-    message: str
+    They may block for good, such as reading a file of a hung network file system.
+    A thread that hangs is left alone: it keeps neither the event loop nor the process from its end.
+    There is never more than one.
+    """
 
+    def __init__(self) -> None:
+        self._running: asyncio.Future[Any] | None = None
 
-class LoadLog:
-    """The latest loads, which `counter` counts by their result; `tell` is told of each."""
+    async def call(self, function: Callable[[], Result], limit_s: float) -> Result:
+        """Return what the function returns, or raise what it raises; TimeoutError when it hangs.
 
-    def __init__(
-        self, counter: Counter, tell: Callable[[LoadAttempt], None] = lambda _: None
-    ) -> None:
-        self._counter = counter
-        self._tell = tell
-        self.latest: deque[LoadAttempt] = deque(maxlen=KEPT_LOADS)
-        """The newest first."""
-        for result in ("ok", "failed"):  # one that is there from the start shows its first increase
-            counter.labels(result)
-        self.add(LoadAttempt(time.time(), "ok", "loaded at the start"))
-
-    def record(self, result: str, message: str) -> None:
-        """Count a load that was just made, and remember it."""
-        self._counter.labels(result).inc()
-        self.add(LoadAttempt(time.time(), result, message))
-
-    def add(self, attempt: LoadAttempt) -> None:
-        """Remember a load that is counted elsewhere."""
-        self.latest.appendleft(attempt)
-        self._tell(attempt)
+        While an earlier call hangs, that one is waited for, and this one is not begun.
+        """
+        async with asyncio.timeout(limit_s):
+            if self._running is not None:
+                await asyncio.wait((self._running,))
+            self._running = done = asyncio.get_running_loop().create_future()
+            done.add_done_callback(_look_at)
+            work = Thread(target=_run, args=(function, done), name="limited", daemon=True)
+            work.start()
+            await asyncio.wait((done,))
+        self._running = None
+        result: Result = done.result()
+        return result
 
 
 class Reloader:
     """Replaces the configuration in force by `apply` when another one is written.
 
-    `apply` also gets what the files say that the configuration of the start names.
+    `apply` also gets what the files say that the configuration of the start names. `record` gets of
+    each load whether it is `ok` or `failed`, where what was in force stays so, and a text.
     """
 
     def __init__(
@@ -98,14 +91,12 @@ class Reloader:
         path: Path,
         config: Config,
         apply: Callable[[Config, Secrets], Awaitable[None]],
-        log: LoadLog,
+        record: Callable[[str, str], None],
     ) -> None:
         self._path = path
         self._files = (path, *named_files(config))
         self._apply = apply
-        self._log = log
-        self.loads: Sequence[LoadAttempt] = log.latest
-        """The newest first."""
+        self._record = record
         self._at_start = self._in_force = config
         self._requested = asyncio.Event()
         self._thread = LimitedThread()
@@ -171,7 +162,7 @@ class Reloader:
             message = f"after a restart: {', '.join(waiting)}" if waiting else "in force"
             message += f"; {rules}" if rules else ""
             self._in_force = config
-            self._log.record("ok", message)
+            self._record("ok", message)
             _log.info("configuration reloaded", message=message)
 
     def _read(self) -> tuple[Config, Secrets, str]:
@@ -188,7 +179,7 @@ class Reloader:
             self._failed(text)
 
     def _failed(self, message: str, defect: Exception | None = None) -> None:
-        self._log.record("failed", message)
+        self._record("failed", message)
         about = {"problems": message} if defect is None else {"exc_info": defect}
         _log.error("configuration not reloaded, the old one stays", **about)
 
@@ -202,3 +193,20 @@ def _digest(path: Path) -> bytes:
         return hashlib.sha256(read_bytes(path)).digest()
     except BadValueError as error:
         return error.message.encode()
+
+
+def _run(function: Callable[[], Any], done: "asyncio.Future[Any]") -> None:
+    try:
+        result = function()
+    except Exception as error:  # it belongs to who called
+        end, outcome = done.set_exception, error
+    else:
+        end, outcome = done.set_result, result
+    with suppress(RuntimeError):  # the event loop has ended
+        done.get_loop().call_soon_threadsafe(end, outcome)
+
+
+def _look_at(done: "asyncio.Future[Any]") -> None:
+    """Take the error of a call that nobody waits for any more, so that none is reported."""
+    if not done.cancelled():
+        done.exception()

@@ -12,7 +12,6 @@ from itertools import chain
 from proxy.cluster.upstream import Address
 from proxy.config import Config, ListenerSection
 from proxy.config.endpoints import HostPort
-from proxy.config.worker_ports import share_of
 from proxy.relay.listener import SNI_PORT
 from proxy.relay.ports import close_all, open_port, open_ports, steer, take_over_port
 from proxy.succession import bind_admin
@@ -139,5 +138,5 @@ def _broker_ports(
         first = 0 if ports is None or ports.any_free else ports.first + number
         yield SNI_PORT, first
     elif ports is not None and not ports.any_free:
-        share = share_of(ports, members, number)
+        share = ports.share(members, number)
         yield from enumerate(range(share.first, share.last + 1))

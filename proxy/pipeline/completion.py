@@ -4,23 +4,40 @@ A batch of a first stage with input from a source is a root. What a stage's batc
 for each stage that consumes the topic, anchored to the roots of what the batch read, and to its own
 root when it read of a source; completing a range acks its edges. What was read or appended unseen
 keeps its roots waiting until they time out.
+
+The state has it under `ledger/PIPELINE/`, each part quoted, with hexadecimal ids and times in
+wall-clock seconds:
+
+- `root/ID`: its value is the xor of all in `at`; earlier programs wrote one for each stage there;
+- `group/NUMBER`: the roots of an anchor;
+- `edge/STAGE/TOPIC/PARTITION/START`: an edge that waits, and the number of its anchor;
+- `lane/STAGE/TOPIC/PARTITION`: what is known of the offsets there that are no edges;
+- `stage/STAGE`: up to when its reports are complete;
+- `early/NUMBER`: a batch that waits for the one that feeds it;
+- `written/STAGE`: what it has written since its last report; of a handover, until it is taken up.
 """
 
+import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
+from functools import reduce
 from itertools import islice
+from operator import xor
 from random import Random
+from typing import Annotated, Any
+from urllib.parse import unquote
+
+from pydantic import ConfigDict, Field, create_model
 
 from proxy.state import Json, Record
-from proxy.state.journal import Journal
+from proxy.state.journal import Journal, RecordFormat
+from proxy.state.store import SEPARATOR
 
-from .completion_records import CompletionRecords
-from .deferred import DeferredBatches, StageBatch
-from .edges import MAX_EDGES, Anchor, EdgeTable, merged
-from .graph import PipelineGraph
-from .ledger import EndedRoot, Ledger, LedgerItem, RootOutcome, SourceBatch, WallTime
-from .outputs import StageOutputs
+from .edges import MAX_EDGES, MAX_OFFSET, Anchor, EdgeTable, TopicRange, merged
+from .graph import PendingLimit, PipelineGraph
+from .ledger import EndedRoot, Ledger, LedgerItem, Root, RootOutcome, SourceBatch, WallTime
+from .stage_reports import DeferredBatch, PipelineReports, StageBatch, WrittenRange
 
 PIPELINE_CHANGED = "pipeline_changed"
 """Reason: it waited at a stage, or for a topic, that is no longer in the pipeline."""
@@ -40,6 +57,34 @@ SWEEP_AT = 1_000
 MAX_NOTES = 100
 MAX_SHOWN = 100
 """Pending roots in the document, those that came first."""
+
+_Id = Annotated[str, Field(pattern="^[0-9a-f]{1,16}$")]
+_Offset = Annotated[int, Field(ge=0, le=MAX_OFFSET)]
+_Known = Annotated[int, Field(ge=-1, le=MAX_OFFSET)]
+_Seconds = Annotated[float, Field(allow_inf_nan=False)]
+_Pair = Annotated[list[_Offset], Field(min_length=2, max_length=2)]
+_Ranges = tuple[TopicRange, ...]
+_Size = Annotated[int, Field(ge=0)]
+
+
+def _format(**fields: Any) -> RecordFormat[Any]:
+    strict = ConfigDict(strict=True, extra="forbid", frozen=True)
+    required: dict[str, Any] = {name: (kind, ...) for name, kind in fields.items()}
+    return RecordFormat("ledger", 1, create_model("LedgerForm", __config__=strict, **required))
+
+
+_BATCH = {"stage": str, "batch": int, "inputs": _Ranges, "outputs": _Ranges}
+_ROOT_TIMES = {"started_s": _Seconds, "heard_s": _Seconds}
+LEDGER_RECORDS: Mapping[str, RecordFormat[Any]] = {
+    "root": _format(at=dict[str, _Id], owner=SourceBatch | None, **_ROOT_TIMES, failed=str | None),
+    "group": _format(roots=list[_Id]),
+    "edge": _format(end=_Offset, id=_Id, group=int),
+    "lane": _format(known_to=_Known, done=list[_Pair]),
+    "stage": _format(settled_s=_Seconds),
+    "early": _format(**_BATCH, started_s=_Seconds, at_s=_Seconds, size_bytes=_Size),
+    "written": _format(stage=str, ranges=tuple[tuple[TopicRange, _Seconds], ...]),
+}
+"""By kind, in the order in which they are read: each refers to earlier ones only."""
 
 
 class Completion:
@@ -61,18 +106,12 @@ class Completion:
         self._graph = graph
         self._wall = wall = WallTime.at(now_ms, now_s)
         self._max_edges = max_edges
-        self._journal = Journal[LedgerItem](
-            lambda item: self.records.record(item),  # noqa: PLW0108 - these are made of what marks
-            lambda item: self.records.key(item),  # noqa: PLW0108
-        )
-        mark = self._journal.mark_changed
+        self.journal = Journal[LedgerItem](self.record, self.key)
+        mark = self.journal.mark_changed
         self.ledger = Ledger(graph.settings.timeout_ms, random, wall, mark)
         self.edges = EdgeTable(self.ledger.new_id, mark)
-        self.deferred = DeferredBatches(graph, self.edges.known_to, mark)
-        self.outputs = StageOutputs()
-        self.records = CompletionRecords(
-            graph.settings.name, wall, self.ledger, self.edges, self.deferred, self.outputs
-        )
+        self.reports = PipelineReports(graph, self.edges.known_to, mark)
+        self._name = graph.settings.name
         self._ended: list[EndedRoot] = []
         self._unswept = 0
         self.counts = self.ledger.counts
@@ -82,10 +121,10 @@ class Completion:
 
     def is_full(self, planned: int = 0, planned_bytes: float = 0.0) -> bool:
         """Return whether the source is to wait; `planned` batches are not known as roots yet."""
-        settings, ledger = self._graph.settings, self.ledger
-        most, most_bytes = settings.max_pending_batches, settings.max_pending_bytes
-        return (most is not None and ledger.pending_batches + planned >= most) or (
-            most_bytes is not None and ledger.pending_bytes + planned_bytes >= most_bytes
+        limit, ledger = self._limit, self.ledger
+        batches, size_bytes = ledger.pending_batches + planned, ledger.pending_bytes + planned_bytes
+        return (limit.batches is not None and batches >= limit.batches) or (
+            limit.size_bytes is not None and size_bytes >= limit.size_bytes
         )
 
     def stage_batch(self, batch: StageBatch, now_ms: float) -> None:
@@ -98,12 +137,12 @@ class Completion:
             self.counts.unknown_stages += 1
             self._note_batch(batch, "is of no stage of the pipeline", now_ms)
             return
-        self.deferred.add(batch, now_ms)
+        self.reports.add(batch, now_ms)
         self._apply_ready(now_ms)
 
     def idle(self, stage: str, now_ms: float) -> None:
         """Record that a stage has nothing to do; what others read of it need wait no longer."""
-        self.deferred.idle(stage, now_ms)
+        self.reports.idle(stage, now_ms)
         self._apply_ready(now_ms)
 
     def fail(self, root: int, reason: str, now_ms: float) -> None:
@@ -136,8 +175,7 @@ class Completion:
         """Follow a reload; roots that wait at a stage or for a topic that is gone fail."""
         self.ledger.set_timeout(graph.settings.timeout_ms)
         self._graph = graph
-        self.deferred.update(graph)
-        self.outputs.follow(graph.stages)
+        self.reports.update(graph)
         self._fail_stranded(now_ms)
         self._apply_ready(now_ms)
 
@@ -146,10 +184,10 @@ class Completion:
 
         What the stages have written since their last reports has records for a handover only.
         """
-        for stage, written in self.outputs.ranges.items():
-            if hands_over and written:
-                self._journal.mark_changed(("written", stage))
-        return self._journal.take()
+        for stage, reports in self.reports.stages.items():
+            if hands_over and reports.written:
+                self.journal.mark_changed(("written", stage))
+        return self.journal.take()
 
     def load(
         self, records: Collection[Record], now_ms: float, *, is_handed_over: bool = False
@@ -160,11 +198,11 @@ class Completion:
         out; those of a newer program are left alone. Roots at stages that are gone fail.
         """
         if records or is_handed_over:
-            self.outputs.take_up(now_ms)
-        refused, deletes = self.records.load(records, self._graph.stages, now_ms)
-        self._journal.take()  # what was taken up is as it was written
+            self.reports.take_up(now_ms)
+        refused, deletes = self._read(records, now_ms)
+        self.journal.take()  # what was taken up is as it was written
         for key in deletes:
-            self._journal.mark_deleted(key)
+            self.journal.mark_deleted(key)
         self._fail_stranded(now_ms)
         for message in refused:
             self._note(message, now_ms)
@@ -172,15 +210,15 @@ class Completion:
 
     def document(self, now_ms: float) -> dict[str, Json]:
         """Return it as the API shows it: JSON, times in wall-clock seconds."""
-        settings, to_s, outcomes = self._graph.settings, self._wall.to_s, self.outcomes
+        limit, to_s, outcomes = self._limit, self._wall.to_s, self.outcomes
         first = list(islice(self.ledger.pending(), MAX_SHOWN))
         waits_at = self.waits_at(root for root, *_ in first)
         return {
             "pending": {
                 "batches": self.ledger.pending_batches,
                 "size_bytes": self.ledger.pending_bytes,
-                "max_batches": settings.max_pending_batches,
-                "max_bytes": settings.max_pending_bytes,
+                "max_batches": limit.batches,
+                "max_bytes": limit.size_bytes,
                 "full": self.is_full(),
                 "first": [
                     {
@@ -198,15 +236,47 @@ class Completion:
             "failed": {why: n for (how, why), n in outcomes.items() if how is RootOutcome.FAILED},
             "edges": self.edges.size,
             "max_edges": self._max_edges,
-            "early_batches": len(self.deferred.waiting),
-            "forced_batches": self.deferred.forced,
-            "dropped_batches": self.deferred.dropped,
+            "early_batches": len(self.reports.early),
+            "forced_batches": self.reports.forced,
+            "dropped_batches": self.reports.dropped,
             "counts": asdict(self.counts),
             "notes": [{"at_s": at_s, "text": text} for at_s, text in self.notes],
         }
 
+    @property
+    def prefix(self) -> str:
+        """What the keys of its records begin with."""
+        return LEDGER_RECORDS["root"].key(self._name) + SEPARATOR
+
+    def items(self) -> Iterator[LedgerItem]:
+        """Yield all parts that have a record."""
+        for key, edges in self.edges.partitions.items():
+            yield ("lane", *key)
+            yield from (("edge", *key, start) for start in edges.starts)
+        yield from (("root", root) for root in self.ledger.roots)
+        yield from (("group", number) for number in self.edges.anchors)
+        for name, reports in self.reports.stages.items():
+            if math.isfinite(reports.settled_ms):
+                yield ("stage", name)
+        yield from (("early", number) for number in self.reports.early)
+
+    def key(self, item: LedgerItem) -> str:
+        """Return the key of a part's record."""
+        kind, *where = item
+        parts = [f"{where[0]:016x}"] if kind == "root" else where
+        return LEDGER_RECORDS[kind].key(self._name, kind, *parts)
+
+    def record(self, item: LedgerItem) -> Record | None:
+        """Return the record of a part; None when it is not there any more."""
+        value = self._value(item)
+        return None if value is None else Record.of(self.key(item), value)
+
+    @property
+    def _limit(self) -> PendingLimit:
+        return self._graph.settings.max_pending or PendingLimit()
+
     def _apply_ready(self, now_ms: float) -> None:
-        for batch, is_known in self.deferred.ready(now_ms):
+        for batch, is_known in self.reports.ready(now_ms):
             if not is_known:
                 text = "is taken although it is not known who produced what it read"
                 self._note_batch(batch, text, now_ms)
@@ -336,3 +406,137 @@ class Completion:
 
     def _note(self, text: str, now_ms: float) -> None:
         self.notes.append((self._wall.to_s(now_ms), text))
+
+    def _read(self, records: Iterable[Record], now_ms: float) -> tuple[list[str], list[str]]:
+        """Read them before anything happens; return why some were refused, and keys to delete."""
+        refused: list[str] = []
+        deletes: list[str] = []
+        prefix = self.prefix
+        found: dict[str, list[tuple[list[str], Record, Any]]] = {
+            kind: [] for kind in LEDGER_RECORDS
+        }
+
+        def refuse(record: Record, why: object) -> None:
+            refused.append(f"{record.key}: {why}")
+            deletes.append(record.key)
+
+        for record in records:
+            kind, *parts = map(unquote, record.key.removeprefix(prefix).split(SEPARATOR))
+            form = LEDGER_RECORDS.get(kind)
+            if form is None:
+                refuse(record, "there is nothing of that name")
+            elif record.version > form.version:
+                refused.append(f"{record.key}: it is of a newer program; start that one to use it")
+            else:
+                try:
+                    found[kind].append((parts, record, form.read(record)))
+                except ValueError as error:
+                    refuse(record, error)
+        anchors: dict[int, Anchor] = {}
+        for kind, forms in found.items():
+            for parts, record, form in sorted(forms, key=_order):
+                try:
+                    self._restore((kind, *parts), form, anchors, now_ms)
+                except ValueError as error:
+                    refuse(record, error)
+        deletes += [self.key(("group", n)) for n, each in anchors.items() if not each.edges]
+        deletes += [record.key for _, record, _ in found["written"]]
+        return refused, deletes
+
+    def _restore(
+        self,
+        item: tuple[str, ...],
+        form: Any,
+        anchors: dict[int, Anchor],
+        now_ms: float,
+    ) -> None:
+        """Load one record. Raises ValueError with what is wrong."""
+        stages, to_ms = self._graph.stages, self._wall.to_ms
+        match item:
+            case "root", root:
+                value = reduce(xor, map(_id, form.at.values()), 0)
+                entry = Root(value, form.owner, to_ms(form.started_s), form.failed)
+                self.ledger.restore(int(root, 16), entry, to_ms(form.heard_s), now_ms)
+            case "group", number:
+                roots = tuple(int(root, 16) for root in form.roots)
+                anchors[int(number)] = self.edges.anchor(roots, int(number))
+            case "edge", stage, topic, partition, start:
+                read = TopicRange(topic, int(partition), int(start), form.end)
+                if form.group not in anchors or read.start == read.end:
+                    raise ValueError("its group is missing, or it is empty")
+                edge = (read.start, read.end, _id(form.id), anchors[form.group])
+                self.edges.restore((stage, topic, read.partition), edge)
+            case "lane", stage, topic, partition:
+                edges = self.edges.partitions[stage, topic, int(partition)]
+                edges.known_to = form.known_to
+                for low, high in form.done:
+                    edges.done.add(low, high)
+            case "stage", stage if stage in stages:
+                self.reports.settle(stage, to_ms(form.settled_s))
+            case "early", number if form.stage in stages:
+                batch = StageBatch(
+                    *(form.stage, form.batch, form.inputs, form.outputs),
+                    *(to_ms(form.started_s), form.size_bytes),
+                )
+                self.reports.restore(DeferredBatch(int(number), batch, to_ms(form.at_s)))
+            case "written", _ if form.stage in stages:
+                self.reports.stages[form.stage].written = [
+                    WrittenRange(each, to_ms(at_s))
+                    for each, at_s in form.ranges
+                    if each.topic in stages[form.stage].produces
+                ]
+            case (("stage" | "early"), _):
+                raise ValueError("its stage is not in the pipeline any more")
+            case (("root" | "group" | "edge" | "lane" | "stage" | "early"), *_):
+                raise ValueError("its key has another form")
+
+    def _value(self, item: LedgerItem) -> Json:
+        kind, *where = item
+        to_s, reports = self._wall.to_s, self.reports
+        match kind, where[0]:
+            case "edge", _ if edge := self.edges.find((where[0], where[1], where[2]), where[3]):
+                return {"end": edge[1], "id": f"{edge[2]:016x}", "group": edge[3].number}
+            case "lane", _ if edges := self.edges.partitions.get((where[0], where[1], where[2])):
+                return {"known_to": edges.known_to, "done": list(edges.done)}
+            case "root", root if entry := self.ledger.roots.get(root):
+                stage = "" if entry.owner is None else entry.owner.stage
+                return {
+                    "at": {stage: f"{entry.value:016x}"} if entry.value else {},
+                    "owner": None if entry.owner is None else asdict(entry.owner),
+                    "started_s": to_s(entry.started_ms),
+                    "heard_s": to_s(self.ledger.heard_ms(entry)),
+                    "failed": entry.failed,
+                }
+            case "group", number if anchor := self.edges.anchors.get(number):
+                return {"roots": [f"{root:016x}" for root in anchor.roots]}
+            case "stage", name if known := reports.stages.get(name):
+                if math.isfinite(known.settled_ms):
+                    return {"settled_s": to_s(known.settled_ms)}
+            case "early", number if waits := reports.early.get(number):
+                batch = asdict(waits.batch)
+                size_bytes, started_s = batch.pop("size_bytes"), to_s(batch.pop("started_ms"))
+                times = {"started_s": started_s, "at_s": to_s(waits.at_ms)}
+                return {**batch, **times, "size_bytes": size_bytes}
+            case "written", stage:
+                written = reports.stages[stage].written
+                ranges = [
+                    (asdict(each.range), to_s(each.at_ms))
+                    for each in written
+                    if each.range.start < each.range.end
+                ]
+                return {"stage": stage, "ranges": ranges}
+        return None
+
+
+def _id(text: str) -> int:
+    number = int(text, 16)
+    if not number:
+        raise ValueError("an id is 0")
+    return number
+
+
+def _order(found: tuple[list[str], Record, Any]) -> tuple[float, list[tuple[int, str]]]:
+    """Order roots by when they were heard of, edges by their offsets, batches by their numbers."""
+    parts, _, form = found
+    heard_s = getattr(form, "heard_s", 0.0)
+    return heard_s, [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]

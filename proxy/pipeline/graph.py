@@ -9,13 +9,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
+from typing import NamedTuple
 
 MIN_RATE = 1.0
 """Records/s: no request holds a node below this, so that a hold never becomes a standstill."""
 
 Path = tuple[str | int, ...]
-"""Where a value stands, from the pipeline down: `("stages", 2, "consumes", 0)`. Keys are the names
-of the fields, without the unit."""
+"""Where a value stands in the file, from the pipeline down: `("stages", 2, "consumes", 0)`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,48 +77,45 @@ Node = StageSettings | SourceSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PendingLimit:
+    """How many source batches, and how many bytes of them, may be unfinished; None: no limit."""
+
+    batches: int | None = None
+    size_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSettings:
     """Stages and sources that belong together."""
 
     name: str
-    stages: tuple[StageSettings, ...]
-    sources: tuple[SourceSettings, ...]
     hold_producers: bool = False
     """Whether sources are held as well; else the first stages can ask nobody."""
     max_lag: int | None = None
     """Records that may wait before a stage; those before it plan no more, sources are asked for
     less."""
-    max_pending_batches: int | None = None
-    max_pending_bytes: int | None = None
+    max_pending: PendingLimit | None = None
     timeout_ms: float = 600_000.0
     """A source batch that is not finished by then has failed."""
+    sources: tuple[SourceSettings, ...]
+    stages: tuple[StageSettings, ...]
 
     @property
     def bounds_batches(self) -> bool:
         """Whether there is anything that a batch may have no room for."""
-        return (self.max_lag, self.max_pending_batches, self.max_pending_bytes) != (None,) * 3
+        return self.max_lag is not None or self.max_pending is not None
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineProblem:
-    """One mistake in a pipeline."""
+class PipelineProblem(NamedTuple):
+    """One mistake in a pipeline, or between several: then its path begins with a position."""
 
     path: Path
     message: str
     fix: str
 
 
-_Found = tuple[Path, str, str]
-
-
-def find_problems(settings: PipelineSettings) -> list[PipelineProblem]:
-    """Return all that is wrong with a pipeline, in the order of its parts; empty when sound."""
-    return [PipelineProblem(*found) for found in _problems(settings)]
-
-
-def find_conflicts(pipelines: Iterable[PipelineSettings]) -> list[tuple[int, PipelineProblem]]:
-    """Return which pipelines, by position, hold the same query or client as an earlier one."""
-    found: list[tuple[int, PipelineProblem]] = []
+def find_conflicts(pipelines: Iterable[PipelineSettings]) -> Iterator[PipelineProblem]:
+    """Yield which pipelines hold the same query or client as an earlier one."""
     owners: dict[str, str] = {}
     for position, pipeline in enumerate(pipelines):
         for path, node in _nodes(pipeline):
@@ -129,18 +126,13 @@ def find_conflicts(pipelines: Iterable[PipelineSettings]) -> list[tuple[int, Pip
                 if owner != pipeline.name:
                     message = f'"{member}" belongs to the pipeline "{owner}" already'
                     fix = "let each query and client belong to one pipeline"
-                    found.append((position, PipelineProblem(_named(path), message, fix)))
-    return found
+                    yield PipelineProblem((position, *_named(path)), message, fix)
 
 
 class PipelineGraph:
-    """A sound pipeline, and who is before whom. Raises ValueError with the first problem."""
+    """Who is before whom in a pipeline without problems; the configuration lets in no other."""
 
     def __init__(self, settings: PipelineSettings) -> None:
-        problems = find_problems(settings)
-        if problems:
-            place = ".".join(str(part) for part in problems[0].path)
-            raise ValueError(f"pipeline {settings.name!r}: {place}: {problems[0].message}")
         self.settings = settings
         sources = {source.name for source in settings.sources}
         self.stages = {stage.name: stage for stage in settings.stages}
@@ -203,24 +195,21 @@ def _nodes(settings: PipelineSettings) -> Iterator[tuple[Path, Node]]:
 
 def _named(path: Path) -> Path:
     """Return where a stage or source has its name."""
-    return (*path, "client_id" if path[0] == "sources" else "name")
+    return (*path, "client-id" if path[0] == "sources" else "name")
 
 
-def _problems(settings: PipelineSettings) -> Iterator[_Found]:
+def find_problems(settings: PipelineSettings) -> Iterator[PipelineProblem]:
+    """Yield all that is wrong with a pipeline whose nodes have names of their own, in order."""
     if not settings.stages:
-        yield ("stages",), "the pipeline has no stage", "write at least one stage"
-    names: set[str] = set()
+        message = "the pipeline has no stage"
+        yield PipelineProblem(("stages",), message, "write at least one stage")
     owners: dict[str, str] = {}
     for path, node in _nodes(settings):
-        if node.name in names:
-            fix = "give each stage and source a name of its own"
-            yield _named(path), f'"{node.name}" is named twice', fix
-            continue
-        names.add(node.name)
         for member in node.members:
             if (owner := owners.setdefault(member, node.name)) != node.name:
+                message = f'"{member}" belongs to "{owner}" already'
                 fix = "let each query and client belong to one of them"
-                yield _named(path), f'"{member}" belongs to "{owner}" already', fix
+                yield PipelineProblem(_named(path), message, fix)
     producers: dict[str, str] = {}
     for path, node in _nodes(settings):
         yield from _values(path, node)
@@ -228,46 +217,49 @@ def _problems(settings: PipelineSettings) -> Iterator[_Found]:
             if (owner := producers.setdefault(topic, node.name)) != node.name:
                 fix = "let each topic have one producer in the pipeline"
                 message = f'"{topic}" is produced by "{owner}" already'
-                yield (*path, "produces", index), message, fix
+                yield PipelineProblem((*path, "produces", index), message, fix)
     consumed = {topic for stage in settings.stages for topic in stage.consumes}
     for path, node in _nodes(settings):
         if isinstance(node, StageSettings):
             for index, topic in enumerate(node.consumes):
                 if topic not in producers:
                     fix = "name it in a stage's produces, or write a source that produces it"
-                    yield (*path, "consumes", index), f'nobody produces "{topic}"', fix
+                    message = f'nobody produces "{topic}"'
+                    yield PipelineProblem((*path, "consumes", index), message, fix)
         elif node.produces and consumed.isdisjoint(node.produces):
             message = f'no stage consumes what "{node.name}" produces'
             fix = "name one of its topics in a stage's consumes, or remove the source"
-            yield (*path, "produces"), message, fix
+            yield PipelineProblem((*path, "produces"), message, fix)
     if cycle := _cycle(settings):
         index = next(i for i, stage in enumerate(settings.stages) if stage.name == cycle[0])
         message = f"the stages feed each other in a circle: {' -> '.join((*cycle, cycle[0]))}"
-        yield ("stages", index, "consumes"), message, "take one of the topics out of the circle"
+        fix = "take one of the topics out of the circle"
+        yield PipelineProblem(("stages", index, "consumes"), message, fix)
 
 
-def _values(path: Path, node: Node) -> Iterator[_Found]:
+def _values(path: Path, node: Node) -> Iterator[PipelineProblem]:
     """Yield what is wrong with the values of a stage or source by itself."""
     needed: dict[str, tuple[str, ...]] = {"produces": node.produces}
     if isinstance(node, StageSettings):
         low, high = node.band
         if not (0 <= low < high < math.inf):
             fix = "write [low, high] with 0 <= low < high"
-            yield (*path, "band"), f"{low:g} to {high:g} is no band", fix
+            yield PipelineProblem((*path, "band"), f"{low:g} to {high:g} is no band", fix)
         if not 0 <= node.ratio < 1:
             message = f"must be from 0 to below 1, not {node.ratio:g}"
             fix = "write the share of samples that may be out of the band, such as 0.5"
-            yield (*path, "ratio"), message, fix
+            yield PipelineProblem((*path, "ratio"), message, fix)
         needed = {"consumes": node.consumes}
         for key, topics in (("consumes", node.consumes), ("produces", node.produces)):
             for topic in (topic for topic, count in Counter(topics).items() if count > 1):
-                yield (*path, key), f'"{topic}" is named twice', "name it once"
+                message = f'"{topic}" is named twice'
+                yield PipelineProblem((*path, key), message, "name it once")
     if not MIN_RATE <= node.normal_rate < math.inf:
         bound = f"at least {MIN_RATE:g}"
         message = f"must be {bound}, not {node.normal_rate:g}"
-        yield (*path, "normal_rate"), message, f"write a number {bound}"
+        yield PipelineProblem((*path, "normal_rate"), message, f"write a number {bound}")
     for key in (key for key, topics in needed.items() if not topics):
-        yield (*path, key), "is empty", f"name the topics that it {key}"
+        yield PipelineProblem((*path, key), "is empty", f"name the topics that it {key}")
 
 
 def _topological(settings: PipelineSettings) -> list[str]:

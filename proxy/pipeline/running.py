@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from contextlib import suppress
 from types import MappingProxyType
 from urllib.parse import unquote
 
@@ -12,23 +11,22 @@ from structlog import get_logger
 
 from metrics import Instruments
 from metrics.clock import MS_PER_SECOND, clock_ms
-from proxy.progress.owns import Owns, owns_all
+from proxy.progress.owns import Owns
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import Report
 from proxy.progress.report_handler import AcceptedReport
 from proxy.quota.manager import QuotaManager
-from proxy.state import Record, StateError, StateWriter, Store
+from proxy.state import Record, StateError, Store
 from proxy.state.store import SEPARATOR
 from proxy.wire.topic_partition import TopicPartition
 
 from .batch_limit import QueriesOf
-from .completion import PIPELINE_CHANGED
-from .completion_records import LEDGER_RECORDS
-from .controller import FLOW_RECORDS
+from .completion import LEDGER_RECORDS, PIPELINE_CHANGED
 from .edges import TopicRange
 from .graph import PipelineGraph, PipelineSettings
 from .ledger import RootOutcome
-from .running_pipeline import RunningPipeline, RunningSource, RunningStage
+from .nodes import FLOW_RECORDS, Source, Stage
+from .running_pipeline import RunningPipeline
 
 TICK_S = 0.5
 """Between two looks at what is measured and due."""
@@ -43,7 +41,10 @@ _log = get_logger(__name__)
 
 
 class RunningPipelines:
-    """The pipelines of this member; stages are held by `queries_of`, producers by `quotas`."""
+    """The pipelines of this member; stages are held by `queries_of`, producers by `quotas`.
+
+    `on_change` is called when there is something to write: see `changes`.
+    """
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class RunningPipelines:
         quotas: QuotaManager,
         instruments: Instruments,
         *,
+        on_change: Callable[[], None],
         clock_ms: Callable[[], float] = clock_ms,
         clock_s: Callable[[], float] = time.time,
     ) -> None:
@@ -62,25 +64,27 @@ class RunningPipelines:
         self._queries_of = queries_of
         self._quotas = quotas
         self._instruments = instruments
+        self._on_change = on_change
         self._settings: dict[str, PipelineSettings] = {}
         """Of all that are configured, whoever owns them."""
-        self._owns = owns_all
+        self._owns: Owns | None = None
+        """None: nothing is taken up so far."""
         self._pipelines: dict[str, RunningPipeline] = {}
-        self._stages: dict[str, RunningStage] = {}
+        self._stages: dict[str, tuple[RunningPipeline, Stage]] = {}
         """By the queries and client ids that are these stages."""
-        self._sources: dict[str, list[RunningSource]] = {}
+        self._sources: dict[str, list[Source]] = {}
         """By client id, those that can be held."""
         self._ends: dict[TopicPartition, int] = {}
         """The log end of each partition that was known at the last tick."""
         self._arrived: dict[str, int] = {}
         """By topic: what has arrived since it became known."""
-        self._store: Store | None = None
-        self._writer: StateWriter | None = None
+        self.store: Store | None = None
+        """Where the state of the flow is read again; None while it is closed."""
         self._reapply_ms = clock_ms() + REAPPLY_MS
         self._unwritten: dict[str, Record | None] = {}
         """By key; None: to be deleted."""
-        self._keeping = asyncio.Lock()
-        self._wake = asyncio.Event()
+        self._writing: dict[str, Record | None] = {}
+        """What `changes` returned last."""
         self.generation = 0
         """Changes whenever `follows` may give another answer."""
         self.update(pipelines)
@@ -95,33 +99,36 @@ class RunningPipelines:
                 pipeline.reload(PipelineGraph(self._settings[name]), self._clock_ms())
                 self._forget_nodes(name)
         self._make_owned()
-        self._wake.set()
+        self._on_change()
 
-    def load(self, store: Store, owns: Owns = owns_all) -> None:
-        """Load what an earlier process kept there of these; write there from now on."""
-        self.resume(store)
-        self.let_go(owns)
-        records = [record for prefix in _PREFIXES for record in store.items(prefix)]
-        strays = [
-            record.key
-            for record in records
-            if (name := _pipeline_of(record.key)) not in self._settings and owns.pipeline(name)
-        ]
-        store.put_many((), delete=strays)
-        for key in strays:
-            problem = f"{key}: there is no such pipeline any more; deleted"
-            _log.warning(_NOT_TAKEN_UP, problem=problem)
-        self._load(self._pipelines.values(), records)
+    def take_up(
+        self, records: Iterable[Record], owns: Owns, *, is_handed_over: bool = True
+    ) -> None:
+        """Begin with the pipelines that have come, from their records, whoever wrote them.
 
-    def take_up(self, records: Iterable[Record], owns: Owns) -> None:
-        """Begin with the pipelines that have come, from their records."""
+        Where they are not handed over they are what an earlier process left, and those of pipelines
+        that are not there any more are deleted.
+        """
         self._owns = owns
-        self._load(self._make_owned(), records, is_handed_over=True)
+        found: dict[str, list[Record]] = defaultdict(list)
+        for record in records:
+            if record.key.startswith(_PREFIXES):
+                found[_pipeline_of(record.key)].append(record)
+        for name in () if is_handed_over else found.keys() - self._settings.keys():
+            for record in found[name]:
+                self._unwritten[record.key] = None
+                problem = f"{record.key}: there is no such pipeline any more; deleted"
+                _log.warning(_NOT_TAKEN_UP, problem=problem)
+        now_ms = self._clock_ms()
+        for pipeline in self._make_owned():
+            of_it = found[pipeline.name]
+            for problem in pipeline.take_up(of_it, now_ms, is_handed_over=is_handed_over):
+                _log.warning(_NOT_TAKEN_UP, problem=problem)
 
     def let_go(self, owns: Owns) -> None:
         """Hold and follow only the pipelines of these.
 
-        What is due for the others is written with `keep`, until `forget_leaving`.
+        What is due for the others is among the `changes`, until `forget_leaving`.
         """
         self._owns = owns
         for name in [name for name in self._pipelines if not owns.pipeline(name)]:
@@ -132,49 +139,33 @@ class RunningPipelines:
 
     def forget_leaving(self) -> bool:
         """Write nothing more of what was let go; return whether all of it was written."""
-        left = [key for key in self._unwritten if not self._owns.pipeline(_pipeline_of(key))]
+        left = [key for key in self._unwritten if not self._is_owned(_pipeline_of(key))]
         for key in left:
             del self._unwritten[key]
+        for key in [key for key in self._writing if not self._is_owned(_pipeline_of(key))]:
+            del self._writing[key]
         return not left
 
-    def resume(self, store: Store) -> None:
-        """Write to a store again after `close`, beginning with what has changed meanwhile."""
-        self._store, self._writer = store, StateWriter(store)
+    def changes(self) -> tuple[list[Record], list[str]]:
+        """Return the records to write and the keys to delete since the last call."""
+        for each in self._pipelines.values():
+            self._collect(each)
+        self._writing, self._unwritten = self._unwritten, {}
+        records = [record for record in self._writing.values() if record is not None]
+        return records, [key for key, record in self._writing.items() if record is None]
 
-    async def close(self) -> None:
-        """Keep what is due, and keep nothing more: the store may be closed then."""
-        await self.keep()
-        writer, self._writer, self._store = self._writer, None, None
-        if writer is not None:
-            await writer.close()
-
-    async def keep(self) -> bool:
-        """Write what has changed; what can't be written is tried again. Return whether it was."""
-        async with self._keeping:
-            for each in self._pipelines.values():
-                self._collect(each)
-            if self._writer is None or not self._unwritten:
-                return not self._unwritten
-            writing, self._unwritten = self._unwritten, {}
-            try:
-                await self._writer.put_many(
-                    [record for record in writing.values() if record is not None],
-                    delete=[key for key, record in writing.items() if record is None],
-                )
-            except StateError as error:
-                self._unwritten = writing | self._unwritten
-                _log.error("state of pipelines not kept, trying again", error=str(error))
-                return False
-            return True
+    def changes_failed(self) -> None:
+        """Return again with the next `changes` what the last ones were: it is not written."""
+        self._unwritten = self._writing | self._unwritten
 
     async def reapply(self) -> None:
         """Read the state of the flow again, at a fixed period."""
-        if self._clock_ms() < self._reapply_ms or self._store is None or not self._pipelines:
+        if self._clock_ms() < self._reapply_ms or self.store is None or not self._pipelines:
             return
         self._reapply_ms = self._clock_ms() + REAPPLY_MS
         running = list(self._pipelines.values())  # others may come and go meanwhile
         try:
-            records = await asyncio.to_thread(self._store.items, FLOW_RECORDS.prefix)
+            records = await asyncio.to_thread(self.store.items, FLOW_RECORDS.prefix)
         except StateError as error:
             _log.error("state of pipelines not read", error=str(error))
             return
@@ -192,16 +183,17 @@ class RunningPipelines:
         self, client_id: str, topic: str, partition: int, start: int, end: int, now_ms: float
     ) -> None:
         """Record that a client has written the records from `start` up to `end`."""
-        stage = self._stage_of(client_id)
-        if stage is not None and topic in stage.settings.produces:
-            self._registry.appended(topic, partition, end, now_ms)
-            stage.wrote(TopicRange(topic, partition, start, end), now_ms)
+        if (found := self._stage_of(client_id)) is not None:
+            pipeline, stage = found
+            if topic in stage.settings.produces:
+                self._registry.appended(topic, partition, end, now_ms)
+                pipeline.wrote(stage, TopicRange(topic, partition, start, end), now_ms)
 
     def plans(self, client_id: str, partitions: Set[TopicPartition], now_ms: float) -> None:
         """Record that a driver is about to be told the ends of partitions."""
-        stage = self._stage_of(client_id)
-        if stage is not None:
-            stage.plans(client_id, partitions, now_ms)
+        if (found := self._stage_of(client_id)) is not None:
+            pipeline, stage = found
+            pipeline.plans(stage, client_id, partitions, now_ms)
 
     def sent(self, client_id: str, count: int, records: int) -> None:
         """Record that a client has sent so many bytes for so many records."""
@@ -213,9 +205,12 @@ class RunningPipelines:
         stages = self._stages
         if report.batch is None or not stages:
             return set()
-        stage = stages.get(report.client_id or "") or stages.get(report.name or "")
+        found = stages.get(report.client_id or "") or stages.get(report.name or "")
+        if found is None:
+            return set()
+        pipeline, stage = found
         started_ms = now_ms - report.age_ms - (report.batch.execution_ms or 0)
-        return set() if stage is None else stage.lost_ends(started_ms)
+        return pipeline.lost_ends(stage, started_ms)
 
     def reported(
         self,
@@ -226,11 +221,10 @@ class RunningPipelines:
         """Apply a report that the registry has accepted; for `ends` see `lost_ends`."""
         if accepted.new_run:
             self.generation += 1  # the query may have another name now
-        if not self._stages:
-            return
-        stage = self._stage_of(accepted.query.client_id)
-        if stage is not None and stage.reported(accepted, ends, now_ms):
-            self._wake.set()
+        if self._stages and (found := self._stage_of(accepted.query.client_id)) is not None:
+            pipeline, stage = found
+            if pipeline.reported(stage, accepted, ends, now_ms):
+                self._on_change()
 
     def documents(self) -> Sequence[Mapping[str, object]]:
         """Return what there is to show of each pipeline."""
@@ -238,22 +232,16 @@ class RunningPipelines:
         return [pipeline.document(now_ms) for pipeline in self._pipelines.values()]
 
     async def run(self) -> None:
-        """Tick, write and read the state again, until it is cancelled."""
-        due_ms = self._clock_ms()
+        """Tick, and read the state again, until it is cancelled."""
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(max(due_ms - self._clock_ms(), 0.0) / MS_PER_SECOND):
-                    await self._wake.wait()
-            now_ms = self._clock_ms()
-            if now_ms >= due_ms:  # reports may wake this more often than that
-                due_ms = now_ms + TICK_S * MS_PER_SECOND
-                try:
-                    self.tick(now_ms)
-                except Exception as error:  # a defect of ours must not end the proxy
-                    _log.error("unexpected error", about="pipelines", exc_info=error)
-            self._wake.clear()
-            await self.keep()
+            await asyncio.sleep(TICK_S)
+            try:
+                self.tick(self._clock_ms())
+            except Exception as error:  # a defect of ours must not end the proxy
+                _log.error("unexpected error", about="pipelines", exc_info=error)
             await self.reapply()
+            if any(pipeline.is_changed for pipeline in self._pipelines.values()):
+                self._on_change()
 
     def tick(self, now_ms: float) -> None:
         """Do what is due by what is measured, and hold and release accordingly."""
@@ -265,7 +253,7 @@ class RunningPipelines:
             self._count_ended(pipeline)
             self._show(pipeline)
 
-    def _stage_of(self, client_id: str) -> RunningStage | None:
+    def _stage_of(self, client_id: str) -> tuple[RunningPipeline, Stage] | None:
         found = self._stages.get(client_id)
         if found is None and (query := self._registry.query_of(client_id)) is not None:
             found = self._stages.get(query.name)
@@ -277,11 +265,10 @@ class RunningPipelines:
         self._stages, self._sources = {}, {}
         for pipeline in self._pipelines.values():
             for stage in pipeline.stages.values():
-                self._stages |= dict.fromkeys(stage.settings.members, stage)
+                self._stages |= dict.fromkeys(stage.settings.members, (pipeline, stage))
             for settings in pipeline.graph.settings.sources:
-                held = pipeline.nodes.get(settings.name)
                 of_it = self._sources.setdefault(settings.name, [])
-                if isinstance(held, RunningSource):
+                if held := pipeline.sources.get(settings.name):
                     of_it.append(held)
 
     def _count_arrived(self) -> None:
@@ -299,6 +286,9 @@ class RunningPipelines:
             arrived[key[0]] = arrived.get(key[0], self._arrived.get(key[0], 0)) + new
         self._ends, self._arrived = ends, arrived
 
+    def _is_owned(self, pipeline: str) -> bool:
+        return self._owns is not None and self._owns.pipeline(pipeline)
+
     def _make_owned(self) -> list[RunningPipeline]:
         """Begin with the pipelines that are this member's and do not run; return them."""
         made = [
@@ -307,28 +297,11 @@ class RunningPipelines:
                 *(self._clock_ms(), self._clock_s()),
             )
             for name, settings in self._settings.items()
-            if name not in self._pipelines and self._owns.pipeline(name)
+            if name not in self._pipelines and self._is_owned(name)
         ]
         self._pipelines |= {pipeline.name: pipeline for pipeline in made}
         self._index()
         return made
-
-    def _load(
-        self,
-        pipelines: Iterable[RunningPipeline],
-        records: Iterable[Record],
-        *,
-        is_handed_over: bool = False,
-    ) -> None:
-        """Load the records of each of these, whoever wrote them."""
-        found: dict[str, list[Record]] = defaultdict(list)
-        for record in records:
-            if record.key.startswith(_PREFIXES):
-                found[_pipeline_of(record.key)].append(record)
-        for pipeline in pipelines:
-            of_it = found[pipeline.name]
-            for problem in pipeline.take_up(of_it, self._clock_ms(), is_handed_over=is_handed_over):
-                _log.warning(_NOT_TAKEN_UP, problem=problem)
 
     def _collect(self, pipeline: RunningPipeline, *, hands_over: bool = False) -> None:
         """Add what has changed in a pipeline to what is to be written."""
@@ -350,9 +323,9 @@ class RunningPipelines:
         _log.warning("pipeline is gone", pipeline=name, pending=pending)
         if pending:
             self._instruments.ledger_failed_total.of(name, PIPELINE_CHANGED).inc(pending)
-        # No other may take its records up; they are deleted with the next `keep`.
+        # No other may take its records up.
         _, gone = pipeline.changes()
-        gone += map(completion.records.key, completion.records.items())
+        gone += map(completion.key, completion.items())
         gone += [FLOW_RECORDS.key(name, node) for node in pipeline.graph.nodes]
         gone += [key for key in self._unwritten if _pipeline_of(key) == name]
         self._unwritten.update(dict.fromkeys(gone))
@@ -378,11 +351,11 @@ class RunningPipelines:
         instruments.ledger_pending.of(name).set(pipeline.completion.ledger.pending_batches)
         for node in pipeline.nodes.values():
             held = [] if node.state.rate is None else [node.state.rate]
-            if isinstance(node, RunningStage) and node.ceiling is not None:
+            if isinstance(node, Stage) and node.ceiling is not None:
                 held.append(node.ceiling[0])
-            instruments.stage_state.of(name, node.settings.name).set(float(bool(held)))
-            rate = min(held, default=node.settings.normal_rate)
-            instruments.stage_rate.of(name, node.settings.name).set(rate)
+            instruments.stage_state.of(name, node.name).set(float(bool(held)))
+            rate = min(held, default=node.normal_rate)
+            instruments.stage_rate.of(name, node.name).set(rate)
 
 
 def _pipeline_of(key: str) -> str:

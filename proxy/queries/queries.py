@@ -41,7 +41,7 @@ from proxy.progress.query_scope import QueryScope
 from proxy.progress.report import Report, ReportRefused, parse_report
 from proxy.progress.topics import TopicNames
 from proxy.queries.following import Following
-from proxy.queries.record_owner import OwnerKind, read_owned
+from proxy.queries.record_owner import read_owned
 from proxy.queries.report_turns import ReportTurns
 from proxy.quota.manager import QuotaManager
 from proxy.slices import Slices
@@ -119,7 +119,12 @@ class Queries:
         )
         self._log_ends = LogEnds(self._registry, KafkaClient(bootstrap), clock_ms)
         self._pipelines = RunningPipelines(
-            pipelines, self._registry, self._backpressure.of_client, quotas, instruments
+            pipelines,
+            self._registry,
+            self._backpressure.of_client,
+            quotas,
+            instruments,
+            on_change=self._to_write.set,
         )
         self._slices = Slices()
         self._turns = ReportTurns(self._slices)
@@ -141,9 +146,10 @@ class Queries:
 
         Call it once, before anything is known of any client.
         """
-        self._take(*self._read(store, owns, [OwnerKind.CLIENT]), owns)
-        self._writer = StateWriter(store)
-        self._pipelines.load(store, owns)
+        records, progress = self._read(store, owns)
+        self._take(records, progress, owns)
+        self.resume(store)
+        self._pipelines.take_up(records, owns, is_handed_over=False)
 
     async def take_up(self, store: Store, *, owns: Owns) -> None:
         """Resume what these own more than before, from what is written there of it.
@@ -153,7 +159,7 @@ class Queries:
         """
         async with self._handing_over:
             came = OwnedSince(self.owns, owns)
-            records, progress = await asyncio.to_thread(self._read, store, came, OwnerKind)
+            records, progress = await asyncio.to_thread(self._read, store, came)
             self._take(records, progress, owns)
             self._pipelines.take_up(records, owns)
 
@@ -185,7 +191,7 @@ class Queries:
     async def _write_leaving(self) -> bool:
         """Write what is due, in tries as long as there is time; return whether all was written."""
         until_ms = clock_ms() + FLUSH_TIMEOUT_S * MS_PER_SECOND
-        while not (await self._write() and await self._pipelines.keep()):
+        while not await self._write():
             if self._writer is None or clock_ms() > until_ms:
                 return False
             await asyncio.sleep(REWRITE_PAUSE_S)
@@ -203,11 +209,9 @@ class Queries:
         self._backpressure.forget_leaving()
         return self._pipelines.forget_leaving()
 
-    def _read(
-        self, store: Store, owns: Owns, kinds: Iterable[OwnerKind]
-    ) -> tuple[list[Record], ReadRecords]:
+    def _read(self, store: Store, owns: Owns) -> tuple[list[Record], ReadRecords]:
         """Return all records of what these own, and what those of progress say."""
-        records = read_owned(store, owns, self._registry.client_of_record, kinds)
+        records = read_owned(store, owns, self._registry.client_of_record)
         return records, progress_records.read_records(_under(records, progress_records.FORMAT))
 
     def _take(self, records: Iterable[Record], progress: ReadRecords, owns: Owns) -> None:
@@ -226,7 +230,7 @@ class Queries:
     def resume(self, store: Store) -> None:
         """Write to a store again after `close`, beginning with what has changed meanwhile."""
         self._writer = StateWriter(store)
-        self._pipelines.resume(store)
+        self._pipelines.store = store
 
     def update(self, progress: ProgressSettings, pipelines: Iterable[PipelineSettings]) -> None:
         """Follow the queries and pipelines of another configuration."""
@@ -242,7 +246,7 @@ class Queries:
         """Commit and write what is due, and write nothing more: the store may be closed then."""
         await self._committer.flush(FLUSH_TIMEOUT_S)
         self._client.close()
-        await self._pipelines.close()
+        self._pipelines.store = None
         await self._write()
         writer, self._writer = self._writer, None
         if writer is not None:
@@ -356,9 +360,10 @@ class Queries:
         async with self._writing:
             while (writer := self._writer) is not None:
                 records, deleted = self._registry.changes()
-                pressures, forgotten = self._backpressure.changes()
-                records += pressures
-                deleted += forgotten
+                for part in (self._backpressure, self._pipelines):
+                    changed, gone = part.changes()
+                    records += changed
+                    deleted += gone
                 if not records and not deleted:
                     return True
                 try:
@@ -366,6 +371,7 @@ class Queries:
                 except StateError as error:
                     self._registry.changes_failed()
                     self._backpressure.changes_failed()
+                    self._pipelines.changes_failed()
                     _log.error("progress not kept, trying again", error=str(error))
                     return False
         return False

@@ -6,8 +6,8 @@ from enum import StrEnum
 from urllib.parse import unquote
 
 from proxy.backpressure import backpressure_record
-from proxy.pipeline.completion_records import LEDGER_RECORDS
-from proxy.pipeline.controller import FLOW_RECORDS
+from proxy.pipeline.completion import LEDGER_RECORDS
+from proxy.pipeline.nodes import FLOW_RECORDS
 from proxy.progress import progress_records
 from proxy.progress.owns import Owns, owns_all
 from proxy.state import Record, Store
@@ -66,17 +66,11 @@ def owned(records: Iterable[Record], owns: Owns, client_of: ClientOf) -> list[Re
     return [record for record in records if _is_owned(record, owns, client_of)]
 
 
-def read_owned(
-    store: Store,
-    owns: Owns,
-    client_of: ClientOf,
-    kinds: Iterable[OwnerKind] = tuple(OwnerKind),
-) -> list[Record]:
-    """Return what is written of these kinds of what a member owns. Raises StateError."""
+def read_owned(store: Store, owns: Owns, client_of: ClientOf) -> list[Record]:
+    """Return what is written of what a member owns. Raises StateError."""
     found: list[Record] = []
-    for namespace, kind in OWNED_RECORDS.items():
-        if kind in kinds:
-            found += store.items(namespace + SEPARATOR)
+    for namespace in OWNED_RECORDS:
+        found += store.items(namespace + SEPARATOR)
     return found if owns is owns_all else owned(found, owns, client_of)
 
 

@@ -157,7 +157,7 @@ def client_sets(config: Config) -> tuple[ClientSet, ...]:
     """Return the clients that belong together: of each pipeline, and of each query."""
     of_query = {query.name: query.client_id for query in config.queries}
     found: list[ClientSet] = []
-    for pipeline in config.pipeline_settings:
+    for pipeline in config.pipelines:
         members = {member for stage in pipeline.stages for member in stage.members}
         sources = {source.client_id for source in pipeline.sources}
         ids = frozenset({of_query.get(each, each) for each in members} | sources)

@@ -6,13 +6,19 @@ from random import Random
 from typing import Any
 
 from admin_world import HOSTILE
+from parts.lone_pipeline import lone_pipeline
 from spark_world import SparkWorld
 
 from proxy.pipeline.completion import Completion
-from proxy.pipeline.deferred import StageBatch
 from proxy.pipeline.edges import TopicRange
-from proxy.pipeline.flow_control import PipelineFlow
-from proxy.pipeline.graph import PipelineGraph, PipelineSettings, SourceSettings, StageSettings
+from proxy.pipeline.graph import (
+    PendingLimit,
+    PipelineSettings,
+    SourceSettings,
+    StageSettings,
+)
+from proxy.pipeline.running_pipeline import RunningPipeline
+from proxy.pipeline.stage_reports import StageBatch
 
 NOW_S = 1_790_000_000.0
 PERIOD_MS = 10_000.0
@@ -61,8 +67,7 @@ class Line:
     """One pipeline."""
 
     settings: PipelineSettings
-    flow: PipelineFlow
-    completion: Completion
+    flow: RunningPipeline
     sent: dict[str, float] = field(default_factory=dict)
     """Records that each stage was sent."""
     batches: dict[str, int] = field(default_factory=dict)
@@ -70,9 +75,9 @@ class Line:
 
     @classmethod
     def of(cls, settings: PipelineSettings, now_ms: float) -> "Line":
-        graph = PipelineGraph(settings)
-        completion = Completion(graph, random=Random(1), now_ms=now_ms, now_s=NOW_S)
-        return cls(settings, PipelineFlow(graph, now_ms, NOW_S), completion)
+        flow = lone_pipeline(settings, now_ms, NOW_S)
+        flow.completion = Completion(flow.graph, random=Random(1), now_ms=now_ms, now_s=NOW_S)
+        return cls(settings, flow)
 
     def run(self, stage: str, received: float, processing: float, lag: int, now_ms: float) -> None:
         """Tell how a stage did in the second before."""
@@ -94,7 +99,7 @@ class Line:
 
         made = ranges(stage.consumes), ranges(stage.produces)
         size = records * RECORD_BYTES
-        self.completion.stage_batch(
+        self.flow.completion.stage_batch(
             StageBatch(stage.name, number, *made, now_ms - 2000.0, size), now_ms
         )
 
@@ -112,13 +117,7 @@ class PipelineWorld(SparkWorld):
         self.lines[settings.name] = Line.of(settings, self.now_ms)
 
     def pipelines(self) -> Sequence[Mapping[str, object]]:
-        return [
-            {
-                **line.flow.document(self.now_ms),
-                "completion": line.completion.document(self.now_ms),
-            }
-            for line in self.lines.values()
-        ]
+        return [line.flow.document(self.now_ms) for line in self.lines.values()]
 
     def run(self, seconds: int, rates: Mapping[str, tuple[float, float, int]]) -> None:
         """Let time pass; by stage what it receives and processes in a second, and its lag."""
@@ -128,7 +127,7 @@ class PipelineWorld(SparkWorld):
                 for each in line.settings.stages:
                     if each.name in rates:
                         line.run(each.name, *rates[each.name], self.now_ms)
-                line.completion.tick(self.now_ms)
+                line.flow.completion.tick(self.now_ms)
                 line.flow.tick(self.now_ms)
 
 
@@ -149,7 +148,9 @@ def scene() -> PipelineWorld:
     goes on, and one with hostile names.
     """
     world = PipelineWorld(
-        chain("orders", "enrich", "store", hold_producers=True, max_pending_batches=5),
+        chain(
+            "orders", "enrich", "store", hold_producers=True, max_pending=PendingLimit(batches=5)
+        ),
         chain("clicks", "count", "store-counts"),
         chain(f"p {HOSTILE}", HOSTILE, "after", hold_producers=True),
     )

@@ -72,7 +72,7 @@ def _at(*path: str) -> dict[str, Any]:
         (query_models.AdaptiveSection, ("quotas", "rules", "*", "adaptive")),
         (query_models.QuerySection, ("queries", "*")),
         (pipeline_models.PipelineSection, ("pipelines", "*")),
-        (pipeline_models.PendingLimit, ("pipelines", "*", "max_pending")),
+        (pipeline_models.PendingSection, ("pipelines", "*", "max_pending")),
         (pipeline_models.PipelineSource, ("pipelines", "*", "sources", "*")),
         (pipeline_models.PipelineStage, ("pipelines", "*", "stages", "*")),
         (models.ProgressSection, ("progress",)),

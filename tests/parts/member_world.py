@@ -191,7 +191,6 @@ class MemberWorld(QuotaWorld):
     async def tick(self):
         self.committer.commit()
         self.running.tick(self.clock())
-        await self.running.keep()
         await self.queries._write()
 
     def completion(self):

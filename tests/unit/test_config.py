@@ -36,6 +36,7 @@ from proxy.config.files import find_exposed, read_bytes
 from proxy.config.query_models import AdaptiveSection
 from proxy.config.secrets import secret_files
 from proxy.pipeline.graph import (
+    PendingLimit,
     PipelineGraph,
     PipelineSettings,
     SourceSettings,
@@ -524,7 +525,7 @@ def test_a_pipeline_as_the_flow_takes_it(load: Callable[[str | bytes], Config]) 
         step=200.0,
         t_min_adjust_ms=0.1,
     )
-    assert asdict(pipeline.settings) == asdict(
+    assert asdict(pipeline) == asdict(
         PipelineSettings(
             name="orders",
             stages=(enrich,),
@@ -533,8 +534,7 @@ def test_a_pipeline_as_the_flow_takes_it(load: Callable[[str | bytes], Config]) 
             ),
             hold_producers=True,
             max_lag=100_000,
-            max_pending_batches=10,
-            max_pending_bytes=64 * MIB,
+            max_pending=PendingLimit(batches=10, size_bytes=64 * MIB),
             timeout_ms=300_000.0,
         )
     )
@@ -550,10 +550,8 @@ pipelines:
 
 
 def test_defaults_of_a_pipeline(load: Callable[[str | bytes], Config]) -> None:
-    (pipeline,) = load(MINIMAL + SHORT_PIPELINE).pipelines
-    made = pipeline.settings
-    assert (made.hold_producers, made.max_lag) == (False, None)
-    assert (made.max_pending_batches, made.max_pending_bytes) == (None, None)
+    (made,) = load(MINIMAL + SHORT_PIPELINE).pipelines
+    assert (made.hold_producers, made.max_lag, made.max_pending) == (False, None, None)
     assert made.timeout_ms == 600_000.0
     (enrich,) = made.stages
     assert (enrich.members, enrich.produces) == (("enrich",), ())
@@ -620,7 +618,7 @@ def test_the_spark_example(load: Callable[[str | bytes], Config]) -> None:
 def test_the_pipeline_example(load: Callable[[str | bytes], Config]) -> None:
     config = load((EXAMPLES / "pipeline.yaml").read_text())
     (pipeline,) = config.pipelines
-    graph = PipelineGraph(pipeline.settings)
+    graph = PipelineGraph(pipeline)
     assert graph.upstream[graph.order[1]] == (graph.order[0],)
     members = {member for stage in graph.settings.stages for member in stage.members}
     assert members == {query.name for query in config.queries}
@@ -772,13 +770,13 @@ def test_pipelines_are_sound_or_refused(
     loaded: list[PipelineSettings] = []
     try:
         config = load(MINIMAL + yaml.safe_dump({"pipelines": pipelines}))
-        loaded = [pipeline.settings for pipeline in config.pipelines]
+        loaded = list(config.pipelines)
     except ConfigError as error:
         problems = error.problems
     assert len(set(problems)) == len(problems)
     assert all(problem.key.startswith("pipelines") for problem in problems)
     assert all(PipelineGraph(pipeline).order for pipeline in loaded)
-    assert find_conflicts(loaded) == []
+    assert list(find_conflicts(loaded)) == []
     assert len({pipeline.name for pipeline in loaded}) == len(loaded)
 
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from proxy.config.limited_thread import LimitedThread
+from proxy.config.reload import LimitedThread
 
 LONG_S = 30.0
 SHORT_S = 0.01

@@ -29,7 +29,7 @@ BUDGETS = {
     "proxy/admin": Budget(6250, 4250),
     "proxy/config": Budget(2800, 2150),
     "proxy/relay": Budget(6000, 4300),
-    "proxy/pipeline": Budget(3650, 2700),
+    "proxy/pipeline": Budget(3450, 2700),
     "proxy/backpressure": Budget(2800, 1950),
     "proxy/quota": Budget(4100, 3100),
     "proxy/progress": Budget(4050, 2950),

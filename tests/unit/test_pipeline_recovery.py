@@ -3,8 +3,8 @@
 import pytest
 
 from proxy.pipeline.edges import TopicRange
-from proxy.pipeline.graph import StageSettings
-from proxy.pipeline.outputs import LATE_MS, StageOutputs
+from proxy.pipeline.graph import PipelineGraph, PipelineSettings, SourceSettings, StageSettings
+from proxy.pipeline.stage_reports import LATE_MS, PipelineReports
 
 LOADED_MS = 1000.0
 STAGE = StageSettings(
@@ -21,8 +21,14 @@ STAGE = StageSettings(
 B0, B1, C0 = ("b", 0), ("b", 1), ("c", 0)
 
 
-def taken_up() -> StageOutputs:
-    outputs = StageOutputs()
+def reports() -> PipelineReports:
+    source = SourceSettings(client_id="app", produces=("a",), normal_rate=1, step=1)
+    graph = PipelineGraph(PipelineSettings(name="p", stages=(STAGE,), sources=(source,)))
+    return PipelineReports(graph, lambda _: 0, lambda _: None)
+
+
+def taken_up() -> PipelineReports:
+    outputs = reports()
     outputs.take_up(LOADED_MS)
     return outputs
 
@@ -48,19 +54,19 @@ def test_it_is_all_that_nobody_else_is_known_to_have_written(starts, ends, later
     outputs = taken_up()
     for each in later:
         outputs.wrote("one", TopicRange(*B0, *each), LOADED_MS)
-    assert outputs.recover(STAGE, starts, ends) == tuple(TopicRange(*f) for f in found)
+    assert outputs.recover("one", starts, ends) == tuple(TopicRange(*f) for f in found)
 
 
 def test_it_concerns_the_first_batch_if_that_began_before():
     outputs = taken_up()
     assert outputs.is_recovering("one", LOADED_MS - 1)
     assert not outputs.is_recovering("one", LOADED_MS)
-    outputs.recover(STAGE, {}, {})
+    outputs.recover("one", {}, {})
     assert not outputs.is_recovering("one", LOADED_MS - 1)
 
 
 def test_without_the_state_of_an_earlier_process_there_is_nothing_to_recover():
-    assert not StageOutputs().is_recovering("one", 0.0)
+    assert not reports().is_recovering("one", 0.0)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +83,7 @@ def test_what_is_counted_is_not_counted_again(written, at_ms, left):
     before = TopicRange(*B0, *written)
     outputs.wrote("one", before, LOADED_MS)
     assert outputs.take("one", LOADED_MS) == (before,)
-    outputs.recover(STAGE, {B0: 1}, {B0: 5})
+    outputs.recover("one", {B0: 1}, {B0: 5})
     outputs.wrote("one", before, LOADED_MS + at_ms)
     outputs.wrote("one", TopicRange(*B1, 0, 3), LOADED_MS)
     assert outputs.take("one", LOADED_MS + at_ms) == (

@@ -15,9 +15,10 @@ from proxy.pipeline.completion import (
     TOO_MANY_EDGES,
     Completion,
 )
-from proxy.pipeline.deferred import MAX_DEFERRED, MAX_WAIT_MS, StageBatch
 from proxy.pipeline.edges import MAX_EDGES, EdgeTable, TopicRange
+from proxy.pipeline.graph import PendingLimit
 from proxy.pipeline.ledger import BUCKETS, Ledger, RootOutcome, SourceBatch, WallTime
+from proxy.pipeline.stage_reports import MAX_DEFERRED, MAX_WAIT_MS, StageBatch
 
 TIMEOUT_MS = 600_000.0
 NOW_S = 1_700_000_000.0
@@ -346,7 +347,7 @@ FULL = [
 
 @pytest.mark.parametrize(("limits", "sizes", "full"), FULL)
 def test_is_full_at_either_limit(limits, sizes, full):
-    completion = make(max_pending_batches=limits[0], max_pending_bytes=limits[1])
+    completion = make(max_pending=PendingLimit(batches=limits[0], size_bytes=limits[1]))
     for number, size_bytes in enumerate(sizes):
         ranges_of = [f"{topic}0:{number}-{number + 1}" for topic in "AB"]
         completion.stage_batch(batch("one", number, *ranges_of, size_bytes=size_bytes), 1.0)
@@ -355,7 +356,7 @@ def test_is_full_at_either_limit(limits, sizes, full):
 
 class TestMaxPending:
     def test_is_full_until_roots_end_however_they_end(self):
-        completion = make(max_pending_batches=2, max_pending_bytes=100)
+        completion = make(max_pending=PendingLimit(batches=2, size_bytes=100))
         completion.stage_batch(batch("one", 1, "A0:0-1", "B0:0-1", size_bytes=60), 1.0)
         assert not completion.is_full()
         completion.stage_batch(batch("one", 2, "A0:1-2", "B0:1-2", size_bytes=1), 1.0)
@@ -370,14 +371,14 @@ class TestMaxPending:
         assert completion.ledger.pending_bytes == 0
 
     def test_a_batch_that_ends_at_once_is_never_in_flight(self):
-        completion = make(max_pending_batches=1)
+        completion = make(max_pending=PendingLimit(batches=1))
         completion.stage_batch(batch("one", 1, "A0:0-1", size_bytes=60), 1.0)
         assert (completion.is_full(), completion.ledger.pending_bytes) == (False, 0)
 
 
 class TestReload:
     def make(self):
-        completion = make(DIAMOND, max_pending_batches=9)
+        completion = make(DIAMOND, max_pending=PendingLimit(batches=9))
         completion.stage_batch(batch("one", 1, "A0:0-1", "B0:0-1"), 1.0)
         completion.stage_batch(batch("one", 2, "A0:1-2", "C0:0-1"), 1.0)
         completion.stage_batch(batch("one", 3, "A0:2-3", "B0:1-2"), 1.0)
@@ -421,10 +422,10 @@ class TestReload:
 
     def test_what_cannot_be_changes_nothing(self):
         completion = self.make()
-        before = [*map(completion.records.record, completion.records.items())]
+        before = [*map(completion.record, completion.items())]
         with pytest.raises(ValueError, match="above 0"):
             update(completion, DIAMOND[:1], -1.0, 2.0)
-        assert [*map(completion.records.record, completion.records.items())] == before
+        assert [*map(completion.record, completion.items())] == before
 
 
 def test_too_many_edges_fail_the_oldest_roots_and_never_silently():

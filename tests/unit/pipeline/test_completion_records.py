@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from pipeline_parts import graph, stage
 
 from proxy.pipeline.completion import PIPELINE_CHANGED, Completion
-from proxy.pipeline.deferred import StageBatch
 from proxy.pipeline.edges import TopicRange
+from proxy.pipeline.stage_reports import StageBatch
 from proxy.state import MemoryStore, Record
 
 TIMEOUT_MS = 1_000.0
@@ -68,7 +68,7 @@ def steps():
 
 
 def snapshot(completion):
-    records = map(completion.records.record, completion.records.items())
+    records = map(completion.record, completion.items())
     return sorted(filter(None, records), key=lambda record: record.key)
 
 
@@ -77,7 +77,7 @@ def written(records):
 
 
 def stored(store, completion):
-    return written(store.items(completion.records.prefix))
+    return written(store.items(completion.prefix))
 
 
 @pytest.mark.slow
@@ -93,7 +93,7 @@ def test_goes_on_from_its_records_as_if_nothing_had_happened(history):
         if kind == "restart":
             started_ms = now_ms - 17.0
             restarted = make(random, now_ms, started_ms)
-            assert restarted.load(store.items(restarted.records.prefix), now_ms - started_ms) == []
+            assert restarted.load(store.items(restarted.prefix), now_ms - started_ms) == []
         for one, began_ms in ((steady, 0.0), (restarted, started_ms)):
             at_ms = now_ms - began_ms
             if kind == "batch":
@@ -148,14 +148,14 @@ def test_writes_what_changed_and_no_more():
     completion = busy()
     records, deletes = completion.changes()
     assert written(records) == written(snapshot(completion))
-    kinds = {record.key.removeprefix(completion.records.prefix).split("/")[0] for record in records}
+    kinds = {record.key.removeprefix(completion.prefix).split("/")[0] for record in records}
     assert kinds == {"root", "group", "edge", "lane", "stage", "early"}
     assert completion.changes() == ([], [])
     completion.stage_batch(StageBatch("four", 1, (TopicRange("D", 0, 0, 2),), (), 5.0), 6.0)
     records, deletes = completion.changes()
-    names = sorted(record.key.removeprefix(completion.records.prefix) for record in records)
+    names = sorted(record.key.removeprefix(completion.prefix) for record in records)
     assert [name.split("/")[0] for name in names] == ["edge", "lane", "root", "stage"]
-    assert [key.removeprefix(completion.records.prefix) for key in deletes] == ["edge/four/D/0/0"]
+    assert [key.removeprefix(completion.prefix) for key in deletes] == ["edge/four/D/0/0"]
 
 
 def test_what_was_taken_up_is_not_written_again():
@@ -228,7 +228,7 @@ def test_what_an_earlier_program_wrote_is_taken_up_and_ends_as_it_would_have():
 
 def test_keys_are_in_the_namespace_and_quoted():
     completion = busy()
-    assert completion.records.prefix == "ledger/p%2F%C3%A4/"
+    assert completion.prefix == "ledger/p%2F%C3%A4/"
     keys = {record.key for record in snapshot(completion)}
     assert "ledger/p%2F%C3%A4/edge/two%2Fx/B/0/3" in keys
 
@@ -255,7 +255,7 @@ DAMAGED = [
 def test_damaged_records_are_refused_and_deleted_and_the_others_kept(kind, change, text):
     completion = busy()
     records = {record.key: record for record in snapshot(completion)}
-    key = next(key for key in records if key.startswith(f"{completion.records.prefix}{kind}/"))
+    key = next(key for key in records if key.startswith(f"{completion.prefix}{kind}/"))
     records[key] = Record.of(key, records[key].value | change)
     again = make(Random(2), now_ms=10.0)
     refused = again.load(records.values(), 10.0)
@@ -269,7 +269,7 @@ def test_damaged_records_are_refused_and_deleted_and_the_others_kept(kind, chang
 @pytest.mark.parametrize("name", ["other/1", "root", "root/xyz", "edge/a/b/c/d", "lane/a/b"])
 def test_keys_of_another_form_are_refused(name):
     completion = make(Random(1))
-    key = completion.records.prefix + name
+    key = completion.prefix + name
     (message,) = completion.load([Record.of(key, {"known_to": 1, "done": []})], 0.0)
     assert message.startswith(f"{key}: ")
     assert completion.changes() == ([], [key])
@@ -277,7 +277,7 @@ def test_keys_of_another_form_are_refused(name):
 
 def test_text_that_is_no_json_is_refused():
     completion = make(Random(1))
-    key = f"{completion.records.prefix}root/00000000000000aa"
+    key = f"{completion.prefix}root/00000000000000aa"
     (message,) = completion.load([Record(key, "{", 1)], 0.0)
     assert "JSON" in message
     assert completion.changes() == ([], [key])

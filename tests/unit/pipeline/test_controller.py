@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pipeline_parts import source
 
-from proxy.pipeline.controller import (
+from proxy.pipeline.graph import MIN_RATE
+from proxy.pipeline.nodes import (
     FLOW_RECORDS,
     IDLE_SHARE,
     NOBODY_LEFT,
@@ -20,7 +21,6 @@ from proxy.pipeline.controller import (
     slowed,
     to_record,
 )
-from proxy.pipeline.graph import MIN_RATE
 from proxy.state import Record
 
 NODE = source("up", "a", step=50.0)

@@ -3,8 +3,9 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pipeline_parts import source
 
-from proxy.pipeline.fair_rates import UpstreamRate, fair_rates, raised_rates
+from proxy.pipeline.nodes import Controller, NodeState, Upstream, fair_rates, raised_rates
 
 INF = float("inf")
 
@@ -25,8 +26,14 @@ FAIR = {
 }
 
 
-def rates_of(values) -> list[UpstreamRate]:
-    return [UpstreamRate(str(number), *value) for number, value in enumerate(values)]
+def rates_of(values) -> Upstream:
+    """Make nodes of a rate, a normal rate and what the stage is sent of each record."""
+    nodes = []
+    for number, (rate, normal_rate, records) in enumerate(values):
+        node = Controller(source(str(number), "a", normal_rate=normal_rate))
+        node.state = NodeState(rate)
+        nodes.append((node, records))
+    return nodes
 
 
 @pytest.mark.parametrize(("upstream", "capacity", "expected"), FAIR.values(), ids=FAIR.keys())
@@ -44,15 +51,15 @@ def test_together_they_send_what_the_stage_processes_and_nobody_more_than_before
     upstream = rates_of(values)
     rates = fair_rates(upstream, capacity)
     assert rates
-    after = {each.node: rates.get(each.node, each.rate) for each in upstream}
-    sent = sum(each.rate * each.records for each in upstream)
-    left = sum(after[each.node] * each.records for each in upstream)
+    after = {each.name: rates.get(each.name, each.rate) for each, _ in upstream}
+    sent = sum(each.rate * records for each, records in upstream)
+    left = sum(after[each.name] * records for each, records in upstream)
     assert left == pytest.approx(min(sent, capacity), rel=1e-5)
-    highest = max(after[each.node] / each.normal_rate for each in upstream)
-    for each in upstream:
-        assert after[each.node] <= each.rate * (1 + 1e-5)
-        if after[each.node] < each.rate * (1 - 1e-5):  # who slows down is at the level of all
-            assert after[each.node] / each.normal_rate == pytest.approx(highest, rel=1e-5)
+    highest = max(after[each.name] / each.normal_rate for each, _ in upstream)
+    for each, _ in upstream:
+        assert after[each.name] <= each.rate * (1 + 1e-5)
+        if after[each.name] < each.rate * (1 - 1e-5):  # who slows down is at the level of all
+            assert after[each.name] / each.normal_rate == pytest.approx(highest, rel=1e-5)
 
 
 RAISED = {

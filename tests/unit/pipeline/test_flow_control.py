@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parts.lone_pipeline import lone_pipeline
 from pipeline_parts import SECOND_MS, source, stage
 
-from proxy.pipeline.controller import to_record
-from proxy.pipeline.flow_control import PipelineFlow
 from proxy.pipeline.graph import MIN_RATE, PipelineGraph, PipelineSettings
-from proxy.pipeline.trigger import SILENT_MS
+from proxy.pipeline.nodes import SILENT_MS, to_record
+from proxy.pipeline.running_pipeline import RunningPipeline
 from proxy.state import MemoryStore, Record
 
 START_S = 1_700_000_000.0
@@ -24,11 +24,24 @@ CHAIN = PipelineSettings(
 )
 
 
+def tick(flow: RunningPipeline, now_ms: float) -> dict[str, float | None]:
+    """Let time pass; return the rates that are different then."""
+    before = {name: node.state.rate for name, node in flow.nodes.items()}
+    flow.tick(now_ms)
+    rates = {name: node.state.rate for name, node in flow.nodes.items()}
+    return {name: rate for name, rate in rates.items() if rate != before[name]}
+
+
+def arrived(flow: RunningPipeline, totals: dict[str, float], now_ms: float) -> None:
+    for each in flow.sources.values():
+        each.arrived(totals, now_ms)
+
+
 class Run:
     """A pipeline that is fed rates second by second."""
 
     def __init__(self, pipeline: PipelineSettings = CHAIN) -> None:
-        self.flow = PipelineFlow(PipelineGraph(pipeline), 0.0, START_S)
+        self.flow = lone_pipeline(pipeline, 0.0, START_S)
         self.now_ms = 0.0
         self.totals: dict[str, float] = {}
         self.processing = {"one": 2_000.0, "two": 400.0}
@@ -38,21 +51,21 @@ class Run:
         for name in ("app", *(item.name for item in CHAIN.stages)):
             total = self.totals[name] = self.totals.get(name, 0.0) + rates.get(name, 0.0)
             if name == "app":
-                self.flow.arrived({"a": total}, self.now_ms)
+                arrived(self.flow, {"a": total}, self.now_ms)
             elif name in self.flow.stages:
                 self.flow.stages[name].sample(total, self.now_ms)
 
     def period(self, lag: dict[str, int] | None = None, **rates: float):
         for name, rate in self.processing.items():
             self.flow.stages[name].processed(rate, self.now_ms)
-        changes = []
+        changes = {}
         for _ in range(4):
             self.now_ms += SECOND_MS
             self.feed(rates)
             for name, records in (lag or {}).items():
                 self.flow.stages[name].lag(records)
-            changes += self.flow.tick(self.now_ms)
-        return {change.node: change.rate for change in changes}
+            changes |= tick(self.flow, self.now_ms)
+        return changes
 
 
 def test_a_stage_that_is_sent_too_much_holds_back_the_one_before_it():
@@ -130,10 +143,10 @@ def test_nodes_that_feed_one_stage_share_what_it_processes():
         run.flow.stages["two"].processed(500.0, run.now_ms)
         run.now_ms += SECOND_MS
         run.feed({"app": 600, "one": 600, "two": 1_000})
-        run.flow.arrived({"z": total}, run.now_ms)
+        arrived(run.flow, {"z": total}, run.now_ms)
         total += 400
-        changes = run.flow.tick(run.now_ms)
-    assert {item.node: item.rate for item in changes} == {
+        changes = tick(run.flow, run.now_ms)
+    assert changes == {
         "one": pytest.approx(250),
         "other": pytest.approx(250),
     }
@@ -170,12 +183,12 @@ def test_a_batch_without_rows_says_nothing_about_the_speed():
     assert run.period(app=1_000, one=1_000, two=1_000) == {"one": pytest.approx(250)}
 
 
-def rates_of(flow: PipelineFlow) -> dict[str, float | None]:
+def rates_of(flow: RunningPipeline) -> dict[str, float | None]:
     states = {name: flow.state_of(name) for name in ("app", "one", "two", "left", "right", "join")}
     return {name: state.rate for name, state in states.items() if state is not None}
 
 
-def write(flow: PipelineFlow, store: MemoryStore) -> None:
+def write(flow: RunningPipeline, store: MemoryStore) -> None:
     records, deletes = flow.changes()
     store.put_many(records, delete=deletes)
 
@@ -244,7 +257,7 @@ def test_the_period_of_a_node_is_the_longest_of_its_consumers():
     assert run.period(app=1_000, one=1_000, two=1_000) == {"one": pytest.approx(400)}
 
 
-def keys_of(flow: PipelineFlow) -> tuple[list[str], list[str]]:
+def keys_of(flow: RunningPipeline) -> tuple[list[str], list[str]]:
     records, deletes = flow.changes()
     return [record.key for record in records], deletes
 
@@ -303,8 +316,9 @@ def test_a_reload_keeps_what_remains_and_lets_go_what_is_gone():
     run.flow.changes()
     slower = replace(CHAIN.stages[0], normal_rate=300.0)
     changed = replace(CHAIN, stages=(slower, CHAIN.stages[1]), hold_producers=False)
-    changes = run.flow.update(PipelineGraph(changed), run.now_ms)
-    assert {item.node: item.rate for item in changes} == {"app": None, "one": 300.0}
+    run.flow.reload(PipelineGraph(changed), run.now_ms)
+    events = run.flow.document(run.now_ms)["events"][-2:]
+    assert {event["node"]: event["rate"] for event in events} == {"app": None, "one": 300.0}
     records, deletes = run.flow.changes()
     assert [record.key for record in records] == ["flow/p/one"]
     assert deletes == ["flow/p/app"]
@@ -313,7 +327,7 @@ def test_a_reload_keeps_what_remains_and_lets_go_what_is_gone():
 def test_a_reload_that_takes_a_stage_away_releases_what_it_held():
     run = Run()
     run.period(app=1_000, one=1_000, two=1_000)
-    run.flow.update(PipelineGraph(replace(CHAIN, stages=CHAIN.stages[:1])), run.now_ms)
+    run.flow.reload(PipelineGraph(replace(CHAIN, stages=CHAIN.stages[:1])), run.now_ms)
     del run.processing["two"]
     assert run.period(app=300, one=300)["one"] == pytest.approx(500)
 
@@ -364,7 +378,7 @@ STEPS = st.lists(
 @settings(max_examples=200, deadline=None)
 @given(STEPS)
 def test_whatever_comes_rates_stay_in_range_and_a_node_changes_once_in_a_period(steps):
-    flow, store = PipelineFlow(PipelineGraph(DIAMOND), 0.0, START_S), MemoryStore()
+    flow, store = lone_pipeline(DIAMOND, 0.0, START_S), MemoryStore()
     longest = {"app": 4 * SECOND_MS, "left": 3 * SECOND_MS, "right": 3 * SECOND_MS}
     changed: dict[tuple[str, float], int] = {}
     now_ms = 0.0
@@ -384,15 +398,14 @@ def test_whatever_comes_rates_stay_in_range_and_a_node_changes_once_in_a_period(
                 assert flow.changes() == ([], [])
             case "pass":
                 now_ms += value
-                for change in flow.tick(now_ms):
+                for node, rate in tick(flow, now_ms).items():
                     # What is applied now belongs to the period that ended last.
-                    window = now_ms // longest[change.node]
-                    key = (change.node, window)
-                    changed[key] = changed.get(key, 0) + 1
-                    assert change.rate is None or MIN_RATE <= change.rate <= 1_000
+                    window = now_ms // longest[node]
+                    changed[node, window] = changed.get((node, window), 0) + 1
+                    assert rate is None or MIN_RATE <= rate <= 1_000
         json.dumps(flow.document(now_ms), allow_nan=False)
     assert all(count == 1 for count in changed.values())
     write(flow, store)
-    again = PipelineFlow(PipelineGraph(DIAMOND), 0.0, START_S)
+    again = lone_pipeline(DIAMOND, 0.0, START_S)
     assert again.load(store.items(again.prefix), 0.0) == []
     assert rates_of(again) == rates_of(flow)

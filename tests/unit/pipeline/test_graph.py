@@ -79,16 +79,6 @@ BAD = {
         ("sources", 1, "produces"),
         "is empty",
     ),
-    "same name": (
-        pipeline(stage("one", "a"), stage("one", "a")),
-        ("stages", 1, "name"),
-        '"one" is named twice',
-    ),
-    "same name as a source": (
-        pipeline(stage("app", "a")),
-        ("stages", 0, "name"),
-        '"app" is named twice',
-    ),
     "same query": (
         pipeline(stage("one", "a", queries=("q",)), stage("two", "a", queries=("q",))),
         ("stages", 1, "name"),
@@ -132,27 +122,25 @@ BAD = {
 
 @pytest.mark.parametrize(("settings", "path", "message"), BAD.values(), ids=BAD.keys())
 def test_a_mistake_is_told_with_its_place_and_a_fix(settings, path, message):
-    problems = find_problems(settings)
+    problems = list(find_problems(settings))
     assert [problem.path for problem in problems] == [path]
     assert message in problems[0].message
     assert problems[0].fix
-    with pytest.raises(ValueError, match="pipeline 'p'"):
-        PipelineGraph(settings)
 
 
 def test_all_mistakes_are_told_at_once():
-    assert len(find_problems(pipeline(stage("one", "x", ratio=2, normal_rate=0)))) == 4
+    assert len([*find_problems(pipeline(stage("one", "x", ratio=2, normal_rate=0)))]) == 4
 
 
 def test_two_pipelines_share_no_members():
     one = pipeline(stage("one", "a"))
     found = find_conflicts([one, replace(one, name="q")])
-    assert [(at, item.path) for at, item in found] == [(1, ("stages", 0, "name"))]
+    assert [item.path for item in found] == [(1, "stages", 0, "name")]
 
 
 def test_two_pipelines_may_read_one_source_unless_both_hold_it():
     one = pipeline(stage("one", "a"), hold_producers=True)
     two = replace(pipeline(stage("two", "a")), name="q")
-    assert find_conflicts([one, two]) == []
+    assert list(find_conflicts([one, two])) == []
     found = find_conflicts([one, replace(two, hold_producers=True)])
-    assert [item.path for _, item in found] == [("sources", 0, "client_id")]
+    assert [item.path for item in found] == [(1, "sources", 0, "client-id")]

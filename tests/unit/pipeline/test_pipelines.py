@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from wired_world import HIGH, NORMAL, PRODUCER, SECOND_MS, START_S, STATIC, WiredWorld, pipeline
 
-from proxy.pipeline.outputs import MAX_OUTPUTS
 from proxy.pipeline.running import REAPPLY_MS
+from proxy.pipeline.stage_reports import MAX_OUTPUTS
 from proxy.state import MemoryStore, Record, StateError
 
 # Completion
@@ -194,7 +194,6 @@ async def test_reports_do_not_keep_the_loop_from_looking(tmp_path):
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await world.pipelines.close()
     assert world.value("ledger_pending") == 0
 
 
@@ -232,13 +231,12 @@ async def test_the_flow_is_read_again_at_a_period(tmp_path):
     store.put_many((), delete=("flow/p/one",))  # somebody removed it
     world.now_ms = start_ms + 2 * REAPPLY_MS - SECOND_MS
     await pipelines.reapply()
-    await pipelines.keep()
+    world.keep()
     assert store.get("flow/p/one") is None
     world.now_ms = start_ms + 2 * REAPPLY_MS
     await pipelines.reapply()
-    await pipelines.keep()
+    world.keep()
     assert store.get("flow/p/one").value == HELD
-    await pipelines.close()
 
 
 def test_another_process_goes_on(tmp_path):
@@ -356,6 +354,7 @@ def test_what_other_pipelines_left_is_deleted(tmp_path):
     assert world.keys
     world.config = world.configured(pipeline())
     world.start()
+    world.keep()
     assert world.keys == set()
 
 

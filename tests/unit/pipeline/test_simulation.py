@@ -7,9 +7,10 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
+from parts.lone_pipeline import lone_pipeline
 
-from proxy.pipeline.flow_control import PipelineFlow
 from proxy.pipeline.graph import PipelineGraph, PipelineSettings, SourceSettings, StageSettings
+from proxy.pipeline.running_pipeline import RunningPipeline
 
 STAGES = 1_000
 SLOW = STAGES // 2
@@ -67,12 +68,12 @@ class Plant:
         rate = NORMAL * self.width(stage) * share
         return 0.85 * rate, 1.25 * rate
 
-    def slow(self, flow: PipelineFlow, *, is_slow: bool) -> None:
+    def slow(self, flow: RunningPipeline, *, is_slow: bool) -> None:
         """Slow one stage down, with a band to go with that; or let it be as fast as before."""
         self.slow_band = is_slow
         self.capacity[SLOW] = NORMAL * self.width(SLOW) * (SLOWED if is_slow else FAST)
         self.report(flow)
-        flow.update(PipelineGraph(self.pipeline()), self.seconds * SECOND_MS)
+        flow.reload(PipelineGraph(self.pipeline()), self.seconds * SECOND_MS)
 
     def pipeline(self) -> PipelineSettings:
         stages = tuple(
@@ -99,11 +100,11 @@ class Plant:
             name="p", stages=stages, sources=sources, hold_producers=True, max_lag=MAX_LAG
         )
 
-    def run(self, flow: PipelineFlow, seconds: int) -> None:
+    def run(self, flow: RunningPipeline, seconds: int) -> None:
         for _ in range(seconds):
             self.second(flow)
 
-    def second(self, flow: PipelineFlow) -> None:
+    def second(self, flow: RunningPipeline) -> None:
         if self.seconds % ALIVE_S == 0:
             for stage in range(len(self.inputs)):
                 flow.stages[f"s{stage}"].seen(self.seconds * SECOND_MS)
@@ -115,7 +116,7 @@ class Plant:
             else:
                 arrived = min(NORMAL, self.source_bound[stage])
                 self.source_total[stage] += arrived
-                flow.arrived({f"in{stage}": self.source_total[stage]}, now_ms)
+                flow.sources[f"c{stage}"].arrived({f"in{stage}": self.source_total[stage]}, now_ms)
             waiting = self.lag[stage] + arrived
             read = min(waiting, self.capacity[stage], self.bound[stage])
             self.lag[stage] = waiting - read
@@ -125,12 +126,12 @@ class Plant:
             flow.stages[name].sample(self.received[stage], now_ms)
             flow.stages[name].lag(int(self.lag[stage]))
         self.most_lag = max(self.most_lag, *self.lag)
-        for change in flow.tick(now_ms):
-            number = int(change.node[1:])
-            bound = self.source_bound if change.node.startswith("c") else self.bound
-            bound[number] = float("inf") if change.rate is None else change.rate
+        flow.tick(now_ms)
+        for name, node in flow.nodes.items():
+            bound = self.source_bound if name.startswith("c") else self.bound
+            bound[int(name[1:])] = float("inf") if node.state.rate is None else node.state.rate
 
-    def report(self, flow: PipelineFlow) -> None:
+    def report(self, flow: RunningPipeline) -> None:
         """Tell what each stage processes, and how many records it writes for how many."""
         for stage, capacity in enumerate(self.capacity):
             name, width = f"s{stage}", self.width(stage)
@@ -172,7 +173,7 @@ CASES = {"chain": (chain, SLOW + 20, 700), "random graph": (random_graph, 150, 2
 @pytest.mark.parametrize(("make", "settle_s", "recover_s"), CASES.values(), ids=CASES.keys())
 def test_a_slow_stage_holds_back_all_before_it_and_lets_them_go(make, settle_s, recover_s):
     plant = make()
-    flow = PipelineFlow(PipelineGraph(plant.pipeline()), 0.0, 0.0)
+    flow = lone_pipeline(plant.pipeline(), 0.0, 0.0)
     plant.report(flow)
     plant.run(flow, 10)
     assert plant.is_free()

@@ -1,6 +1,5 @@
 """Pipelines among real parts, with a clock of the test's."""
 
-import asyncio
 from collections import Counter
 
 import yaml
@@ -10,8 +9,9 @@ from parts.virtual_time import EPOCH_S, START_MS
 
 from proxy.config import load_config
 from proxy.pipeline.running import RunningPipelines
+from proxy.progress.owns import owns_all
 from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.state import MemoryStore
+from proxy.state import MemoryStore, StateError
 
 SECOND_MS = 1000.0
 START_S = EPOCH_S + START_MS / SECOND_MS
@@ -107,17 +107,19 @@ class WiredWorld(QueryWorld):
         assert self.registry.load(progress) == []
         assert self.backpressure.load(pressed, self.now_ms) == []
         self.pipelines = RunningPipelines(
-            self.config.pipeline_settings,
+            self.config.pipelines,
             self.registry,
             self.backpressure.of_client,
             self.quotas,
             self.instruments,
+            on_change=lambda: None,
             clock_ms=lambda: self.now_ms,
             clock_s=lambda: self.now_s,
         )
         for name in ("one", "two"):
             self.connect(name)
-        self.pipelines.load(self.store)
+        self.pipelines.store = self.store
+        self.pipelines.take_up(self.store.items(""), owns_all, is_handed_over=False)
 
     def connect(self, client_id, user=None):
         identity = ClientIdentity("default", user, client_id)
@@ -129,7 +131,7 @@ class WiredWorld(QueryWorld):
     def reload(self, *pipelines):
         self.config = self.configured(*pipelines)
         self.quotas.update(self.config.quota_settings)
-        self.pipelines.update(self.config.pipeline_settings)
+        self.pipelines.update(self.config.pipelines)
 
     def report(self, name, event="progress", *, run=1, **more):
         ids = {"query_id": uuid(name), "run_id": uuid(f"{run} {name}")}
@@ -184,10 +186,11 @@ class WiredWorld(QueryWorld):
         return document["completion"]
 
     def keep(self):
-        asyncio.run(self._keep())
-
-    async def _keep(self):
-        await self.pipelines.keep()
+        records, gone = self.pipelines.changes()
+        try:
+            self.store.put_many(records, delete=gone)
+        except StateError:
+            self.pipelines.changes_failed()
 
     @property
     def keys(self):

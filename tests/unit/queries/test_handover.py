@@ -102,7 +102,6 @@ async def test_members_that_share_one_file(tmp_path):
         totals.append(await tier.totals())
         for member in tier.members:
             await member.queries._writer.close()
-            await member.running.close()
     assert totals[0] == totals[1]
     store.close()
 
@@ -226,9 +225,9 @@ async def test_what_cannot_be_written_is_not_written_later(monkeypatch):
     await take(tier, ("one", 5))
     old = tier.members[0]
     store = tier.store
-    old.queries._writer._store = old.running._writer._store = FullStore()
+    old.queries._writer._store = FullStore()
     assert not await old.queries.let_go(owns=NOTHING)
-    old.queries._writer._store = old.running._writer._store = store
+    old.queries._writer._store = store
     await old.tick()
     assert store.items("") == []
 

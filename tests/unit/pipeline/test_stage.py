@@ -5,30 +5,29 @@ import math
 import pytest
 from pipeline_parts import stage
 
-from proxy.pipeline.controller import Direction, NodeState
-from proxy.pipeline.trigger import SILENT_MS, RateMeter, Trigger
+from proxy.pipeline.nodes import SILENT_MS, Direction, NodeState, RateMeter, Stage
 
 SETTINGS = stage("s", "a", "b c", band=(50.0, 150.0))
 LESS, MORE = Direction.DECREASE, Direction.INCREASE
 
 
 class Run:
-    """A trigger that is fed one period after the other."""
+    """A stage that is fed one period after the other."""
 
     def __init__(self, max_lag: int | None = None, *, holds: bool = True) -> None:
-        self.trigger = Trigger(SETTINGS, max_lag, 0.0)
+        self.stage = Stage(SETTINGS, max_lag, 0.0)
         self.now_ms = self.total = 0.0
-        self.trigger.sample(self.total, self.now_ms)
+        self.stage.sample(self.total, self.now_ms)
         self.holds = holds
 
     def period(self, rates: str, lag: int | None = None) -> Direction | None:
         for rate in map(float, rates.split()):
             self.now_ms += 1_000
             self.total += rate
-            self.trigger.sample(self.total, self.now_ms)
+            self.stage.sample(self.total, self.now_ms)
         if lag is not None:
-            self.trigger.lag(lag)
-        verdict = self.trigger.close(self.now_ms, holds=self.holds)
+            self.stage.lag(lag)
+        verdict = self.stage.close(self.now_ms, holds=self.holds)
         return verdict.direction if verdict else None
 
 
@@ -51,7 +50,7 @@ def test_band(rates, expected):
 
 def test_the_band_moves_with_the_rate_of_the_stage_itself():
     run = Run()
-    run.trigger.load(NodeState(0.4 * SETTINGS.normal_rate), ())
+    run.stage.load(NodeState(0.4 * SETTINGS.normal_rate), ())
     assert run.period("100 100 100 100") == LESS
     assert run.period("40 40 40 40") is None
 
@@ -99,12 +98,12 @@ def test_lag_asks_whatever_the_band_says(lags, expected, rates):
 
 def test_the_least_lag_of_a_period_counts():
     run = Run(max_lag=1_000)
-    run.trigger.lag(5_000)
+    run.stage.lag(5_000)
     assert run.period("100 100 100 100", lag=200) == MORE
 
 
 def test_periods_that_went_by_unnoticed_are_left_out():
-    trigger = Trigger(SETTINGS, None, 0.0)
+    trigger = Stage(SETTINGS, None, 0.0)
     trigger.close(13_000.0, holds=False)
     assert trigger.due_ms == 16_000.0
 
@@ -125,7 +124,7 @@ def test_meter(readings, expected):
 
 
 def test_a_stage_is_alive_for_a_while_and_may_ask_when_it_was_seen():
-    stage = Trigger(SETTINGS, None, 0.0)
+    stage = Stage(SETTINGS, None, 0.0)
     assert stage.is_alive(SILENT_MS)
     assert not stage.may_ask(0.0)
     assert not stage.is_alive(SILENT_MS + 1)
@@ -138,7 +137,7 @@ def test_a_stage_is_alive_for_a_while_and_may_ask_when_it_was_seen():
 
 
 def test_records_out_per_record_in_follow_the_latest_batches():
-    stage = Trigger(SETTINGS, None, 0.0)
+    stage = Stage(SETTINGS, None, 0.0)
     assert stage.records_out(["b"]) == 1.0
     stage.converted(0, {"b": 5})
     assert stage.records_out(["b"]) == 1.0

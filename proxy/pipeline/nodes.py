@@ -1,0 +1,582 @@
+"""What is known of a node, and its rate: what stages ask of it, and how it is kept in the state.
+
+The arithmetic, in milliseconds of delay per record:
+
+- decrease: `t_delay = 1/tps_down - 1/tps_up`, at least 0, plus `t_min_adjust` when the stage asks
+  again although the last decrease is in force, and `tps_up' = 1/(1/tps_up + t_delay)`;
+- increase: the rate goes up by a step, and with it t_delay down, until the normal rate is back.
+
+A first request of a stage that processes 400 records/s makes 1,000 into 400 with a delay of 1.5 ms,
+and asking again makes it 285.7 with 2.5 ms in all. Of several requests in a period the one that
+changes the rate most is applied:
+
+| at the end of a period | uncontrolled | reduced |
+|---|---|---|
+| a stage asks for less | reduced, by the largest delay asked for | the same |
+| all living stages that hold it ask for more | - | raised, by the smallest step asked for |
+| no stage that holds it is alive | - | raised by a step |
+| anything else | - | - |
+
+Raised to its normal rate a node is uncontrolled. Whoever asked for less holds it until then.
+
+A stage samples how many records/s it is sent. At the end of each period, if more than `ratio` of
+the samples were out of its band, the side with more of them decides; a tie asks for less.
+
+A Kafka stage pulls: when it slows down its topic fills. So lag asks as well, within the band too:
+above `max_lag` and not falling for less, of sources, since stages plan no more than there is room
+for (see `batch_limit`); at most EASED_SHARE of it and not growing for more.
+
+Only a stage that holds somebody back asks for more. Without a bound on lag one that has begun to do
+so goes on within the band, or the last part of a hold would stay for ever.
+
+The nodes that feed one stage share what it processes by max-min fairness, weighted with their
+normal rates: nobody may send a larger part of its normal rate than the level at which all together
+send as much as the stage processes, and who sends less than that is left alone. In proportion to
+what they send now, a node that another stage holds already would be held twice.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from operator import attrgetter
+from typing import Annotated, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from metrics.clock import MS_PER_SECOND
+from proxy.state import Json, Record
+from proxy.state.journal import RecordFormat
+
+from .batch_limit import BatchLimit, PlannedBatches
+from .graph import MIN_RATE, Node, SourceSettings, StageSettings
+
+IDLE_SHARE = 0.1
+"""Share of its normal rate that a node is taken to send at least while it is not held: what sends
+little at the moment must not be held to next to nothing when it begins."""
+
+MAX_NUMBER = 1e15
+"""No number in a record is larger; well within what a float holds exactly."""
+
+EASED_SHARE = 0.5
+"""Share of `max_lag`: with more lag than this a stage does not ask for more."""
+
+SILENT_MS = 300_000.0
+"""A stage without a sign of life for so long is taken for dead."""
+
+SIZE_DECAY = 0.9
+"""Weight of what a source sent before in the size of its records, for each request."""
+
+YIELD_DECAY = 0.8
+"""What the earlier batches of a stage weigh against the latest one, for records out per in."""
+
+SAME_LEVEL = 1e-6
+"""Parts of the normal rate that differ by less than this share are the same."""
+
+ROOM_SHARE = 0.01
+"""Share of its rate by which what a held stage is sent must be less before it asks for more."""
+
+NOBODY_LEFT = "no stage that asked to hold it back is alive"
+
+
+class Direction(StrEnum):
+    """What a stage asks for."""
+
+    DECREASE = "decrease"
+    INCREASE = "increase"
+
+
+def delay_ms(tps_up: float, tps_down: float, adjust_ms: float = 0.0) -> float:
+    """Return by how much a record of the node upstream, of above 0 records/s, is to be delayed."""
+    if tps_down <= 0:
+        return math.inf
+    return max(0.0, MS_PER_SECOND / tps_down - MS_PER_SECOND / tps_up) + adjust_ms
+
+
+def slowed(tps_up: float, t_delay_ms: float) -> float:
+    """Return the records/s of a node whose records are delayed so much more."""
+    return MS_PER_SECOND / (MS_PER_SECOND / tps_up + t_delay_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """Whether a node is held, and by whose request and why the rate changed last."""
+
+    rate: float | None = None
+    """Records/s that it is held to: reduced. None: uncontrolled."""
+    since_s: float = 0.0
+    """Wall clock."""
+    why: str = ""
+    by: str = ""
+    """A stage; empty when none asked."""
+    direction: Direction | None = None
+    holders: tuple[str, ...] = ()
+    """Stages that asked to decrease since control began, sorted."""
+    revision: int = 0
+    """Counts the changes. Of two states of a node the one with more is the later one."""
+
+
+class FlowRequest(NamedTuple):
+    """What a stage asks of a node: the rate that it would have then, of one period the lowest."""
+
+    rate: float
+    stage: str
+    direction: Direction
+    reason: str
+
+
+class Controller:
+    """The state of one node, and the largest request of each stage in its present period."""
+
+    def __init__(self, settings: Node) -> None:
+        self.settings = settings
+        self.state = NodeState()
+        self.measured_rate: float | None = None
+        """Records/s that it takes (a stage) or sends (a source), over the last period."""
+        self._requests: dict[str, FlowRequest] = {}
+        self._period_ms = self._period_end_ms = 0.0
+
+    @property
+    def name(self) -> str:
+        """That of the stage, or the client id of the source."""
+        return self.settings.name
+
+    @property
+    def normal_rate(self) -> float:
+        """Records/s while nobody holds it."""
+        return self.settings.normal_rate
+
+    @property
+    def level(self) -> float:
+        """Which part of its normal rate it has."""
+        return self.rate / self.normal_rate
+
+    @property
+    def rate(self) -> float:
+        """Records/s in force: held to, else measured (IDLE_SHARE), else normal. Above 0."""
+        if self.state.rate is not None:
+            return self.state.rate
+        if self.measured_rate is None:
+            return self.normal_rate
+        return max(self.measured_rate, self.normal_rate * IDLE_SHARE)
+
+    @property
+    def scale(self) -> float:
+        """How far it is held, as a share of its normal rate above 0; 1 when it is not."""
+        return 1.0 if self.state.rate is None else self.state.rate / self.normal_rate
+
+    def ask(
+        self, stage: str, direction: Direction, rate: float, adjust_ms: float, reason: str
+    ) -> None:
+        """Add a request of a stage; of two of a stage in one period the larger one counts.
+
+        `rate` is what the stage processes, in records/s of the node. To increase: no more than
+        this, may be infinite. `adjust_ms` is its `t_min_adjust`.
+        """
+        now, state = self.rate, self.state
+        if direction is Direction.DECREASE:
+            is_again = state.direction is direction and stage in state.holders
+            new = slowed(now, delay_ms(now, rate, adjust_ms if is_again else 0.0))
+        else:
+            new = max(now, min(now + self.settings.step, rate))
+        new = max(MIN_RATE, min(new, self.normal_rate))
+        earlier = self._requests.get(stage)
+        if earlier is None or earlier.rate >= new:
+            self._requests[stage] = FlowRequest(new, stage, direction, reason)
+
+    def tick(self, now_ms: float, now_s: float, is_alive: Callable[[str], bool]) -> bool:
+        """Apply a request if the period is over; return whether the state is different now."""
+        if (late_ms := now_ms - self._period_end_ms) < 0:
+            return False
+        self._period_end_ms += self._period_ms * (1 + late_ms // self._period_ms)
+        asked = self._requests
+        less = {name: each for name, each in asked.items() if each.direction is Direction.DECREASE}
+        if not less:
+            voices = {holder for holder in self.state.holders if is_alive(holder)}
+            if self.state.rate is None or not voices <= asked.keys():
+                asked.clear()
+                return False
+            if not asked:  # nor is anybody left who might ask
+                self.ask("", Direction.INCREASE, math.inf, 0.0, NOBODY_LEFT)
+        is_changed = self._apply(
+            min((less or asked).values(), key=attrgetter("rate")), less.keys(), now_s
+        )
+        asked.clear()
+        return is_changed
+
+    def follow(
+        self, settings: Node, consumers: Collection[str], period_ms: float, now_ms: float
+    ) -> bool:
+        """Follow changed settings; return whether the state is different now.
+
+        `period_ms` is the longest one of the stages that consume from it. What was asked for in
+        the present period is forgotten.
+        """
+        self.settings = settings
+        self._requests.clear()
+        if self._period_ms != period_ms:
+            self._period_ms, self._period_end_ms = period_ms, now_ms + period_ms
+        return self.load(self.state, consumers)
+
+    def load(self, state: NodeState, consumers: Collection[str]) -> bool:
+        """Take up a state; return whether it is different in this pipeline."""
+        self.state = state
+        if state.rate is None:
+            return False
+        rate = min(state.rate, self.normal_rate)
+        holders = tuple(name for name in state.holders if name in consumers)
+        if (rate, holders) == (state.rate, state.holders):
+            return False
+        self.state = replace(state, rate=rate, holders=holders, revision=state.revision + 1)
+        return True
+
+    def document(self) -> dict[str, Json]:
+        """Return the node as the API shows it."""
+        state, normal_rate = self.state, self.normal_rate
+        last: dict[str, Json] = {"direction": state.direction, "by": state.by, "reason": state.why}
+        return {
+            "name": self.name,
+            "state": "uncontrolled" if state.rate is None else "reduced",
+            "rate": state.rate,
+            "normal_rate": normal_rate,
+            "measured_rate": self.measured_rate,
+            "t_delay_ms": 0.0 if state.rate is None else delay_ms(normal_rate, state.rate),
+            "held_by": state.holders,
+            "last_change": {"at_s": state.since_s, **last} if state.revision else None,
+        }
+
+    def _apply(self, chosen: FlowRequest, asking: Set[str], now_s: float) -> bool:
+        """Apply a request; `asking` ask to decrease, also those whose request was dropped."""
+        old, direction = self.state, chosen.direction
+        rate: float | None = chosen.rate
+        holders = tuple(sorted({*asking, *old.holders}))
+        if direction is Direction.INCREASE and chosen.rate >= self.normal_rate:
+            rate, holders = None, ()
+        elif rate == old.rate and (
+            direction is Direction.INCREASE or (holders, direction) == (old.holders, old.direction)
+        ):
+            return False
+        why, by, revision = chosen.reason, chosen.stage, old.revision + 1
+        self.state = NodeState(rate, now_s, why, by, direction, holders, revision)
+        return True
+
+
+class RateMeter:
+    """Turns a count that only grows into rates over an interval."""
+
+    __slots__ = ("_start_ms", "_start_total", "interval_ms", "rate")
+
+    def __init__(self, interval_ms: float) -> None:
+        self.interval_ms = interval_ms
+        self.rate: float | None = None
+        """Per second, over the last whole interval; None before the first."""
+        self._start_total = math.nan
+        self._start_ms = 0.0
+
+    def read(self, total: float, now_ms: float) -> float | None:
+        """Add a reading; return the rate when it completes an interval, else None."""
+        elapsed_ms = now_ms - self._start_ms
+        if not total >= self._start_total:  # the first one, or the count began anew
+            self._start_total, self._start_ms = total, now_ms
+            return None
+        if elapsed_ms < self.interval_ms:
+            return None
+        self.rate = (total - self._start_total) / elapsed_ms * MS_PER_SECOND
+        self._start_total, self._start_ms = total, now_ms
+        return self.rate
+
+
+@dataclass(slots=True)
+class StagePeriod:
+    """What a stage saw in one period: samples, and how many of them were outside its band."""
+
+    samples: int = 0
+    above: int = 0
+    below: int = 0
+    sum: float = 0.0
+    """Of the samples, records/s."""
+    lag: int | None = None
+    """The least, in records: right before a batch ends there is most. None when nobody said."""
+
+    @property
+    def received_rate(self) -> float | None:
+        """Mean of the samples, records/s; None without any."""
+        return self.sum / self.samples if self.samples else None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the stage asks for, and why; `reason` is a part of a sentence."""
+
+    direction: Direction
+    reason: str
+    is_of_lag: bool = False
+    """Whether it is asked for lag above `max_lag` alone: of sources then."""
+
+
+class Source(Controller):
+    """A producer: what arrives in its topics is what it sends."""
+
+    settings: SourceSettings
+
+    def __init__(self, settings: SourceSettings) -> None:
+        super().__init__(settings)
+        self._meters: dict[str, RateMeter] = {}
+        """By topic."""
+        self._bytes = self._records = 0.0
+        """What it has sent, what is long ago with less weight."""
+        self.entities: set[str] = set()
+        """Those whose produce quota is lowered."""
+
+    def follow(
+        self, settings: Node, consumers: Collection[str], period_ms: float, now_ms: float
+    ) -> bool:
+        """Follow changed settings as any node; other topics are measured anew."""
+        is_changed = super().follow(settings, consumers, period_ms, now_ms)
+        kept = {t: each for t, each in self._meters.items() if each.interval_ms == period_ms}
+        self._meters = {t: kept.get(t) or RateMeter(period_ms) for t in settings.produces}
+        return is_changed
+
+    @property
+    def record_bytes(self) -> float | None:
+        """Size of its records lately; None until known."""
+        return self._bytes / self._records if self._records else None
+
+    def sent(self, count: int, records: int) -> None:
+        """Record that it has sent so many bytes for so many records, 1 or more."""
+        self._bytes = self._bytes * SIZE_DECAY + count
+        self._records = self._records * SIZE_DECAY + records
+
+    def arrived(self, totals: Mapping[str, float], now_ms: float) -> None:
+        """Add readings of the records that arrived so far, by topic."""
+        for topic in self._meters.keys() & totals.keys():
+            self._meters[topic].read(totals[topic], now_ms)
+        known = [each.rate for each in self._meters.values() if each.rate is not None]
+        self.measured_rate = sum(known) if known else None
+
+    def records_out(self, topics: Iterable[str]) -> float:
+        """Return which share of its records it sends to these topics; 1 until known."""
+        if not self.measured_rate:
+            return 1.0
+        return sum(self._meters[topic].rate or 0.0 for topic in topics) / self.measured_rate
+
+
+class Stage(Controller):
+    """A stage: its readings and requests. Readings are finite numbers of 0 or more."""
+
+    settings: StageSettings
+
+    def __init__(self, settings: StageSettings, max_lag: int | None, now_ms: float) -> None:
+        super().__init__(settings)
+        self.processing_rate: float | None = None
+        """Records/s in its latest batch with rows; above 0."""
+        self.request: dict[str, Json] | None = None
+        self.plans: dict[str, PlannedBatches] = defaultdict(PlannedBatches)
+        """By client."""
+        self.ceiling: tuple[float, BatchLimit | None] | None = None
+        """Records/s, 0 lets no batch begin, and what it waits for; None: a request of a stage after
+        it. When it is held to less than its normal rate."""
+        self._was_seen, self._alive_until_ms = False, now_ms + SILENT_MS
+        self._read = 0.0
+        self._written: dict[str, float] = {}
+        self._sampled: tuple[StageSettings, int | None] | None = None
+        self.sample_for(settings, max_lag, now_ms)
+
+    def sample_for(self, settings: StageSettings, max_lag: int | None, now_ms: float) -> None:
+        """Begin to sample, anew when the settings are different."""
+        if self._sampled == (settings, max_lag):
+            return
+        self._sampled, self._max_lag = (settings, max_lag), max_lag
+        self._meter = RateMeter(settings.sampling_interval_ms)
+        self.due_ms = now_ms + settings.period_ms
+        """When the period ends."""
+        self._last, self._period = StagePeriod(), StagePeriod()
+        self._easing = False
+
+    def sample(self, total: float, now_ms: float) -> None:
+        """Add a reading of the records sent so far: the log ends, not what the stage fetched."""
+        rate = self._meter.read(total, now_ms)
+        if rate is not None:
+            period, (low, high) = self._period, self.settings.band
+            period.samples += 1
+            period.sum += rate
+            period.above += rate > high * self.scale
+            period.below += rate < low * self.scale
+
+    def lag(self, records: int) -> None:
+        """Add a reading of the records that wait for the stage."""
+        lag = self._period.lag
+        self._period.lag = records if lag is None else min(lag, records)
+
+    def seen(self, now_ms: float) -> None:
+        """Record a sign of life."""
+        self._was_seen, self._alive_until_ms = True, now_ms + SILENT_MS
+
+    def processed(self, records_per_s: float, now_ms: float) -> None:
+        """Record how fast the stage worked in its latest batch; 0 is only a sign of life."""
+        self.seen(now_ms)
+        if records_per_s > 0:
+            self.processing_rate = records_per_s
+
+    def ended(self) -> None:
+        """Record that the stage has ended and says nothing more, until the next sign of life."""
+        self._alive_until_ms = -math.inf
+
+    def is_alive(self, now_ms: float) -> bool:
+        """Return whether it has a say. One that was not seen yet has it for SILENT_MS as well."""
+        return now_ms <= self._alive_until_ms
+
+    def may_ask(self, now_ms: float) -> bool:
+        """Return whether it is alive and was seen."""
+        return self._was_seen and self.is_alive(now_ms)
+
+    def converted(self, records_in: int, records_out: Mapping[str, int]) -> None:
+        """Record what a batch read, and wrote to each topic."""
+        if not records_in:
+            return
+        self._read = self._read * YIELD_DECAY + records_in
+        for topic in self.settings.produces:
+            earlier = self._written.get(topic, 0.0)
+            self._written[topic] = earlier * YIELD_DECAY + records_out.get(topic, 0)
+
+    def records_out(self, topics: Iterable[str]) -> float:
+        """Return how many records it writes to these topics per record read; 1 until known."""
+        if not self._read:
+            return 1.0
+        return sum(self._written.get(topic, 0.0) for topic in topics) / self._read
+
+    def close(self, now_ms: float, *, holds: bool) -> Verdict | None:
+        """End the period, and those that went by since; return what to ask for, if anything.
+
+        `holds`: whether a node upstream is held because this stage asked.
+        """
+        before, self._last, self._period = self._last, self._period, StagePeriod()
+        period_ms = self.settings.period_ms
+        self.due_ms += period_ms * (1 + max(0, (now_ms - self.due_ms) // period_ms))
+        self.measured_rate = self._last.received_rate
+        self._easing &= holds
+        verdict = self._judge(self._last, before.lag, holds=holds)
+        if verdict is not None:
+            self._easing = verdict.direction is Direction.INCREASE
+        return verdict
+
+    def stage_document(self, upstream: Sequence[str], now_ms: float) -> dict[str, Json]:
+        """Return the stage as the API shows it."""
+        last, (_, limit) = self._last, self.ceiling or (None, None)
+        low, high = self.settings.band
+        waits: Json = None
+        if limit is not None:
+            waits = {"for": limit.waits_for, "records": limit.records, "reason": limit.why}
+        return self.document() | {
+            "upstream": upstream,
+            "alive": self.is_alive(now_ms),
+            "received_rate": last.received_rate,
+            "processing_rate": self.processing_rate,
+            "band": [low, high],
+            "band_in_force": [low * self.scale, high * self.scale],
+            "samples": {"count": last.samples, "above": last.above, "below": last.below},
+            "lag": last.lag,
+            "last_request": self.request,
+            "waits": waits,
+        }
+
+    def _judge(self, period: StagePeriod, lag_before: int | None, *, holds: bool) -> Verdict | None:
+        out = period.above + period.below
+        is_out = period.samples > 0 and out / period.samples > self.settings.ratio
+        if is_out and period.above >= period.below:
+            return Verdict(Direction.DECREASE, _band_reason("above", period.above, period))
+        lag, max_lag, eased = period.lag, self._max_lag, ""
+        if lag is not None and max_lag is not None:
+            if lag > max_lag and (lag_before is None or lag >= lag_before):
+                reason = f"{lag:,} records wait for it, above max_lag {max_lag:,}, and not fewer"
+                return Verdict(Direction.DECREASE, reason, is_of_lag=True)
+            is_growing = lag_before is not None and lag > lag_before
+            if is_growing or lag > max_lag * EASED_SHARE:
+                return None
+            eased = f"only {lag:,} records wait for it"
+        if not holds:
+            return None
+        if is_out:
+            return Verdict(Direction.INCREASE, _band_reason("below", period.below, period))
+        if eased:
+            return Verdict(Direction.INCREASE, eased)
+        if self._easing and period.samples:
+            return Verdict(Direction.INCREASE, "it is sent no more than its band allows")
+        return None
+
+
+def _band_reason(side: str, count: int, period: StagePeriod) -> str:
+    received = period.received_rate or 0.0
+    share = f"{count} of {period.samples} samples are {side} its band"
+    return f"{share}, {received:,.1f}/s on average"
+
+
+Upstream = Sequence[tuple[Controller, float]]
+"""Nodes that feed a stage, each with how many records the stage is sent for one of the node."""
+
+
+def fair_rates(upstream: Upstream, capacity: float) -> dict[str, float]:
+    """Return to which rates nodes are to slow down so that the stage gets `capacity`.
+
+    When all together send less already, those at the highest level are asked for what they send.
+    """
+    # Who sends nothing to the stage is to blame only when nobody is known to send anything.
+    sending = [(node, records) for node, records in upstream if records > 0]
+    if not sending:
+        return {node.name: capacity for node, _ in upstream}
+    sending.sort(key=lambda each: each[0].level)
+    weight = sum(node.normal_rate * records for node, records in sending)
+    left = capacity
+    for index, (node, records) in enumerate(sending):
+        level = left / weight
+        if node.level > level * (1 - SAME_LEVEL):
+            return {each.name: each.normal_rate * level for each, _ in sending[index:]}
+        left -= node.rate * records
+        weight -= node.normal_rate * records
+    highest = sending[-1][0].level * (1 - SAME_LEVEL)
+    return {node.name: node.rate for node, _ in sending if node.level >= highest}
+
+
+def raised_rates(upstream: Upstream, capacity: float, held: Collection[str]) -> dict[str, float]:
+    """Return up to which rates the held nodes may speed up; `capacity` may be infinite."""
+    sent = sum(node.rate * records for node, records in upstream)
+    if sent >= capacity * (1 - ROOM_SHARE):
+        return {}
+    more = capacity / sent if sent else math.inf
+    return {node.name: node.rate * more for node, _ in upstream if node.name in held}
+
+
+class _NodeForm(BaseModel):
+    """What is read of a record; earlier programs wrote the delay, too, that follows of the rate."""
+
+    model_config = ConfigDict(strict=True)
+
+    pipeline: str
+    node: str
+    rate: Annotated[float, Field(ge=MIN_RATE, le=MAX_NUMBER)]
+    since_s: Annotated[float, Field(ge=0, le=MAX_NUMBER)]
+    why: str
+    by: str
+    direction: Direction
+    holders: tuple[str, ...]
+    revision: Annotated[int, Field(ge=1, le=MAX_NUMBER)]
+
+
+FLOW_RECORDS = RecordFormat("flow", 1, _NodeForm)
+"""Keyed by pipeline and node: that of a node that is held. One that is not has no record."""
+
+
+def to_record(pipeline: str, node: str, state: NodeState) -> Record:
+    """Return the record of a node that is held."""
+    value: dict[str, Json] = {"pipeline": pipeline, "node": node, **asdict(state)}
+    return FLOW_RECORDS.record((pipeline, node), value)
+
+
+def from_record(record: Record, pipeline: str, node: Node) -> NodeState:
+    """Return what `to_record` wrote. Raises ValueError with what is wrong, for people."""
+    form = FLOW_RECORDS.read(record)
+    if (form.pipeline, form.node) != (pipeline, node.name):
+        raise ValueError("it belongs to another node than its key says")
+    rate, holders = min(form.rate, node.normal_rate), tuple(sorted(form.holders))
+    return NodeState(rate, form.since_s, form.why, form.by, form.direction, holders, form.revision)

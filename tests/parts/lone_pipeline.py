@@ -1,0 +1,19 @@
+"""A pipeline at work of whose queries and clients nothing is known."""
+
+from prometheus_client import CollectorRegistry
+
+from metrics import Instruments
+from proxy.pipeline.graph import PipelineGraph, PipelineSettings
+from proxy.pipeline.running_pipeline import RunningPipeline
+from proxy.progress.query import ProgressSettings
+from proxy.progress.query_registry import QueryRegistry
+from proxy.quota.manager import QuotaManager
+from proxy.quota.rules import QuotaSettings
+
+
+def lone_pipeline(settings: PipelineSettings, now_ms: float, now_s: float) -> RunningPipeline:
+    registry = QueryRegistry(ProgressSettings(), lambda _: False, lambda _: None)
+    quotas = QuotaManager(QuotaSettings(), Instruments(CollectorRegistry()))
+    return RunningPipeline(
+        *(PipelineGraph(settings), registry, lambda _: (), quotas), *(now_ms, now_s)
+    )
