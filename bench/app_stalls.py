@@ -22,9 +22,10 @@ import uvloop
 
 from bench.loop_rounds import Stall, only_the_proxys_garbage, stall_row, watch
 from bench.partitioned_broker import LOG_END, TOPIC
-from bench.processes import BenchError, free_ports, listening_socket, python, start
+from bench.processes import BenchError, listening_socket, python, start
 from bench.report import Row
 from bench.traffic import Address
+from examples.devkit.loopback import free_ports
 from metrics.clock import clock_ms
 from proxy.config import load_config
 from proxy.member import Member
@@ -124,12 +125,12 @@ class _Config:
     def __init__(self, path: Path, upstream: Address, count: int) -> None:
         self.path, self.count = path, count
         self._bound = FIRST_BOUND
-        port = free_ports(1 + BROKER_PORTS)
+        port, first, *_, last = free_ports(1 + BROKER_PORTS)
         listener = {
             "name": "bench",
             "bind": f"127.0.0.1:{port}",
             "advertised_host": "127.0.0.1",
-            "broker_ports": f"{port + 1}-{port + BROKER_PORTS}",
+            "broker_ports": f"{first}-{last}",
         }
         self._rest: dict[str, Any] = {
             "cluster": {"bootstrap_servers": [f"{upstream[0]}:{upstream[1]}"]},
@@ -198,12 +199,12 @@ async def _come(member: Member, number: int) -> ClientQuotas:
 
 async def _reload(member: Member, clients: Sequence[ClientQuotas]) -> None:
     """Load the file, and wait until the rules of all clients are looked up."""
-    before = len(member.reloader.loads)
+    before = len(member.health.loads)
     member.reloader.request()
     async with asyncio.timeout(RELOAD_TIMEOUT_S):
-        while len(member.reloader.loads) == before:  # noqa: ASYNC110 - there is no event for it
+        while len(member.health.loads) == before:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(POLL_S)
-        if (load := member.reloader.loads[0]).result != "ok":
+        if (load := member.health.loads[0]).result != "ok":
             raise BenchError(f"not reloaded: {load.message}")
         while any(client.generation != member.quotas.generation for client in clients):  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)

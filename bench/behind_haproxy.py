@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from bench import traffic
 from bench.lab import Lab, Proxy
-from bench.processes import BenchError, free_ports
+from bench.processes import BenchError
 from examples.devkit.broker import EmbeddedBroker
 from examples.devkit.broker_settings import Quorum, new_cluster_id
+from examples.devkit.loopback import free_ports
 
 DIRECT, PROXY, HAPROXY = "direct", "proxy", "haproxy"
 HOST = "127.0.0.1"
@@ -55,8 +56,7 @@ class RealBroker:
 
 def start_broker(lab: Lab, properties: Mapping[str, str]) -> RealBroker:
     """Start a broker with these properties; the lab stops it."""
-    first = free_ports(4)
-    port, controller, behind_haproxy, haproxy = range(first, first + 4)
+    port, controller, behind_haproxy, haproxy = free_ports(4)
     plain = f"PLAINTEXT://{HOST}:{port}"
     listeners = (plain, f"BEHIND://{HOST}:{behind_haproxy}", f"CONTROLLER://{HOST}:{controller}")
     protocols = ",".join(f"{name}:PLAINTEXT" for name in ("PLAINTEXT", "BEHIND", "CONTROLLER"))

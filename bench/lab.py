@@ -23,12 +23,12 @@ from bench.processes import (
     Child,
     Cores,
     Usage,
-    free_ports,
     listening_socket,
     python,
     start,
 )
 from bench.tls_records import tls_context
+from examples.devkit.loopback import free_ports
 
 READY_TIMEOUT_S = 30.0
 ANSWER_MARGIN_S = 60.0
@@ -198,9 +198,7 @@ class Lab:
         `splice_min_bytes` sets from which body length on the relay splices instead of copying.
         With a certificate its clients connect by TLS.
         """
-        bind_port = free_ports(2 + BROKER_PORTS)
-        admin_port, first_port = bind_port + 1, bind_port + 2
-        last_port = first_port + BROKER_PORTS - 1
+        bind_port, admin_port, first_port, *_, last_port = free_ports(2 + BROKER_PORTS)
         tls = {}
         if certificate is not None:
             key_pair = {"cert_file": certificate.server_file, "key_file": certificate.server_file}

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import yaml
 
-from bench.processes import BenchError, free_ports, python
-from examples.devkit.loopback import HOST
+from bench.processes import BenchError, python
+from examples.devkit.loopback import HOST, free_ports
 from examples.devkit.process import ServerProcess
 
 READY_TIMEOUT_S = 60.0
@@ -238,7 +238,7 @@ def machines_of(
 ) -> Iterator[Machine]:
     """Yield machines that are not started; several members are one tier."""
     each = 2 + (1 + BROKER_PORTS) * workers
-    first = free_ports(count * each)
+    first, *_ = free_ports(count * each)
     for number in range(count):
         name = f"{tier}-{number}"
         own: dict[str, object] = {"workers": workers, "state": {"kind": "memory"}}

@@ -18,8 +18,6 @@ from examples.devkit.loopback import HOST, free_ports
 from examples.devkit.process import ServerProcess
 
 READY_LINE = b"ready\n"
-NODE_ID = 1
-"""Of the only broker: the port that stands for it is the first one's plus this."""
 POLL_S = 0.01
 
 Ranges = Mapping[int, tuple[int, int, int]]
@@ -34,7 +32,7 @@ class LastingProxy:
 
     def __init__(self, folder: Path, bootstrap: str, rules: Sequence[object]) -> None:
         folder.mkdir()
-        port, admin_port, broker_port = free_ports(3)
+        port, admin_port, first, last = free_ports(4)
         self.bootstrap = f"{HOST}:{port}"
         self.admin_url = f"http://{HOST}:{admin_port}"
         self._config = folder / "proxy.yaml"
@@ -44,7 +42,7 @@ class LastingProxy:
             "name": "bench",
             "bind": self.bootstrap,
             "advertised_host": HOST,
-            "broker_ports": f"{broker_port - NODE_ID}-{broker_port}",
+            "broker_ports": f"{first}-{last}",
         }
         document = {
             "cluster": {"bootstrap_servers": [bootstrap]},

@@ -18,9 +18,6 @@ STOP_TIMEOUT_S = 20.0
 KILL_TIMEOUT_S = 5.0
 LOG_TAIL_BYTES = 2000
 READ_CHUNK_BYTES = 65536
-PORT_SEARCH_TRIES = 50
-LOWEST_RANGE_PORT = 20000
-PORT_RANGE_STRIDE = 199
 NS_PER_S = 1e9
 # Runs in the child before the command itself takes its place: ties it to the life of this process
 # and to its cores. Not a preexec_fn, which is unsafe in a process with threads.
@@ -212,19 +209,6 @@ def listening_socket() -> socket.socket:
     return listener
 
 
-def free_ports(count: int) -> int:
-    """Find `count` free loopback ports in a row and return the first one.
-
-    They are below the range from which the kernel takes ports of outgoing connections, so only
-    another server could take them before the caller does.
-    """
-    for step in range(PORT_SEARCH_TRIES):
-        first = LOWEST_RANGE_PORT + (os.getpid() + step * PORT_RANGE_STRIDE) % 10000
-        if all(_is_free(port) for port in range(first, first + count)):
-            return first
-    raise BenchError(f"no {count} free ports in a row were found")
-
-
 def raise_file_limit() -> int:
     """Allow as many open files as the hard limit does; children inherit it. Returns the limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -241,13 +225,3 @@ def _scheduled_s(pid: int) -> tuple[float, float]:
     times = [(each / "schedstat").read_text().split() for each in threads]
     ran_s, waited_s = (sum(int(each[place]) for each in times) / NS_PER_S for place in (0, 1))
     return ran_s, waited_s
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True

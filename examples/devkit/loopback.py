@@ -1,6 +1,7 @@
 """Finds ports on the loopback address for brokers, and tells when one is taken."""
 
-import contextlib
+import itertools
+import os
 import random
 import socket
 from collections.abc import Iterable
@@ -10,29 +11,42 @@ from examples.devkit import BrokerError
 HOST = "127.0.0.1"
 
 _PORTS = range(20_000, 32_000)
-_PORT_TRIES = 100
+_BLOCK = 240
+"""A process takes ports of one block, in turn: of two that run side by side, whose ids are close,
+neither finds free what the other is about to listen on."""
+
+_turn = itertools.count(random.randrange(_BLOCK))
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports on 127.0.0.1 that nobody listens on now.
+    """Return ports in a row on 127.0.0.1 that nobody listens on now.
 
     They lie below those which the system gives to outgoing connections. One of those could be
     taken by a client (even by one that tries to reconnect to it) while its broker is down.
     Raises `BrokerError` when there are none.
     """
-    with contextlib.ExitStack() as stack:
-        ports: list[int] = []
-        for port in random.sample(_PORTS, _PORT_TRIES):
-            if len(ports) == count:
-                break
-            probe = stack.enter_context(socket.socket())
-            with contextlib.suppress(OSError):
-                probe.bind((HOST, port))
-                ports.append(port)
-    if len(ports) < count:
-        what = f"No free port was found from {_PORTS.start} to {_PORTS.stop - 1}."
-        raise BrokerError(what, "Close programs that listen there.")
-    return ports
+    first = _PORTS.start + os.getpid() * _BLOCK % len(_PORTS)
+    ports: list[int] = []
+    for _ in range(_BLOCK):
+        port = first + next(_turn) % _BLOCK
+        if ports and port != ports[-1] + 1:
+            ports.clear()
+        ports.append(port)
+        if not _is_free(port):
+            ports.clear()
+        if len(ports) == count:
+            return ports
+    what = f"No free port was found from {first} to {first + _BLOCK - 1}."
+    raise BrokerError(what, "Close programs that listen there.")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
 
 
 def require_free(ports: Iterable[int]) -> None:

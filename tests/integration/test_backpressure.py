@@ -333,10 +333,10 @@ def test_batches_stay_bounded_over_a_crash_of_the_proxy(
     proxy: Run, listen: Listen, stream: MakeStream, topic: MakeTopic, tmp_path: Path
 ) -> None:
     """Twice, amid a batch: the driver plans the next one on connections that are new."""
-    port, broker_port, admin_port = free_ports(3)
+    port, first, last, admin_port = free_ports(4)
     running = proxy(
         rules=[steady("resumed")],
-        listeners=[{"bind": f"{HOST}:{port}", "broker_ports": f"{broker_port - 1}-{broker_port}"}],
+        listeners=[{"bind": f"{HOST}:{port}", "broker_ports": f"{first}-{last}"}],
         admin_port=admin_port,
         state={"kind": "sqlite", "path": str(tmp_path / "state.db")},
     )

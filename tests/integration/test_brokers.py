@@ -69,7 +69,7 @@ def test_broker_without_a_port_is_left_out(
     proxy: Callable[..., ProxyProcess], cluster: EmbeddedCluster
 ) -> None:
     """The range has ports for the brokers 0 to 2. The third one is told in one line, once."""
-    first = next(port for port in free_ports(20) if {port + 1, port + 2} <= set(range(65536)))
+    first, *_ = free_ports(3)
     listener = {"broker_ports": f"{first}-{first + 2}"}
     running = proxy(bootstrap_servers=cluster.bootstrap, listeners=[listener])
     for version in (1, 9, 12):

@@ -141,10 +141,10 @@ def test_clients_go_on_after_a_crash(
 ) -> None:
     """Each client reads the first half, then one end of its connection is killed."""
     own_broker.start()
-    port, broker_port = free_ports(2)
+    port, first, last = free_ports(3)
     listener = {
         "bind": f"{HOST}:{port}",
-        "broker_ports": f"{broker_port - 1}-{broker_port}",
+        "broker_ports": f"{first}-{last}",
     }
     running = ProxyProcess(config(own_broker.bootstrap, listeners=[listener]), tmp_path / "proxy")
     running.start()

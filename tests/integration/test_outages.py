@@ -33,10 +33,10 @@ def lasting(proxy: Callable[..., ProxyProcess], tmp_path: Path) -> Callable[...,
     """
 
     def start(client_id: str, bootstrap_servers: str = "") -> ProxyProcess:
-        port, broker_port, admin_port = free_ports(3)
+        port, first, last, admin_port = free_ports(4)
         adaptive = {"batch_interval": f"{TRIGGER_S}s", "min_rate": RATE, "max_rate": RATE}
         rule = {"client-id": client_id, "consumer_byte_rate": "1GB", "adaptive": adaptive}
-        bind = {"bind": f"{HOST}:{port}", "broker_ports": f"{broker_port - 1}-{broker_port}"}
+        bind = {"bind": f"{HOST}:{port}", "broker_ports": f"{first}-{last}"}
         return proxy(
             bootstrap_servers=bootstrap_servers,
             rules=[rule],

@@ -177,8 +177,8 @@ def test_proxy_is_killed_and_comes_back(
 ) -> None:
     """The query goes on, bounded again; the proxy knows where it was, and commits on."""
     group, rate = "survivor-progress", 400
-    port, broker_port, admin_port = free_ports(3)
-    listener = {"bind": f"{HOST}:{port}", "broker_ports": f"{broker_port - 1}-{broker_port}"}
+    port, first, last, admin_port = free_ports(4)
+    listener = {"bind": f"{HOST}:{port}", "broker_ports": f"{first}-{last}"}
     adaptive = {"batch_interval": "500ms", "min_rate": rate, "max_rate": rate}
     running = proxy(
         listeners=[listener],

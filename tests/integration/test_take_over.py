@@ -28,14 +28,14 @@ def test_no_connection_is_refused(
     fill: Callable[..., None],
     tmp_path: Path,
 ) -> None:
-    bind_port, broker_port, admin_port = free_ports(3)
+    bind_port, first, last, admin_port = free_ports(4)
     settings = config(
         kafka.bootstrap,
         listeners=[
             {
                 **LISTENER,
                 "bind": f"{HOST}:{bind_port}",
-                "broker_ports": f"{broker_port - 1}-{broker_port}",
+                "broker_ports": f"{first}-{last}",
             }
         ],
     )

@@ -94,8 +94,8 @@ def serving_with(
     kafka: EmbeddedBroker, tmp_path: Path, topic_names: Iterator[str]
 ) -> Iterator[Serve]:
     """`serving_with(kind)` starts a proxy with that kind of state."""
-    bind_port, broker_port, admin_port = free_ports(3)
-    ports = {"bind": f"{HOST}:{bind_port}", "broker_ports": f"{broker_port - 1}-{broker_port}"}
+    bind_port, first, last, admin_port = free_ports(4)
+    ports = {"bind": f"{HOST}:{bind_port}", "broker_ports": f"{first}-{last}"}
     states = {
         "sqlite": {"kind": "sqlite", "path": str(tmp_path / "state.db")},
         "memory": {"kind": "memory"},

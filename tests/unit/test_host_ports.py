@@ -13,8 +13,7 @@ from examples.devkit.loopback import free_ports
 from proxy.config import Config, load_config
 from proxy.config.check_report import find_hints
 from proxy.config.endpoints import PortRange
-from proxy.config.worker_ports import share_of
-from proxy.config.workers import MAX_WORKERS, count_workers
+from proxy.config.fields import MAX_WORKERS
 from proxy.launcher.host_ports import HostPorts
 from proxy.quota.rules import RuleTable
 from proxy.relay.listener import SNI_PORT
@@ -68,26 +67,19 @@ def opened() -> Iterator[Callable[[Config], HostPorts]]:
 
 
 def free_range(count: int) -> tuple[int, int]:
-    for first in free_ports(50):
-        try:
-            for port in range(first, first + count):
-                with socket.socket() as probe:
-                    probe.bind((HOST, port))
-        except OSError:
-            continue
-        return first, first + count - 1
-    raise AssertionError("no free ports in a row")
+    ports = free_ports(count)
+    return ports[0], ports[-1]
 
 
 def test_ports_are_cut_into_equal_parts():
     ports = PortRange(100, 110)
-    parts = [share_of(ports, 3, number) for number in range(3)]
+    parts = [ports.share(3, number) for number in range(3)]
     assert parts == [PortRange(100, 102), PortRange(103, 105), PortRange(106, 108)]
-    assert share_of(PortRange(0, 0), 3, 1) == PortRange(0, 0)
+    assert PortRange(0, 0).share(3, 1) == PortRange(0, 0)
 
 
 def test_auto_is_what_the_process_may_use():
-    assert 1 <= count_workers("auto") <= MAX_WORKERS
+    assert 1 <= Config.model_construct(workers="auto").worker_count <= MAX_WORKERS
 
 
 def test_each_worker_has_its_sockets(configured, opened):
