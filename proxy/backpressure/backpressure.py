@@ -9,7 +9,7 @@ from prometheus_client import Gauge
 from metrics import BoundedLabels
 from proxy.progress.owns import Owns, owns_all
 from proxy.progress.query import MAX_QUERIES
-from proxy.progress.query_clients import FORGET_AFTER_MS
+from proxy.progress.query_registry import FORGET_AFTER_MS
 from proxy.progress.report_handler import AcceptedReport
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager

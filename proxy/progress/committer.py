@@ -15,7 +15,7 @@ from proxy.cluster.partitions import named, requests_by_topic
 from proxy.cluster.upstream import NOT_READY, RefusedError, UpstreamError, name_of
 from proxy.wire.topic_partition import TopicPartition
 
-from .query_clients import Commits
+from .query_registry import Commits
 
 COMMIT_INTERVAL_S = 1.0
 """What came due in this time goes out in one request per group."""

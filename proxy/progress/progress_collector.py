@@ -139,7 +139,7 @@ class ProgressCollector(Collector):
         yield _streamed(BATCH_SECONDS, text, "histogram", self._batch_seconds(queries))
         text = "Batch reports of queries, by what became of them."
         results = CounterMetricFamily(PREFIX + "spark_reports_total", text, labels=("result",))
-        for result, count in self._queries.reports.results.items():
+        for result, count in self._queries.report_results.items():
             results.add_metric((str(result),), count)
         yield results
 

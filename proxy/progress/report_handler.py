@@ -1,6 +1,5 @@
 """Checks each report completely, then applies it; in steps, as it may name many partitions."""
 
-from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -13,7 +12,7 @@ from .offset_ranges import OffsetRanges
 from .owns import owns_all
 from .partition import PartitionProgress
 from .query import MAX_PARTITIONS, LastBatch, QueryProgress
-from .query_clients import QueryClients
+from .query_registry import QueryRegistry
 from .query_scope import ALL_QUERIES, QueryScope
 from .report import BatchRange, Refusal, Report, ReportRefused
 from .skipped_ranges import SkipReason
@@ -101,22 +100,20 @@ class ReportHandler:
     proxy in this run, from which the driver has its offsets then.
     """
 
-    def __init__(self, clients: QueryClients, knows_client: KnowsClient) -> None:
-        self._clients = clients
+    def __init__(self, registry: QueryRegistry, knows_client: KnowsClient) -> None:
+        self._registry = registry
         self._knows_client = knows_client
         self._senders = Senders()
-        self.results: Counter[str] = Counter()
-        """By what became of them: `accepted` (but no heartbeats), `lost`, or why refused."""
 
     def refuse(self, error: ReportRefused) -> None:
         """Count a report that `parse_report` refused."""
-        self.results[error.reason] += 1
+        self._registry.report_results[error.reason] += 1
 
     def unknown_ends(self, report: Report) -> set[TopicPartition]:
         """Return the partitions whose log ends are to be asked for, and passed on to `accept`."""
         name = report.name or ""
-        client_id = report.client_id or self._clients.client_of_record(name, name)
-        query = self._clients.query_of(client_id)
+        client_id = report.client_id or self._registry.client_of_record(name, name)
+        query = self._registry.query_of(client_id)
         partitions = query.partitions if query is not None else {}
         return {
             key
@@ -145,7 +142,7 @@ class ReportHandler:
         try:
             client_id = self._client_of(report)
             for ranges in (report.ranges, {}):  # twice: queries may come or go between two steps
-                query = self._clients.query_of(client_id) or self._movable(report, scope, now_ms)
+                query = self._registry.query_of(client_id) or self._movable(report, scope, now_ms)
                 _check_scope(report, client_id, query, scope)
                 self._check(report, client_id, query, now_ms)
                 known = query.partitions if query is not None else {}
@@ -166,19 +163,19 @@ class ReportHandler:
                     query.advise(EventKind.CLIENT_SHARED, text, now_ms)
             raise
         if query is None:
-            query = self._clients.follow(client_id)
+            query = self._registry.follow(client_id)
             assert query is not None, "there was room"
         elif query.client_id != client_id:
-            self._clients.move(query, client_id)
+            self._registry.move(query, client_id)
         if report.number is None:
             is_past = _is_past(report, query, now_ms)
             new_run = not is_past and (yield from self._applying(report, query, now_ms, now_s))
             return AcceptedReport(report, query, new_run)
         # Numbers that are missing here may have gone to other members.
-        is_alone = self._clients.owns is owns_all
+        is_alone = self._registry.owns is owns_all
         lost = self._senders.accept(report.sender, report.number, counts_lost=is_alone)
-        self.results["accepted"] += 1
-        self.results["lost"] += lost
+        self._registry.report_results["accepted"] += 1
+        self._registry.report_results["lost"] += lost
         query.received += 1
         query.lost_reports += lost
         if report.batch is not None:
@@ -196,14 +193,14 @@ class ReportHandler:
         if report.client_id is not None:
             return report.client_id
         if report.name is not None:
-            return self._clients.client_of_record(report.name, report.name)
+            return self._registry.client_of_record(report.name, report.name)
         text = f"query {report.query_id} has neither a name nor a client id"
         fix = "name the query with queryName, or tell the listener its Kafka client id"
         raise ReportRefused(Refusal.NO_CLIENT, text, fix)
 
     def _movable(self, report: Report, scope: QueryScope, now_ms: float) -> QueryProgress | None:
         """Return what is known of the query, if it read with another client id in another run."""
-        for query in self._clients.queries:
+        for query in self._registry.queries:
             names = query.client_id, query.reported_name or query.client_id
             if query.query_id == report.query_id and all(map(scope.covers, names)):
                 is_held = query.settings is not None or query.reports_are_fresh(now_ms)
@@ -214,7 +211,7 @@ class ReportHandler:
         self, report: Report, client_id: str, query: QueryProgress | None, now_ms: float
     ) -> None:
         """Check all but the ranges of the batch."""
-        if not self._clients.owns.client(client_id):
+        if not self._registry.owns.client(client_id):
             text = f"client {client_id!r} has gone to another member of this proxy"
             raise ReportRefused(Refusal.OWNED_ELSEWHERE, text, "send the report again")
         if report.number is not None and self._senders.is_repeated(report.sender, report.number):
@@ -240,9 +237,9 @@ class ReportHandler:
                 fix = f"a client {name!r} has: say so in QuotaListener(clients=...); or {fix}"
             text = f"no client {client_id!r} has connected, and the configuration has none"
             raise ReportRefused(Refusal.UNKNOWN_QUERY, text, fix)
-        self._clients.now_ms = now_ms
-        if query is None and not self._clients.has_room():
-            count = len(self._clients.queries)
+        self._registry.now_ms = now_ms
+        if query is None and not self._registry.has_room():
+            count = len(self._registry.queries)
             text = f"{count} queries are followed already, and none of them is gone"
             fix = "raise limits.max_client_entities, or stop queries"
             raise ReportRefused(Refusal.UNKNOWN_QUERY, text, fix)
@@ -268,7 +265,7 @@ class ReportHandler:
         query.query_id = report.query_id
         query.reported_name = report.name or query.reported_name
         query.trigger = report.trigger or query.trigger
-        self._clients.relabel(query)
+        self._registry.relabel(query)
         if report.event == "running":
             if report.known_age_ms is not None:
                 query.asks_spark = True

@@ -39,6 +39,7 @@ from proxy.progress.query import ProgressSettings, QueryProgress
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.query_scope import QueryScope
 from proxy.progress.report import Report, ReportRefused, parse_report
+from proxy.progress.report_handler import ReportHandler
 from proxy.progress.topics import TopicNames
 from proxy.queries.following import Following
 from proxy.queries.record_owner import OwnerKind, read_owned
@@ -100,7 +101,8 @@ class Queries:
     ) -> None:
         self._quotas = quotas
         self._knows_client = knows_client
-        self._registry = QueryRegistry(progress, knows_client, _log_event)
+        self._registry = QueryRegistry(progress, _log_event)
+        self._reports = ReportHandler(self._registry, knows_client)
         self._to_write = asyncio.Event()
         self._backpressure = Backpressure(
             quotas,
@@ -254,11 +256,11 @@ class Queries:
             is_short = len(raw) <= PARSED_HERE_BYTES
             report = parse_report(raw) if is_short else await asyncio.to_thread(_parse, raw)
         except ReportRefused as error:
-            self._registry.reports.refuse(error)
+            self._reports.refuse(error)
             raise
         if self._names.wanted():
             await self._await_names()
-        unknown = self._registry.reports.unknown_ends(report)
+        unknown = self._reports.unknown_ends(report)
         await asyncio.sleep(0)  # there may be thousands: other work comes between two walks
         unknown |= self._pipelines.lost_ends(report, clock_ms())
         ends = await self._ends(unknown) if unknown else {}
@@ -269,9 +271,7 @@ class Queries:
     ) -> Generator[bool, None, Document]:
         """Apply a report, see ReportHandler; return what came of it. Raises ReportRefused."""
         now_ms = clock_ms()
-        accepted = yield from self._registry.reports.accepting(
-            report, now_ms, time.time(), ends, scope
-        )
+        accepted = yield from self._reports.accepting(report, now_ms, time.time(), ends, scope)
         query = accepted.query
         pressed = self._backpressure.record_report(accepted, now_ms)
         yield True

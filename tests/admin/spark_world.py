@@ -62,7 +62,7 @@ class SparkWorld(AdminWorld, QueryWorld):
         try:
             report = parse_report(raw)
         except ReportRefused as error:
-            self.registry.reports.refuse(error)
+            self.reports.refuse(error)
             raise
         accepted = self.accept_report(report, scope)
         query = accepted.query

@@ -11,6 +11,7 @@ from parts.virtual_time import VirtualTime
 
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import ReportRefused
+from proxy.progress.report_handler import ReportHandler
 
 LARGE = None
 """As the end of an answer: its records passed unseen."""
@@ -30,7 +31,7 @@ class Driver(ReportingDriver):
         if number is not None:
             self.number = number - 1
         report = parsed(self.document(event, **more))
-        reports = self.world.registry.reports
+        reports = self.world.reports
         return in_one_go(reports.accepting(report, self.world.now_ms, self.world.now_s))
 
     def batch(self, start, end, batch_id=None, topic="t", **more):
@@ -65,7 +66,8 @@ class ProgressWorld(VirtualTime):
 
     def reopen(self):
         """Let another process take the place of the proxy, without its state."""
-        self.registry = QueryRegistry(self.settings, self.known.__contains__, self.events.append)
+        self.registry = QueryRegistry(self.settings, self.events.append)
+        self.reports = ReportHandler(self.registry, self.known.__contains__)
 
     def driver(self, **more) -> Driver:
         return Driver(world=self, **more)
