@@ -34,7 +34,7 @@ def _checked(row: tuple[float, float, float]) -> tuple[float, float, float]:
 
 
 Ratio = Annotated[tuple[Amount, Amount, Amount], AfterValidator(_checked)]
-"""See estimator_inputs.RatioState."""
+"""See measurements.RatioState."""
 
 Correlation = Annotated[float, Field(ge=-1, le=1)]
 Widest = Annotated[float, Field(ge=1, le=MAX_NUMBER)]
@@ -67,7 +67,7 @@ class BackpressureRecord(BaseModel):
     reach: Positive | None
     """See ThrottledRate; records per second."""
     waiting_ms: Amount
-    """See estimator_inputs.queued_ms."""
+    """See measurements.queued_ms."""
     estimator: tuple[Number, Positive, Number] | None
     """See pid.PidState; None with the other estimator."""
     cost: tuple[Amount, Amount, Amount, Amount, Correlation, Widest, Noise] | None = None

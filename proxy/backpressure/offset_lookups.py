@@ -7,8 +7,7 @@ from proxy.wire import list_offsets
 from proxy.wire.list_offsets import OffsetLookup
 from proxy.wire.topic_partition import TopicPartition
 
-from .advertised_ends import LookupConnection
-from .driver_view import DriverView
+from .drivers import LookupConnection
 from .query_backpressure import QueryBackpressure
 
 
@@ -53,7 +52,7 @@ class OffsetLookups(LookupConnection):
         if backpressure is None or self.wait_failed:
             return 0.0
         keys = [key for key, asked in ask.timestamps.items() if asked == list_offsets.LATEST]
-        view = DriverView(self._query, backpressure.clamp, keys, self, now_ms)
+        view = backpressure.view(self._query, keys, self, now_ms)
         until_ms = view.wait_until_ms() if keys else -math.inf
         if until_ms == -math.inf:
             return 0.0
@@ -86,7 +85,7 @@ class OffsetLookups(LookupConnection):
                     query.log_end(*key, answer.offset, now_ms)
         if backpressure is None or not (log_ends or is_new):
             return frame
-        view = DriverView(query, backpressure.clamp, log_ends.keys(), self, now_ms)
+        view = backpressure.view(query, log_ends.keys(), self, now_ms)
         advertised = backpressure.advertise(view, log_ends, is_new=is_new)
         if advertised == log_ends:  # most often, while the query keeps up
             return frame
@@ -98,7 +97,7 @@ class OffsetLookups(LookupConnection):
         if backpressure is None or self.is_executor:
             return None
         starts = [key for key, asked in ask.timestamps.items() if asked == list_offsets.EARLIEST]
-        view = DriverView(self._query, backpressure.clamp)
+        view = backpressure.view(self._query)
         if not view.is_unproved and any(view.completed(key) is not None for key in starts):
             self.is_executor = True
             return None

@@ -7,7 +7,7 @@ from typing import ClassVar
 from metrics.clock import MS_PER_SECOND
 from proxy.quota.rules import AdaptiveBound
 
-from .estimator_inputs import FinishedBatch
+from .batch_cost import FinishedBatch
 
 PidState = tuple[float, float, float]
 """Time, rate and error of the latest batch."""

@@ -1,6 +1,6 @@
 """One query: from the reports on its batches to the bound of its reading and the next batch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from prometheus_client import Gauge
@@ -16,12 +16,11 @@ from proxy.quota.rules import AdaptiveBound, Match, Rule
 from proxy.state import Json, Record
 from proxy.wire.topic_partition import TopicPartition
 
-from .advertised_ends import PartitionOffsets
 from .backpressure_record import BOUND_RECORDS, BackpressureRecord
-from .clamp import Clamp
+from .clamp import advertise
 from .driver_view import UNPLANNED, DriverView
-from .estimator_inputs import batch_offsets
-from .measurements import BatchMeasurements
+from .drivers import NO_CONNECTION, Drivers, LookupConnection, PartitionOffsets
+from .measurements import BatchMeasurements, batch_offsets
 
 KIND = QuotaKind.CONSUMER_BYTE_RATE
 
@@ -77,7 +76,7 @@ class QueryBackpressure:
         self._on_change = on_change
         self._measurements = measurements = BatchMeasurements(_adaptive(match.rule))
         self.record_bytes, self.record_hold = measurements.record_bytes, measurements.record_hold
-        self.clamp = Clamp(measurements)
+        self.clamp = Drivers()
         self._run_id: str | None = None
         self._has_ended = False
         self._label: str | None = None
@@ -157,20 +156,20 @@ class QueryBackpressure:
         self._measurements.interval.add(batch, query.trigger_interval_ms)
         self._measurements.update(self._measurements.rule)
         heard, self._heard = self._heard, (report.sender, now_ms)
-        clamp = self.clamp
+        drivers = self.clamp
         if is_heartbeat:
             is_known = report.last_batch_id == query.last_batch_id
             if report.is_waiting and is_known and heard is not None and heard[0] == report.sender:
                 # After that report the run was between two batches, and had begun no other.
-                clamp.waited_ms = heard[1]
-            clamp.record_alive(now_ms, now_ms)
+                drivers.waited_ms = heard[1]
+            drivers.record_alive(now_ms, now_ms)
             self._enforce(now_ms)
             return
         event_ms, self._report_ms = now_ms - report.age_ms, now_ms
-        clamp.record_report(event_ms, now_ms)
+        drivers.record_report(event_ms, now_ms)
         if batch is not None and query.trigger_kind not in UNPLANNED:
-            clamp.record_batch(batch_offsets(batch), report.age_ms)
-            rate, why = self._measurements.add(batch, event_ms, clamp.advertised, self._static)
+            drivers.record_batch(batch_offsets(batch), report.age_ms)
+            rate, why = self._measurements.add(batch, event_ms, drivers, self._static)
             if rate is not None:
                 self._rate = self._last_rate = rate
             if why is not None and (rate is not None or self._rate is None):
@@ -179,13 +178,23 @@ class QueryBackpressure:
             self._return = None
         if report.event == "idle":
             self._measurements.waiting_ms = 0.0
-            view = DriverView(query, clamp)
-            clamp.record_idle(event_ms, set(filter(view.is_unread, clamp.advertised)))
+            view = self.view(query)
+            drivers.record_idle(event_ms, set(filter(view.is_unread, drivers.advertised)))
         elif report.event == "terminated":
             self._has_ended = True
             self._forget_rate("the query failed" if report.error else "the query ended", now_ms)
         self._enforce(now_ms)
         self._on_change(self)
+
+    def view(
+        self,
+        query: QueryProgress,
+        keys: Collection[TopicPartition] = (),
+        connection: LookupConnection = NO_CONNECTION,
+        now_ms: float = 0.0,
+    ) -> DriverView:
+        """Return the view of a driver that looks up the ends of these partitions."""
+        return DriverView(query, self.clamp, self._measurements, keys, connection, now_ms)
 
     def advertise(
         self, view: DriverView, log_ends: PartitionOffsets, *, is_new: bool
@@ -193,7 +202,7 @@ class QueryBackpressure:
         """Return what to advertise in place of these real ends; `is_new`: log starts were, too."""
         ends, query = log_ends, view.query
         if log_ends:
-            ends, is_other = self.clamp.advertise(view, log_ends)
+            ends, is_other = advertise(view, log_ends)
             is_new |= is_other
         if self._run_id is None and query.last_report_ms is not None and not query.ended:
             # The run was known before the client connected.
@@ -295,7 +304,7 @@ class QueryBackpressure:
         if self._run_id is not None:
             done: dict[TopicPartition, int | None] | None = None
             if query.progress_id in (None, query.query_id):
-                view = DriverView(query, self.clamp)
+                view = self.view(query)
                 done = {key: view.completed(key) for key in self.clamp.advertised}
             self.clamp.begin_run(query.run_began_ms, done)
         self._run_id, self._has_ended = run_id, False
@@ -313,7 +322,7 @@ class QueryBackpressure:
 
     def _enforce(self, now_ms: float) -> None:
         """Put in force what is known now: the size of the next batch, and the bound."""
-        settings, measured, clamp = self._measurements.rule, self._measurements, self.clamp
+        settings, measured, drivers = self._measurements.rule, self._measurements, self.clamp
         steady, most = measured.bytes_per_record.steady, settings.max_rate
         readable = self._static / steady if steady is not None else None
         # Before the run has one: the rule's, that of a run before, or at most what can be read.
@@ -326,18 +335,18 @@ class QueryBackpressure:
                 # The other estimator knows what can be read in the time of a batch.
                 rate = min(rate, readable or rate)
         is_fresh = known is None and measured.estimator.is_fresh
-        clamp.start_rate = settings.min_rate if is_fresh else None
+        drivers.start_rate = settings.min_rate if is_fresh else None
         if rate is not None and self.ceiling is not None:
             rate = min(rate, self.ceiling)
-        clamp.rate = self.ceiling if rate is None else rate
-        clamp.offsets_per_record = measured.offsets_per_record.value or 1.0
+        drivers.rate = self.ceiling if rate is None else rate
+        drivers.offsets_per_record = measured.per_record
         adapted = self._wanted(now_ms)
         if adapted != self._bound:
             self._bound, self._bound_ms = adapted, now_ms
         self.bound = self._static if adapted.bound is None else adapted.bound
         # A batch that was planned to fit is read as fast as its rule allows: each hold would only
         # make it longer.
-        in_force = adapted._replace(bound=None) if clamp.offsets is not None else adapted
+        in_force = adapted._replace(bound=None) if drivers.offsets is not None else adapted
         if in_force != self._in_force:
             self._in_force = in_force
             self._quotas.adapt(KIND, self.entity, *in_force, now_ms)

@@ -21,8 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from parts.reports import uuid
 
-from proxy.backpressure.advertised_ends import MISSED_ANSWERS
 from proxy.backpressure.driver_view import REPORT_WAIT_MS
+from proxy.backpressure.drivers import MISSED_ANSWERS
 from proxy.backpressure.offset_lookups import OffsetLookups
 from proxy.progress.report import TriggerReport
 from proxy.quota.rules import Rule

@@ -4,7 +4,7 @@ from itertools import accumulate
 
 import pytest
 
-from proxy.backpressure.estimator_inputs import (
+from proxy.backpressure.measurements import (
     DECAY,
     HELD_SHARE,
     MAX_WAITING_INTERVALS,
