@@ -21,13 +21,13 @@ class OffsetLookups(LookupConnection):
     `backpressure` is None: the client's rule is not adaptive.
     """
 
-    __slots__ = ("_backpressure", "_query")
+    __slots__ = ("_backpressure", "query")
 
     def __init__(
         self, query: QueryProgress, backpressure: QueryBackpressure | None, opened_ms: float
     ) -> None:
         super().__init__(opened_ms)
-        self._query = query
+        self.query = query
         self._backpressure: QueryBackpressure | None = None
         self.follow(backpressure)
 
@@ -52,7 +52,7 @@ class OffsetLookups(LookupConnection):
         if backpressure is None or self.wait_failed:
             return 0.0
         keys = [key for key, asked in ask.timestamps.items() if asked == list_offsets.LATEST]
-        view = backpressure.view(self._query, keys, self, now_ms)
+        view = backpressure.view(self.query, keys, self, now_ms)
         until_ms = view.wait_until_ms() if keys else -math.inf
         if until_ms == -math.inf:
             return 0.0
@@ -67,7 +67,7 @@ class OffsetLookups(LookupConnection):
         `frame` is whole, length included. Partitions with an error or without an offset, and other
         timestamps than LATEST, stay as they are. Raises MalformedResponse.
         """
-        backpressure, query = self._recorded(ask), self._query
+        backpressure, query = self._recorded(ask), self.query
         log_ends: dict[TopicPartition, int] = {}
         is_new = False
         for key, answer in list_offsets.read_list_offsets_response(version, frame).items():
@@ -97,7 +97,7 @@ class OffsetLookups(LookupConnection):
         if backpressure is None or self.is_executor:
             return None
         starts = [key for key, asked in ask.timestamps.items() if asked == list_offsets.EARLIEST]
-        view = backpressure.view(self._query)
+        view = backpressure.view(self.query)
         if not view.is_unproved and any(view.completed(key) is not None for key in starts):
             self.is_executor = True
             return None

@@ -48,31 +48,25 @@ MAX_CHARS_SHOWN = 60
 
 
 class Refusal(StrEnum):
-    """Why a report is refused."""
+    """Why a report is refused, and the HTTP status of that."""
 
-    MALFORMED = "malformed"
-    NO_CLIENT = "no_client"
-    UNKNOWN_QUERY = "unknown_query"
-    CLIENT_TAKEN = "client_taken"
-    REPEATED = "repeated"
-    OUT_OF_ORDER = "out_of_order"
-    IMPOSSIBLE = "impossible"
-    OWNED_ELSEWHERE = "owned_elsewhere"
-    NOT_ALLOWED = "not_allowed"
+    status: int
 
+    def __new__(cls, value: str, status: int) -> Self:
+        """Make a member of its text and status."""
+        made = str.__new__(cls, value)
+        made._value_, made.status = value, status
+        return made
 
-STATUS: Mapping[Refusal, int] = {
-    Refusal.MALFORMED: 400,
-    Refusal.NO_CLIENT: 400,
-    Refusal.UNKNOWN_QUERY: 404,
-    Refusal.CLIENT_TAKEN: 409,
-    Refusal.REPEATED: 409,
-    Refusal.OUT_OF_ORDER: 409,
-    Refusal.IMPOSSIBLE: 422,
-    Refusal.NOT_ALLOWED: 403,
-    Refusal.OWNED_ELSEWHERE: 503,  # listeners send it again
-}
-"""The HTTP status for each reason."""
+    MALFORMED = "malformed", 400
+    NO_CLIENT = "no_client", 400
+    UNKNOWN_QUERY = "unknown_query", 404
+    CLIENT_TAKEN = "client_taken", 409
+    REPEATED = "repeated", 409
+    OUT_OF_ORDER = "out_of_order", 409
+    IMPOSSIBLE = "impossible", 422
+    OWNED_ELSEWHERE = "owned_elsewhere", 503  # listeners send it again
+    NOT_ALLOWED = "not_allowed", 403
 
 
 IN_ORDER = "send each report once, in the order of the events"
@@ -84,7 +78,7 @@ class ReportRefused(Exception):  # noqa: N818 - named for what happened
     def __init__(self, reason: Refusal, message: str, fix: str = IN_ORDER) -> None:
         super().__init__(message)
         self.reason, self.message, self.fix = reason, message, fix
-        self.status = STATUS[reason]
+        self.status = reason.status
 
 
 def _printable(text: str) -> str:

@@ -20,6 +20,7 @@ from proxy.wire.fetch import (
     TopicKey,
 )
 
+from .fetched_logs import FetchedLogs
 from .reader import Reader
 
 MAX_SESSION_PARTITIONS = 10_000
@@ -83,7 +84,7 @@ class FetchInFlight:
     change is kept here rather than the positions: most often there is nothing.
     """
 
-    __slots__ = ("ask", "later", "now_ms", "overwritten", "session_asked", "tracker")
+    __slots__ = ("ask", "later", "logs", "now_ms", "overwritten", "session_asked", "tracker")
 
     def __init__(
         self, tracker: "FetchTracker", ask: FetchRequestPartitions, session: FetchSession
@@ -94,6 +95,8 @@ class FetchInFlight:
         self.overwritten: dict[tuple[TopicKey, int], int | None] = {}
         """By the next request: what was there before. Void when this one was answered by then."""
         self.later: FetchInFlight | None = None
+        self.logs: FetchedLogs | None = None
+        """Gets the response too, for look-ups that are answered from it."""
         self.now_ms = 0.0
         """When the response began."""
         if session.latest is not None:
@@ -118,14 +121,18 @@ class FetchInFlight:
             offsets = self.session_asked.positions.get(topic, NO_OFFSETS)
         else:
             offsets = {each[0]: self._offset(topic, each[0]) for each in fetched}
-        if isinstance(topic, str):
-            reader.fetch_answered(topic, None, offsets, fetched, self.now_ms)
-        elif (name := names.known.get(topic)) is not None:
-            reader.fetch_answered(name, topic, offsets, fetched, self.now_ms)
-        else:
+        name, topic_id = (
+            (topic, None) if isinstance(topic, str) else (names.known.get(topic), topic)
+        )
+        if name is not None:
+            reader.fetch_answered(name, topic_id, offsets, fetched, self.now_ms)
+            if self.logs is not None:
+                self.logs.record(name, fetched)
+        elif topic_id is not None:
             for each in fetched:  # one by one: TopicNames bounds how many wait
                 asked = {each[0]: offsets.get(each[0])}
-                names.when_known(topic, reader.fetch_answered, topic, asked, (each,), self.now_ms)
+                rest = topic_id, asked, (each,), self.now_ms
+                names.when_known(topic_id, reader.fetch_answered, *rest)
 
     def ended(self) -> None:
         """See FetchObserver."""
@@ -155,6 +162,7 @@ class FetchTracker:
         self.names = names
         self.reader = reader
         self.session: FetchSession | None = None
+        self.fetched_logs = FetchedLogs()
         self._in_flight: deque[FetchInFlight] = deque()
 
     def asked(self, ask: FetchRequestPartitions, now_ms: float) -> None:

@@ -1,6 +1,5 @@
 """The relay's interceptor: follow what clients of queries read, and those of pipelines write."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -8,23 +7,15 @@ from proxy.backpressure.backpressure import Backpressure
 from proxy.backpressure.offset_lookups import OffsetLookups
 from proxy.backpressure.query_backpressure import QueryBackpressure
 from proxy.pipeline.running import RunningPipelines
-from proxy.progress.fetched_logs import FetchedLogs
-from proxy.progress.query import QueryProgress
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.topics import TopicNames
-from proxy.progress.tracker import FetchInFlight, FetchTracker
+from proxy.progress.tracker import FetchTracker
 from proxy.queries.report_turns import ReportTurns
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
 from proxy.relay.interceptor import ClientSentOn, SeenRequest
 from proxy.wire.apis import FETCH, LIST_OFFSETS, PRODUCE
-from proxy.wire.fetch import (
-    NO_OFFSET,
-    FetchedPartition,
-    FetchRequestPartitions,
-    TopicKey,
-    read_fetch_request,
-)
+from proxy.wire.fetch import NO_OFFSET, FetchRequestPartitions, read_fetch_request
 from proxy.wire.fetch_response import FetchObserver
 from proxy.wire.frames import RequestHead
 from proxy.wire.list_offsets import (
@@ -99,8 +90,8 @@ class FollowedClient:
     """A client on one connection: what it reads for a query, what it writes, both or neither."""
 
     __slots__ = (
-        *("_all", "_fetches", "_generation", "_identity", "_looked_up_first", "_node_id", "_query"),
-        *("_visits", "_writes", "client_id", "fetched_logs", "lookups", "pressure", "tracker"),
+        *("_all", "_fetches", "_generation", "_identity", "_looked_up_first", "_node_id"),
+        *("_visits", "_writes", "client_id", "lookups", "pressure", "tracker"),
     )
 
     def __init__(self, following: Following, identity: ClientIdentity, node_id: int | None) -> None:
@@ -110,7 +101,6 @@ class FollowedClient:
         self._node_id = node_id
         self._generation = -1
         """Of all that says who is followed, when it was last looked up."""
-        self._query: QueryProgress | None = None
         self._writes = False
         self._visits = False
         """Whether its rule is adaptive, and another member owns it."""
@@ -118,8 +108,7 @@ class FollowedClient:
         """Whether a visitor has fetched: it is no driver's then."""
         self.tracker: FetchTracker | None = None
         self.lookups: OffsetLookups | None = None
-        """Like `tracker`, None as long as the client reads for no query."""
-        self.fetched_logs = FetchedLogs()
+        """Like `tracker`, None as long as the client reads for no query: for `lookups.query`."""
         self._looked_up_first = False
         """Whether it looked up offsets before it fetched, or maybe did. Streaming executors never
         do: their batches are planned. A batch query's do, to find out what to read."""
@@ -136,7 +125,7 @@ class FollowedClient:
             self._follow(now_ms)
         if api_key == PRODUCE:
             return self._writes
-        if self._query is None:
+        if self.lookups is None:
             self._looked_up_first |= api_key == LIST_OFFSETS
             self._fetches |= api_key == FETCH
             return self._visits and api_key == LIST_OFFSETS and not self._fetches
@@ -150,7 +139,7 @@ class FollowedClient:
             records = sum([each.offsets for each in appended])
             self._all.pipelines.sent(self.client_id, len(frame), records)
             return _InterceptedProduce(appended, self.client_id, self._all)
-        if self._query is None or lookups is None or self.tracker is None:
+        if lookups is None or self.tracker is None:
             self.check_here(read_list_offsets_request(version, body, head.correlation_id), now_ms)
             return SeenRequest()
         if head.api_key != LIST_OFFSETS:
@@ -160,7 +149,7 @@ class FollowedClient:
         ask = read_list_offsets_request(version, body, head.correlation_id)
         self._looked_up_first |= not lookups.is_executor
         if self.answers_lookups(now_ms):
-            offsets = self.fetched_logs.offsets(ask, now_ms)
+            offsets = self.tracker.fetched_logs.offsets(ask, now_ms)
             if offsets is not None:
                 return _AnsweredLookup(list_offsets_response(version, head.correlation_id, offsets))
         is_seen = self._writes or self.pressure is not None
@@ -188,14 +177,13 @@ class FollowedClient:
         A batch query may read with the client id of a query that is followed, and takes what it
         looks up for the end of what it reads. Only streaming queries have a listener's reports.
         """
-        query, lookups = self._query, self.lookups
+        lookups = self.lookups
         return (
             self._all.registry.answers_lookups
             and lookups is not None
             and lookups.is_executor
             and not self._looked_up_first
-            and query is not None
-            and query.reports_are_fresh(now_ms)
+            and lookups.query.reports_are_fresh(now_ms)
         )
 
     def gated(self, start_ms: float, now_ms: float) -> None:
@@ -222,15 +210,13 @@ class FollowedClient:
         if self.pressure is not None:
             every.registry.follow(client_id)
         query = every.registry.query_of(client_id)
-        if query is self._query:
-            if lookups is not None:
-                lookups.follow(self.pressure)
-            return
         if lookups is not None:
+            if lookups.query is query:
+                lookups.follow(self.pressure)
+                return
             self._fetches |= lookups.is_executor
             lookups.closed()
-        self._query, self.tracker, self.lookups = query, None, None
-        self.fetched_logs = FetchedLogs()
+        self.tracker = self.lookups = None
         if query is not None:
             self.tracker = FetchTracker(every.names, query.reader(self._node_id))
             self.lookups = OffsetLookups(query, self.pressure, now_ms)
@@ -257,33 +243,10 @@ class _InterceptedFetch(SeenRequest):
             self.client.pressure.record_hold(start_ms, due_ms)
 
     def observer(self, now_ms: float) -> FetchObserver:
-        tracked = self.tracker.observer(self.ask, now_ms)
-        logs = self.client.fetched_logs
+        asked, logs = self.tracker.observer(self.ask, now_ms), self.tracker.fetched_logs
         logs.begin_response(self.sent_ms)
-        if not self.client.answers_lookups(now_ms):
-            return tracked
-        return _FetchedLogsObserver(tracked, logs, self.tracker.names)
-
-
-@dataclass(slots=True, eq=False)
-class _FetchedLogsObserver:
-    """A FetchObserver that also records what look-ups are answered from."""
-
-    tracked: FetchInFlight
-    logs: FetchedLogs
-    names: TopicNames
-
-    def session(self, error_code: int, session_id: int) -> None:
-        self.tracked.session(error_code, session_id)
-
-    def partitions(self, topic: TopicKey, fetched: Sequence[FetchedPartition]) -> None:
-        self.tracked.partitions(topic, fetched)
-        name = topic if isinstance(topic, str) else self.names.known.get(topic)
-        if name is not None:
-            self.logs.record(name, fetched)
-
-    def ended(self) -> None:
-        self.tracked.ended()
+        asked.logs = logs if self.client.answers_lookups(now_ms) else None
+        return asked
 
 
 @dataclass(slots=True, eq=False)

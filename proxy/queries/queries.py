@@ -42,11 +42,12 @@ from proxy.progress.report import Report, ReportRefused, parse_report
 from proxy.progress.report_handler import ReportHandler
 from proxy.progress.topics import TopicNames
 from proxy.queries.following import Following
-from proxy.queries.record_owner import OwnerKind, read_owned
+from proxy.queries.record_owner import OWNED_RECORDS, OwnerKind, owned
 from proxy.queries.report_turns import ReportTurns
 from proxy.quota.manager import QuotaManager
 from proxy.slices import Slices
 from proxy.state import Document, Record, RecordFormat, StateError, StateWriter, Store
+from proxy.state.store import SEPARATOR
 from proxy.wire.topic_partition import TopicPartition
 
 QUERIES_TICK_S = 1.0
@@ -208,8 +209,11 @@ class Queries:
     def _read(
         self, store: Store, owns: Owns, kinds: Iterable[OwnerKind]
     ) -> tuple[list[Record], ReadRecords]:
-        """Return all records of what these own, and what those of progress say."""
-        records = read_owned(store, owns, self._registry.client_of_record, kinds)
+        """Return the records of what these own, and what those of progress say. Raises StateError."""
+        namespaces = [each for each, kind in OWNED_RECORDS.items() if kind in kinds]
+        records = [record for each in namespaces for record in store.items(each + SEPARATOR)]
+        if owns is not owns_all:
+            records = owned(records, owns, self._registry.client_of_record)
         return records, progress_records.read_records(_under(records, progress_records.FORMAT))
 
     def _take(self, records: Iterable[Record], progress: ReadRecords, owns: Owns) -> None:

@@ -1,6 +1,7 @@
 """Whose a record of the state is: of a client, of a pipeline, or of all members together."""
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from urllib.parse import unquote
@@ -9,8 +10,8 @@ from proxy.backpressure import backpressure_record
 from proxy.pipeline.completion_records import LEDGER_RECORDS
 from proxy.pipeline.controller import FLOW_RECORDS
 from proxy.progress import progress_records
-from proxy.progress.owns import Owns, owns_all
-from proxy.state import Record, Store
+from proxy.progress.owns import Owns
+from proxy.state import Record
 from proxy.state.store import SEPARATOR
 
 ClientOf = Callable[[str, str], str]
@@ -63,29 +64,13 @@ def owned(records: Iterable[Record], owns: Owns, client_of: ClientOf) -> list[Re
 
     Records of progress that cannot be read are those of the client that their key names.
     """
-    return [record for record in records if _is_owned(record, owns, client_of)]
-
-
-def read_owned(
-    store: Store,
-    owns: Owns,
-    client_of: ClientOf,
-    kinds: Iterable[OwnerKind] = tuple(OwnerKind),
-) -> list[Record]:
-    """Return what is written of these kinds of what a member owns. Raises StateError."""
     found: list[Record] = []
-    for namespace, kind in OWNED_RECORDS.items():
-        if kind in kinds:
-            found += store.items(namespace + SEPARATOR)
-    return found if owns is owns_all else owned(found, owns, client_of)
-
-
-def _is_owned(record: Record, owns: Owns, client_of: ClientOf) -> bool:
-    owner = owner_of(record.key)
-    if owner is not None and record.key.startswith(progress_records.FORMAT.prefix):
-        try:
-            entry = progress_records.read_record(record)
-        except ValueError:
-            return owner.is_among(owns)
-        return owns.client(client_of(entry.label, entry.client_id))
-    return owner is not None and owner.is_among(owns)
+    for record in records:
+        owner = owner_of(record.key)
+        if owner is not None and record.key.startswith(progress_records.FORMAT.prefix):
+            with suppress(ValueError):
+                entry = progress_records.read_record(record)
+                owner = RecordOwner(owner.kind, client_of(entry.label, entry.client_id))
+        if owner is not None and owner.is_among(owns):
+            found.append(record)
+    return found
