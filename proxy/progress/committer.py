@@ -15,7 +15,7 @@ from proxy.cluster.partitions import named, requests_by_topic
 from proxy.cluster.upstream import NOT_READY, RefusedError, UpstreamError, name_of
 from proxy.wire.topic_partition import TopicPartition
 
-from .query_registry import Commits
+from .query_registry import QueryRegistry
 
 COMMIT_INTERVAL_S = 1.0
 """What came due in this time goes out in one request per group."""
@@ -86,9 +86,12 @@ class Committer:
     """
 
     def __init__(
-        self, commits: Commits, new_client: Callable[[], KafkaClient], clock_ms: Callable[[], float]
+        self,
+        registry: QueryRegistry,
+        new_client: Callable[[], KafkaClient],
+        clock_ms: Callable[[], float],
     ) -> None:
-        self._commits = commits
+        self._registry = registry
         self._new_client = new_client
         self._clock_ms = clock_ms
         self._groups: dict[str, _GroupCommitter] = {}
@@ -115,7 +118,7 @@ class Committer:
         try:
             return await _commit_all(due, timeout_s)
         finally:
-            self._commits.drop(names)  # so that `run` begins no other commit
+            self._registry.drop_commits(names)  # so that `run` begins no other commit
             for group in groups:
                 await group.end()
                 self._groups.pop(group.name, None)
@@ -130,10 +133,10 @@ class Committer:
 
     def _due(self) -> list[tuple["_GroupCommitter", Mapping[TopicPartition, int]]]:
         """Return each group that has something due, and that."""
-        due = {name: offsets for name, offsets in self._commits.due().items() if offsets}
+        due = {name: offsets for name, offsets in self._registry.due_commits().items() if offsets}
         for name in due.keys() - self._groups.keys():
             client = self._new_client()
-            self._groups[name] = _GroupCommitter(name, self._commits, client, self._clock_ms)
+            self._groups[name] = _GroupCommitter(name, self._registry, client, self._clock_ms)
         return [(self._groups[name], offsets) for name, offsets in due.items()]
 
     def _close(self) -> None:
@@ -149,7 +152,7 @@ class _GroupCommitter:
     """
 
     name: str
-    _commits: Commits
+    _registry: QueryRegistry
     client: KafkaClient
     _clock_ms: Callable[[], float]
     task: asyncio.Task[None] | None = None
@@ -197,7 +200,7 @@ class _GroupCommitter:
         self.client.close()
 
     def _due(self) -> Mapping[TopicPartition, int]:
-        return self._commits.due().get(self.name, {})
+        return self._registry.due_commits().get(self.name, {})
 
     def _to_try(self, due: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Return what of it is not refused just now."""
@@ -215,7 +218,7 @@ class _GroupCommitter:
             offsets = await self._read_offsets(new, tried)
             self._read |= offsets.keys()
             has = {part: offset for part, offset in offsets.items() if offset != _NO_OFFSET}
-            self._commits.group_has(self.name, has)
+            self._registry.group_has(self.name, has)
             tried = self._to_try(self._due())
         tried = {part: offset for part, offset in tried.items() if part in self._read}
         taken: dict[TopicPartition, int] = {}
@@ -229,7 +232,7 @@ class _GroupCommitter:
                 taken[part] = tried[part]
                 self._refused.pop(part, None)
         if taken:
-            self._commits.committed(self.name, taken, self._clock_ms())
+            self._registry.committed(self.name, taken, self._clock_ms())
 
     async def _read_offsets(
         self, partitions: Collection[TopicPartition], tried: Mapping[TopicPartition, int]
@@ -283,7 +286,7 @@ class _GroupCommitter:
         again = self._backoff_s > 0.0
         self._backoff_s = _longer(self._backoff_s)
         self._again_s = _now_s() + self._backoff_s
-        self._commits.failed(self.name, reason)
+        self._registry.commit_failed(self.name, reason)
         if again:  # one try that fails is no problem: a coordinator moves, a connection breaks
             self._log_problem(reason)
 
@@ -296,7 +299,7 @@ class _GroupCommitter:
             partitions[refusal.reason].append(partition)
         message = "; ".join(f"{named(parts)}: {why}" for why, parts in sorted(partitions.items()))
         if message:
-            self._commits.failed(self.name, message)
+            self._registry.commit_failed(self.name, message)
         self._log_problem(message or None)
 
     def _log_problem(self, problem: str | None) -> None:

@@ -118,7 +118,7 @@ class ProgressCollector(Collector):
         thousands of them can do other work between two.
         """
         queries = self._queries.queries
-        partitions = self._queries.by_label()
+        partitions = [(query.name, tuple(query.partitions.values())) for query in queries]
         for name in OF_PARTITIONS:
             rows = (
                 ({"query": query, "topic": each.topic, "partition": str(each.partition)}, each)

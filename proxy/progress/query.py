@@ -11,10 +11,10 @@ from metrics.lock_free import HistogramChild
 from proxy.wire.topic_partition import TopicPartition
 
 from .events import ChangeLog, EventKind, OnEvent, ProgressEvent
+from .offset_ranges import SkipReason
 from .partition import PartitionProgress
 from .reader import Reader
 from .report import BatchRange, Refusal, TriggerKind, TriggerReport
-from .skipped_ranges import SkipReason
 
 MAX_PARTITIONS = 10_000
 """How many partitions of one query are followed."""

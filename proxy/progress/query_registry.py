@@ -8,7 +8,7 @@ Sans-I/O and for one thread. `now_ms` is monotonic, `now_s` the same moment on t
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from proxy.state import Document, Journal, Record
 from proxy.wire.topic_partition import TopicPartition
@@ -38,62 +38,6 @@ MAX_RECORDS_PER_WRITE = 250
 MAX_ERROR_CHARS = 1000
 
 
-class Commits:
-    """What is due of the followed queries. A group goes back only where the query itself did."""
-
-    def __init__(self, queries: Callable[[], Iterable[QueryProgress]]) -> None:
-        self._queries = queries
-
-    def drop(self, groups: Collection[str]) -> None:
-        """Forget what is due to these groups: another member commits to them from now on."""
-        for query in self._queries():
-            if query.commit_group in groups:
-                query.commit.due.clear()
-
-    def due(self) -> dict[str, dict[TopicPartition, int]]:
-        """Return by group the offset of the first record that is not complete."""
-        by_group: dict[str, dict[TopicPartition, int]] = {}
-        for query in self._queries():
-            if query.commit_group is None:
-                continue
-            for key in list(query.commit.due):
-                partition = query.partitions.get(key)
-                if partition is None or (due := partition.due_to_commit) is None:
-                    del query.commit.due[key]
-                else:
-                    by_group.setdefault(query.commit_group, {})[key] = due
-        return by_group
-
-    def group_has(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-        """Record what a group had before the first commit to it. It is not moved back by that."""
-        for query, _ in self._of_group(group):
-            for key in offsets.keys() & query.partitions.keys():
-                query.partitions[key].group_offset = offsets[key]
-
-    def committed(self, group: str, offsets: Mapping[TopicPartition, int], now_ms: float) -> None:
-        """Record that these offsets are in the group: they are due no more."""
-        for query, state in self._of_group(group):
-            state.last_ms, state.error = now_ms, None
-            for key in offsets.keys() & query.partitions.keys():
-                partition, offset = query.partitions[key], offsets[key]
-                before, partition.group_offset = partition.group_offset, offset
-                if before is not None and offset < before:
-                    state.backwards += 1
-                    text = f"group {group} was moved back from {before} to {offset}"
-                    query.changes.add_event(EventKind.COMMITTED_BACKWARDS, key, text, now_ms)
-                if partition.may_go_back and offset == partition.committed_to:
-                    partition.may_go_back = False
-                    query.changes.changed(key)  # its record says so
-
-    def failed(self, group: str, message: str) -> None:
-        """Record why what is due could not be committed, all or some of it."""
-        for _, state in self._of_group(group):
-            state.error = message[:MAX_ERROR_CHARS]
-
-    def _of_group(self, group: str) -> list[tuple[QueryProgress, GroupState]]:
-        return [(each, each.commit) for each in self._queries() if each.commit_group == group]
-
-
 class QueryRegistry:
     """Who is followed, what they were given and have completed, and what is to be kept of it."""
 
@@ -104,7 +48,6 @@ class QueryRegistry:
         """Followed no more, and not yet committed and written to the end."""
         self._labels: dict[str, QueryProgress] = {}
         self.journal = Journal(record_of, key_of)
-        self.commits = Commits(self._with_groups)
         self.report_results: Counter[str] = Counter()
         """Reports by what became of them: `accepted` (no heartbeats), `lost`, or why refused."""
         self._readers: dict[TopicPartition, set[PartitionProgress]] = {}
@@ -180,13 +123,6 @@ class QueryRegistry:
                     partition.group_offset = None
                     self._commit_later(query, key)
 
-    def _with_groups(self) -> Iterator[QueryProgress]:
-        """Yield those of the queries that may have a group, also of those that leave."""
-        for each in self._settings.queries:
-            if (query := self._queries.get(each.client_id)) is not None:
-                yield query
-        yield from self._leaving.values()
-
     def forget_leaving(self) -> None:
         """Write and commit nothing more of the queries that leave; their records stay."""
         gone, self._leaving = list(self._leaving.values()), {}
@@ -240,16 +176,6 @@ class QueryRegistry:
         if self._labels.get(query.name) is query:
             del self._labels[query.name]
         self.generation += 1
-
-    def forget_gone(self, now_ms: float) -> None:
-        """Forget those that were away for long."""
-        self.now_ms = now_ms
-        for query in self.queries:
-            seen_ms = query.last_seen_ms
-            if seen_ms is None:
-                query.first_sweep_ms = now_ms
-            elif query.settings is None and now_ms - seen_ms >= FORGET_AFTER_MS:
-                self.forget(query, "it was away for long")
 
     def _changed(self, query: QueryProgress, key: TopicPartition) -> None:
         """Record that a partition's record, and what is to be committed, may be out of date."""
@@ -314,7 +240,13 @@ class QueryRegistry:
 
         Between two steps, here and below, other calls may come.
         """
-        self.forget_gone(now_ms)
+        self.now_ms = now_ms
+        for query in self.queries:
+            seen_ms = query.last_seen_ms
+            if seen_ms is None:
+                query.first_sweep_ms = now_ms
+            elif query.settings is None and now_ms - seen_ms >= FORGET_AFTER_MS:
+                self.forget(query, "it was away for long")
         for query in self.queries:
             settings = query.settings
             stuck_after_ms = settings.stuck_after_ms if settings else STUCK_AFTER_MS
@@ -325,14 +257,10 @@ class QueryRegistry:
         for query in sorted(self.queries, key=lambda query: query.name):
             yield from query_document(query, now_ms, now_s)
 
-    def by_label(self) -> list[tuple[str, tuple[PartitionProgress, ...]]]:
-        """Return the partitions of each query, with its label."""
-        return [(query.name, tuple(query.partitions.values())) for query in self.queries]
-
     def partitions(self) -> Iterator[TopicPartition]:
         """Yield the partitions whose log ends are worth asking for: of each query that reads it."""
         self._readers = {}
-        for _, partitions in self.by_label():
+        for partitions in [tuple(query.partitions.values()) for query in self.queries]:
             yield from map(self._seek, partitions)
 
     def stale(self, now_ms: float) -> Iterator[TopicPartition]:
@@ -383,6 +311,69 @@ class QueryRegistry:
     def changes_failed(self) -> None:
         """Return with the next `changes` what the last one did as well: it was not written."""
         self.journal.give_back()
+
+    # The consumer groups of queries
+
+    def drop_commits(self, groups: Collection[str]) -> None:
+        """Forget what is due to these groups: another member commits to them from now on."""
+        for query in self._with_groups():
+            if query.commit_group in groups:
+                query.commit.due.clear()
+
+    def due_commits(self) -> dict[str, dict[TopicPartition, int]]:
+        """Return by group the offset of the first record that is not complete.
+
+        A group goes back only where the query itself did.
+        """
+        by_group: dict[str, dict[TopicPartition, int]] = {}
+        for query in self._with_groups():
+            if query.commit_group is None:
+                continue
+            for key in list(query.commit.due):
+                partition = query.partitions.get(key)
+                if partition is None or (due := partition.due_to_commit) is None:
+                    del query.commit.due[key]
+                else:
+                    by_group.setdefault(query.commit_group, {})[key] = due
+        return by_group
+
+    def group_has(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """Record what a group had before the first commit to it. It is not moved back by that."""
+        for query, _ in self._of_group(group):
+            for key in offsets.keys() & query.partitions.keys():
+                query.partitions[key].group_offset = offsets[key]
+
+    def committed(self, group: str, offsets: Mapping[TopicPartition, int], now_ms: float) -> None:
+        """Record that these offsets are in the group: they are due no more."""
+        for query, state in self._of_group(group):
+            state.last_ms, state.error = now_ms, None
+            for key in offsets.keys() & query.partitions.keys():
+                partition, offset = query.partitions[key], offsets[key]
+                before, partition.group_offset = partition.group_offset, offset
+                if before is not None and offset < before:
+                    state.backwards += 1
+                    text = f"group {group} was moved back from {before} to {offset}"
+                    query.changes.add_event(EventKind.COMMITTED_BACKWARDS, key, text, now_ms)
+                if partition.may_go_back and offset == partition.committed_to:
+                    partition.may_go_back = False
+                    query.changes.changed(key)  # its record says so
+
+    def commit_failed(self, group: str, message: str) -> None:
+        """Record why what is due could not be committed, all or some of it."""
+        for _, state in self._of_group(group):
+            state.error = message[:MAX_ERROR_CHARS]
+
+    def _of_group(self, group: str) -> list[tuple[QueryProgress, GroupState]]:
+        return [(each, each.commit) for each in self._with_groups() if each.commit_group == group]
+
+    def _with_groups(self) -> Iterator[QueryProgress]:
+        """Yield those of the queries that may have a group, also of those that leave."""
+        for each in self._settings.queries:
+            if (query := self._queries.get(each.client_id)) is not None:
+                yield query
+        yield from self._leaving.values()
+
+    # What is kept
 
     def load(self, records: Iterable[Record] | ReadRecords) -> list[str]:
         """Restore what an earlier process kept, or another member; return which were not, and why.

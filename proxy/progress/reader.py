@@ -10,8 +10,8 @@ from types import MappingProxyType
 
 from proxy.wire.fetch import FetchedPartition
 
+from .offset_ranges import SkipReason
 from .partition import PartitionProgress
-from .skipped_ranges import SkipReason
 
 OFFSET_OUT_OF_RANGE = 1
 

@@ -8,14 +8,13 @@ from metrics.clock import MS_PER_SECOND
 from proxy.wire.topic_partition import TopicPartition
 
 from .events import EventKind
-from .offset_ranges import OffsetRanges
+from .offset_ranges import OffsetRanges, SkipReason
 from .owns import owns_all
 from .partition import PartitionProgress
 from .query import MAX_PARTITIONS, LastBatch, QueryProgress
 from .query_registry import QueryRegistry
 from .query_scope import ALL_QUERIES, QueryScope
 from .report import BatchRange, Refusal, Report, ReportRefused
-from .skipped_ranges import SkipReason
 
 MAX_ERROR_SHOWN = 1000
 """Characters of a failure: as many as the listener sends."""

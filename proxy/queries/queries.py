@@ -117,9 +117,7 @@ class Queries:
         self._name_tries: dict[bytes, int] = {}
         """By topic id that is still wanted: how many look-ups did not find it."""
         self._names_looked_up = asyncio.Event()
-        self._committer = Committer(
-            self._registry.commits, partial(KafkaClient, bootstrap), clock_ms
-        )
+        self._committer = Committer(self._registry, partial(KafkaClient, bootstrap), clock_ms)
         self._log_ends = LogEnds(self._registry, KafkaClient(bootstrap), clock_ms)
         self._pipelines = RunningPipelines(
             pipelines, self._registry, self._backpressure.of_client, quotas, instruments
@@ -209,7 +207,7 @@ class Queries:
     def _read(
         self, store: Store, owns: Owns, kinds: Iterable[OwnerKind]
     ) -> tuple[list[Record], ReadRecords]:
-        """Return the records of what these own, and what those of progress say. Raises StateError."""
+        """Return the records of what these own, and what those of progress say."""
         namespaces = [each for each, kind in OWNED_RECORDS.items() if kind in kinds]
         records = [record for each in namespaces for record in store.items(each + SEPARATOR)]
         if owns is not owns_all:

@@ -144,7 +144,7 @@ class Book:
     def log_start(self, _topic: str, _partition: int, offset: int, _now_ms: float) -> None:
         self.start = offset
 
-    def due(self) -> dict[str, dict[tuple[str, int], int]]:
+    def due_commits(self) -> dict[str, dict[tuple[str, int], int]]:
         return {f"{self.topic}-group": self.offsets}
 
     def group_has(self, group: str, offsets: object) -> None:
@@ -153,7 +153,7 @@ class Book:
     def committed(self, _group: str, _offsets: object, _now_ms: float) -> None:
         self.offsets = {}
 
-    def failed(self, _group: str, message: str) -> None:
+    def commit_failed(self, _group: str, message: str) -> None:
         self.problem = message
 
 

@@ -370,7 +370,7 @@ def test_a_query_that_is_restarted_at_once(
     assert refusals == []
     each = (COUNT + RESTARTS * BATCH_ROWS) // PARTITIONS
     assert checkpoint_of(tmp_path / "checkpoint") == offsets(full, each)
-    assert book.commits.due()["g"] == {(full, number): each for number in range(PARTITIONS)}
+    assert book.due_commits()["g"] == {(full, number): each for number in range(PARTITIONS)}
     (document,) = filter(None, book.documents(0.0, 0.0))
     assert (document["state"], document["run_id"]) == ("ended", str(query.runId))
 

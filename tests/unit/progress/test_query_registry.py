@@ -479,7 +479,7 @@ def snapshot(world, kept):
     return (
         json.dumps(documents, allow_nan=False),
         dict(kept),
-        world.registry.commits.due(),
+        world.registry.due_commits(),
         [note for note in world.events if note.kind not in ADVICE],
         world.registry.generation,
     )
