@@ -7,7 +7,6 @@ partitions without news. So each is kept with the offset that it was last asked 
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from types import MappingProxyType
 
 from proxy.progress.topics import TopicNames
@@ -39,6 +38,9 @@ response may have waited for a quota, or for a client that reads slowly."""
 
 _LATEST = {READ_UNCOMMITTED: 1, READ_COMMITTED: 2}
 """Which of the three offsets below a broker answers, by isolation level."""
+
+_ByTopic = list[tuple[TopicKey, list[tuple[int, int]]]]
+"""Partitions of topics, with offsets."""
 
 NO_OFFSETS: Mapping[int, int] = MappingProxyType({})
 
@@ -102,18 +104,6 @@ class FetchSession:
     """By topic and partition."""
     size: int = 0
     """How many there are."""
-    latest: "FetchInFlight | None" = None
-    """The request that was applied last, until it is answered."""
-
-    def keep_overwritten(self, ask: FetchRequestPartitions) -> None:
-        """Keep what a request is about to change for the one before it, if that is in flight."""
-        latest = self.latest
-        if latest is None:
-            return
-        changed = [(topic, index) for topic, index, _ in ask.positions]
-        for topic, index in chain(changed, ask.forgotten):
-            offset = self.positions.get(topic, NO_OFFSETS).get(index)
-            latest.overwritten.setdefault((topic, index), offset)
 
     def set_all(self, topic: TopicKey, offsets: Sequence[tuple[int, int]]) -> None:
         """Set the offsets of some partitions of a topic, those that there is room for."""
@@ -140,31 +130,24 @@ class FetchSession:
             del self.positions[topic]
 
 
-class FetchInFlight:
-    """A request that was applied to a session, and the FetchObserver of its response.
+class FetchAnswer:
+    """The FetchObserver of one response; `session_asked` is as its request has made it."""
 
-    Requests may be pipelined, and further ones may be read while a response passes. What they
-    change is kept here rather than the positions: most often there is nothing.
-    """
-
-    __slots__ = ("ask", "later", "logs", "now_ms", "overwritten", "session_asked", "tracker")
+    __slots__ = ("ask", "logs", "now_ms", "session_asked", "tracker")
 
     def __init__(
-        self, tracker: "FetchTracker", ask: FetchRequestPartitions, session: FetchSession
+        self,
+        tracker: "FetchTracker",
+        ask: FetchRequestPartitions,
+        session: FetchSession,
+        now_ms: float,
     ) -> None:
         self.tracker = tracker
         self.ask = ask
         self.session_asked = session
-        self.overwritten: dict[tuple[TopicKey, int], int | None] = {}
-        """By the next request: what was there before. Void when this one was answered by then."""
-        self.later: FetchInFlight | None = None
+        self.now_ms = now_ms
         self.logs: FetchedLogs | None = None
         """Gets the response too, for look-ups that are answered from it."""
-        self.now_ms = 0.0
-        """When the response began."""
-        if session.latest is not None:
-            session.latest.later = self
-        session.latest = self
 
     def session(self, error_code: int, session_id: int) -> None:
         """See FetchObserver."""
@@ -179,11 +162,7 @@ class FetchInFlight:
     def partitions(self, topic: TopicKey, fetched: Sequence[FetchedPartition]) -> None:
         """See FetchObserver."""
         reader, names = self.tracker.reader, self.tracker.names
-        offsets: Mapping[int, int | None]
-        if self.later is None:
-            offsets = self.session_asked.positions.get(topic, NO_OFFSETS)
-        else:
-            offsets = {each[0]: self._offset(topic, each[0]) for each in fetched}
+        offsets = self.session_asked.positions.get(topic, NO_OFFSETS)
         name, topic_id = (
             (topic, None) if isinstance(topic, str) else (names.known.get(topic), topic)
         )
@@ -199,26 +178,16 @@ class FetchInFlight:
 
     def ended(self) -> None:
         """See FetchObserver."""
-        if self.session_asked.latest is self:
-            self.session_asked.latest = None
-
-    def _offset(self, topic: TopicKey, index: int) -> int | None:
-        """Return from where a partition was asked for, though requests were applied since."""
-        key = (topic, index)
-        asked: FetchInFlight | None = self
-        while asked is not None and key not in asked.overwritten:
-            asked = asked.later
-        if asked is None:
-            return self.session_asked.positions.get(topic, NO_OFFSETS).get(index)
-        return asked.overwritten[key]
 
 
 class FetchTracker:
     """Keeps the fetch session of one client on one connection.
 
-    Following may begin in the middle of a session: its partitions are then known as they are named.
-    Of several sessions on the connection only the newest is kept. Times are monotonic. `reader`
-    gets each position that is asked for, and each partition that is answered.
+    A request is applied to its session when it is answered, as the broker does: requests may be
+    pipelined, and further ones may be read while a response passes. Following may begin in the
+    middle of a session: its partitions are then known as they are named. Of several sessions on the
+    connection only the newest is kept. Times are monotonic. `reader` gets each position that is
+    asked for, and each partition that is answered.
     """
 
     def __init__(self, names: TopicNames, reader: Reader) -> None:
@@ -226,26 +195,12 @@ class FetchTracker:
         self.reader = reader
         self.session: FetchSession | None = None
         self.fetched_logs = FetchedLogs()
-        self._in_flight: deque[FetchInFlight] = deque()
+        self._in_flight: deque[tuple[FetchRequestPartitions, _ByTopic]] = deque()
 
     def asked(self, ask: FetchRequestPartitions, now_ms: float) -> None:
         """Record a request that is sent on to the broker."""
         topics = _by_topic(ask.positions)
-        session = self.session
-        is_named = session is not None and session.session_id == ask.session_id
-        if ask.is_full and is_named:  # which it closes
-            self.session = None
-        if ask.is_full or session is None or not is_named:
-            session = FetchSession(NO_SESSION if ask.is_full else ask.session_id)
-        if not ask.is_full:
-            self.session = session
-        session.keep_overwritten(ask)
-        for topic, offsets in topics:
-            session.set_all(topic, offsets)
-        if not ask.is_full:
-            for topic, index in ask.forgotten:
-                session.forget(topic, index)
-        self._in_flight.append(FetchInFlight(self, ask, session))
+        self._in_flight.append((ask, topics))
         asked, names = self.reader.fetch_asked, self.names
         for topic, offsets in topics:
             if isinstance(topic, str):
@@ -256,28 +211,39 @@ class FetchTracker:
                 for each in offsets:  # one by one: TopicNames bounds how many wait
                     names.when_known(topic, asked, topic, (each,), now_ms)
 
-    def observer(self, ask: FetchRequestPartitions, now_ms: float) -> FetchInFlight:
+    def observer(self, ask: FetchRequestPartitions, now_ms: float) -> FetchAnswer:
         """Return the observer of the response to that request, which begins now.
 
         Responses come in the order of the requests; those left out are taken for never answered.
         Raises ValueError for a request that was not shown, or that was answered before.
         """
         while self._in_flight:
-            asked = self._in_flight.popleft()
-            if asked.ask is ask:
-                asked.now_ms = now_ms
-                return asked
+            asked, topics = self._in_flight.popleft()
+            session = self._apply(asked, topics)
+            if asked is ask:
+                return FetchAnswer(self, ask, session, now_ms)
         raise ValueError("a response to a request that was not shown")
 
-    def close(self) -> None:
-        """Forget the requests in flight: no response will come. So no reference cycle is left."""
-        while self._in_flight:
-            self._in_flight.popleft().ended()
+    def _apply(self, ask: FetchRequestPartitions, topics: _ByTopic) -> FetchSession:
+        """Return the session of a request, changed as it says."""
+        session = self.session
+        is_named = session is not None and session.session_id == ask.session_id
+        if ask.is_full and is_named:  # which it closes
+            self.session = None
+        if ask.is_full or session is None or not is_named:
+            session = FetchSession(NO_SESSION if ask.is_full else ask.session_id)
+        for topic, offsets in topics:
+            session.set_all(topic, offsets)
+        if not ask.is_full:
+            self.session = session
+            for topic, index in ask.forgotten:
+                session.forget(topic, index)
+        return session
 
 
-def _by_topic(positions: Sequence[FetchPosition]) -> list[tuple[TopicKey, list[tuple[int, int]]]]:
+def _by_topic(positions: Sequence[FetchPosition]) -> _ByTopic:
     """Return partitions with their offsets, those in a row of one topic together."""
-    topics: list[tuple[TopicKey, list[tuple[int, int]]]] = []
+    topics: _ByTopic = []
     last: TopicKey | None = None
     for topic, index, offset in positions:
         if topic is not last:

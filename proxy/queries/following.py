@@ -195,8 +195,6 @@ class FollowedClient:
         """See ClientInterceptor."""
         if self.lookups is not None:
             self.lookups.closed()
-        if self.tracker is not None:
-            self.tracker.close()
 
     def _follow(self, now_ms: float) -> None:
         """Find out what the client does now; what is known of the query it reads for is kept."""
