@@ -15,7 +15,7 @@ from proxy.progress.query import QueryProgress
 from proxy.progress.report import TriggerKind
 from proxy.wire.topic_partition import TopicPartition
 
-from .drivers import Drivers, LookupConnection
+from .drivers import NO_CONNECTION, Drivers, LookupConnection
 from .measurements import BatchMeasurements
 
 REPORT_WAIT_MS = 300.0
@@ -51,10 +51,10 @@ class DriverView:
     query: QueryProgress
     drivers: Drivers
     measurements: BatchMeasurements
-    keys: Collection[TopicPartition]
+    keys: Collection[TopicPartition] = ()
     """The partitions whose ends are looked up."""
-    connection: LookupConnection
-    now_ms: float
+    connection: LookupConnection = NO_CONNECTION
+    now_ms: float = 0.0
 
     def why_real(self) -> str | None:
         """Return why an answer that is due has the real ends; None: those of a batch."""

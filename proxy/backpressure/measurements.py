@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 
 from metrics.clock import MS_PER_SECOND
 from proxy.progress.offset_ranges import RangeSet
@@ -47,11 +46,6 @@ DECAY = 0.8
 
 MIN_GAPS, MAX_GAPS = 3, 8
 """How many times between two batches have to be known to tell the interval; how many are kept."""
-
-_parameters = attrgetter(
-    *("estimator", "batch_interval_ms", "min_rate", "proportional", "integral", "derivative")
-)
-"""With others a PidEstimator begins anew."""
 
 
 @dataclass(slots=True)
@@ -260,9 +254,9 @@ class BatchMeasurements:
         if interval_ms is None:
             return
         before, self._settings = self._settings, replace(rule, batch_interval_ms=interval_ms)
-        if isinstance(self.estimator, CostEstimator) and rule.estimator == "cost":
+        if rule.estimator == before.estimator:
             self.estimator.update(self._settings)
-        elif _parameters(self._settings) != _parameters(before):
+        else:
             self.estimator = _estimator(self._settings)
 
     def record_bytes(self, count: int) -> None:

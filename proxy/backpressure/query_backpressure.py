@@ -1,6 +1,6 @@
 """One query: from the reports on its batches to the bound of its reading and the next batch."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from prometheus_client import Gauge
@@ -19,7 +19,7 @@ from proxy.wire.topic_partition import TopicPartition
 from .backpressure_record import BOUND_RECORDS, BackpressureRecord
 from .clamp import advertise
 from .driver_view import UNPLANNED, DriverView
-from .drivers import NO_CONNECTION, Drivers, LookupConnection, PartitionOffsets
+from .drivers import Drivers, PartitionOffsets
 from .measurements import BatchMeasurements, batch_offsets
 
 KIND = QuotaKind.CONSUMER_BYTE_RATE
@@ -74,7 +74,7 @@ class QueryBackpressure:
         self._quotas = quotas
         self._gauges = gauges
         self._on_change = on_change
-        self._measurements = measurements = BatchMeasurements(_adaptive(match.rule))
+        self.measurements = measurements = BatchMeasurements(_adaptive(match.rule))
         self.record_bytes, self.record_hold = measurements.record_bytes, measurements.record_hold
         self.clamp = Drivers()
         self._run_id: str | None = None
@@ -105,23 +105,23 @@ class QueryBackpressure:
     @property
     def rate(self) -> float | None:
         """What its batches can take, in records per second; None when not known."""
-        rate, most = self._rate, self._measurements.rule.max_rate
+        rate, most = self._rate, self.measurements.rule.max_rate
         return rate if rate is None or most is None else min(rate, most)
 
     @property
     def processing_rate(self) -> float | None:
         """See BatchMeasurements."""
-        return self._measurements.processing_rate
+        return self.measurements.processing_rate
 
     @property
     def batch_interval_ms(self) -> float | None:
         """The query's trigger interval; None when not known."""
-        return self._measurements.interval_ms
+        return self.measurements.interval_ms
 
     @property
     def bytes_per_record(self) -> float | None:
         """What a record costs to read; None when not known."""
-        return self._measurements.bytes_per_record.value
+        return self.measurements.bytes_per_record.value
 
     @property
     def withheld(self) -> int:
@@ -153,8 +153,8 @@ class QueryBackpressure:
         if report.run_id != self._run_id:
             self._begin_run(query, report.run_id, now_ms)
         self.used_ms = now_ms
-        self._measurements.interval.add(batch, query.trigger_interval_ms)
-        self._measurements.update(self._measurements.rule)
+        self.measurements.interval.add(batch, query.trigger_interval_ms)
+        self.measurements.update(self.measurements.rule)
         heard, self._heard = self._heard, (report.sender, now_ms)
         drivers = self.clamp
         if is_heartbeat:
@@ -169,7 +169,7 @@ class QueryBackpressure:
         drivers.record_report(event_ms, now_ms)
         if batch is not None and query.trigger_kind not in UNPLANNED:
             drivers.record_batch(batch_offsets(batch), report.age_ms)
-            rate, why = self._measurements.add(batch, event_ms, drivers, self._static)
+            rate, why = self.measurements.add(batch, event_ms, drivers, self._static)
             if rate is not None:
                 self._rate = self._last_rate = rate
             if why is not None and (rate is not None or self._rate is None):
@@ -177,24 +177,14 @@ class QueryBackpressure:
         if self._rate is not None:
             self._return = None
         if report.event == "idle":
-            self._measurements.waiting_ms = 0.0
-            view = self.view(query)
+            self.measurements.waiting_ms = 0.0
+            view = DriverView(query, drivers, self.measurements)
             drivers.record_idle(event_ms, set(filter(view.is_unread, drivers.advertised)))
         elif report.event == "terminated":
             self._has_ended = True
             self._forget_rate("the query failed" if report.error else "the query ended", now_ms)
         self._enforce(now_ms)
         self._on_change(self)
-
-    def view(
-        self,
-        query: QueryProgress,
-        keys: Collection[TopicPartition] = (),
-        connection: LookupConnection = NO_CONNECTION,
-        now_ms: float = 0.0,
-    ) -> DriverView:
-        """Return the view of a driver that looks up the ends of these partitions."""
-        return DriverView(query, self.clamp, self._measurements, keys, connection, now_ms)
 
     def advertise(
         self, view: DriverView, log_ends: PartitionOffsets, *, is_new: bool
@@ -216,7 +206,7 @@ class QueryBackpressure:
         """Do what is due; call it every second or so."""
         if self.clamp.connections:
             self.used_ms = now_ms
-        hold_ms = self._measurements.rule.hold_ms
+        hold_ms = self.measurements.rule.hold_ms
         if self._heard is not None and now_ms - self._heard[1] > hold_ms:
             self._begin_return(f"no report for more than {hold_ms / MS_PER_SECOND:g} s", now_ms)
         if self._return is not None:
@@ -225,9 +215,9 @@ class QueryBackpressure:
     def set_rule(self, rule: Rule, now_ms: float) -> None:
         """Set another rule, which is adaptive too."""
         self.rule = rule
-        self._measurements.update(_adaptive(rule))
+        self.measurements.update(_adaptive(rule))
         if self._rate is not None:
-            self._rate = max(self._rate, self._measurements.rule.min_rate)
+            self._rate = max(self._rate, self.measurements.rule.min_rate)
         self._enforce(now_ms)
 
     def detach(self, now_ms: float) -> None:
@@ -256,7 +246,7 @@ class QueryBackpressure:
             "bytes_per_record": self.bytes_per_record,
             "offsets_per_record": self.clamp.offsets_per_record,
             "batch_interval_ms": self.batch_interval_ms,
-            "waiting_ms": self._measurements.waiting_ms,
+            "waiting_ms": self.measurements.waiting_ms,
             "reason": self._bound.reason,
             "report_age_s": None if reported_ms is None else (now_ms - reported_ms) / MS_PER_SECOND,
             "clamp": {
@@ -282,7 +272,7 @@ class QueryBackpressure:
             "has_ended": self._has_ended,
             "rate": self._rate,
             "last_rate": self._last_rate,
-            **self._measurements.kept(),
+            **self.measurements.kept(),
             **self.clamp.kept(),
         }
         return Record.of(self.key, value, BOUND_RECORDS.version)
@@ -291,11 +281,11 @@ class QueryBackpressure:
         """Resume from what an earlier process kept, as if its last report had come just now."""
         self._run_id, self._label, self._has_ended = record.run_id, record.label, record.has_ended
         self._last_rate = record.last_rate
-        self._measurements.resume(record, now_ms)
+        self.measurements.resume(record, now_ms)
         if not record.has_ended:
             self._heard = None, now_ms
             if record.rate is not None:
-                self._rate = max(record.rate, self._measurements.rule.min_rate)
+                self._rate = max(record.rate, self.measurements.rule.min_rate)
                 self._why = f"{self._rate:,.0f} records/s since before the restart"
             self.clamp.resume(record, now_ms)
         self._enforce(now_ms)
@@ -304,11 +294,11 @@ class QueryBackpressure:
         if self._run_id is not None:
             done: dict[TopicPartition, int | None] | None = None
             if query.progress_id in (None, query.query_id):
-                view = self.view(query)
+                view = DriverView(query, self.clamp, self.measurements)
                 done = {key: view.completed(key) for key in self.clamp.advertised}
             self.clamp.begin_run(query.run_began_ms, done)
         self._run_id, self._has_ended = run_id, False
-        self._measurements.begin_run()
+        self.measurements.begin_run()
         self._forget_rate("a new run began", now_ms)
 
     def _forget_rate(self, why: str, now_ms: float) -> None:
@@ -322,7 +312,7 @@ class QueryBackpressure:
 
     def _enforce(self, now_ms: float) -> None:
         """Put in force what is known now: the size of the next batch, and the bound."""
-        settings, measured, drivers = self._measurements.rule, self._measurements, self.clamp
+        settings, measured, drivers = self.measurements.rule, self.measurements, self.clamp
         steady, most = measured.bytes_per_record.steady, settings.max_rate
         readable = self._static / steady if steady is not None else None
         # Before the run has one: the rule's, that of a run before, or at most what can be read.

@@ -4,7 +4,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import partial
 
 from metrics.instruments import COMPLETION_BUCKETS_S
 from metrics.lock_free import HistogramChild
@@ -106,7 +105,7 @@ class LastBatch:
     ended_ms: float
 
 
-class QueryProgress:
+class QueryProgress(ChangeLog):
     """What the client of one query was given and has completed. Times: monotonic milliseconds."""
 
     def __init__(
@@ -115,8 +114,9 @@ class QueryProgress:
         on_event: OnEvent,
         changed: Callable[["QueryProgress", TopicPartition], None],
     ) -> None:
+        super().__init__(client_id, on_event)
         self.client_id = client_id
-        self.changes = ChangeLog(client_id, on_event, partial(changed, self))
+        self._changed = changed
         self.settings: QuerySettings | None = None
         self.commit = GroupState()
         self.reported_name: str | None = None
@@ -172,10 +172,9 @@ class QueryProgress:
         self._advised: set[EventKind] = set()
         """What of it was passed on."""
 
-    @property
-    def name(self) -> str:
-        """The label: the query's name, or its id, or the client id while neither is known."""
-        return self.changes.label
+    def changed(self, key: TopicPartition) -> None:
+        """See ChangeLog."""
+        self._changed(self, key)
 
     @property
     def has_failed(self) -> bool:
@@ -254,12 +253,12 @@ class QueryProgress:
         """Return a partition, made when it is new; None when there are MAX_PARTITIONS."""
         progress = self.partitions.get((topic, partition))
         if progress is None and len(self.partitions) < MAX_PARTITIONS:
-            progress = PartitionProgress(topic, partition, self.changes)
+            progress = PartitionProgress(topic, partition, self)
             self.partitions[topic, partition] = progress
         elif progress is None and not self._too_many:
             self._too_many = True
             text = f"more than {MAX_PARTITIONS} partitions: the others are not followed"
-            self.changes.add_event(EventKind.TOO_MANY, None, text, now_ms)
+            self.add_event(EventKind.TOO_MANY, None, text, now_ms)
         return progress
 
     # What a report says: each yields True after each partition: others may do their work meanwhile.
@@ -342,8 +341,8 @@ class QueryProgress:
         partition.is_dropped = True
         del self.partitions[partition.key]
         self._too_many = False
-        self.changes.add_event(EventKind.LEFT, partition.key, why, now_ms)
-        self.changes.changed(partition.key)
+        self.add_event(EventKind.LEFT, partition.key, why, now_ms)
+        self.changed(partition.key)
 
     def advise(self, kind: EventKind, text: str | None, now_ms: float) -> None:
         """Set what is to be mended, and pass it on once for each run; None: nothing is."""
@@ -355,7 +354,7 @@ class QueryProgress:
             event = self.advice[kind] = ProgressEvent(kind, self.name, None, None, text, now_ms)
         if kind not in self._advised:
             self._advised.add(kind)
-            self.changes.on_event(event)
+            self.on_event(event)
 
     def _late_reports(self, now_ms: float) -> str | None:
         """Return what to do about reports that are late although the query runs."""

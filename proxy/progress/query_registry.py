@@ -165,7 +165,7 @@ class QueryRegistry:
         """Remove a query and its records; `why` is for an event, None: without one."""
         if why is not None:
             text = f"not followed any more: {why}"
-            query.changes.add_event(EventKind.FORGOTTEN, None, text, self.now_ms)
+            query.add_event(EventKind.FORGOTTEN, None, text, self.now_ms)
         for key, partition in query.partitions.items():
             partition.is_dropped = True
             self.journal.mark_removed((query, key))
@@ -216,7 +216,7 @@ class QueryRegistry:
         old_label = query.name
         if label == old_label and self._labels.get(label) is query:
             return
-        query.changes.label = label
+        query.name = label
         if self._labels.get(old_label) is query:
             del self._labels[old_label]
             for key in query.partitions:
@@ -353,10 +353,10 @@ class QueryRegistry:
                 if before is not None and offset < before:
                     state.backwards += 1
                     text = f"group {group} was moved back from {before} to {offset}"
-                    query.changes.add_event(EventKind.COMMITTED_BACKWARDS, key, text, now_ms)
+                    query.add_event(EventKind.COMMITTED_BACKWARDS, key, text, now_ms)
                 if partition.may_go_back and offset == partition.committed_to:
                     partition.may_go_back = False
-                    query.changes.changed(key)  # its record says so
+                    query.changed(key)  # its record says so
 
     def commit_failed(self, group: str, message: str) -> None:
         """Record why what is due could not be committed, all or some of it."""

@@ -255,7 +255,7 @@ class ReportHandler:
         if new_run:
             if query.query_id not in (None, report.query_id):
                 text = f"query {report.query_id} takes over from {query.query_id}"
-                query.changes.add_event(EventKind.TAKEN_OVER, None, text, now_ms)
+                query.add_event(EventKind.TAKEN_OVER, None, text, now_ms)
             yield from query.beginning_run(report.run_id, known_ms, now_ms)
         elif query.run_began_ms is None:  # it began before this proxy did
             query.run_began_ms = known_ms

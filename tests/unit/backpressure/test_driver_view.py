@@ -25,7 +25,7 @@ def view(done: int | None, *, is_resumed: bool = False, event_ms: float = EVENT_
     pressure = world.query_backpressure
     drivers = pressure.clamp
     drivers.event_ms, drivers.answered_ms, drivers.is_resumed = event_ms, 0.0, is_resumed
-    return pressure.view(world.query, [KEY], HERE, RETRIES_MS)
+    return DriverView(world.query, drivers, pressure.measurements, [KEY], HERE, RETRIES_MS)
 
 
 def test_a_batch_that_took_less_than_was_told_is_reported():

@@ -241,7 +241,7 @@ def test_between_a_take_over_and_its_first_batch_the_records_are_the_other_query
     completed(world, to=10)
     other = world.driver(query_id=uuid("other"), run_id=uuid("r2"), sender=uuid("s2"))
     other.send("started")
-    world.query().changes.changed(("t", 0))
+    world.query().changed(("t", 0))
     restart(world, store)
     assert world.query().query_id == uuid("query")
 
