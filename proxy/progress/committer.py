@@ -10,6 +10,7 @@ from kafka import errors
 from kafka.protocol.consumer import OffsetCommitRequest, OffsetFetchRequest
 from structlog import get_logger
 
+from metrics.clock import clock_ms
 from proxy.cluster.kafka_client import GROUP_COORDINATOR, KafkaClient
 from proxy.cluster.partitions import named, requests_by_topic
 from proxy.cluster.upstream import NOT_READY, RefusedError, UpstreamError, name_of
@@ -85,15 +86,9 @@ class Committer:
     stays due. `clock_ms` is monotonic.
     """
 
-    def __init__(
-        self,
-        registry: QueryRegistry,
-        new_client: Callable[[], KafkaClient],
-        clock_ms: Callable[[], float],
-    ) -> None:
+    def __init__(self, registry: QueryRegistry, new_client: Callable[[], KafkaClient]) -> None:
         self._registry = registry
         self._new_client = new_client
-        self._clock_ms = clock_ms
         self._groups: dict[str, _GroupCommitter] = {}
 
     async def run(self) -> None:
@@ -136,7 +131,7 @@ class Committer:
         due = {name: offsets for name, offsets in self._registry.due_commits().items() if offsets}
         for name in due.keys() - self._groups.keys():
             client = self._new_client()
-            self._groups[name] = _GroupCommitter(name, self._registry, client, self._clock_ms)
+            self._groups[name] = _GroupCommitter(name, self._registry, client)
         return [(self._groups[name], offsets) for name, offsets in due.items()]
 
     def _close(self) -> None:
@@ -154,7 +149,6 @@ class _GroupCommitter:
     name: str
     _registry: QueryRegistry
     client: KafkaClient
-    _clock_ms: Callable[[], float]
     task: asyncio.Task[None] | None = None
     """The latest commit of `Committer.run`."""
     _read: set[TopicPartition] = field(default_factory=set)
@@ -232,7 +226,7 @@ class _GroupCommitter:
                 taken[part] = tried[part]
                 self._refused.pop(part, None)
         if taken:
-            self._registry.committed(self.name, taken, self._clock_ms())
+            self._registry.committed(self.name, taken, clock_ms())
 
     async def _read_offsets(
         self, partitions: Collection[TopicPartition], tried: Mapping[TopicPartition, int]

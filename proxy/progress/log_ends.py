@@ -7,6 +7,7 @@ from itertools import chain
 from kafka.protocol.consumer import ListOffsetsRequest
 from structlog import get_logger
 
+from metrics.clock import clock_ms
 from proxy.cluster.kafka_client import KafkaClient
 from proxy.cluster.partitions import named, requests_by_topic
 from proxy.cluster.upstream import Address, UpstreamError
@@ -49,12 +50,9 @@ class LogEnds:
     monotonic.
     """
 
-    def __init__(
-        self, registry: QueryRegistry, client: KafkaClient, clock_ms: Callable[[], float]
-    ) -> None:
+    def __init__(self, registry: QueryRegistry, client: KafkaClient) -> None:
         self._registry = registry
         self._client = client
-        self._clock_ms = clock_ms
         self._followed: Set[TopicPartition] = frozenset()
         self._absent: frozenset[TopicPartition] = frozenset()
         self._failing: set[TopicPartition] = set()
@@ -86,7 +84,7 @@ class LogEnds:
 
     async def _poll_stale(self) -> None:
         """Ask for the ends that should be known better, as in `poll`."""
-        stale = set(await self._slices.collect(self._registry.stale(self._clock_ms())))
+        stale = set(await self._slices.collect(self._registry.stale(clock_ms())))
         asked = stale - self._failing - self._absent
         await self._ask_leaders(asked, (LATEST,), self._failing.update)
 
@@ -147,7 +145,7 @@ class LogEnds:
             some = partitions[start : start + SLICE]
             for timestamp in timestamps:
                 async for partition, offset in self._offsets(leader, some, timestamp):
-                    record[timestamp](*partition, offset, self._clock_ms())
+                    record[timestamp](*partition, offset, clock_ms())
                 await asyncio.sleep(len(some) / offsets_per_s)
 
     async def _offsets(

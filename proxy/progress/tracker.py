@@ -45,6 +45,7 @@ _ByTopic = list[tuple[TopicKey, list[tuple[int, int]]]]
 NO_OFFSETS: Mapping[int, int] = MappingProxyType({})
 
 
+@dataclass(slots=True, eq=False)
 class FetchedLogs:
     """The logs of the partitions that the latest Fetch response on a connection gave records of.
 
@@ -55,14 +56,11 @@ class FetchedLogs:
     with an error. Times are monotonic.
     """
 
-    __slots__ = ("_asked_ms", "_fetched", "_logs")
-
-    def __init__(self) -> None:
-        self._fetched: list[tuple[str, Sequence[FetchedPartition]]] = []
-        """What is not yet among the logs: most responses are followed by no look-up."""
-        self._logs: dict[TopicPartition, tuple[int, int, int]] = {}
-        """Log start, high watermark and last stable offset; -1 where the response does not say."""
-        self._asked_ms = 0.0
+    _fetched: list[tuple[str, Sequence[FetchedPartition]]] = field(default_factory=list)
+    """What is not yet among the logs: most responses are followed by no look-up."""
+    _logs: dict[TopicPartition, tuple[int, int, int]] = field(default_factory=dict)
+    """Log start, high watermark and last stable offset; -1 where the response does not say."""
+    _asked_ms: float = 0.0
 
     def begin_response(self, asked_ms: float) -> None:
         """Forget the response before; `asked_ms` is when the request of this one was sent."""
@@ -130,24 +128,16 @@ class FetchSession:
             del self.positions[topic]
 
 
+@dataclass(slots=True, eq=False)
 class FetchAnswer:
     """The FetchObserver of one response; `session_asked` is as its request has made it."""
 
-    __slots__ = ("ask", "logs", "now_ms", "session_asked", "tracker")
-
-    def __init__(
-        self,
-        tracker: "FetchTracker",
-        ask: FetchRequestPartitions,
-        session: FetchSession,
-        now_ms: float,
-    ) -> None:
-        self.tracker = tracker
-        self.ask = ask
-        self.session_asked = session
-        self.now_ms = now_ms
-        self.logs: FetchedLogs | None = None
-        """Gets the response too, for look-ups that are answered from it."""
+    tracker: "FetchTracker"
+    ask: FetchRequestPartitions
+    session_asked: FetchSession
+    now_ms: float
+    logs: FetchedLogs | None = None
+    """Gets the response too, for look-ups that are answered from it."""
 
     def session(self, error_code: int, session_id: int) -> None:
         """See FetchObserver."""

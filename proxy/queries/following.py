@@ -86,34 +86,33 @@ class Following:
         return FollowedClient(self, identity, node_id)
 
 
+@dataclass(slots=True, eq=False)
 class FollowedClient:
     """A client on one connection: what it reads for a query, what it writes, both or neither."""
 
-    __slots__ = (
-        *("_all", "_fetches", "_generation", "_identity", "_looked_up_first", "_node_id"),
-        *("_visits", "_writes", "client_id", "lookups", "pressure", "tracker"),
-    )
+    _all: Following
+    _identity: ClientIdentity
+    _node_id: int | None
+    _generation: int = -1
+    """Of all that says who is followed, when it was last looked up."""
+    _writes: bool = False
+    _visits: bool = False
+    """Whether its rule is adaptive, and another member owns it."""
+    _fetches: bool = False
+    """Whether a visitor has fetched: it is no driver's then."""
+    tracker: FetchTracker | None = None
+    lookups: OffsetLookups | None = None
+    """Like `tracker`, None as long as the client reads for no query: for `lookups.query`."""
+    _looked_up_first: bool = False
+    """Whether it looked up offsets before it fetched, or maybe did. Streaming executors never do:
+    their batches are planned. A batch query's do, to find out what to read."""
+    pressure: QueryBackpressure | None = None
+    """On its query; None when no adaptive rule bounds the client."""
 
-    def __init__(self, following: Following, identity: ClientIdentity, node_id: int | None) -> None:
-        self._all = following
-        self._identity = identity
-        self.client_id = identity.client_id or ""
-        self._node_id = node_id
-        self._generation = -1
-        """Of all that says who is followed, when it was last looked up."""
-        self._writes = False
-        self._visits = False
-        """Whether its rule is adaptive, and another member owns it."""
-        self._fetches = False
-        """Whether a visitor has fetched: it is no driver's then."""
-        self.tracker: FetchTracker | None = None
-        self.lookups: OffsetLookups | None = None
-        """Like `tracker`, None as long as the client reads for no query: for `lookups.query`."""
-        self._looked_up_first = False
-        """Whether it looked up offsets before it fetched, or maybe did. Streaming executors never
-        do: their batches are planned. A batch query's do, to find out what to read."""
-        self.pressure: QueryBackpressure | None = None
-        """On its query; None when no adaptive rule bounds the client."""
+    @property
+    def client_id(self) -> str:
+        """What the client calls itself; empty where it does not say."""
+        return self._identity.client_id or ""
 
     def wants(self, api_key: int, now_ms: float) -> bool:
         """See ClientInterceptor."""

@@ -32,7 +32,7 @@ from proxy.progress import progress_records
 from proxy.progress.committer import Committer
 from proxy.progress.events import ALARMS, ProgressEvent
 from proxy.progress.log_ends import LogEnds
-from proxy.progress.owns import OwnedSince, Owns, owns_all
+from proxy.progress.owns import OwnedBeside, Owns, owns_all
 from proxy.progress.progress_collector import ProgressCollector
 from proxy.progress.progress_records import ReadRecords
 from proxy.progress.query import ProgressSettings, QueryProgress
@@ -117,8 +117,8 @@ class Queries:
         self._name_tries: dict[bytes, int] = {}
         """By topic id that is still wanted: how many look-ups did not find it."""
         self._names_looked_up = asyncio.Event()
-        self._committer = Committer(self._registry, partial(KafkaClient, bootstrap), clock_ms)
-        self._log_ends = LogEnds(self._registry, KafkaClient(bootstrap), clock_ms)
+        self._committer = Committer(self._registry, partial(KafkaClient, bootstrap))
+        self._log_ends = LogEnds(self._registry, KafkaClient(bootstrap))
         self._pipelines = RunningPipelines(
             pipelines, self._registry, self._backpressure.of_client, quotas, instruments
         )
@@ -153,7 +153,7 @@ class Queries:
         StateError: then nothing has changed.
         """
         async with self._handing_over:
-            came = OwnedSince(self.owns, owns)
+            came = OwnedBeside(owns, self.owns, is_others=False)
             records, progress = await asyncio.to_thread(self._read, store, came, OwnerKind)
             self._take(records, progress, owns)
             self._pipelines.take_up(records, owns)

@@ -6,12 +6,13 @@ from collections.abc import Awaitable, Callable, Iterable
 from structlog import get_logger
 
 from metrics.clock import clock_ms
+from proxy.progress.owns import OwnedBeside
 from proxy.queries.queries import Queries
 from proxy.quota.debts import Debt, SharedQuotas
 from proxy.relay.relay import Relay
 from proxy.slices import Slices
 from proxy.state import StateError, Store
-from proxy.tier.slot_owns import OwnedBoth, SlotOwns
+from proxy.tier.slot_owns import SlotOwns
 
 CUT_OFF_LIMIT_S = 2.0
 """For answers in flight at a member that has lost its place."""
@@ -41,7 +42,7 @@ class Belongings:
 
     async def leave(self, before: SlotOwns, after: SlotOwns) -> list[Debt]:
         """Write and forget what is owned no more; return what those clients owe."""
-        await self._queries.let_go(owns=OwnedBoth(before, after))
+        await self._queries.let_go(owns=OwnedBeside(before, after, is_others=True))
         return self._shared.debts(
             lambda client: before.has(client) and not after.has(client), clock_ms()
         )

@@ -34,19 +34,3 @@ class SlotOwns:
 
     def _has(self, slot: int) -> bool:
         return self.slot_map.owners[slot] == self.name
-
-
-@dataclass(frozen=True, slots=True)
-class OwnedBoth:
-    """What a member owned before and owns afterwards."""
-
-    before: SlotOwns
-    after: SlotOwns
-
-    def client(self, client_id: str) -> bool:
-        """See Owns."""
-        return self.before.client(client_id) and self.after.client(client_id)
-
-    def pipeline(self, name: str) -> bool:
-        """See Owns."""
-        return self.before.pipeline(name) and self.after.pipeline(name)
