@@ -5,8 +5,8 @@ from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
-from proxy.progress.progress_records import Int32, Offset
-from proxy.progress.report import Partition, Topic, Uuid
+from proxy.progress.progress_records import Int32
+from proxy.progress.report import Figure, Partition, Topic, Uuid
 from proxy.state import Json, Record, RecordFormat
 from proxy.wire.topic_partition import TopicPartition
 
@@ -62,7 +62,7 @@ class BackpressureRecord(BaseModel):
     """The same, of the latest run that had one."""
     instances: list[Int32] = []
     """Numbers of requests, see Drivers."""
-    least_offsets: Offset = 0
+    least_offsets: Figure = 0
     """See Drivers."""
     reach: Positive | None
     """See ThrottledRate; records per second."""
@@ -74,9 +74,9 @@ class BackpressureRecord(BaseModel):
     """See batch_cost.CostState; older records have none."""
     bytes_per_record: Ratio
     offsets_per_record: Ratio
-    told: dict[Topic, dict[Partition, tuple[Offset, Offset, Offset]]]
+    told: dict[Topic, dict[Partition, tuple[Figure, Figure, Figure]]]
     """What was advertised: offset, log end and idle offset."""
-    starts: dict[Topic, dict[Partition, Offset]]
+    starts: dict[Topic, dict[Partition, Figure]]
     """The log starts that drivers were given."""
 
 

@@ -192,19 +192,6 @@ def queued_ms(waiting_ms: float, processing_ms: float, interval_ms: float) -> fl
     return min(max(0.0, waiting_ms + processing_ms - interval_ms), longest_ms)
 
 
-def batch_offsets(batch: BatchReport) -> int | None:
-    """Return by how many offsets a batch went on, in each partition once.
-
-    None when it is not said where it began in each: a first one, or a new partition.
-    """
-    offsets = 0
-    for read in batch.ranges.values():
-        if read.start is None:
-            return None
-        offsets += read.end - read.start
-    return offsets
-
-
 class BatchMeasurements:
     """What is measured of one query, over all its runs, by the settings of its rule."""
 
@@ -304,7 +291,7 @@ class BatchMeasurements:
         log_ends = {key: end.log_end for key, end in ends.items()}
         self._input_rate.add(log_ends, seen_ms, interval_ms)
         # As Spark counts them: twice where a query reads a source twice.
-        records, offsets = sum([source.rows for source in batch.sources]), batch_offsets(batch)
+        records, offsets = sum([source.rows for source in batch.sources]), batch.offsets
         if records > 0:
             if self._bytes is not None:
                 self.bytes_per_record.add(self._bytes, records)

@@ -20,7 +20,7 @@ from .backpressure_record import BOUND_RECORDS, BackpressureRecord
 from .clamp import advertise
 from .driver_view import UNPLANNED, DriverView
 from .drivers import Drivers, PartitionOffsets
-from .measurements import BatchMeasurements, batch_offsets
+from .measurements import BatchMeasurements
 
 KIND = QuotaKind.CONSUMER_BYTE_RATE
 
@@ -168,7 +168,7 @@ class QueryBackpressure:
         event_ms, self._report_ms = now_ms - report.age_ms, now_ms
         drivers.record_report(event_ms, now_ms)
         if batch is not None and query.trigger_kind not in UNPLANNED:
-            drivers.record_batch(batch_offsets(batch), report.age_ms)
+            drivers.record_batch(batch.offsets, report.age_ms)
             rate, why = self.measurements.add(batch, event_ms, drivers, self._static)
             if rate is not None:
                 self._rate = self._last_rate = rate

@@ -35,6 +35,9 @@ STUCK_AFTER_MS = 300_000.0
 
 MAX_QUERIES = 10_000
 
+MAX_ERROR_SHOWN = 1000
+"""Characters of a failure, of a run or of a commit: as many as the listener sends."""
+
 _SPARK_IS_SILENT = (
     "the listener lives, but Spark does not tell it which batches are done, so lag and progress "
     "are older than they look (report_age_s): see whether the driver is short of CPU or memory, "

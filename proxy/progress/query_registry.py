@@ -27,15 +27,13 @@ from .progress_records import (
     record_of,
     restore,
 )
-from .query import STUCK_AFTER_MS, GroupState, ProgressSettings, QueryProgress
+from .query import MAX_ERROR_SHOWN, STUCK_AFTER_MS, GroupState, ProgressSettings, QueryProgress
 
 FORGET_AFTER_MS = 3 * 86_400_000.0
 """A query not configured is kept so long unseen: a daily job finds its progress on a Monday."""
 
 MAX_RECORDS_PER_WRITE = 250
 """Making them takes some 4 ms."""
-
-MAX_ERROR_CHARS = 1000
 
 
 class QueryRegistry:
@@ -361,7 +359,7 @@ class QueryRegistry:
     def commit_failed(self, group: str, message: str) -> None:
         """Record why what is due could not be committed, all or some of it."""
         for _, state in self._of_group(group):
-            state.error = message[:MAX_ERROR_CHARS]
+            state.error = message[:MAX_ERROR_SHOWN]
 
     def _of_group(self, group: str) -> list[tuple[QueryProgress, GroupState]]:
         return [(each, each.commit) for each in self._with_groups() if each.commit_group == group]

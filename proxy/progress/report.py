@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Annotated, Literal, Self
 from uuid import UUID
 
@@ -42,6 +42,9 @@ MAX_INT32 = 2**31 - 1
 
 MAX_AGE_MS = 7 * 86_400_000.0
 """The oldest event that is reported: a week."""
+
+MAX_UUIDS = 10_000
+"""Kept as they are read: each report has three that were in those before."""
 
 MAX_CHARS_SHOWN = 60
 """Of a key or value that is wrong, in an error."""
@@ -87,6 +90,7 @@ def _printable(text: str) -> str:
     return text
 
 
+@lru_cache(MAX_UUIDS)
 def _uuid(text: str) -> str:
     try:
         return str(UUID(text))
@@ -201,6 +205,16 @@ class BatchReport(_Part):
                 read = BatchRange(start, end, rowless)
                 ranges[key] = read.of_both(ranges[key]) if key in ranges else read
         return ranges
+
+    @cached_property
+    def offsets(self) -> int | None:
+        """By how many offsets the batch went on, in each partition once.
+
+        None when it is not said where it began in each: a first one, or a new partition.
+        """
+        read = [(each.start, each.end) for each in self.ranges.values()]
+        starts = [start for start, _ in read if start is not None]
+        return sum([end for _, end in read]) - sum(starts) if len(starts) == len(read) else None
 
 
 class TriggerKind(StrEnum):

@@ -11,13 +11,10 @@ from .events import EventKind
 from .offset_ranges import OffsetRanges, SkipReason
 from .owns import owns_all
 from .partition import PartitionProgress
-from .query import MAX_PARTITIONS, LastBatch, QueryProgress
+from .query import MAX_ERROR_SHOWN, MAX_PARTITIONS, LastBatch, QueryProgress
 from .query_registry import QueryRegistry
 from .query_scope import ALL_QUERIES, QueryScope
 from .report import BatchRange, Refusal, Report, ReportRefused
-
-MAX_ERROR_SHOWN = 1000
-"""Characters of a failure: as many as the listener sends."""
 
 MAX_SENDERS = 1000
 """How many listeners are remembered; the one that reported longest ago is forgotten first."""
@@ -291,6 +288,8 @@ def _check_scope(
     report: Report, client_id: str, query: QueryProgress | None, scope: QueryScope
 ) -> None:
     """Check that a sender may report on the query by all of its names that count."""
+    if scope is ALL_QUERIES:
+        return
     configured = query.settings.name if query is not None and query.settings is not None else None
     names = {"client id": client_id, "name": report.name, "name in the configuration": configured}
     for what, name in names.items():

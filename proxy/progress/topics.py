@@ -2,16 +2,12 @@
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeAlias
 
 MAX_NAMES = 10_000
 """Known names; beyond, the one learned first is forgotten and has to be asked for again."""
 
 MAX_QUEUED = 20_000
 """Replays that wait, for all ids; beyond, the oldest is lost and counted."""
-
-Replay: TypeAlias = tuple[Callable[..., None], tuple[object, ...]]
-"""What is called with the topic's name, and what else with."""
 
 
 class TopicNames:
@@ -37,7 +33,8 @@ class TopicNames:
         self._max_queued = max_queued
         self.known: dict[bytes, str] = {}
         """Name by id; for reading."""
-        self._queue: deque[tuple[bytes, Replay]] = deque()
+        self._queue: deque[tuple[bytes, Callable[[str], None]]] = deque()
+        """Replays: what is called with the topic's name."""
         self._waiting: Counter[bytes] = Counter()
         """How many replays wait for each wanted id, never 0."""
 
@@ -58,7 +55,7 @@ class TopicNames:
             self._waiting[oldest_id] -= 1
             if not self._waiting[oldest_id]:
                 del self._waiting[oldest_id]
-        self._queue.append((topic_id, (call, more)))
+        self._queue.append((topic_id, lambda known: call(known, *more)))
         self._waiting[topic_id] += 1
         if self._waiting[topic_id] == 1:
             self._on_wanted()
@@ -74,14 +71,14 @@ class TopicNames:
             self.known[topic_id] = name
             if len(self.known) > self._max_names:
                 del self.known[next(iter(self.known))]
-        for topic_id, (call, more) in self._take(names):
-            call(names[topic_id], *more)
+        for topic_id, replay in self._take(names):
+            replay(names[topic_id])
 
     def unresolvable(self, ids: Iterable[bytes]) -> None:
         """Remove these ids, if they are still wanted, and what waits for them."""
         self.lost += len(self._take(ids))
 
-    def _take(self, ids: Iterable[bytes]) -> list[tuple[bytes, Replay]]:
+    def _take(self, ids: Iterable[bytes]) -> list[tuple[bytes, Callable[[str], None]]]:
         """Remove and return what waits for these ids, in order."""
         gone = {topic_id for topic_id in ids if self._waiting.pop(topic_id, 0)}
         if not gone:

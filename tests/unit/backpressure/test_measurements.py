@@ -12,7 +12,6 @@ from proxy.backpressure.measurements import (
     InputRate,
     RecordRatio,
     ThrottledRate,
-    batch_offsets,
     queued_ms,
 )
 from proxy.progress.report import BatchReport
@@ -132,7 +131,7 @@ READ = [
 def test_what_a_batch_read(sources, records, offsets):
     read = batch(*sources)
     assert sum(source.rows for source in read.sources) == records
-    assert batch_offsets(read) == offsets
+    assert read.offsets == offsets
 
 
 GROWING = [
