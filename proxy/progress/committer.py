@@ -83,7 +83,7 @@ class Committer:
 
     A group has its own connection, a client of `new_client`, opened when something is due for the
     first time, and nothing that happens to one group holds up another. What could not be committed
-    stays due. `clock_ms` is monotonic.
+    stays due.
     """
 
     def __init__(self, registry: QueryRegistry, new_client: Callable[[], KafkaClient]) -> None:

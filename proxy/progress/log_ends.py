@@ -46,8 +46,7 @@ class LogEnds:
     """Keeps the ends and starts of followed logs in the registry, over a connection to each leader.
 
     Nothing is opened while no partition is followed. Topics that are not there are left out and
-    looked for again; asking never makes one. `client` is closed when `run` ends; `clock_ms` is
-    monotonic.
+    looked for again; asking never makes one. `client` is closed when `run` ends.
     """
 
     def __init__(self, registry: QueryRegistry, client: KafkaClient) -> None:

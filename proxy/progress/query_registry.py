@@ -9,6 +9,7 @@ Sans-I/O and for one thread. `now_ms` is monotonic, `now_s` the same moment on t
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import partial
 
 from proxy.state import Document, Journal, Record
 from proxy.wire.topic_partition import TopicPartition
@@ -46,6 +47,10 @@ class QueryRegistry:
         """Followed no more, and not yet committed and written to the end."""
         self._labels: dict[str, QueryProgress] = {}
         self.journal = Journal(record_of, key_of)
+        self.changes = partial(self.journal.take, MAX_RECORDS_PER_WRITE)
+        self.changes_failed = self.journal.give_back
+        """See Journal. What is delivered makes no record due: it is written with what is completed.
+        """
         self.report_results: Counter[str] = Counter()
         """Reports by what became of them: `accepted` (no heartbeats), `lost`, or why refused."""
         self._readers: dict[TopicPartition, set[PartitionProgress]] = {}
@@ -298,17 +303,6 @@ class QueryRegistry:
         if readers is None:
             return [query.partitions[key] for query in self.queries if key in query.partitions]
         return [each for each in readers if not each.is_dropped]
-
-    def changes(self) -> tuple[list[Record], list[str]]:
-        """Return at most MAX_RECORDS_PER_WRITE records to write, and keys to delete; none: done.
-
-        What is delivered makes no record due: it is written with what is completed.
-        """
-        return self.journal.take(MAX_RECORDS_PER_WRITE)
-
-    def changes_failed(self) -> None:
-        """Return with the next `changes` what the last one did as well: it was not written."""
-        self.journal.give_back()
 
     # The consumer groups of queries
 

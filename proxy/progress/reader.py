@@ -18,10 +18,6 @@ OFFSET_OUT_OF_RANGE = 1
 MAX_CURSORS = 20_000
 """Of one connection, before those are dropped that the query let go of: twice a query's bound."""
 
-OpenPartition = Callable[[str, int, float], PartitionProgress | None]
-"""Returns what is kept of a topic's partition, at this time; None when there are too many."""
-
-
 _NO_CURSORS: Mapping[int, "ReadCursor"] = MappingProxyType({})
 
 
@@ -45,12 +41,17 @@ class Reader:
 
     What was delivered is known from the end of an answer, where that could be read, and otherwise
     from the next position: a client that asked from A, got records and then asks from X was given
-    all between. One that got none has only moved. `node_id` is the broker's; None when not known.
+    all between. One that got none has only moved. `node_id` is the broker's; None when not
+    known. `open_partition` returns None when there are too many.
     """
 
     __slots__ = ("_cursors", "_node_id", "_open", "size")
 
-    def __init__(self, open_partition: OpenPartition, node_id: int | None = None) -> None:
+    def __init__(
+        self,
+        open_partition: Callable[[str, int, float], PartitionProgress | None],
+        node_id: int | None = None,
+    ) -> None:
         self._open = open_partition
         self._node_id = node_id
         self._cursors: dict[str, dict[int, ReadCursor]] = {}

@@ -304,7 +304,9 @@ def parse_report(raw: bytes) -> Report:
     try:
         if len(raw) > MAX_REPORT_BYTES:
             raise ValueError(f"a report of {len(raw)} bytes; the most is {MAX_REPORT_BYTES}")
-        return Report.model_validate_json(raw)
+        report = Report.model_validate_json(raw)
+        _ = report.ranges  # kept from then on
+        return report
     except ValidationError as error:
         mistakes = error.errors(include_url=False, include_context=False)
         if all(map(_is_negative_figure, mistakes)):

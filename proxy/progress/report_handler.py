@@ -21,9 +21,6 @@ MAX_SENDERS = 1000
 
 MAX_REFUSED_RANGES = 16
 
-KnowsClient = Callable[[str], bool]
-"""Returns whether a client id has ever connected."""
-
 _OWN_ID = "give each query a client id of its own: kafka.client.id, or client_options(name)"
 _THIS_PROXY = "let the query read through this proxy, and report what it read"
 
@@ -91,12 +88,14 @@ class Senders:
 class ReportHandler:
     """Checks reports against what is known, and applies them.
 
+    `knows_client` returns whether a client id has ever connected.
+
     An end offset is refused when it is beyond the highest log end that was seen here, and that is
     up to date: the cluster was just asked, or a client of the query looked the end up through this
     proxy in this run, from which the driver has its offsets then.
     """
 
-    def __init__(self, registry: QueryRegistry, knows_client: KnowsClient) -> None:
+    def __init__(self, registry: QueryRegistry, knows_client: Callable[[str], bool]) -> None:
         self._registry = registry
         self._knows_client = knows_client
         self._senders = Senders()

@@ -1,5 +1,6 @@
 """The relay's interceptor: follow what clients of queries read, and those of pipelines write."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -137,7 +138,8 @@ class FollowedClient:
             appended = read_produce_request(version, body)
             records = sum([each.offsets for each in appended])
             self._all.pipelines.sent(self.client_id, len(frame), records)
-            return _InterceptedProduce(appended, self.client_id, self._all)
+            written = partial(self._all.pipelines.appended, self.client_id)
+            return _InterceptedProduce(appended, written, self._all.names)
         if lookups is None or self.tracker is None:
             self.check_here(read_list_offsets_request(version, body, head.correlation_id), now_ms)
             return SeenRequest()
@@ -153,7 +155,8 @@ class FollowedClient:
                 return _AnsweredLookup(list_offsets_response(version, head.correlation_id, offsets))
         is_seen = self._writes or self.pressure is not None
         turns = self._all.turns if is_seen and not lookups.is_executor else None
-        return _InterceptedLookup(ask, lookups, turns, self, is_planned=self._writes)
+        pipelines = self._all.pipelines if self._writes else None
+        return _InterceptedLookup(ask, lookups, turns, self, pipelines)
 
     def check_here(self, ask: OffsetLookup, now_ms: float) -> None:
         """Raise ClientSentOn for the look-up of a driver that another member owns."""
@@ -163,12 +166,6 @@ class FollowedClient:
             return
         if every.visits.sends_on(self.client_id, ask, now_ms):
             raise ClientSentOn
-
-    def plan(self, ask: OffsetLookup, now_ms: float) -> None:
-        """Prepare pipelines for a driver's answer."""
-        keys = {key for key, timestamp in ask.timestamps.items() if timestamp == LATEST}
-        if keys:
-            self._all.pipelines.plans(self.client_id, keys, now_ms)
 
     def answers_lookups(self, now_ms: float) -> bool:
         """Return whether look-ups are answered here: of executors of a streaming query that lives.
@@ -258,8 +255,8 @@ class _InterceptedLookup(SeenRequest):
     turns: ReportTurns | None
     """What its answer is to see all of; None when it sees nothing of reports."""
     client: FollowedClient
-    is_planned: bool
-    """Whether pipelines are to be prepared for a driver's answer."""
+    pipelines: RunningPipelines | None
+    """What is to be prepared for a driver's answer; None when the client writes nothing."""
     _since_ms: float | None = None
     """Since when the answer waits for a report to be applied."""
 
@@ -278,16 +275,18 @@ class _InterceptedLookup(SeenRequest):
             self.turns.finish()  # another report may have come since
         if not self.lookups.is_executor:
             self.client.check_here(self.ask, now_ms)  # it was let go since
-            if self.is_planned:
-                self.client.plan(self.ask, now_ms)
+            if self.pipelines is not None:
+                asked = self.ask.timestamps.items()
+                if keys := {key for key, timestamp in asked if timestamp == LATEST}:
+                    self.pipelines.plans(self.client.client_id, keys, now_ms)
         return self.lookups.answered(self.ask, version, frame, now_ms)
 
 
 @dataclass(slots=True, eq=False)
 class _InterceptedProduce(SeenRequest):
     asked: tuple[ProducedPartition, ...]
-    client_id: str
-    every: Following
+    appended: Callable[..., None]
+    names: TopicNames
 
     def response(self, version: int, frame: bytes, now_ms: float) -> bytes:
         sizes = {(each.topic, each.partition): each.offsets for each in self.asked}
@@ -297,10 +296,7 @@ class _InterceptedProduce(SeenRequest):
                 continue
             written = index, base, base + offsets, now_ms
             if isinstance(topic, bytes):
-                self.every.names.when_known(topic, partial(self._appended, written))
+                self.names.when_known(topic, self.appended, *written)
             else:
-                self._appended(written, topic)
+                self.appended(topic, *written)
         return frame
-
-    def _appended(self, written: tuple[int, int, int, float], topic: str) -> None:
-        self.every.pipelines.appended(self.client_id, topic, *written)

@@ -256,7 +256,7 @@ class Queries:
         """Record a report on a query of a scope; return what came of it. Raises ReportRefused."""
         try:
             is_short = len(raw) <= PARSED_HERE_BYTES
-            report = parse_report(raw) if is_short else await asyncio.to_thread(_parse, raw)
+            report = parse_report(raw) if is_short else await asyncio.to_thread(parse_report, raw)
         except ReportRefused as error:
             self._reports.refuse(error)
             raise
@@ -398,14 +398,6 @@ class Queries:
 
 def _under(records: Iterable[Record], kind: RecordFormat[Any]) -> list[Record]:
     return [record for record in records if record.key.startswith(kind.prefix)]
-
-
-def _parse(raw: bytes) -> Report:
-    """Parse a report, and find out which ranges its batch completed. Raises ReportRefused."""
-    report = parse_report(raw)
-    if report.batch is not None:
-        _ = report.batch.ranges  # kept from then on
-    return report
 
 
 def _log_event(event: ProgressEvent) -> None:

@@ -14,10 +14,6 @@ from proxy.progress.owns import Owns
 from proxy.state import Record
 from proxy.state.store import SEPARATOR
 
-ClientOf = Callable[[str, str], str]
-"""Returns the client id of a query by its label and the client id of its record: a configured query
-may have another one now."""
-
 
 class OwnerKind(StrEnum):
     """What a record belongs to."""
@@ -59,10 +55,14 @@ def owner_of(key: str) -> RecordOwner | None:
     return RecordOwner(kind, name) if kind is not None else None
 
 
-def owned(records: Iterable[Record], owns: Owns, client_of: ClientOf) -> list[Record]:
+def owned(
+    records: Iterable[Record], owns: Owns, client_of: Callable[[str, str], str]
+) -> list[Record]:
     """Return the records that belong to clients and pipelines of a member.
 
-    Records of progress that cannot be read are those of the client that their key names.
+    `client_of` returns the client id of a query by the label and the client id of its record: a
+    configured query may have another one now. Records of progress that cannot be read are those of
+    the client that their key names.
     """
     found: list[Record] = []
     for record in records:
