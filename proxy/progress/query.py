@@ -12,7 +12,6 @@ from proxy.wire.topic_partition import TopicPartition
 from .events import ChangeLog, EventKind, OnEvent, ProgressEvent
 from .offset_ranges import SkipReason
 from .partition import PartitionProgress
-from .reader import Reader
 from .report import BatchRange, Refusal, TriggerKind, TriggerReport
 
 MAX_PARTITIONS = 10_000
@@ -237,10 +236,6 @@ class QueryProgress(ChangeLog):
         if not self.is_live(now_ms):
             return RunState.SILENT
         return RunState.IDLE if self.idle else RunState.RUNNING
-
-    def reader(self, node_id: int | None = None) -> Reader:
-        """Return a reader for one connection, to that broker: several may read one partition."""
-        return Reader(self.open, node_id)
 
     def log_end(self, topic: str, partition: int, offset: int, now_ms: float) -> None:
         """Record a log end that a client of the query has looked up."""

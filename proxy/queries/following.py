@@ -9,6 +9,7 @@ from proxy.backpressure.offset_lookups import OffsetLookups
 from proxy.backpressure.query_backpressure import QueryBackpressure
 from proxy.pipeline.running import RunningPipelines
 from proxy.progress.query_registry import QueryRegistry
+from proxy.progress.reader import Reader
 from proxy.progress.topics import TopicNames
 from proxy.progress.tracker import FetchTracker
 from proxy.queries.report_turns import ReportTurns
@@ -212,7 +213,7 @@ class FollowedClient:
             lookups.closed()
         self.tracker = self.lookups = None
         if query is not None:
-            self.tracker = FetchTracker(every.names, query.reader(self._node_id))
+            self.tracker = FetchTracker(every.names, Reader(query, self._node_id))
             self.lookups = OffsetLookups(query, self.pressure, now_ms)
 
 

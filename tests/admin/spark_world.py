@@ -16,6 +16,7 @@ from proxy.progress.events import ProgressEvent
 from proxy.progress.offset_ranges import SkipReason
 from proxy.progress.query import ProgressSettings, QuerySettings
 from proxy.progress.query_scope import ALL_QUERIES, QueryScope
+from proxy.progress.reader import Reader
 from proxy.progress.report import ReportRefused, parse_report
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rules import AdaptiveBound, Rule
@@ -155,7 +156,7 @@ class Job:
         self.step += step
         high = low + step
         end = max(high, self.log_end)
-        reader = query.reader()
+        reader = Reader(query)
         for number in range(self.partitions):
             given = (number, 0, end, end, 0, size, high)
             reader.fetch_asked(self.topic, None, [(number, low)], self.world.now_ms)

@@ -21,6 +21,7 @@ from proxy.progress import log_ends as module
 from proxy.progress.log_ends import LogEnds
 from proxy.progress.query import ProgressSettings, QuerySettings
 from proxy.progress.query_registry import QueryRegistry
+from proxy.progress.reader import Reader
 
 Partition = tuple[str, int]
 
@@ -119,7 +120,7 @@ async def test_the_lag_of_a_query_at_work_is_known_though_nothing_passes(
     book = QueryRegistry(ProgressSettings(queries=(query,)), lambda _: None)
     orders = book.query_of("orders")
     assert orders is not None
-    orders.reader().fetch_asked(name, None, [(0, 1)], clock_ms())
+    Reader(orders).fetch_asked(name, None, [(0, 1)], clock_ms())
     ends = LogEnds(book, KafkaClient(Bootstrap([(HOST, kafka.port)])))
     async with at_work(ends.run()):
         await eventually(lambda: orders.partitions[name, 0].lag_records() == 2, "asked for")

@@ -10,6 +10,7 @@ from parts.reports import ReportingDriver, batch_document, parsed, uuid
 from parts.virtual_time import VirtualTime
 
 from proxy.progress.query_registry import QueryRegistry
+from proxy.progress.reader import Reader
 from proxy.progress.report import ReportRefused
 from proxy.progress.report_handler import ReportHandler
 
@@ -102,7 +103,7 @@ class Client:
 
     def __init__(self, world, query=None, node_id=1, topic_id=None):
         self.world = world
-        self.follower = (query or world.query()).reader(node_id)
+        self.follower = Reader(query or world.query(), node_id)
         self.topic_id = topic_id
 
     def ask(self, offset, partition=0):
