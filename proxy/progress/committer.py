@@ -78,6 +78,7 @@ class _RefusedCommit(NamedTuple):
     """When to try again, unless another offset is due by then."""
 
 
+@dataclass(slots=True, eq=False)
 class Committer:
     """Keeps the consumer groups of queries where the queries are.
 
@@ -86,10 +87,9 @@ class Committer:
     stays due.
     """
 
-    def __init__(self, registry: QueryRegistry, new_client: Callable[[], KafkaClient]) -> None:
-        self._registry = registry
-        self._new_client = new_client
-        self._groups: dict[str, _GroupCommitter] = {}
+    _registry: QueryRegistry
+    _new_client: Callable[[], KafkaClient]
+    _groups: dict[str, "_GroupCommitter"] = field(default_factory=dict)
 
     async def run(self) -> None:
         """Commit what is due again and again, until cancelled."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence, Set
+from dataclasses import dataclass, field
 from itertools import chain
 
 from kafka.protocol.consumer import ListOffsetsRequest
@@ -42,6 +43,7 @@ _CONSUMER = -1
 _log = get_logger(__name__)
 
 
+@dataclass(slots=True, eq=False)
 class LogEnds:
     """Keeps the ends and starts of followed logs in the registry, over a connection to each leader.
 
@@ -49,17 +51,16 @@ class LogEnds:
     looked for again; asking never makes one. `client` is closed when `run` ends.
     """
 
-    def __init__(self, registry: QueryRegistry, client: KafkaClient) -> None:
-        self._registry = registry
-        self._client = client
-        self._followed: Set[TopicPartition] = frozenset()
-        self._absent: frozenset[TopicPartition] = frozenset()
-        self._failing: set[TopicPartition] = set()
-        """Those that had an error, or no leader: left out until all are asked for."""
-        self._slices = Slices()
-        self._problems: dict[object, str | None] = {}
-        """By poll."""
-        self._logged_problem: str | None = None
+    _registry: QueryRegistry
+    _client: KafkaClient
+    _followed: Set[TopicPartition] = frozenset()
+    _absent: frozenset[TopicPartition] = frozenset()
+    _failing: set[TopicPartition] = field(default_factory=set)
+    """Those that had an error, or no leader: left out until all are asked for."""
+    _slices: Slices = field(default_factory=Slices)
+    _problems: dict[object, str | None] = field(default_factory=dict)
+    """By poll."""
+    _logged_problem: str | None = None
 
     async def run(self) -> None:
         """Ask again and again, until cancelled."""

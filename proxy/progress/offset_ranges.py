@@ -153,10 +153,8 @@ class RangeSet(Generic[Point]):
                 del starts[index + 1], ends[index]
 
 
-class OffsetRanges(RangeSet[int]):
-    """Offsets of one partition."""
-
-    __slots__ = ()
+OffsetRanges = RangeSet[int]
+"""Offsets of one partition."""
 
 
 class SkipReason(StrEnum):

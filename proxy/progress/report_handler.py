@@ -85,20 +85,19 @@ class Senders:
             sender.refused.add(number, number + 1)
 
 
+@dataclass(slots=True, eq=False)
 class ReportHandler:
     """Checks reports against what is known, and applies them.
-
-    `knows_client` returns whether a client id has ever connected.
 
     An end offset is refused when it is beyond the highest log end that was seen here, and that is
     up to date: the cluster was just asked, or a client of the query looked the end up through this
     proxy in this run, from which the driver has its offsets then.
     """
 
-    def __init__(self, registry: QueryRegistry, knows_client: Callable[[str], bool]) -> None:
-        self._registry = registry
-        self._knows_client = knows_client
-        self._senders = Senders()
+    _registry: QueryRegistry
+    _knows_client: Callable[[str], bool]
+    """Returns whether a client id has ever connected."""
+    _senders: Senders = field(default_factory=Senders)
 
     def refuse(self, error: ReportRefused) -> None:
         """Count a report that `parse_report` refused."""
