@@ -165,7 +165,9 @@ class Queries:
         all went out in 2 * FLUSH_TIMEOUT_S: what did not is lost, as if this process had died.
         """
         async with self._handing_over:
-            gone = await self._turns.take(self._leaving(owns))
+            async with self._turns.turn:
+                self._pipelines.let_go(owns)
+                gone = self._own(owns)
             groups = {query.commit_group for query in gone if query.commit_group is not None}
             try:
                 is_done = await self._committer.let_go(groups, FLUSH_TIMEOUT_S)
@@ -176,12 +178,6 @@ class Queries:
         if not is_done:
             _log.error("not all was committed and kept of what another member has now")
         return is_done
-
-    def _leaving(self, owns: Owns) -> Generator[bool, None, list[QueryProgress]]:
-        """Stop following all at once, between two reports; return the queries that leave."""
-        yield False
-        self._pipelines.let_go(owns)
-        return self._own(owns)
 
     async def _write_leaving(self) -> bool:
         """Write what is due, in tries as long as there is time; return whether all was written."""
