@@ -12,7 +12,7 @@ from proxy.wire.topic_partition import TopicPartition
 from .events import ChangeLog, EventKind, OnEvent, ProgressEvent
 from .offset_ranges import SkipReason
 from .partition import PartitionProgress
-from .report import BatchRange, Refusal, TriggerKind, TriggerReport
+from .report import BatchRange, BatchReport, Refusal, TriggerKind, TriggerReport
 
 MAX_PARTITIONS = 10_000
 """How many partitions of one query are followed."""
@@ -274,28 +274,23 @@ class QueryProgress(ChangeLog):
             yield True
 
     def completing(
-        self,
-        batch_id: int,
-        ranges: Mapping[TopicPartition, BatchRange],
-        gap: SkipReason | None,
-        now_ms: float,
-        now_s: float,
+        self, batch: BatchReport, gap: SkipReason | None, now_ms: float, now_s: float
     ) -> Iterator[bool]:
         """Record a batch of this run; see PartitionProgress.complete."""
         assert self.run_id is not None, "reports begin a run"
         if self.progress_id not in (None, self.query_id):
             for partition in list(self.partitions.values()):
-                if partition.key not in ranges and partition.committed_to is not None:
+                if partition.key not in batch.ranges and partition.committed_to is not None:
                     self.let_go(partition, "the query that took over does not read it", now_ms)
                     yield True
         self.progress_id = self.query_id
-        for key, read in ranges.items():
+        for key, read in batch.ranges.items():
             opened = self.open(*key, now_ms)
             if opened is not None:  # others may have taken the room since the check
                 opened.complete(read, self.run_id, gap, now_ms, now_s)
             yield True
         self.run_batches += 1
-        self.last_batch_id = batch_id
+        self.last_batch_id = batch.batch_id
 
     def completing_late(
         self, run_id: str, ranges: Mapping[TopicPartition, BatchRange], now_ms: float, now_s: float

@@ -275,7 +275,7 @@ class ReportHandler:
             gap = _gap(query, report, sender_lost)
             query.sender, query.sender_lost = report.sender, sender_lost
             query.last_batch = LastBatch(batch.batch_id, batch.rows, batch.execution_ms, began_ms)
-            yield from query.completing(batch.batch_id, batch.ranges, gap, now_ms, now_s)
+            yield from query.completing(batch, gap, now_ms, now_s)
         elif report.event == "terminated":
             error = report.error and report.error[:MAX_ERROR_SHOWN]
             yield from query.ending_run(error, now_ms)
