@@ -62,8 +62,8 @@ class Backpressure:
                 return query
         if sum(map(len, self._by_client.values())) >= MAX_QUERIES:
             return None
-        shared = self._quotas, self._gauges, now_ms
-        query = QueryBackpressure(identity, match, *shared, on_change=self._changed)
+        shared = self._quotas, self._gauges, self._changed
+        query = QueryBackpressure(identity, match.rule, match.entity, now_ms, *shared)
         self._by_client.setdefault(client_id, []).append(query)
         return query
 

@@ -91,6 +91,7 @@ class AdvertisedEnd:
     """By how much the log had grown at the last look-up since the one before."""
 
 
+@dataclass(slots=True, eq=False)
 class Drivers:
     """What was advertised to the drivers of one query, and what shows which connection is theirs.
 
@@ -107,48 +108,46 @@ class Drivers:
     Where something never was, its time is long ago.
     """
 
-    def __init__(self) -> None:
-        self.detached = False
-        """Whether no adaptive rule is left for the query."""
-        self.rate: float | None = None
-        """Records per second for the next batch; None when not known, and 0 lets none begin."""
-        self.start_rate: float | None = None
-        """The same of a slow start under a processing-time trigger, while nothing is known of what
-        a batch costs: then the driver gets what came in since its look-up before, if that is more.
-        """
-        self.offsets_per_record = 1.0
-        """How far the offsets go on with a record: more where transactions or compaction leave
-        gaps, less where a query reads its source twice."""
-        self.why = "the driver has not asked yet"
-        """What came of the driver's last look-up, for people."""
-        self.offsets: int | None = None
-        """For the next batch by that, over all partitions; None: it is not clamped."""
-        self.least_offsets = 0
-        """So many at least are advertised for a batch: the driver planned none of fewer, as it does
-        with the option minOffsetsPerTrigger. 0: none was refused in this run."""
-        self.advertised: dict[TopicPartition, AdvertisedEnd] = {}
-        self.starts: dict[TopicPartition, int] = {}
-        """Starts of logs that the driver was given, before the first batch of its run."""
-        self.connections: set[LookupConnection] = set()
-        self.request_ids: list[int] = []
-        """The highest correlation id of each Kafka client of the driver."""
-        self.alive_ms = -math.inf
-        """When the run gave its latest sign of life."""
-        self.event_ms = -math.inf
-        """When the driver saw the latest event of this run that was reported."""
-        self.is_late = False
-        """Whether the latest batch was reported late, as where Spark has much to do."""
-        self.waited_ms = -math.inf
-        """After that the run was seen between two batches, all before being reported."""
-        self.answered_ms = math.inf
-        """When the present run got its first answer; far ahead if it has none."""
-        self.resumed_ms = -math.inf
-        """When the run of an earlier process was resumed."""
-        self.resumed_alive_ms = -math.inf
-        """When that run gave its first sign of life."""
-        self.is_resumed = False
-        """Whether the present run is that one, as it or its driver has shown."""
-        self._trusts_all = False
+    detached: bool = False
+    """Whether no adaptive rule is left for the query."""
+    rate: float | None = None
+    """Records per second for the next batch; None when not known, and 0 lets none begin."""
+    start_rate: float | None = None
+    """The same of a slow start under a processing-time trigger, while nothing is known of what a
+    batch costs: then the driver gets what came in since its look-up before, if that is more."""
+    offsets_per_record: float = 1.0
+    """How far the offsets go on with a record: more where transactions or compaction leave gaps,
+    less where a query reads its source twice."""
+    why: str = "the driver has not asked yet"
+    """What came of the driver's last look-up, for people."""
+    offsets: int | None = None
+    """For the next batch by that, over all partitions; None: it is not clamped."""
+    least_offsets: int = 0
+    """So many at least are advertised for a batch: the driver planned none of fewer, as it does with
+    the option minOffsetsPerTrigger. 0: none was refused in this run."""
+    advertised: dict[TopicPartition, AdvertisedEnd] = field(default_factory=dict)
+    starts: dict[TopicPartition, int] = field(default_factory=dict)
+    """Starts of logs that the driver was given, before the first batch of its run."""
+    connections: set[LookupConnection] = field(default_factory=set)
+    request_ids: list[int] = field(default_factory=list)
+    """The highest correlation id of each Kafka client of the driver."""
+    alive_ms: float = -math.inf
+    """When the run gave its latest sign of life."""
+    event_ms: float = -math.inf
+    """When the driver saw the latest event of this run that was reported."""
+    is_late: bool = False
+    """Whether the latest batch was reported late, as where Spark has much to do."""
+    waited_ms: float = -math.inf
+    """After that the run was seen between two batches, all before being reported."""
+    answered_ms: float = math.inf
+    """When the present run got its first answer; far ahead if it has none."""
+    resumed_ms: float = -math.inf
+    """When the run of an earlier process was resumed."""
+    resumed_alive_ms: float = -math.inf
+    """When that run gave its first sign of life."""
+    is_resumed: bool = False
+    """Whether the present run is that one, as it or its driver has shown."""
+    _trusts_all: bool = False
 
     @property
     def awaits_run(self) -> bool:

@@ -1,7 +1,7 @@
 """One query: from the reports on its batches to the bound of its reading and the next batch."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prometheus_client import Gauge
 
@@ -12,7 +12,7 @@ from proxy.progress.report_handler import AcceptedReport
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import AdaptedBound
-from proxy.quota.rules import AdaptiveBound, Match, Rule
+from proxy.quota.rules import AdaptiveBound, Rule
 from proxy.state import Json, Record
 from proxy.wire.topic_partition import TopicPartition
 
@@ -47,56 +47,50 @@ class BoundReturn:
         return AdaptedBound(bytes_per_s, f"{self.why}: step {step} back to the rule's own bound")
 
 
+@dataclass(eq=False)
 class QueryBackpressure:
     """A query whose rule is adaptive; made by `Backpressure`.
 
-    The bound is put in force in `quotas`. `gauges` show it, and what its driver was not told of, by
-    the query's label. `on_change` is called when the query's record is out of date.
+    The bound is put in force in the quotas. The gauges show it and what its driver was not told of,
+    by the query's label. `_on_change` is called when the query's record is out of date.
     """
 
-    def __init__(
-        self,
-        identity: ClientIdentity,
-        match: Match,
-        quotas: QuotaManager,
-        gauges: tuple[BoundedLabels[Gauge], BoundedLabels[Gauge]],
-        now_ms: float,
-        *,
-        on_change: Callable[["QueryBackpressure"], None],
-    ) -> None:
-        self.identity = identity
-        self.client_id = identity.client_id or ""
-        self.rule = match.rule
-        self.entity = match.entity
-        self.key = BOUND_RECORDS.key(identity.client_id, match.entity)
-        self.used_ms = now_ms
-        """When it was last known that the query is there."""
-        self._quotas = quotas
-        self._gauges = gauges
-        self._on_change = on_change
-        self.measurements = measurements = BatchMeasurements(_adaptive(match.rule))
+    identity: ClientIdentity
+    rule: Rule
+    entity: str
+    used_ms: float
+    """When it was last known that the query is there."""
+    _quotas: QuotaManager
+    _gauges: tuple[BoundedLabels[Gauge], BoundedLabels[Gauge]]
+    _on_change: Callable[["QueryBackpressure"], None]
+    clamp: Drivers = field(default_factory=Drivers)
+    _run_id: str | None = None
+    _has_ended: bool = False
+    _label: str | None = None
+    _report_ms: float | None = None
+    """When the latest report of an event came."""
+    _heard: tuple[str | None, float] | None = None
+    """Who sent the latest report (None: an earlier process heard it), and when it came."""
+    _rate: float | None = None
+    _last_rate: float | None = None
+    """What the latest run that had one could take; before this run has one of its own."""
+    _why: str = "no batch was reported yet"
+    ceiling: float | None = None
+    """What `set_ceiling` allows, in records per second; None: what its batches can take."""
+    _ceiling_why: str = ""
+    _return: BoundReturn | None = None
+    _in_force: AdaptedBound | None = None
+
+    def __post_init__(self) -> None:
+        """Put the rule's own bound in force."""
+        self.client_id = self.identity.client_id or ""
+        self.key = BOUND_RECORDS.key(self.identity.client_id, self.entity)
+        self.measurements = measurements = BatchMeasurements(_adaptive(self.rule))
         self.record_bytes, self.record_hold = measurements.record_bytes, measurements.record_hold
-        self.clamp = Drivers()
-        self._run_id: str | None = None
-        self._has_ended = False
-        self._label: str | None = None
-        self._report_ms: float | None = None
-        """When the latest report of an event came."""
-        self._heard: tuple[str | None, float] | None = None
-        """Who sent the latest report (None: an earlier process heard it), and when it came."""
-        self._rate: float | None = None
-        self._last_rate: float | None = None
-        """What the latest run that had one could take; before this run has one of its own."""
-        self._why = "no batch was reported yet"
-        self.ceiling: float | None = None
-        """What `set_ceiling` allows, in records per second; None: what its batches can take."""
-        self._ceiling_why = ""
-        self._return: BoundReturn | None = None
-        self._bound, self._bound_ms = AdaptedBound(None, self._why), now_ms
-        self._in_force: AdaptedBound | None = None
+        self._bound, self._bound_ms = AdaptedBound(None, self._why), self.used_ms
         self.bound = self._static
         """The bound in force, in bytes per second."""
-        self._enforce(now_ms)
+        self._enforce(self.used_ms)
 
     @property
     def _static(self) -> float:

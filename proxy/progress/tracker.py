@@ -153,9 +153,11 @@ class FetchAnswer:
         """See FetchObserver."""
         reader, names = self.tracker.reader, self.tracker.names
         offsets = self.session_asked.positions.get(topic, NO_OFFSETS)
-        name, topic_id = (
-            (topic, None) if isinstance(topic, str) else (names.known.get(topic), topic)
-        )
+        name: str | None
+        if isinstance(topic, str):
+            name, topic_id = topic, None
+        else:
+            name, topic_id = names.known.get(topic), topic
         if name is not None:
             reader.fetch_answered(name, topic_id, offsets, fetched, self.now_ms)
             if self.logs is not None:
