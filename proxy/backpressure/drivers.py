@@ -123,8 +123,8 @@ class Drivers:
     offsets: int | None = None
     """For the next batch by that, over all partitions; None: it is not clamped."""
     least_offsets: int = 0
-    """So many at least are advertised for a batch: the driver planned none of fewer, as it does with
-    the option minOffsetsPerTrigger. 0: none was refused in this run."""
+    """So many at least are advertised for a batch: the driver planned none of fewer, as it does
+    with the option minOffsetsPerTrigger. 0: none was refused in this run."""
     advertised: dict[TopicPartition, AdvertisedEnd] = field(default_factory=dict)
     starts: dict[TopicPartition, int] = field(default_factory=dict)
     """Starts of logs that the driver was given, before the first batch of its run."""

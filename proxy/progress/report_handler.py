@@ -105,9 +105,7 @@ class ReportHandler:
 
     def unknown_ends(self, report: Report) -> set[TopicPartition]:
         """Return the partitions whose log ends are to be asked for, and passed on to `accept`."""
-        name = report.name or ""
-        client_id = report.client_id or self._registry.client_of_record(name, name)
-        query = self._registry.query_of(client_id)
+        query = self._registry.query_of(self._client_of(report))
         partitions = query.partitions if query is not None else {}
         return {
             key
@@ -135,6 +133,10 @@ class ReportHandler:
         query: QueryProgress | None = None
         try:
             client_id = self._client_of(report)
+            if not client_id:
+                text = f"query {report.query_id} has neither a name nor a client id"
+                fix = "name the query with queryName, or tell the listener its Kafka client id"
+                raise ReportRefused(Refusal.NO_CLIENT, text, fix)
             for ranges in (report.ranges, {}):  # twice: queries may come or go between two steps
                 query = self._registry.query_of(client_id) or self._movable(report, scope, now_ms)
                 _check_scope(report, client_id, query, scope)
@@ -161,13 +163,19 @@ class ReportHandler:
             assert query is not None, "there was room"
         elif query.client_id != client_id:
             self._registry.move(query, client_id)
-        if report.number is None:
-            is_past = _is_past(report, query, now_ms)
-            new_run = not is_past and (yield from self._applying(report, query, now_ms, now_s))
-            return AcceptedReport(report, query, new_run)
+        lost = self._count(report, query) if report.number is not None else 0
+        new_run = False
+        if not _is_past(report, query, now_ms):
+            new_run = yield from self._applying(report, query, now_ms, now_s)
+        elif report.batch is not None:
+            yield from query.completing_late(report.run_id, report.ranges, now_ms, now_s)
+        return AcceptedReport(report, query, new_run, lost)
+
+    def _count(self, report: Report, query: QueryProgress) -> int:
+        """Count an event that is accepted; return how many of its sender were lost before it."""
         # Numbers that are missing here may have gone to other members.
         is_alone = self._registry.owns is owns_all
-        lost = self._senders.accept(report.sender, report.number, counts_lost=is_alone)
+        lost = self._senders.accept(report.sender, report.number or 0, counts_lost=is_alone)
         self._registry.report_results["accepted"] += 1
         self._registry.report_results["lost"] += lost
         query.received += 1
@@ -176,21 +184,12 @@ class ReportHandler:
             query.rows += report.batch.rows
             if report.batch.execution_ms is not None:
                 query.batch_seconds.observe(report.batch.execution_ms / MS_PER_SECOND)
-        if not _is_late(report, query):
-            new_run = yield from self._applying(report, query, now_ms, now_s)
-            return AcceptedReport(report, query, new_run, lost)
-        if report.batch is not None:
-            yield from query.completing_late(report.run_id, report.ranges, now_ms, now_s)
-        return AcceptedReport(report, query, lost_reports=lost)
+        return lost
 
     def _client_of(self, report: Report) -> str:
-        if report.client_id is not None:
-            return report.client_id
-        if report.name is not None:
-            return self._registry.client_of_record(report.name, report.name)
-        text = f"query {report.query_id} has neither a name nor a client id"
-        fix = "name the query with queryName, or tell the listener its Kafka client id"
-        raise ReportRefused(Refusal.NO_CLIENT, text, fix)
+        """Return the client id that a report's query reads with; empty: that is not known."""
+        name = report.name or ""
+        return report.client_id or self._registry.client_of_record(name, name)
 
     def _movable(self, report: Report, scope: QueryScope, now_ms: float) -> QueryProgress | None:
         """Return what is known of the query, if it read with another client id in another run."""
@@ -313,31 +312,22 @@ def _gap(query: QueryProgress, report: Report, sender_lost: int) -> SkipReason |
 
 
 def _is_past(report: Report, query: QueryProgress, now_ms: float) -> bool:
-    """Return whether a heartbeat is of a run that is known to be over, or of one that never was.
-
-    A driver that lives on without its queries may report that they run: while another one reports
-    another run of the query, that is believed. A driver itself reports its latest run only.
-    """
-    if report.run_id == query.run_id:
-        return query.ended
-    return report.run_id in query.former_runs or (
-        query.query_id == report.query_id
-        and query.reports_are_fresh(now_ms)
-        and report.sender != query.run_sender
-    )
-
-
-def _is_late(report: Report, query: QueryProgress) -> bool:
-    """Return whether an event is of an earlier run of the query than the present one.
+    """Return whether it is of a run that is known to be over, or of one that never was.
 
     Spark calls listeners at the start of a run at once, and of all else in order, but later: the
-    last events of a run come after the start of the next when that follows at once.
+    last events of a run come after the start of the next when that follows at once. A driver that
+    lives on without its queries may report that they run: while another one reports another run of
+    the query, that is believed. A driver itself reports its latest run only.
     """
-    if report.run_id == query.run_id or report.query_id != query.query_id:
-        return False
-    return report.run_id in query.former_runs or (
-        report.event != "started" and report.sender == query.run_sender
-    )
+    is_heartbeat, is_starter = report.event == "running", report.sender == query.run_sender
+    if report.run_id == query.run_id:
+        return is_heartbeat and query.ended
+    is_same_query = report.query_id == query.query_id
+    if report.run_id in query.former_runs:
+        return is_heartbeat or is_same_query
+    if is_heartbeat:
+        return is_same_query and not is_starter and query.reports_are_fresh(now_ms)
+    return is_same_query and is_starter and report.event != "started"
 
 
 def _check_run(report: Report, client_id: str, query: QueryProgress, now_ms: float) -> None:
