@@ -9,7 +9,7 @@ from prometheus_client import Gauge
 from metrics import BoundedLabels
 from proxy.progress.owns import Owns, owns_all
 from proxy.progress.query import MAX_QUERIES
-from proxy.progress.query_clients import FORGET_AFTER_MS
+from proxy.progress.query_registry import FORGET_AFTER_MS
 from proxy.progress.report_handler import AcceptedReport
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
@@ -62,8 +62,8 @@ class Backpressure:
                 return query
         if sum(map(len, self._by_client.values())) >= MAX_QUERIES:
             return None
-        shared = self._quotas, self._gauges, now_ms
-        query = QueryBackpressure(identity, match, *shared, on_change=self._changed)
+        shared = self._quotas, self._gauges, self._changed
+        query = QueryBackpressure(identity, match.rule, match.entity, now_ms, *shared)
         self._by_client.setdefault(client_id, []).append(query)
         return query
 

@@ -5,8 +5,8 @@ from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
-from proxy.progress.progress_records import Int32, Offset
-from proxy.progress.report import Partition, Topic, Uuid
+from proxy.progress.progress_records import Int32
+from proxy.progress.report import Figure, Partition, Topic, Uuid
 from proxy.state import Json, Record, RecordFormat
 from proxy.wire.topic_partition import TopicPartition
 
@@ -34,7 +34,7 @@ def _checked(row: tuple[float, float, float]) -> tuple[float, float, float]:
 
 
 Ratio = Annotated[tuple[Amount, Amount, Amount], AfterValidator(_checked)]
-"""See estimator_inputs.RatioState."""
+"""See measurements.RatioState."""
 
 Correlation = Annotated[float, Field(ge=-1, le=1)]
 Widest = Annotated[float, Field(ge=1, le=MAX_NUMBER)]
@@ -62,21 +62,21 @@ class BackpressureRecord(BaseModel):
     """The same, of the latest run that had one."""
     instances: list[Int32] = []
     """Numbers of requests, see Drivers."""
-    least_offsets: Offset = 0
+    least_offsets: Figure = 0
     """See Drivers."""
     reach: Positive | None
     """See ThrottledRate; records per second."""
     waiting_ms: Amount
-    """See estimator_inputs.queued_ms."""
+    """See measurements.queued_ms."""
     estimator: tuple[Number, Positive, Number] | None
     """See pid.PidState; None with the other estimator."""
     cost: tuple[Amount, Amount, Amount, Amount, Correlation, Widest, Noise] | None = None
     """See batch_cost.CostState; older records have none."""
     bytes_per_record: Ratio
     offsets_per_record: Ratio
-    told: dict[Topic, dict[Partition, tuple[Offset, Offset, Offset]]]
+    told: dict[Topic, dict[Partition, tuple[Figure, Figure, Figure]]]
     """What was advertised: offset, log end and idle offset."""
-    starts: dict[Topic, dict[Partition, Offset]]
+    starts: dict[Topic, dict[Partition, Figure]]
     """The log starts that drivers were given."""
 
 

@@ -39,6 +39,25 @@ MAX_FIGURE = 1e15
 """No real time or number of records is larger."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedBatch:
+    """A batch that is done, and what is known of the query beside it."""
+
+    time_ms: float
+    """When it was done, on a clock of the caller's choice."""
+    records: float
+    processing_ms: float
+    """How long it took, the proxy's own holds left out."""
+    waited_ms: float = 0.0
+    """For how long it would have waited before that, had batches been queued."""
+    left: float | None = None
+    """Records that were there at its trigger and that it left out; None when not known."""
+    arrivals: float | None = None
+    """Records per second that come in of late; None when not known."""
+    most: float = math.inf
+    """Records per second that the rule's own bound carries; infinite when not known."""
+
+
 class CostState(NamedTuple):
     """What is kept of a BatchCost."""
 

@@ -7,138 +7,128 @@ advertised lies between what the query already knows and the real end, always.
 
 import math
 
-from metrics.clock import MS_PER_SECOND
 from proxy.progress.query import MAX_PARTITIONS
 from proxy.wire.topic_partition import TopicPartition
 
-from .advertised_ends import PartitionOffsets
-from .driver_view import DriverView
-from .drivers import REFUSED_GROWTH, Drivers
-
-MAX_OFFSETS = 2**63
-"""For one batch: there are no more."""
+from .driver_view import MAX_OFFSETS, DriverView
+from .drivers import REFUSED_GROWTH, PartitionOffsets
 
 OVERRUN = 1.1
 """A driver that looks up again so many trigger intervals after its last answer, or later, has had a
 batch for all that time: it would have waited for a trigger otherwise."""
 
 
-class Clamp(Drivers):
-    """What is advertised to one query's drivers, over all their connections."""
+def advertise(view: DriverView, log_ends: PartitionOffsets) -> tuple[PartitionOffsets, bool]:
+    """Return what to advertise in place of these real ends, and whether that is new."""
+    connection, drivers, now_ms = view.connection, view.drivers, view.now_ms
+    view.measurements.held.add(view.asked_ms, now_ms)
+    why = view.why_real()
+    if why is None:
+        ends = _clamped(view, log_ends)
+    else:
+        ends, drivers.why, drivers.offsets = log_ends, why, None
+    connection.waits_since_ms = None
+    is_new, drivers.answered_ms = False, min(drivers.answered_ms, now_ms)
+    for key, end in ends.items():
+        is_new |= drivers.record_end(key, log_ends[key], end, connection, now_ms)
+    connection.answers_ms.append(now_ms)
+    return ends, is_new
 
-    def advertise(
-        self, view: DriverView, log_ends: PartitionOffsets
-    ) -> tuple[PartitionOffsets, bool]:
-        """Return what to advertise in place of these real ends, and whether that is new."""
-        connection, now_ms = view.connection, view.now_ms
-        self.measurements.held.add(view.asked_ms, now_ms)
-        why = view.why_real()
-        if why is None:
-            ends = self._clamped(view, log_ends)
-        else:
-            ends, self.why, self.offsets = log_ends, why, None
-        connection.waits_since_ms = None
-        is_new, self.answered_ms = False, min(self.answered_ms, now_ms)
-        for key, end in ends.items():
-            is_new |= self.record_end(key, log_ends[key], end, connection, now_ms)
-        connection.answers_ms.append(now_ms)
-        return ends, is_new
 
-    def _clamped(self, view: DriverView, log_ends: PartitionOffsets) -> PartitionOffsets:
-        is_overdue = view.connection.wait_failed or self.is_late
-        grown = self.grown(log_ends)
-        fitting, why = self._fitting(view, grown)
-        after = self._after_overrun(view)
-        if after is not None and after < fitting:
-            fitting = after
-            why = f"the batch before, not reported yet, took long: {fitting:,} offsets for the next"
-        if view.is_refused:
-            more = min(self._all_planned(view) * REFUSED_GROWTH, MAX_OFFSETS)
-            self.least_offsets = max(self.least_offsets, more)
-            fitting, why = self._fitting(view, grown)
-            is_overdue = False
-        bases: dict[TopicPartition, int] = {}
-        lags: dict[TopicPartition, int] = {}
-        for key, log_end in self._all_log_ends(view, log_ends).items():
-            base = view.base(key)
-            if key in log_ends:
-                done = view.done_by_now(key, is_overdue=is_overdue)
-                base = base if done is None else max(base or 0, done)
-            if base is not None:
-                bases[key], lags[key] = base, max(0, log_end - base)
-        parts = apportion(fitting, lags) if fitting else dict.fromkeys(lags, 0)
-        offsets = max(fitting, sum(lag > 0 for lag in lags.values())) if fitting else 0
-        if offsets > fitting:
-            why += f"; each of {offsets:,} partitions gets one"
-        has_room = len(self.advertised) + len(log_ends) <= MAX_PARTITIONS
-        may_begin_low = has_room and view.has_planned_nothing
-        ends = dict(log_ends)
-        for key in log_ends.keys() & bases.keys():
-            known = self.advertised.get(key)
-            if known is not None or may_begin_low:
-                before = known.offset if known is not None else 0
-                ends[key] = min(log_ends[key], max(bases[key] + parts[key], before))
-        self.why, self.offsets = why, offsets
-        return ends
+def _clamped(view: DriverView, log_ends: PartitionOffsets) -> PartitionOffsets:
+    drivers = view.drivers
+    is_overdue = view.connection.wait_failed or drivers.is_late
+    grown = drivers.grown(log_ends)
+    fitting, why = _fitting(view, grown)
+    after = _after_overrun(view)
+    if after is not None and after < fitting:
+        fitting = after
+        why = f"the batch before, not reported yet, took long: {fitting:,} offsets for the next"
+    if view.is_refused:
+        more = min(_all_planned(view) * REFUSED_GROWTH, MAX_OFFSETS)
+        drivers.least_offsets = max(drivers.least_offsets, more)
+        fitting, why = _fitting(view, grown)
+        is_overdue = False
+    bases: dict[TopicPartition, int] = {}
+    lags: dict[TopicPartition, int] = {}
+    for key, log_end in _all_log_ends(view, log_ends).items():
+        base = view.base(key)
+        if key in log_ends:
+            done = view.done_by_now(key, is_overdue=is_overdue)
+            base = base if done is None else max(base or 0, done)
+        if base is not None:
+            bases[key], lags[key] = base, max(0, log_end - base)
+    parts = apportion(fitting, lags) if fitting else dict.fromkeys(lags, 0)
+    offsets = max(fitting, sum(lag > 0 for lag in lags.values())) if fitting else 0
+    if offsets > fitting:
+        why += f"; each of {offsets:,} partitions gets one"
+    has_room = len(drivers.advertised) + len(log_ends) <= MAX_PARTITIONS
+    may_begin_low = has_room and view.has_planned_nothing
+    ends = dict(log_ends)
+    for key in log_ends.keys() & bases.keys():
+        known = drivers.advertised.get(key)
+        if known is not None or may_begin_low:
+            before = known.offset if known is not None else 0
+            ends[key] = min(log_ends[key], max(bases[key] + parts[key], before))
+    drivers.why, drivers.offsets = why, offsets
+    return ends
 
-    def _after_overrun(self, view: DriverView) -> int | None:
-        """Return how many offsets are to follow an unreported batch that took long, if it did."""
-        ends = self.advertised
-        unreported = [ends[key] for key in view.keys if view.is_unreported(key)]
-        planned_ms = max((end.raised_ms for end in unreported), default=math.inf)
-        took_ms, query = view.asked_ms - planned_ms, view.query
-        if not (view.is_timed and took_ms > OVERRUN * (query.trigger_interval_ms or math.inf)):
-            return None
-        if any(end.answered_ms > planned_ms for end in unreported):
-            return None  # it has looked up since: there was a trigger without a batch
-        offsets = self._all_planned(view)
-        for end in ends.values():  # other brokers may have answered to this trigger before
-            if end.previous is not None and end.raised_ms - planned_ms > took_ms / 2:
-                offsets -= end.offset - end.previous
-        rate = self.measurements.rate_after(offsets, planned_ms, view.asked_ms)
-        return None if rate is None else self._per_batch(view, rate)
 
-    def _fitting(self, view: DriverView, grown: int) -> tuple[int, str]:
-        """Return how many offsets the next batch is to have, and why.
+def _after_overrun(view: DriverView) -> int | None:
+    """Return how many offsets are to follow an unreported batch that took long, if it did."""
+    ends = view.drivers.advertised
+    unreported = [ends[key] for key in view.keys if view.is_unreported(key)]
+    planned_ms = max((end.raised_ms for end in unreported), default=math.inf)
+    took_ms, query = view.asked_ms - planned_ms, view.query
+    if not (view.is_timed and took_ms > OVERRUN * (query.trigger_interval_ms or math.inf)):
+        return None
+    if any(end.answered_ms > planned_ms for end in unreported):
+        return None  # it has looked up since: there was a trigger without a batch
+    offsets = _all_planned(view)
+    for end in ends.values():  # other brokers may have answered to this trigger before
+        if end.previous is not None and end.raised_ms - planned_ms > took_ms / 2:
+            offsets -= end.offset - end.previous
+    rate = view.measurements.rate_after(offsets, planned_ms, view.asked_ms)
+    return None if rate is None else view.per_batch(rate)
 
-        In a slow start it may have all by which the logs have `grown`: a query that keeps up has
-        the time for it.
-        """
-        rate = view.rate or 0.0
-        if rate <= 0:
-            return 0, "no batch may begin now"
-        fitting = self._per_batch(view, rate)
-        why = f"{rate:,.0f} records/s make {fitting:,} offsets for one batch"
-        if rate == self.start_rate:
-            why += ": nothing is known of its cost yet"
-            if grown > fitting:
-                fitting = min(grown, self._per_batch(view, self.rate or math.inf))
-                why += f"; {fitting:,} have just come in"
-        if fitting < self.least_offsets:
-            fitting = self.least_offsets
-            why += f"; the driver plans none of so few, {fitting:,} are offered"
-        return fitting, why
 
-    def _per_batch(self, view: DriverView, rate: float) -> int:
-        offsets = rate * (view.interval_ms or 0.0) / MS_PER_SECOND * self.offsets_per_record
-        return max(1, round(min(offsets, MAX_OFFSETS)))
+def _fitting(view: DriverView, grown: int) -> tuple[int, str]:
+    """Return how many offsets the next batch is to have, and why.
 
-    def _all_planned(self, view: DriverView) -> int:
-        return sum(map(view.planned, self.advertised))
+    In a slow start it may have all by which the logs have `grown`: a query that keeps up has the
+    time for it.
+    """
+    drivers, rate = view.drivers, view.rate or 0.0
+    if rate <= 0:
+        return 0, "no batch may begin now"
+    fitting = view.per_batch(rate)
+    why = f"{rate:,.0f} records/s make {fitting:,} offsets for one batch"
+    if rate == drivers.start_rate:
+        why += ": nothing is known of its cost yet"
+        if grown > fitting:
+            fitting = min(grown, view.per_batch(drivers.rate or math.inf))
+            why += f"; {fitting:,} have just come in"
+    if fitting < drivers.least_offsets:
+        fitting = drivers.least_offsets
+        why += f"; the driver plans none of so few, {fitting:,} are offered"
+    return fitting, why
 
-    def _all_log_ends(
-        self, view: DriverView, log_ends: PartitionOffsets
-    ) -> dict[TopicPartition, int]:
-        """Return the real ends of all partitions: those looked up, the others as last seen."""
-        oldest_ms, known = view.connection.answers_ms[0], self.advertised
-        found = {key: end.log_end for key, end in known.items() if end.answered_ms >= oldest_ms}
-        if view.query.run_batches == 0:
-            # The first answers of a run: not all brokers have been asked.
-            for key, partition in view.query.partitions.items():
-                log_end = partition.log.high_watermark
-                if log_end is not None and key not in known:
-                    found[key] = log_end
-        return found | dict(log_ends)
+
+def _all_planned(view: DriverView) -> int:
+    return sum(map(view.planned, view.drivers.advertised))
+
+
+def _all_log_ends(view: DriverView, log_ends: PartitionOffsets) -> dict[TopicPartition, int]:
+    """Return the real ends of all partitions: those looked up, the others as last seen."""
+    oldest_ms, known = view.connection.answers_ms[0], view.drivers.advertised
+    found = {key: end.log_end for key, end in known.items() if end.answered_ms >= oldest_ms}
+    if view.query.run_batches == 0:
+        # The first answers of a run: not all brokers have been asked.
+        for key, partition in view.query.partitions.items():
+            log_end = partition.log.high_watermark
+            if log_end is not None and key not in known:
+                found[key] = log_end
+    return found | dict(log_ends)
 
 
 def apportion(total: int, lags: PartitionOffsets) -> dict[TopicPartition, int]:

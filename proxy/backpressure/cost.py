@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from metrics.clock import MS_PER_SECOND
 from proxy.quota.rules import AdaptiveBound
 
-from .batch_cost import BatchCost, CostState
-from .estimator_inputs import FinishedBatch
+from .batch_cost import BatchCost, CostState, FinishedBatch
 
 LONGEST = 1.25
 """Batch intervals planned for at most where one is enough for any: real ones stay within 1.5."""

@@ -15,8 +15,8 @@ from proxy.progress.query import QueryProgress
 from proxy.progress.report import TriggerKind
 from proxy.wire.topic_partition import TopicPartition
 
-from .advertised_ends import LookupConnection
-from .drivers import Drivers
+from .drivers import NO_CONNECTION, Drivers, LookupConnection
+from .measurements import BatchMeasurements
 
 REPORT_WAIT_MS = 300.0
 """How long an answer waits for the report on the batch before; the two race."""
@@ -34,6 +34,9 @@ fetchOffset.retryIntervalMs, twice."""
 EVENT_JITTER_MS = 50.0
 """By how much a driver's event may seem later than it was: its report was under way so long."""
 
+MAX_OFFSETS = 2**63
+"""For one batch: there are no more."""
+
 READS_ONCE = (TriggerKind.AVAILABLE_NOW, TriggerKind.ONCE)
 """Under these a run takes the ends of the logs once."""
 
@@ -47,9 +50,10 @@ class DriverView:
 
     query: QueryProgress
     drivers: Drivers
+    measurements: BatchMeasurements
     keys: Collection[TopicPartition] = ()
     """The partitions whose ends are looked up."""
-    connection: LookupConnection = LookupConnection(-math.inf)  # noqa: RUF009  # nobody's
+    connection: LookupConnection = NO_CONNECTION
     now_ms: float = 0.0
 
     def why_real(self) -> str | None:
@@ -73,7 +77,7 @@ class DriverView:
         drivers = self.drivers
         has_rate = drivers.rate is not None or drivers.start_rate is not None
         is_bounded = has_rate and self.query.trigger_kind not in READS_ONCE
-        may_be_bounded = is_bounded or drivers.measurements.rule.initial_rate is not None
+        may_be_bounded = is_bounded or self.measurements.rule.initial_rate is not None
         return self.until_report() if may_be_bounded else -math.inf
 
     def until_run(self) -> float:
@@ -104,7 +108,7 @@ class DriverView:
     @property
     def interval_ms(self) -> float | None:
         """What the rule says, else what was learnt or reported; None: not known."""
-        return self.drivers.measurements.interval_ms or self.query.trigger_interval_ms
+        return self.measurements.interval_ms or self.query.trigger_interval_ms
 
     @property
     def rate(self) -> float | None:
@@ -113,6 +117,11 @@ class DriverView:
         if start_rate is None or not self.is_timed:
             return rate
         return start_rate if rate is None else min(start_rate, rate)
+
+    def per_batch(self, rate: float) -> int:
+        """Return how many offsets a batch has at so many records per second."""
+        records = rate * (self.interval_ms or 0.0) / MS_PER_SECOND
+        return max(1, round(min(records * self.drivers.offsets_per_record, MAX_OFFSETS)))
 
     @property
     def is_unproved(self) -> bool:
@@ -268,12 +277,12 @@ class Decision(NamedTuple):
 
 
 def _is_silent(view: DriverView) -> bool:
-    return (view.silent_ms or 0.0) > view.drivers.measurements.rule.hold_ms
+    return (view.silent_ms or 0.0) > view.measurements.rule.hold_ms
 
 
 def _may_read_to_the_end(view: DriverView) -> bool:
     """Return whether it is a first batch; under a processing-time trigger it is bounded, too."""
-    has_initial_rate = view.drivers.measurements.rule.initial_rate is not None
+    has_initial_rate = view.measurements.rule.initial_rate is not None
     return view.is_unproved and not (has_initial_rate or view.is_timed)
 
 

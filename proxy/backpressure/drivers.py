@@ -5,15 +5,21 @@ the driver's: an executor, or the driver of another run, gets the real log ends.
 """
 
 import math
+from collections import deque
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 from proxy.progress.query import MAX_PARTITIONS
+from proxy.progress.report import BatchRange
 from proxy.state import Json
 from proxy.wire.topic_partition import TopicPartition
 
-from .advertised_ends import AdvertisedEnd, LookupConnection, PartitionOffsets
 from .backpressure_record import BackpressureRecord, by_partition, by_topic
-from .measurements import BatchMeasurements
+
+PartitionOffsets = Mapping[TopicPartition, int]
+
+MISSED_ANSWERS = 3
+"""A partition that a driver did not look up in so many answers is read no more."""
 
 LATE_REPORT_MS = 100.0
 """Where a report came later than that after its batch, none is waited for at the next look-up."""
@@ -35,6 +41,57 @@ MIN_KNOWN = 16
 """Lower ones mean nothing: Spark's admin client looks up with request 6, 10, 14 and so on."""
 
 
+@dataclass(slots=True, eq=False)
+class LookupConnection:
+    """What is known of one connection of the client."""
+
+    opened_ms: float
+    """Monotonic; so are all times here."""
+    is_executor: bool = False
+    """Whether it fetches."""
+    is_known: bool = False
+    """Whether it is the driver's whatever signs of life there are."""
+    first_id: int | None = None
+    """The correlation id of its first look-up, 0 if that was of log starts; None before it."""
+    waits_since_ms: float | None = None
+    """Since when an answer has waited for a report; None: none waits."""
+    wait_failed: bool = False
+    """Whether one waited in vain, and no report came since."""
+    answers_ms: deque[float] = field(
+        default_factory=lambda: deque([-math.inf] * MISSED_ANSWERS, MISSED_ANSWERS)
+    )
+    """When the last look-ups of log ends were answered; long ago where there were fewer."""
+
+
+NO_CONNECTION = LookupConnection(-math.inf)
+"""Stands for the connection where nobody looks up anything."""
+
+
+@dataclass(slots=True)
+class AdvertisedEnd:
+    """One partition, as a driver knows it; a connection of None is one of an earlier process."""
+
+    log_end: int
+    """The real one when it was last looked up."""
+    offset: int
+    """What was advertised instead, or the same."""
+    answered_ms: float
+    answered_on: LookupConnection | None = None
+    """Of the last answer: when, and on which connection."""
+    raised_ms: float = -math.inf
+    raised_on: LookupConnection | None = None
+    """The same of the last that advertised more than the one before."""
+    idle_offset: int = 0
+    """All below had been read when the query was idle."""
+    planned: tuple[tuple[int, int], ...] = ()
+    """The latest offsets that were advertised, each with the real end then."""
+    previous: int | None = None
+    """What was advertised until it was raised last."""
+    new: int = 0
+    """By how much the log had grown at the last look-up since the one before."""
+
+
+@dataclass(slots=True, eq=False)
 class Drivers:
     """What was advertised to the drivers of one query, and what shows which connection is theirs.
 
@@ -51,49 +108,46 @@ class Drivers:
     Where something never was, its time is long ago.
     """
 
-    def __init__(self, measurements: BatchMeasurements) -> None:
-        self.measurements = measurements
-        self.detached = False
-        """Whether no adaptive rule is left for the query."""
-        self.rate: float | None = None
-        """Records per second for the next batch; None when not known, and 0 lets none begin."""
-        self.start_rate: float | None = None
-        """The same of a slow start under a processing-time trigger, while nothing is known of what
-        a batch costs: then the driver gets what came in since its look-up before, if that is more.
-        """
-        self.offsets_per_record = 1.0
-        """How far the offsets go on with a record: more where transactions or compaction leave
-        gaps, less where a query reads its source twice."""
-        self.why = "the driver has not asked yet"
-        """What came of the driver's last look-up, for people."""
-        self.offsets: int | None = None
-        """For the next batch by that, over all partitions; None: it is not clamped."""
-        self.least_offsets = 0
-        """So many at least are advertised for a batch: the driver planned none of fewer, as it does
-        with the option minOffsetsPerTrigger. 0: none was refused in this run."""
-        self.advertised: dict[TopicPartition, AdvertisedEnd] = {}
-        self.starts: dict[TopicPartition, int] = {}
-        """Starts of logs that the driver was given, before the first batch of its run."""
-        self.connections: set[LookupConnection] = set()
-        self.request_ids: list[int] = []
-        """The highest correlation id of each Kafka client of the driver."""
-        self.alive_ms = -math.inf
-        """When the run gave its latest sign of life."""
-        self.event_ms = -math.inf
-        """When the driver saw the latest event of this run that was reported."""
-        self.is_late = False
-        """Whether the latest batch was reported late, as where Spark has much to do."""
-        self.waited_ms = -math.inf
-        """After that the run was seen between two batches, all before being reported."""
-        self.answered_ms = math.inf
-        """When the present run got its first answer; far ahead if it has none."""
-        self.resumed_ms = -math.inf
-        """When the run of an earlier process was resumed."""
-        self.resumed_alive_ms = -math.inf
-        """When that run gave its first sign of life."""
-        self.is_resumed = False
-        """Whether the present run is that one, as it or its driver has shown."""
-        self._trusts_all = False
+    detached: bool = False
+    """Whether no adaptive rule is left for the query."""
+    rate: float | None = None
+    """Records per second for the next batch; None when not known, and 0 lets none begin."""
+    start_rate: float | None = None
+    """The same of a slow start under a processing-time trigger, while nothing is known of what a
+    batch costs: then the driver gets what came in since its look-up before, if that is more."""
+    offsets_per_record: float = 1.0
+    """How far the offsets go on with a record: more where transactions or compaction leave gaps,
+    less where a query reads its source twice."""
+    why: str = "the driver has not asked yet"
+    """What came of the driver's last look-up, for people."""
+    offsets: int | None = None
+    """For the next batch by that, over all partitions; None: it is not clamped."""
+    least_offsets: int = 0
+    """So many at least are advertised for a batch: the driver planned none of fewer, as it does
+    with the option minOffsetsPerTrigger. 0: none was refused in this run."""
+    advertised: dict[TopicPartition, AdvertisedEnd] = field(default_factory=dict)
+    starts: dict[TopicPartition, int] = field(default_factory=dict)
+    """Starts of logs that the driver was given, before the first batch of its run."""
+    connections: set[LookupConnection] = field(default_factory=set)
+    request_ids: list[int] = field(default_factory=list)
+    """The highest correlation id of each Kafka client of the driver."""
+    alive_ms: float = -math.inf
+    """When the run gave its latest sign of life."""
+    event_ms: float = -math.inf
+    """When the driver saw the latest event of this run that was reported."""
+    is_late: bool = False
+    """Whether the latest batch was reported late, as where Spark has much to do."""
+    waited_ms: float = -math.inf
+    """After that the run was seen between two batches, all before being reported."""
+    answered_ms: float = math.inf
+    """When the present run got its first answer; far ahead if it has none."""
+    resumed_ms: float = -math.inf
+    """When the run of an earlier process was resumed."""
+    resumed_alive_ms: float = -math.inf
+    """When that run gave its first sign of life."""
+    is_resumed: bool = False
+    """Whether the present run is that one, as it or its driver has shown."""
+    _trusts_all: bool = False
 
     @property
     def awaits_run(self) -> bool:
@@ -212,6 +266,16 @@ class Drivers:
             log_ends[key] - end.log_end if key in log_ends else end.new
             for key, end in self.advertised.items()
         )
+
+    def left_out(self, ranges: Mapping[TopicPartition, BatchRange]) -> int | None:
+        """Return how many offsets were beyond a batch when it was planned; None: not known."""
+        known = [
+            log_end - offset
+            for key in self.advertised.keys() & ranges.keys()
+            for offset, log_end in self.advertised[key].planned
+            if offset == ranges[key].end
+        ]
+        return sum(known) if known else None
 
     def record_lookup(self, connection: LookupConnection, request_id: int) -> None:
         """Record a look-up of log ends on a connection that does not fetch, before its answer."""

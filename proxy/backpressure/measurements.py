@@ -1,10 +1,10 @@
 """What the batches of a query show: how many records it can take, and what a record costs."""
 
 import math
+from collections import deque
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import replace
-from operator import attrgetter
+from dataclasses import dataclass, field, replace
 
 from metrics.clock import MS_PER_SECOND
 from proxy.progress.offset_ranges import RangeSet
@@ -13,18 +13,10 @@ from proxy.quota.rules import AdaptiveBound
 from proxy.state import Json
 from proxy.wire.topic_partition import TopicPartition
 
-from .advertised_ends import AdvertisedEnd, left_out
 from .backpressure_record import BackpressureRecord
+from .batch_cost import FinishedBatch
 from .cost import CostEstimator
-from .estimator_inputs import (
-    FinishedBatch,
-    InputRate,
-    RecordRatio,
-    ThrottledRate,
-    TriggerInterval,
-    batch_offsets,
-    queued_ms,
-)
+from .drivers import Drivers
 from .pid import PidEstimator
 
 MAX_HOLDS = 512
@@ -33,11 +25,171 @@ MAX_HOLDS = 512
 MIN_PROCESSING_MS = 1.0
 """Of a batch that was held all the time."""
 
+MAX_WAITING_INTERVALS = 1.0
+"""Batch intervals that count as scheduling delay at most: missed triggers are skipped. A queue that
+grew with each long batch, as in Spark Streaming, would keep the rate at its lowest long after."""
 
-_parameters = attrgetter(
-    *("estimator", "batch_interval_ms", "min_rate", "proportional", "integral", "derivative")
-)
-"""With others a PidEstimator begins anew."""
+HELD_SHARE = 0.1
+"""A batch that was held for more than this part of its time was throttled."""
+
+REACH_GROWTH = 1.5
+"""From one batch that is not throttled to the next."""
+
+ARRIVALS_INTERVALS = 5.0
+"""What came in so many batch intervals ago counts for 1/e of what comes in now."""
+
+STEADY = 2.0
+"""A ratio is steady when the latest batches alone give no more than so many times it, nor less."""
+
+DECAY = 0.8
+"""Weight of the earlier batches in a ratio, each time that one is added."""
+
+MIN_GAPS, MAX_GAPS = 3, 8
+"""How many times between two batches have to be known to tell the interval; how many are kept."""
+
+
+@dataclass(slots=True)
+class TriggerInterval:
+    """The interval of a query's processing-time trigger.
+
+    Batches begin at multiples of it; one that takes longer is followed by the next at once (Spark's
+    ProcessingTimeExecutor). So of the times between two beginnings, the one before done in time,
+    the shortest is the interval, or a multiple of it while there is little to read.
+    """
+
+    learnt_ms: float | None = None
+    """What was reported or learnt; None when nothing was."""
+    _began_ms: float | None = None
+    _execution_ms: float = 0.0
+    _gaps_ms: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_GAPS))
+
+    def begin_run(self) -> None:
+        """Forget when batches began; the interval stays until another is learnt."""
+        self._began_ms = None
+        self._gaps_ms.clear()
+
+    def add(self, batch: BatchReport | None, reported_ms: float | None) -> None:
+        """Add a batch, or what a report says of the trigger's interval."""
+        if batch is not None:
+            began_ms = batch.timestamp_ms
+            if self._began_ms is not None and began_ms - self._began_ms > self._execution_ms:
+                self._gaps_ms.append(began_ms - self._began_ms)
+            self._began_ms, self._execution_ms = began_ms, float(batch.execution_ms or 0)
+            if len(self._gaps_ms) >= MIN_GAPS:
+                self.learnt_ms = min(self._gaps_ms)
+        self.learnt_ms = reported_ms or self.learnt_ms
+
+
+@dataclass(slots=True)
+class ThrottledRate:
+    """How fast a query could read of late where a bound held it.
+
+    A batch that is held for much of its time is not to be followed by a longer one, which would be
+    held for longer still. Each batch that is not held lets the next one be larger.
+    """
+
+    rate: float | None = None
+    """Records per second; None: it was not held."""
+
+    def add(self, records: int, execution_ms: float, held_ms: float) -> None:
+        """Add a batch: how long it took in all, and for how much of that it was held."""
+        if held_ms > HELD_SHARE * execution_ms:
+            self.rate = records / execution_ms * MS_PER_SECOND
+        elif self.rate is not None:
+            self.rate *= REACH_GROWTH
+
+    def limit(self, rate: float, min_rate: float) -> float:
+        """Return the rate to plan with, in place of this one; forget its own once that is reached.
+
+        At least `min_rate`: one long hold must not end in the smallest batches.
+        """
+        if self.rate is None or self.rate >= rate:
+            self.rate = None
+            return rate
+        return max(self.rate, min_rate)
+
+
+@dataclass(slots=True)
+class InputRate:
+    """How fast the logs grow that a query reads, of late: see ARRIVALS_INTERVALS."""
+
+    rate: float | None = None
+    """Offsets per second; None when not known."""
+    _ends: Mapping[TopicPartition, int] = field(default_factory=dict)
+    _seen_ms: float = -math.inf
+    _grown: float = 0.0
+    _elapsed_ms: float = 0.0
+
+    def add(
+        self, ends: Mapping[TopicPartition, int], seen_ms: float, batch_interval_ms: float
+    ) -> None:
+        """Add where the logs ended at a time; one that was not known has not grown."""
+        elapsed_ms = seen_ms - self._seen_ms
+        if elapsed_ms <= 0 or not ends:
+            return
+        if self._ends:
+            grown = sum([max(0, end - self._ends.get(key, end)) for key, end in ends.items()])
+            kept = math.exp(-elapsed_ms / (ARRIVALS_INTERVALS * batch_interval_ms))
+            self._grown = kept * self._grown + grown
+            self._elapsed_ms = kept * self._elapsed_ms + elapsed_ms
+            self.rate = self._grown / self._elapsed_ms * MS_PER_SECOND
+        self._ends, self._seen_ms = ends, seen_ms
+
+
+RatioState = tuple[float, float, float]
+"""Amount, records, and records since then without any of it."""
+
+
+@dataclass(slots=True)
+class RecordRatio:
+    """How much of something goes with a record, with DECAY from batch to batch.
+
+    Batches with nothing of it count together with the one before: they had it then, as when a
+    consumer has read ahead. Until that is used up the figure is too high; then a little too low for
+    a while, as what was read counts by earlier batches.
+    """
+
+    state: RatioState = (0.0, 0.0, 0.0)
+    _latest: float = 0.0
+
+    def add(self, amount: float, records: float) -> None:
+        """Add a batch."""
+        total, counted, without = self.state
+        if amount > 0:
+            self._latest = amount / (records + without)
+            total, counted = total * DECAY + amount, (counted + without) * DECAY + records
+            without = 0.0
+        else:
+            without += records
+        self.state = total, counted, without
+
+    def resume(self, state: RatioState) -> None:
+        """Resume from the state of an earlier process."""
+        self.state = state
+        self._latest = self.value or 0.0
+
+    @property
+    def value(self) -> float | None:
+        """The ratio; None as long as it is not known."""
+        total, counted, without = self.state
+        return total / (counted + without) if total > 0 else None
+
+    @property
+    def steady(self) -> float | None:
+        """The same; None also while the latest batches say something else, as after read-ahead."""
+        value = self.value
+        is_steady = value is not None and value / STEADY <= self._latest <= value * STEADY
+        return value if is_steady else None
+
+
+def queued_ms(waiting_ms: float, processing_ms: float, interval_ms: float) -> float:
+    """Return how long the batch after one would wait that waited itself, had batches been queued.
+
+    Lindley's recursion: W' = max(0, W + processing delay - batch interval), not beyond
+    MAX_WAITING_INTERVALS. Spark Streaming has this queue, Structured Streaming skips triggers.
+    """
+    longest_ms = MAX_WAITING_INTERVALS * interval_ms
+    return min(max(0.0, waiting_ms + processing_ms - interval_ms), longest_ms)
 
 
 class BatchMeasurements:
@@ -78,15 +230,20 @@ class BatchMeasurements:
         """The query's trigger interval: the rule's, else what was learnt; None: not known."""
         return self.rule.batch_interval_ms or self.interval.learnt_ms
 
+    @property
+    def per_record(self) -> float:
+        """How far the offsets go on with a record, 1 when not known."""
+        return self.offsets_per_record.value or 1.0
+
     def update(self, rule: AdaptiveBound) -> None:
         """Measure by these settings from now on, and the query's own interval if they have none."""
         self.rule, interval_ms = rule, rule.batch_interval_ms or self.interval.learnt_ms
         if interval_ms is None:
             return
         before, self._settings = self._settings, replace(rule, batch_interval_ms=interval_ms)
-        if isinstance(self.estimator, CostEstimator) and rule.estimator == "cost":
+        if rule.estimator == before.estimator:
             self.estimator.update(self._settings)
-        elif _parameters(self._settings) != _parameters(before):
+        else:
             self.estimator = _estimator(self._settings)
 
     def record_bytes(self, count: int) -> None:
@@ -103,7 +260,7 @@ class BatchMeasurements:
         self,
         batch: BatchReport,
         end_ms: float,
-        advertised: Mapping[TopicPartition, AdvertisedEnd],
+        drivers: Drivers,
         static: float,
     ) -> tuple[float | None, str | None]:
         """Add a batch that was done at `end_ms`; `static` is the rule's own bound, in bytes/s.
@@ -129,11 +286,12 @@ class BatchMeasurements:
         processing_ms = max(MIN_PROCESSING_MS, execution_ms - held_ms)
         waited_ms = self.waiting_ms
         self.waiting_ms = queued_ms(waited_ms, processing_ms, interval_ms)
-        seen_ms = max((end.answered_ms for end in advertised.values()), default=-math.inf)
-        log_ends = {key: end.log_end for key, end in advertised.items()}
+        ends = drivers.advertised
+        seen_ms = max((end.answered_ms for end in ends.values()), default=-math.inf)
+        log_ends = {key: end.log_end for key, end in ends.items()}
         self._input_rate.add(log_ends, seen_ms, interval_ms)
         # As Spark counts them: twice where a query reads a source twice.
-        records, offsets = sum([source.rows for source in batch.sources]), batch_offsets(batch)
+        records, offsets = sum([source.rows for source in batch.sources]), batch.offsets
         if records > 0:
             if self._bytes is not None:
                 self.bytes_per_record.add(self._bytes, records)
@@ -144,9 +302,9 @@ class BatchMeasurements:
             return None, None
         self.throttled_rate.add(records, execution_ms, reading_held_ms)
         self.processing_rate = records / processing_ms * MS_PER_SECOND
-        left, arrivals = left_out(advertised, batch.ranges), self._input_rate.rate
+        left, arrivals = drivers.left_out(batch.ranges), self._input_rate.rate
         size = self.bytes_per_record.steady
-        per_offset = 1 / (self.offsets_per_record.value or 1.0)
+        per_offset = 1 / self.per_record
         self._latest = FinishedBatch(
             time_ms=batch.timestamp_ms + execution_ms,
             records=records,
@@ -171,7 +329,7 @@ class BatchMeasurements:
         """
         if self._latest is None or not isinstance(self.estimator, CostEstimator):
             return None
-        records = offsets / (self.offsets_per_record.value or 1.0)
+        records = offsets / self.per_record
         took_ms = max(MIN_PROCESSING_MS, end_ms - start_ms - self.held.covered(start_ms, end_ms))
         batch = replace(self._latest, records=records, processing_ms=took_ms, left=None)
         return copy(self.estimator).compute(batch)

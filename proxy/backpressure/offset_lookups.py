@@ -1,14 +1,15 @@
 """The offset look-ups on a connection: they wait for a report, and get earlier log ends."""
 
 import math
+from dataclasses import replace
 
 from proxy.progress.query import QueryProgress
 from proxy.wire import list_offsets
 from proxy.wire.list_offsets import OffsetLookup
 from proxy.wire.topic_partition import TopicPartition
 
-from .advertised_ends import LookupConnection
 from .driver_view import DriverView
+from .drivers import LookupConnection
 from .query_backpressure import QueryBackpressure
 
 
@@ -22,13 +23,13 @@ class OffsetLookups(LookupConnection):
     `backpressure` is None: the client's rule is not adaptive.
     """
 
-    __slots__ = ("_backpressure", "_query")
+    __slots__ = ("_backpressure", "query")
 
     def __init__(
         self, query: QueryProgress, backpressure: QueryBackpressure | None, opened_ms: float
     ) -> None:
         super().__init__(opened_ms)
-        self._query = query
+        self.query = query
         self._backpressure: QueryBackpressure | None = None
         self.follow(backpressure)
 
@@ -49,12 +50,10 @@ class OffsetLookups(LookupConnection):
 
     def wait_ms(self, ask: OffsetLookup, now_ms: float) -> float:
         """Return how long the answer still waits for a report; at 0 it is to be `answered`."""
-        backpressure = self._recorded(ask)
-        if backpressure is None or self.wait_failed:
+        view = self._recorded(ask, now_ms)
+        if view is None or self.wait_failed or not view.keys:
             return 0.0
-        keys = [key for key, asked in ask.timestamps.items() if asked == list_offsets.LATEST]
-        view = DriverView(self._query, backpressure.clamp, keys, self, now_ms)
-        until_ms = view.wait_until_ms() if keys else -math.inf
+        until_ms = view.wait_until_ms()
         if until_ms == -math.inf:
             return 0.0
         self.waits_since_ms = view.asked_ms
@@ -68,7 +67,7 @@ class OffsetLookups(LookupConnection):
         `frame` is whole, length included. Partitions with an error or without an offset, and other
         timestamps than LATEST, stay as they are. Raises MalformedResponse.
         """
-        backpressure, query = self._recorded(ask), self._query
+        view, backpressure = self._recorded(ask, now_ms), self._backpressure
         log_ends: dict[TopicPartition, int] = {}
         is_new = False
         for key, answer in list_offsets.read_list_offsets_response(version, frame).items():
@@ -76,33 +75,35 @@ class OffsetLookups(LookupConnection):
                 continue
             timestamp = ask.timestamps.get(key)
             if timestamp == list_offsets.EARLIEST:
-                query.log_start(*key, answer.offset, now_ms)
-                if backpressure is not None:
-                    is_new |= backpressure.clamp.record_start(key, answer.offset)
+                self.query.log_start(*key, answer.offset, now_ms)
+                if view is not None:
+                    is_new |= view.drivers.record_start(key, answer.offset)
             elif timestamp == list_offsets.LATEST:
                 log_ends[key] = answer.offset
                 # Else it is the last stable offset.
                 if ask.isolation_level == list_offsets.READ_UNCOMMITTED:
-                    query.log_end(*key, answer.offset, now_ms)
-        if backpressure is None or not (log_ends or is_new):
+                    self.query.log_end(*key, answer.offset, now_ms)
+        if view is None or backpressure is None or not (log_ends or is_new):
             return frame
-        view = DriverView(query, backpressure.clamp, log_ends.keys(), self, now_ms)
+        view = replace(view, keys=log_ends.keys())
         advertised = backpressure.advertise(view, log_ends, is_new=is_new)
         if advertised == log_ends:  # most often, while the query keeps up
             return frame
         return list_offsets.change_offsets(version, frame, advertised)
 
-    def _recorded(self, ask: OffsetLookup) -> QueryBackpressure | None:
-        """Record a look-up; return what clamps it, None for an executor's or without a rule."""
+    def _recorded(self, ask: OffsetLookup, now_ms: float) -> DriverView | None:
+        """Record a look-up; return the driver's view, None for an executor or without a rule."""
         backpressure = self._backpressure
         if backpressure is None or self.is_executor:
             return None
-        starts = [key for key, asked in ask.timestamps.items() if asked == list_offsets.EARLIEST]
-        view = DriverView(self._query, backpressure.clamp)
+        drivers, every = backpressure.clamp, ask.timestamps.items()
+        starts = [key for key, asked in every if asked == list_offsets.EARLIEST]
+        ends = [key for key, asked in every if asked == list_offsets.LATEST]
+        view = DriverView(self.query, drivers, backpressure.measurements, ends, self, now_ms)
         if not view.is_unproved and any(view.completed(key) is not None for key in starts):
             self.is_executor = True
             return None
         if not starts:
-            backpressure.clamp.record_lookup(self, ask.correlation_id)
+            drivers.record_lookup(self, ask.correlation_id)
         self.first_id = self.first_id or 0  # an executor's number may be near the driver's
-        return backpressure
+        return view

@@ -2,18 +2,23 @@
 
 import math
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import ClassVar
 
 from metrics.clock import MS_PER_SECOND
 from proxy.quota.rules import AdaptiveBound
 
-from .estimator_inputs import FinishedBatch
+from .batch_cost import FinishedBatch
 
 PidState = tuple[float, float, float]
 """Time, rate and error of the latest batch."""
 
 NEVER: PidState = (-1.0, -1.0, -1.0)
 """That before the first batch, as in Spark."""
+
+_parameters = attrgetter(
+    *("batch_interval_ms", "min_rate", "proportional", "integral", "derivative")
+)
 
 
 @dataclass
@@ -67,6 +72,12 @@ class PidEstimator:
         rate = max(settings.min_rate, rate)
         self.state = time_ms, rate, error
         return rate
+
+    def update(self, settings: AdaptiveBound) -> None:
+        """Estimate by other settings from now on; begin anew if they say something else here."""
+        if _parameters(settings) != _parameters(self._settings):
+            self.state = None
+        self._settings = settings
 
     def begin_run(self) -> None:
         """Forget all."""

@@ -1,7 +1,7 @@
 """One query: from the reports on its batches to the bound of its reading and the next batch."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prometheus_client import Gauge
 
@@ -12,15 +12,14 @@ from proxy.progress.report_handler import AcceptedReport
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import AdaptedBound
-from proxy.quota.rules import AdaptiveBound, Match, Rule
+from proxy.quota.rules import AdaptiveBound, Rule
 from proxy.state import Json, Record
 from proxy.wire.topic_partition import TopicPartition
 
-from .advertised_ends import PartitionOffsets
 from .backpressure_record import BOUND_RECORDS, BackpressureRecord
-from .clamp import Clamp
+from .clamp import advertise
 from .driver_view import UNPLANNED, DriverView
-from .estimator_inputs import batch_offsets
+from .drivers import Drivers, PartitionOffsets
 from .measurements import BatchMeasurements
 
 KIND = QuotaKind.CONSUMER_BYTE_RATE
@@ -48,56 +47,50 @@ class BoundReturn:
         return AdaptedBound(bytes_per_s, f"{self.why}: step {step} back to the rule's own bound")
 
 
+@dataclass(eq=False)
 class QueryBackpressure:
     """A query whose rule is adaptive; made by `Backpressure`.
 
-    The bound is put in force in `quotas`. `gauges` show it, and what its driver was not told of, by
-    the query's label. `on_change` is called when the query's record is out of date.
+    The bound is put in force in the quotas. The gauges show it and what its driver was not told of,
+    by the query's label. `_on_change` is called when the query's record is out of date.
     """
 
-    def __init__(
-        self,
-        identity: ClientIdentity,
-        match: Match,
-        quotas: QuotaManager,
-        gauges: tuple[BoundedLabels[Gauge], BoundedLabels[Gauge]],
-        now_ms: float,
-        *,
-        on_change: Callable[["QueryBackpressure"], None],
-    ) -> None:
-        self.identity = identity
-        self.client_id = identity.client_id or ""
-        self.rule = match.rule
-        self.entity = match.entity
-        self.key = BOUND_RECORDS.key(identity.client_id, match.entity)
-        self.used_ms = now_ms
-        """When it was last known that the query is there."""
-        self._quotas = quotas
-        self._gauges = gauges
-        self._on_change = on_change
-        self._measurements = measurements = BatchMeasurements(_adaptive(match.rule))
+    identity: ClientIdentity
+    rule: Rule
+    entity: str
+    used_ms: float
+    """When it was last known that the query is there."""
+    _quotas: QuotaManager
+    _gauges: tuple[BoundedLabels[Gauge], BoundedLabels[Gauge]]
+    _on_change: Callable[["QueryBackpressure"], None]
+    clamp: Drivers = field(default_factory=Drivers)
+    _run_id: str | None = None
+    _has_ended: bool = False
+    _label: str | None = None
+    _report_ms: float | None = None
+    """When the latest report of an event came."""
+    _heard: tuple[str | None, float] | None = None
+    """Who sent the latest report (None: an earlier process heard it), and when it came."""
+    _rate: float | None = None
+    _last_rate: float | None = None
+    """What the latest run that had one could take; before this run has one of its own."""
+    _why: str = "no batch was reported yet"
+    ceiling: float | None = None
+    """What `set_ceiling` allows, in records per second; None: what its batches can take."""
+    _ceiling_why: str = ""
+    _return: BoundReturn | None = None
+    _in_force: AdaptedBound | None = None
+
+    def __post_init__(self) -> None:
+        """Put the rule's own bound in force."""
+        self.client_id = self.identity.client_id or ""
+        self.key = BOUND_RECORDS.key(self.identity.client_id, self.entity)
+        self.measurements = measurements = BatchMeasurements(_adaptive(self.rule))
         self.record_bytes, self.record_hold = measurements.record_bytes, measurements.record_hold
-        self.clamp = Clamp(measurements)
-        self._run_id: str | None = None
-        self._has_ended = False
-        self._label: str | None = None
-        self._report_ms: float | None = None
-        """When the latest report of an event came."""
-        self._heard: tuple[str | None, float] | None = None
-        """Who sent the latest report (None: an earlier process heard it), and when it came."""
-        self._rate: float | None = None
-        self._last_rate: float | None = None
-        """What the latest run that had one could take; before this run has one of its own."""
-        self._why = "no batch was reported yet"
-        self.ceiling: float | None = None
-        """What `set_ceiling` allows, in records per second; None: what its batches can take."""
-        self._ceiling_why = ""
-        self._return: BoundReturn | None = None
-        self._bound, self._bound_ms = AdaptedBound(None, self._why), now_ms
-        self._in_force: AdaptedBound | None = None
+        self._bound, self._bound_ms = AdaptedBound(None, self._why), self.used_ms
         self.bound = self._static
         """The bound in force, in bytes per second."""
-        self._enforce(now_ms)
+        self._enforce(self.used_ms)
 
     @property
     def _static(self) -> float:
@@ -106,23 +99,23 @@ class QueryBackpressure:
     @property
     def rate(self) -> float | None:
         """What its batches can take, in records per second; None when not known."""
-        rate, most = self._rate, self._measurements.rule.max_rate
+        rate, most = self._rate, self.measurements.rule.max_rate
         return rate if rate is None or most is None else min(rate, most)
 
     @property
     def processing_rate(self) -> float | None:
         """See BatchMeasurements."""
-        return self._measurements.processing_rate
+        return self.measurements.processing_rate
 
     @property
     def batch_interval_ms(self) -> float | None:
         """The query's trigger interval; None when not known."""
-        return self._measurements.interval_ms
+        return self.measurements.interval_ms
 
     @property
     def bytes_per_record(self) -> float | None:
         """What a record costs to read; None when not known."""
-        return self._measurements.bytes_per_record.value
+        return self.measurements.bytes_per_record.value
 
     @property
     def withheld(self) -> int:
@@ -154,23 +147,23 @@ class QueryBackpressure:
         if report.run_id != self._run_id:
             self._begin_run(query, report.run_id, now_ms)
         self.used_ms = now_ms
-        self._measurements.interval.add(batch, query.trigger_interval_ms)
-        self._measurements.update(self._measurements.rule)
+        self.measurements.interval.add(batch, query.trigger_interval_ms)
+        self.measurements.update(self.measurements.rule)
         heard, self._heard = self._heard, (report.sender, now_ms)
-        clamp = self.clamp
+        drivers = self.clamp
         if is_heartbeat:
             is_known = report.last_batch_id == query.last_batch_id
             if report.is_waiting and is_known and heard is not None and heard[0] == report.sender:
                 # After that report the run was between two batches, and had begun no other.
-                clamp.waited_ms = heard[1]
-            clamp.record_alive(now_ms, now_ms)
+                drivers.waited_ms = heard[1]
+            drivers.record_alive(now_ms, now_ms)
             self._enforce(now_ms)
             return
         event_ms, self._report_ms = now_ms - report.age_ms, now_ms
-        clamp.record_report(event_ms, now_ms)
+        drivers.record_report(event_ms, now_ms)
         if batch is not None and query.trigger_kind not in UNPLANNED:
-            clamp.record_batch(batch_offsets(batch), report.age_ms)
-            rate, why = self._measurements.add(batch, event_ms, clamp.advertised, self._static)
+            drivers.record_batch(batch.offsets, report.age_ms)
+            rate, why = self.measurements.add(batch, event_ms, drivers, self._static)
             if rate is not None:
                 self._rate = self._last_rate = rate
             if why is not None and (rate is not None or self._rate is None):
@@ -178,9 +171,9 @@ class QueryBackpressure:
         if self._rate is not None:
             self._return = None
         if report.event == "idle":
-            self._measurements.waiting_ms = 0.0
-            view = DriverView(query, clamp)
-            clamp.record_idle(event_ms, set(filter(view.is_unread, clamp.advertised)))
+            self.measurements.waiting_ms = 0.0
+            view = DriverView(query, drivers, self.measurements)
+            drivers.record_idle(event_ms, set(filter(view.is_unread, drivers.advertised)))
         elif report.event == "terminated":
             self._has_ended = True
             self._forget_rate("the query failed" if report.error else "the query ended", now_ms)
@@ -193,7 +186,7 @@ class QueryBackpressure:
         """Return what to advertise in place of these real ends; `is_new`: log starts were, too."""
         ends, query = log_ends, view.query
         if log_ends:
-            ends, is_other = self.clamp.advertise(view, log_ends)
+            ends, is_other = advertise(view, log_ends)
             is_new |= is_other
         if self._run_id is None and query.last_report_ms is not None and not query.ended:
             # The run was known before the client connected.
@@ -207,7 +200,7 @@ class QueryBackpressure:
         """Do what is due; call it every second or so."""
         if self.clamp.connections:
             self.used_ms = now_ms
-        hold_ms = self._measurements.rule.hold_ms
+        hold_ms = self.measurements.rule.hold_ms
         if self._heard is not None and now_ms - self._heard[1] > hold_ms:
             self._begin_return(f"no report for more than {hold_ms / MS_PER_SECOND:g} s", now_ms)
         if self._return is not None:
@@ -216,9 +209,9 @@ class QueryBackpressure:
     def set_rule(self, rule: Rule, now_ms: float) -> None:
         """Set another rule, which is adaptive too."""
         self.rule = rule
-        self._measurements.update(_adaptive(rule))
+        self.measurements.update(_adaptive(rule))
         if self._rate is not None:
-            self._rate = max(self._rate, self._measurements.rule.min_rate)
+            self._rate = max(self._rate, self.measurements.rule.min_rate)
         self._enforce(now_ms)
 
     def detach(self, now_ms: float) -> None:
@@ -247,7 +240,7 @@ class QueryBackpressure:
             "bytes_per_record": self.bytes_per_record,
             "offsets_per_record": self.clamp.offsets_per_record,
             "batch_interval_ms": self.batch_interval_ms,
-            "waiting_ms": self._measurements.waiting_ms,
+            "waiting_ms": self.measurements.waiting_ms,
             "reason": self._bound.reason,
             "report_age_s": None if reported_ms is None else (now_ms - reported_ms) / MS_PER_SECOND,
             "clamp": {
@@ -273,7 +266,7 @@ class QueryBackpressure:
             "has_ended": self._has_ended,
             "rate": self._rate,
             "last_rate": self._last_rate,
-            **self._measurements.kept(),
+            **self.measurements.kept(),
             **self.clamp.kept(),
         }
         return Record.of(self.key, value, BOUND_RECORDS.version)
@@ -282,11 +275,11 @@ class QueryBackpressure:
         """Resume from what an earlier process kept, as if its last report had come just now."""
         self._run_id, self._label, self._has_ended = record.run_id, record.label, record.has_ended
         self._last_rate = record.last_rate
-        self._measurements.resume(record, now_ms)
+        self.measurements.resume(record, now_ms)
         if not record.has_ended:
             self._heard = None, now_ms
             if record.rate is not None:
-                self._rate = max(record.rate, self._measurements.rule.min_rate)
+                self._rate = max(record.rate, self.measurements.rule.min_rate)
                 self._why = f"{self._rate:,.0f} records/s since before the restart"
             self.clamp.resume(record, now_ms)
         self._enforce(now_ms)
@@ -295,11 +288,11 @@ class QueryBackpressure:
         if self._run_id is not None:
             done: dict[TopicPartition, int | None] | None = None
             if query.progress_id in (None, query.query_id):
-                view = DriverView(query, self.clamp)
+                view = DriverView(query, self.clamp, self.measurements)
                 done = {key: view.completed(key) for key in self.clamp.advertised}
             self.clamp.begin_run(query.run_began_ms, done)
         self._run_id, self._has_ended = run_id, False
-        self._measurements.begin_run()
+        self.measurements.begin_run()
         self._forget_rate("a new run began", now_ms)
 
     def _forget_rate(self, why: str, now_ms: float) -> None:
@@ -313,7 +306,7 @@ class QueryBackpressure:
 
     def _enforce(self, now_ms: float) -> None:
         """Put in force what is known now: the size of the next batch, and the bound."""
-        settings, measured, clamp = self._measurements.rule, self._measurements, self.clamp
+        settings, measured, drivers = self.measurements.rule, self.measurements, self.clamp
         steady, most = measured.bytes_per_record.steady, settings.max_rate
         readable = self._static / steady if steady is not None else None
         # Before the run has one: the rule's, that of a run before, or at most what can be read.
@@ -326,18 +319,18 @@ class QueryBackpressure:
                 # The other estimator knows what can be read in the time of a batch.
                 rate = min(rate, readable or rate)
         is_fresh = known is None and measured.estimator.is_fresh
-        clamp.start_rate = settings.min_rate if is_fresh else None
+        drivers.start_rate = settings.min_rate if is_fresh else None
         if rate is not None and self.ceiling is not None:
             rate = min(rate, self.ceiling)
-        clamp.rate = self.ceiling if rate is None else rate
-        clamp.offsets_per_record = measured.offsets_per_record.value or 1.0
+        drivers.rate = self.ceiling if rate is None else rate
+        drivers.offsets_per_record = measured.per_record
         adapted = self._wanted(now_ms)
         if adapted != self._bound:
             self._bound, self._bound_ms = adapted, now_ms
         self.bound = self._static if adapted.bound is None else adapted.bound
         # A batch that was planned to fit is read as fast as its rule allows: each hold would only
         # make it longer.
-        in_force = adapted._replace(bound=None) if clamp.offsets is not None else adapted
+        in_force = adapted._replace(bound=None) if drivers.offsets is not None else adapted
         if in_force != self._in_force:
             self._in_force = in_force
             self._quotas.adapt(KIND, self.entity, *in_force, now_ms)

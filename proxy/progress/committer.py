@@ -10,12 +10,13 @@ from kafka import errors
 from kafka.protocol.consumer import OffsetCommitRequest, OffsetFetchRequest
 from structlog import get_logger
 
+from metrics.clock import clock_ms
 from proxy.cluster.kafka_client import GROUP_COORDINATOR, KafkaClient
 from proxy.cluster.partitions import named, requests_by_topic
 from proxy.cluster.upstream import NOT_READY, RefusedError, UpstreamError, name_of
 from proxy.wire.topic_partition import TopicPartition
 
-from .query_clients import Commits
+from .query_registry import QueryRegistry
 
 COMMIT_INTERVAL_S = 1.0
 """What came due in this time goes out in one request per group."""
@@ -77,21 +78,18 @@ class _RefusedCommit(NamedTuple):
     """When to try again, unless another offset is due by then."""
 
 
+@dataclass(slots=True, eq=False)
 class Committer:
     """Keeps the consumer groups of queries where the queries are.
 
     A group has its own connection, a client of `new_client`, opened when something is due for the
     first time, and nothing that happens to one group holds up another. What could not be committed
-    stays due. `clock_ms` is monotonic.
+    stays due.
     """
 
-    def __init__(
-        self, commits: Commits, new_client: Callable[[], KafkaClient], clock_ms: Callable[[], float]
-    ) -> None:
-        self._commits = commits
-        self._new_client = new_client
-        self._clock_ms = clock_ms
-        self._groups: dict[str, _GroupCommitter] = {}
+    _registry: QueryRegistry
+    _new_client: Callable[[], KafkaClient]
+    _groups: dict[str, "_GroupCommitter"] = field(default_factory=dict)
 
     async def run(self) -> None:
         """Commit what is due again and again, until cancelled."""
@@ -115,7 +113,7 @@ class Committer:
         try:
             return await _commit_all(due, timeout_s)
         finally:
-            self._commits.drop(names)  # so that `run` begins no other commit
+            self._registry.drop_commits(names)  # so that `run` begins no other commit
             for group in groups:
                 await group.end()
                 self._groups.pop(group.name, None)
@@ -130,10 +128,10 @@ class Committer:
 
     def _due(self) -> list[tuple["_GroupCommitter", Mapping[TopicPartition, int]]]:
         """Return each group that has something due, and that."""
-        due = {name: offsets for name, offsets in self._commits.due().items() if offsets}
+        due = {name: offsets for name, offsets in self._registry.due_commits().items() if offsets}
         for name in due.keys() - self._groups.keys():
             client = self._new_client()
-            self._groups[name] = _GroupCommitter(name, self._commits, client, self._clock_ms)
+            self._groups[name] = _GroupCommitter(name, self._registry, client)
         return [(self._groups[name], offsets) for name, offsets in due.items()]
 
     def _close(self) -> None:
@@ -149,9 +147,8 @@ class _GroupCommitter:
     """
 
     name: str
-    _commits: Commits
+    _registry: QueryRegistry
     client: KafkaClient
-    _clock_ms: Callable[[], float]
     task: asyncio.Task[None] | None = None
     """The latest commit of `Committer.run`."""
     _read: set[TopicPartition] = field(default_factory=set)
@@ -197,7 +194,7 @@ class _GroupCommitter:
         self.client.close()
 
     def _due(self) -> Mapping[TopicPartition, int]:
-        return self._commits.due().get(self.name, {})
+        return self._registry.due_commits().get(self.name, {})
 
     def _to_try(self, due: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Return what of it is not refused just now."""
@@ -215,7 +212,7 @@ class _GroupCommitter:
             offsets = await self._read_offsets(new, tried)
             self._read |= offsets.keys()
             has = {part: offset for part, offset in offsets.items() if offset != _NO_OFFSET}
-            self._commits.group_has(self.name, has)
+            self._registry.group_has(self.name, has)
             tried = self._to_try(self._due())
         tried = {part: offset for part, offset in tried.items() if part in self._read}
         taken: dict[TopicPartition, int] = {}
@@ -229,7 +226,7 @@ class _GroupCommitter:
                 taken[part] = tried[part]
                 self._refused.pop(part, None)
         if taken:
-            self._commits.committed(self.name, taken, self._clock_ms())
+            self._registry.committed(self.name, taken, clock_ms())
 
     async def _read_offsets(
         self, partitions: Collection[TopicPartition], tried: Mapping[TopicPartition, int]
@@ -283,7 +280,7 @@ class _GroupCommitter:
         again = self._backoff_s > 0.0
         self._backoff_s = _longer(self._backoff_s)
         self._again_s = _now_s() + self._backoff_s
-        self._commits.failed(self.name, reason)
+        self._registry.commit_failed(self.name, reason)
         if again:  # one try that fails is no problem: a coordinator moves, a connection breaks
             self._log_problem(reason)
 
@@ -296,7 +293,7 @@ class _GroupCommitter:
             partitions[refusal.reason].append(partition)
         message = "; ".join(f"{named(parts)}: {why}" for why, parts in sorted(partitions.items()))
         if message:
-            self._commits.failed(self.name, message)
+            self._registry.commit_failed(self.name, message)
         self._log_problem(message or None)
 
     def _log_problem(self, problem: str | None) -> None:

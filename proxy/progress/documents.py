@@ -72,7 +72,7 @@ def query_document(query: QueryProgress, now_ms: float, now_s: float) -> Iterato
             "backwards": commit.backwards,
         },
         "advice": [_event(event, at_s) for event in query.advice.values()],
-        "notes": [_event(event, at_s) for event in reversed(query.changes.events)],
+        "notes": [_event(event, at_s) for event in reversed(query.events)],
         "partitions": partitions,
     }
 

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from proxy.wire.topic_partition import TopicPartition
@@ -71,21 +71,24 @@ class ProgressEvent:
 OnEvent = Callable[[ProgressEvent], None]
 
 
-@dataclass(slots=True, eq=False)
 class ChangeLog:
     """What happens to one query, and which of its partitions' records are out of date."""
 
-    label: str
-    on_event: OnEvent
-    changed: Callable[[TopicPartition], None]
-    """Called when a partition's record is out of date, or the partition is gone."""
-    events: deque[ProgressEvent] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
+    def __init__(self, name: str, on_event: OnEvent) -> None:
+        self.name = name
+        """The label: the query's name, or its id, or the client id while neither is known."""
+        self.on_event = on_event
+        self.events: deque[ProgressEvent] = deque(maxlen=MAX_EVENTS)
+
+    def changed(self, key: TopicPartition) -> None:
+        """Record that a partition's record is out of date, or the partition is gone."""
+        raise NotImplementedError
 
     def add_event(
         self, kind: EventKind, key: TopicPartition | None, text: str, now_ms: float
     ) -> None:
         """Record an event, of a partition or of the query, and pass it on."""
         topic, partition = (None, None) if key is None else key
-        event = ProgressEvent(kind, self.label, topic, partition, text, now_ms)
+        event = ProgressEvent(kind, self.name, topic, partition, text, now_ms)
         self.events.append(event)
         self.on_event(event)

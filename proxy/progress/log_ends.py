@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence, Set
+from dataclasses import dataclass, field
 from itertools import chain
 
 from kafka.protocol.consumer import ListOffsetsRequest
 from structlog import get_logger
 
+from metrics.clock import clock_ms
 from proxy.cluster.kafka_client import KafkaClient
 from proxy.cluster.partitions import named, requests_by_topic
 from proxy.cluster.upstream import Address, UpstreamError
@@ -41,28 +43,24 @@ _CONSUMER = -1
 _log = get_logger(__name__)
 
 
+@dataclass(slots=True, eq=False)
 class LogEnds:
     """Keeps the ends and starts of followed logs in the registry, over a connection to each leader.
 
     Nothing is opened while no partition is followed. Topics that are not there are left out and
-    looked for again; asking never makes one. `client` is closed when `run` ends; `clock_ms` is
-    monotonic.
+    looked for again; asking never makes one. `client` is closed when `run` ends.
     """
 
-    def __init__(
-        self, registry: QueryRegistry, client: KafkaClient, clock_ms: Callable[[], float]
-    ) -> None:
-        self._registry = registry
-        self._client = client
-        self._clock_ms = clock_ms
-        self._followed: Set[TopicPartition] = frozenset()
-        self._absent: frozenset[TopicPartition] = frozenset()
-        self._failing: set[TopicPartition] = set()
-        """Those that had an error, or no leader: left out until all are asked for."""
-        self._slices = Slices()
-        self._problems: dict[object, str | None] = {}
-        """By poll."""
-        self._logged_problem: str | None = None
+    _registry: QueryRegistry
+    _client: KafkaClient
+    _followed: Set[TopicPartition] = frozenset()
+    _absent: frozenset[TopicPartition] = frozenset()
+    _failing: set[TopicPartition] = field(default_factory=set)
+    """Those that had an error, or no leader: left out until all are asked for."""
+    _slices: Slices = field(default_factory=Slices)
+    _problems: dict[object, str | None] = field(default_factory=dict)
+    """By poll."""
+    _logged_problem: str | None = None
 
     async def run(self) -> None:
         """Ask again and again, until cancelled."""
@@ -86,7 +84,7 @@ class LogEnds:
 
     async def _poll_stale(self) -> None:
         """Ask for the ends that should be known better, as in `poll`."""
-        stale = set(await self._slices.collect(self._registry.stale(self._clock_ms())))
+        stale = set(await self._slices.collect(self._registry.stale(clock_ms())))
         asked = stale - self._failing - self._absent
         await self._ask_leaders(asked, (LATEST,), self._failing.update)
 
@@ -147,7 +145,7 @@ class LogEnds:
             some = partitions[start : start + SLICE]
             for timestamp in timestamps:
                 async for partition, offset in self._offsets(leader, some, timestamp):
-                    record[timestamp](*partition, offset, self._clock_ms())
+                    record[timestamp](*partition, offset, clock_ms())
                 await asyncio.sleep(len(some) / offsets_per_s)
 
     async def _offsets(

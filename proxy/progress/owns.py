@@ -27,16 +27,17 @@ owns_all: Owns = _OwnsAll()
 
 
 @dataclass(frozen=True, slots=True)
-class OwnedSince:
-    """What `after` owns and `before` did not: what has come, or with both exchanged, what goes."""
+class OwnedBeside:
+    """What `owns` has and `other` has too, or has not: what stays, what has come, what goes."""
 
-    before: Owns
-    after: Owns
+    owns: Owns
+    other: Owns
+    is_others: bool
 
     def client(self, client_id: str) -> bool:
         """See Owns."""
-        return self.after.client(client_id) and not self.before.client(client_id)
+        return self.owns.client(client_id) and self.other.client(client_id) is self.is_others
 
     def pipeline(self, name: str) -> bool:
         """See Owns."""
-        return self.after.pipeline(name) and not self.before.pipeline(name)
+        return self.owns.pipeline(name) and self.other.pipeline(name) is self.is_others

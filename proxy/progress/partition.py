@@ -14,9 +14,8 @@ from proxy.wire.topic_partition import TopicPartition
 
 from .events import ChangeLog, EventKind
 from .log_edges import MAX_FORMER_IDS, LogEdges
-from .offset_ranges import MAX_RANGES, OffsetRange, OffsetRanges
+from .offset_ranges import MAX_RANGES, OffsetRange, OffsetRanges, SkippedRanges, SkipReason
 from .report import BatchRange
-from .skipped_ranges import SkippedRanges, SkipReason
 
 
 class PartitionProgress:

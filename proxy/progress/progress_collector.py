@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, cast
 
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
@@ -118,7 +118,7 @@ class ProgressCollector(Collector):
         thousands of them can do other work between two.
         """
         queries = self._queries.queries
-        partitions = self._queries.by_label()
+        partitions = [(query.name, tuple(query.partitions.values())) for query in queries]
         for name in OF_PARTITIONS:
             rows = (
                 ({"query": query, "topic": each.topic, "partition": str(each.partition)}, each)
@@ -139,7 +139,7 @@ class ProgressCollector(Collector):
         yield _streamed(BATCH_SECONDS, text, "histogram", self._batch_seconds(queries))
         text = "Batch reports of queries, by what became of them."
         results = CounterMetricFamily(PREFIX + "spark_reports_total", text, labels=("result",))
-        for result, count in self._queries.reports.results.items():
+        for result, count in self._queries.report_results.items():
             results.add_metric((str(result),), count)
         yield results
 
@@ -173,10 +173,10 @@ class ProgressCollector(Collector):
         others = HistogramChild(COMPLETION_BUCKETS_S)
         for number, query in enumerate(queries):
             if number < self._max_label_sets:
-                yield from _buckets({"query": query.name}, query.batch_seconds)
+                yield from _buckets(query.name, query.batch_seconds)
             else:
                 others.add(query.batch_seconds)
-        yield from _buckets({"query": OTHER}, others)
+        yield from _buckets(OTHER, others)
 
 
 def _streamed(name: str, text: str, kind: str, samples: Iterator[Sample]) -> Metric:
@@ -185,12 +185,9 @@ def _streamed(name: str, text: str, kind: str, samples: Iterator[Sample]) -> Met
     return family
 
 
-def _buckets(labels: SampleLabels, seconds: HistogramChild) -> Iterator[Sample]:
-    """Yield the samples of a query's histogram, if it has had a batch."""
-    buckets = seconds.cumulative()
-    _, count = buckets[-1]
-    if count:
-        for bound, below in buckets:
-            yield Sample(f"{BATCH_SECONDS}_bucket", {**labels, "le": bound}, below)
-        yield Sample(f"{BATCH_SECONDS}_count", labels, count)
-        yield Sample(f"{BATCH_SECONDS}_sum", labels, seconds.total)
+def _buckets(label: str, seconds: HistogramChild) -> list[Sample]:
+    """Return the samples of a query's histogram, if it has had a batch."""
+    family = HistogramMetricFamily(BATCH_SECONDS, "", labels=("query",))
+    if any(seconds.counts):
+        family.add_metric((label,), seconds.cumulative(), seconds.total)
+    return family.samples

@@ -11,14 +11,13 @@ from proxy.wire.topic_partition import TopicPartition
 
 from .partition import PartitionProgress
 from .query import QueryProgress
-from .report import MAX_INT32, MAX_INT64, Name, Topic, Uuid
+from .report import MAX_INT32, Figure, Name, Topic, Uuid
 
 MAX_LABEL_CHARS = 1024
 """A name and a client id."""
 
 _TOPIC_ID = re.compile("[0-9a-f]{32}")
 
-Offset = Annotated[int, Field(ge=0, le=MAX_INT64)]
 Int32 = Annotated[int, Field(ge=0, le=MAX_INT32)]
 
 
@@ -37,8 +36,8 @@ class ProgressRecord(BaseModel):
     topic_id: Annotated[str, StringConstraints(pattern=_TOPIC_ID)] | None
     partition: Int32
     leader: Int32 | None
-    completed: Offset
-    delivered: Offset
+    completed: Figure
+    delivered: Figure
     """As it was when the record was written; not below `completed`."""
     backwards: bool
     """Whether the commit group is still to be moved back."""

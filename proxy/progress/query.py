@@ -4,17 +4,15 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import partial
 
 from metrics.instruments import COMPLETION_BUCKETS_S
 from metrics.lock_free import HistogramChild
 from proxy.wire.topic_partition import TopicPartition
 
 from .events import ChangeLog, EventKind, OnEvent, ProgressEvent
+from .offset_ranges import SkipReason
 from .partition import PartitionProgress
-from .reader import Reader
-from .report import BatchRange, Refusal, TriggerKind, TriggerReport
-from .skipped_ranges import SkipReason
+from .report import BatchRange, BatchReport, Refusal, TriggerKind, TriggerReport
 
 MAX_PARTITIONS = 10_000
 """How many partitions of one query are followed."""
@@ -35,6 +33,9 @@ STUCK_AFTER_MS = 300_000.0
 """By default, how long nothing may complete while there is lag."""
 
 MAX_QUERIES = 10_000
+
+MAX_ERROR_SHOWN = 1000
+"""Characters of a failure, of a run or of a commit: as many as the listener sends."""
 
 _SPARK_IS_SILENT = (
     "the listener lives, but Spark does not tell it which batches are done, so lag and progress "
@@ -106,7 +107,7 @@ class LastBatch:
     ended_ms: float
 
 
-class QueryProgress:
+class QueryProgress(ChangeLog):
     """What the client of one query was given and has completed. Times: monotonic milliseconds."""
 
     def __init__(
@@ -115,8 +116,9 @@ class QueryProgress:
         on_event: OnEvent,
         changed: Callable[["QueryProgress", TopicPartition], None],
     ) -> None:
+        super().__init__(client_id, on_event)
         self.client_id = client_id
-        self.changes = ChangeLog(client_id, on_event, partial(changed, self))
+        self._changed = changed
         self.settings: QuerySettings | None = None
         self.commit = GroupState()
         self.reported_name: str | None = None
@@ -172,10 +174,9 @@ class QueryProgress:
         self._advised: set[EventKind] = set()
         """What of it was passed on."""
 
-    @property
-    def name(self) -> str:
-        """The label: the query's name, or its id, or the client id while neither is known."""
-        return self.changes.label
+    def changed(self, key: TopicPartition) -> None:
+        """See ChangeLog."""
+        self._changed(self, key)
 
     @property
     def has_failed(self) -> bool:
@@ -236,10 +237,6 @@ class QueryProgress:
             return RunState.SILENT
         return RunState.IDLE if self.idle else RunState.RUNNING
 
-    def reader(self, node_id: int | None = None) -> Reader:
-        """Return a reader for one connection, to that broker: several may read one partition."""
-        return Reader(self.open, node_id)
-
     def log_end(self, topic: str, partition: int, offset: int, now_ms: float) -> None:
         """Record a log end that a client of the query has looked up."""
         if (progress := self.open(topic, partition, now_ms)) is not None:
@@ -254,12 +251,12 @@ class QueryProgress:
         """Return a partition, made when it is new; None when there are MAX_PARTITIONS."""
         progress = self.partitions.get((topic, partition))
         if progress is None and len(self.partitions) < MAX_PARTITIONS:
-            progress = PartitionProgress(topic, partition, self.changes)
+            progress = PartitionProgress(topic, partition, self)
             self.partitions[topic, partition] = progress
         elif progress is None and not self._too_many:
             self._too_many = True
             text = f"more than {MAX_PARTITIONS} partitions: the others are not followed"
-            self.changes.add_event(EventKind.TOO_MANY, None, text, now_ms)
+            self.add_event(EventKind.TOO_MANY, None, text, now_ms)
         return progress
 
     # What a report says: each yields True after each partition: others may do their work meanwhile.
@@ -277,28 +274,23 @@ class QueryProgress:
             yield True
 
     def completing(
-        self,
-        batch_id: int,
-        ranges: Mapping[TopicPartition, BatchRange],
-        gap: SkipReason | None,
-        now_ms: float,
-        now_s: float,
+        self, batch: BatchReport, gap: SkipReason | None, now_ms: float, now_s: float
     ) -> Iterator[bool]:
         """Record a batch of this run; see PartitionProgress.complete."""
         assert self.run_id is not None, "reports begin a run"
         if self.progress_id not in (None, self.query_id):
             for partition in list(self.partitions.values()):
-                if partition.key not in ranges and partition.committed_to is not None:
+                if partition.key not in batch.ranges and partition.committed_to is not None:
                     self.let_go(partition, "the query that took over does not read it", now_ms)
                     yield True
         self.progress_id = self.query_id
-        for key, read in ranges.items():
+        for key, read in batch.ranges.items():
             opened = self.open(*key, now_ms)
             if opened is not None:  # others may have taken the room since the check
                 opened.complete(read, self.run_id, gap, now_ms, now_s)
             yield True
         self.run_batches += 1
-        self.last_batch_id = batch_id
+        self.last_batch_id = batch.batch_id
 
     def completing_late(
         self, run_id: str, ranges: Mapping[TopicPartition, BatchRange], now_ms: float, now_s: float
@@ -342,8 +334,8 @@ class QueryProgress:
         partition.is_dropped = True
         del self.partitions[partition.key]
         self._too_many = False
-        self.changes.add_event(EventKind.LEFT, partition.key, why, now_ms)
-        self.changes.changed(partition.key)
+        self.add_event(EventKind.LEFT, partition.key, why, now_ms)
+        self.changed(partition.key)
 
     def advise(self, kind: EventKind, text: str | None, now_ms: float) -> None:
         """Set what is to be mended, and pass it on once for each run; None: nothing is."""
@@ -355,7 +347,7 @@ class QueryProgress:
             event = self.advice[kind] = ProgressEvent(kind, self.name, None, None, text, now_ms)
         if kind not in self._advised:
             self._advised.add(kind)
-            self.changes.on_event(event)
+            self.on_event(event)
 
     def _late_reports(self, now_ms: float) -> str | None:
         """Return what to do about reports that are late although the query runs."""

@@ -1,43 +1,255 @@
-"""The progress of all followed queries: the one part of this room that the others talk to.
+"""Which queries are followed, by client id, and all that is known and kept of them.
+
+Followed are those configured and, up to a bound, others: they come with a report or an adaptive
+rule, and go when away for long or the room is needed. All are this member's; those whose client
+another member has are let go, and their records stay.
 
 Sans-I/O and for one thread. `now_ms` is monotonic, `now_s` the same moment on the wall clock.
 """
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import partial
 
-from proxy.state import Document, Record
+from proxy.state import Document, Journal, Record
 from proxy.wire.topic_partition import TopicPartition
 
 from .documents import query_document
-from .events import OnEvent
+from .events import EventKind, OnEvent
 from .log_edges import end_age_ms
+from .owns import Owns, owns_all
 from .partition import PartitionProgress
-from .progress_records import FORMAT, ProgressRecord, ReadRecords, read_records, restore
-from .query import STUCK_AFTER_MS, ProgressSettings
-from .query_clients import QueryClients
-from .report_handler import KnowsClient, ReportHandler
+from .progress_records import (
+    FORMAT,
+    ProgressRecord,
+    ReadRecords,
+    key_of,
+    read_records,
+    record_of,
+    restore,
+)
+from .query import MAX_ERROR_SHOWN, STUCK_AFTER_MS, GroupState, ProgressSettings, QueryProgress
+
+FORGET_AFTER_MS = 3 * 86_400_000.0
+"""A query not configured is kept so long unseen: a daily job finds its progress on a Monday."""
 
 MAX_RECORDS_PER_WRITE = 250
 """Making them takes some 4 ms."""
 
 
-class QueryRegistry(QueryClients):
+class QueryRegistry:
     """Who is followed, what they were given and have completed, and what is to be kept of it."""
 
-    def __init__(
-        self, settings: ProgressSettings, knows_client: KnowsClient, on_event: OnEvent
-    ) -> None:
-        super().__init__(settings, on_event)
-        self.reports = ReportHandler(self, knows_client)
+    def __init__(self, settings: ProgressSettings, on_event: OnEvent) -> None:
+        self._on_event = on_event
+        self._queries: dict[str, QueryProgress] = {}
+        self._leaving: dict[str, QueryProgress] = {}
+        """Followed no more, and not yet committed and written to the end."""
+        self._labels: dict[str, QueryProgress] = {}
+        self.journal = Journal(record_of, key_of)
+        self.changes = partial(self.journal.take, MAX_RECORDS_PER_WRITE)
+        self.changes_failed = self.journal.give_back
+        """See Journal. What is delivered makes no record due: it is written with what is completed.
+        """
+        self.report_results: Counter[str] = Counter()
+        """Reports by what became of them: `accepted` (no heartbeats), `lost`, or why refused."""
         self._readers: dict[TopicPartition, set[PartitionProgress]] = {}
         """Of the partitions that the cluster is asked for; those since gone are still there."""
+        self.generation = 0
+        """Changes whenever the set of followed client ids does."""
+        self.now_ms = 0.0
+        """The latest time that is known."""
+        self.owns: Owns = owns_all
+        """Whose queries are followed here."""
+        self.update(settings)
+
+    @property
+    def queries(self) -> list[QueryProgress]:
+        """All followed queries."""
+        return list(self._queries.values())
+
+    def query_of(self, client_id: str | None) -> QueryProgress | None:
+        """Return the query that reads with this client id; None when it is not followed."""
+        return self._queries.get(client_id) if client_id is not None else None
+
+    def query_named(self, label: str) -> QueryProgress | None:
+        """Return the query with this label; None when it is not known."""
+        return self._labels.get(label)
+
+    def client_of_record(self, label: str, client_id: str) -> str:
+        """Return whose query a record is of: a configured one may have another client id now."""
+        return self._clients.get(label, client_id)
+
+    def update(self, settings: ProgressSettings) -> None:
+        """Set the configured queries. One that is taken out stays if it was ever seen."""
+        self._settings = settings
+        self._max_queries = settings.max_queries
+        self.answers_lookups = settings.answers_lookups
+        self._clients = {each.name: each.client_id for each in settings.queries}
+        configured = set(self._clients.values())
+        for query in self.queries:
+            was_seen = query.partitions or query.last_heard_ms is not None
+            if query.client_id not in configured and not was_seen:
+                self.forget(query)
+        self._configure()
+
+    def own(self, owns: Owns) -> list[QueryProgress]:
+        """Follow the queries of these clients only; return those that leave.
+
+        Nothing is read or reported for those any more, but commits of theirs still count and their
+        records are written, until `forget_leaving`.
+        """
+        self.owns = owns
+        gone = [query for query in self.queries if not owns.client(query.client_id)]
+        for query in gone:
+            self._remove(query)
+            self._leaving[query.client_id] = query
+        self._configure()
+        return gone
+
+    def _configure(self) -> None:
+        """Follow the configured queries that are this member's, each with its settings."""
+        groups = {query: query.commit_group for query in self.queries}
+        every = self._settings.queries
+        configured = {each.client_id: each for each in every if self.owns.client(each.client_id)}
+        for client_id in configured:
+            if client_id not in self._queries:
+                self._make(client_id)
+        for query in self.queries:
+            query.settings = configured.get(query.client_id)
+        # Those that are configured first: their labels are fixed.
+        for query in sorted(self.queries, key=lambda query: query.settings is None):
+            self.relabel(query)
+            if query.commit_group != groups.get(query):
+                query.commit = GroupState()  # nothing is known of what the group has
+                for key, partition in query.partitions.items():
+                    partition.group_offset = None
+                    self._commit_later(query, key)
+
+    def forget_leaving(self) -> None:
+        """Write and commit nothing more of the queries that leave; their records stay."""
+        gone, self._leaving = list(self._leaving.values()), {}
+        for query in gone:
+            for partition in query.partitions.values():
+                partition.is_dropped = True
+        if gone:
+            self.journal.forget((query, key) for query in gone for key in query.partitions)
+
+    def has_room(self) -> bool:
+        """Return whether another query could be followed, if need be in the place of one gone."""
+        return len(self._queries) < self._max_queries or self._longest_gone() is not None
+
+    def follow(self, client_id: str, *, make_room: bool = True) -> QueryProgress | None:
+        """Return a client id's query, made if it is new; None: no room, or not this member's."""
+        if (query := self._queries.get(client_id)) is not None:
+            return query
+        if not self.owns.client(client_id):
+            return None
+        while len(self._queries) >= self._max_queries:
+            gone = self._longest_gone() if make_room else None
+            if gone is None:
+                return None
+            self.forget(gone, "others needed the room")
+        return self._make(client_id)
+
+    def move(self, query: QueryProgress, client_id: str) -> None:
+        """Set another client id that a query reads with, which no other has."""
+        former_id = query.client_id
+        del self._queries[former_id]
+        query.client_id = client_id
+        self._queries[client_id] = query
+        for key in query.partitions:
+            self.journal.mark_deleted(FORMAT.key(former_id, *key))
+            self.journal.mark_changed((query, key))
+        self.generation += 1
+        self.relabel(query)
+
+    def forget(self, query: QueryProgress, why: str | None = None) -> None:
+        """Remove a query and its records; `why` is for an event, None: without one."""
+        if why is not None:
+            text = f"not followed any more: {why}"
+            query.add_event(EventKind.FORGOTTEN, None, text, self.now_ms)
+        for key, partition in query.partitions.items():
+            partition.is_dropped = True
+            self.journal.mark_removed((query, key))
+        self._remove(query)
+
+    def _remove(self, query: QueryProgress) -> None:
+        del self._queries[query.client_id]
+        if self._labels.get(query.name) is query:
+            del self._labels[query.name]
+        self.generation += 1
+
+    def _changed(self, query: QueryProgress, key: TopicPartition) -> None:
+        """Record that a partition's record, and what is to be committed, may be out of date."""
+        is_followed = self._queries.get(query.client_id) is query
+        if not is_followed and self._leaving.get(query.client_id) is not query:
+            return  # a connection of a client that went to another member may still read
+        if key not in query.partitions:
+            self.journal.mark_removed((query, key))
+            return
+        self.journal.mark_changed((query, key))
+        if query.client_id not in self._leaving:
+            self._commit_later(query, key)
+
+    def _commit_later(self, query: QueryProgress, key: TopicPartition) -> None:
+        if query.commit_group is not None:
+            query.commit.due[key] = None
+
+    def relabel(self, query: QueryProgress) -> None:
+        """Set the label that suits what is known of a query, unlike every other label."""
+        known = query.reported_name or query.query_id or query.client_id
+        wanted = query.settings.name if query.settings is not None else known
+        holder = self._labels.get(wanted)
+        if holder is query:
+            return
+        if holder is not None and query.settings is not None:
+            self._set_label(holder, self._free_label(wanted, holder.client_id))
+        elif holder is not None:
+            wanted = self._free_label(wanted, query.client_id)
+        self._set_label(query, wanted)
+
+    def _free_label(self, wanted: str, client_id: str) -> str:
+        label = f"{wanted} ({client_id})"
+        while label in self._labels and self._labels[label].client_id != client_id:
+            label += "'"
+        return label
+
+    def _set_label(self, query: QueryProgress, label: str) -> None:
+        old_label = query.name
+        if label == old_label and self._labels.get(label) is query:
+            return
+        query.name = label
+        if self._labels.get(old_label) is query:
+            del self._labels[old_label]
+            for key in query.partitions:
+                self.journal.mark_changed((query, key))  # its record names the label
+        self._labels[label] = query
+
+    def _make(self, client_id: str) -> QueryProgress:
+        query = self._queries[client_id] = QueryProgress(client_id, self._on_event, self._changed)
+        self.generation += 1
+        self.relabel(query)
+        return query
+
+    def _longest_gone(self) -> QueryProgress | None:
+        every, now_ms = self._queries.values(), self.now_ms
+        gone = [each for each in every if each.settings is None and not each.is_live(now_ms)]
+        seen = [now_ms if (ms := each.last_seen_ms) is None else ms for each in gone]
+        return gone[seen.index(min(seen))] if gone else None
 
     def sweeping(self, now_ms: float) -> Iterator[None]:
         """Raise alarms and forget what is long gone, every second or so; yield between two steps.
 
         Between two steps, here and below, other calls may come.
         """
-        self.forget_gone(now_ms)
+        self.now_ms = now_ms
+        for query in self.queries:
+            seen_ms = query.last_seen_ms
+            if seen_ms is None:
+                query.first_sweep_ms = now_ms
+            elif query.settings is None and now_ms - seen_ms >= FORGET_AFTER_MS:
+                self.forget(query, "it was away for long")
         for query in self.queries:
             settings = query.settings
             stuck_after_ms = settings.stuck_after_ms if settings else STUCK_AFTER_MS
@@ -48,14 +260,10 @@ class QueryRegistry(QueryClients):
         for query in sorted(self.queries, key=lambda query: query.name):
             yield from query_document(query, now_ms, now_s)
 
-    def by_label(self) -> list[tuple[str, tuple[PartitionProgress, ...]]]:
-        """Return the partitions of each query, with its label."""
-        return [(query.name, tuple(query.partitions.values())) for query in self.queries]
-
     def partitions(self) -> Iterator[TopicPartition]:
         """Yield the partitions whose log ends are worth asking for: of each query that reads it."""
         self._readers = {}
-        for _, partitions in self.by_label():
+        for partitions in [tuple(query.partitions.values()) for query in self.queries]:
             yield from map(self._seek, partitions)
 
     def stale(self, now_ms: float) -> Iterator[TopicPartition]:
@@ -96,16 +304,68 @@ class QueryRegistry(QueryClients):
             return [query.partitions[key] for query in self.queries if key in query.partitions]
         return [each for each in readers if not each.is_dropped]
 
-    def changes(self) -> tuple[list[Record], list[str]]:
-        """Return at most MAX_RECORDS_PER_WRITE records to write, and keys to delete; none: done.
+    # The consumer groups of queries
 
-        What is delivered makes no record due: it is written with what is completed.
+    def drop_commits(self, groups: Collection[str]) -> None:
+        """Forget what is due to these groups: another member commits to them from now on."""
+        for query in self._with_groups():
+            if query.commit_group in groups:
+                query.commit.due.clear()
+
+    def due_commits(self) -> dict[str, dict[TopicPartition, int]]:
+        """Return by group the offset of the first record that is not complete.
+
+        A group goes back only where the query itself did.
         """
-        return self.journal.take(MAX_RECORDS_PER_WRITE)
+        by_group: dict[str, dict[TopicPartition, int]] = {}
+        for query in self._with_groups():
+            if query.commit_group is None:
+                continue
+            for key in list(query.commit.due):
+                partition = query.partitions.get(key)
+                if partition is None or (due := partition.due_to_commit) is None:
+                    del query.commit.due[key]
+                else:
+                    by_group.setdefault(query.commit_group, {})[key] = due
+        return by_group
 
-    def changes_failed(self) -> None:
-        """Return with the next `changes` what the last one did as well: it was not written."""
-        self.journal.give_back()
+    def group_has(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """Record what a group had before the first commit to it. It is not moved back by that."""
+        for query, _ in self._of_group(group):
+            for key in offsets.keys() & query.partitions.keys():
+                query.partitions[key].group_offset = offsets[key]
+
+    def committed(self, group: str, offsets: Mapping[TopicPartition, int], now_ms: float) -> None:
+        """Record that these offsets are in the group: they are due no more."""
+        for query, state in self._of_group(group):
+            state.last_ms, state.error = now_ms, None
+            for key in offsets.keys() & query.partitions.keys():
+                partition, offset = query.partitions[key], offsets[key]
+                before, partition.group_offset = partition.group_offset, offset
+                if before is not None and offset < before:
+                    state.backwards += 1
+                    text = f"group {group} was moved back from {before} to {offset}"
+                    query.add_event(EventKind.COMMITTED_BACKWARDS, key, text, now_ms)
+                if partition.may_go_back and offset == partition.committed_to:
+                    partition.may_go_back = False
+                    query.changed(key)  # its record says so
+
+    def commit_failed(self, group: str, message: str) -> None:
+        """Record why what is due could not be committed, all or some of it."""
+        for _, state in self._of_group(group):
+            state.error = message[:MAX_ERROR_SHOWN]
+
+    def _of_group(self, group: str) -> list[tuple[QueryProgress, GroupState]]:
+        return [(each, each.commit) for each in self._with_groups() if each.commit_group == group]
+
+    def _with_groups(self) -> Iterator[QueryProgress]:
+        """Yield those of the queries that may have a group, also of those that leave."""
+        for each in self._settings.queries:
+            if (query := self._queries.get(each.client_id)) is not None:
+                yield query
+        yield from self._leaving.values()
+
+    # What is kept
 
     def load(self, records: Iterable[Record] | ReadRecords) -> list[str]:
         """Restore what an earlier process kept, or another member; return which were not, and why.
@@ -117,34 +377,21 @@ class QueryRegistry(QueryClients):
         """
         read = records if isinstance(records, ReadRecords) else read_records(records)
         refused = read.refused
-        latest: dict[str, ProgressRecord] = {}
-        """By client id: whoever reported last has it."""
-        for _, entry in sorted(read.entries, key=lambda item: -item[1].at_s):
+        by_client: dict[str, list[tuple[str, ProgressRecord]]] = {}
+        """Each with what was reported last first, and so the clients."""
+        for key, entry in sorted(read.entries, key=lambda item: -item[1].at_s):
             client_id = self.client_of_record(entry.label, entry.client_id)
-            latest.setdefault(client_id, entry)
-        problems = {
-            client_id: self._begin_with(client_id, latest[client_id]) for client_id in latest
-        }
-        for key, entry in sorted(read.entries, key=lambda item: item[1].at_s):
-            client_id = self.client_of_record(entry.label, entry.client_id)
-            query, query_id = self.query_of(client_id), latest[client_id].query_id
-            if problems[client_id] is not None or query is None:
-                refused[key] = problems[client_id] or ""
-            elif entry.query_id != query_id:
-                refused[key] = f"it is of query {entry.query_id}, {entry.label!r} is {query_id} now"
-            elif (partition := restore(query, entry, self.now_ms)) is None:
-                refused[key] = "too many partitions"
-            else:
-                self._commit_later(query, partition.key)
-                is_moved = key != FORMAT.key(query.client_id, *partition.key)
-                if is_moved:
-                    self.journal.mark_deleted(key)
-                if is_moved or query.name != entry.label:
-                    self.journal.mark_changed((query, partition.key))
+            by_client.setdefault(client_id, []).append((key, entry))
+        for client_id, entries in by_client.items():
+            query = self._begin_with(client_id, entries[0][1])
+            for key, entry in reversed(entries):
+                why = query if isinstance(query, str) else self._restore(query, key, entry)
+                if why is not None:
+                    refused[key] = why
         return [f"progress record {key!r} is left out: {why}" for key, why in refused.items()]
 
-    def _begin_with(self, client_id: str, entry: ProgressRecord) -> str | None:
-        """Make the query that its latest record is of; return why that can't be, if so."""
+    def _begin_with(self, client_id: str, entry: ProgressRecord) -> QueryProgress | str:
+        """Return the query that its latest record is of, or why there can't be one."""
         query = self.follow(client_id, make_room=False)
         if query is None:
             return "there are too many queries"
@@ -153,4 +400,18 @@ class QueryRegistry(QueryClients):
         query.query_id = query.progress_id = entry.query_id
         query.run_id, query.reported_name = entry.run_id, entry.name
         self.relabel(query)
+        return query
+
+    def _restore(self, query: QueryProgress, key: str, entry: ProgressRecord) -> str | None:
+        """Restore a partition from the record of a key; return why that can't be, if so."""
+        if entry.query_id != query.query_id:
+            return f"it is of query {entry.query_id}, {entry.label!r} is {query.query_id} now"
+        if (partition := restore(query, entry, self.now_ms)) is None:
+            return "too many partitions"
+        self._commit_later(query, partition.key)
+        is_moved = key != FORMAT.key(query.client_id, *partition.key)
+        if is_moved:
+            self.journal.mark_deleted(key)
+        if is_moved or query.name != entry.label:
+            self.journal.mark_changed((query, partition.key))
         return None

@@ -4,23 +4,20 @@ On the path of each Fetch: for each partition a dictionary look-up and a few com
 reader reads on. All partitions of a topic come at once.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from proxy.wire.fetch import FetchedPartition
 
+from .offset_ranges import SkipReason
 from .partition import PartitionProgress
-from .skipped_ranges import SkipReason
+from .query import QueryProgress
 
 OFFSET_OUT_OF_RANGE = 1
 
 MAX_CURSORS = 20_000
 """Of one connection, before those are dropped that the query let go of: twice a query's bound."""
-
-OpenPartition = Callable[[str, int, float], PartitionProgress | None]
-"""Returns what is kept of a topic's partition, at this time; None when there are too many."""
-
 
 _NO_CURSORS: Mapping[int, "ReadCursor"] = MappingProxyType({})
 
@@ -45,13 +42,14 @@ class Reader:
 
     What was delivered is known from the end of an answer, where that could be read, and otherwise
     from the next position: a client that asked from A, got records and then asks from X was given
-    all between. One that got none has only moved. `node_id` is the broker's; None when not known.
+    all between. One that got none has only moved. `node_id` is the broker's; None when not
+    known.
     """
 
-    __slots__ = ("_cursors", "_node_id", "_open", "size")
+    __slots__ = ("_cursors", "_node_id", "_query", "size")
 
-    def __init__(self, open_partition: OpenPartition, node_id: int | None = None) -> None:
-        self._open = open_partition
+    def __init__(self, query: QueryProgress, node_id: int | None = None) -> None:
+        self._query = query
         self._node_id = node_id
         self._cursors: dict[str, dict[int, ReadCursor]] = {}
         self.size = 0
@@ -140,7 +138,7 @@ class Reader:
         self, topic: str, partition: int, topic_id: bytes | None, offset: int | None, now_ms: float
     ) -> ReadCursor | None:
         """Return the cursor of a partition that this connection did not read before."""
-        progress = self._open(topic, partition, now_ms)
+        progress = self._query.open(topic, partition, now_ms)
         if progress is None:
             self.size -= self._cursors.get(topic, {}).pop(partition, None) is not None
             return None

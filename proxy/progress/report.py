@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Annotated, Literal, Self
 from uuid import UUID
 
@@ -43,36 +43,33 @@ MAX_INT32 = 2**31 - 1
 MAX_AGE_MS = 7 * 86_400_000.0
 """The oldest event that is reported: a week."""
 
+MAX_UUIDS = 10_000
+"""Kept as they are read: each report has three that were in those before."""
+
 MAX_CHARS_SHOWN = 60
 """Of a key or value that is wrong, in an error."""
 
 
 class Refusal(StrEnum):
-    """Why a report is refused."""
+    """Why a report is refused, and the HTTP status of that."""
 
-    MALFORMED = "malformed"
-    NO_CLIENT = "no_client"
-    UNKNOWN_QUERY = "unknown_query"
-    CLIENT_TAKEN = "client_taken"
-    REPEATED = "repeated"
-    OUT_OF_ORDER = "out_of_order"
-    IMPOSSIBLE = "impossible"
-    OWNED_ELSEWHERE = "owned_elsewhere"
-    NOT_ALLOWED = "not_allowed"
+    status: int
 
+    def __new__(cls, value: str, status: int) -> Self:
+        """Make a member of its text and status."""
+        made = str.__new__(cls, value)
+        made._value_, made.status = value, status
+        return made
 
-STATUS: Mapping[Refusal, int] = {
-    Refusal.MALFORMED: 400,
-    Refusal.NO_CLIENT: 400,
-    Refusal.UNKNOWN_QUERY: 404,
-    Refusal.CLIENT_TAKEN: 409,
-    Refusal.REPEATED: 409,
-    Refusal.OUT_OF_ORDER: 409,
-    Refusal.IMPOSSIBLE: 422,
-    Refusal.NOT_ALLOWED: 403,
-    Refusal.OWNED_ELSEWHERE: 503,  # listeners send it again
-}
-"""The HTTP status for each reason."""
+    MALFORMED = "malformed", 400
+    NO_CLIENT = "no_client", 400
+    UNKNOWN_QUERY = "unknown_query", 404
+    CLIENT_TAKEN = "client_taken", 409
+    REPEATED = "repeated", 409
+    OUT_OF_ORDER = "out_of_order", 409
+    IMPOSSIBLE = "impossible", 422
+    OWNED_ELSEWHERE = "owned_elsewhere", 503  # listeners send it again
+    NOT_ALLOWED = "not_allowed", 403
 
 
 IN_ORDER = "send each report once, in the order of the events"
@@ -84,7 +81,7 @@ class ReportRefused(Exception):  # noqa: N818 - named for what happened
     def __init__(self, reason: Refusal, message: str, fix: str = IN_ORDER) -> None:
         super().__init__(message)
         self.reason, self.message, self.fix = reason, message, fix
-        self.status = STATUS[reason]
+        self.status = reason.status
 
 
 def _printable(text: str) -> str:
@@ -93,6 +90,7 @@ def _printable(text: str) -> str:
     return text
 
 
+@lru_cache(MAX_UUIDS)
 def _uuid(text: str) -> str:
     try:
         return str(UUID(text))
@@ -208,6 +206,16 @@ class BatchReport(_Part):
                 ranges[key] = read.of_both(ranges[key]) if key in ranges else read
         return ranges
 
+    @cached_property
+    def offsets(self) -> int | None:
+        """By how many offsets the batch went on, in each partition once.
+
+        None when it is not said where it began in each: a first one, or a new partition.
+        """
+        read = [(each.start, each.end) for each in self.ranges.values()]
+        starts = [start for start, _ in read if start is not None]
+        return sum([end for _, end in read]) - sum(starts) if len(starts) == len(read) else None
+
 
 class TriggerKind(StrEnum):
     """What makes a run plan its batches; `AVAILABLE_NOW` and `ONCE` take the log ends once.
@@ -296,7 +304,9 @@ def parse_report(raw: bytes) -> Report:
     try:
         if len(raw) > MAX_REPORT_BYTES:
             raise ValueError(f"a report of {len(raw)} bytes; the most is {MAX_REPORT_BYTES}")
-        return Report.model_validate_json(raw)
+        report = Report.model_validate_json(raw)
+        _ = report.ranges  # kept from then on
+        return report
     except ValidationError as error:
         mistakes = error.errors(include_url=False, include_context=False)
         if all(map(_is_negative_figure, mistakes)):

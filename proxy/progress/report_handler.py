@@ -1,6 +1,5 @@
 """Checks each report completely, then applies it; in steps, as it may name many partitions."""
 
-from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -9,25 +8,18 @@ from metrics.clock import MS_PER_SECOND
 from proxy.wire.topic_partition import TopicPartition
 
 from .events import EventKind
-from .offset_ranges import OffsetRanges
+from .offset_ranges import OffsetRanges, SkipReason
 from .owns import owns_all
 from .partition import PartitionProgress
-from .query import MAX_PARTITIONS, LastBatch, QueryProgress
-from .query_clients import QueryClients
+from .query import MAX_ERROR_SHOWN, MAX_PARTITIONS, LastBatch, QueryProgress
+from .query_registry import QueryRegistry
 from .query_scope import ALL_QUERIES, QueryScope
 from .report import BatchRange, Refusal, Report, ReportRefused
-from .skipped_ranges import SkipReason
-
-MAX_ERROR_SHOWN = 1000
-"""Characters of a failure: as many as the listener sends."""
 
 MAX_SENDERS = 1000
 """How many listeners are remembered; the one that reported longest ago is forgotten first."""
 
 MAX_REFUSED_RANGES = 16
-
-KnowsClient = Callable[[str], bool]
-"""Returns whether a client id has ever connected."""
 
 _OWN_ID = "give each query a client id of its own: kafka.client.id, or client_options(name)"
 _THIS_PROXY = "let the query read through this proxy, and report what it read"
@@ -93,6 +85,7 @@ class Senders:
             sender.refused.add(number, number + 1)
 
 
+@dataclass(slots=True, eq=False)
 class ReportHandler:
     """Checks reports against what is known, and applies them.
 
@@ -101,22 +94,18 @@ class ReportHandler:
     proxy in this run, from which the driver has its offsets then.
     """
 
-    def __init__(self, clients: QueryClients, knows_client: KnowsClient) -> None:
-        self._clients = clients
-        self._knows_client = knows_client
-        self._senders = Senders()
-        self.results: Counter[str] = Counter()
-        """By what became of them: `accepted` (but no heartbeats), `lost`, or why refused."""
+    _registry: QueryRegistry
+    _knows_client: Callable[[str], bool]
+    """Returns whether a client id has ever connected."""
+    _senders: Senders = field(default_factory=Senders)
 
     def refuse(self, error: ReportRefused) -> None:
         """Count a report that `parse_report` refused."""
-        self.results[error.reason] += 1
+        self._registry.report_results[error.reason] += 1
 
     def unknown_ends(self, report: Report) -> set[TopicPartition]:
         """Return the partitions whose log ends are to be asked for, and passed on to `accept`."""
-        name = report.name or ""
-        client_id = report.client_id or self._clients.client_of_record(name, name)
-        query = self._clients.query_of(client_id)
+        query = self._registry.query_of(self._client_of(report))
         partitions = query.partitions if query is not None else {}
         return {
             key
@@ -144,8 +133,12 @@ class ReportHandler:
         query: QueryProgress | None = None
         try:
             client_id = self._client_of(report)
+            if not client_id:
+                text = f"query {report.query_id} has neither a name nor a client id"
+                fix = "name the query with queryName, or tell the listener its Kafka client id"
+                raise ReportRefused(Refusal.NO_CLIENT, text, fix)
             for ranges in (report.ranges, {}):  # twice: queries may come or go between two steps
-                query = self._clients.query_of(client_id) or self._movable(report, scope, now_ms)
+                query = self._registry.query_of(client_id) or self._movable(report, scope, now_ms)
                 _check_scope(report, client_id, query, scope)
                 self._check(report, client_id, query, now_ms)
                 known = query.partitions if query is not None else {}
@@ -166,44 +159,41 @@ class ReportHandler:
                     query.advise(EventKind.CLIENT_SHARED, text, now_ms)
             raise
         if query is None:
-            query = self._clients.follow(client_id)
+            query = self._registry.follow(client_id)
             assert query is not None, "there was room"
         elif query.client_id != client_id:
-            self._clients.move(query, client_id)
-        if report.number is None:
-            is_past = _is_past(report, query, now_ms)
-            new_run = not is_past and (yield from self._applying(report, query, now_ms, now_s))
-            return AcceptedReport(report, query, new_run)
+            self._registry.move(query, client_id)
+        lost = self._count(report, query) if report.number is not None else 0
+        new_run = False
+        if not _is_past(report, query, now_ms):
+            new_run = yield from self._applying(report, query, now_ms, now_s)
+        elif report.batch is not None:
+            yield from query.completing_late(report.run_id, report.ranges, now_ms, now_s)
+        return AcceptedReport(report, query, new_run, lost)
+
+    def _count(self, report: Report, query: QueryProgress) -> int:
+        """Count an event that is accepted; return how many of its sender were lost before it."""
         # Numbers that are missing here may have gone to other members.
-        is_alone = self._clients.owns is owns_all
-        lost = self._senders.accept(report.sender, report.number, counts_lost=is_alone)
-        self.results["accepted"] += 1
-        self.results["lost"] += lost
+        is_alone = self._registry.owns is owns_all
+        lost = self._senders.accept(report.sender, report.number or 0, counts_lost=is_alone)
+        self._registry.report_results["accepted"] += 1
+        self._registry.report_results["lost"] += lost
         query.received += 1
         query.lost_reports += lost
         if report.batch is not None:
             query.rows += report.batch.rows
             if report.batch.execution_ms is not None:
                 query.batch_seconds.observe(report.batch.execution_ms / MS_PER_SECOND)
-        if not _is_late(report, query):
-            new_run = yield from self._applying(report, query, now_ms, now_s)
-            return AcceptedReport(report, query, new_run, lost)
-        if report.batch is not None:
-            yield from query.completing_late(report.run_id, report.ranges, now_ms, now_s)
-        return AcceptedReport(report, query, lost_reports=lost)
+        return lost
 
     def _client_of(self, report: Report) -> str:
-        if report.client_id is not None:
-            return report.client_id
-        if report.name is not None:
-            return self._clients.client_of_record(report.name, report.name)
-        text = f"query {report.query_id} has neither a name nor a client id"
-        fix = "name the query with queryName, or tell the listener its Kafka client id"
-        raise ReportRefused(Refusal.NO_CLIENT, text, fix)
+        """Return the client id that a report's query reads with; empty: that is not known."""
+        name = report.name or ""
+        return report.client_id or self._registry.client_of_record(name, name)
 
     def _movable(self, report: Report, scope: QueryScope, now_ms: float) -> QueryProgress | None:
         """Return what is known of the query, if it read with another client id in another run."""
-        for query in self._clients.queries:
+        for query in self._registry.queries:
             names = query.client_id, query.reported_name or query.client_id
             if query.query_id == report.query_id and all(map(scope.covers, names)):
                 is_held = query.settings is not None or query.reports_are_fresh(now_ms)
@@ -214,7 +204,7 @@ class ReportHandler:
         self, report: Report, client_id: str, query: QueryProgress | None, now_ms: float
     ) -> None:
         """Check all but the ranges of the batch."""
-        if not self._clients.owns.client(client_id):
+        if not self._registry.owns.client(client_id):
             text = f"client {client_id!r} has gone to another member of this proxy"
             raise ReportRefused(Refusal.OWNED_ELSEWHERE, text, "send the report again")
         if report.number is not None and self._senders.is_repeated(report.sender, report.number):
@@ -240,9 +230,9 @@ class ReportHandler:
                 fix = f"a client {name!r} has: say so in QuotaListener(clients=...); or {fix}"
             text = f"no client {client_id!r} has connected, and the configuration has none"
             raise ReportRefused(Refusal.UNKNOWN_QUERY, text, fix)
-        self._clients.now_ms = now_ms
-        if query is None and not self._clients.has_room():
-            count = len(self._clients.queries)
+        self._registry.now_ms = now_ms
+        if query is None and not self._registry.has_room():
+            count = len(self._registry.queries)
             text = f"{count} queries are followed already, and none of them is gone"
             fix = "raise limits.max_client_entities, or stop queries"
             raise ReportRefused(Refusal.UNKNOWN_QUERY, text, fix)
@@ -259,7 +249,7 @@ class ReportHandler:
         if new_run:
             if query.query_id not in (None, report.query_id):
                 text = f"query {report.query_id} takes over from {query.query_id}"
-                query.changes.add_event(EventKind.TAKEN_OVER, None, text, now_ms)
+                query.add_event(EventKind.TAKEN_OVER, None, text, now_ms)
             yield from query.beginning_run(report.run_id, known_ms, now_ms)
         elif query.run_began_ms is None:  # it began before this proxy did
             query.run_began_ms = known_ms
@@ -268,7 +258,7 @@ class ReportHandler:
         query.query_id = report.query_id
         query.reported_name = report.name or query.reported_name
         query.trigger = report.trigger or query.trigger
-        self._clients.relabel(query)
+        self._registry.relabel(query)
         if report.event == "running":
             if report.known_age_ms is not None:
                 query.asks_spark = True
@@ -284,7 +274,7 @@ class ReportHandler:
             gap = _gap(query, report, sender_lost)
             query.sender, query.sender_lost = report.sender, sender_lost
             query.last_batch = LastBatch(batch.batch_id, batch.rows, batch.execution_ms, began_ms)
-            yield from query.completing(batch.batch_id, batch.ranges, gap, now_ms, now_s)
+            yield from query.completing(batch, gap, now_ms, now_s)
         elif report.event == "terminated":
             error = report.error and report.error[:MAX_ERROR_SHOWN]
             yield from query.ending_run(error, now_ms)
@@ -295,6 +285,8 @@ def _check_scope(
     report: Report, client_id: str, query: QueryProgress | None, scope: QueryScope
 ) -> None:
     """Check that a sender may report on the query by all of its names that count."""
+    if scope is ALL_QUERIES:
+        return
     configured = query.settings.name if query is not None and query.settings is not None else None
     names = {"client id": client_id, "name": report.name, "name in the configuration": configured}
     for what, name in names.items():
@@ -320,31 +312,22 @@ def _gap(query: QueryProgress, report: Report, sender_lost: int) -> SkipReason |
 
 
 def _is_past(report: Report, query: QueryProgress, now_ms: float) -> bool:
-    """Return whether a heartbeat is of a run that is known to be over, or of one that never was.
-
-    A driver that lives on without its queries may report that they run: while another one reports
-    another run of the query, that is believed. A driver itself reports its latest run only.
-    """
-    if report.run_id == query.run_id:
-        return query.ended
-    return report.run_id in query.former_runs or (
-        query.query_id == report.query_id
-        and query.reports_are_fresh(now_ms)
-        and report.sender != query.run_sender
-    )
-
-
-def _is_late(report: Report, query: QueryProgress) -> bool:
-    """Return whether an event is of an earlier run of the query than the present one.
+    """Return whether it is of a run that is known to be over, or of one that never was.
 
     Spark calls listeners at the start of a run at once, and of all else in order, but later: the
-    last events of a run come after the start of the next when that follows at once.
+    last events of a run come after the start of the next when that follows at once. A driver that
+    lives on without its queries may report that they run: while another one reports another run of
+    the query, that is believed. A driver itself reports its latest run only.
     """
-    if report.run_id == query.run_id or report.query_id != query.query_id:
-        return False
-    return report.run_id in query.former_runs or (
-        report.event != "started" and report.sender == query.run_sender
-    )
+    is_heartbeat, is_starter = report.event == "running", report.sender == query.run_sender
+    if report.run_id == query.run_id:
+        return is_heartbeat and query.ended
+    is_same_query = report.query_id == query.query_id
+    if report.run_id in query.former_runs:
+        return is_heartbeat or is_same_query
+    if is_heartbeat:
+        return is_same_query and not is_starter and query.reports_are_fresh(now_ms)
+    return is_same_query and is_starter and report.event != "started"
 
 
 def _check_run(report: Report, client_id: str, query: QueryProgress, now_ms: float) -> None:

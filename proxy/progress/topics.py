@@ -2,7 +2,7 @@
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeAlias
+from dataclasses import dataclass, field
 
 MAX_NAMES = 10_000
 """Known names; beyond, the one learned first is forgotten and has to be asked for again."""
@@ -10,10 +10,8 @@ MAX_NAMES = 10_000
 MAX_QUEUED = 20_000
 """Replays that wait, for all ids; beyond, the oldest is lost and counted."""
 
-Replay: TypeAlias = tuple[Callable[..., None], tuple[object, ...]]
-"""What is called with the topic's name, and what else with."""
 
-
+@dataclass(slots=True, eq=False)
 class TopicNames:
     """Topic id (16 bytes) to name, for the whole proxy.
 
@@ -23,23 +21,17 @@ class TopicNames:
     not know an id either, `unresolvable`. An id that is named again later is wanted again.
     """
 
-    def __init__(
-        self,
-        on_wanted: Callable[[], None] = lambda: None,
-        *,
-        max_names: int = MAX_NAMES,
-        max_queued: int = MAX_QUEUED,
-    ) -> None:
-        self._on_wanted = on_wanted
-        self.lost = 0
-        """Replays that were dropped: of ids given up, or because too many waited."""
-        self._max_names = max_names
-        self._max_queued = max_queued
-        self.known: dict[bytes, str] = {}
-        """Name by id; for reading."""
-        self._queue: deque[tuple[bytes, Replay]] = deque()
-        self._waiting: Counter[bytes] = Counter()
-        """How many replays wait for each wanted id, never 0."""
+    on_wanted: Callable[[], None] = lambda: None
+    max_names: int = MAX_NAMES
+    max_queued: int = MAX_QUEUED
+    lost: int = 0
+    """Replays that were dropped: of ids given up, or because too many waited."""
+    known: dict[bytes, str] = field(default_factory=dict)
+    """Name by id; for reading."""
+    _queue: deque[tuple[bytes, Callable[[str], None]]] = field(default_factory=deque)
+    """Replays: what is called with the topic's name."""
+    _waiting: Counter[bytes] = field(default_factory=Counter)
+    """How many replays wait for each wanted id, never 0."""
 
     @property
     def queued(self) -> int:
@@ -52,16 +44,16 @@ class TopicNames:
         if name is not None:
             call(name, *more)
             return
-        if len(self._queue) >= self._max_queued:
+        if len(self._queue) >= self.max_queued:
             oldest_id, _ = self._queue.popleft()
             self.lost += 1
             self._waiting[oldest_id] -= 1
             if not self._waiting[oldest_id]:
                 del self._waiting[oldest_id]
-        self._queue.append((topic_id, (call, more)))
+        self._queue.append((topic_id, lambda known: call(known, *more)))
         self._waiting[topic_id] += 1
         if self._waiting[topic_id] == 1:
-            self._on_wanted()
+            self.on_wanted()
 
     def wanted(self) -> tuple[bytes, ...]:
         """Return the ids that replays wait for."""
@@ -72,16 +64,16 @@ class TopicNames:
         for topic_id, name in names.items():
             self.known.pop(topic_id, None)
             self.known[topic_id] = name
-            if len(self.known) > self._max_names:
+            if len(self.known) > self.max_names:
                 del self.known[next(iter(self.known))]
-        for topic_id, (call, more) in self._take(names):
-            call(names[topic_id], *more)
+        for topic_id, replay in self._take(names):
+            replay(names[topic_id])
 
     def unresolvable(self, ids: Iterable[bytes]) -> None:
         """Remove these ids, if they are still wanted, and what waits for them."""
         self.lost += len(self._take(ids))
 
-    def _take(self, ids: Iterable[bytes]) -> list[tuple[bytes, Replay]]:
+    def _take(self, ids: Iterable[bytes]) -> list[tuple[bytes, Callable[[str], None]]]:
         """Remove and return what waits for these ids, in order."""
         gone = {topic_id for topic_id in ids if self._waiting.pop(topic_id, 0)}
         if not gone:

@@ -7,7 +7,6 @@ partitions without news. So each is kept with the offset that it was last asked 
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from types import MappingProxyType
 
 from proxy.progress.topics import TopicNames
@@ -19,13 +18,78 @@ from proxy.wire.fetch import (
     FetchRequestPartitions,
     TopicKey,
 )
+from proxy.wire.list_offsets import (
+    EARLIEST,
+    LATEST,
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    OffsetLookup,
+)
+from proxy.wire.topic_partition import TopicPartition
 
 from .reader import Reader
 
 MAX_SESSION_PARTITIONS = 10_000
 """Kept of a session. The offsets of further partitions are not known when they are answered."""
 
+MAX_AGE_MS = 200.0
+"""What a broker said longer ago is not said again. The age counts from when the Fetch was sent: a
+response may have waited for a quota, or for a client that reads slowly."""
+
+_LATEST = {READ_UNCOMMITTED: 1, READ_COMMITTED: 2}
+"""Which of the three offsets below a broker answers, by isolation level."""
+
+_ByTopic = list[tuple[TopicKey, list[tuple[int, int]]]]
+"""Partitions of topics, with offsets."""
+
 NO_OFFSETS: Mapping[int, int] = MappingProxyType({})
+
+
+@dataclass(slots=True, eq=False)
+class FetchedLogs:
+    """The logs of the partitions that the latest Fetch response on a connection gave records of.
+
+    Spark's executors look up the earliest and the latest offset after each poll, only to tell lost
+    records from invisible ones. The response that the poll got has said both a moment before.
+    Those without records do not count: their client has come to the end, where it matters what was
+    written a moment ago. Nor do those that a fetch session leaves out, for they have none, nor any
+    with an error. Times are monotonic.
+    """
+
+    _fetched: list[tuple[str, Sequence[FetchedPartition]]] = field(default_factory=list)
+    """What is not yet among the logs: most responses are followed by no look-up."""
+    _logs: dict[TopicPartition, tuple[int, int, int]] = field(default_factory=dict)
+    """Log start, high watermark and last stable offset; -1 where the response does not say."""
+    _asked_ms: float = 0.0
+
+    def begin_response(self, asked_ms: float) -> None:
+        """Forget the response before; `asked_ms` is when the request of this one was sent."""
+        self._fetched.clear()
+        self._logs.clear()
+        self._asked_ms = asked_ms
+
+    def record(self, topic: str, fetched: Sequence[FetchedPartition]) -> None:
+        """Record what the response says of partitions whose topic has this name."""
+        self._fetched.append((topic, fetched))
+
+    def offsets(self, lookup: OffsetLookup, now_ms: float) -> dict[TopicPartition, int] | None:
+        """Return the answer for each partition of a look-up; None if not all of it is known."""
+        if now_ms - self._asked_ms > MAX_AGE_MS or not lookup.timestamps:
+            return None
+        for topic, fetched in self._fetched:
+            for partition, error_code, high, stable, start, records_bytes, _ in fetched:
+                if not error_code and records_bytes > 0:
+                    self._logs[topic, partition] = start, high, stable
+        self._fetched.clear()
+        found: dict[TopicPartition, int] = {}
+        for key, timestamp in lookup.timestamps.items():
+            latest = _LATEST.get(lookup.isolation_level) if timestamp == LATEST else None
+            which = 0 if timestamp == EARLIEST else latest
+            log = self._logs.get(key)
+            if which is None or log is None or log[which] < 0:
+                return None
+            found[key] = log[which]
+        return found
 
 
 @dataclass(slots=True, eq=False)
@@ -38,18 +102,6 @@ class FetchSession:
     """By topic and partition."""
     size: int = 0
     """How many there are."""
-    latest: "FetchInFlight | None" = None
-    """The request that was applied last, until it is answered."""
-
-    def keep_overwritten(self, ask: FetchRequestPartitions) -> None:
-        """Keep what a request is about to change for the one before it, if that is in flight."""
-        latest = self.latest
-        if latest is None:
-            return
-        changed = [(topic, index) for topic, index, _ in ask.positions]
-        for topic, index in chain(changed, ask.forgotten):
-            offset = self.positions.get(topic, NO_OFFSETS).get(index)
-            latest.overwritten.setdefault((topic, index), offset)
 
     def set_all(self, topic: TopicKey, offsets: Sequence[tuple[int, int]]) -> None:
         """Set the offsets of some partitions of a topic, those that there is room for."""
@@ -76,29 +128,16 @@ class FetchSession:
             del self.positions[topic]
 
 
-class FetchInFlight:
-    """A request that was applied to a session, and the FetchObserver of its response.
+@dataclass(slots=True, eq=False)
+class FetchAnswer:
+    """The FetchObserver of one response; `session_asked` is as its request has made it."""
 
-    Requests may be pipelined, and further ones may be read while a response passes. What they
-    change is kept here rather than the positions: most often there is nothing.
-    """
-
-    __slots__ = ("ask", "later", "now_ms", "overwritten", "session_asked", "tracker")
-
-    def __init__(
-        self, tracker: "FetchTracker", ask: FetchRequestPartitions, session: FetchSession
-    ) -> None:
-        self.tracker = tracker
-        self.ask = ask
-        self.session_asked = session
-        self.overwritten: dict[tuple[TopicKey, int], int | None] = {}
-        """By the next request: what was there before. Void when this one was answered by then."""
-        self.later: FetchInFlight | None = None
-        self.now_ms = 0.0
-        """When the response began."""
-        if session.latest is not None:
-            session.latest.later = self
-        session.latest = self
+    tracker: "FetchTracker"
+    ask: FetchRequestPartitions
+    session_asked: FetchSession
+    now_ms: float
+    logs: FetchedLogs | None = None
+    """Gets the response too, for look-ups that are answered from it."""
 
     def session(self, error_code: int, session_id: int) -> None:
         """See FetchObserver."""
@@ -113,68 +152,47 @@ class FetchInFlight:
     def partitions(self, topic: TopicKey, fetched: Sequence[FetchedPartition]) -> None:
         """See FetchObserver."""
         reader, names = self.tracker.reader, self.tracker.names
-        offsets: Mapping[int, int | None]
-        if self.later is None:
-            offsets = self.session_asked.positions.get(topic, NO_OFFSETS)
-        else:
-            offsets = {each[0]: self._offset(topic, each[0]) for each in fetched}
+        offsets = self.session_asked.positions.get(topic, NO_OFFSETS)
+        name: str | None
         if isinstance(topic, str):
-            reader.fetch_answered(topic, None, offsets, fetched, self.now_ms)
-        elif (name := names.known.get(topic)) is not None:
-            reader.fetch_answered(name, topic, offsets, fetched, self.now_ms)
+            name, topic_id = topic, None
         else:
+            name, topic_id = names.known.get(topic), topic
+        if name is not None:
+            reader.fetch_answered(name, topic_id, offsets, fetched, self.now_ms)
+            if self.logs is not None:
+                self.logs.record(name, fetched)
+        elif topic_id is not None:
             for each in fetched:  # one by one: TopicNames bounds how many wait
                 asked = {each[0]: offsets.get(each[0])}
-                names.when_known(topic, reader.fetch_answered, topic, asked, (each,), self.now_ms)
+                rest = topic_id, asked, (each,), self.now_ms
+                names.when_known(topic_id, reader.fetch_answered, *rest)
 
     def ended(self) -> None:
         """See FetchObserver."""
-        if self.session_asked.latest is self:
-            self.session_asked.latest = None
-
-    def _offset(self, topic: TopicKey, index: int) -> int | None:
-        """Return from where a partition was asked for, though requests were applied since."""
-        key = (topic, index)
-        asked: FetchInFlight | None = self
-        while asked is not None and key not in asked.overwritten:
-            asked = asked.later
-        if asked is None:
-            return self.session_asked.positions.get(topic, NO_OFFSETS).get(index)
-        return asked.overwritten[key]
 
 
 class FetchTracker:
     """Keeps the fetch session of one client on one connection.
 
-    Following may begin in the middle of a session: its partitions are then known as they are named.
-    Of several sessions on the connection only the newest is kept. Times are monotonic. `reader`
-    gets each position that is asked for, and each partition that is answered.
+    A request is applied to its session when it is answered, as the broker does: requests may be
+    pipelined, and further ones may be read while a response passes. Following may begin in the
+    middle of a session: its partitions are then known as they are named. Of several sessions on the
+    connection only the newest is kept. Times are monotonic. `reader` gets each position that is
+    asked for, and each partition that is answered.
     """
 
     def __init__(self, names: TopicNames, reader: Reader) -> None:
         self.names = names
         self.reader = reader
         self.session: FetchSession | None = None
-        self._in_flight: deque[FetchInFlight] = deque()
+        self.fetched_logs = FetchedLogs()
+        self._in_flight: deque[tuple[FetchRequestPartitions, _ByTopic]] = deque()
 
     def asked(self, ask: FetchRequestPartitions, now_ms: float) -> None:
         """Record a request that is sent on to the broker."""
         topics = _by_topic(ask.positions)
-        session = self.session
-        is_named = session is not None and session.session_id == ask.session_id
-        if ask.is_full and is_named:  # which it closes
-            self.session = None
-        if ask.is_full or session is None or not is_named:
-            session = FetchSession(NO_SESSION if ask.is_full else ask.session_id)
-        if not ask.is_full:
-            self.session = session
-        session.keep_overwritten(ask)
-        for topic, offsets in topics:
-            session.set_all(topic, offsets)
-        if not ask.is_full:
-            for topic, index in ask.forgotten:
-                session.forget(topic, index)
-        self._in_flight.append(FetchInFlight(self, ask, session))
+        self._in_flight.append((ask, topics))
         asked, names = self.reader.fetch_asked, self.names
         for topic, offsets in topics:
             if isinstance(topic, str):
@@ -185,28 +203,39 @@ class FetchTracker:
                 for each in offsets:  # one by one: TopicNames bounds how many wait
                     names.when_known(topic, asked, topic, (each,), now_ms)
 
-    def observer(self, ask: FetchRequestPartitions, now_ms: float) -> FetchInFlight:
+    def observer(self, ask: FetchRequestPartitions, now_ms: float) -> FetchAnswer:
         """Return the observer of the response to that request, which begins now.
 
         Responses come in the order of the requests; those left out are taken for never answered.
         Raises ValueError for a request that was not shown, or that was answered before.
         """
         while self._in_flight:
-            asked = self._in_flight.popleft()
-            if asked.ask is ask:
-                asked.now_ms = now_ms
-                return asked
+            asked, topics = self._in_flight.popleft()
+            session = self._apply(asked, topics)
+            if asked is ask:
+                return FetchAnswer(self, ask, session, now_ms)
         raise ValueError("a response to a request that was not shown")
 
-    def close(self) -> None:
-        """Forget the requests in flight: no response will come. So no reference cycle is left."""
-        while self._in_flight:
-            self._in_flight.popleft().ended()
+    def _apply(self, ask: FetchRequestPartitions, topics: _ByTopic) -> FetchSession:
+        """Return the session of a request, changed as it says."""
+        session = self.session
+        is_named = session is not None and session.session_id == ask.session_id
+        if ask.is_full and is_named:  # which it closes
+            self.session = None
+        if ask.is_full or session is None or not is_named:
+            session = FetchSession(NO_SESSION if ask.is_full else ask.session_id)
+        for topic, offsets in topics:
+            session.set_all(topic, offsets)
+        if not ask.is_full:
+            self.session = session
+            for topic, index in ask.forgotten:
+                session.forget(topic, index)
+        return session
 
 
-def _by_topic(positions: Sequence[FetchPosition]) -> list[tuple[TopicKey, list[tuple[int, int]]]]:
+def _by_topic(positions: Sequence[FetchPosition]) -> _ByTopic:
     """Return partitions with their offsets, those in a row of one topic together."""
-    topics: list[tuple[TopicKey, list[tuple[int, int]]]] = []
+    topics: _ByTopic = []
     last: TopicKey | None = None
     for topic, index, offset in positions:
         if topic is not last:

@@ -1,6 +1,6 @@
 """The relay's interceptor: follow what clients of queries read, and those of pipelines write."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -8,23 +8,16 @@ from proxy.backpressure.backpressure import Backpressure
 from proxy.backpressure.offset_lookups import OffsetLookups
 from proxy.backpressure.query_backpressure import QueryBackpressure
 from proxy.pipeline.running import RunningPipelines
-from proxy.progress.fetched_logs import FetchedLogs
-from proxy.progress.query import QueryProgress
 from proxy.progress.query_registry import QueryRegistry
+from proxy.progress.reader import Reader
 from proxy.progress.topics import TopicNames
-from proxy.progress.tracker import FetchInFlight, FetchTracker
+from proxy.progress.tracker import FetchTracker
 from proxy.queries.report_turns import ReportTurns
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
 from proxy.relay.interceptor import ClientSentOn, SeenRequest
 from proxy.wire.apis import FETCH, LIST_OFFSETS, PRODUCE
-from proxy.wire.fetch import (
-    NO_OFFSET,
-    FetchedPartition,
-    FetchRequestPartitions,
-    TopicKey,
-    read_fetch_request,
-)
+from proxy.wire.fetch import NO_OFFSET, FetchRequestPartitions, read_fetch_request
 from proxy.wire.fetch_response import FetchObserver
 from proxy.wire.frames import RequestHead
 from proxy.wire.list_offsets import (
@@ -95,36 +88,33 @@ class Following:
         return FollowedClient(self, identity, node_id)
 
 
+@dataclass(slots=True, eq=False)
 class FollowedClient:
     """A client on one connection: what it reads for a query, what it writes, both or neither."""
 
-    __slots__ = (
-        *("_all", "_fetches", "_generation", "_identity", "_looked_up_first", "_node_id", "_query"),
-        *("_visits", "_writes", "client_id", "fetched_logs", "lookups", "pressure", "tracker"),
-    )
+    _all: Following
+    _identity: ClientIdentity
+    _node_id: int | None
+    _generation: int = -1
+    """Of all that says who is followed, when it was last looked up."""
+    _writes: bool = False
+    _visits: bool = False
+    """Whether its rule is adaptive, and another member owns it."""
+    _fetches: bool = False
+    """Whether a visitor has fetched: it is no driver's then."""
+    tracker: FetchTracker | None = None
+    lookups: OffsetLookups | None = None
+    """Like `tracker`, None as long as the client reads for no query: for `lookups.query`."""
+    _looked_up_first: bool = False
+    """Whether it looked up offsets before it fetched, or maybe did. Streaming executors never do:
+    their batches are planned. A batch query's do, to find out what to read."""
+    pressure: QueryBackpressure | None = None
+    """On its query; None when no adaptive rule bounds the client."""
 
-    def __init__(self, following: Following, identity: ClientIdentity, node_id: int | None) -> None:
-        self._all = following
-        self._identity = identity
-        self.client_id = identity.client_id or ""
-        self._node_id = node_id
-        self._generation = -1
-        """Of all that says who is followed, when it was last looked up."""
-        self._query: QueryProgress | None = None
-        self._writes = False
-        self._visits = False
-        """Whether its rule is adaptive, and another member owns it."""
-        self._fetches = False
-        """Whether a visitor has fetched: it is no driver's then."""
-        self.tracker: FetchTracker | None = None
-        self.lookups: OffsetLookups | None = None
-        """Like `tracker`, None as long as the client reads for no query."""
-        self.fetched_logs = FetchedLogs()
-        self._looked_up_first = False
-        """Whether it looked up offsets before it fetched, or maybe did. Streaming executors never
-        do: their batches are planned. A batch query's do, to find out what to read."""
-        self.pressure: QueryBackpressure | None = None
-        """On its query; None when no adaptive rule bounds the client."""
+    @property
+    def client_id(self) -> str:
+        """What the client calls itself; empty where it does not say."""
+        return self._identity.client_id or ""
 
     def wants(self, api_key: int, now_ms: float) -> bool:
         """See ClientInterceptor."""
@@ -136,7 +126,7 @@ class FollowedClient:
             self._follow(now_ms)
         if api_key == PRODUCE:
             return self._writes
-        if self._query is None:
+        if self.lookups is None:
             self._looked_up_first |= api_key == LIST_OFFSETS
             self._fetches |= api_key == FETCH
             return self._visits and api_key == LIST_OFFSETS and not self._fetches
@@ -149,8 +139,9 @@ class FollowedClient:
             appended = read_produce_request(version, body)
             records = sum([each.offsets for each in appended])
             self._all.pipelines.sent(self.client_id, len(frame), records)
-            return _InterceptedProduce(appended, self.client_id, self._all)
-        if self._query is None or lookups is None or self.tracker is None:
+            written = partial(self._all.pipelines.appended, self.client_id)
+            return _InterceptedProduce(appended, written, self._all.names)
+        if lookups is None or self.tracker is None:
             self.check_here(read_list_offsets_request(version, body, head.correlation_id), now_ms)
             return SeenRequest()
         if head.api_key != LIST_OFFSETS:
@@ -160,12 +151,13 @@ class FollowedClient:
         ask = read_list_offsets_request(version, body, head.correlation_id)
         self._looked_up_first |= not lookups.is_executor
         if self.answers_lookups(now_ms):
-            offsets = self.fetched_logs.offsets(ask, now_ms)
+            offsets = self.tracker.fetched_logs.offsets(ask, now_ms)
             if offsets is not None:
                 return _AnsweredLookup(list_offsets_response(version, head.correlation_id, offsets))
         is_seen = self._writes or self.pressure is not None
         turns = self._all.turns if is_seen and not lookups.is_executor else None
-        return _InterceptedLookup(ask, lookups, turns, self, is_planned=self._writes)
+        pipelines = self._all.pipelines if self._writes else None
+        return _InterceptedLookup(ask, lookups, turns, self, pipelines)
 
     def check_here(self, ask: OffsetLookup, now_ms: float) -> None:
         """Raise ClientSentOn for the look-up of a driver that another member owns."""
@@ -176,26 +168,19 @@ class FollowedClient:
         if every.visits.sends_on(self.client_id, ask, now_ms):
             raise ClientSentOn
 
-    def plan(self, ask: OffsetLookup, now_ms: float) -> None:
-        """Prepare pipelines for a driver's answer."""
-        keys = {key for key, timestamp in ask.timestamps.items() if timestamp == LATEST}
-        if keys:
-            self._all.pipelines.plans(self.client_id, keys, now_ms)
-
     def answers_lookups(self, now_ms: float) -> bool:
         """Return whether look-ups are answered here: of executors of a streaming query that lives.
 
         A batch query may read with the client id of a query that is followed, and takes what it
         looks up for the end of what it reads. Only streaming queries have a listener's reports.
         """
-        query, lookups = self._query, self.lookups
+        lookups = self.lookups
         return (
             self._all.registry.answers_lookups
             and lookups is not None
             and lookups.is_executor
             and not self._looked_up_first
-            and query is not None
-            and query.reports_are_fresh(now_ms)
+            and lookups.query.reports_are_fresh(now_ms)
         )
 
     def gated(self, start_ms: float, now_ms: float) -> None:
@@ -207,8 +192,6 @@ class FollowedClient:
         """See ClientInterceptor."""
         if self.lookups is not None:
             self.lookups.closed()
-        if self.tracker is not None:
-            self.tracker.close()
 
     def _follow(self, now_ms: float) -> None:
         """Find out what the client does now; what is known of the query it reads for is kept."""
@@ -222,17 +205,15 @@ class FollowedClient:
         if self.pressure is not None:
             every.registry.follow(client_id)
         query = every.registry.query_of(client_id)
-        if query is self._query:
-            if lookups is not None:
-                lookups.follow(self.pressure)
-            return
         if lookups is not None:
+            if lookups.query is query:
+                lookups.follow(self.pressure)
+                return
             self._fetches |= lookups.is_executor
             lookups.closed()
-        self._query, self.tracker, self.lookups = query, None, None
-        self.fetched_logs = FetchedLogs()
+        self.tracker = self.lookups = None
         if query is not None:
-            self.tracker = FetchTracker(every.names, query.reader(self._node_id))
+            self.tracker = FetchTracker(every.names, Reader(query, self._node_id))
             self.lookups = OffsetLookups(query, self.pressure, now_ms)
 
 
@@ -257,33 +238,10 @@ class _InterceptedFetch(SeenRequest):
             self.client.pressure.record_hold(start_ms, due_ms)
 
     def observer(self, now_ms: float) -> FetchObserver:
-        tracked = self.tracker.observer(self.ask, now_ms)
-        logs = self.client.fetched_logs
+        asked, logs = self.tracker.observer(self.ask, now_ms), self.tracker.fetched_logs
         logs.begin_response(self.sent_ms)
-        if not self.client.answers_lookups(now_ms):
-            return tracked
-        return _FetchedLogsObserver(tracked, logs, self.tracker.names)
-
-
-@dataclass(slots=True, eq=False)
-class _FetchedLogsObserver:
-    """A FetchObserver that also records what look-ups are answered from."""
-
-    tracked: FetchInFlight
-    logs: FetchedLogs
-    names: TopicNames
-
-    def session(self, error_code: int, session_id: int) -> None:
-        self.tracked.session(error_code, session_id)
-
-    def partitions(self, topic: TopicKey, fetched: Sequence[FetchedPartition]) -> None:
-        self.tracked.partitions(topic, fetched)
-        name = topic if isinstance(topic, str) else self.names.known.get(topic)
-        if name is not None:
-            self.logs.record(name, fetched)
-
-    def ended(self) -> None:
-        self.tracked.ended()
+        asked.logs = logs if self.client.answers_lookups(now_ms) else None
+        return asked
 
 
 @dataclass(slots=True, eq=False)
@@ -298,8 +256,8 @@ class _InterceptedLookup(SeenRequest):
     turns: ReportTurns | None
     """What its answer is to see all of; None when it sees nothing of reports."""
     client: FollowedClient
-    is_planned: bool
-    """Whether pipelines are to be prepared for a driver's answer."""
+    pipelines: RunningPipelines | None
+    """What is to be prepared for a driver's answer; None when the client writes nothing."""
     _since_ms: float | None = None
     """Since when the answer waits for a report to be applied."""
 
@@ -318,16 +276,18 @@ class _InterceptedLookup(SeenRequest):
             self.turns.finish()  # another report may have come since
         if not self.lookups.is_executor:
             self.client.check_here(self.ask, now_ms)  # it was let go since
-            if self.is_planned:
-                self.client.plan(self.ask, now_ms)
+            if self.pipelines is not None:
+                asked = self.ask.timestamps.items()
+                if keys := {key for key, timestamp in asked if timestamp == LATEST}:
+                    self.pipelines.plans(self.client.client_id, keys, now_ms)
         return self.lookups.answered(self.ask, version, frame, now_ms)
 
 
 @dataclass(slots=True, eq=False)
 class _InterceptedProduce(SeenRequest):
     asked: tuple[ProducedPartition, ...]
-    client_id: str
-    every: Following
+    appended: Callable[..., None]
+    names: TopicNames
 
     def response(self, version: int, frame: bytes, now_ms: float) -> bytes:
         sizes = {(each.topic, each.partition): each.offsets for each in self.asked}
@@ -337,10 +297,7 @@ class _InterceptedProduce(SeenRequest):
                 continue
             written = index, base, base + offsets, now_ms
             if isinstance(topic, bytes):
-                self.every.names.when_known(topic, partial(self._appended, written))
+                self.names.when_known(topic, self.appended, *written)
             else:
-                self._appended(written, topic)
+                self.appended(topic, *written)
         return frame
-
-    def _appended(self, written: tuple[int, int, int, float], topic: str) -> None:
-        self.every.pipelines.appended(self.client_id, topic, *written)

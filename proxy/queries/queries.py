@@ -32,13 +32,14 @@ from proxy.progress import progress_records
 from proxy.progress.committer import Committer
 from proxy.progress.events import ALARMS, ProgressEvent
 from proxy.progress.log_ends import LogEnds
-from proxy.progress.owns import OwnedSince, Owns, owns_all
+from proxy.progress.owns import OwnedBeside, Owns, owns_all
 from proxy.progress.progress_collector import ProgressCollector
 from proxy.progress.progress_records import ReadRecords
 from proxy.progress.query import ProgressSettings, QueryProgress
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.query_scope import QueryScope
 from proxy.progress.report import Report, ReportRefused, parse_report
+from proxy.progress.report_handler import ReportHandler
 from proxy.progress.topics import TopicNames
 from proxy.queries.following import Following
 from proxy.queries.record_owner import read_owned
@@ -100,7 +101,8 @@ class Queries:
     ) -> None:
         self._quotas = quotas
         self._knows_client = knows_client
-        self._registry = QueryRegistry(progress, knows_client, _log_event)
+        self._registry = QueryRegistry(progress, _log_event)
+        self._reports = ReportHandler(self._registry, knows_client)
         self._to_write = asyncio.Event()
         self._backpressure = Backpressure(
             quotas,
@@ -114,10 +116,8 @@ class Queries:
         self._name_tries: dict[bytes, int] = {}
         """By topic id that is still wanted: how many look-ups did not find it."""
         self._names_looked_up = asyncio.Event()
-        self._committer = Committer(
-            self._registry.commits, partial(KafkaClient, bootstrap), clock_ms
-        )
-        self._log_ends = LogEnds(self._registry, KafkaClient(bootstrap), clock_ms)
+        self._committer = Committer(self._registry, partial(KafkaClient, bootstrap))
+        self._log_ends = LogEnds(self._registry, KafkaClient(bootstrap))
         self._pipelines = RunningPipelines(
             pipelines,
             self._registry,
@@ -158,7 +158,7 @@ class Queries:
         StateError: then nothing has changed.
         """
         async with self._handing_over:
-            came = OwnedSince(self.owns, owns)
+            came = OwnedBeside(owns, self.owns, is_others=False)
             records, progress = await asyncio.to_thread(self._read, store, came)
             self._take(records, progress, owns)
             self._pipelines.take_up(records, owns)
@@ -170,7 +170,9 @@ class Queries:
         all went out in 2 * FLUSH_TIMEOUT_S: what did not is lost, as if this process had died.
         """
         async with self._handing_over:
-            gone = await self._turns.take(self._leaving(owns))
+            async with self._turns.turn:
+                self._pipelines.let_go(owns)
+                gone = self._own(owns)
             groups = {query.commit_group for query in gone if query.commit_group is not None}
             try:
                 is_done = await self._committer.let_go(groups, FLUSH_TIMEOUT_S)
@@ -181,12 +183,6 @@ class Queries:
         if not is_done:
             _log.error("not all was committed and kept of what another member has now")
         return is_done
-
-    def _leaving(self, owns: Owns) -> Generator[bool, None, list[QueryProgress]]:
-        """Stop following all at once, between two reports; return the queries that leave."""
-        yield False
-        self._pipelines.let_go(owns)
-        return self._own(owns)
 
     async def _write_leaving(self) -> bool:
         """Write what is due, in tries as long as there is time; return whether all was written."""
@@ -256,13 +252,13 @@ class Queries:
         """Record a report on a query of a scope; return what came of it. Raises ReportRefused."""
         try:
             is_short = len(raw) <= PARSED_HERE_BYTES
-            report = parse_report(raw) if is_short else await asyncio.to_thread(_parse, raw)
+            report = parse_report(raw) if is_short else await asyncio.to_thread(parse_report, raw)
         except ReportRefused as error:
-            self._registry.reports.refuse(error)
+            self._reports.refuse(error)
             raise
         if self._names.wanted():
             await self._await_names()
-        unknown = self._registry.reports.unknown_ends(report)
+        unknown = self._reports.unknown_ends(report)
         await asyncio.sleep(0)  # there may be thousands: other work comes between two walks
         unknown |= self._pipelines.lost_ends(report, clock_ms())
         ends = await self._ends(unknown) if unknown else {}
@@ -273,9 +269,7 @@ class Queries:
     ) -> Generator[bool, None, Document]:
         """Apply a report, see ReportHandler; return what came of it. Raises ReportRefused."""
         now_ms = clock_ms()
-        accepted = yield from self._registry.reports.accepting(
-            report, now_ms, time.time(), ends, scope
-        )
+        accepted = yield from self._reports.accepting(report, now_ms, time.time(), ends, scope)
         query = accepted.query
         pressed = self._backpressure.record_report(accepted, now_ms)
         yield True
@@ -402,14 +396,6 @@ class Queries:
 
 def _under(records: Iterable[Record], kind: RecordFormat[Any]) -> list[Record]:
     return [record for record in records if record.key.startswith(kind.prefix)]
-
-
-def _parse(raw: bytes) -> Report:
-    """Parse a report, and find out which ranges its batch completed. Raises ReportRefused."""
-    report = parse_report(raw)
-    if report.batch is not None:
-        _ = report.batch.ranges  # kept from then on
-    return report
 
 
 def _log_event(event: ProgressEvent) -> None:

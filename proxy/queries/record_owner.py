@@ -1,6 +1,7 @@
 """Whose a record of the state is: of a client, of a pipeline, or of all members together."""
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from urllib.parse import unquote
@@ -12,10 +13,6 @@ from proxy.progress import progress_records
 from proxy.progress.owns import Owns, owns_all
 from proxy.state import Record, Store
 from proxy.state.store import SEPARATOR
-
-ClientOf = Callable[[str, str], str]
-"""Returns the client id of a query by its label and the client id of its record: a configured query
-may have another one now."""
 
 
 class OwnerKind(StrEnum):
@@ -58,28 +55,28 @@ def owner_of(key: str) -> RecordOwner | None:
     return RecordOwner(kind, name) if kind is not None else None
 
 
-def owned(records: Iterable[Record], owns: Owns, client_of: ClientOf) -> list[Record]:
+def owned(
+    records: Iterable[Record], owns: Owns, client_of: Callable[[str, str], str]
+) -> list[Record]:
     """Return the records that belong to clients and pipelines of a member.
 
-    Records of progress that cannot be read are those of the client that their key names.
+    `client_of` returns the client id of a query by the label and the client id of its record: a
+    configured query may have another one now. Records of progress that cannot be read are those of
+    the client that their key names.
     """
-    return [record for record in records if _is_owned(record, owns, client_of)]
-
-
-def read_owned(store: Store, owns: Owns, client_of: ClientOf) -> list[Record]:
-    """Return what is written of what a member owns. Raises StateError."""
     found: list[Record] = []
-    for namespace in OWNED_RECORDS:
-        found += store.items(namespace + SEPARATOR)
+    for record in records:
+        owner = owner_of(record.key)
+        if owner is not None and record.key.startswith(progress_records.FORMAT.prefix):
+            with suppress(ValueError):
+                entry = progress_records.read_record(record)
+                owner = RecordOwner(owner.kind, client_of(entry.label, entry.client_id))
+        if owner is not None and owner.is_among(owns):
+            found.append(record)
+    return found
+
+
+def read_owned(store: Store, owns: Owns, client_of: Callable[[str, str], str]) -> list[Record]:
+    """Return what is written of what a member owns. Raises StateError."""
+    found = [record for each in OWNED_RECORDS for record in store.items(each + SEPARATOR)]
     return found if owns is owns_all else owned(found, owns, client_of)
-
-
-def _is_owned(record: Record, owns: Owns, client_of: ClientOf) -> bool:
-    owner = owner_of(record.key)
-    if owner is not None and record.key.startswith(progress_records.FORMAT.prefix):
-        try:
-            entry = progress_records.read_record(record)
-        except ValueError:
-            return owner.is_among(owns)
-        return owns.client(client_of(entry.label, entry.client_id))
-    return owner is not None and owner.is_among(owns)

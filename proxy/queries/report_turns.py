@@ -18,7 +18,8 @@ class ReportTurns:
 
     def __init__(self, slices: Slices) -> None:
         self._slices = slices
-        self._turn = asyncio.Lock()
+        self.turn = asyncio.Lock()
+        """To be held by whoever has to come between two reports."""
         self._steps: Iterator[None] = iter(())
         self.is_applying = False
         """Whether a report was applied in part."""
@@ -29,7 +30,7 @@ class ReportTurns:
         A caller that is cancelled leaves nothing applied in part.
         """
         result: list[T] = []
-        async with self._turn:
+        async with self.turn:
             self._steps = self._marking(steps, result)
             try:
                 await self._slices.collect(self._steps)

@@ -14,6 +14,7 @@ from prometheus_client import Counter
 from structlog import get_logger
 
 from metrics.clock import clock_ms
+from proxy.progress.owns import OwnedBeside
 from proxy.queries.queries import Queries
 from proxy.quota.debts import Debt
 from proxy.quota.entities import ClientIdentity
@@ -68,22 +69,6 @@ class SlotOwns:
 
     def _has(self, slot: int) -> bool:
         return self.slot_map.owners[slot] == self.name
-
-
-@dataclass(frozen=True, slots=True)
-class OwnedBoth:
-    """What a member owned before and owns afterwards."""
-
-    before: SlotOwns
-    after: SlotOwns
-
-    def client(self, client_id: str) -> bool:
-        """See Owns."""
-        return self.before.client(client_id) and self.after.client(client_id)
-
-    def pipeline(self, name: str) -> bool:
-        """See Owns."""
-        return self.before.pipeline(name) and self.after.pipeline(name)
 
 
 class SlotOwnership:
@@ -294,7 +279,7 @@ class SlotOwnership:
         before, after = self.owns, SlotOwns(self._name, slot_map, keys)
         if slot_map.owners[COMMON_SLOT] != self._name:
             await self._lead(is_leader=False)
-        await self._queries.let_go(owns=OwnedBoth(before, after))
+        await self._queries.let_go(owns=OwnedBeside(before, after, is_others=True))
         left = self._shared.debts(
             lambda client: before.has(client) and not after.has(client), clock_ms()
         )

@@ -13,10 +13,11 @@ from parts.reports import ReportingDriver, batch_document, uuid
 from proxy.admin.server import AdminServer
 from proxy.backpressure.query_advice import advise
 from proxy.progress.events import ProgressEvent
+from proxy.progress.offset_ranges import SkipReason
 from proxy.progress.query import ProgressSettings, QuerySettings
 from proxy.progress.query_scope import ALL_QUERIES, QueryScope
+from proxy.progress.reader import Reader
 from proxy.progress.report import ReportRefused, parse_report
-from proxy.progress.skipped_ranges import SkipReason
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rules import AdaptiveBound, Rule
 
@@ -62,7 +63,7 @@ class SparkWorld(AdminWorld, QueryWorld):
         try:
             report = parse_report(raw)
         except ReportRefused as error:
-            self.registry.reports.refuse(error)
+            self.reports.refuse(error)
             raise
         accepted = self.accept_report(report, scope)
         query = accepted.query
@@ -155,7 +156,7 @@ class Job:
         self.step += step
         high = low + step
         end = max(high, self.log_end)
-        reader = query.reader()
+        reader = Reader(query)
         for number in range(self.partitions):
             given = (number, 0, end, end, 0, size, high)
             reader.fetch_asked(self.topic, None, [(number, low)], self.world.now_ms)
@@ -212,10 +213,10 @@ def scene() -> SparkWorld:
             job.ends(job.log_end + 1500)
             job.tell(job.complete(1400 + 150 * turn))
             job.read(1200)
-        world.registry.commits.committed("payments-progress", {}, world.now_ms)
+        world.registry.committed("payments-progress", {}, world.now_ms)
     audit.lose(7500)
     audit.tell(audit.report("terminated", error="Job aborted due to stage failure: no space left"))
-    world.registry.commits.failed("ledger", "the group has a live member, console-consumer-7")
+    world.registry.commit_failed("ledger", "the group has a live member, console-consumer-7")
     query = world.registry.query_of("clicks")
     assert query is not None
     query.log_end("clicks", 1, 90_000, world.now_ms)
@@ -225,7 +226,7 @@ def scene() -> SparkWorld:
             job.tell(job.complete(1900))
             job.ends(job.log_end + 800)
             job.read(600)
-        world.registry.commits.committed("payments-progress", {}, world.now_ms)
+        world.registry.committed("payments-progress", {}, world.now_ms)
         list(world.registry.sweeping(world.now_ms))
     world.now_ms += 700
     return world

@@ -81,7 +81,7 @@ async def test_without_queries_there_is_no_section(page: Page):
 
 async def test_figures_follow_the_query(page: Page, shown: SparkWorld, url: str):
     await page.open(url, SHOWN)
-    shown.registry.commits.committed("ledger", {}, shown.now_ms)
+    shown.registry.committed("ledger", {}, shown.now_ms)
     await page.until(f"!{query_row('ledger')}.innerText.includes('Fails')")
     query = shown.registry.query_of("etl-payments")
     assert query is not None

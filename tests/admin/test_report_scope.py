@@ -121,7 +121,7 @@ async def test_what_is_not_its_own_is_refused_and_nothing_changes(
     assert answer.json["error"] == WRITTEN + said
     assert "admin.tokens" in answer.json["fix"]
     assert seen(spark) == before
-    assert spark.registry.reports.results["not_allowed"] == 1
+    assert spark.registry.report_results["not_allowed"] == 1
     (change,) = (await ask("GET", "/v1/audit")).json["changes"]
     assert (change["who"], change["address"]) == ("team-a", "127.0.0.1")
     assert (change["what"], change["before"], change["after"]) == (

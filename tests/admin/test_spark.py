@@ -243,7 +243,7 @@ async def test_there_may_be_no_queries(ask: Ask):
 async def test_the_status_tells_queries_briefly(spark: SparkWorld, ask_spark: Ask, job: Job):
     await ask_spark("POST", REPORTS, json=job.report("started"))
     await run_batch(ask_spark, job, 1000, 1000)
-    spark.registry.commits.failed("payments-progress", "the group has live members" * 100)
+    spark.registry.commit_failed("payments-progress", "the group has live members" * 100)
     clicks = Job(spark, "clicks", "clicks", topic="clicks", partitions=1)
     clicks.ends(500)
     clicks.read(100)

@@ -28,7 +28,7 @@ def exposed() -> set[str]:
     registry = CollectorRegistry()
     Instruments(registry, max_label_sets=1)
     MemberInstruments(registry)
-    book = QueryRegistry(ProgressSettings(), lambda _: False, lambda _: None)
+    book = QueryRegistry(ProgressSettings(), lambda _: None)
     registry.register(ProgressCollector(book, lambda: 0.0, 1))
     registry.register(DroppedLogLines(int))
     families = [*registry.collect(), *PROCESS_COLLECTOR.collect()]

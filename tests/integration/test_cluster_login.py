@@ -144,7 +144,7 @@ class Book:
     def log_start(self, _topic: str, _partition: int, offset: int, _now_ms: float) -> None:
         self.start = offset
 
-    def due(self) -> dict[str, dict[tuple[str, int], int]]:
+    def due_commits(self) -> dict[str, dict[tuple[str, int], int]]:
         return {f"{self.topic}-group": self.offsets}
 
     def group_has(self, group: str, offsets: object) -> None:
@@ -153,7 +153,7 @@ class Book:
     def committed(self, _group: str, _offsets: object, _now_ms: float) -> None:
         self.offsets = {}
 
-    def failed(self, _group: str, message: str) -> None:
+    def commit_failed(self, _group: str, message: str) -> None:
         self.problem = message
 
 
@@ -213,7 +213,7 @@ async def test_log_ends(
     name = topic()
     fill(name, 12, 20)
     book = Book(name)
-    ends = LogEnds(book, KafkaClient(bootstrap_of(kafka, login)), lambda: time.monotonic() * 1000)
+    ends = LogEnds(book, KafkaClient(bootstrap_of(kafka, login)))
     async with at_work(ends.run()):
         await eventually(lambda: (book.start, book.end) == (0, 12), "both are known")
         assert await ends.look_up([(name, 0)]) == {(name, 0): 12}
@@ -226,7 +226,7 @@ async def test_commits(
     fill(name, 12, 20)
     book = Book(name)
     client = KafkaClient(bootstrap_of(kafka, login))
-    committer = Committer(book, lambda: client, lambda: time.monotonic() * 1000)
+    committer = Committer(book, lambda: client)
     assert await committer.flush(START_S), book.problem
     assert offsets_of(kafka.bootstrap, f"{name}-group") == {(name, 0): 7}
 

@@ -44,7 +44,7 @@ class Book:
         self.dropped: list[str] = []
         self.began_ms = time.monotonic() * 1000
 
-    def due(self) -> dict[str, dict[Partition, int]]:
+    def due_commits(self) -> dict[str, dict[Partition, int]]:
         self.asked += 1
         return {
             group: {
@@ -74,10 +74,10 @@ class Book:
         self.in_group.setdefault(group, {}).update(offsets)
         self.problem[group] = None
 
-    def failed(self, group: str, message: str) -> None:
+    def commit_failed(self, group: str, message: str) -> None:
         self.problem[group] = message
 
-    def drop(self, groups: Collection[str]) -> None:
+    def drop_commits(self, groups: Collection[str]) -> None:
         self.dropped += groups
         self.completed = {
             group: {} if group in groups else completed
@@ -86,7 +86,7 @@ class Book:
 
     @property
     def groups_due(self) -> set[str]:
-        return {group for group, offsets in self.due().items() if offsets}
+        return {group for group, offsets in self.due_commits().items() if offsets}
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ class Access:
 
 
 def committing(book: Book, way: Access) -> Committer:
-    return Committer(book, way.client, lambda: time.monotonic() * 1000)
+    return Committer(book, way.client)
 
 
 @pytest.fixture

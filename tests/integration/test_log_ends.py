@@ -21,6 +21,7 @@ from proxy.progress import log_ends as module
 from proxy.progress.log_ends import LogEnds
 from proxy.progress.query import ProgressSettings, QuerySettings
 from proxy.progress.query_registry import QueryRegistry
+from proxy.progress.reader import Reader
 
 Partition = tuple[str, int]
 
@@ -53,7 +54,7 @@ class Book:
 
 
 def asking(book: Book, *addresses: tuple[str, int]) -> LogEnds:
-    return LogEnds(book, KafkaClient(Bootstrap(addresses)), lambda: time.monotonic() * 1000)
+    return LogEnds(book, KafkaClient(Bootstrap(addresses)))
 
 
 @pytest.fixture
@@ -72,7 +73,7 @@ async def test_ends_and_starts(
         admin.delete_records([cut])[cut].result(30)
     book = Book((name, 0), (name, 1), (other, 0))
     client = KafkaClient(Bootstrap([(HOST, kafka.port)]))
-    ends = LogEnds(book, client, clock_ms)
+    ends = LogEnds(book, client)
     async with at_work(ends.run()):
         await eventually(lambda: len(book.ends) == 3, "told")
         assert book.ends == {(name, 0): 15, (name, 1): 15, (other, 0): 0}
@@ -116,11 +117,11 @@ async def test_the_lag_of_a_query_at_work_is_known_though_nothing_passes(
     name = topic()
     fill(name, 3, 20)
     query = QuerySettings(name="orders", client_id="orders")
-    book = QueryRegistry(ProgressSettings(queries=(query,)), lambda _: True, lambda _: None)
+    book = QueryRegistry(ProgressSettings(queries=(query,)), lambda _: None)
     orders = book.query_of("orders")
     assert orders is not None
-    orders.reader().fetch_asked(name, None, [(0, 1)], clock_ms())
-    ends = LogEnds(book, KafkaClient(Bootstrap([(HOST, kafka.port)])), clock_ms)
+    Reader(orders).fetch_asked(name, None, [(0, 1)], clock_ms())
+    ends = LogEnds(book, KafkaClient(Bootstrap([(HOST, kafka.port)])))
     async with at_work(ends.run()):
         await eventually(lambda: orders.partitions[name, 0].lag_records() == 2, "asked for")
         fill(name, 5, 20)

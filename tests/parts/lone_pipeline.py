@@ -12,7 +12,7 @@ from proxy.quota.rules import QuotaSettings
 
 
 def lone_pipeline(settings: PipelineSettings, now_ms: float, now_s: float) -> RunningPipeline:
-    registry = QueryRegistry(ProgressSettings(), lambda _: False, lambda _: None)
+    registry = QueryRegistry(ProgressSettings(), lambda _: None)
     quotas = QuotaManager(QuotaSettings(), Instruments(CollectorRegistry()))
     return RunningPipeline(
         *(PipelineGraph(settings), registry, lambda _: (), quotas), *(now_ms, now_s)

@@ -72,23 +72,23 @@ class Groups:
 class GroupCommitter:
     """In the place of Committer, whose cluster is this test's."""
 
-    def __init__(self, commits, groups):
-        self.commits, self.groups, self.known = commits, groups, set()
+    def __init__(self, registry, groups):
+        self.registry, self.groups, self.known = registry, groups, set()
 
     def commit(self, names: set[str] | None = None):
-        for group in self.commits.due():
+        for group in self.registry.due_commits():
             if names is not None and group not in names:
                 continue
             if group not in self.known:
                 self.known.add(group)
-                self.commits.group_has(group, self.groups.offsets.get(group, {}))
-            offsets = self.commits.due().get(group, {})
+                self.registry.group_has(group, self.groups.offsets.get(group, {}))
+            offsets = self.registry.due_commits().get(group, {})
             self.groups.commit(group, offsets)
-            self.commits.committed(group, offsets, 0.0)
+            self.registry.committed(group, offsets, 0.0)
 
     async def let_go(self, names, timeout_s):  # noqa: ARG002
         self.commit(set(names))
-        self.commits.drop(names)
+        self.registry.drop_commits(names)
         self.known -= set(names)
         return True
 
@@ -126,7 +126,7 @@ class MemberWorld(QuotaWorld):
         self.registry = self.queries._registry
         self.pressure = self.queries._backpressure
         self.running = self.queries._pipelines
-        self.committer = GroupCommitter(self.registry.commits, tier.groups)
+        self.committer = GroupCommitter(self.registry, tier.groups)
         self.queries._committer = self.committer
         self.queries._log_ends = LogEndsOf(tier.ends)
         self.store = store or tier.store

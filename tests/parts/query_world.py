@@ -11,7 +11,7 @@ from proxy.progress.query import ProgressSettings, QuerySettings
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.query_scope import ALL_QUERIES, QueryScope
 from proxy.progress.report import Report
-from proxy.progress.report_handler import AcceptedReport
+from proxy.progress.report_handler import AcceptedReport, ReportHandler
 
 
 class QueryWorld(QuotaWorld):
@@ -26,7 +26,8 @@ class QueryWorld(QuotaWorld):
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         """Make what a process keeps of queries, over the quotas that it has."""
-        self.registry = QueryRegistry(settings, knows_client, on_event)
+        self.registry = QueryRegistry(settings, on_event)
+        self.reports = ReportHandler(self.registry, knows_client)
         self.backpressure = Backpressure(
             self.quotas,
             self.instruments.adaptive_bound_bytes,
@@ -35,8 +36,7 @@ class QueryWorld(QuotaWorld):
         )
 
     def accept_report(self, report: Report, scope: QueryScope = ALL_QUERIES) -> AcceptedReport:
-        reports = self.registry.reports
-        accepted = in_one_go(reports.accepting(report, self.now_ms, self.now_s, scope=scope))
+        accepted = in_one_go(self.reports.accepting(report, self.now_ms, self.now_s, scope=scope))
         self.backpressure.record_report(accepted, self.now_ms)
         return accepted
 

@@ -25,6 +25,7 @@ from examples.devkit.jars import connector_jars
 from proxy.progress.query import ProgressSettings, QuerySettings
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import ReportRefused, parse_report
+from proxy.progress.report_handler import ReportHandler
 from proxy.spark import client_options, quota_listener
 
 pytestmark = pytest.mark.slow
@@ -345,11 +346,12 @@ def test_a_query_that_is_restarted_at_once(
     """What Spark tells of a run after the start of the next one is progress all the same."""
     refusals: list[str] = []
     settings = ProgressSettings(queries=(ORDERS,))
-    book = QueryRegistry(settings, lambda _: True, lambda _: None)
+    book = QueryRegistry(settings, lambda _: None)
+    reports = ReportHandler(book, lambda _: True)
 
     async def keep_book(request: web.Request, report: Report) -> web.StreamResponse:
         try:
-            in_one_go(book.reports.accepting(parse_report(await request.read()), 0.0, 0.0))
+            in_one_go(reports.accepting(parse_report(await request.read()), 0.0, 0.0))
         except ReportRefused as error:
             refusals.append(f"{report['event']}: {error}")
         return await take(request, report)
@@ -368,7 +370,7 @@ def test_a_query_that_is_restarted_at_once(
     assert refusals == []
     each = (COUNT + RESTARTS * BATCH_ROWS) // PARTITIONS
     assert checkpoint_of(tmp_path / "checkpoint") == offsets(full, each)
-    assert book.commits.due()["g"] == {(full, number): each for number in range(PARTITIONS)}
+    assert book.due_commits()["g"] == {(full, number): each for number in range(PARTITIONS)}
     (document,) = filter(None, book.documents(0.0, 0.0))
     assert (document["state"], document["run_id"]) == ("ended", str(query.runId))
 

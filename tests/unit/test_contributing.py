@@ -23,6 +23,7 @@ from metrics.instruments import InstrumentRow
 from proxy.progress.events import EventKind
 from proxy.progress.progress_collector import ProgressCollector
 from proxy.progress.query_registry import QueryRegistry
+from proxy.progress.report_handler import ReportHandler
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import QuotaSettings, Rule
@@ -43,7 +44,8 @@ def _sensors(instruments: Instruments) -> SensorCollector:
 
 def _progress() -> ProgressCollector:
     """Return what a proxy shows that follows one partition, has had one batch and gives advice."""
-    queries = QueryRegistry(configured("orders"), lambda _: True, lambda _: None)
+    queries = QueryRegistry(configured("orders"), lambda _: None)
+    reports = ReportHandler(queries, lambda _: True)
     batch = batch_document(0, 0, 5, "orders", latest=9, rows=5)
     driver = ReportingDriver()
     trigger = {"kind": "processing_time", "interval_ms": 1000}
@@ -51,7 +53,7 @@ def _progress() -> ProgressCollector:
         driver.document("started", trigger=trigger),
         driver.document("progress", batch=batch),
     ):
-        accepted = in_one_go(queries.reports.accepting(parsed(report), 0.0, 0.0))
+        accepted = in_one_go(reports.accepting(parsed(report), 0.0, 0.0))
     accepted.query.advise(EventKind.INTERVAL, "another one", 0.0)
     queries.log_end("orders", 0, 9, 0.0)
     return ProgressCollector(queries, lambda: 0.0, 10)

@@ -14,6 +14,8 @@ from backpressure_parts import (
     told,
 )
 
+from proxy.progress.reader import Reader
+
 RATE = 100.0
 PER_BATCH = 200
 """RATE in one interval."""
@@ -105,7 +107,7 @@ class Run:
 
     def reads(self, offset: int = END) -> None:
         """An executor asks for what follows an offset: a batch was planned."""
-        self.world.query.reader().fetch_asked("t", None, [(0, offset)], self.world.now_ms)
+        Reader(self.world.query).fetch_asked("t", None, [(0, offset)], self.world.now_ms)
 
     def fetches(self) -> None:
         self.driver.is_executor = True

@@ -8,9 +8,15 @@ from backpressure_parts import INTERVAL_MS, adaptive
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.backpressure.batch_cost import FIRST_NOISE, LEAST_NOISE, MOST_NOISE, BatchCost, CostState
+from proxy.backpressure.batch_cost import (
+    FIRST_NOISE,
+    LEAST_NOISE,
+    MOST_NOISE,
+    BatchCost,
+    CostState,
+    FinishedBatch,
+)
 from proxy.backpressure.cost import GROWTH, LONGEST, PROBE, WORTHWHILE, CostEstimator
-from proxy.backpressure.estimator_inputs import FinishedBatch
 
 MIN_RATE = 1.0
 MOST = 1e6

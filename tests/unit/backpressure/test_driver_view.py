@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from backpressure_parts import BackpressureWorld
 
-from proxy.backpressure.advertised_ends import LookupConnection
 from proxy.backpressure.driver_view import DECISIONS, EVENT_JITTER_MS, RETRIES_MS, DriverView
+from proxy.backpressure.drivers import LookupConnection
 
 KEY = ("t", 0)
 HERE, ELSEWHERE = LookupConnection(0.0), LookupConnection(0.0)
@@ -22,9 +22,10 @@ def view(done: int | None, *, is_resumed: bool = False, event_ms: float = EVENT_
     world.start()
     if done is not None:
         world.batch({0: done})
-    drivers = world.query_backpressure.clamp
+    pressure = world.query_backpressure
+    drivers = pressure.clamp
     drivers.event_ms, drivers.answered_ms, drivers.is_resumed = event_ms, 0.0, is_resumed
-    return DriverView(world.query, drivers, [KEY], HERE, RETRIES_MS)
+    return DriverView(world.query, drivers, pressure.measurements, [KEY], HERE, RETRIES_MS)
 
 
 def test_a_batch_that_took_less_than_was_told_is_reported():

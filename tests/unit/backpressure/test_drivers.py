@@ -1,17 +1,15 @@
 """What drivers were given, what was in the logs beyond it then, and who they are."""
 
 import pytest
-from backpressure_parts import adaptive
 
-from proxy.backpressure.advertised_ends import LookupConnection, left_out
 from proxy.backpressure.drivers import (
     MAX_INSTANCES,
     MAX_PLANNED,
     MAX_STEP,
     MIN_KNOWN,
     Drivers,
+    LookupConnection,
 )
-from proxy.backpressure.measurements import BatchMeasurements
 from proxy.progress.report import BatchRange
 
 KEYS = ("t", 0), ("t", 1)
@@ -37,34 +35,30 @@ GOES_ON = {
 }
 
 
-def drivers() -> Drivers:
-    return Drivers(BatchMeasurements(adaptive()))
-
-
 def ranges(ends):
     return {key: BatchRange(None, end) for key, end in ends.items()}
 
 
 @pytest.mark.parametrize(("ends", "left"), LEFT.values(), ids=LEFT)
 def test_what_was_left_when_a_batch_was_planned(ends, left):
-    told = drivers()
+    told = Drivers()
     for latest, offset in [((500, 30), (100, 10)), ((500, 30), (200, 20)), ((1000, 30), (300, 30))]:
         for key, real, end in zip(KEYS, latest, offset, strict=True):
             told.record_end(key, real, end, DRIVER, 1.0)
-    assert left_out(told.advertised, ranges(ends)) == left
+    assert told.left_out(ranges(ends)) == left
 
 
 def test_plans_of_long_ago_are_forgotten():
-    told = drivers()
+    told = Drivers()
     for end in range(MAX_PLANNED + 1):
         told.record_end(KEYS[0], 100, end, DRIVER, 1.0)
-    assert left_out(told.advertised, ranges({KEYS[0]: 0})) is None
-    assert left_out(told.advertised, ranges({KEYS[0]: 1})) == 99
+    assert told.left_out(ranges({KEYS[0]: 0})) is None
+    assert told.left_out(ranges({KEYS[0]: 1})) == 99
 
 
 def killed(*request_ids: int) -> Drivers:
     """A run whose driver has looked up with these requests, and lost its connections."""
-    known = drivers()
+    known = Drivers()
     connection = LookupConnection(opened_ms=0.0)
     known.connect(connection)
     known.record_alive(1.0, 1.0)

@@ -7,7 +7,7 @@ from backpressure_parts import adaptive
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.backpressure.estimator_inputs import FinishedBatch
+from proxy.backpressure.batch_cost import FinishedBatch
 from proxy.backpressure.pid import PidEstimator
 
 

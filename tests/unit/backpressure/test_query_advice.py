@@ -21,7 +21,7 @@ def make(
     client_id="etl", name="orders", batches=0, rows=5, trigger=None, on_event=ignore
 ) -> QueryProgress:
     query = QueryProgress(client_id, on_event, changed=ignore)
-    query.changes.label = name
+    query.name = name
     list(query.beginning_run("run", None, 0.0))
     query.reported_name = name
     query.trigger = trigger

@@ -18,7 +18,7 @@ from backpressure_parts import (
 )
 
 from proxy.backpressure.query_backpressure import RETURN_FACTOR, RETURN_STEP_MS
-from proxy.progress.query_clients import FORGET_AFTER_MS
+from proxy.progress.query_registry import FORGET_AFTER_MS
 from proxy.quota.entities import DEFAULT, ClientIdentity
 from proxy.quota.rules import Rule
 

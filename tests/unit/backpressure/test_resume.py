@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from proxy.backpressure.driver_view import LIFE_WAIT_MS, REPORT_WAIT_MS, RESUME_WAIT_MS
 from proxy.backpressure.query_backpressure import RETURN_FACTOR
-from proxy.progress.query_clients import FORGET_AFTER_MS
+from proxy.progress.query_registry import FORGET_AFTER_MS
 from proxy.quota.rules import Rule
 from proxy.wire.list_offsets import EARLIEST
 

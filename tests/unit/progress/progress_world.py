@@ -10,7 +10,9 @@ from parts.reports import ReportingDriver, batch_document, parsed, uuid
 from parts.virtual_time import VirtualTime
 
 from proxy.progress.query_registry import QueryRegistry
+from proxy.progress.reader import Reader
 from proxy.progress.report import ReportRefused
+from proxy.progress.report_handler import ReportHandler
 
 LARGE = None
 """As the end of an answer: its records passed unseen."""
@@ -30,7 +32,7 @@ class Driver(ReportingDriver):
         if number is not None:
             self.number = number - 1
         report = parsed(self.document(event, **more))
-        reports = self.world.registry.reports
+        reports = self.world.reports
         return in_one_go(reports.accepting(report, self.world.now_ms, self.world.now_s))
 
     def batch(self, start, end, batch_id=None, topic="t", **more):
@@ -65,7 +67,8 @@ class ProgressWorld(VirtualTime):
 
     def reopen(self):
         """Let another process take the place of the proxy, without its state."""
-        self.registry = QueryRegistry(self.settings, self.known.__contains__, self.events.append)
+        self.registry = QueryRegistry(self.settings, self.events.append)
+        self.reports = ReportHandler(self.registry, self.known.__contains__)
 
     def driver(self, **more) -> Driver:
         return Driver(world=self, **more)
@@ -100,7 +103,7 @@ class Client:
 
     def __init__(self, world, query=None, node_id=1, topic_id=None):
         self.world = world
-        self.follower = (query or world.query()).reader(node_id)
+        self.follower = Reader(query or world.query(), node_id)
         self.topic_id = topic_id
 
     def ask(self, offset, partition=0):

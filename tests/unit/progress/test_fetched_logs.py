@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.progress.fetched_logs import MAX_AGE_MS, FetchedLogs
+from proxy.progress.tracker import MAX_AGE_MS, FetchedLogs
 from proxy.wire.list_offsets import (
     EARLIEST,
     LATEST,

@@ -21,7 +21,7 @@ def test_a_sign_of_life_is_no_event(world, driver):
     del before["trigger"]
     assert after == before
     assert driver.batch(10, 20).lost_reports == 0
-    assert world.registry.reports.results == {"accepted": 3, "lost": 0}
+    assert world.registry.report_results == {"accepted": 3, "lost": 0}
 
 
 def test_it_keeps_a_query_live(world, driver):

@@ -24,7 +24,7 @@ def test_the_last_events_of_a_run_come_after_the_start_of_the_next(world, driver
     assert not query.ended
     assert (world.part().committed_to, world.part().lag_records()) == (50, 950)
     assert world.part().run_id == OLD
-    assert world.registry.commits.due() == {"orders-progress": {("t", 0): 50}}
+    assert world.registry.due_commits() == {"orders-progress": {("t", 0): 50}}
     assert (list(world.part().failed), world.kinds()) == ([], [])
     driver.run_id = NEW
     driver.batch(50, 60, batch_id=2)

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from proxy.progress.events import EventKind
 from proxy.progress.log_edges import CUT_CONFIRM_MS
-from proxy.progress.offset_ranges import MAX_RANGES
+from proxy.progress.offset_ranges import MAX_RANGES, MAX_SKIPS, SkipReason
 from proxy.progress.partition import PartitionProgress
 from proxy.progress.report import BatchRange
-from proxy.progress.skipped_ranges import MAX_SKIPS, SkipReason
 
 RUN, OTHER_RUN = "run-1", "run-2"
 OLD_ID, NEW_ID = b"o" * 16, b"n" * 16

@@ -137,12 +137,12 @@ def test_a_topic_made_anew_while_the_proxy_was_away_starts_over(world, store):
 
 def test_a_group_that_is_to_be_moved_back_is_after_a_restart_too(world, store):
     driver = completed(world, to=50)
-    world.registry.commits.committed("orders-progress", {("t", 0): 50}, world.now_ms)
+    world.registry.committed("orders-progress", {("t", 0): 50}, world.now_ms)
     driver.restart("run-2")
     driver.batch(0, 20)
     restart(world, store)
-    world.registry.commits.group_has("orders-progress", {("t", 0): 50})
-    assert world.registry.commits.due() == {"orders-progress": {("t", 0): 20}}
+    world.registry.group_has("orders-progress", {("t", 0): 50})
+    assert world.registry.due_commits() == {"orders-progress": {("t", 0): 20}}
 
 
 def test_the_configuration_decides_which_client_a_label_is(world, store):
@@ -241,7 +241,7 @@ def test_between_a_take_over_and_its_first_batch_the_records_are_the_other_query
     completed(world, to=10)
     other = world.driver(query_id=uuid("other"), run_id=uuid("r2"), sender=uuid("s2"))
     other.send("started")
-    world.query().changes.changed(("t", 0))
+    world.query().changed(("t", 0))
     restart(world, store)
     assert world.query().query_id == uuid("query")
 

@@ -3,7 +3,7 @@
 from progress_world import FOREIGN, Client, ProgressWorld, configured, uuid
 
 from proxy.progress.query import LEFT_AFTER_BATCHES, LIVE_MS, ProgressSettings, QuerySettings
-from proxy.progress.query_clients import FORGET_AFTER_MS
+from proxy.progress.query_registry import FORGET_AFTER_MS
 
 
 def test_two_queries_with_one_name_have_two_labels(world):

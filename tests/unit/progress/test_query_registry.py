@@ -5,6 +5,7 @@ import json
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from parts.reports import batch_document
 from progress_world import FOREIGN, Client, Driver, ProgressWorld, configured, uuid
 
 from proxy.progress.events import ADVICE
@@ -16,7 +17,7 @@ from proxy.progress.query import (
     ProgressSettings,
     QuerySettings,
 )
-from proxy.progress.report import BatchRange, ReportRefused
+from proxy.progress.report import BatchReport, ReportRefused
 from proxy.progress.report_handler import MAX_SENDERS, Senders
 
 # --- what is accepted
@@ -479,7 +480,7 @@ def snapshot(world, kept):
     return (
         json.dumps(documents, allow_nan=False),
         dict(kept),
-        world.registry.commits.due(),
+        world.registry.due_commits(),
         [note for note in world.events if note.kind not in ADVICE],
         world.registry.generation,
     )
@@ -561,7 +562,8 @@ def test_what_comes_and_goes_during_a_sweep_disturbs_no_others(world):
     sweep = world.registry.sweeping(world.now_ms + STUCK_AFTER_MS)
     next(sweep)
     query.let_go(query.partitions["t", 1], "gone", world.now_ms)
-    list(query.completing(99, {("t", 2): BatchRange(10, 50)}, None, world.now_ms, world.now_s))
+    batch = BatchReport(**batch_document(99, {2: 10}, {2: 50}))
+    list(query.completing(batch, None, world.now_ms, world.now_s))
     query.open("t", 7, world.now_ms)
     list(sweep)
     assert [key for key, each in query.partitions.items() if each.stuck] == [("t", 0), ("t", 3)]

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from progress_world import LARGE, Client, ProgressWorld
 
-from proxy.progress.reader import MAX_CURSORS
+from proxy.progress.reader import MAX_CURSORS, Reader
 from proxy.progress.topics import TopicNames
 from proxy.progress.tracker import FetchTracker
 from proxy.wire.fetch import FetchRequestPartitions
@@ -301,7 +301,7 @@ def test_it_follows_what_the_tracker_of_a_connection_tells(world):
     """An incremental session: the second request names no partition that did not move."""
     names = TopicNames()
     names.resolved({OLD_ID: "t"})
-    tracker = FetchTracker(names, world.query().reader(3))
+    tracker = FetchTracker(names, Reader(world.query(), 3))
 
     def exchange(session_id, epoch, positions, answered):
         ask = FetchRequestPartitions(

@@ -4,9 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from progress_world import Client, ProgressWorld
 
-from proxy.progress.offset_ranges import OffsetRanges
+from proxy.progress.offset_ranges import OffsetRanges, SkipReason
 from proxy.progress.report import BatchRange
-from proxy.progress.skipped_ranges import SkipReason
 
 OUT_OF_RANGE = 1
 MAX_WAIT_MS = 2000

@@ -14,7 +14,6 @@ from proxy.progress.report import (
     MAX_NAME_CHARS,
     MAX_PARTITIONS,
     MAX_REPORT_BYTES,
-    STATUS,
     BatchRange,
     Refusal,
     ReportRefused,
@@ -73,7 +72,7 @@ def refusal(document) -> ReportRefused:
     with pytest.raises(ReportRefused) as caught:
         parse(document)
     assert caught.value.fix
-    assert caught.value.status == STATUS[caught.value.reason]
+    assert caught.value.status == caught.value.reason.status
     return caught.value
 
 

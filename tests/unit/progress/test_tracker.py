@@ -1,7 +1,6 @@
 """Fetch sessions, followed and compared with a model that keeps everything."""
 
 import gc
-from dataclasses import dataclass
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 from proxy.progress.topics import TopicNames
 from proxy.progress.tracker import (
     MAX_SESSION_PARTITIONS,
-    FetchInFlight,
+    FetchAnswer,
     FetchSession,
     FetchTracker,
 )
@@ -129,8 +128,8 @@ def test_forgotten_partitions_leave():
     line = Line()
     line.answer(line.ask(ask(0, 0, {P0: 5, P1: 6})), (NO_ERROR, 9))
     second = line.ask(ask(9, 1, {P2: 1}, [P0, ("not there", 4)]))
-    assert line.kept == 2
     assert line.answer(second, (NO_ERROR, 9), P0, P1, P2) == [None, 6, 1]
+    assert line.kept == 2
 
 
 def test_a_partition_named_and_forgotten_at_once_leaves():
@@ -168,7 +167,7 @@ def test_a_session_that_the_broker_closed_is_gone():
 def test_a_full_request_closes_the_session_that_it_names(epoch):
     line = Line()
     line.answer(line.ask(ask(0, 0, {P0: 5})), (NO_ERROR, 9))
-    line.ask(ask(9, epoch, {P1: 6}))
+    line.answer(line.ask(ask(9, epoch, {P1: 6})), (NO_ERROR, 0))
     assert line.kept == 0
 
 
@@ -259,7 +258,7 @@ def test_the_session_is_bounded():
     assert len(line.follower.seen) == len(many), "all are told nevertheless"
     beyond = ("orders", MAX_SESSION_PARTITIONS)
     assert line.answer(first, (NO_ERROR, 9), P0, beyond) == [0, None]
-    line.ask(ask(9, 1, {("clicks", n): n for n in range(5)}))
+    line.answer(line.ask(ask(9, 1, {("clicks", n): n for n in range(5)})), (NO_ERROR, 9))
     assert line.kept == MAX_SESSION_PARTITIONS
     third = line.ask(ask(9, 2, {beyond: 3, P1: 77}, [P0]))
     line.tracker.observer(third, 1.0)
@@ -270,7 +269,7 @@ def test_the_session_is_bounded():
 def test_answered_requests_are_let_go():
     def alive():
         gc.collect()
-        return sum(isinstance(each, FetchInFlight) for each in gc.get_objects())
+        return sum(isinstance(each, FetchAnswer) for each in gc.get_objects())
 
     before = alive()
     line = Line()
@@ -280,9 +279,9 @@ def test_answered_requests_are_let_go():
     assert alive() - before <= 2
 
 
-def test_a_closed_tracker_leaves_no_reference_cycles():
+def test_a_tracker_leaves_no_reference_cycles():
     def alive():
-        kinds = FetchInFlight, FetchSession, FetchTracker
+        kinds = FetchAnswer, FetchSession, FetchTracker
         return sum(isinstance(each, kinds) for each in gc.get_objects())
 
     gc.collect()
@@ -297,7 +296,6 @@ def test_a_closed_tracker_leaves_no_reference_cycles():
         del observer
         for epoch in (1, 2):
             line.ask(ask(9, epoch, {P0: epoch}))
-        line.tracker.close()
         del line
         assert alive() == before
     finally:
@@ -349,52 +347,43 @@ def test_an_id_given_up_is_counted_and_the_session_goes_on():
 # Against a model
 
 
-@dataclass
-class Request:
-    """What the model keeps of a request: a copy of all that was asked for as of then."""
-
-    ask: FetchRequestPartitions
-    session: list  # [id, positions], shared by the requests of one session
-    as_of: dict
-    answered_ms: float = -1
-
-
 class Model:
-    """Keeps everything."""
+    """Keeps everything, in the order of the answers, as a broker does."""
 
     def __init__(self):
         self.session = None
+        """Its id and positions."""
+        self.as_of = {}
+        """A copy of all that was asked for when the request was answered that was last."""
         self.seen = []
 
     def ask(self, request, now_ms):
-        if request.session_epoch in (0, -1):
-            if self.session is not None and self.session[0] == request.session_id:
-                self.session = None
-            session = [None, {}]
-        else:
-            if self.session is None or self.session[0] != request.session_id:
-                self.session = [request.session_id, {}]
-            session = self.session
         for topic, partition, offset in request.positions:
-            session[1][topic, partition] = offset
             self.seen.append(("asked", topic, partition, offset, now_ms))
-        if request.session_epoch not in (0, -1):
-            for key in request.forgotten:
-                session[1].pop(key, None)
-        return Request(request, session, dict(session[1]))
 
     def answer(self, request, error_code, session_id, now_ms):
-        request.answered_ms = now_ms
-        if request.ask.session_epoch not in (0, -1):
-            gone = error_code != NO_ERROR or session_id != request.ask.session_id
-            if gone and self.session is request.session:
+        self.answered_ms = now_ms
+        is_full = request.session_epoch in (0, -1)
+        is_named = self.session is not None and self.session[0] == request.session_id
+        if is_full and is_named:
+            self.session = None
+        session = [None, {}] if is_full else [request.session_id, {}]
+        if not is_full:
+            session = self.session = self.session if is_named else session
+        for topic, partition, offset in request.positions:
+            session[1][topic, partition] = offset
+        if not is_full:
+            for key in request.forgotten:
+                session[1].pop(key, None)
+            if error_code != NO_ERROR or session_id != request.session_id:
                 self.session = None
-        elif request.ask.session_epoch == 0 and error_code == NO_ERROR and session_id != 0:
-            request.session[0] = session_id
-            self.session = request.session
+        elif request.session_epoch == 0 and error_code == NO_ERROR and session_id != 0:
+            session[0] = session_id
+            self.session = session
+        self.as_of = dict(session[1])
 
-    def tell(self, request, key):
-        self.seen.append(("answered", *key, request.as_of.get(key), request.answered_ms))
+    def tell(self, key):
+        self.seen.append(("answered", *key, self.as_of.get(key), self.answered_ms))
 
 
 BY_NAME = [(topic, n) for topic in ("orders", "clicks") for n in range(3)]
@@ -431,19 +420,19 @@ def run(script, names):
     for step, what in script:
         if step == "ask":
             line.ask(what)
-            pending.append(model.ask(what, line.now_ms))
+            pending.append(what)
+            model.ask(what, line.now_ms)
         elif step == "answer" and pending:
             request = pending.pop(0)
-            observer = line.tracker.observer(request.ask, line.now_ms)
+            observer = line.tracker.observer(request, line.now_ms)
             observer.session(*what)
             model.answer(request, *what, line.now_ms)
-            passing = request, observer
+            passing = observer
         elif step == "tell" and passing is not None:
-            request, observer = passing
-            tell(observer, what)
-            model.tell(request, what)
+            tell(passing, what)
+            model.tell(what)
         elif step == "end" and passing is not None:
-            passing[1].ended()
+            passing.ended()
             passing = None
         elif step == "names":
             names.resolved({each: NAMES[each] for each in what})

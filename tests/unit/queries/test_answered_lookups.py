@@ -6,9 +6,9 @@ from parts.query_world import QueryWorld, configured
 from parts.reports import ReportingDriver, parsed, uuid
 
 from proxy.pipeline.running import RunningPipelines
-from proxy.progress.fetched_logs import MAX_AGE_MS
 from proxy.progress.query import LIVE_MS
 from proxy.progress.topics import TopicNames
+from proxy.progress.tracker import MAX_AGE_MS
 from proxy.queries.following import Following
 from proxy.queries.report_turns import ReportTurns
 from proxy.quota.entities import ClientIdentity

@@ -269,7 +269,7 @@ async def test_what_comes_late_of_what_was_let_go_makes_no_record_due():
     await take(tier, ("one", 5))
     query, (pressed,) = old.registry.query_of("one"), old.pressure.of_client("one")
     await tier.hand_over()
-    query.changes.changed(("a", 0))
+    query.changed(("a", 0))
     query.let_go(query.partitions["a", 0], "its topic is gone", 0.0)
     pressed._on_change(pressed)
     assert old.registry.changes() == ([], [])

@@ -4,7 +4,7 @@ from itertools import accumulate
 
 import pytest
 
-from proxy.backpressure.estimator_inputs import (
+from proxy.backpressure.measurements import (
     DECAY,
     HELD_SHARE,
     MAX_WAITING_INTERVALS,
@@ -12,7 +12,6 @@ from proxy.backpressure.estimator_inputs import (
     InputRate,
     RecordRatio,
     ThrottledRate,
-    batch_offsets,
     queued_ms,
 )
 from proxy.progress.report import BatchReport
@@ -132,7 +131,7 @@ READ = [
 def test_what_a_batch_read(sources, records, offsets):
     read = batch(*sources)
     assert sum(source.rows for source in read.sources) == records
-    assert batch_offsets(read) == offsets
+    assert read.offsets == offsets
 
 
 GROWING = [
