@@ -16,7 +16,7 @@ from .lease import Lease
 from .meter import Meter
 from .meters import Meters, ThrottleTime
 from .rules import Match
-from .turns import ClientKey
+from .turns import Path, Step
 
 SESSION_PARTS = 3
 """A hold is at most this part of a group member's session timeout: its heartbeats, which may wait
@@ -212,8 +212,8 @@ class ClientQuotas:
         self.longest_hold_ms = min(self.longest_hold_ms, longest_ms)
 
     @property
-    def _key(self) -> ClientKey:
-        return self.identity.user, self.identity.client_id
+    def _key(self) -> Path:
+        return Step(self.identity.user), Step(self.identity.client_id)
 
     def _meter(self, kind: QuotaKind, now_ms: float) -> Meter | None:
         if self.generation == self.sensors.generation:

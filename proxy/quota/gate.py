@@ -16,7 +16,7 @@ from metrics.clock import MS_PER_SECOND
 
 from .entities import QuotaKind
 from .pacer import LARGE_DEBT_MS, REPAYING_SHARE, Pacer
-from .turns import ClientKey, Turns
+from .turns import Path, Step, Turns
 
 TURNS_ROUND_MS = 2000.0
 """Of the bound: what all Fetches that are under way or wait may bring together."""
@@ -68,6 +68,9 @@ LARGEST_DECAY = 0.9
 """By how much the largest response counts less with each one that comes."""
 
 
+NOBODY: Path = (Step(None), Step(None))
+
+
 @dataclass(slots=True, eq=False)
 class Waiter:
     """One connection whose next request waits at a gate."""
@@ -78,7 +81,7 @@ class Waiter:
     kind: QuotaKind | None = None
     """Of the quota that it waits for, or waited for last."""
     entity: str = ""
-    client: ClientKey = (None, None)
+    client: Path = NOBODY
     """Whose connection it is."""
     size: int = 0
     """Of the request that waits, or what its response is expected to be."""
@@ -178,7 +181,7 @@ class Gate:
 
     def lets(self, waiter: Waiter, ahead_ms: float, now_ms: float) -> bool:
         """Return whether it is a request's turn and `ahead_ms` of the bound, or less, is owed."""
-        if self.waiting and self._turns.first is not waiter:
+        if self.waiting and self._turns.first(now_ms) is not waiter:
             return False
         if not self.under_way and not self._pacer.is_pacing:
             return True
@@ -191,7 +194,7 @@ class Gate:
         """
         self._latest = waiter.turn = object()
 
-    def took(self, client: ClientKey, size: int) -> None:
+    def took(self, client: Path, size: int) -> None:
         """Count more bytes of a request that has had its turn."""
         self._turns.took(client, size)
 
@@ -205,7 +208,7 @@ class Gate:
         ahead_ms: float,
         now_ms: float,
         *,
-        client: ClientKey = (None, None),
+        client: Path = NOBODY,
         size: int | None = None,
     ) -> None:
         """Wait for a turn, or go on waiting; `waiter.wake` says when to ask again."""
@@ -213,7 +216,7 @@ class Gate:
             waiter.gate, waiter.client, waiter.ahead_ms = self, client, ahead_ms
             waiter.size = self._unknown_size if size is None else size
             self.waiting += 1
-            self._turns.join(waiter, client, waiter.size)
+            self._turns.join(waiter, client, waiter.size, now_ms)
             if waiter.since_ms is None:
                 waiter.since_ms = now_ms
         waiter.wakes_ms = math.inf
@@ -223,14 +226,15 @@ class Gate:
         """Give a place up, when its turn has come or its connection is closed."""
         if waiter.gate is self:
             self.waiting -= 1
-            self._turns.leave(waiter, waiter.client, waiter.size if takes_turn else None)
+            taken_bytes = waiter.size if takes_turn else None
+            self._turns.leave(waiter, waiter.client, now_ms, taken_bytes)
             waiter.gate, waiter.wakes_ms = None, math.inf
             self.poke(now_ms)
 
     def poke(self, now_ms: float) -> None:
         """Call the first waiter's `wake` with its turn, if that is earlier than before."""
         if self.waiting:
-            waiter = self._turns.first
+            waiter = self._turns.first(now_ms)
             assert waiter is not None
             at_ms = self._opens_ms(waiter.ahead_ms, now_ms)
             if self._expected:
@@ -243,9 +247,8 @@ class Gate:
     def open(self) -> None:
         """Wake everybody who waits now: the bound may be another one."""
         turns, self._turns, self.waiting = self._turns, Turns(), 0
-        while turns.first is not None:
-            waiter = turns.first
-            turns.leave(waiter, waiter.client)
+        while (waiter := turns.first(-math.inf)) is not None:
+            turns.leave(waiter, waiter.client, -math.inf)
             waiter.gate = None
             waiter.wake(-math.inf)
 
@@ -268,7 +271,7 @@ class Gate:
             return asked_bytes
         return min(asked_bytes, int(max(most, LEAST_GRANT_BYTES)))
 
-    def whole(self, granted_bytes: int, sizes: FetchSizes, client: ClientKey, now_ms: float) -> int:
+    def whole(self, granted_bytes: int, sizes: FetchSizes, client: Path, now_ms: float) -> int:
         """Return `granted_bytes`, or what brings one record batch if few would fit into that.
 
         Not while its clients lag behind their bound, or this one behind its share.

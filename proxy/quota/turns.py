@@ -1,20 +1,23 @@
-"""Decide whose turn it is among those who wait: by user, then client id, then connection.
+"""Decide whose turn it is among those who wait, in groups within groups.
 
-Each user gets an equal share, and each client id an equal one of its user's, by start-time fair
-queueing (Goyal, Vin and Cheng, 1996): the next one is who had least since it began to wait. So who
-wants less than its share does not wait for those that want more, however many connections they
-have. Connections of one client take their turns in the order in which they came.
+A group's members share what it gets by their weights, by start-time fair queueing (Goyal, Vin and
+Cheng, 1996): the next one is who had least for its weight since it began to wait. So who wants less
+than its share does not wait for those that want more, however many connections they have. A member
+with a guarantee that got less than that is next before all others (mClock's reservation tags:
+Gulati, Merchant and Varman, OSDI 2010). What it got so counts in its weight's share, too. A group
+is a member of the group around it (H-PFQ: Bennett and Zhang, 1996). Connections of one client take
+their turns in the order in which they came.
 """
 
 from collections import OrderedDict
 from collections.abc import Hashable
 from heapq import heapify, heappop, heappush
 from itertools import count
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 TURN_BYTES = 64 * 1024
-"""About what a turn brings. Who wants less than its share saves up so much of it, and needs not
-wait until all others had their turn."""
+"""About what a turn brings. Who wants less than its share saves up so much of it, or as much as its
+next request brings, and needs not wait until all others had their turn."""
 
 MOST_KNOWN = 1000
 """Beside those that wait so many are remembered, who had a turn last."""
@@ -22,151 +25,219 @@ MOST_KNOWN = 1000
 MOST_LEFT = 64
 """So many entries of those that left before their turn are kept beyond one for each that waits."""
 
-ClientKey: TypeAlias = tuple[str | None, str | None]
-"""User and client id."""
+LATE_MS = 1000.0
+"""Of a guarantee: what a member gets later that it did not get while it waited."""
 
-K = TypeVar("K", bound=Hashable)
+AHEAD_TURNS = 4
+"""So many of the largest turns a member that lives by its guarantee is ahead of its weight's share
+at most: it comes back to that soon when others leave."""
+
+LARGEST_DECAY = 0.99
+"""By how much the largest turn counts less with each one that comes."""
+
+
+class Step(NamedTuple):
+    """A member of a group, which is a client or a group itself."""
+
+    key: Hashable
+    weight: float = 1.0
+    """Above 0."""
+    guaranteed: float = 0.0
+    """Bytes per ms."""
+
+
+Path: TypeAlias = tuple[Step, ...]
+"""From the outermost group's member to the client."""
+
 W = TypeVar("W", bound=Hashable)
 
 
-class FairOrder(Generic[K]):
-    """The order of turns of those who wait, by what each of them had."""
+class FairOrder:
+    """The order of turns of a group's members that wait, by what each of them had."""
 
-    __slots__ = ("_had", "_heap", "_level", "_numbers", "_waiting")
+    __slots__ = (
+        *("_had", "_heap", "_largest", "_late", "_level", "_numbers", "_served_ms", "_waiting"),
+    )
 
     def __init__(self) -> None:
-        self._waiting: dict[K, int] = {}
+        self._waiting: dict[Hashable, tuple[int, Step]] = {}
         """With the number of the entry that is valid."""
-        self._heap: list[tuple[float, int, K]] = []
+        self._heap: list[tuple[float, int, Hashable]] = []
         """Who has the least is next; with the number of the entry."""
-        self._had: dict[K, float] = {}
-        """In bytes, each as if it had always wanted its share; who had a turn last is last."""
+        self._late: list[tuple[float, int, Hashable]] = []
+        """Those with a guarantee by until when it is served."""
+        self._had: dict[Hashable, float] = {}
+        """In bytes for a weight of 1, as if each had always wanted its share; who had a turn last
+        is last."""
+        self._served_ms: dict[Hashable, float] = {}
+        """Until when the guarantee of a member is served."""
         self._level = 0.0
         """What they had whose turn was last."""
+        self._largest = float(TURN_BYTES)
         self._numbers = count()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    @property
-    def first(self) -> K:
-        """The one whose turn it is; somebody must wait."""
-        heap, waiting = self._heap, self._waiting
-        while waiting.get(heap[0][2]) != heap[0][1]:
-            heappop(heap)
-        return heap[0][2]
+    def first(self, now_ms: float) -> Hashable:
+        """Return the one whose turn it is; somebody must wait."""
+        late = self._valid(self._late)
+        if late and late[0][0] <= now_ms:
+            return late[0][2]
+        return self._valid(self._heap)[0][2]
 
-    def join(self, key: K, size: int) -> None:
+    def join(self, step: Step, size: int, now_ms: float) -> None:
         """Begin to wait, with a request of so many bytes.
 
         Who is new comes later by these: a client with a name for each request would be first.
         """
+        key, weight, guaranteed = step
         level, had = self._level, self._had.get(key)
         if had is None:
             if len(self._had) >= MOST_KNOWN + len(self._waiting):
-                del self._had[next(iter(self._had))]
+                forgotten = next(iter(self._had))
+                del self._had[forgotten]
+                self._served_ms.pop(forgotten, None)
             self._had[key] = level
-            self._enter(key, level + size)
+            had = level + size / weight
         else:
-            self._had[key] = had = max(had, level - TURN_BYTES)
-            self._enter(key, had)
+            self._had[key] = had = max(had, level - max(TURN_BYTES, size) / weight)
+        if guaranteed:
+            saved_ms = max(TURN_BYTES, size) / guaranteed
+            self._served_ms[key] = max(self._served_ms.get(key, now_ms), now_ms - saved_ms)
+        self._enter(step, had)
 
-    def leave(self, key: K) -> None:
+    def leave(self, key: Hashable) -> None:
         """Wait no longer."""
         del self._waiting[key]
-        heap = self._heap
-        if len(heap) > 2 * len(self._waiting) + MOST_LEFT:
-            heap[:] = [entry for entry in heap if self._waiting.get(entry[2]) == entry[1]]
-            heapify(heap)
+        for heap in (self._heap, self._late):
+            if len(heap) > 2 * len(self._waiting) + MOST_LEFT:
+                heap[:] = [entry for entry in heap if self._is_valid(entry)]
+                heapify(heap)
 
-    def take(self, size: int) -> None:
-        """Have the first one take its turn, which costs so many bytes; it goes on waiting."""
-        key, known = self.first, self._had
-        level, _, _ = heappop(self._heap)
-        self._level = max(self._level, level)
-        had = known.pop(key, level) + size
-        known[key] = had
-        self._enter(key, had)
+    def take(self, key: Hashable, size: int, now_ms: float) -> None:
+        """Have one take its turn, which costs so many bytes; it goes on waiting."""
+        _, step = self._waiting[key]
+        _, weight, guaranteed = step
+        had = self._had.pop(key, self._level)
+        self._largest = max(size, self._largest * LARGEST_DECAY)
+        if guaranteed and self._served_ms[key] <= now_ms:
+            served_ms = max(self._served_ms[key], now_ms - LATE_MS)
+            self._served_ms[key] = served_ms + size / guaranteed
+            most = self._level + AHEAD_TURNS * self._largest / weight
+            had = max(had, min(had + size / weight, most))
+        else:
+            self._level = max(self._level, self._valid(self._heap)[0][0])
+            had += size / weight
+        self._had[key] = had
+        self._enter(step, had)
 
-    def took(self, key: K, size: int) -> None:
+    def took(self, step: Step, size: int) -> None:
         """Count so many bytes more of one that has had a turn."""
-        had = self._had.get(key)
+        had = self._had.get(step.key)
         if had is not None:
-            self._had[key] = had + size
-            if key in self._waiting:
-                self._enter(key, had + size)
+            self._had[step.key] = had = had + size / step.weight
+            if step.key in self._waiting:
+                self._enter(step, had)
 
-    def is_behind(self, key: K) -> bool:
+    def is_behind(self, step: Step) -> bool:
         """Return whether it gets less than its share, or wants less."""
-        return self._had.get(key, self._level) < self._level - TURN_BYTES / 2
+        least = self._level - TURN_BYTES / 2 / step.weight
+        return self._had.get(step.key, self._level) < least
 
-    def _enter(self, key: K, had: float) -> None:
-        number = self._waiting[key] = next(self._numbers)
+    def _enter(self, step: Step, had: float) -> None:
+        key, number = step.key, next(self._numbers)
+        self._waiting[key] = number, step
         heappush(self._heap, (had, number, key))
+        if step.guaranteed:
+            heappush(self._late, (self._served_ms[key], number, key))
+
+    def _is_valid(self, entry: tuple[float, int, Hashable]) -> bool:
+        waiting = self._waiting.get(entry[2])
+        return waiting is not None and waiting[0] == entry[1]
+
+    def _valid(self, heap: list[tuple[float, int, Hashable]]) -> list[tuple[float, int, Hashable]]:
+        """Return a heap whose first entry is valid."""
+        while heap and not self._is_valid(heap[0]):
+            heappop(heap)
+        return heap
+
+
+class _Group(Generic[W]):
+    """A group's members that wait: groups, or clients with their connections."""
+
+    __slots__ = ("lines", "order")
+
+    def __init__(self) -> None:
+        self.order = FairOrder()
+        self.lines: dict[Hashable, _Group[W] | OrderedDict[W, None]] = {}
 
 
 class Turns(Generic[W]):
     """All connections that wait, and the one whose turn it is."""
 
-    __slots__ = ("_client_ids", "_connections", "_users", "first")
+    __slots__ = ("_root",)
 
     def __init__(self) -> None:
-        self._users: FairOrder[str | None] = FairOrder()
-        self._client_ids: dict[str | None, FairOrder[str | None]] = {}
-        """Of each user that waits."""
-        self._connections: dict[ClientKey, OrderedDict[W, None]] = {}
-        """Of each client that waits."""
-        self.first: W | None = None
-        """The connection whose turn it is; None when none waits."""
+        self._root: _Group[W] = _Group()
 
-    def join(self, waiter: W, client: ClientKey, size: int) -> None:
+    def first(self, now_ms: float) -> W | None:
+        """Return the connection whose turn it is; None when none waits."""
+        line: _Group[W] | OrderedDict[W, None] = self._root
+        while isinstance(line, _Group):
+            if not line.lines:
+                return None
+            line = line.lines[line.order.first(now_ms)]
+        return next(iter(line))
+
+    def join(self, waiter: W, path: Path, size: int, now_ms: float) -> None:
         """Wait at the end of a client's line, with a request of so many bytes."""
-        connections = self._connections.get(client)
-        if connections is None:
-            connections = self._connections[client] = OrderedDict()
-            user, client_id = client
-            if user not in self._client_ids:
-                self._client_ids[user] = FairOrder()
-                self._users.join(user, size)
-            self._client_ids[user].join(client_id, size)
-        connections[waiter] = None
-        self._choose()
+        line: _Group[W] | OrderedDict[W, None] = self._root
+        for depth, step in enumerate(path, 1):
+            assert isinstance(line, _Group)
+            below = line.lines.get(step.key)
+            if below is None:
+                below = OrderedDict() if depth == len(path) else _Group()
+                line.lines[step.key] = below
+                line.order.join(step, size, now_ms)
+            line = below
+        assert isinstance(line, OrderedDict)
+        line[waiter] = None
 
-    def leave(self, waiter: W, client: ClientKey, taken_bytes: int | None = None) -> None:
+    def leave(self, waiter: W, path: Path, now_ms: float, taken_bytes: int | None = None) -> None:
         """Wait no longer; `taken_bytes` is what the turn costs if it is taken, else None."""
-        user, client_id = client
-        client_ids, connections = self._client_ids[user], self._connections[client]
+        groups = self._groups(path)
         if taken_bytes is not None:
-            self._users.take(taken_bytes)
-            client_ids.take(taken_bytes)
-        del connections[waiter]
-        if not connections:
-            del self._connections[client]
-            client_ids.leave(client_id)
-            if not client_ids:
-                del self._client_ids[user]
-                self._users.leave(user)
-        self._choose()
-
-    def took(self, client: ClientKey, size: int) -> None:
-        """Count so many bytes more of a client's latest turn."""
-        user, client_id = client
-        self._users.took(user, size)
-        if user in self._client_ids:
-            self._client_ids[user].took(client_id, size)
-        self._choose()
-
-    def is_behind(self, client: ClientKey) -> bool:
-        """Return whether a client gets less than its share, or wants less, while others wait."""
-        user, client_id = client
-        client_ids = self._client_ids.get(user)
-        is_behind = client_ids is not None and client_ids.is_behind(client_id)
-        return is_behind or self._users.is_behind(user)
-
-    def _choose(self) -> None:
-        if not self._connections:
-            self.first = None
+            for group, step in zip(groups, path, strict=True):
+                group.order.take(step.key, taken_bytes, now_ms)
+        line = groups[-1].lines[path[-1].key]
+        assert isinstance(line, OrderedDict)
+        del line[waiter]
+        if line:
             return
-        user = self._users.first
-        client = user, self._client_ids[user].first
-        self.first = next(iter(self._connections[client]))
+        for group, step in zip(reversed(groups), reversed(path), strict=True):
+            del group.lines[step.key]
+            group.order.leave(step.key)
+            if group.lines:
+                return
+
+    def took(self, path: Path, size: int) -> None:
+        """Count so many bytes more of a client's latest turn."""
+        for group, step in zip(self._groups(path), path, strict=False):
+            group.order.took(step, size)
+
+    def is_behind(self, path: Path) -> bool:
+        """Return whether a client gets less than its share, or wants less, while others wait."""
+        groups = zip(self._groups(path), path, strict=False)
+        return any(group.order.is_behind(step) for group, step in groups)
+
+    def _groups(self, path: Path) -> list[_Group[W]]:
+        """Return the groups along a path, as far as somebody waits there."""
+        line: _Group[W] | OrderedDict[W, None] | None = self._root
+        groups: list[_Group[W]] = []
+        for step in path:
+            if not isinstance(line, _Group):
+                break
+            groups.append(line)
+            line = line.lines.get(step.key)
+        return groups

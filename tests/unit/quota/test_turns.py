@@ -1,6 +1,7 @@
 """Clients that share a bound, on virtual time: none of them makes the others wait."""
 
 import itertools
+import math
 from collections import deque
 
 import pytest
@@ -13,7 +14,7 @@ from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.entities import DEFAULT
 from proxy.quota.gate import FetchSizes
 from proxy.quota.rules import Rule
-from proxy.quota.turns import MOST_KNOWN, MOST_LEFT, TURN_BYTES, FairOrder, Turns
+from proxy.quota.turns import MOST_KNOWN, MOST_LEFT, TURN_BYTES, FairOrder, Step, Turns
 
 END_MS = 60_000.0
 SETTLED_MS = 20_000.0
@@ -138,78 +139,86 @@ def test_a_client_with_a_new_name_for_each_request_starves_nobody(way, user):
     assert next(names) > END_MS / 1000
 
 
+CLIENT = Step(None), Step("c")
+
+
 @given(st.lists(st.tuples(st.sampled_from(["join", "take", "leave"]), st.integers(0, 5))))
 def test_connections_of_one_client_take_turns_in_the_order_in_which_they_came(steps):
     turns: Turns[int] = Turns()
     model: deque[int] = deque()
-    client = (None, "c")
     for step, number in steps:
         if step == "join" and number not in model:
-            turns.join(number, client, BATCH)
+            turns.join(number, CLIENT, BATCH, 0.0)
             model.append(number)
         elif step == "take" and model:
-            turns.leave(model.popleft(), client, BATCH)
+            turns.leave(model.popleft(), CLIENT, 0.0, BATCH)
         elif step == "leave" and number in model:
-            turns.leave(number, client)
+            turns.leave(number, CLIENT, 0.0)
             model.remove(number)
-        assert turns.first == (model[0] if model else None)
+        assert turns.first(0.0) == (model[0] if model else None)
 
 
-CLIENTS = st.tuples(st.sampled_from([None, "alice", "bob"]), st.sampled_from(["a", "b"]))
+PATHS = st.tuples(
+    st.builds(lambda name: Step(name, 0.5), st.sampled_from([None, "alice", "bob"])),
+    st.builds(lambda name: Step(name, 2.0, 50.0 if name == "a" else 0.0), st.sampled_from("ab")),
+)
 
 
-@given(st.lists(st.tuples(st.booleans(), CLIENTS, st.integers(1, MB)), max_size=60))
+@given(st.lists(st.tuples(st.booleans(), PATHS, st.integers(1, MB)), max_size=60))
 def test_whoever_waits_has_its_turn(steps):
     turns: Turns[int] = Turns()
     waiting = {}
-    for number, (joins, client, size) in enumerate(steps):
+    for number, (joins, path, size) in enumerate(steps):
         if joins or not waiting:
-            turns.join(number, client, size)
-            waiting[number] = client
+            turns.join(number, path, size, number)
+            waiting[number] = path
         else:
-            assert turns.first is not None
-            turns.leave(turns.first, waiting.pop(turns.first), size)
+            first = turns.first(number)
+            assert first is not None
+            turns.leave(first, waiting.pop(first), number, size)
     while waiting:
-        assert turns.first is not None
-        turns.leave(turns.first, waiting.pop(turns.first), 1)
-    assert turns.first is None
+        first = turns.first(len(steps))
+        assert first is not None
+        turns.leave(first, waiting.pop(first), len(steps), 1)
+    assert turns.first(math.inf) is None
 
 
 @given(st.lists(st.integers(1, TURN_BYTES), min_size=2, max_size=8), st.integers(100, 300))
 def test_who_always_waits_has_no_more_than_a_turn_more_than_others(sizes, rounds):
-    order: FairOrder[int] = FairOrder()
+    order = FairOrder()
     had = dict.fromkeys(range(len(sizes)), 0)
     for key, size in enumerate(sizes):
-        order.join(key, size)
+        order.join(Step(key), size, 0.0)
     for _ in range(rounds):
-        key = order.first
-        order.take(sizes[key])
+        key = order.first(0.0)
+        order.take(key, sizes[key], 0.0)
         had[key] += sizes[key]
     assert max(had.values()) - min(had.values()) <= 2 * max(sizes)
 
 
 def test_of_those_that_left_no_more_is_kept_than_there_is_room_for():
-    order: FairOrder[int] = FairOrder()
-    order.join(-1, 0)
+    order = FairOrder()
+    order.join(Step(-1), 0, 0.0)
     for key in range(5 * MOST_KNOWN):
-        order.join(key, 1)
+        order.join(Step(key, guaranteed=1.0), 1, 0.0)
         if key % 2:
-            order.take(1)
+            order.take(key, 1, 0.0)
         order.leave(key)
     assert len(order) == 1
     assert len(order._had) <= MOST_KNOWN + 1
+    assert len(order._served_ms) <= MOST_KNOWN + 1
     assert len(order._heap) <= MOST_LEFT + 2
 
 
 def test_a_large_request_counts_as_much_as_it_brings():
     """What follows its head, which took the turn, counts like turns of its own."""
-    order: FairOrder[str] = FairOrder()
+    order = FairOrder()
     for key in "ab":
-        order.join(key, TURN_BYTES)
-    order.take(TURN_BYTES)
-    order.took("a", 3 * TURN_BYTES)
+        order.join(Step(key), TURN_BYTES, 0.0)
+    order.take(order.first(0.0), TURN_BYTES, 0.0)
+    order.took(Step("a"), 3 * TURN_BYTES)
     turns = []
     for _ in range(5):
-        turns.append(order.first)
-        order.take(TURN_BYTES)
+        turns.append(order.first(0.0))
+        order.take(turns[-1], TURN_BYTES, 0.0)
     assert turns == ["b", "b", "b", "b", "a"]
