@@ -1,0 +1,230 @@
+"""Leases of a budget's rate, on virtual time, over a network that loses, doubles and delays."""
+
+import heapq
+import itertools
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.quota.budget_leases import (
+    ASK_EVERY_MS,
+    GUARANTEE_MS,
+    LEASE_MS,
+    SKEW_MS,
+    BudgetOwner,
+    LeaseUser,
+    RateLease,
+)
+from proxy.quota.shares import Claim, divide
+
+BUDGET = 200.0
+GUARANTEED = 4.0
+END_MS = 30_000.0
+LONGEST_DELAY_MS = 5_000.0
+SETTLED_MS = 3 * (LEASE_MS + SKEW_MS)
+ALL = Claim()
+
+
+@dataclass
+class Network:
+    """Members and an owner; each message takes as long as `delay_ms` says, `None`: it is lost."""
+
+    claims: dict[str, Claim]
+    delay_ms: Callable[[], float | None] = lambda: 1.0
+    guaranteed: float = 0.0
+    now_ms: float = 0.0
+    users: dict[str, LeaseUser] = field(init=False)
+    offsets_ms: dict[str, float] = field(default_factory=dict)
+    """By how much each member's clock is ahead."""
+    frozen_until_ms: dict[str, float] = field(default_factory=dict)
+    largest: float = 0.0
+    """What was in use at most."""
+
+    def __post_init__(self) -> None:
+        self.users = {name: LeaseUser(name) for name in self.claims}
+        self.owner = BudgetOwner(BUDGET, self.guaranteed, self.now_ms, is_first=True)
+        self.numbers = itertools.count()
+        self.events: list[tuple[float, int, Callable[[], None]]] = []
+        for number, name in enumerate(self.users):
+            self.at(number * ASK_EVERY_MS / len(self.users), lambda name=name: self.ask(name))
+
+    def at(self, at_ms: float, event: Callable[[], None]) -> None:
+        heapq.heappush(self.events, (at_ms, next(self.numbers), event))
+
+    def clock_ms(self, name: str) -> float:
+        return self.now_ms + self.offsets_ms.get(name, 0.0)
+
+    def run(self, end_ms: float) -> None:
+        while self.events and self.events[0][0] <= end_ms:
+            self.now_ms, _, event = heapq.heappop(self.events)
+            event()
+            self.largest = max(self.largest, self.total())
+        self.now_ms = end_ms
+
+    def total(self) -> float:
+        return math.fsum(self.rates().values())
+
+    def rates(self) -> dict[str, float]:
+        return {name: user.rate(self.clock_ms(name)) for name, user in self.users.items()}
+
+    def when_awake(self, name: str, event: Callable[[], None]) -> None:
+        """Do it now, or when a frozen process goes on."""
+        awake_ms = self.frozen_until_ms.get(name, 0.0)
+        if awake_ms > self.now_ms:
+            self.at(awake_ms, event)
+        else:
+            event()
+
+    def send(self, event: Callable[[], None]) -> None:
+        delay_ms = self.delay_ms()
+        if delay_ms is not None:
+            self.at(self.now_ms + delay_ms, event)
+
+    def ask(self, name: str) -> None:
+        self.at(self.now_ms + ASK_EVERY_MS, lambda: self.ask(name))
+        self.when_awake(name, lambda: self.ask_once(name))
+
+    def ask_once(self, name: str) -> None:
+        user, owner = self.users[name], self.owner
+        demand = user.ask(self.claims[name], self.clock_ms(name))
+
+        def answer() -> None:
+            """What comes to one that is no owner any more is not answered."""
+            lease = owner.answer(demand, self.now_ms) if owner is self.owner else None
+            if lease is not None:
+                self.send(lambda: self.when_awake(name, lambda: take(lease)))
+
+        def take(lease: RateLease) -> None:
+            if user.take(lease, self.clock_ms(name)) and user is self.users[name]:
+                self.ask_once(name)
+
+        self.send(lambda: self.when_awake("owner", answer))
+
+    def replace_owner(self) -> None:
+        self.owner = BudgetOwner(BUDGET, self.guaranteed, self.now_ms)
+
+
+def history(seed: int, members: int) -> Network:
+    """Run a random history of losses, delays, doubles, freezes, wishes and owners."""
+    rng = random.Random(seed)
+    floor = GUARANTEED * BUDGET / 8 / members
+    claims = {f"m-{number}": Claim(1 + number % 3, floor) for number in range(members)}
+    lossy, slow = rng.random() * 0.5, rng.random()
+
+    def delay_ms() -> float | None:
+        if rng.random() < lossy:
+            return None
+        return rng.uniform(0.0, LONGEST_DELAY_MS if rng.random() < slow else 50.0)
+
+    net = Network(claims, delay_ms, floor * members)
+    for name in claims:
+        net.offsets_ms[name] = rng.uniform(-1e6, 1e6)
+    for _ in range(rng.randrange(30)):
+        at_ms, name = rng.uniform(0.0, END_MS), rng.choice(list(claims))
+        for_ms = rng.uniform(0.0, LONGEST_DELAY_MS)
+        net.at(
+            at_ms,
+            rng.choice(
+                (
+                    lambda n=name, m=for_ms: net.frozen_until_ms.update({n: net.now_ms + m}),
+                    lambda m=for_ms: net.frozen_until_ms.update(owner=net.now_ms + m),
+                    net.replace_owner,
+                    lambda n=name: net.claims.update(
+                        {n: Claim(5, floor, demand=rng.uniform(0, BUDGET))}
+                    ),
+                    lambda n=name: net.claims.update({n: Claim(demand=0.0)}),
+                    lambda n=name: net.users.update({n: LeaseUser(f"{n}-anew-{net.now_ms}")}),
+                )
+            ),
+        )
+    net.run(END_MS)
+    return net
+
+
+@given(st.integers(0, 10**9), st.sampled_from([2, 5, 50]))
+def test_leases_never_add_up_to_more_than_the_budget(seed, members):
+    assert history(seed, members).largest <= BUDGET * (1 + 1e-9)
+
+
+def test_histories_in_which_nothing_is_leased_would_prove_nothing():
+    used = [history(seed, 5).largest for seed in range(40)]
+    assert sum(each >= 0.9 * BUDGET for each in used) >= 20
+
+
+def test_each_member_gets_what_is_due_to_its_clients():
+    claims = {"a": Claim(3, 60.0), "b": ALL, "c": ALL}
+    net = Network(claims)
+    net.run(SETTLED_MS)
+    due = divide(BUDGET, list(claims.values()))
+    assert list(net.rates().values()) == pytest.approx(due, rel=0.1)
+    assert net.total() >= 0.97 * BUDGET
+
+
+def test_what_one_leaves_others_have_and_give_back():
+    net = Network({"a": Claim(3, 60.0), "b": ALL, "c": ALL})
+    net.run(SETTLED_MS)
+    net.claims["a"] = Claim(3, 60.0, demand=0.0)
+    net.run(2 * SETTLED_MS)
+    assert net.rates() == pytest.approx({"a": 0.0, "b": 100.0, "c": 100.0}, rel=0.1)
+    net.claims["a"] = Claim(3, 60.0)
+    net.ask_once("a")
+    net.run(2 * SETTLED_MS + 2.1 * ASK_EVERY_MS)
+    assert net.rates()["a"] >= 60.0
+    net.run(3 * SETTLED_MS)
+    assert net.rates()["a"] == pytest.approx(120.0, rel=0.1)
+
+
+def test_a_member_without_an_owner_keeps_its_guarantee_for_a_while():
+    net = Network({"a": Claim(3, 60.0), "b": ALL}, guaranteed=60.0)
+    net.run(SETTLED_MS)
+    net.frozen_until_ms["owner"] = math.inf
+    net.run(SETTLED_MS + LEASE_MS)
+    assert net.rates() == {"a": 60.0, "b": 0.0}
+    net.run(SETTLED_MS + GUARANTEE_MS)
+    assert net.total() == 0.0
+
+
+def test_what_a_member_had_that_is_gone_is_leased_again():
+    net = Network({"a": ALL, "b": ALL})
+    net.run(SETTLED_MS)
+    net.frozen_until_ms["a"] = math.inf
+    net.run(SETTLED_MS + LEASE_MS + SKEW_MS + 2 * ASK_EVERY_MS)
+    assert net.rates()["b"] == BUDGET
+
+
+def test_leases_go_on_when_another_one_is_the_owner():
+    net = Network({"a": Claim(3, 60.0), "b": ALL, "c": ALL}, guaranteed=60.0)
+    net.run(SETTLED_MS)
+    before = net.rates()
+    net.replace_owner()
+    for step in range(20):
+        net.run(SETTLED_MS + step * 100.0)
+        assert net.total() >= 0.8 * BUDGET
+    assert net.rates() == pytest.approx(before)
+    net.claims["b"] = Claim(demand=0.0)
+    net.run(2 * SETTLED_MS + GUARANTEE_MS)
+    assert net.total() == pytest.approx(BUDGET, rel=0.03)
+
+
+def test_a_member_uses_no_lease_that_it_did_not_ask_for_nor_an_earlier_one():
+    user = LeaseUser("a")
+    first, second = (user.ask(ALL, now_ms) for now_ms in (0.0, 10.0))
+    assert not user.take(RateLease(second.number, 5.0, 1.0), 10.0)
+    assert not user.take(RateLease(first.number, 50.0, 1.0), 10.0)
+    assert not user.take(RateLease(second.number + 1, 50.0, 1.0), 10.0)
+    assert (user.rate(10.0), user.guaranteed(10.0)) == (5.0, 1.0)
+    assert user.rate(10.0 + LEASE_MS) == 1.0
+    assert user.rate(10.0 + GUARANTEE_MS) == 0.0
+
+
+def test_a_demand_that_comes_twice_or_late_is_answered_once():
+    owner, user = BudgetOwner(BUDGET, 0.0, 0.0, is_first=True), LeaseUser("a")
+    first, second = (user.ask(ALL, now_ms) for now_ms in (0.0, 10.0))
+    assert owner.answer(second, 20.0) == RateLease(second.number, BUDGET, 0.0)
+    assert owner.answer(second, 30.0) is None
+    assert owner.answer(first, 30.0) is None
