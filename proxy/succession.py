@@ -110,7 +110,7 @@ async def serve_until(
     """Serve until `stop` is set, then stop; successors may come. Raises what a task died of."""
     replaceable = Replaceable(served)
     try:
-        replaceable.open()
+        await replaceable.open()
         ready()
         stopping = asyncio.create_task(stop.wait())
         done, _ = await asyncio.wait((stopping, *tasks), return_when=asyncio.FIRST_COMPLETED)
