@@ -10,13 +10,13 @@ from aiohttp import web
 
 from metrics.clock import MS_PER_SECOND
 from proxy.admin.admin_parts import AdminParts
-from proxy.admin.changes import RefusedReports, audited, log_change
+from proxy.admin.audit import current_author, log_change
 from proxy.admin.client_documents import ClientDocuments
 from proxy.admin.connection_documents import connections_document
 from proxy.admin.log_level import LOG_LEVEL_PATH, log_level, parse_level
 from proxy.admin.overrides import parse_override, parse_throttling
 from proxy.admin.pipeline_documents import summaries
-from proxy.admin.port.guard import REPORT_PATH, current_author
+from proxy.admin.port.guard import REPORT_PATH
 from proxy.admin.query_documents import PARTITION_DEPTH, limited
 from proxy.admin.replies import (
     CONTENT_TYPE,
@@ -67,7 +67,6 @@ class ApiRoutes:
         self._parts = parts
         self._rules, self._audit, self._slices = parts.rules, parts.audit, parts.slices
         self._clients = ClientDocuments(parts)
-        self._refused = RefusedReports(parts.audit)
         self._started_ms = parts.clock_ms()
 
     def routes(self) -> list[web.RouteDef]:
@@ -211,7 +210,7 @@ class ApiRoutes:
             entry = self._rules.in_force().get(name)
             return None if entry is None else rule_change(entry)
 
-        return audited(self._audit, f"quota {name}", get, _SELECTOR_FIX)
+        return self._audit.recording(f"quota {name}", get, _SELECTOR_FIX)
 
     async def _get_throttling(self, _: web.Request) -> web.Response:
         return answer({"throttling": throttling_document(self._rules, time.time())})
@@ -219,7 +218,7 @@ class ApiRoutes:
     async def _post_throttling(self, request: web.Request) -> web.Response:
         now_s = time.time()
         keys, until_s, by = parse_throttling(await json_body(request), now_s)
-        async with audited(self._audit, "pauses", self._pauses, "end some of them with on: true"):
+        async with self._audit.recording("pauses", self._pauses, "end some of them with on: true"):
             name = pause_name(keys)
             if until_s is not None:
                 await self._rules.pause(QuotaPause(keys, until_s, by, now_s))
@@ -242,7 +241,7 @@ class ApiRoutes:
             return answer(await self._parts.reports.accept(raw, current_author().queries))
         except ReportRefused as error:
             if error.reason is Refusal.NOT_ALLOWED:
-                await self._refused.record(error.message, time.time())
+                await self._audit.record_refusal(error.message, time.time())
             reason = str(error.reason)
             raise ApiError(error.status, error.message, error.fix, reason=reason) from None
 
@@ -274,7 +273,7 @@ class ApiRoutes:
 
     async def _put_level(self, request: web.Request) -> web.Response:
         before, name = log_level.name, parse_level(await json_body(request))
-        async with audited(self._audit, "log level", lambda: log_level.name):
+        async with self._audit.recording("log level", lambda: log_level.name):
             log_level.set(name)
         # As an error it is written at every level: the log should say why it says less.
         level = "error" if name == "error" else "warning"

@@ -11,7 +11,7 @@ from spark_world import REPORTS, Job, SparkWorld
 from tier_world import TierWorld
 from tokens import OPEN, bearer
 
-from proxy.admin.changes import RECORDED, REFUSAL_INTERVAL_S
+from proxy.admin.audit import RECORDED, REFUSAL_INTERVAL_S
 from proxy.admin.port.access import AdminToken, Right
 from proxy.admin.port.guard import AUTHOR, ONE_MEMBER, QUERIES_HEADER, SCOPE
 from proxy.progress.query import QuerySettings

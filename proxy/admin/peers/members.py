@@ -13,12 +13,12 @@ from aiohttp.payload import Payload
 from yarl import URL
 
 from metrics.member_names import machine_of
+from proxy.admin.audit import current_author
 from proxy.admin.port.guard import (
     ONE_MEMBER,
     SAFE_METHODS,
     SCOPE,
     answer_member,
-    current_author,
     headers_of,
 )
 from proxy.admin.replies import HEADERS, OWN_BODY, ApiError, answer_in_pieces

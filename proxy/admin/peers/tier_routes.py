@@ -9,8 +9,8 @@ from typing import Any
 
 from aiohttp import web
 
-from proxy.admin.audit import AuditLog
-from proxy.admin.port.guard import current_author, require_all_rights
+from proxy.admin.audit import AuditLog, current_author
+from proxy.admin.port.guard import require_all_rights
 from proxy.admin.replies import ApiError, answer, json_body
 from proxy.admin.sliced_json import ROW_DEPTH, read_whole
 from proxy.admin.tier_protocol import Tier, VisitRows

@@ -5,7 +5,6 @@ import json
 from base64 import b64decode
 from collections.abc import Mapping
 from contextlib import nullcontext
-from contextvars import ContextVar
 from types import MappingProxyType
 from urllib.parse import quote, unquote
 
@@ -13,7 +12,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from structlog import get_logger
 
-from proxy.admin.audit import LOCAL_AUTHOR, Author, audit_left
+from proxy.admin.audit import LOCAL_AUTHOR, Author, audit_left, set_author
 from proxy.admin.port.access import Access, AdminToken, Right
 from proxy.admin.replies import ApiError
 from proxy.progress.query_scope import ALL_QUERIES, QueryScope
@@ -38,8 +37,6 @@ LEAVE_AUDIT = "X-Quota-Proxy-Leave-Audit"
 """With SCOPE, set to 1: the member records nothing, but says in CHANGES what is to be recorded."""
 CHANGES = "X-Quota-Proxy-Changes"
 """Of an answer: changes as JSON, percent-encoded."""
-
-_author: ContextVar[Author] = ContextVar("author")
 
 _BEARER, _BASIC = "bearer", "basic"
 
@@ -85,7 +82,7 @@ class Guard:
         """Answer a request that may pass; as a JSON error, one that may not or that fails."""
 
         async def admit(request: web.Request) -> web.StreamResponse:
-            _author.set(self._admit(request))
+            set_author(self._admit(request))
             is_scoped = self.is_scoped(request)
             return await (answer_member(request, handler) if is_scoped else handler(request))
 
@@ -130,11 +127,6 @@ async def answer_member(request: web.Request, handler: Handler) -> web.StreamRes
     if changes:
         response.headers[CHANGES] = quote(json.dumps(changes), safe="")
     return response
-
-
-def current_author() -> Author:
-    """Return who sent the request that is being answered; only for one that passed the guard."""
-    return _author.get()
 
 
 def require_all_rights(author: Author) -> None:
