@@ -18,6 +18,8 @@ from proxy.admin.overrides import parse_override, parse_throttling
 from proxy.admin.pipeline_documents import summaries
 from proxy.admin.port.guard import REPORT_PATH
 from proxy.admin.query_documents import PARTITION_DEPTH, limited
+from proxy.admin.rates.observed_rates import Observed
+from proxy.admin.rates.suggestions import SUGGESTIONS_PATH, add_own, suggestions_answer
 from proxy.admin.replies import (
     CONTENT_TYPE,
     MAX_REQUEST_DIGITS,
@@ -91,6 +93,7 @@ class ApiRoutes:
             web.get(LOG_LEVEL_PATH, self._get_level),
             web.put(LOG_LEVEL_PATH, self._put_level),
             web.get("/v1/audit", self._get_audit),
+            web.get(SUGGESTIONS_PATH, self._get_suggestions),
         ]
 
     async def _get_metrics(self, _: web.Request) -> web.Response:
@@ -284,6 +287,11 @@ class ApiRoutes:
         text, limit = filter_and_limit(request)
         total, changes = self._audit.documents(limit, text)
         return await answer_in_slices({"total": total, "changes": changes}, self._slices)
+
+    async def _get_suggestions(self, request: web.Request) -> web.Response:
+        parts = self._parts
+        observed = await add_own(Observed(), request, parts.rates, self._slices)
+        return await suggestions_answer(request, observed, parts.quotas.table, self._slices)
 
 
 def filter_and_limit(request: web.Request) -> tuple[str, int]:

@@ -7,7 +7,6 @@ import ssl
 from collections.abc import Callable, Sequence
 
 from aiohttp import web
-from aiohttp.typedefs import Handler
 
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.api import ApiRoutes
@@ -18,9 +17,7 @@ from proxy.admin.peers.tier_routes import TierRoutes
 from proxy.admin.port.access import Access
 from proxy.admin.port.admin_port import DEFAULT_LIMITS, AdminPort, PortLimits, bind
 from proxy.admin.port.guard import Guard
-from proxy.admin.rates.suggestions import SuggestionRoutes
 
-OF_MEMBERS = "/member/"  # begins what members alone may ask each other
 SHUTDOWN_TIMEOUT_S = 1.0  # for requests in progress when the server stops
 
 _quiet = logging.getLogger("proxy.admin.http")
@@ -58,7 +55,6 @@ class AdminServer:
         self._host, self._port, self._limits, self._tls = host, port, limits, tls
         self._parts, self._client_of, self._timeout_s = parts, client_of, timeout_s
         self._guard = Guard(access, in_tier=parts.tier is not None)
-        self._api = ApiRoutes(parts)
         self._members: Members | None = None
         self._tier_routes: TierRoutes | None = None
         self._runner: web.AppRunner | None = None
@@ -90,7 +86,12 @@ class AdminServer:
             raise AdminError(f"admin.bind: {self._host} can be reached by others; set a token")
         opened = AdminPort(self._limits, self._tls)
         app = web.Application(middlewares=[opened.watch, self._guard.answer])
-        app.add_routes(self._routes())
+        app.add_routes([*ApiRoutes(self._parts).routes(), *page_routes()])
+        if (tier := self._parts.tier) is not None:
+            members = self._members = Members(tier, self._timeout_s)
+            tier_routes = self._tier_routes = TierRoutes(tier, self._parts)
+            app.add_routes(tier_routes.routes())
+            app.middlewares.append(TierAnswers(members, self._parts, self._client_of).answer)
         # A compressed body is taken as it is, and so refused: none is long enough to need it.
         runner = web.AppRunner(
             app,
@@ -127,47 +128,9 @@ class AdminServer:
         if self._members is not None:
             await self._members.close()
 
-    def _routes(self) -> list[web.RouteDef]:
-        """Return the handlers by method and path."""
-        parts, is_scoped = self._parts, self._guard.is_scoped
-        suggestions = SuggestionRoutes(parts.rates, parts.quotas, parts.slices)
-        own = [*self._api.routes(), *suggestions.routes(), *page_routes()]
-        if parts.tier is None:
-            return [route for route in own if not route.path.startswith(OF_MEMBERS)]
-        members = self._members = Members(parts.tier, self._timeout_s)
-        tier_routes = self._tier_routes = TierRoutes(parts.tier, parts.audit)
-        answers = TierAnswers(members, suggestions, self._client_of).routes()
-        for_all = {(route.method, route.path): route.handler for route in answers}
-
-        def is_own(request: web.Request) -> bool:
-            return is_scoped(request) or members.is_alone
-
-        def of_tier(route: web.RouteDef) -> web.RouteDef:
-            if route.path.startswith(OF_MEMBERS):
-                return _when(is_scoped, route, _not_found)
-            other = for_all.get((route.method, route.path))
-            return route if other is None else _when(is_own, route, other)
-
-        return [of_tier(route) for route in (*own, *tier_routes.routes())]
-
 
 def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _when(
-    is_for: Callable[[web.Request], bool], route: web.RouteDef, other: Handler
-) -> web.RouteDef:
-    """Return a route for the requests that it is for; `other` answers the rest."""
-
-    async def handle(request: web.Request) -> web.StreamResponse:
-        return await (route.handler if is_for(request) else other)(request)
-
-    return web.route(route.method, route.path, handle, **route.kwargs)
-
-
-async def _not_found(_: web.Request) -> web.StreamResponse:
-    raise web.HTTPNotFound
