@@ -25,8 +25,6 @@ from proxy.admin.api import (
     tail_of,
 )
 from proxy.admin.log_level import LOG_LEVEL_PATH
-from proxy.admin.peers.document_tables import TABLES, merged_connections
-from proxy.admin.peers.member_documents import MemberDocuments
 from proxy.admin.peers.members import (
     MEMBERS_FIX,
     Answers,
@@ -39,6 +37,7 @@ from proxy.admin.peers.members import (
     passed_on,
     target_of,
 )
+from proxy.admin.peers.merged_documents import TABLES, MemberDocuments, merged_connections
 from proxy.admin.peers.tier_routes import LEFT_CHANGES_PATH, OBSERVED_PATH, OF_MEMBERS
 from proxy.admin.port.guard import CHANGES, REPORT_PATH, SCOPE
 from proxy.admin.query_documents import PARTITION_DEPTH
