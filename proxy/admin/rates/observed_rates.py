@@ -1,17 +1,22 @@
 """Keeps for each client how fast it has read and written, by the hour, for up to a week."""
 
+import asyncio
 import math
 import re
+import time
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict
+from structlog import get_logger
 
-from metrics.clock import MS_PER_SECOND
+from metrics.clock import MS_PER_SECOND, clock_ms
+from metrics.lock_free import CounterChild
 from proxy.quota.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, ClientIdentity, QuotaKind
-from proxy.state import Journal, Json, Record, RecordFormat
+from proxy.slices import Slices
+from proxy.state import Journal, Json, Record, RecordFormat, StateError, StateWriter, Store
 from proxy.wire.apis import FETCH, PRODUCE, api_name
 
 LOOKED_AT_ONCE = 100
@@ -19,6 +24,14 @@ LOOKED_AT_ONCE = 100
 
 OBSERVED_INTERVAL_MS = 10_000.0
 """Over so long a rate is taken: as long as Kafka's windows look back on."""
+
+RATES_WRITE_INTERVAL_S = 300.0
+"""So much is lost when the proxy is killed."""
+
+WRITTEN_AT_ONCE = 200
+"""Records in one write: some 5 ms to make them."""
+
+RATES_WRITE_PAUSE_S = 0.2  # between two writes
 
 SECONDS_PER_HOUR = 3600
 KEPT_HOURS = 7 * 24
@@ -79,14 +92,13 @@ class RateSketch:
         return self.peak
 
 
-class CountedBytes(Protocol):
-    """A counter of bytes."""
+Counters = Mapping[tuple[str, ...], CounterChild]
+"""Of bytes by listener, user, client id and API, as the metric `bytes_total` has them."""
 
-    value: float
+SketchKey = tuple["RateSeries", int]
+"""What of a series is in one record of the state, with its hour since the Unix epoch."""
 
-
-Counters = Mapping[tuple[str, ...], CountedBytes]
-"""By listener, user, client id and API, as the metric `bytes_total` has them."""
+_log = get_logger(__name__)
 
 
 class ObservedClient(NamedTuple):
@@ -103,14 +115,6 @@ class RateSeries(NamedTuple):
 
     client: ObservedClient
     kind: QuotaKind
-
-
-class SketchKey(NamedTuple):
-    """What of a series is in one record of the state."""
-
-    series: RateSeries
-    hour: int
-    """Since the Unix epoch."""
 
 
 class RatesForm(BaseModel):
@@ -171,11 +175,16 @@ def observed_client(user: str, client_id: str) -> ObservedClient:
 
 @dataclass(slots=True)
 class ObservedRates:
-    """All that was observed. `max_clients`: further ones are only counted."""
+    """All that was observed. `max_clients`: further ones are only counted.
+
+    `run` it; `close` it before the store is closed.
+    """
 
     counters: Counters
     max_clients: int
     max_sketches: int = MAX_SKETCHES
+    clock_ms: Callable[[], float] = clock_ms
+    slices: Slices = field(default_factory=Slices)
     hours: dict[int, dict[RateSeries, SeenSeries]] = field(default_factory=dict)
     """What was seen in each hour since the Unix epoch."""
     left_out: set[ObservedClient] = field(default_factory=set)
@@ -189,6 +198,11 @@ class ObservedRates:
     """What each counter counts for, of those that have moved in this hour."""
     _sampled_ms: float | None = None
     _hour: int = 0
+    writes: bool = True
+    """Whether this process keeps them, where several have one state."""
+    _store: Store | None = None
+    _writer: StateWriter | None = None
+    _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
         self.journal = Journal(self._record, _key)
@@ -227,7 +241,7 @@ class ObservedRates:
                         self._known.add(series)
                         of_hour[series] = SeenSeries(series, RateSketch(), _identity(moved[series]))
                     of_hour[series].sketch.add(size / seconds, int(size))
-                    self.journal.mark_changed(SketchKey(series, hour))
+                    self.journal.mark_changed((series, hour))
                 yield
             if hour != self._hour:
                 self._hour = hour
@@ -250,12 +264,69 @@ class ObservedRates:
                 continue
             self._known.add(seen.series)
             add_seen(self.hours.setdefault(form.hour, {}), seen)
-            if record.key != _key(own := SketchKey(seen.series, form.hour)):
+            if record.key != _key(own := (seen.series, form.hour)):
                 self.journal.mark_changed(own)
                 self.journal.mark_deleted(record.key)
         for _ in self._forget_old(self._hour):
             pass
         return refused
+
+    def use(self, store: Store) -> None:
+        """Read from there, with the start of `run`, what an earlier process wrote, and write."""
+        self._store = store
+
+    def resume(self, store: Store) -> None:
+        """Write to this store from now on, after `close`; what was observed is still known."""
+        self._store, self._writer = store, StateWriter(store)
+
+    async def run(self) -> None:
+        """Sample and write, until cancelled."""
+        store = self._store
+        try:
+            # Tens of thousands of records take seconds.
+            problems = await asyncio.to_thread(self._load_from, store)
+        except StateError as error:
+            _log.error("observed rates are neither read nor kept", error=str(error))
+        else:
+            for problem in problems:
+                _log.warning("observed rates not taken up", problem=problem)
+            if store is not None and self._store is store:  # and was not closed meanwhile
+                self._writer = StateWriter(store)
+        next_s = time.monotonic() + RATES_WRITE_INTERVAL_S
+        while True:
+            try:
+                await self.slices.collect(self.sample(self.clock_ms(), time.time()))
+                if time.monotonic() >= next_s:
+                    next_s = time.monotonic() + RATES_WRITE_INTERVAL_S
+                    await self.write(RATES_WRITE_PAUSE_S)
+            except Exception as error:  # a defect of ours must not end the proxy
+                _log.error("unexpected error about observed rates", exc_info=error)
+            await asyncio.sleep(OBSERVED_INTERVAL_MS / MS_PER_SECOND)
+
+    async def close(self) -> None:
+        """Write what is not written yet, and nothing more."""
+        self._store = None
+        await self.write()
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            await writer.close()
+
+    async def write(self, pause_s: float = 0.0) -> None:
+        """Write what is not written yet."""
+        async with self._writing:
+            while self.writes and (writer := self._writer) is not None and self.journal:
+                records, deleted = self.journal.take(WRITTEN_AT_ONCE)
+                try:
+                    await writer.put_many(records, delete=deleted)
+                except StateError as error:
+                    self.journal.give_back()
+                    _log.error("observed rates not kept, trying again", error=str(error))
+                    return
+                await asyncio.sleep(pause_s)
+
+    def _load_from(self, store: Store | None) -> list[str]:
+        records = [] if store is None else store.items(RATES_FORMAT.prefix)
+        return self.load(records, time.time())
 
     def since(self, first_hour: int) -> Iterator[SeenSeries]:
         """Yield what was seen in each hour from one on."""
@@ -279,7 +350,7 @@ class ObservedRates:
             gone = self.hours.pop(oldest)
             kept -= len(gone)
             for series in gone:
-                self.journal.mark_removed(SketchKey(series, oldest))
+                self.journal.mark_removed((series, oldest))
                 yield
         known: set[RateSeries] = set()
         for seen in tuple(self.hours.values()):
@@ -290,8 +361,9 @@ class ObservedRates:
         self._known = known
 
     def _record(self, key: SketchKey) -> Record | None:
-        seen = self.hours.get(key.hour, {}).get(key.series)
-        return seen and RATES_FORMAT.record(_key_parts(key), seen.document(key.hour))
+        series, hour = key
+        seen = self.hours.get(hour, {}).get(series)
+        return seen and RATES_FORMAT.record(_key_parts(key), seen.document(hour))
 
 
 @dataclass(slots=True)
