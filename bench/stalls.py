@@ -35,6 +35,7 @@ from proxy.quota.rules import QuotaSettings, Rule
 from proxy.relay.clients import ClientRegistry
 from proxy.relay.connection_list import ConnectionList
 from proxy.relay.services import ThrottleMode
+from proxy.relay.ports import bind_ports
 from proxy.slices import Slices
 from proxy.state import MemoryStore
 from proxy.wire.apis import FETCH
@@ -111,7 +112,7 @@ class _Proxy:
             audit=AuditLog(MemoryStore()),
             connections=ConnectionList(()),
         )
-        self.admin = AdminServer("127.0.0.1", 0, parts, access=Access())
+        self.admin = AdminServer("127.0.0.1", parts, access=Access())
 
     def use(self, number: int) -> ClientQuotas:
         """Let a client come and read more than its bound."""
@@ -138,7 +139,7 @@ def measure(quick: bool) -> list[Row]:
 async def _measure(rounds: int) -> list[Row]:
     proxy = _Proxy()
     clients = [proxy.use(number) for number in range(CLIENTS)]
-    await proxy.admin.start()
+    await proxy.admin.start(bind_ports("127.0.0.1", 0, ()))
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", _ASK, str(proxy.admin.port)),
         stdin=asyncio.subprocess.PIPE,

@@ -205,7 +205,6 @@ class MemberProcess:
 
     def make_admin(self) -> AdminServer:
         """Make what serves operators; `start` it with sockets."""
-        bind = self._config.admin.bind
         parts = AdminParts(
             metrics=self.metrics,
             member=self.name,
@@ -224,8 +223,7 @@ class MemberProcess:
             connections=self.relay.list,
         )
         self.admin = AdminServer(
-            bind.host,
-            bind.port,
+            self._config.admin.bind.host,
             parts,
             client_of=self._client_of,
             access=access_of(self._config, self.secrets),
@@ -321,13 +319,13 @@ class MemberProcess:
             for name, context in secrets.listeners.items():
                 self.relay.listeners[name].use_tls(context)
             self.bootstrap.tls = secrets.upstream
-            self.admin.use_tls(secrets.admin)
+            self.admin.listening.tls = secrets.admin
             _log.info("certificates renewed")
         # The password of another user waits with that user for a restart.
         if login is not None and secrets.password is not None and sasl == self._config.cluster.sasl:
             login.renew(secrets.password)
         # The texts of the tokens that there were at the start: others wait for a restart.
-        self.admin.use_access(access_of(self._config, secrets))
+        self.admin.guard.access = access_of(self._config, secrets)
         self.secrets = secrets
         self.health.show_certificates()
 

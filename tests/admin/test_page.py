@@ -147,7 +147,7 @@ async def test_a_lost_proxy_is_said_and_found_again(world: AdminWorld, page: Pag
         await page.open(address, f"{text('#none')}.includes('has sent anything yet')")
     await page.until("!document.getElementById('lost').hidden")
     assert "No contact with the proxy" in await page.run(text("#lost"))
-    async with running(world.server(port=port)):
+    async with running(world.server(), port):
         await page.until("document.getElementById('lost').hidden")
 
 

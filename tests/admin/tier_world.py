@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 import trustme
-from admin_world import AdminWorld, Answer, Ask, NoQueries
+from admin_world import AdminWorld, Answer, Ask, NoQueries, start
 from tokens import OPEN
 from yarl import URL
 
@@ -135,7 +135,7 @@ class TierWorld:
                     "timeout_s": 5.0,  # a busy machine takes none for silent
                 }
                 server = world.server(**(arguments | changes | dict((servers or {}).get(name, {}))))
-                await server.start()
+                await start(server)
                 stack.push_async_callback(server.stop)
                 self.servers[name] = server
                 urls[name] = f"{scheme}://127.0.0.1:{server.port}"

@@ -251,22 +251,3 @@ class AdminPort:
             self._next_log_s = self._loop.time() + LOG_INTERVAL_S
             text = "too many connections to the admin port: those idle for longest are closed"
             _log.warning(text, closed=self._closed, crowded_by=crowded)
-
-
-async def bind(host: str, port: int) -> list[socket.socket]:
-    """Return a bound socket for each address of a host. Raises OSError; then none is open."""
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    sockets: list[socket.socket] = []
-    try:
-        for family, address in dict.fromkeys((each[0], each[4]) for each in found):
-            sockets.append(sock := socket.socket(family))
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            sock.bind(address)
-    except OSError:
-        for sock in sockets:
-            sock.close()
-        raise
-    return sockets
