@@ -11,11 +11,10 @@ from aiohttp import web
 from metrics.clock import MS_PER_SECOND
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import current_author, log_change
-from proxy.admin.client_documents import ClientDocuments
+from proxy.admin.client_documents import ClientDocuments, explain
 from proxy.admin.connection_documents import connections_document
 from proxy.admin.log_level import LOG_LEVEL_PATH, log_level, parse_level
 from proxy.admin.overrides import parse_override, parse_throttling
-from proxy.admin.pipeline_documents import summaries
 from proxy.admin.port.guard import REPORT_PATH
 from proxy.admin.query_documents import PARTITION_DEPTH, limited
 from proxy.admin.rates.observed_rates import Observed
@@ -117,7 +116,6 @@ class ApiRoutes:
         sensors, fields = await self._clients.fields(
             text, limit, by_client=by_client, history=parts.history
         )
-        pipelines = await queries.pipelines()
         changes_total, changes = parts.audit.documents()
         slots = {} if parts.tier is None else parts.tier.slots()
         document = {
@@ -132,8 +130,8 @@ class ApiRoutes:
             **fields,
             "followed": len(await queries.documents()),
             "queries": await queries.summaries(now_s),
-            "pipelines_total": len(pipelines),
-            "pipelines": summaries(pipelines),
+            "pipelines_total": len(await queries.pipelines()),
+            "pipelines": await queries.pipeline_summaries(),
             "request_times": times if HISTOGRAMS in request.query else merged_times(times),
             "changes_total": changes_total,
             "changes": list(changes),
@@ -152,7 +150,10 @@ class ApiRoutes:
         if not rows:
             fix = "see GET /v1/clients; one that sent nothing for an hour is forgotten"
             raise ApiError(404, f"no client is measured as {entity!r}", fix)
-        explained = [(row, {"connected": await self._clients.explain(row)}) for row in rows]
+        about = self._rules.in_force(), self._parts.quotas.table
+        explained = [
+            (row, {"connected": await asyncio.to_thread(explain, row, *about)}) for row in rows
+        ]
         quotas = await self._clients.describe(explained)
         return answer({"entity": entity, "quotas": quotas})
 

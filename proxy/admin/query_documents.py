@@ -1,4 +1,4 @@
-"""Describes Structured Streaming queries: in full for `/v1/progress`, briefly for the status."""
+"""Describes Structured Streaming queries and pipelines: in full, and briefly for the status."""
 
 import asyncio
 import math
@@ -19,6 +19,9 @@ client's traffic moves in that time."""
 
 MAX_QUERY_SUMMARIES = 100  # queries in the status document
 PARTITION_DEPTH = 4  # of the partitions of queries in a document
+MAX_PIPELINE_SUMMARIES = 50  # pipelines in the status document
+MAX_NODES = 50  # stages, and also sources, of one pipeline there
+REDUCED = "reduced"  # state of a node that is held to a rate
 
 Walk = Callable[[], Iterable[Document | None]]
 """Yields documents, and None for a step without one."""
@@ -104,7 +107,15 @@ class QueryDocuments:
         At most MAX_QUERY_SUMMARIES. `now_s` is the time in seconds of the Unix epoch.
         """
         documents = nlargest(MAX_QUERY_SUMMARIES, await self.documents(), key=query_urgency)
-        return [_summary(document, now_s) for document in documents]
+        return [_query_summary(document, now_s) for document in documents]
+
+    async def pipeline_summaries(self) -> list[Document]:
+        """Return the pipelines briefly: the full first, then those with most that is held.
+
+        At most MAX_PIPELINE_SUMMARIES, with at most MAX_NODES stages and as many sources each.
+        """
+        documents = map(_pipeline_summary, await self.pipelines())
+        return nlargest(MAX_PIPELINE_SUMMARIES, documents, key=pipeline_urgency)
 
 
 def _documents(reports: Reports) -> Iterator[Document | None]:
@@ -157,7 +168,7 @@ def _totals(partitions: Sequence[Document]) -> Generator[None, None, Document]:
     }
 
 
-def _summary(document: Document, now_s: float) -> Document:
+def _query_summary(document: Document, now_s: float) -> Document:
     commit, batch, adaptive = document["commit"], document["batch"], document["adaptive"]
     return {
         **picked(document, "name", "client_id", "state"),
@@ -197,3 +208,53 @@ def query_urgency(query: Document) -> tuple[bool, bool, bool, int]:
 
 def _ago(at_s: float | None, now_s: float) -> float | None:
     return None if at_s is None else round(max(now_s - at_s, 0.0), 1)
+
+
+def pipeline_urgency(pipeline: Document) -> tuple[bool, int]:
+    """Return what puts a pipeline of the status before others: full, then what is held."""
+    nodes = (*pipeline["sources"], *pipeline["stages"])
+    return pipeline["pending"]["full"], sum(map(is_held, nodes))
+
+
+def is_held(node: Document) -> bool:
+    """Return whether a node is held to a rate, or waits for room."""
+    return bool(node["state"] == REDUCED or node.get("waits"))
+
+
+def _pipeline_summary(document: Document) -> Document:
+    completion = document["completion"]
+    pending = completion["pending"]
+    oldest = min(pending["first"], key=itemgetter("started_s"), default=None)
+    return {
+        "name": document["name"],
+        "sources": [_node(node) for node in _shown(document["sources"])],
+        "stages": [
+            {
+                **_node(stage),
+                **picked(stage, "upstream", "alive", "received_rate", "processing_rate", "lag"),
+                "waits": stage.get("waits"),
+            }
+            for stage in _shown(document["stages"])
+        ],
+        "stages_total": len(document["stages"]),
+        "pending": {key: value for key, value in pending.items() if key != "first"},
+        "completed": completion["completed"],
+        "failed": sum(completion["failed"].values()),
+        "timed_out": completion["timed_out"],
+        "oldest": oldest and picked(oldest, "stage", "batch", "waits_at", "started_s", "age_s"),
+    }
+
+
+def _shown(nodes: Sequence[Document]) -> Sequence[Document]:
+    """Return at most MAX_NODES, in their order; held ones are left off last."""
+    numbers = nlargest(MAX_NODES, range(len(nodes)), key=lambda number: is_held(nodes[number]))
+    return [nodes[number] for number in sorted(numbers)]
+
+
+def _node(node: Document) -> Document:
+    change = node["last_change"]
+    return {
+        **picked(node, "name", "state", "rate", "normal_rate", "measured_rate", "held_by"),
+        "reason": change and cut(change["reason"]),
+        "since_s": change and change["at_s"],
+    }

@@ -8,7 +8,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from proxy.admin.pipeline_documents import REDUCED, is_held
+from proxy.admin.query_documents import REDUCED, is_held
 from proxy.admin.written_values import size_text
 from proxy.quota.entities import QuotaKind
 from proxy.state import Document

@@ -8,8 +8,6 @@ from typing import cast
 
 import aiohttp
 from aiohttp import web
-from aiohttp.abc import AbstractStreamWriter
-from aiohttp.payload import Payload
 from yarl import URL
 
 from metrics.member_names import machine_of
@@ -21,7 +19,7 @@ from proxy.admin.port.guard import (
     answer_member,
     headers_of,
 )
-from proxy.admin.replies import HEADERS, OWN_BODY, ApiError, answer_in_pieces
+from proxy.admin.replies import HEADERS, OWN_BODY, PARTS, ApiError, answer_in_pieces
 from proxy.admin.tier_protocol import MemberEndpoint, Tier
 
 MEMBER_TIMEOUT_S = 2.0
@@ -260,13 +258,6 @@ class Members:
             return Reply(endpoint.name, response.status, response.headers, bytes(received))
 
 
-class _WrittenBody(bytearray):
-    """Collects the pieces of an answer's body: the one method of a writer that a body needs."""
-
-    async def write(self, piece: bytes | memoryview) -> None:
-        self.extend(piece)
-
-
 async def _ask_own_handlers(member: str, question: Question, headers: Mapping[str, str]) -> Reply:
     """Return what this process, which is `member`, answers to a request of its own.
 
@@ -278,12 +269,9 @@ async def _ask_own_handlers(member: str, question: Question, headers: Mapping[st
     match = await outer.app.router.resolve(inner)
     response = await answer_member(inner, match.handler)
     assert isinstance(response, web.Response)
-    answered = response.body or b""
-    if isinstance(answered, Payload):
-        written = _WrittenBody()
-        await answered.write(cast(AbstractStreamWriter, written))
-        answered = written
-    return Reply(member, response.status, response.headers, bytes(answered))
+    parts = response.get(PARTS)
+    body = cast(bytes, response.body or b"") if parts is None else b"".join(parts)
+    return Reply(member, response.status, response.headers, body)
 
 
 def _refused(reply: Reply) -> NoReply:

@@ -11,8 +11,12 @@ from metrics.member_names import machine_of
 from proxy.admin.api import ANY_NAME, CLIENTS_PATH
 from proxy.admin.history import chart
 from proxy.admin.log_level import LOG_LEVEL_PATH
-from proxy.admin.pipeline_documents import MAX_PIPELINE_SUMMARIES, pipeline_urgency
-from proxy.admin.query_documents import MAX_QUERY_SUMMARIES, query_urgency
+from proxy.admin.query_documents import (
+    MAX_PIPELINE_SUMMARIES,
+    MAX_QUERY_SUMMARIES,
+    pipeline_urgency,
+    query_urgency,
+)
 from proxy.admin.request_times import merged_times
 from proxy.quota.disjoint_sets import DisjointSets
 from proxy.quota.entities import QuotaKind

@@ -5,7 +5,6 @@ import json
 from base64 import b64decode
 from collections.abc import Mapping
 from contextlib import nullcontext
-from types import MappingProxyType
 from urllib.parse import quote, unquote
 
 from aiohttp import web
@@ -40,19 +39,17 @@ CHANGES = "X-Quota-Proxy-Changes"
 
 _BEARER, _BASIC = "bearer", "basic"
 
-_CHALLENGES: Mapping[Right, str] = MappingProxyType(
-    dict.fromkeys(Right, 'Bearer realm="quota-proxy"')
+_CHALLENGES: Mapping[Right, str] = {
+    **dict.fromkeys(Right, 'Bearer realm="quota-proxy"'),
     # Makes a browser ask for a name, which may be any, and the token as the password.
-    | {Right.READ: 'Basic realm="quota-proxy", charset="UTF-8"'}
-)
+    Right.READ: 'Basic realm="quota-proxy", charset="UTF-8"',
+}
 
-_TASKS: Mapping[Right, str] = MappingProxyType(
-    {
-        Right.READ: "read this",
-        Right.REPORT: "send a report",
-        Right.QUOTAS: "change this",
-    }
-)
+_TASKS: Mapping[Right, str] = {
+    Right.READ: "read this",
+    Right.REPORT: "send a report",
+    Right.QUOTAS: "change this",
+}
 
 _log = get_logger(__name__)
 
