@@ -48,14 +48,12 @@ CONNECTIONS_PATH = "/v1/connections/"
 QUOTAS_PATH = "/v1/quotas/"
 THROTTLING_PATH = "/v1/throttling"
 
-ANY_NAME = "{tail:(?s:.+)}"
-"""What follows may hold every character; see `tail_of`."""
+ANY_NAME = "{tail:(?s:.+)}"  # what follows may hold every character; see `tail_of`
 
 DEFAULT_LIMIT, MAX_LIMIT = 100, 1_000
 """How many clients one answer holds: unless the request says, and at most."""
 
 MAX_CONNECTION_NUMBER = 10**MAX_REQUEST_DIGITS - 1  # of a connection, in the query string
-
 DEFAULT_PARTITIONS = 1_000  # of a query in one answer, unless the request says
 
 _SELECTOR_FIX = "write KEY=VALUE,... with user, client-id, client-id-prefix or listener"

@@ -17,16 +17,10 @@ from proxy.admin.written_values import iso
 from proxy.progress.query_scope import ALL_QUERIES, QueryScope
 from proxy.state import Record, RecordFormat, StateError, StateWriter, Store
 
-KEPT_CHANGES = 1_000
-"""How many are kept; of more the oldest are forgotten."""
-
+KEPT_CHANGES = 1_000  # how many are kept; of more the oldest are forgotten
 DISPLAYED_CHANGES = 20  # in the status
-
-REFUSAL_INTERVAL_S = 86_400.0
-"""Between two records of the same refusal."""
-
-RECORDED = 10
-"""Refusals in REFUSAL_INTERVAL_S, of one token; further ones are only counted."""
+REFUSAL_INTERVAL_S = 86_400.0  # between two records of the same refusal
+RECORDED = 10  # refusals in REFUSAL_INTERVAL_S, of one token; further ones are only counted
 
 LOCAL_AUTHOR, FILE = "local", "file"
 """Names of those without a token: anybody on this machine, and the configuration file."""
@@ -107,8 +101,7 @@ class AuditedChange(BaseModel):
     after: Any
 
 
-_RECORDS = RecordFormat("audit", 1, AuditedChange)
-"""Keys are `audit/NUMBER`."""
+_RECORDS = RecordFormat("audit", 1, AuditedChange)  # keys are `audit/NUMBER`
 
 
 class AuditLog:

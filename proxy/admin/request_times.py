@@ -10,9 +10,7 @@ from metrics import HistogramChild
 from proxy.state import Document
 
 SAMPLE_INTERVAL_MS = 15_000.0
-KEPT_SAMPLES = 20
-"""With them the figures are of the last five minutes."""
-
+KEPT_SAMPLES = 20  # with them the figures are of the last five minutes
 MAX_APIS_SHOWN = 20  # APIs, those with most requests first
 QUANTILES = {"p50_s": 0.5, "p99_s": 0.99}
 """What is shown of each part, in seconds: estimated from buckets, as Prometheus does."""

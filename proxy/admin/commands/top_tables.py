@@ -34,8 +34,7 @@ FAILED = "failed"
 UNKNOWN = "-"
 ALARM, WARNING, HEAD, CALM = "bold red", "yellow", "bold", ""
 
-_Drawn = tuple[RenderableType, ...]
-"""A table, and the line below it."""
+_Drawn = tuple[RenderableType, ...]  # a table, and the line below it
 
 IN_SECONDS: Final = "{:.1f} s".format
 

@@ -33,14 +33,9 @@ SPARED_S = 2.0
 """For so long nobody waits again for a member that did not answer in time: who looks each second
 would have the answers of all others held up."""
 
-MAX_MEMBER_BYTES = 64 * 1024 * 1024
-"""10,000 sensors come to some 20 MB."""
-
-CONNECTIONS = 16
-"""To one member at a time; further requests wait, within their time."""
-
-MAX_REFUSAL_BYTES = 300
-"""Of a refusal that is shown."""
+MAX_MEMBER_BYTES = 64 * 1024 * 1024  # 10,000 sensors come to some 20 MB
+CONNECTIONS = 16  # to one member at a time; further requests wait, within their time
+MAX_REFUSAL_BYTES = 300  # of a refusal that is shown
 
 MEMBERS_FIX = "see members in GET /v1/status for which there are"
 

@@ -42,9 +42,7 @@ Chart = Mapping[str, Any]
 
 MEMBER = "member"
 
-OWN_SLOTS = "slots"
-"""The key of what the status of one member says of its own slots."""
-
+OWN_SLOTS = "slots"  # the key of what the status of one member says of its own slots
 MAX_CLIENTS = 20  # named in one row, as a member does
 
 

@@ -25,11 +25,9 @@ ALIVE_PATH = "/v1/tier/alive"
 VISITS_PATH = "/v1/tier/visits"
 RECORDS_PATH = "/v1/tier/records"
 
-OF_MEMBERS = "/member/"
-"""Begins what members alone may ask each other."""
+OF_MEMBERS = "/member/"  # begins what members alone may ask each other
 LEFT_CHANGES_PATH = "/member/changes"
-OBSERVED_PATH = "/member/observed"
-"""Gives another member what this one has seen of clients' rates."""
+OBSERVED_PATH = "/member/observed"  # gives another member what this one has seen of clients' rates
 
 LONG_ALIVE_PATH = "/v1/tier/alive?until=ended"
 """Is answered after LONG_S, or when the member ends in order: when it dies its connection breaks,
@@ -37,11 +35,8 @@ and who asks knows at once."""
 
 LONG_S = 20.0
 
-MAX_VISITS_BYTES = 16 * 2**20
-"""Of one message; 10,000 visits with long names come to less."""
-
-MAX_RECORDS_BYTES = 32 * 2**20
-"""Of one message; one record has 8 MiB at most."""
+MAX_VISITS_BYTES = 16 * 2**20  # of one message; 10,000 visits with long names come to less
+MAX_RECORDS_BYTES = 32 * 2**20  # of one message; one record has 8 MiB at most
 
 
 class TierRoutes:

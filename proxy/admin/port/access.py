@@ -9,8 +9,7 @@ from urllib.parse import urlsplit
 
 from proxy.progress.query_scope import ALL_QUERIES, QueryScope
 
-OPEN_PATHS = ("/healthz", "/readyz", "/metrics")
-"""What the kubelet and Prometheus ask for."""
+OPEN_PATHS = ("/healthz", "/readyz", "/metrics")  # what the kubelet and Prometheus ask for
 
 
 class Right(StrEnum):

@@ -20,13 +20,11 @@ from structlog import get_logger
 ADMIN_ACCEPTS_PER_TURN = 4
 """Connections taken before others run: each costs as much as some requests of clients."""
 
-ADMIN_ACCEPT_PAUSE_S = 0.5
-"""Pause of accepting when the process has no descriptor left."""
+ADMIN_ACCEPT_PAUSE_S = 0.5  # pause of accepting when the process has no descriptor left
 
 ADMIN_BACKLOG = 128
 
-LOG_INTERVAL_S = 60.0
-"""Between two log lines about connections that were closed for others."""
+LOG_INTERVAL_S = 60.0  # between two log lines about connections that were closed for others
 
 _log = get_logger(__name__)
 

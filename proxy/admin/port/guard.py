@@ -16,8 +16,7 @@ from proxy.admin.port.access import Access, AdminToken, Right
 from proxy.admin.replies import ApiError
 from proxy.progress.query_scope import ALL_QUERIES, QueryScope
 
-SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-"""Methods that change nothing."""
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})  # methods that change nothing
 
 REPORT_PATH = "/v1/spark/batches"
 
@@ -25,17 +24,14 @@ SCOPE = "X-Quota-Proxy-Scope"
 """ONE_MEMBER, by another member: the answer is to be of the one that is asked alone. It is on the
 answer as well, if the request was let in."""
 ONE_MEMBER = "member"
-AUTHOR = "X-Quota-Proxy-Author"
-"""With SCOPE: the name of who asks, percent-encoded."""
-PEER = "X-Quota-Proxy-Peer"
-"""With SCOPE: the address of who asks; missing where there is none."""
+AUTHOR = "X-Quota-Proxy-Author"  # with SCOPE: the name of who asks, percent-encoded
+PEER = "X-Quota-Proxy-Peer"  # with SCOPE: the address of who asks; missing where there is none
 QUERIES_HEADER = "X-Quota-Proxy-Queries"
 """With SCOPE, on which queries who asks may report: patterns, percent-encoded, with commas between
 them; missing where on all."""
 LEAVE_AUDIT = "X-Quota-Proxy-Leave-Audit"
 """With SCOPE, set to 1: the member records nothing, but says in CHANGES what is to be recorded."""
-CHANGES = "X-Quota-Proxy-Changes"
-"""Of an answer: changes as JSON, percent-encoded."""
+CHANGES = "X-Quota-Proxy-Changes"  # of an answer: changes as JSON, percent-encoded
 
 _BEARER, _BASIC = "bearer", "basic"
 

@@ -19,18 +19,13 @@ from proxy.slices import Slices
 from proxy.state import Journal, Json, Record, RecordFormat, StateError, StateWriter, Store
 from proxy.wire.apis import FETCH, PRODUCE, api_name
 
-LOOKED_AT_ONCE = 100
-"""Counters in one step of a sample; some 50 microseconds."""
+LOOKED_AT_ONCE = 100  # counters in one step of a sample; some 50 microseconds
 
 OBSERVED_INTERVAL_MS = 10_000.0
 """Over so long a rate is taken: as long as Kafka's windows look back on."""
 
-RATES_WRITE_INTERVAL_S = 300.0
-"""So much is lost when the proxy is killed."""
-
-WRITTEN_AT_ONCE = 200
-"""Records in one write: some 5 ms to make them."""
-
+RATES_WRITE_INTERVAL_S = 300.0  # so much is lost when the proxy is killed
+WRITTEN_AT_ONCE = 200  # records in one write: some 5 ms to make them
 RATES_WRITE_PAUSE_S = 0.2  # between two writes
 
 SECONDS_PER_HOUR = 3600
@@ -45,8 +40,7 @@ MADE_ANEW = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECA
 """A UUID: who has one in its client id, as Spark's executors, has another one at each start."""
 
 
-BUCKETS_PER_DOUBLING = 8
-"""A bucket's upper edge is 9 % above its lower one."""
+BUCKETS_PER_DOUBLING = 8  # a bucket's upper edge is 9 % above its lower one
 
 
 @dataclass(slots=True)

@@ -31,20 +31,17 @@ from proxy.quota.values import BadValueError, parse_duration, parse_size
 from proxy.slices import Slices
 from proxy.state import Document
 
-SUGGESTED_HEADROOM = 1.5
-"""Of the p99: what a bound is before it is rounded up."""
+SUGGESTED_HEADROOM = 1.5  # of the p99: what a bound is before it is rounded up
 
 KIB, STEP = 1024, 1024
-LEAST_KIB = 100
-"""No bound is lower: it should let a few record batches through in a second."""
+LEAST_KIB = 100  # no bound is lower: it should let a few record batches through in a second
 
 SUGGESTED_DIGITS = 2
 """Of a bound in its unit, which are not zeros at the end; at least one stands before the point."""
 
 SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
-MAX_SUGGESTIONS = 1000
-"""How many clients are named, those with most bytes first."""
+MAX_SUGGESTIONS = 1000  # how many clients are named, those with most bytes first
 
 SUGGESTIONS_PATH = "/v1/suggestions"
 DEFAULT_SINCE = "24h"
