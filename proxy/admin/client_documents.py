@@ -1,6 +1,5 @@
 """Describes bounded clients: rate, bound, holds, and which rule it is and why."""
 
-import asyncio
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,6 +8,7 @@ from dataclasses import dataclass, field
 from metrics.clock import MS_PER_SECOND
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.history import History, Largest, share
+from proxy.admin.query_documents import Cached
 from proxy.admin.rule_documents import rule_name, throttling_document
 from proxy.admin.written_values import picked, rounded
 from proxy.quota.entities import ClientIdentity, QuotaKind
@@ -118,9 +118,7 @@ class ClientDocuments:
     def __init__(self, parts: AdminParts) -> None:
         self._parts = parts
         self._quotas, self._slices, self._clock_ms = parts.quotas, parts.slices, parts.clock_ms
-        self._measuring = asyncio.Lock()
-        self._found: dict[tuple[str, int, bool], tuple[float, FoundRows]] = {}
-        """By what was asked for, with the time from which on it is not shown any more."""
+        self._found = Cached(self._walk, self._slices, self._clock_ms, lambda _: FRESH_MS)
 
     async def fields(
         self, text: str, limit: int, *, by_client: bool, history: History | None = None
@@ -131,7 +129,7 @@ class ClientDocuments:
         more, that have `text`, in lower case, in their entity, or in the user or client id of a
         connected client. `by_client` chooses, and counts, groups with all their rows.
         """
-        found = await self._closest_to_bound(text, limit, by_client=by_client)
+        (found,) = await self._found.get(text, limit, by_client)
         return found.sensors, {
             "client_counts": found.clients,
             "throttling": throttling_document(self._parts.rules, time.time()),
@@ -139,41 +137,26 @@ class ClientDocuments:
             **(await self._unbounded(text, limit)),
         }
 
-    async def _closest_to_bound(self, text: str, limit: int, *, by_client: bool) -> FoundRows:
-        """Return what a walk over all sensors has found that ended at most `FRESH_MS` ago."""
-        async with self._measuring:
-            now_ms = self._clock_ms()
-            self._found = {key: each for key, each in self._found.items() if now_ms < each[0]}
-            known = self._found.get((text, limit, by_client))
-            if known is None:
-                found = await self._walk(text, limit, by_client=by_client)
-                known = self._found[text, limit, by_client] = self._clock_ms() + FRESH_MS, found
-            return known[1]
-
     async def of_entity(self, entity: str) -> list[QuotaRow]:
         """Return a row for each sensor of an entity."""
         rows = self._quotas.rows(self._clock_ms)
         found = (row if row is not None and row.entity == entity else None for row in rows)
         return [row for row in await self._slices.collect(found) if row is not None]
 
-    async def _walk(self, text: str, limit: int, *, by_client: bool) -> FoundRows:
+    def _walk(self, text: str, limit: int, by_client: bool) -> Iterator[FoundRows | None]:
         found = FoundRows(by_client)
         # The other rows are not kept: that many at once would bring on Python's full collections.
         most: Largest[RowGroup] = Largest(limit)
-
-        def count() -> Iterator[None]:
-            for rows in self._quotas.row_groups(self._clock_ms):
-                found.add(rows)
-                for each in (rows,) if by_client else ((row,) for row in rows):
-                    if any(_has(row, text) for row in each):
-                        group = RowGroup(each)
-                        most.add(group.urgency, group)
-                yield
-            found.groups = most.descending()
-            yield from found.add_connected(self._quotas, self._clock_ms())
-
-        await self._slices.collect(count())
-        return found
+        for rows in self._quotas.row_groups(self._clock_ms):
+            found.add(rows)
+            for each in (rows,) if by_client else ((row,) for row in rows):
+                if any(_has(row, text) for row in each):
+                    group = RowGroup(each)
+                    most.add(group.urgency, group)
+            yield None
+        found.groups = most.descending()
+        yield from found.add_connected(self._quotas, self._clock_ms())
+        yield found
 
     async def describe(self, rows: Iterable[tuple[QuotaRow, Document]]) -> list[Document]:
         """Return the document of each row, with what it says besides."""

@@ -7,6 +7,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict
@@ -188,8 +189,6 @@ class ObservedRates:
     """Those in any hour."""
     _seen: dict[tuple[str, ...], float] = field(default_factory=dict)
     """What each counter said at the last sample."""
-    _watched: dict[tuple[str, ...], RateSeries] = field(default_factory=dict)
-    """What each counter counts for, of those that have moved in this hour."""
     _sampled_ms: float | None = None
     _hour: int = 0
     writes: bool = True
@@ -209,7 +208,7 @@ class ObservedRates:
         sampled_ms, self._sampled_ms = self._sampled_ms, now_ms
         sizes: dict[RateSeries, float] = defaultdict(float)
         moved: dict[RateSeries, tuple[str, ...]] = {}
-        watched, before = self._watched, self._seen
+        before = self._seen
         seen: dict[tuple[str, ...], float] = {}
         for number, (labels, counter) in enumerate(tuple(self.counters.items())):
             if not number % LOOKED_AT_ONCE:
@@ -219,11 +218,10 @@ class ObservedRates:
             value = seen[labels] = counter.value
             size = value - before.get(labels, 0.0)
             if size:
-                series = watched.get(labels) or _series(labels)
+                series = _series(labels)
                 # One that is lower was dropped, and made anew since.
                 sizes[series] += size if size > 0 else value
                 moved[series] = labels
-                watched[labels] = series
         self._seen = seen
         if sampled_ms is not None and now_ms > sampled_ms:
             seconds = (now_ms - sampled_ms) / MS_PER_SECOND
@@ -239,7 +237,6 @@ class ObservedRates:
                 yield
             if hour != self._hour:
                 self._hour = hour
-                self._watched = {}
                 yield from self._forget_old(hour)
 
     def load(self, records: Iterable[Record], now_s: float) -> list[str]:
@@ -405,6 +402,7 @@ def _identity(labels: tuple[str, ...]) -> ClientIdentity:
     return ClientIdentity(listener, user or None, client_id)
 
 
+@lru_cache(MAX_SKETCHES)
 def _series(labels: tuple[str, ...]) -> RateSeries:
     """Return what a counter counts for, one of an API in DIRECTIONS."""
     _, user, client_id, api = labels
