@@ -24,7 +24,7 @@ from metrics.member_names import ONLY_MEMBER
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import AuditLog
 from proxy.admin.history import History
-from proxy.admin.port.access import Access
+from proxy.admin.port.guard import Access
 from proxy.admin.rates.observed_rates import ObservedRates
 from proxy.admin.server import AdminServer
 from proxy.quota.client_quotas import ClientQuotas

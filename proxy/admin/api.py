@@ -11,8 +11,7 @@ from aiohttp import web
 from metrics.clock import MS_PER_SECOND
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import current_author, log_change
-from proxy.admin.client_documents import ClientDocuments, explain
-from proxy.admin.connection_documents import connections_document
+from proxy.admin.client_documents import ClientDocuments, connections_document, explain
 from proxy.admin.log_level import LOG_LEVEL_PATH, log_level, parse_level
 from proxy.admin.overrides import parse_override, parse_throttling
 from proxy.admin.port.guard import REPORT_PATH

@@ -1,4 +1,4 @@
-"""Describes bounded clients: rate, bound, holds, and which rule it is and why."""
+"""Describes clients and connections: what each moves, what holds it, and which rule and why."""
 
 import json
 import time
@@ -10,7 +10,8 @@ from proxy.admin.admin_parts import AdminParts
 from proxy.admin.history import History, Largest, share
 from proxy.admin.query_documents import Cached
 from proxy.admin.rule_documents import rule_name, throttling_document
-from proxy.admin.written_values import picked, rounded
+from proxy.admin.written_values import iso, picked, rounded
+from proxy.quota.connection_row import ConnectionHold, ConnectionRow
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import QuotaRow
@@ -259,3 +260,69 @@ def _has(row: QuotaRow, text: str) -> bool:
 def _names(client: ClientIdentity, text: str) -> bool:
     """Return whether a lower-case text is in the client id or the user."""
     return text in (client.client_id or "").lower() or text in (client.user or "").lower()
+
+
+async def connections_document(
+    parts: AdminParts, text: str, limit: int, after: int | None
+) -> Document:
+    """Return at most `limit` open connections with `text`, in lower case, in what names them.
+
+    Those with most traffic come first; with `after` those with higher numbers than that, in the
+    order of their numbers.
+    """
+    found: Largest[ConnectionRow] = Largest(limit)
+    counts = dict.fromkeys(("total", "held", "matching"), 0)
+
+    def choose() -> Iterator[None]:
+        for row in parts.connections.rows():
+            counts["total"] += 1
+            counts["held"] += row.hold is not None
+            if _is_named(row, text) and (after is None or row.number > after):
+                counts["matching"] += 1
+                found.add(row.rate if after is None else -row.number, row)
+            yield
+
+    now_ms, now_s = parts.clock_ms(), time.time()
+    await parts.slices.collect(choose())
+    in_force = parts.rules.in_force()
+    documents = await parts.slices.collect(
+        _connection(row, in_force, now_ms, now_s) for row in found.descending()
+    )
+    return {**counts, "connections": documents}
+
+
+def _is_named(row: ConnectionRow, text: str) -> bool:
+    names = (row.client_id, row.user, row.ip, row.listener)
+    return any(text in (name or "").lower() for name in names)
+
+
+def _connection(
+    row: ConnectionRow, in_force: Mapping[str, RuleEntry], now_ms: float, now_s: float
+) -> Document:
+    age_s = max(now_ms - row.began_ms, 0.0) / MS_PER_SECOND
+    return {
+        "id": row.number,
+        "address": row.ip,
+        **picked(row, "port", "listener", "user", "client_id", "node_id", "broker"),
+        **picked(row, "state", "in_flight"),
+        "since": iso(now_s - age_s),
+        "age_s": round(age_s, 1),
+        "received_rate": rounded(row.received_rate),
+        "sent_rate": rounded(row.sent_rate),
+        "held": None if row.hold is None else _hold(row.hold, in_force, now_ms, now_s),
+    }
+
+
+def _hold(
+    hold: ConnectionHold, in_force: Mapping[str, RuleEntry], now_ms: float, now_s: float
+) -> Document:
+    until_ms = hold.until_ms
+    left_s = None if until_ms is None else max(until_ms - now_ms, 0.0) / MS_PER_SECOND
+    return {
+        "where": hold.where,
+        "quota": None if hold.kind is None else str(hold.kind),
+        "entity": hold.entity,
+        "rule": None if hold.rule is None else rule_name(hold.rule, in_force),
+        "until": None if left_s is None else iso(now_s + left_s),
+        "ends_in_s": rounded(left_s, 3),
+    }

@@ -14,9 +14,8 @@ from proxy.admin.page_files import page_routes
 from proxy.admin.peers.members import MEMBER_TIMEOUT_S, Members
 from proxy.admin.peers.tier_answers import TierAnswers
 from proxy.admin.peers.tier_routes import TierRoutes
-from proxy.admin.port.access import Access
 from proxy.admin.port.admin_port import DEFAULT_LIMITS, AdminPort, PortLimits
-from proxy.admin.port.guard import Guard
+from proxy.admin.port.guard import Access, Guard
 
 SHUTDOWN_TIMEOUT_S = 1.0  # for requests in progress when the server stops
 

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 import proxy.admin.server as server_module
 from proxy.admin.audit import BY_FILE, AuditedChange, AuditLog, Author
-from proxy.admin.port.access import Access, AdminToken, Right
+from proxy.admin.port.guard import Access, AdminToken, Right
 from proxy.quota.rule_registry import Compose, ComposedRules, RuleRegistry
 from proxy.state import MemoryStore
 

@@ -19,8 +19,16 @@ from tokens import CLOSED, OPEN, TOKENS, bearer
 
 from metrics import MemberInstruments
 from proxy.admin.log_level import log_level
-from proxy.admin.port.access import OPEN_PATHS, Access, Right
-from proxy.admin.port.guard import AUTHOR, CHANGES, LEAVE_AUDIT, PEER, SCOPE
+from proxy.admin.port.guard import (
+    AUTHOR,
+    CHANGES,
+    LEAVE_AUDIT,
+    OPEN_PATHS,
+    PEER,
+    SCOPE,
+    Access,
+    Right,
+)
 from proxy.admin.request_times import HISTOGRAMS
 
 ETL = "/v1/quotas/client-id=etl-orders"

@@ -10,7 +10,7 @@ from traffic import TICK_MS, play, scene
 
 from proxy.admin.audit import BY_FILE
 from proxy.admin.page_files import PAGE_FILES
-from proxy.admin.port.access import Access, AdminToken, Right
+from proxy.admin.port.guard import Access, AdminToken, Right
 
 SHOWN = f"{CLIENTS} === 7"
 

@@ -12,8 +12,7 @@ from tier_world import TierWorld
 from tokens import OPEN, bearer
 
 from proxy.admin.audit import RECORDED, REFUSAL_INTERVAL_S
-from proxy.admin.port.access import AdminToken, Right
-from proxy.admin.port.guard import AUTHOR, ONE_MEMBER, QUERIES_HEADER, SCOPE
+from proxy.admin.port.guard import AUTHOR, ONE_MEMBER, QUERIES_HEADER, SCOPE, AdminToken, Right
 from proxy.progress.query import QuerySettings
 from proxy.progress.query_scope import QueryScope
 

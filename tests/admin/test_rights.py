@@ -7,7 +7,7 @@ import pytest
 from admin_world import AdminWorld, running, serve
 from tokens import CLOSED, OPEN, TOKENS, bearer, password
 
-from proxy.admin.port.access import OPEN_PATHS, Access, AdminToken, Right
+from proxy.admin.port.guard import OPEN_PATHS, Access, AdminToken, Right
 
 ETL = "/v1/quotas/client-id=etl-orders"
 REPORTS = "/v1/spark/batches"

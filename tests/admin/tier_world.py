@@ -13,7 +13,7 @@ from tokens import OPEN
 from yarl import URL
 
 from metrics.member_names import machine_of
-from proxy.admin.port.access import Access
+from proxy.admin.port.guard import Access
 from proxy.admin.server import AdminServer
 from proxy.admin.tier_protocol import MemberEndpoint, VisitRows
 from proxy.progress.query_scope import QueryScope
