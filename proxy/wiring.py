@@ -214,6 +214,7 @@ class MemberProcess:
             not_ready=lambda: self.health.readiness().reason,
             warning=lambda: self.health.readiness().warning,
             tier=self.tier,
+            client_of=self._client_of,
             quotas=self.quotas,
             rules=self.rules,
             relay=self.health.relay_status,
@@ -228,7 +229,6 @@ class MemberProcess:
         self.admin = AdminServer(
             self._config.admin.bind.host,
             parts,
-            client_of=self._client_of,
             access=access_of(self._config, self.secrets),
             limits=port_limits_of(self._config),
             tls=self.secrets.admin,

@@ -33,7 +33,7 @@ class ConnectionSource(Protocol):
         """Close a connection; return what it was, None if there is none of this number."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class AdminParts:
     """The parts. Whoever made `history` takes its samples, whoever made `audit` closes it."""
 
@@ -45,6 +45,8 @@ class AdminParts:
     warning: Callable[[], str | None] = lambda: None
     """Gives what is wrong although clients can be served."""
     tier: Tier | None = None
+    client_of: Callable[[str], str] = lambda name: name
+    """Gives the client id that a query's name stands for."""
     quotas: QuotaManager
     rules: RuleRegistry
     relay: Callable[[], Document]
@@ -61,8 +63,7 @@ class AdminParts:
     queries: QueryDocuments = field(init=False)
 
     def __post_init__(self) -> None:
-        queries = QueryDocuments(self.reports, self.slices, self.clock_ms)
-        object.__setattr__(self, "queries", queries)
+        self.queries = QueryDocuments(self.reports, self.slices, self.clock_ms)
 
     def why_not_ready(self) -> str | None:
         """Return the reasons why clients should go elsewhere; None: this member can serve them."""

@@ -236,9 +236,6 @@ class AuditLog:
             for change in found[:limit]
         )
 
-    def __len__(self) -> int:
-        return len(self._changes)
-
     def resume(self, store: Store) -> None:
         """Write to this store from now on, after `close`."""
         self._store, self._writer = store, StateWriter(store)

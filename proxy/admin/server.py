@@ -4,7 +4,7 @@ import ipaddress
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from aiohttp import web
 
@@ -35,8 +35,7 @@ class AdminServer:
     `host`, that of `admin.bind`, is loopback unless the access has tokens.
 
     With a tier it answers for all members, but for a request of one of them, which is for this
-    one alone. `client_of` gives the client id that a query's name stands for, and `timeout_s` is
-    for the answer of another member.
+    one alone. `timeout_s` is for the answer of another member.
     """
 
     def __init__(
@@ -47,11 +46,9 @@ class AdminServer:
         access: Access,
         limits: PortLimits = DEFAULT_LIMITS,
         tls: ssl.SSLContext | None = None,
-        client_of: Callable[[str], str] = lambda name: name,
         timeout_s: float = MEMBER_TIMEOUT_S,
     ) -> None:
-        self._host = host
-        self._parts, self._client_of, self._timeout_s = parts, client_of, timeout_s
+        self._host, self._parts, self._timeout_s = host, parts, timeout_s
         self.guard = Guard(access, in_tier=parts.tier is not None)
         self.listening = AdminPort(limits, tls)
         self._members: Members | None = None
@@ -73,7 +70,7 @@ class AdminServer:
             members = self._members = Members(tier, self._timeout_s)
             tier_routes = self._tier_routes = TierRoutes(tier, self._parts)
             app.add_routes(tier_routes.routes())
-            app.middlewares.append(TierAnswers(members, self._parts, self._client_of).answer)
+            app.middlewares.append(TierAnswers(members, self._parts).answer)
         # A compressed body is taken as it is, and so refused: none is long enough to need it.
         runner = web.AppRunner(
             app,

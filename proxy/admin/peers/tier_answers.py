@@ -89,17 +89,11 @@ MergeAll = Callable[[Mapping[str, Document]], dict[str, Any]]
 
 
 class TierAnswers:
-    """The handlers.
+    """The handlers."""
 
-    `client_of` gives the client id of a query by its name, for reports that name no client.
-    """
-
-    def __init__(
-        self, members: Members, parts: AdminParts, client_of: Callable[[str], str]
-    ) -> None:
+    def __init__(self, members: Members, parts: AdminParts) -> None:
         self._members = members
         self._parts = parts
-        self._client_of = client_of
         self._tier = members.tier
         self._long_answers = asyncio.Semaphore(LONG_ANSWERS)
         """To be held while documents of megabytes are in memory."""
@@ -252,7 +246,7 @@ class TierAnswers:
 
     async def _post_report(self, request: web.Request) -> web.StreamResponse:
         body = await json_body(request, MAX_REPORT_BYTES)
-        client_id = await asyncio.to_thread(peeked_client, body, self._client_of)
+        client_id = await asyncio.to_thread(peeked_client, body, self._parts.client_of)
         if client_id is None:
             return await self._pass_to(self._leader, request, body, _LEADER)
 
