@@ -20,12 +20,13 @@ from metrics import (
     MemberInstruments,
     SensorCollector,
 )
-from metrics.clock import MS_PER_SECOND, clock_ms
+from metrics.clock import clock_ms
 from metrics.member_names import ONLY_MEMBER, member_name
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import BY_FILE, AuditLog
 from proxy.admin.history import History
 from proxy.admin.log_level import log_level
+from proxy.admin.loop_lag import watch_lag
 from proxy.admin.rates.observed_rates import ObservedRates
 from proxy.admin.request_times import RequestTimes
 from proxy.admin.server import AdminServer
@@ -58,10 +59,6 @@ from proxy.tasks import end_tasks
 from proxy.tier.key_rules import digest_in_force
 from proxy.tier.slot_steering import SlotSteering
 from proxy.tier.tier_member import TierMember
-
-LAG_INTERVAL_S = 0.1
-"""Between two measurements of the event loop's lag. A stall that is longer is always seen; they
-cost some 0.02 % of a core."""
 
 STOOD_STILL_S = 1.0
 """A lag after which clients are held to their bounds by schedule: their sensors saw nothing."""
@@ -368,7 +365,7 @@ class MemberProcess:
 
     async def _watch_lag(self) -> None:
         """Measure the lag of the event loop, until cancelled."""
-        await watch_lag(self._observe_lag)
+        await watch_lag(self._observe_lag, clock_ms)
 
     def _observe_lag(self, lag_s: float) -> None:
         """Record the lag; others may have served our clients while this process stood still."""
@@ -420,16 +417,6 @@ class MemberProcess:
             await self.slices.collect(self.relay.list.measuring(clock_ms()))
             if self._history.due(clock_ms()):
                 await self.slices.collect(self._history.sample(clock_ms))
-
-
-async def watch_lag(
-    observe: Callable[[float], None], clock_ms: Callable[[], float] = clock_ms
-) -> None:
-    """Call `observe` with how late a timer was, in seconds, until cancelled."""
-    while True:
-        due_ms = clock_ms() + LAG_INTERVAL_S * MS_PER_SECOND
-        await asyncio.sleep(LAG_INTERVAL_S)
-        observe(max(clock_ms() - due_ms, 0.0) / MS_PER_SECOND)
 
 
 async def _in_turn(lock: asyncio.Lock, work: Callable[[], T]) -> T:
