@@ -34,8 +34,8 @@ from proxy.quota.rule_registry import RuleRegistry
 from proxy.quota.rules import QuotaSettings, Rule
 from proxy.relay.clients import ClientRegistry
 from proxy.relay.connection_list import ConnectionList
-from proxy.relay.services import ThrottleMode
 from proxy.relay.ports import bind_ports
+from proxy.relay.services import ThrottleMode
 from proxy.slices import Slices
 from proxy.state import MemoryStore
 from proxy.wire.apis import FETCH
@@ -101,7 +101,7 @@ class _Proxy:
         parts = AdminParts(
             metrics=metrics,
             member=ONLY_MEMBER,
-            not_ready=lambda: None,
+            readiness=lambda: (None, None),
             quotas=self.quotas,
             rules=RuleRegistry(self.quotas, MemoryStore(), settings),
             relay=lambda: _RELAY,

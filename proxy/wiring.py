@@ -148,16 +148,11 @@ class MemberProcess:
             self.relay, self.services, self.store, lambda: self.secrets.certificates
         )
         self._history = History(self.quotas.measured_rates)
-        apis = self.services.times.by_name
-        self._request_times = RequestTimes(
-            lambda: {api: (each.broker, each.proxy, each.hold) for api, each in apis.items()}
-        )
+        self._request_times = RequestTimes(self.services.times.by_name)
         self.slices = Slices()
         """For all long walks of this process."""
         self._rates = ObservedRates(
-            instruments.bytes_total.children,
-            config.limits.max_client_entities,
-            slices=self.slices,
+            instruments.bytes_total.children, config.limits.max_client_entities, slices=self.slices
         )
         self._rates.writes = config.tier is None
         self._tasks: list[asyncio.Task[None]] = []
@@ -208,8 +203,7 @@ class MemberProcess:
         parts = AdminParts(
             metrics=self.metrics,
             member=self.name,
-            not_ready=lambda: self.health.readiness().reason,
-            warning=lambda: self.health.readiness().warning,
+            readiness=self.health.readiness,
             tier=self.tier,
             client_of=self._client_of,
             quotas=self.quotas,
@@ -217,7 +211,6 @@ class MemberProcess:
             relay=self.health.relay_status,
             history=self._history,
             request_times=self._request_times.documents,
-            clock_ms=clock_ms,
             reports=self.queries,
             rates=self._rates,
             audit=self.audit,

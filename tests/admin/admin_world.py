@@ -142,8 +142,7 @@ class AdminWorld(QuotaWorld):
         arguments: dict[str, Any] = {
             "metrics": self.prometheus,
             "member": ONLY_MEMBER,
-            "not_ready": lambda: self.not_ready,
-            "warning": lambda: self.warning,
+            "readiness": lambda: (self.not_ready, self.warning),
             "request_times": lambda: self.request_times,
             "quotas": self.quotas,
             "rules": self.rules,

@@ -137,7 +137,7 @@ async def test_a_defect_is_no_traceback(world: AdminWorld, capsys: pytest.Captur
     def broken() -> str:
         raise RuntimeError("a detail that is nobody's business")
 
-    async with serve(world.server(not_ready=broken)) as ask:
+    async with serve(world.server(readiness=broken)) as ask:
         answer = await ask("GET", "/v1/status")
         assert (answer.status, set(answer.json)) == (500, {"error", "fix"})
         assert "nobody's business" not in answer.text
