@@ -24,7 +24,7 @@ from metrics.member_names import ONLY_MEMBER
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import AuditLog
 from proxy.admin.history import History
-from proxy.admin.port.access import Access
+from proxy.admin.port.guard import Access
 from proxy.admin.rates.observed_rates import ObservedRates
 from proxy.admin.server import AdminServer
 from proxy.quota.client_quotas import ClientQuotas
@@ -34,6 +34,7 @@ from proxy.quota.rule_registry import RuleRegistry
 from proxy.quota.rules import QuotaSettings, Rule
 from proxy.relay.clients import ClientRegistry
 from proxy.relay.connection_list import ConnectionList
+from proxy.relay.ports import bind_ports
 from proxy.relay.services import ThrottleMode
 from proxy.slices import Slices
 from proxy.state import MemoryStore
@@ -100,7 +101,7 @@ class _Proxy:
         parts = AdminParts(
             metrics=metrics,
             member=ONLY_MEMBER,
-            not_ready=lambda: None,
+            readiness=lambda: (None, None),
             quotas=self.quotas,
             rules=RuleRegistry(self.quotas, MemoryStore(), settings),
             relay=lambda: _RELAY,
@@ -111,7 +112,7 @@ class _Proxy:
             audit=AuditLog(MemoryStore()),
             connections=ConnectionList(()),
         )
-        self.admin = AdminServer("127.0.0.1", 0, parts, access=Access())
+        self.admin = AdminServer("127.0.0.1", parts, access=Access())
 
     def use(self, number: int) -> ClientQuotas:
         """Let a client come and read more than its bound."""
@@ -138,7 +139,7 @@ def measure(quick: bool) -> list[Row]:
 async def _measure(rounds: int) -> list[Row]:
     proxy = _Proxy()
     clients = [proxy.use(number) for number in range(CLIENTS)]
-    await proxy.admin.start()
+    await proxy.admin.start(bind_ports("127.0.0.1", 0, ()))
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", _ASK, str(proxy.admin.port)),
         stdin=asyncio.subprocess.PIPE,

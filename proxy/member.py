@@ -195,7 +195,7 @@ class Member:
 
     def addresses(self) -> Iterable[Address]:
         """Return where we listen."""
-        return [*self._parts.relay.addresses(), *self.admin.addresses()]
+        return [*self._parts.relay.addresses(), *self.admin.listening.addresses]
 
     def _admin_sockets(self) -> list[socket.socket]:
         """Return sockets for the admin port that may be closed, as those of the place stay."""
@@ -206,7 +206,7 @@ class Member:
     def _share_admin_port(self) -> None:
         """Answer for all at the port of the host, where the members that can do so accept."""
         if self._place is not None:
-            self.admin.accept_at([sock.dup() for sock in self._place.admin])
+            self.admin.listening.serve([sock.dup() for sock in self._place.admin])
 
     def _open_store(self, holder: StateHolder | None) -> Store:
         if self._parts.tier is not None:

@@ -27,7 +27,7 @@ from proxy.admin.audit import BY_FILE, AuditLog
 from proxy.admin.history import History
 from proxy.admin.log_level import log_level
 from proxy.admin.loop_lag import watch_lag
-from proxy.admin.rates.rate_observer import RateObserver
+from proxy.admin.rates.observed_rates import ObservedRates
 from proxy.admin.request_times import RequestTimes
 from proxy.admin.server import AdminServer
 from proxy.cluster.kafka_client import KafkaClient
@@ -148,19 +148,13 @@ class MemberProcess:
             self.relay, self.services, self.store, lambda: self.secrets.certificates
         )
         self._history = History(self.quotas.measured_rates)
-        apis = self.services.times.by_name
-        self._request_times = RequestTimes(
-            lambda: {api: (each.broker, each.proxy, each.hold) for api, each in apis.items()}
-        )
+        self._request_times = RequestTimes(self.services.times.by_name)
         self.slices = Slices()
         """For all long walks of this process."""
-        self._observer = RateObserver(
-            instruments.bytes_total.children,
-            config.limits.max_client_entities,
-            clock_ms,
-            self.slices,
+        self._rates = ObservedRates(
+            instruments.bytes_total.children, config.limits.max_client_entities, slices=self.slices
         )
-        self._observer.writes = config.tier is None
+        self._rates.writes = config.tier is None
         self._tasks: list[asyncio.Task[None]] = []
         if steering is not None:
             # Who is new here may have had its bound at another member a moment ago.
@@ -196,39 +190,35 @@ class MemberProcess:
             self._settings,
             partial(_in_turn, asyncio.Lock()),
             partial(_in_turn, asyncio.Lock()),
-            writes=self._observer.writes,
+            writes=self._rates.writes,
         )
         await self._end_due()
         await self._kafka_quotas.follow(self._config.quotas.source == "kafka")
         self.queries.load(self.store, owns_all if self.tier is None else self.tier.owns)
         self.audit = AuditLog(self.store)
-        self._observer.use(self.store)
+        self._rates.use(self.store)
 
     def make_admin(self) -> AdminServer:
         """Make what serves operators; `start` it with sockets."""
-        bind = self._config.admin.bind
         parts = AdminParts(
             metrics=self.metrics,
             member=self.name,
-            not_ready=lambda: self.health.readiness().reason,
-            warning=lambda: self.health.readiness().warning,
+            readiness=self.health.readiness,
             tier=self.tier,
+            client_of=self._client_of,
             quotas=self.quotas,
             rules=self.rules,
             relay=self.health.relay_status,
             history=self._history,
             request_times=self._request_times.documents,
-            clock_ms=clock_ms,
             reports=self.queries,
-            rates=self._observer.rates,
+            rates=self._rates,
             audit=self.audit,
             connections=self.relay.list,
         )
         self.admin = AdminServer(
-            bind.host,
-            bind.port,
+            self._config.admin.bind.host,
             parts,
-            client_of=self._client_of,
             access=access_of(self._config, self.secrets),
             limits=port_limits_of(self._config),
             tls=self.secrets.admin,
@@ -248,7 +238,7 @@ class MemberProcess:
             self._expire,
             self._give_memory_back,
             self._tick,
-            self._observer.run,
+            self._rates.run,
             *self.queries.works(),
             *more,
         )
@@ -261,7 +251,7 @@ class MemberProcess:
         """Write all that is due; nothing is written any more, so that the store can be closed."""
         await self.audit.close()
         await self.queries.close()
-        await self._observer.close()
+        await self._rates.close()
 
     async def end(self) -> None:
         """Drain connections, then end the work."""
@@ -282,15 +272,15 @@ class MemberProcess:
         if writes == self.rules.writes:
             return
         if not writes:
-            await self._observer.write()
-        self.rules.writes = self._observer.writes = writes
+            await self._rates.write()
+        self.rules.writes = self._rates.writes = writes
         await self.reread()
 
     async def resume(self) -> None:
         """Write to the store again, which is open again. Raises StateError."""
         await self.rules.use_store(self.store)
         self.queries.resume(self.store)
-        self._observer.resume(self.store)
+        self._rates.resume(self.store)
 
     async def apply(self, config: Config, secrets: Secrets) -> None:
         """Put quotas, throttling, limits and what the files say now in force.
@@ -322,13 +312,13 @@ class MemberProcess:
             for name, context in secrets.listeners.items():
                 self.relay.listeners[name].use_tls(context)
             self.bootstrap.tls = secrets.upstream
-            self.admin.use_tls(secrets.admin)
+            self.admin.listening.tls = secrets.admin
             _log.info("certificates renewed")
         # The password of another user waits with that user for a restart.
         if login is not None and secrets.password is not None and sasl == self._config.cluster.sasl:
             login.renew(secrets.password)
         # The texts of the tokens that there were at the start: others wait for a restart.
-        self.admin.use_access(access_of(self._config, secrets))
+        self.admin.guard.access = access_of(self._config, secrets)
         self.secrets = secrets
         self.health.show_certificates()
 

@@ -19,6 +19,9 @@ HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 JSON_HEADERS = {**HEADERS, "Content-Type": "application/json; charset=utf-8"}
 
+PARTS = web.ResponseKey("parts", Sequence[memoryview])
+"""Key of a response to the body that is written a piece at a time."""
+
 OWN_BODY = web.RequestKey("own_body", bytes)
 """The body of a request that this process makes of itself."""
 
@@ -72,7 +75,9 @@ def answer_in_pieces(
     """
     parts = [memoryview(body)] if isinstance(body, bytes | bytearray) else body
     length = {"Content-Length": str(sum(map(len, parts)))}
-    return web.Response(body=_pieces(parts), headers={**headers, **length})
+    response = web.Response(body=_pieces(parts), headers={**headers, **length})
+    response[PARTS] = parts
+    return response
 
 
 async def _pieces(parts: Sequence[memoryview]) -> AsyncIterator[memoryview]:

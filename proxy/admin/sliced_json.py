@@ -8,8 +8,7 @@ from typing import Any
 
 _scan_at_once = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 
-ROW_DEPTH = 2
-"""Of the rows of the lists in a document."""
+ROW_DEPTH = 2  # of the rows of the lists in a document
 
 
 def read_whole(body: bytes, depth: int) -> Any:

@@ -10,7 +10,7 @@ from traffic import TICK_MS, play, scene
 
 from proxy.admin.audit import BY_FILE
 from proxy.admin.page_files import PAGE_FILES
-from proxy.admin.port.access import Access, AdminToken, Right
+from proxy.admin.port.guard import Access, AdminToken, Right
 
 SHOWN = f"{CLIENTS} === 7"
 
@@ -147,7 +147,7 @@ async def test_a_lost_proxy_is_said_and_found_again(world: AdminWorld, page: Pag
         await page.open(address, f"{text('#none')}.includes('has sent anything yet')")
     await page.until("!document.getElementById('lost').hidden")
     assert "No contact with the proxy" in await page.run(text("#lost"))
-    async with running(world.server(port=port)):
+    async with running(world.server(), port):
         await page.until("document.getElementById('lost').hidden")
 
 

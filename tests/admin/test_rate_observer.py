@@ -7,7 +7,6 @@ from admin_world import MIB, Disk
 from structlog.testing import capture_logs
 
 from proxy.admin.rates.observed_rates import RATES_FORMAT, ObservedRates
-from proxy.admin.rates.rate_observer import RateObserver
 from proxy.slices import Slices
 from proxy.state import Record, StateError
 
@@ -27,8 +26,8 @@ class ObserverWorld:
         self.store = store or Disk()
         self.now_ms = 0.0
         self.sampled = asyncio.Event()
-        self.observer = RateObserver(self.counters, 10, self.clock_ms, Slices())
-        self.observer.use(self.store)
+        self.rates = ObservedRates(self.counters, 10, clock_ms=self.clock_ms, slices=Slices())
+        self.rates.use(self.store)
 
     def clock_ms(self) -> float:
         self.sampled.set()
@@ -37,24 +36,20 @@ class ObserverWorld:
 
     async def run(self) -> None:
         """Run until the first sample is taken."""
-        self._task = asyncio.create_task(self.observer.run())
+        self._task = asyncio.create_task(self.rates.run())
         async with asyncio.timeout(LIMIT_S):
             await self.sampled.wait()
 
     async def stop(self) -> None:
-        await self.observer.close()
+        await self.rates.close()
         self._task.cancel()
         with suppress(asyncio.CancelledError):
             await self._task
 
     def move(self, now_s: float) -> None:
         self.counters[KEY].value += MIB
-        for _ in self.observer.rates.sample(self.clock_ms(), now_s):
+        for _ in self.rates.sample(self.clock_ms(), now_s):
             pass
-
-    @property
-    def rates(self) -> ObservedRates:
-        return self.observer.rates
 
 
 async def test_what_was_seen_is_written_at_the_end_and_read_at_the_start():
