@@ -451,8 +451,8 @@ class RunningPipeline:
     def _measured(self, client_id: str) -> tuple[float, int, float]:
         """Return a client's offsets per record, least offsets of a batch, and bytes per record."""
         for bounded in self._queries_of(client_id):
-            clamp = bounded.clamp
-            return clamp.offsets_per_record, clamp.least_offsets, bounded.bytes_per_record or 0.0
+            clamp, size = bounded.clamp, bounded.measurements.bytes_per_record.value
+            return clamp.offsets_per_record, clamp.least_offsets, size or 0.0
         return 1.0, 1, 0.0
 
     def _hold(self, now_ms: float) -> None:
@@ -500,7 +500,7 @@ class RunningPipeline:
                 ceiling, why, waits = state.rate, state.why, None
                 if limit is not None:
                     # While no interval is known the driver is told the truth whatever is said here.
-                    interval_ms = query.batch_interval_ms or MS_PER_SECOND
+                    interval_ms = query.measurements.interval_ms or MS_PER_SECOND
                     rate = limit.records * MS_PER_SECOND / interval_ms
                     if ceiling is None or rate < ceiling:
                         ceiling, why, waits = rate, limit.why, limit
@@ -637,18 +637,19 @@ class RunningPipeline:
     ) -> None:
         name, reports = stage.name, self.completion.reports
         execution_ms = float(batch.execution_ms or 0)
-        bounded, started_ms = self._queries_of(query.client_id), ended_ms - execution_ms
+        started_ms = ended_ms - execution_ms
+        measured = [each.measurements for each in self._queries_of(query.client_id)]
         seen = written = reports.take(name, ended_ms)
         if reports.is_recovering(name, started_ms):
             written += reports.recover(name, self._known_ends(stage), ends)
-        size = next((each.bytes_per_record for each in bounded if each.bytes_per_record), 0.0)
-        size_bytes, inputs = round(batch.rows * (size or 0.0)), tuple(_inputs(stage, query, batch))
+        size = next(filter(None, (each.bytes_per_record.value for each in measured)), 0.0)
+        size_bytes, inputs = round(batch.rows * size), tuple(_inputs(stage, query, batch))
         done = StageBatch(name, batch.batch_id, inputs, written, started_ms, size_bytes)
         self.completion.stage_batch(done, now_ms)
         if batch.rows > 0 and execution_ms > 0:
             # A short batch had little to do: what it shows is Spark's own time, not the stage's.
-            if all(execution_ms >= FULL_BATCH * (each.batch_interval_ms or 0) for each in bounded):
-                rate = next((each.processing_rate for each in bounded if each.processing_rate), 0.0)
+            if all(execution_ms >= FULL_BATCH * (each.interval_ms or 0) for each in measured):
+                rate = next(filter(None, (each.processing_rate for each in measured)), None)
                 stage.processed(rate or batch.rows / execution_ms * MS_PER_SECOND, now_ms)
             made = dict.fromkeys(stage.settings.produces, 0)
             for each in seen:
