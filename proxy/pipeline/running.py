@@ -73,7 +73,7 @@ class RunningPipelines:
         self._stages: dict[str, tuple[RunningPipeline, Stage]] = {}
         """By the queries and client ids that are these stages."""
         self._sources: dict[str, list[Source]] = {}
-        """By client id, those that can be held."""
+        """By client id."""
         self._ends: dict[TopicPartition, int] = {}
         """The log end of each partition that was known at the last tick."""
         self._arrived: dict[str, int] = {}
@@ -266,10 +266,8 @@ class RunningPipelines:
         for pipeline in self._pipelines.values():
             for stage in pipeline.stages.values():
                 self._stages |= dict.fromkeys(stage.settings.members, (pipeline, stage))
-            for settings in pipeline.graph.settings.sources:
-                of_it = self._sources.setdefault(settings.name, [])
-                if held := pipeline.sources.get(settings.name):
-                    of_it.append(held)
+            for source in pipeline.sources.values():
+                self._sources.setdefault(source.name, []).append(source)
 
     def _count_arrived(self) -> None:
         """Count what has arrived, by the progress of all queries."""

@@ -40,7 +40,7 @@ from proxy.wire.topic_partition import TopicPartition
 from .batch_limit import BatchLimit, QueriesOf, UpstreamWriter, records_that_fit
 from .completion import Completion
 from .edges import MAX_OFFSET, TopicRange
-from .graph import PipelineGraph, StageSettings, find_endless
+from .graph import PipelineGraph, find_endless
 from .ledger import WallTime
 from .nodes import (
     FLOW_RECORDS,
@@ -92,7 +92,6 @@ class RunningPipeline:
         """What can be held, by name."""
         self.stages: Mapping[str, Stage] = {}
         self.sources: Mapping[str, Source] = {}
-        """Those that can be held."""
         self._events: deque[dict[str, Json]] = deque(maxlen=MAX_EVENTS)
         self._registry, self._queries_of, self._quotas = registry, queries_of, quotas
         self.completion = Completion(graph, random=SystemRandom(), now_ms=now_ms, now_s=now_s)
@@ -312,34 +311,33 @@ class RunningPipeline:
 
     def _follow(self, graph: PipelineGraph, now_ms: float) -> None:
         """Have the nodes of a graph; those that were there before keep their state."""
-        self.graph, max_lag = graph, graph.settings.max_lag
-        gone = dict(self.nodes)
-        nodes: dict[str, Stage | Source] = {}
-        changed: list[str] = []
-        for name, settings in graph.nodes.items():
-            controller = gone.get(name)
-            if controller is not None and type(controller.settings) is type(settings):
-                del gone[name]
-            elif isinstance(settings, StageSettings):
-                controller = Stage(settings, max_lag, now_ms)
-            else:
-                controller = Source(settings)
-            if controller.follow(settings, graph.downstream[name], self._period_ms(name), now_ms):
+        self.graph, settings, before = graph, graph.settings, self.nodes
+        self.stages = {
+            name: self.stages.get(name) or Stage(stage, settings.max_lag, now_ms)
+            for name, stage in graph.stages.items()
+        }
+        # Measured whether they are held or not: a reload may have them held.
+        self.sources = {
+            each.name: self.sources.get(each.name) or Source(each) for each in settings.sources
+        }
+        self.nodes = {**self.stages, **(self.sources if settings.hold_producers else {})}
+        changes: list[tuple[str, float | None, str]] = []
+        for name, node in before.items():
+            if self.nodes.get(name) is not node:
+                self._journal.mark_removed(name)
+                if node.state.rate is not None:
+                    changes.append((name, None, "it is no longer held in this pipeline"))
+                node.state = NodeState()
+        changed = []
+        for each in (*settings.stages, *settings.sources):
+            name, node = each.name, self.stages.get(each.name) or self.sources[each.name]
+            if node.follow(each, graph.downstream[name], self._period_ms(name), now_ms):
                 changed.append(name)
                 self._journal.mark_changed(name)
-            nodes[name] = controller
-            if isinstance(controller, Stage):
-                controller.sample_for(graph.stages[name], max_lag, now_ms)
-        self.nodes = nodes
-        self.stages = {n: each for n, each in nodes.items() if isinstance(each, Stage)}
-        self.sources = {n: each for n, each in nodes.items() if isinstance(each, Source)}
-        changes: list[tuple[str, float | None, str]] = []
-        for name, controller in gone.items():
-            self._journal.mark_removed(name)
-            if controller.state.rate is not None:
-                changes.append((name, None, "it is no longer held in this pipeline"))
+        for name, stage in self.stages.items():
+            stage.sample_for(graph.stages[name], settings.max_lag, now_ms)
         for name in sorted(changed):
-            changes.append((name, nodes[name].state.rate, "the pipeline's settings changed"))
+            changes.append((name, self.nodes[name].state.rate, "the pipeline's settings changed"))
         for change in changes:
             self._event(*change, now_ms)
             self._log_rate(*change)

@@ -324,6 +324,16 @@ def test_a_reload_keeps_what_remains_and_lets_go_what_is_gone():
     assert deletes == ["flow/p/app"]
 
 
+def test_a_source_was_measured_before_a_reload_has_it_held():
+    run = Run(replace(CHAIN, hold_producers=False))
+    run.processing["one"] = 400.0
+    run.period(app=600, one=600)
+    run.flow.reload(PipelineGraph(CHAIN), run.now_ms)
+    assert run.flow.nodes["app"].rate == pytest.approx(600)
+    run.flow.reload(PipelineGraph(replace(CHAIN, hold_producers=False)), run.now_ms)
+    assert "app" not in run.flow.nodes
+
+
 def test_a_reload_that_takes_a_stage_away_releases_what_it_held():
     run = Run()
     run.period(app=1_000, one=1_000, two=1_000)
