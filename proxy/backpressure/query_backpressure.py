@@ -17,7 +17,6 @@ from proxy.state import Json, Record
 from proxy.wire.topic_partition import TopicPartition
 
 from .backpressure_record import BOUND_RECORDS, BackpressureRecord
-from .clamp import advertise
 from .driver_view import UNPLANNED, DriverView
 from .drivers import Drivers, PartitionOffsets
 from .measurements import BatchMeasurements
@@ -171,7 +170,7 @@ class QueryBackpressure:
         """Return what to advertise in place of these real ends; `is_new`: log starts were, too."""
         ends, query = log_ends, view.query
         if log_ends:
-            ends, is_other = advertise(view, log_ends)
+            ends, is_other = view.advertise(log_ends)
             is_new |= is_other
         if self._run_id is None and query.last_report_ms is not None and not query.ended:
             # The run was known before the client connected.
