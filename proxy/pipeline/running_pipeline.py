@@ -277,7 +277,7 @@ class RunningPipeline:
         elif report.event == "idle":
             # What came after that belongs to a batch that is not reported yet.
             written = self.completion.reports.stages[name].written
-            if all(each.at_ms <= event_ms for each in written):
+            if all(at_ms <= event_ms for _, at_ms in written):
                 self.completion.idle(name, now_ms)
         elif report.event == "terminated":
             stage.ended()
@@ -593,12 +593,11 @@ class RunningPipeline:
         has_work = is_asking or planned > 0
         has_work = has_work or self._waiting(stage, stage.settings.consumes, now_ms) != 0
         written = self.completion.reports.stages[stage.name].written if planned else ()
-        ranges = (each.range for each in written)
         return UpstreamWriter(
             stage.normal_rate if has_work else 0.0,
             stage.records_out(topics),
             planned,
-            sum(each.end - each.start for each in ranges if each.topic in topics),
+            sum(each.end - each.start for each, _ in written if each.topic in topics),
         )
 
     def _planned(self, stage: Stage, client_id: str) -> tuple[int, float]:

@@ -29,7 +29,7 @@ def reports() -> PipelineReports:
 
 def taken_up() -> PipelineReports:
     outputs = reports()
-    outputs.take_up(LOADED_MS)
+    outputs.loaded_ms = LOADED_MS
     return outputs
 
 
