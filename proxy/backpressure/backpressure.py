@@ -106,6 +106,11 @@ class Backpressure:
             if now_ms - query.used_ms > FORGET_AFTER_MS:
                 self._drop(query, now_ms)
 
+    @property
+    def clients(self) -> list[str]:
+        """Client ids of all that is adaptive."""
+        return list(self._by_client)
+
     def load(self, records: Iterable[Record], now_ms: float) -> list[str]:
         """Resume what an earlier process kept, or another member; return which were not, and why.
 

@@ -515,8 +515,8 @@ class Completion:
                     return {"settled_s": to_s(known.settled_ms)}
             case "early", number if batch := reports.early.get(number):
                 times = {"started_s": to_s(batch.started_ms), "at_s": to_s(batch.at_ms)}
-                known, fields = asdict(batch) | times, LEDGER_RECORDS[kind].form.model_fields
-                return {name: known[name] for name in fields}
+                form, value = LEDGER_RECORDS[kind].form, asdict(batch) | times
+                return {name: value[name] for name in form.model_fields}
             case "written", stage:
                 ranges = [
                     (asdict(each), to_s(at_ms))

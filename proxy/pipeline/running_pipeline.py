@@ -40,7 +40,7 @@ from proxy.wire.topic_partition import TopicPartition
 from .batch_limit import BatchLimit, QueriesOf, UpstreamWriter, records_that_fit
 from .completion import Completion
 from .edges import MAX_OFFSET, TopicRange
-from .graph import PipelineGraph, find_endless
+from .graph import Node, PipelineGraph, find_endless
 from .ledger import WallTime
 from .nodes import (
     FLOW_RECORDS,
@@ -329,7 +329,8 @@ class RunningPipeline:
                     changes.append((name, None, "it is no longer held in this pipeline"))
                 node.state = NodeState()
         changed = []
-        for each in (*settings.stages, *settings.sources):
+        every: tuple[Node, ...] = (*settings.stages, *settings.sources)
+        for each in every:
             name, node = each.name, self.stages.get(each.name) or self.sources[each.name]
             if node.follow(each, graph.downstream[name], self._period_ms(name), now_ms):
                 changed.append(name)
