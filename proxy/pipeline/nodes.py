@@ -132,10 +132,14 @@ class Controller:
     def __init__(self, settings: Node) -> None:
         self.settings = settings
         self.name = settings.name
-        self.state = NodeState()
         self.measured_rate: float | None = None
         """Records/s that it takes (a stage) or sends (a source), over the last period."""
         self._requests: dict[str, FlowRequest] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin uncontrolled, with a period from the next `follow` on."""
+        self.state = NodeState()
         self._period_ms = self._period_end_ms = 0.0
 
     @property

@@ -327,11 +327,12 @@ class RunningPipeline:
                 self._journal.mark_removed(name)
                 if node.state.rate is not None:
                     changes.append((name, None, "it is no longer held in this pipeline"))
-                node.state = NodeState()
         changed = []
         every: tuple[Node, ...] = (*settings.stages, *settings.sources)
         for each in every:
             name, node = each.name, self.stages.get(each.name) or self.sources[each.name]
+            if not before.get(name) is node is self.nodes.get(name):
+                node.begin()  # it is not held, or was not
             if node.follow(each, graph.downstream[name], self._period_ms(name), now_ms):
                 changed.append(name)
                 self._journal.mark_changed(name)
