@@ -72,7 +72,8 @@ class StageReports:
     written: list[tuple[TopicRange, float]] = field(default_factory=list)
     """What its clients have written since its last report, and when."""
     has_reported: bool = False
-    """A batch, since this process took up the state."""
+    """A batch, since this process took up the state; what it wrote while a reload had left it out
+    was not seen either."""
     is_crowded: bool = False
     """Whether it has written more since its last report than is kept."""
 
