@@ -57,7 +57,7 @@ class WiredWorld(QueryWorld):
         self.store = store or MemoryStore()
         self.driver = ReportingDriver()
         self.batches, self.done = Counter(), Counter()
-        self.progress = {}  # records of it, by key
+        self.progress, self.pressure = {}, {}  # records of them, by key
         self.ends = {}  # of logs, as the cluster says when it is asked
         self.config = self.configured(*pipelines)
         self.start()
@@ -93,12 +93,8 @@ class WiredWorld(QueryWorld):
         """Begin again as another process that has all of the state."""
         self.keep()
         self.progress |= {record.key: record for record in self.registry.changes()[0]}
-        pressed = [
-            pressed.record()
-            for client_id in self.backpressure.clients
-            for pressed in self.backpressure.of_client(client_id)
-        ]
-        self.start(self.progress.values(), [each for each in pressed if each is not None])
+        self.pressure |= {record.key: record for record in self.backpressure.changes()[0]}
+        self.start(self.progress.values(), self.pressure.values())
 
     def start(self, progress=(), pressed=()):
         """Begin, or begin again as another process that has the state of pipelines, and more."""
