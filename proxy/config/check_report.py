@@ -3,9 +3,10 @@
 import socket
 from collections.abc import Iterator, Sequence
 
+from metrics.clock import MS_PER_SECOND
 from proxy.config.descriptors import share_files
 from proxy.config.endpoints import MACHINE_PLACEHOLDER, ip_address
-from proxy.config.fields import fields_of, format_duration, format_ms
+from proxy.config.fields import fields_of, format_ms
 from proxy.config.files import find_exposed
 from proxy.config.models import HIDE_PASSWORD, Config
 from proxy.config.secrets import secret_files
@@ -46,8 +47,8 @@ def find_hints(config: Config, table: RuleTable) -> Iterator[str]:
 
 def find_start_hints(config: Config) -> Iterator[str]:
     """Yield a line for each thing that a start logs as well: what is surely not wanted so."""
-    if config.throttle.max_delay >= REQUEST_TIMEOUT_S:
-        held = format_duration(config.throttle.max_delay)
+    if config.throttle.max_delay_ms >= REQUEST_TIMEOUT_S * MS_PER_SECOND:
+        held = format_ms(config.throttle.max_delay_ms)
         yield (
             f"{config.place('throttle.max_delay')}: throttle.max_delay is {held}, and clients give "
             f"up on a request and ask again after request.timeout.ms, {REQUEST_TIMEOUT_S:g} s by "

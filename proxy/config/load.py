@@ -66,7 +66,7 @@ def _problems(document: YamlDocument, detail: ErrorDetails) -> Iterator[ConfigPr
     reported = {problem.key for problem in document.problems}
     if isinstance(reason, ConflictError):
         if not any(empty[: len(loc)] == loc for empty in document.empty):
-            yield from (_conflict(document, loc, each) for each in reason.conflicts)
+            yield from (_conflict(document, loc, each) for each in reason.args)
     elif detail["type"] != _NOT_CALLED and not (
         is_known_key and (loc in document.empty or key_path(loc) in reported)
     ):

@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from operator import attrgetter
@@ -59,7 +60,7 @@ class LimitedThread:
     """
 
     def __init__(self) -> None:
-        self._running: asyncio.Future[Any] | None = None
+        self._running: Future[Any] | None = None
 
     async def call(self, function: Callable[[], Result], limit_s: float) -> Result:
         """Return what the function returns, or raise what it raises; TimeoutError when it hangs.
@@ -68,14 +69,13 @@ class LimitedThread:
         """
         async with asyncio.timeout(limit_s):
             if self._running is not None:
-                await asyncio.wait((self._running,))
-            self._running = done = asyncio.get_running_loop().create_future()
-            done.add_done_callback(_look_at)
-            work = Thread(target=_run, args=(function, done), name="limited", daemon=True)
-            work.start()
-            await asyncio.wait((done,))
+                with suppress(Exception):  # it was raised where that call was waited for
+                    await asyncio.wrap_future(self._running)
+            self._running = done = Future[Result]()
+            done.set_running_or_notify_cancel()
+            Thread(target=_run, args=(function, done), name="limited", daemon=True).start()
+            result = await asyncio.wrap_future(done)
         self._running = None
-        result: Result = done.result()
         return result
 
 
@@ -195,18 +195,8 @@ def _digest(path: Path) -> bytes:
         return error.message.encode()
 
 
-def _run(function: Callable[[], Any], done: "asyncio.Future[Any]") -> None:
+def _run(function: Callable[[], Any], done: Future[Any]) -> None:
     try:
-        result = function()
+        done.set_result(function())
     except Exception as error:  # it belongs to who called
-        end, outcome = done.set_exception, error
-    else:
-        end, outcome = done.set_result, result
-    with suppress(RuntimeError):  # the event loop has ended
-        done.get_loop().call_soon_threadsafe(end, outcome)
-
-
-def _look_at(done: "asyncio.Future[Any]") -> None:
-    """Take the error of a call that nobody waits for any more, so that none is reported."""
-    if not done.cancelled():
-        done.exception()
+        done.set_exception(error)

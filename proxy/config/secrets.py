@@ -6,7 +6,7 @@ A name that ends in `_file` marks such a key of the configuration, in whatever s
 import hashlib
 import ssl
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from proxy.cluster.dial import upstream_context
@@ -94,42 +94,40 @@ def read_secrets(config: Config) -> Secrets:
     tokens = {each.name: files.read_token(each.token_file) for each in admin.tokens}
     if admin.token_file is not None:
         tokens[ALL_RIGHTS] = files.read_token(admin.token_file)
-    secrets = Secrets(
-        listeners={name: _server_context(section) for name, section in servers.items()},
-        upstream=upstream_context(*_checked(upstream)) if upstream else None,
-        password=sasl.password() if sasl else None,
-        tokens=tokens,
-        admin=_server_context(admin.tls) if admin.tls else None,
-        certificates=(),
-        tls_digest=digest.digest(),
-    )
     certificates: list[Certificate] = []
     for name, tls in servers.items():
         certificates += _certificates_of(tls, "server", "client_ca", f"listeners {name!r}", name)
     certificates += _certificates_of(upstream, "client", "broker_ca", "cluster.tls")
     certificates += _certificates_of(admin.tls, "admin", "admin_ca", "admin.tls")
-    return replace(secrets, certificates=tuple(certificates))
+    return Secrets(
+        listeners={name: _server_context(section) for name, section in servers.items()},
+        upstream=upstream
+        and upstream_context(upstream.ca_file, upstream.cert_file, upstream.key_file),
+        password=sasl.password() if sasl else None,
+        tokens=tokens,
+        admin=admin.tls and _server_context(admin.tls),
+        certificates=tuple(certificates),
+        tls_digest=digest.digest(),
+    )
 
 
 def _certificates_of(
     tls: AnyTls | None, role: str, authorities: str, section: str, listener: str = NO_LISTENER
 ) -> Iterator[Certificate]:
-    """Yield the certificates of a section of TLS, its own and those of its authorities."""
-    if tls is not None:
-        for each, path, choose in ((role, tls.cert_file, min), (authorities, tls.ca_file, max)):
-            if path is not None:
-                yield Certificate(each, listener, section, str(path), not_after(path, choose))
+    """Yield the certificates of a section of TLS, its own and those of its authorities.
 
-
-def _server_context(tls: ServerTls) -> ssl.SSLContext:
-    ca_file, *_ = _checked(tls)
-    return server_context(tls.cert_file, tls.key_file, ca_file)
-
-
-def _checked(tls: AnyTls) -> tuple[Path | None, Path | None, Path | None]:
-    """Return the files of the authorities, the certificate and its key, which are sound."""
+    Raises BadValueError for files that are of no use.
+    """
+    if tls is None:
+        return
     if tls.cert_file is not None and tls.key_file is not None:
         files.check_pair(tls.cert_file, tls.key_file)
     if tls.ca_file is not None:
         files.check_certificates(tls.ca_file)
-    return tls.ca_file, tls.cert_file, tls.key_file
+    for each, path, choose in ((role, tls.cert_file, min), (authorities, tls.ca_file, max)):
+        if path is not None:
+            yield Certificate(each, listener, section, str(path), not_after(path, choose))
+
+
+def _server_context(tls: ServerTls) -> ssl.SSLContext:
+    return server_context(tls.cert_file, tls.key_file, tls.ca_file)

@@ -273,15 +273,19 @@ def test_defaults(folder: Path, load: Callable[[str | bytes], Config]) -> None:
     assert config.listeners[0].tls is None
     assert config.quotas.model_dump() == {
         "source": "file",
-        "window": 1.0,
+        "window_ms": 1000.0,
         "samples": 11,
-        "burst": None,
+        "burst_ms": None,
         "rules": (),
     }
     assert config.queries == ()
     assert config.pipelines == ()
     assert config.progress.model_dump() == {"answer_lookups": True}
-    assert config.throttle.model_dump() == {"mode": "delay", "max_delay": 20.0, "enforce": True}
+    assert config.throttle.model_dump() == {
+        "mode": "delay",
+        "max_delay_ms": 20_000.0,
+        "enforce": True,
+    }
     assert config.limits.model_dump() == {
         "max_connections": 10_000,
         "max_connections_per_ip": 1_000,
