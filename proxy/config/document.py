@@ -1,7 +1,7 @@
 """A YAML file as plain values, with the line of every key, and the mistakes that are in it."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -108,6 +108,9 @@ class _DocumentReader(Composer, SafeConstructor, Resolver):
         first: [(tag, pattern) for tag, pattern in resolvers if tag != _TIMESTAMP]
         for first, resolvers in Resolver.yaml_implicit_resolvers.items()
     }
+
+    dispose: Callable[[], None]
+    """Of the parser."""
 
     def read(self, file: str) -> YamlDocument:
         """Return what the text says. Raises ConfigError, YAMLError or RecursionError."""

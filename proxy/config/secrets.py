@@ -101,11 +101,14 @@ def read_secrets(config: Config) -> Secrets:
     certificates += _certificates_of(admin.tls, "admin", "admin_ca", "admin.tls")
     return Secrets(
         listeners={name: _server_context(section) for name, section in servers.items()},
-        upstream=upstream
-        and upstream_context(upstream.ca_file, upstream.cert_file, upstream.key_file),
+        upstream=(
+            upstream_context(upstream.ca_file, upstream.cert_file, upstream.key_file)
+            if upstream
+            else None
+        ),
         password=sasl.password() if sasl else None,
         tokens=tokens,
-        admin=admin.tls and _server_context(admin.tls),
+        admin=_server_context(admin.tls) if admin.tls else None,
         certificates=tuple(certificates),
         tls_digest=digest.digest(),
     )

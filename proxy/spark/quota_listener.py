@@ -535,9 +535,8 @@ class _Run:
     def heartbeat(self) -> dict[str, Any]:
         """Return the report that it is running."""
         age_ms = None if self.known_s is None else round((time.monotonic() - self.known_s) * 1000)
-        known = {"last_batch_id": self.batch_id, "is_waiting": self.is_waiting}
-        known |= {"trigger": self.trigger, "known_age_ms": age_ms}
-        return self.report("running", age_ms=0, **known)
+        about = {"last_batch_id": self.batch_id, "is_waiting": self.is_waiting}
+        return self.report("running", age_ms=0, trigger=self.trigger, known_age_ms=age_ms, **about)
 
     @property
     def is_known(self) -> bool:
