@@ -15,6 +15,7 @@ from pydantic import Field, PrivateAttr, StrictBool, field_validator
 from pydantic import ValidationInfo as Info
 
 from proxy.config import endpoints, fields, files
+from proxy.config.document import Loc
 from proxy.config.fields import Conflict, find_bad, not_empty
 from proxy.config.query_models import AdaptiveSection, PipelineSection, QuerySection
 from proxy.progress.query import ProgressSettings
@@ -70,10 +71,6 @@ class ClusterSasl(fields.Section):
     )
     username: fields.Text = Field(examples=["username: quota-proxy"])
     password_file: fields.PasswordFile = Field(examples=["password_file: cluster-password"])
-
-    def password(self) -> str:
-        """Read the password as it is now. Raises BadValueError when the file has turned bad."""
-        return files.read_password(self.password_file)
 
 
 class ClusterSection(fields.Section):
@@ -134,6 +131,12 @@ class ListenerSection(fields.Section):
     def sni(self) -> str | None:
         """The pattern of names that tell the brokers apart, if they do."""
         return self.tls.sni if self.tls is not None else None
+
+    @property
+    def names(self) -> dict[Loc, str]:
+        """What clients are told to connect to, by the keys that say so."""
+        names = {("advertised_host",): self.advertised_host, ("tls", "sni"): self.sni}
+        return {loc: name for loc, name in names.items() if name}
 
 
 class RuleSection(fields.Section):

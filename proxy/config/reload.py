@@ -6,10 +6,9 @@ Its files are the YAML file and those that it names: certificates, keys, passwor
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from threading import Thread
@@ -100,7 +99,7 @@ class Reloader:
         self._at_start = self._in_force = config
         self._requested = asyncio.Event()
         self._thread = LimitedThread()
-        self._seen = _look(self._files)
+        self._seen = self._digests()
         self._hangs = False
         self._loaded_s = -REQUEST_INTERVAL_S
 
@@ -128,10 +127,13 @@ class Reloader:
             await self._load()
             self._loaded_s = time.monotonic()
 
+    def _digests(self) -> Look:
+        return tuple(map(_digest, self._files))
+
     async def _look(self) -> Look | None:
         """Return how the files are now, None if they cannot be read in time."""
         try:
-            look = await self._thread.call(partial(_look, self._files), LOOK_LIMIT_S)
+            look = await self._thread.call(self._digests, LOOK_LIMIT_S)
         except TimeoutError:
             self._hung(LOOK_LIMIT_S)
             return None
@@ -182,10 +184,6 @@ class Reloader:
         self._record("failed", message)
         about = {"problems": message} if defect is None else {"exc_info": defect}
         _log.error("configuration not reloaded, the old one stays", **about)
-
-
-def _look(paths: Iterable[Path]) -> Look:
-    return tuple(map(_digest, paths))
 
 
 def _digest(path: Path) -> bytes:

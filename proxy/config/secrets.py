@@ -5,7 +5,7 @@ A name that ends in `_file` marks such a key of the configuration, in whatever s
 
 import hashlib
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,23 +64,14 @@ class Secrets:
     """Of the files behind the TLS contexts: with the same content these need not be replaced."""
 
 
-def named_files(section: Section) -> Iterator[Path]:
-    """Yield the files that a section, or one within it, names."""
-    return (path for _, path in _by_key(section))
-
-
-def secret_files(config: Config) -> list[Path]:
-    """Return the files that nobody else should be able to read."""
-    return [path for key, path in _by_key(config) if key not in PUBLIC_FILES]
-
-
-def _by_key(section: Section) -> Iterator[tuple[str, Path]]:
+def named_files(section: Section, but: Collection[str] = ()) -> Iterator[Path]:
+    """Yield the files that a section, or one within it, names by other keys than these."""
     for name, value in section:
-        if isinstance(value, Path) and name.endswith(NAME_ENDING):
-            yield name, value
+        if isinstance(value, Path) and name.endswith(NAME_ENDING) and name not in but:
+            yield value
         for each in value if isinstance(value, tuple) else (value,):
             if isinstance(each, Section):
-                yield from _by_key(each)
+                yield from named_files(each, but)
 
 
 def read_secrets(config: Config) -> Secrets:
@@ -106,7 +97,7 @@ def read_secrets(config: Config) -> Secrets:
             if upstream
             else None
         ),
-        password=sasl.password() if sasl else None,
+        password=files.read_password(sasl.password_file) if sasl else None,
         tokens=tokens,
         admin=_server_context(admin.tls) if admin.tls else None,
         certificates=tuple(certificates),
