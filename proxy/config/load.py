@@ -36,10 +36,8 @@ def load_config(path: Path) -> Config:
     """
     document = read_document(path)
     problems, unknown = list(document.problems), set[Loc]()
-    # State has a default that is a path; given as a section it is resolved like any other.
-    data = {"state": {}, **document.data}
     try:
-        config = Config.model_validate(data, context=path.parent)
+        config = Config.model_validate(document.data, context=path.parent)
     except ValidationError as error:
         details = error.errors(include_url=False)
         unknown = {detail["loc"] for detail in details if detail["type"] in _UNKNOWN_KEY}

@@ -339,7 +339,7 @@ class Config(fields.Section):
     progress: ProgressSection = ProgressSection()
     throttle: ThrottleSection = ThrottleSection()
     limits: LimitsSection = LimitsSection()
-    state: StateSection = Field(default_factory=StateSection)
+    state: StateSection = Field(default={}, validate_default=True)
     tier: TierSection | None = None
     admin: AdminSection = AdminSection()
     workers: fields.Workers = 1
