@@ -78,7 +78,8 @@ class Member:
         self._store = self._parts.store
         self._debts = KeptDebts(config.state.kind, self.quotas.shared, self._parts.slices)
         self.health = self._parts.health
-        self.reloader = Reloader(path, config, self._parts.apply, self.health.record_load)
+        self._reloader = Reloader(path, config, self._parts.apply, self.health.record_load)
+        self.reload = self._reloader.request
         self.tasks: Sequence[asyncio.Task[None]] = ()
         """The work that goes on and does not end, after `accept`."""
         self._stop = asyncio.Event()
@@ -138,7 +139,7 @@ class Member:
 
     def accept(self) -> None:
         """Begin to work."""
-        self.tasks = self._parts.begin(self.reloader.watch, self._debts.run)
+        self.tasks = self._parts.begin(self._reloader.watch, self._debts.run)
 
     async def stop(self) -> None:
         """Drain, then close everything; first what another process may wait for."""

@@ -8,17 +8,16 @@ import os
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 from urllib.parse import quote
 
-from pydantic import BeforeValidator, Field, PrivateAttr, StrictBool, create_model, field_validator
+from pydantic import Field, PrivateAttr, StrictBool, field_validator
 from pydantic import ValidationInfo as Info
 
-from metrics.clock import MS_PER_SECOND
 from proxy.config import endpoints, fields, files
+from proxy.config.document import Loc
 from proxy.config.fields import Conflict, find_bad, not_empty
-from proxy.config.pipeline_models import PipelineSection
-from proxy.config.query_models import AdaptiveSection, QuerySection
+from proxy.config.query_models import AdaptiveSection, PipelineSection, QuerySection
 from proxy.progress.query import ProgressSettings
 from proxy.quota.entities import QuotaKind
 from proxy.quota.rules import QuotaSettings, Rule
@@ -72,10 +71,6 @@ class ClusterSasl(fields.Section):
     )
     username: fields.Text = Field(examples=["username: quota-proxy"])
     password_file: fields.PasswordFile = Field(examples=["password_file: cluster-password"])
-
-    def password(self) -> str:
-        """Read the password as it is now. Raises BadValueError when the file has turned bad."""
-        return files.read_password(self.password_file)
 
 
 class ClusterSection(fields.Section):
@@ -137,9 +132,19 @@ class ListenerSection(fields.Section):
         """The pattern of names that tell the brokers apart, if they do."""
         return self.tls.sni if self.tls is not None else None
 
+    @property
+    def names(self) -> dict[Loc, str]:
+        """What clients are told to connect to, by the keys that say so."""
+        names = {("advertised_host",): self.advertised_host, ("tls", "sni"): self.sni}
+        return {loc: name for loc, name in names.items() if name}
 
-class RuleKeys(fields.Section):
-    """Whom a rule is for, whether they have one sensor each or one together, and are held."""
+
+class RuleSection(fields.Section):
+    """The quotas of the clients that fit all of the rule's keys; a key for each `QuotaKind`.
+
+    `user` and `client_id` may be `DEFAULT`. With `adaptive`, `consumer_byte_rate` is the most that
+    a bound which moves can be.
+    """
 
     user: fields.Text | None = None
     client_id: fields.Text | None = Field(default=None, alias="client-id")
@@ -147,22 +152,11 @@ class RuleKeys(fields.Section):
     listener: fields.Text | None = None
     scope: Literal["each", "shared"] = "each"
     enforce: StrictBool = True
-
-
-_BOUND_FIELDS: dict[str, Any] = {
-    kind.value: (Annotated[float | None, BeforeValidator(kind.unit.parse)], None)
-    for kind in QuotaKind
-}
-_RuleBounds: Any = create_model("_RuleBounds", __base__=RuleKeys, **_BOUND_FIELDS)
-
-
-class RuleSection(_RuleBounds):  # type: ignore[misc]  # mypy knows no model that is made
-    """The quotas of the clients that fit all of the rule's keys; a key for each `QuotaKind`.
-
-    `user` and `client_id` may be `DEFAULT`. With `adaptive`, `consumer_byte_rate` is the most that
-    a bound which moves can be.
-    """
-
+    consumer_byte_rate: fields.ByteRate | None = None
+    producer_byte_rate: fields.ByteRate | None = None
+    request_percentage: fields.Percentage | None = None
+    max_connections: fields.ConnectionCount | None = None
+    connection_rate: fields.ConnectionRate | None = None
     adaptive: AdaptiveSection | None = None
     expected: StrictBool = False
 
@@ -188,10 +182,9 @@ class RuleSection(_RuleBounds):  # type: ignore[misc]  # mypy knows no model tha
     def rule(self, place: str, number: int) -> Rule:
         """Return the rule, the `number`th of the file."""
         return Rule(
-            **self.model_dump(include=set(RuleKeys.model_fields)),
+            **self.model_dump(exclude={*QuotaKind, "adaptive"}),
             bounds=self.bounds,
             adaptive=self.adaptive.bound if self.adaptive else None,
-            expected=self.expected,
             place=place,
             number=number,
         )
@@ -201,9 +194,9 @@ class QuotasSection(fields.Section):
     """How rates are measured, and the rules in the order of the file."""
 
     source: Literal["file", "kafka"] = "file"
-    window: fields.Window = 1.0
+    window_ms: fields.Window = Field(default=1000.0, alias="window")
     samples: fields.Samples = 11
-    burst: fields.DurationOrZero | None = None
+    burst_ms: fields.MillisecondsOrZero | None = Field(default=None, alias="burst")
     rules: tuple[RuleSection, ...] = ()
 
     def find_conflicts(self) -> Iterator[Conflict]:  # noqa: D102
@@ -219,7 +212,7 @@ class ThrottleSection(fields.Section):
     """How a client over its quota is slowed."""
 
     mode: Literal["delay", "mute"] = "delay"
-    max_delay: fields.Duration = 20.0
+    max_delay_ms: fields.Milliseconds = Field(default=20_000.0, alias="max_delay")
     enforce: StrictBool = True
 
 
@@ -346,7 +339,7 @@ class Config(fields.Section):
     progress: ProgressSection = ProgressSection()
     throttle: ThrottleSection = ThrottleSection()
     limits: LimitsSection = LimitsSection()
-    state: StateSection = Field(default_factory=StateSection)
+    state: StateSection = Field(default={}, validate_default=True)
     tier: TierSection | None = None
     admin: AdminSection = AdminSection()
     workers: fields.Workers = 1
@@ -373,13 +366,12 @@ class Config(fields.Section):
             rule.rule(self.place(f"quotas.rules[{number}]"), number)
             for number, rule in enumerate(self.quotas.rules)
         )
-        burst_s = self.quotas.burst
         return QuotaSettings(
             rules=tuple(rules),
-            window_ms=self.quotas.window * MS_PER_SECOND,
+            window_ms=self.quotas.window_ms,
             samples=self.quotas.samples,
-            burst_ms=None if burst_s is None else burst_s * MS_PER_SECOND,
-            max_delay_ms=self.throttle.max_delay * MS_PER_SECOND,
+            burst_ms=self.quotas.burst_ms,
+            max_delay_ms=self.throttle.max_delay_ms,
             enforce=self.throttle.enforce,
             max_client_entities=self.limits.max_client_entities,
         )

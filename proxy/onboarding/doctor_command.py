@@ -110,16 +110,12 @@ def _see_admin(config: Config, address: AdminAddress, given: Path | None) -> Adm
     all_rights = [] if admin.token_file is None else [admin.token_file]
     readers = [*all_rights, *(each.token_file for each in admin.tokens if "read" in each.rights)]
     reporters = [each.token_file for each in admin.tokens if "report" in each.rights] or all_rights
-    report_tokens: list[tuple[str | None, str | None]]
-    if given is not None and address.token is not None:
-        report_tokens = [(str(given), address.token)]
-    else:
-        report_tokens = [(str(path), read_token(path)) for path in reporters] or [(None, None)]
+    shown = {str(given): address.token} if given else {str(at): read_token(at) for at in reporters}
     if readers:
         address = replace(address, token=read_token(readers[0]))
     try:
         quotas = address.document("/v1/quotas")["quotas"]
-        for file, text in report_tokens:
+        for file, text in shown.items() or ((None, None),):
             refused = _refusal(replace(address, token=text))
             if refused is not None:
                 refused = f"{file}: {refused}" if file is not None else refused
