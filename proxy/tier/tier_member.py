@@ -367,7 +367,7 @@ class TierMember:
             cluster_id=self._cluster_id,
             rules_digest=self._rules.digest,
             clock_s=time.time(),
-            loads=self._loads.announced.loads,
+            loads=self._loads.meter.announced,
             is_leaving=self._is_leaving,
             reached=self._probe.reached.difference(() if newest is None else newest.owners),
             unreached=frozenset(self._probe.problems),
