@@ -12,14 +12,17 @@ from pathlib import Path
 from structlog import get_logger
 
 from proxy.config import Config
+from proxy.config.secrets import read_secrets
 from proxy.launcher.host_ports import HostPorts
 from proxy.launcher.worker import run_worker
 from proxy.launcher.worker_handle import BEAT_INTERVAL_S, Order, WorkerError, WorkerHandle
-from proxy.member import Place, check_state, log_hints
+from proxy.member import Place, log_hints
+from proxy.parts import bootstrap_of
 from proxy.relay.relay import log_listening
 from proxy.relay.take_over import Predecessor
 from proxy.succession import Succession, serve_until
 from proxy.tasks import end_tasks
+from proxy.tier.tier_member import check_tier_state
 from proxy.wiring import prepare_process
 
 START_LIMIT_S = 300.0
@@ -83,7 +86,8 @@ class Launcher:
                 log_listening(*each)
             is_successor = predecessor is not None
             if is_successor:
-                await asyncio.to_thread(check_state, self._config, self._workers[0].number)
+                way = bootstrap_of(self._config, read_secrets(self._config), lambda: None)
+                await asyncio.to_thread(check_tier_state, self._config, way)
             succession.release_predecessor()
             gc.collect()
             gc.freeze()  # what is there now stays shared

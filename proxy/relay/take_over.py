@@ -155,7 +155,7 @@ class Predecessor:
 
 
 class Replaced(Protocol):
-    """What a proxy does while it is replaced."""
+    """What a proxy does while it is replaced, and at its end."""
 
     def addresses(self) -> Iterable[Address]:
         """Return where its sockets listen, each of them."""
@@ -171,6 +171,9 @@ class Replaced(Protocol):
 
     def stopped(self) -> None:
         """Begin to stop."""
+
+    async def stop(self) -> None:
+        """Drain, then close everything."""
 
 
 class Replaceable:
