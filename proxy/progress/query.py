@@ -4,6 +4,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 
 from metrics.instruments import COMPLETION_BUCKETS_S
 from metrics.lock_free import HistogramChild
@@ -116,9 +117,8 @@ class QueryProgress(ChangeLog):
         on_event: OnEvent,
         changed: Callable[["QueryProgress", TopicPartition], None],
     ) -> None:
-        super().__init__(client_id, on_event)
+        super().__init__(client_id, on_event, partial(changed, self))
         self.client_id = client_id
-        self._changed = changed
         self.settings: QuerySettings | None = None
         self.commit = GroupState()
         self.reported_name: str | None = None
@@ -173,10 +173,6 @@ class QueryProgress(ChangeLog):
         """What is to be mended for this run; it is not among the events."""
         self._advised: set[EventKind] = set()
         """What of it was passed on."""
-
-    def changed(self, key: TopicPartition) -> None:
-        """See ChangeLog."""
-        self._changed(self, key)
 
     @property
     def has_failed(self) -> bool:

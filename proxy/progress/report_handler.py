@@ -137,14 +137,18 @@ class ReportHandler:
                 text = f"query {report.query_id} has neither a name nor a client id"
                 fix = "name the query with queryName, or tell the listener its Kafka client id"
                 raise ReportRefused(Refusal.NO_CLIENT, text, fix)
-            for ranges in (report.ranges, {}):  # twice: queries may come or go between two steps
+            ranges = report.ranges
+            may_wait = len(ranges) > 1
+            # Again at the end: queries may come or go between two steps.
+            for checked in (ranges, {}) if may_wait else (ranges,):
                 query = self._registry.query_of(client_id) or self._movable(report, scope, now_ms)
                 _check_scope(report, client_id, query, scope)
                 self._check(report, client_id, query, now_ms)
                 known = query.partitions if query is not None else {}
-                for key, read in ranges.items():
+                for key, read in checked.items():
                     _check_range(key, read, known.get(key), ends.get(key), report.run_id)
-                    yield False
+                    if may_wait:
+                        yield False
         except ReportRefused as error:
             self.refuse(error)
             if error.reason is Refusal.NOT_ALLOWED:

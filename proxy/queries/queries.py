@@ -259,7 +259,8 @@ class Queries:
         if self._names.wanted():
             await self._await_names()
         unknown = self._reports.unknown_ends(report)
-        await asyncio.sleep(0)  # there may be thousands: other work comes between two walks
+        if not is_short:
+            await asyncio.sleep(0)  # there may be thousands: other work comes between two walks
         unknown |= self._pipelines.lost_ends(report, clock_ms())
         ends = await self._ends(unknown) if unknown else {}
         return await self._turns.take(self._accepting(report, ends, scope))
