@@ -18,8 +18,8 @@ from proxy.admin.peers.merged_documents import (
     merged_unbounded,
 )
 from proxy.admin.peers.tier_answers import peeked_client
+from proxy.admin.replies import read_whole, written_pieces
 from proxy.admin.request_times import HISTOGRAMS, merged_times, quantile
-from proxy.admin.sliced_json import read_whole, written_pieces
 from proxy.quota.entities import QuotaKind
 
 KINDS = [str(kind) for kind in QuotaKind]

@@ -50,14 +50,16 @@ from proxy.admin.rates.suggestions import (
 from proxy.admin.replies import (
     CONTENT_TYPE,
     JSON_HEADERS,
+    ROW_DEPTH,
     ApiError,
     answer_in_pieces,
     json_body,
     parse_number,
+    read_whole,
     readiness_answer,
+    written_pieces,
 )
 from proxy.admin.request_times import HISTOGRAMS
-from proxy.admin.sliced_json import ROW_DEPTH, read_whole, written_pieces
 from proxy.progress.report import MAX_REPORT_BYTES
 from proxy.slices import LONG_ANSWERS
 from proxy.state import Document

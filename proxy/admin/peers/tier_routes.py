@@ -14,8 +14,7 @@ from proxy.admin.audit import current_author
 from proxy.admin.port.guard import require_all_rights
 from proxy.admin.rates.observed_rates import Observed
 from proxy.admin.rates.suggestions import add_own
-from proxy.admin.replies import ApiError, answer, answer_in_slices, json_body
-from proxy.admin.sliced_json import ROW_DEPTH, read_whole
+from proxy.admin.replies import ROW_DEPTH, ApiError, answer, answer_in_slices, json_body, read_whole
 from proxy.admin.tier_protocol import Tier, VisitRows
 from proxy.quota.debts import Debt
 from proxy.state import Record, StateError

@@ -22,8 +22,7 @@ from proxy.admin.rates.observed_rates import (
     RateSketch,
     SeenSeries,
 )
-from proxy.admin.replies import ApiError, answer_in_slices
-from proxy.admin.sliced_json import ROW_DEPTH, read_whole
+from proxy.admin.replies import ROW_DEPTH, ApiError, answer_in_slices, read_whole
 from proxy.admin.written_values import iso, size_text
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.rules import Match, RuleTable
