@@ -272,9 +272,11 @@ class MemberProcess:
         if writes == self.rules.writes:
             return
         if not writes:
-            await self._rates.write()
-        self.rules.writes = self._rates.writes = writes
+            await self._rates.keep(keeps=False)
+        self.rules.writes = writes
         await self.reread()
+        if writes:
+            await self._rates.keep(keeps=True)
 
     async def resume(self) -> None:
         """Write to the store again, which is open again. Raises StateError."""

@@ -192,7 +192,7 @@ class ObservedRates:
     _sampled_ms: float | None = None
     _hour: int = 0
     writes: bool = True
-    """Whether this process keeps them, where several have one state."""
+    """Whether this process keeps them, where several have one state; see `keep`."""
     _store: Store | None = None
     _writer: StateWriter | None = None
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -270,19 +270,23 @@ class ObservedRates:
         """Write to this store from now on, after `close`; what was observed is still known."""
         self._store, self._writer = store, StateWriter(store)
 
+    async def keep(self, *, keeps: bool) -> None:
+        """Keep them from now on, or leave that to another process.
+
+        What was kept is known to the one that keeps it: if all knew it, it would count for each.
+        """
+        if not keeps:
+            await self.write()
+            if not self.journal:
+                self.hours, self._known, self.left_out = {}, set(), set()
+        self.writes = keeps
+        if keeps:
+            await self._read_kept()
+
     async def run(self) -> None:
         """Sample and write, until cancelled."""
-        store = self._store
-        try:
-            # Tens of thousands of records take seconds.
-            problems = await asyncio.to_thread(self._load_from, store)
-        except StateError as error:
-            _log.error("observed rates are neither read nor kept", error=str(error))
-        else:
-            for problem in problems:
-                _log.warning("observed rates not taken up", problem=problem)
-            if store is not None and self._store is store:  # and was not closed meanwhile
-                self._writer = StateWriter(store)
+        if self.writes and self._writer is None:
+            await self._read_kept()
         next_s = time.monotonic() + RATES_WRITE_INTERVAL_S
         while True:
             try:
@@ -314,6 +318,20 @@ class ObservedRates:
                     _log.error("observed rates not kept, trying again", error=str(error))
                     return
                 await asyncio.sleep(pause_s)
+
+    async def _read_kept(self) -> None:
+        """Read what was kept, then write."""
+        store = self._store
+        try:
+            # Tens of thousands of records take seconds.
+            problems = await asyncio.to_thread(self._load_from, store)
+        except StateError as error:
+            _log.error("observed rates are neither read nor kept", error=str(error))
+            return
+        for problem in problems:
+            _log.warning("observed rates not taken up", problem=problem)
+        if store is not None and self._store is store:  # and was not closed meanwhile
+            self._writer = StateWriter(store)
 
     def _load_from(self, store: Store | None) -> list[str]:
         records = [] if store is None else store.items(RATES_FORMAT.prefix)
