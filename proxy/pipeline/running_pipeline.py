@@ -331,7 +331,7 @@ class RunningPipeline:
         every: tuple[Node, ...] = (*settings.stages, *settings.sources)
         for each in every:
             name, node = each.name, self.stages.get(each.name) or self.sources[each.name]
-            if not before.get(name) is node is self.nodes.get(name):
+            if before.get(name) is not node or name not in self.nodes:
                 node.begin()  # it is not held, or was not
             if node.follow(each, graph.downstream[name], self._period_ms(name), now_ms):
                 changed.append(name)
