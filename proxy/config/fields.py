@@ -22,13 +22,7 @@ from metrics.stats import MIN_WINDOW_MS
 from proxy.config import endpoints, files
 from proxy.config.document import Loc
 from proxy.progress.query_scope import ANY_REST
-from proxy.quota.entities import (
-    BYTE_RATE,
-    CONNECTION_COUNT,
-    CONNECTIONS_PER_SECOND,
-    DEFAULT,
-    PERCENTAGE,
-)
+from proxy.quota.entities import DEFAULT
 from proxy.quota.validation import parse_prefix
 from proxy.quota.values import (
     DURATION_UNITS,
@@ -241,10 +235,6 @@ BatchInterval = Annotated[Milliseconds, refuse(MIN_INTERVAL_MS.__gt__, _TOO_SHOR
 Count = Annotated[int, _whole_number(1, MAX_COUNT)]
 Samples = Annotated[int, _whole_number(2, MAX_WINDOW_SAMPLES)]
 Workers = Annotated[int | Literal["auto"], _whole_number(1, MAX_WORKERS, AUTO)]
-ByteRate = Annotated[float, BeforeValidator(BYTE_RATE.parse)]
-Percentage = Annotated[float, BeforeValidator(PERCENTAGE.parse)]
-ConnectionCount = Annotated[float, BeforeValidator(CONNECTION_COUNT.parse)]
-ConnectionRate = Annotated[float, BeforeValidator(CONNECTIONS_PER_SECOND.parse)]
 RecordRate = Annotated[float, _number("a rate", _RATE_FIX)]
 """Records per second, above 0."""
 RecordRateOrZero = Annotated[float, _number("a rate", f"{_RATE_FIX}, or 0", zero=True)]

@@ -8,10 +8,10 @@ import os
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 from urllib.parse import quote
 
-from pydantic import Field, PrivateAttr, StrictBool, field_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, StrictBool, create_model, field_validator
 from pydantic import ValidationInfo as Info
 
 from proxy.config import endpoints, fields, files
@@ -139,12 +139,8 @@ class ListenerSection(fields.Section):
         return {loc: name for loc, name in names.items() if name}
 
 
-class RuleSection(fields.Section):
-    """The quotas of the clients that fit all of the rule's keys; a key for each `QuotaKind`.
-
-    `user` and `client_id` may be `DEFAULT`. With `adaptive`, `consumer_byte_rate` is the most that
-    a bound which moves can be.
-    """
+class RuleKeys(fields.Section):
+    """Whom a rule is for, whether they have one sensor each or one together, and are held."""
 
     user: fields.Text | None = None
     client_id: fields.Text | None = Field(default=None, alias="client-id")
@@ -152,11 +148,22 @@ class RuleSection(fields.Section):
     listener: fields.Text | None = None
     scope: Literal["each", "shared"] = "each"
     enforce: StrictBool = True
-    consumer_byte_rate: fields.ByteRate | None = None
-    producer_byte_rate: fields.ByteRate | None = None
-    request_percentage: fields.Percentage | None = None
-    max_connections: fields.ConnectionCount | None = None
-    connection_rate: fields.ConnectionRate | None = None
+
+
+_BOUND_FIELDS: dict[str, Any] = {
+    kind.value: (Annotated[float | None, BeforeValidator(kind.unit.parse)], None)
+    for kind in QuotaKind
+}
+_RuleBounds: Any = create_model("_RuleBounds", __base__=RuleKeys, **_BOUND_FIELDS)
+
+
+class RuleSection(_RuleBounds):  # type: ignore[misc]  # mypy knows no model that is made
+    """The quotas of the clients that fit all of the rule's keys; a key for each `QuotaKind`.
+
+    `user` and `client_id` may be `DEFAULT`. With `adaptive`, `consumer_byte_rate` is the most that
+    a bound which moves can be.
+    """
+
     adaptive: AdaptiveSection | None = None
     expected: StrictBool = False
 
