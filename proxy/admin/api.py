@@ -37,6 +37,7 @@ from proxy.admin.rule_documents import rule_change, rule_entry, throttling_docum
 from proxy.admin.written_values import iso, picked
 from proxy.progress.query import MAX_PARTITIONS
 from proxy.progress.report import MAX_REPORT_BYTES, Refusal, ReportRefused
+from proxy.quota.rule_registry import make_override
 from proxy.quota.rules import QuotaPause, pause_name
 from proxy.quota.selector import parse_selector, selector
 from proxy.release import VERSION
@@ -190,9 +191,8 @@ class ApiRoutes:
         name = selector(keys)
         async with self._audited(name):
             about = (override.bounds, override.scope, override.by, now_s)
-            entry = await self._rules.put(
-                keys, *about, enforce=override.enforce, until_s=override.until_s
-            )
+            ends = {"enforce": override.enforce, "until_s": override.until_s}
+            entry = await self._rules.put(make_override(keys, *about, **ends))
         log_change("quota overridden", selector=name, by=override.by)
         return answer(rule_entry(entry, now_s))
 
