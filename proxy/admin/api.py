@@ -39,7 +39,7 @@ from proxy.progress.query import MAX_PARTITIONS
 from proxy.progress.report import MAX_REPORT_BYTES, Refusal, ReportRefused
 from proxy.quota.rule_registry import make_override
 from proxy.quota.rules import QuotaPause, pause_name
-from proxy.quota.selector import parse_selector, selector
+from proxy.quota.validation import parse_selector, selector
 from proxy.release import VERSION
 from proxy.state import Document
 

@@ -8,8 +8,8 @@ from proxy.admin.admin_parts import AdminParts
 from proxy.admin.history import Largest
 from proxy.admin.rule_documents import rule_name
 from proxy.admin.written_values import iso, picked, rounded
-from proxy.quota.connection_row import ConnectionHold, ConnectionRow
 from proxy.quota.rule_registry import RuleEntry
+from proxy.relay.connection_list import ConnectionHold, ConnectionRow
 from proxy.state import Document
 
 

@@ -15,8 +15,7 @@ from proxy.state import Json, Record, StateError, Store
 from .entities import QuotaKind
 from .manager import QuotaManager
 from .rules import ALL_CLIENTS, QuotaPause, QuotaSettings, Rule, RuleTable, pause_name
-from .selector import parse_selector, selector
-from .validation import check_keys, finite
+from .validation import check_keys, finite, parse_selector, selector
 
 OVERRIDES = "quotas/"
 """Where the overrides are in the state; the rest of a record's key is the rule's selector."""

@@ -16,7 +16,7 @@ from parts.quota_world import QuotaWorld
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
 from proxy.quota.rule_registry import RuleEntry, RuleOrigin, RuleRegistry, make_override
 from proxy.quota.rules import QuotaPause, QuotaSettings, Rule
-from proxy.quota.selector import selector
+from proxy.quota.validation import selector
 from proxy.state import MemoryStore, Record, SqliteStore, StateError
 
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
