@@ -191,8 +191,9 @@ class ApiRoutes:
         name = selector(keys)
         async with self._audited(name):
             about = (override.bounds, override.scope, override.by, now_s)
-            ends = {"enforce": override.enforce, "until_s": override.until_s}
-            entry = await self._rules.put(make_override(keys, *about, **ends))
+            entry = await self._rules.put(
+                make_override(keys, *about, enforce=override.enforce, until_s=override.until_s)
+            )
         log_change("quota overridden", selector=name, by=override.by)
         return answer(rule_entry(entry, now_s))
 
