@@ -45,8 +45,8 @@ from proxy.queries.queries import Queries
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rule_registry import RuleRegistry
-from proxy.quota.rules import Rule
-from proxy.quota.selector import selector
+from proxy.quota.rules import QuotaPause, Rule
+from proxy.quota.validation import selector
 from proxy.relay.brokers import Brokers
 from proxy.relay.clients import ClientRegistry
 from proxy.relay.kafka_quotas import KafkaQuotas
@@ -392,10 +392,11 @@ class MemberProcess:
         except StateError as error:
             _log.error("ended overrides or pauses are still in the state", error=str(error))
             return
-        for entry in ended.overrides:
-            _log.info("quota override ended", selector=selector(entry.rule.keys), by=entry.by)
-        for pause in ended.pauses:
-            _log.info("throttling resumed", selector=pause.name, by=pause.by)
+        for each in ended:
+            if isinstance(each, QuotaPause):
+                _log.info("throttling resumed", selector=each.name, by=each.by)
+            else:
+                _log.info("quota override ended", selector=selector(each.rule.keys), by=each.by)
 
     async def _tick(self) -> None:
         """Apply changed quotas, end throttling, add to the charts, until cancelled."""

@@ -12,10 +12,10 @@ from proxy.admin.history import History
 from proxy.admin.query_documents import QueryDocuments, Reports
 from proxy.admin.rates.observed_rates import ObservedRates
 from proxy.admin.tier_protocol import Tier
-from proxy.quota.connection_row import ConnectionRow
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rule_registry import RuleRegistry
+from proxy.relay.connection_list import ConnectionRow
 from proxy.slices import Slices
 from proxy.state import Document
 

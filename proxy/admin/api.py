@@ -37,8 +37,9 @@ from proxy.admin.rule_documents import rule_change, rule_entry, throttling_docum
 from proxy.admin.written_values import iso, picked
 from proxy.progress.query import MAX_PARTITIONS
 from proxy.progress.report import MAX_REPORT_BYTES, Refusal, ReportRefused
+from proxy.quota.rule_registry import make_override
 from proxy.quota.rules import QuotaPause, pause_name
-from proxy.quota.selector import parse_selector, selector
+from proxy.quota.validation import parse_selector, selector
 from proxy.release import VERSION
 from proxy.state import Document
 
@@ -191,7 +192,7 @@ class ApiRoutes:
         async with self._audited(name):
             about = (override.bounds, override.scope, override.by, now_s)
             entry = await self._rules.put(
-                keys, *about, enforce=override.enforce, until_s=override.until_s
+                make_override(keys, *about, enforce=override.enforce, until_s=override.until_s)
             )
         log_change("quota overridden", selector=name, by=override.by)
         return answer(rule_entry(entry, now_s))

@@ -11,12 +11,12 @@ from proxy.admin.history import History, Largest, share
 from proxy.admin.query_documents import Cached
 from proxy.admin.rule_documents import rule_name, throttling_document
 from proxy.admin.written_values import iso, picked, rounded
-from proxy.quota.connection_row import ConnectionHold, ConnectionRow
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import QuotaRow
 from proxy.quota.rule_registry import RuleEntry
 from proxy.quota.rules import RuleTable
+from proxy.relay.connection_list import ConnectionHold, ConnectionRow
 from proxy.state import Document
 
 FRESH_MS = 500.0
