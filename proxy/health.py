@@ -83,9 +83,8 @@ class Health:
 
     def show(self) -> None:
         """Show by metrics what else only `/readyz`, the log and the state would."""
-        instruments, brokers = self._services.instruments, self._relay.brokers
         services, relay = self._services, self._relay
-        quotas = services.quotas
+        instruments, brokers, quotas = services.instruments, relay.brokers, services.quotas
         instruments.connections_limit.set_function(lambda: services.limits.max_connections)
         instruments.silent_connections.set_function(lambda: len(relay.silent))
         instruments.ready.set_function(lambda: self.readiness().reason is None)
@@ -95,7 +94,7 @@ class Health:
         instruments.rules_not_enforced.set_function(lambda: quotas.settings.observed_rules)
         loaded = instruments.config_last_reload_successful
         loaded.set_function(lambda: self.loads[0]["result"] == "ok")
-        for name, listener in self._relay.listeners.items():
+        for name, listener in relay.listeners.items():
             gauge = instruments.brokers_without_port.labels(name)
             gauge.set_function(listener.count_left_out)
         self.show_certificates()
