@@ -135,7 +135,7 @@ class Health:
         instruments.rules_not_enforced.set_function(lambda: quotas.settings.observed_rules)
         loaded = instruments.config_last_reload_successful
         loaded.set_function(lambda: self.loads[0]["result"] == "ok")
-        for name, listener in self._relay.listeners.items():
+        for name, listener in relay.listeners.items():
             instruments.brokers_without_port.labels(name).set_function(listener.count_left_out)
         self.show_certificates()
 

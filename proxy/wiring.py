@@ -6,7 +6,7 @@ import gc
 import resource
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from itertools import count
 from typing import TypeVar
@@ -113,8 +113,6 @@ class MemberProcess:
         self.secrets = read_secrets(config)
         self.bootstrap = bootstrap_of(config, self.secrets, errors.labels(LOGIN_REFUSED).inc)
         self.brokers = Brokers(self.bootstrap, splice=splice)
-        client = KafkaClient(self.bootstrap, limit_s=None)
-        self._kafka_quotas = KafkaQuotas(client, self._use_kafka, errors)
         self._clients = ClientRegistry(instruments.bytes_total)
         self.queries = Queries(
             config.progress_settings,
@@ -193,6 +191,11 @@ class MemberProcess:
             writes=self._rates.writes,
         )
         await self._end_due()
+        self._kafka_quotas = KafkaQuotas(
+            KafkaClient(self.bootstrap, limit_s=None),
+            self.rules.use_kafka,
+            self.services.instruments.upstream_errors_total,
+        )
         await self._kafka_quotas.follow(self._config.quotas.source == "kafka")
         self.queries.load(self.store, owns_all if self.tier is None else self.tier.owns)
         self.audit = AuditLog(self.store)
@@ -323,10 +326,6 @@ class MemberProcess:
         self.admin.guard.access = access_of(self._config, secrets)
         self.secrets = secrets
         self.health.show_certificates()
-
-    async def _use_kafka(self, rules: Iterable[Rule]) -> None:
-        """Put the cluster's own quotas in force. Only after `load`."""
-        await self.rules.use_kafka(rules)
 
     def _client_of(self, query: str) -> str:
         """Return the client id of a query by its name."""

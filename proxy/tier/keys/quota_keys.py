@@ -125,7 +125,9 @@ class QuotaKeys:
             return f"all clients with its client id: nothing bounds {identity.client_id or ''!r}"
         if fields is not None:
             return f"all clients with {_values_of(fields, identity)}"
-        names = self._names_in(self._tie_sets.find(tie))
+        find = self._tie_sets.find
+        alike = (each.name for at, each in enumerate(self._ties) if find(at) == find(tie))
+        names = list(dict.fromkeys(alike))
         shown = "; ".join(names[:MAX_EXPLAINED])
         rest = f"; and {len(names) - MAX_EXPLAINED} more" if len(names) > MAX_EXPLAINED else ""
         overlap = ", which overlap" if len(names) > 1 else ""
@@ -179,13 +181,6 @@ class QuotaKeys:
             found, place = self._tie_sets.find(at), (at < len(self._rules), tie.name)
             first[found] = min(first.get(found, place), place)
         return {found: name for found, (_, name) in first.items()}
-
-    def _names_in(self, tie_set: int) -> list[str]:
-        return list(
-            dict.fromkeys(
-                tie.name for at, tie in enumerate(self._ties) if self._tie_sets.find(at) == tie_set
-            )
-        )
 
 
 def _values_of(fields: Field, identity: ClientIdentity) -> str:
