@@ -71,8 +71,9 @@ class Senders:
         if len(self._senders) >= MAX_SENDERS:
             del self._senders[next(iter(self._senders))]
         self._senders[sender_id] = sender
-        lost = number - 1 - sender.last - sender.refused.covered(sender.last + 1, number)
-        lost *= counts_lost
+        lost, next_number = 0, sender.last + 1
+        if counts_lost and number > next_number:
+            lost = number - next_number - sender.refused.covered(next_number, number)
         sender.refused.remove_below(number + 1)
         sender.last = number
         sender.lost += lost
