@@ -76,7 +76,6 @@ class QueryRegistry:
     def update(self, settings: ProgressSettings) -> None:
         """Set the configured queries. One that is taken out stays if it was ever seen."""
         self._settings = settings
-        self._max_queries = settings.max_queries
         self.answers_lookups = settings.answers_lookups
         self._clients = {each.name: each.client_id for each in settings.queries}
         configured = set(self._clients.values())
@@ -130,7 +129,7 @@ class QueryRegistry:
 
     def has_room(self) -> bool:
         """Return whether another query could be followed, if need be in the place of one gone."""
-        return len(self._queries) < self._max_queries or self._longest_gone() is not None
+        return len(self._queries) < self._settings.max_queries or self._longest_gone() is not None
 
     def follow(self, client_id: str, *, make_room: bool = True) -> QueryProgress | None:
         """Return a client id's query, made if it is new; None: no room, or not this member's."""
@@ -138,7 +137,7 @@ class QueryRegistry:
             return query
         if not self.owns.client(client_id):
             return None
-        while len(self._queries) >= self._max_queries:
+        while len(self._queries) >= self._settings.max_queries:
             gone = self._longest_gone() if make_room else None
             if gone is None:
                 return None
