@@ -255,7 +255,7 @@ class QueryProgress(ChangeLog):
             self.add_event(EventKind.TOO_MANY, None, text, now_ms)
         return progress
 
-    # What a report says: each yields True after each partition: others may do their work meanwhile.
+    # What a report says: each yields True between partitions: others may do their work meanwhile.
 
     def beginning_run(self, run_id: str, began_ms: float | None, now_ms: float) -> Iterator[bool]:
         """Record a new run, which began then, if that is known; what was pending has failed."""
@@ -280,11 +280,12 @@ class QueryProgress(ChangeLog):
                     self.let_go(partition, "the query that took over does not read it", now_ms)
                     yield True
         self.progress_id = self.query_id
-        for key, read in batch.ranges.items():
+        for number, (key, read) in enumerate(batch.ranges.items()):
+            if number:
+                yield True
             opened = self.open(*key, now_ms)
             if opened is not None:  # others may have taken the room since the check
                 opened.complete(read, self.run_id, gap, now_ms, now_s)
-            yield True
         self.run_batches += 1
         self.last_batch_id = batch.batch_id
 

@@ -354,19 +354,17 @@ class Queries:
         """Write what has changed; what can't be written is tried again. Return whether it was."""
         async with self._writing:
             while (writer := self._writer) is not None:
-                records, deleted = self._registry.changes()
-                for part in (self._backpressure, self._pipelines):
-                    changed, gone = part.changes()
-                    records += changed
-                    deleted += gone
+                parts = (self._registry, self._backpressure, self._pipelines)
+                changes = [part.changes() for part in parts]
+                records = [record for changed, _ in changes for record in changed]
+                deleted = [key for _, gone in changes for key in gone]
                 if not records and not deleted:
                     return True
                 try:
                     await writer.put_many(records, delete=deleted)
                 except StateError as error:
-                    self._registry.changes_failed()
-                    self._backpressure.changes_failed()
-                    self._pipelines.changes_failed()
+                    for part in parts:
+                        part.changes_failed()
                     _log.error("progress not kept, trying again", error=str(error))
                     return False
         return False

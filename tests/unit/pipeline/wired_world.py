@@ -10,6 +10,7 @@ from parts.virtual_time import EPOCH_S, START_MS
 from proxy.config import load_config
 from proxy.pipeline.running import RunningPipelines
 from proxy.progress.owns import owns_all
+from proxy.progress.progress_records import read_records
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.state import MemoryStore, StateError
 
@@ -100,7 +101,7 @@ class WiredWorld(QueryWorld):
         """Begin, or begin again as another process that has the state of pipelines, and more."""
         self.open_quotas(self.config.quota_settings)
         self.open_queries(self.config.progress_settings)
-        assert self.registry.load(progress) == []
+        assert self.registry.load(read_records(progress)) == []
         assert self.backpressure.load(pressed, self.now_ms) == []
         self.pipelines = RunningPipelines(
             self.config.pipelines,
