@@ -10,7 +10,6 @@ end offsets less what the query has completed, by its own progress events.
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from uuid import uuid4
 
 from bench.backpressure_jobs import JOBS, QUICK_JOBS, QUICK_SHARE, TRIGGER_S, Job, Kind, Phase
@@ -30,7 +29,6 @@ from bench.backpressure_judge import (
     ratios,
     worst,
 )
-from bench.backpressure_plot import Drawn, draw
 from bench.backpressure_run import Driver, Plan, Watch, run
 from bench.lab import Lab, Proxy, Rule, open_lab
 from bench.processes import BenchError
@@ -69,13 +67,6 @@ class _Result:
         """Join the figures of a way's queries and rounds."""
         pairs = zip(self.rounds[way], self.rounds[NONE], strict=True)
         return over_rounds([_figures(runs, none) for runs, none in pairs])
-
-    def drawn(self) -> Drawn:
-        """Give what the plot shows: of several rounds the first."""
-        return {
-            way: [(run.watch, run.query) for run in rounds[0]]
-            for way, rounds in self.rounds.items()
-        }
 
     def drain_s(self) -> float:
         """How long the way without adaptive took at most when feeding had ended, so far."""
@@ -125,17 +116,12 @@ class _Bench:
             result.rounds[way].append([_Run(watch, name) for name in names[way]])
 
 
-def measure(
-    quick: bool,
-    jobs: Sequence[str] = (),
-    picture: Path = Path("build/backpressure.png"),
-) -> list[Row]:
-    """Run the jobs, all of them unless some are named; draw them and give the rows."""
+def measure(quick: bool, jobs: Sequence[str] = ()) -> list[Row]:
+    """Run the jobs, all of them unless some are named, and give the rows."""
     names = jobs or (QUICK_JOBS if quick else tuple(JOBS))
     chosen = [_shorter(JOBS[name]) if quick else JOBS[name] for name in names]
     rounds = 1 if quick else ROUNDS
     rows: list[Row] = []
-    results: list[_Result] = []
     loads: list[float] = []
     with open_lab() as lab:
         broker = lab.enter(EmbeddedBroker(lab.work_dir / "broker"))
@@ -147,8 +133,7 @@ def measure(
         for job in chosen:
             loads.append(os.getloadavg()[0])
             try:
-                results.append(bench.measure(job, rounds))
-                found = _rows(results[-1])
+                found = _rows(bench.measure(job, rounds))
             except BenchError as error:
                 found = [Row(FIGURE, job.name, "", str(error), Verdict.FAILED)]
                 bench.restart()
@@ -156,9 +141,7 @@ def measure(
             for row in found:
                 print(f"  {job.name}: {row.measured}", flush=True)
             rows += found
-    if results:
-        draw([(each.job, each.drawn()) for each in results], picture)
-    return rows + _notes(picture, max(loads))
+    return rows + _notes(max(loads))
 
 
 def _shorter(job: Job) -> Job:
@@ -274,7 +257,7 @@ def _samples(result: _Result, way: str, figures: Figures) -> dict[str, object]:
     }
 
 
-def _notes(picture: Path, load: float) -> list[Row]:
+def _notes(load: float) -> list[Row]:
     notes = {
         "lag": "records, mean and most; that of `none` until it was through",
         "complete": "from the last record fed until all was processed",
@@ -285,6 +268,5 @@ def _notes(picture: Path, load: float) -> list[Row]:
         f"first at most {FIRST_TRIGGERS:g}",
         "machine": f"load average {load:.0f} at the most, {os.cpu_count()} cores: where more wants "
         "to run than there are cores, batches wait for them",
-        "plot": str(picture),
     }
     return [Row(FIGURE, f"  {what}", "", text, Verdict.INFO) for what, text in notes.items()]

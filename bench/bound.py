@@ -117,10 +117,8 @@ _NAMED = (
     Cell(MEGABYTE, 1, 50 * MEGABYTE),
     Cell(100 * KILOBYTE, 200, 50 * KILOBYTE, 4 * KIB),
 )
-# No limit for the whole response, batches longer than what is granted, and clients that connect
-# again instead of waiting.
+# Batches longer than what is granted, and clients that connect again instead of waiting.
 _SPECIAL = (
-    Cell(MEGABYTE, 32, 2 * MEGABYTE, version=2),
     Cell(MEGABYTE, 4, 10 * MEGABYTE, MEGABYTE),
     Cell(100 * KILOBYTE, 1, 10 * MEGABYTE, MEGABYTE, version=12),
     Cell(MEGABYTE, 32, MIB, fetches_per_connection=1),

@@ -18,7 +18,6 @@ from kafka.protocol.metadata import (
 from kafka.protocol.producer.produce import ProduceRequest, ProduceResponse
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
-from bench import old_fetch
 from proxy.wire.layout import write_uvarint
 
 Address = tuple[str, int]
@@ -94,16 +93,8 @@ def fetch_request(
 ) -> bytearray:
     """Frame of a Fetch for at most `max_bytes` of a topic whose record batches are this long.
 
-    Each partition has an equal part of the limit; in version 2, which asks for one, it stands only
-    there.
-
-    Raises:
-        ValueError: kafka-python does not know the version, and it is not 2.
-
+    Each partition has an equal part of the limit.
     """
-    name = topic_name(batch_bytes)
-    if version == old_fetch.VERSION:
-        return old_fetch.request(client_id, name, max_bytes)
     wanted = [
         FetchRequest.FetchTopic.FetchPartition(
             partition=index,
@@ -113,7 +104,7 @@ def fetch_request(
         for index in partitions
     ]
     topic = FetchRequest.FetchTopic(
-        topic=name, topic_id=uuid.UUID(int=batch_bytes), partitions=wanted
+        topic=topic_name(batch_bytes), topic_id=uuid.UUID(int=batch_bytes), partitions=wanted
     )
     request = FetchRequest[version](
         max_wait_ms=500, min_bytes=1, max_bytes=max_bytes, topics=[topic]
@@ -124,9 +115,6 @@ def fetch_request(
 
 def read_fetch(version: int, frame: bytes) -> Asked:
     """Read from a Fetch request how much of which topic it asks for."""
-    if version == old_fetch.VERSION:
-        name, max_bytes = old_fetch.read_request(frame)
-        return Asked(_batch_bytes(name), max_bytes)
     request = FetchRequest.decode(frame[LENGTH_BYTES:], version=version, header=True)
     topic = request.topics[0]
     in_partitions = sum(partition.partition_max_bytes for partition in topic.partitions)
@@ -139,9 +127,6 @@ def read_fetch(version: int, frame: bytes) -> Asked:
 
 def fetch_envelope(version: int, batch_bytes: int, records_bytes: int) -> Envelope:
     """Build what stands around so many bytes of records in a Fetch response."""
-    name = topic_name(batch_bytes)
-    if version == old_fetch.VERSION:
-        return Envelope(old_fetch.response_head(name, records_bytes), b"")
     partition = FetchResponse.FetchableTopicResponse.PartitionData(
         partition_index=0,
         high_watermark=OFFSET + EVERYTHING_READ,
@@ -151,7 +136,7 @@ def fetch_envelope(version: int, batch_bytes: int, records_bytes: int) -> Envelo
         records=PLACEHOLDER,
     )
     topic = FetchResponse.FetchableTopicResponse(
-        topic=name, topic_id=uuid.UUID(int=batch_bytes), partitions=[partition]
+        topic=topic_name(batch_bytes), topic_id=uuid.UUID(int=batch_bytes), partitions=[partition]
     )
     frame = _framed(FetchResponse[version](responses=[topic]), 0)
     before, after = frame[CORRELATION_ID_END:].split(PLACEHOLDER)
