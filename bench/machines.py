@@ -23,6 +23,7 @@ ADMIN_TIMEOUT_S = 2.0
 POLL_S = 0.02
 READY_LINE = b"ready\n"
 WORKER_SERVES, RELOADED = b'"event": "worker serves"', b'"event": "configuration reloaded"'
+TIER = "bench"
 EXIT_REFUSED = 2
 """Of a proxy whose configuration is wrong."""
 
@@ -78,17 +79,12 @@ class Machine:
         }
         self._write()
         self._before = 0
-        self._begun_s = self.started_s = 0.0
-        """How long its last start took."""
+        self._begun_s = 0.0
 
     @property
     def is_up(self) -> bool:
         """Whether it runs."""
         return self._server.pid is not None
-
-    def begin(self) -> None:
-        """Start it and return at once."""
-        self._begin()
 
     def await_ready(self) -> None:
         """Return when it serves.
@@ -103,7 +99,6 @@ class Machine:
                     raise RefusedError(tail.split(": ", 1)[-1].splitlines()[0])
                 self.kill()
                 raise BenchError(f"{self.name} did not start; its log ends:\n{tail}")
-        self.started_s = time.monotonic() - self._begun_s
 
     def start(self) -> None:
         """Start it; see `await_ready`."""
@@ -161,14 +156,15 @@ class Machine:
         """Start another of it that takes its place (`--take-over`), and wait until it has ended."""
         old, self._server = self._server, ServerProcess(self._log)
         try:
-            self._begin("--take-over", str(old.pid))
+            self.begin("--take-over", str(old.pid))
             self.await_ready()
             if not old.wait(STOP_TIMEOUT_S):
                 raise BenchError(f"{self.name} does not end:\n{self.log_tail()}")
         finally:
             old.kill()
 
-    def _begin(self, *options: str) -> None:
+    def begin(self, *options: str) -> None:
+        """Start it and return at once."""
         self._before = self._log.stat().st_size
         self._begun_s = time.monotonic()
         self._server.spawn(python("proxy", "run", "-c", str(self._config), *options))
@@ -234,31 +230,15 @@ def machines_of(
     cluster: str,
     rules: Sequence[Mapping[str, object]],
     workers: int,
-    tier: str,
 ) -> Iterator[Machine]:
     """Yield machines that are not started; several members are one tier."""
     each = 2 + (1 + BROKER_PORTS) * workers
     first, *_ = free_ports(count * each)
     for number in range(count):
-        name = f"{tier}-{number}"
+        name = f"{TIER}-{number}"
         own: dict[str, object] = {"workers": workers, "state": {"kind": "memory"}}
         if count * workers > 1:
-            own["tier"] = {"name": tier, "machine": name, "admin_host": HOST}
-            own["state"] = {"kind": "kafka", "topic": f"{tier}-state"}
+            own["tier"] = {"name": TIER, "machine": name, "admin_host": HOST}
+            own["state"] = {"kind": "kafka", "topic": f"{TIER}-state"}
         start = first + number * each
         yield Machine(folder, name, cluster, rules, range(start, start + each), own)
-
-
-def cpu_s(machine: Machine) -> float:
-    """Return the CPU time that its processes have used, in seconds."""
-    total = 0.0
-    for process in machine.processes():
-        with suppress(psutil.Error):
-            used = process.cpu_times()
-            total += used.user + used.system
-    return total
-
-
-def unique_bytes(machine: Machine) -> list[int]:
-    """Return the memory that each of its processes has for itself, in bytes."""
-    return [process.memory_full_info().uss for process in machine.processes()]

@@ -12,7 +12,6 @@ from bench.outage_parts import Driver
 from bench.processes import Child, python
 from bench.topics import create, fill
 from examples.devkit.broker import EmbeddedBroker
-from examples.devkit.jars import connector_jars
 
 RAW, QUERY = "bench-raw", "bench-query"
 """Client ids, and the topics that they read."""
@@ -22,7 +21,6 @@ RAW_VALUE_BYTES, RAW_RECORDS = 50_000, 800
 QUERY_VALUE_BYTES = 5_000
 FILL_SETTINGS = {"linger.ms": 20, "queue.buffering.max.kbytes": 262_144, "log_level": 0}
 SPARK_TASKS = 8
-SESSION_TIMEOUT_S = 90.0
 SAMPLE_S = 0.2
 RETRIES = "20"
 """Of a look-up of offsets: a driver by default gives up after three."""
@@ -104,18 +102,6 @@ def start_raw(lab: Lab, machines: Sequence[Machine]) -> RawClient:
         ),
     )
     return RawClient(child)
-
-
-def start_driver(lab: Lab) -> Driver:
-    """Start a Spark session of as many tasks as there are partitions."""
-    jars = ",".join(str(jar) for jar in connector_jars())
-    child = lab.start_helper(
-        "driver", python("bench.outage_driver", f"--jars={jars}", f"--tasks={SPARK_TASKS}")
-    )
-    child.wait_line(lambda line: line == "ready", SESSION_TIMEOUT_S)
-    driver = Driver(child)
-    driver.listen()
-    return driver
 
 
 def start_query(

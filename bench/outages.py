@@ -27,6 +27,7 @@ from itertools import chain
 from pathlib import Path
 
 from bench.lab import Lab, open_lab
+from bench.machines import BROKER_PORTS, POLL_S, Machine
 from bench.outage_driver import Start
 from bench.outage_judge import (
     Judged,
@@ -37,12 +38,12 @@ from bench.outage_judge import (
     planned_sizes,
     read_ranges,
 )
-from bench.outage_parts import POLL_S, Driver, Event, LastingProxy
-from bench.processes import BenchError, python
+from bench.outage_parts import Driver, Event
+from bench.processes import BenchError
 from bench.report import Row, Verdict
 from bench.topics import create, fill
 from examples.devkit.broker import EmbeddedBroker
-from examples.devkit.jars import connector_jars
+from examples.devkit.loopback import free_ports
 
 FIGURE = "outages"
 SEED_VARIABLE = "BENCH_SEED"
@@ -75,7 +76,6 @@ BATCHES_AFTER = 3
 """That end after each outage before the next one."""
 SPARK_TASKS = 4
 
-READY_TIMEOUT_S = 90.0
 BATCH_TIMEOUT_S = 120.0
 RECOVERY_TIMEOUT_S = 240.0
 """Until a query reads again or has failed: Spark tries three times, each for a minute."""
@@ -155,7 +155,7 @@ class Part:
 
     kind: Kind
     broker: EmbeddedBroker
-    proxy: LastingProxy
+    proxy: Machine
     driver: Driver
     checkpoint: Path
     chance: random.Random
@@ -308,7 +308,7 @@ def run(plan: Plan) -> list[Row]:
     chance = random.Random(seed)
     with open_lab() as lab:
         broker = lab.enter(EmbeddedBroker(lab.work_dir / "broker"))
-        driver = _start_driver(lab)
+        driver = Driver.begin(lab, SPARK_TASKS)
         parts = [_prepare(lab, broker, driver, kind, chance) for kind in KINDS]
         with ThreadPoolExecutor(len(parts)) as threads:
             for _ in threads.map(Part.warm_up, parts):
@@ -323,21 +323,10 @@ def run(plan: Plan) -> list[Row]:
             judged = {part.name: part.judged() for part in parts}
             kills = plan.proxy_kills * sum(kind.is_adaptive for kind in KINDS) + len(whats)
             rows = _rows(parts, judged, f"{kills} kills, seed {seed}")
-        last = _start_driver(lab)
+        last = Driver.begin(lab, SPARK_TASKS)
         rows += _available_now(parts, last)
         logs = [each.child.log_path.read_bytes() for each in (driver, last)]
     return [*rows, _warnings_row(logs)]
-
-
-def _start_driver(lab: Lab) -> Driver:
-    jars = ",".join(str(jar) for jar in connector_jars())
-    child = lab.start_helper(
-        "driver", python("bench.outage_driver", f"--jars={jars}", f"--tasks={SPARK_TASKS}")
-    )
-    child.wait_line(lambda line: line == "ready", READY_TIMEOUT_S)
-    driver = Driver(child)
-    driver.listen()
-    return driver
 
 
 def _prepare(
@@ -351,7 +340,12 @@ def _prepare(
             "min_rate": RATE,
             "max_rate": RATE,
         }
-    proxy = LastingProxy(lab.work_dir / kind.name, broker.bootstrap, [rule])
+    folder = lab.work_dir / kind.name
+    state = {"state": {"kind": "sqlite", "path": str(folder / "state.db")}}
+    ports = free_ports(3 + BROKER_PORTS)
+    ports = range(ports[0], ports[-1] + 1)
+    proxy = Machine(folder, kind.name, broker.bootstrap, [rule], ports, state)
+    lab.at_end(proxy.kill)
     proxy.start()
     checkpoint = lab.work_dir / f"{kind.name}-checkpoint"
     return Part(kind, broker, proxy, driver, checkpoint, random.Random(chance.random()))
