@@ -48,12 +48,8 @@ ROUNDS = 2
 WARM_UP = replace(JOBS["record-40"], phases=(Phase(20),))
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """One query as it was seen in one round of one way."""
-
-    watch: Watch
-    query: str
+_Runs = list[tuple[Watch, str]]
+"""Each query as it was seen in one round of one way."""
 
 
 @dataclass(slots=True)
@@ -61,7 +57,7 @@ class _Result:
     """What was seen of a job: by way, for each round, the runs of its queries."""
 
     job: Job
-    rounds: dict[str, list[list[_Run]]] = field(default_factory=lambda: {way: [] for way in WAYS})
+    rounds: dict[str, list[_Runs]] = field(default_factory=lambda: {way: [] for way in WAYS})
 
     def figures(self, way: str) -> Figures:
         """Join the figures of a way's queries and rounds."""
@@ -113,7 +109,7 @@ class _Bench:
         )
         watch = run(job, self.driver, self.broker, plan)
         for way in ways:
-            result.rounds[way].append([_Run(watch, name) for name in names[way]])
+            result.rounds[way].append([(watch, name) for name in names[way]])
 
 
 def measure(quick: bool, jobs: Sequence[str] = ()) -> list[Row]:
@@ -174,14 +170,14 @@ def _rule(client_id: str, way: str) -> Rule:
     return {**plain, "adaptive": {**adaptive, "estimator": way} if HAS_ESTIMATORS else adaptive}
 
 
-def _drain_s(runs: Sequence[_Run]) -> float:
-    return worst([figures_of(run.watch, run.query, run.watch.over_s) for run in runs]).completion_s
+def _drain_s(runs: _Runs) -> float:
+    return worst([figures_of(watch, query, watch.over_s) for watch, query in runs]).completion_s
 
 
-def _figures(runs: Sequence[_Run], none: Sequence[_Run]) -> Figures:
+def _figures(runs: _Runs, none: _Runs) -> Figures:
     """Measure a round of a way, its lag for as long as the way without adaptive had any."""
     after_s = max(TRIGGER_S, _drain_s(none))
-    return worst([figures_of(run.watch, run.query, run.watch.fed_s + after_s) for run in runs])
+    return worst([figures_of(watch, query, watch.fed_s + after_s) for watch, query in runs])
 
 
 def _rows(result: _Result) -> list[Row]:
@@ -236,23 +232,18 @@ def _samples(result: _Result, way: str, figures: Figures) -> dict[str, object]:
         "figures": asdict(figures),
         "runs": [
             {
-                "query": run.query,
-                "fed_s": run.watch.fed_s - run.watch.started_s,
+                "query": query,
+                "fed_s": watch.fed_s - watch.started_s,
                 "lag": [
-                    (round(at_s - run.watch.started_s, 2), lag)
-                    for at_s, lag in lag_of(run.watch, run.query)
+                    (round(at_s - watch.started_s, 2), lag) for at_s, lag in lag_of(watch, query)
                 ],
                 "batches": [
-                    (
-                        round(batch.started_s - run.watch.started_s, 3),
-                        batch.duration_s,
-                        batch.rows,
-                    )
-                    for batch in run.watch.batches[run.query]
+                    (round(batch.started_s - watch.started_s, 3), batch.duration_s, batch.rows)
+                    for batch in watch.batches[query]
                 ],
             }
             for runs in result.rounds[way]
-            for run in runs
+            for watch, query in runs
         ],
     }
 

@@ -249,10 +249,10 @@ class Connection:
             self.head += _some(self.channel.recv(traffic.CORRELATION_ID_END - len(self.head)))
             if len(self.head) < traffic.CORRELATION_ID_END:
                 return 0
-            found = traffic.response_head(self.head)
-            if not self.outstanding or found.correlation_id != self.outstanding[0][0]:
+            frame_bytes, number = traffic.response_head(self.head)
+            if not self.outstanding or number != self.outstanding[0][0]:
                 raise ConnectionError("a response is out of order")
-            self.left_bytes = found.frame_bytes - len(self.head)
+            self.left_bytes = frame_bytes - len(self.head)
             self._wake_at(min(self.left_bytes, WAKE_BYTES))
         wanted = min(self.left_bytes, len(scratch))
         received = self.channel.recv_into(scratch, wanted, socket.MSG_TRUNC)
@@ -261,7 +261,7 @@ class Connection:
             self._wake_at(min(self.left_bytes, WAKE_BYTES))
             return 0
         self._wake_at(1)
-        frame_bytes = traffic.response_head(self.head).frame_bytes
+        frame_bytes, _ = traffic.response_head(self.head)
         self.head.clear()
         return frame_bytes
 
@@ -432,14 +432,14 @@ def _receive_next(channel: socket.socket, scratch: memoryview, number: int) -> i
     received = 0
     while received < traffic.CORRELATION_ID_END:
         received += _more(channel.recv_into(scratch[received:], FIRST_PIECE_BYTES))
-    found = traffic.response_head(bytes(scratch[: traffic.CORRELATION_ID_END]))
-    if found.correlation_id != number:
+    frame_bytes, answered = traffic.response_head(bytes(scratch[: traffic.CORRELATION_ID_END]))
+    if answered != number:
         raise ConnectionError("a response is out of order")
-    left_bytes = found.frame_bytes - received
+    left_bytes = frame_bytes - received
     while left_bytes > 0:
         wanted = min(left_bytes, len(scratch))
         left_bytes -= _more(channel.recv_into(scratch, wanted, DROP_ALL))
-    return found.frame_bytes
+    return frame_bytes
 
 
 def _connections(load: Load, served: Served, positions: Positions) -> list[Connection]:

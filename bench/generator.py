@@ -80,8 +80,7 @@ class Canned:
         """Build the response with as many bytes of records as the limit allows."""
         batch_bytes = len(records.batch)
         records_bytes = max(batch_bytes, max_bytes)
-        envelope = traffic.fetch_envelope(version, batch_bytes, records_bytes)
-        before, after = envelope.before, envelope.after
+        before, after = traffic.fetch_envelope(version, batch_bytes, records_bytes)
         body_bytes = 4 + len(before) + records_bytes + len(after)
         if records_bytes < SENDFILE_MIN_BYTES:
             data = records.batch * -(-records_bytes // batch_bytes)

@@ -1,6 +1,7 @@
 """Kafka messages of the bench, built and read with kafka-python's schema codec."""
 
 import socket
+import struct
 import uuid
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -50,14 +51,6 @@ CONNECT_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
-    """Length in bytes (4 length bytes included) and correlation id of a response."""
-
-    frame_bytes: int
-    correlation_id: int
-
-
-@dataclass(frozen=True, slots=True)
 class Asked:
     """What a Fetch asks for.
 
@@ -73,14 +66,6 @@ class Asked:
     max_bytes: int
     partitions: range = ONE_PARTITION
     offset: int = OFFSET
-
-
-@dataclass(frozen=True, slots=True)
-class Envelope:
-    """What stands in a Fetch response between its correlation id and the records, and after."""
-
-    before: bytes
-    after: bytes
 
 
 def fetch_request(
@@ -125,8 +110,11 @@ def read_fetch(version: int, frame: bytes) -> Asked:
     return Asked(batch_bytes, max_bytes, partitions, first.fetch_offset)
 
 
-def fetch_envelope(version: int, batch_bytes: int, records_bytes: int) -> Envelope:
-    """Build what stands around so many bytes of records in a Fetch response."""
+def fetch_envelope(version: int, batch_bytes: int, records_bytes: int) -> tuple[bytes, bytes]:
+    """Build what stands in a Fetch response before so many bytes of records, and behind them.
+
+    It begins behind the correlation id.
+    """
     partition = FetchResponse.FetchableTopicResponse.PartitionData(
         partition_index=0,
         high_watermark=OFFSET + EVERYTHING_READ,
@@ -142,7 +130,7 @@ def fetch_envelope(version: int, batch_bytes: int, records_bytes: int) -> Envelo
     before, after = frame[CORRELATION_ID_END:].split(PLACEHOLDER)
     is_flexible = FetchResponse[version].flexible_version_q(version)
     before = before.removesuffix(_length_field(len(PLACEHOLDER), is_flexible=is_flexible))
-    return Envelope(before + _length_field(records_bytes, is_flexible=is_flexible), after)
+    return before + _length_field(records_bytes, is_flexible=is_flexible), after
 
 
 def fetch_response(
@@ -337,12 +325,10 @@ def receive_frame(connection: socket.socket) -> bytes:
     return bytes(frame)
 
 
-def response_head(first_bytes: bytes | bytearray) -> Frame:
-    """Read length and correlation id from a response's first 8 bytes."""
-    return Frame(
-        4 + int.from_bytes(first_bytes[:4], "big"),
-        int.from_bytes(first_bytes[4:CORRELATION_ID_END], "big"),
-    )
+def response_head(first_bytes: bytes | bytearray) -> tuple[int, int]:
+    """Read length, its own 4 bytes included, and correlation id from a response's first 8 bytes."""
+    length, correlation_id = struct.unpack_from(">ii", first_bytes)
+    return LENGTH_BYTES + length, correlation_id
 
 
 def _batch_of_value(value_bytes: int) -> bytes:
