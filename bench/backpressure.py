@@ -34,13 +34,10 @@ from bench.lab import Lab, Proxy, Rule, open_lab
 from bench.processes import BenchError
 from bench.report import Row, Verdict
 from examples.devkit.broker import EmbeddedBroker
-from proxy.config.query_models import AdaptiveSection
 
 FIGURE = "backpressure"
 NONE = "none"
-# A proxy that does not know the key has one estimator.
-HAS_ESTIMATORS = "estimator" in AdaptiveSection.model_fields
-WAYS = (NONE, "pid", "cost") if HAS_ESTIMATORS else (NONE, "pid")
+WAYS = (NONE, "pid", "cost")
 CEILING = "50MiB"
 """Of every rule; no job comes near it."""
 ROUNDS = 2
@@ -166,8 +163,7 @@ def _rule(client_id: str, way: str) -> Rule:
     plain: Rule = {"client-id": client_id, "consumer_byte_rate": CEILING}
     if way == NONE:
         return plain
-    adaptive = {"batch_interval": f"{TRIGGER_S:g}s"}
-    return {**plain, "adaptive": {**adaptive, "estimator": way} if HAS_ESTIMATORS else adaptive}
+    return {**plain, "adaptive": {"batch_interval": f"{TRIGGER_S:g}s", "estimator": way}}
 
 
 def _drain_s(runs: _Runs) -> float:

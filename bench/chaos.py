@@ -13,25 +13,13 @@ from dataclasses import dataclass
 
 from bench import traffic
 from bench.lab import open_lab
-from bench.machines import BROKER_PORTS, Machine, RefusedError
-from bench.member_loads import (
-    QUERY,
-    QUERY_VALUE_BYTES,
-    RAW,
-    SPARK_TASKS,
-    Arrivals,
-    QueryTraffic,
-    fill_topics,
-    start_query,
-    start_raw,
-)
+from bench.machines import BROKER_PORTS, Machine
+from bench.member_loads import QUERY, QUERY_VALUE_BYTES, RAW, Arrivals, Members
 from bench.outage_judge import count_records, faults, read_ranges
 from bench.outage_parts import Driver, Event
 from bench.processes import BenchError
 from bench.rates import most_within
 from bench.report import Row, Verdict
-from bench.scale import start_machines
-from examples.devkit.broker import EmbeddedBroker
 from examples.devkit.loopback import HOST
 
 FIGURE = "chaos"
@@ -166,33 +154,24 @@ class Happened:
 
 def measure(quick: bool, layouts: Sequence[Layout] = LAYOUTS) -> list[Row]:
     """Let all incidents happen in each layout, then judge."""
-    rows = []
-    for layout in layouts:
-        try:
-            rows += _measure(layout, QUICK_CALM_S if quick else FULL_CALM_S)
-        except RefusedError as error:
-            rows.append(Row(FIGURE, layout.title, "", str(error), Verdict.NOT_MEASURED))
-    return rows
+    calm_s = QUICK_CALM_S if quick else FULL_CALM_S
+    return [row for layout in layouts for row in _measure(layout, calm_s)]
 
 
 def _measure(layout: Layout, calm_s: float) -> list[Row]:
+    total_s = WARM_UP_S + len(layout.incidents) * (calm_s + LOOP_S) + WINDOW_S
+    records = round(QUERY_BOUND * total_s) // QUERY_VALUE_BYTES
+    each_trigger = QUERY_BOUND * BATCH_S // QUERY_VALUE_BYTES
     with open_lab() as lab:
-        broker = lab.enter(EmbeddedBroker(lab.work_dir / "broker"))
-        total_s = WARM_UP_S + len(layout.incidents) * (calm_s + LOOP_S) + WINDOW_S
-        records = round(QUERY_BOUND * total_s) // QUERY_VALUE_BYTES
-        fill_topics(broker, records)
-        machines = start_machines(lab, broker.bootstrap, RULES, layout.machines, layout.workers)
-        raw = start_raw(lab, machines)
-        driver = Driver.begin(lab, SPARK_TASKS)
-        seen = QueryTraffic(machines, QUERY)
-        start_query(lab, driver, machines, QUERY_BOUND * BATCH_S // QUERY_VALUE_BYTES)
+        members = Members.start(lab, layout.machines, layout.workers, RULES, records, each_trigger)
         time.sleep(WARM_UP_S)
-        happened = [*_happen(machines, layout.incidents, calm_s)]
-        rows = [_fed_row(layout, driver, records)]
-        seen.stop()
+        happened = [*_happen(members.machines, layout.incidents, calm_s)]
+        rows = [_fed_row(layout, members.driver, records)]
+        members.query.stop()
+    query = members.query.arrivals
     for each in happened:
-        rows += _judge(each, "raw client", raw.arrivals, RAW_BOUND, RAW_LOOK_S, RAW_BACK_S)
-        rows += _judge(each, "query", seen.arrivals, QUERY_BOUND, QUERY_LOOK_S, QUERY_BACK_S)
+        rows += _judge(each, "raw client", members.raw, RAW_BOUND, RAW_LOOK_S, RAW_BACK_S)
+        rows += _judge(each, "query", query, QUERY_BOUND, QUERY_LOOK_S, QUERY_BACK_S)
     return rows
 
 

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import psutil
 import yaml
 
 from bench.processes import BenchError, python
-from examples.devkit.loopback import HOST, free_ports
+from examples.devkit.loopback import HOST
 from examples.devkit.process import ServerProcess
 
 READY_TIMEOUT_S = 60.0
@@ -23,18 +23,10 @@ ADMIN_TIMEOUT_S = 2.0
 POLL_S = 0.02
 READY_LINE = b"ready\n"
 WORKER_SERVES, RELOADED = b'"event": "worker serves"', b'"event": "configuration reloaded"'
-TIER = "bench"
-EXIT_REFUSED = 2
-"""Of a proxy whose configuration is wrong."""
-
 BROKER_PORTS = 2
 """For each worker: of the only broker, whose id is 1, and the one before it."""
 
 _BYTES = re.compile(r"^kafka_quota_proxy_bytes_total\{(.*)\} (\S+)$", re.MULTILINE)
-
-
-class RefusedError(BenchError):
-    """A proxy does not take its configuration; the text is what it says."""
 
 
 class Machine:
@@ -89,16 +81,13 @@ class Machine:
     def await_ready(self) -> None:
         """Return when it serves.
 
-        Raises BenchError when it does not within READY_TIMEOUT_S, RefusedError when it never will.
+        Raises BenchError when it does not within READY_TIMEOUT_S.
         """
         while READY_LINE not in self._logged():
             is_late = time.monotonic() - self._begun_s > READY_TIMEOUT_S
             if self._server.wait(POLL_S) or is_late:
-                tail = self._server.log_tail()
-                if self._server.exit_status == EXIT_REFUSED and tail:
-                    raise RefusedError(tail.split(": ", 1)[-1].splitlines()[0])
                 self.kill()
-                raise BenchError(f"{self.name} did not start; its log ends:\n{tail}")
+                raise BenchError(f"{self.name} did not start; its log ends:\n{self.log_tail()}")
 
     def start(self) -> None:
         """Start it; see `await_ready`."""
@@ -222,23 +211,3 @@ class Machine:
     def log_tail(self) -> str:
         """Return the end of its log."""
         return self._server.log_tail()
-
-
-def machines_of(
-    folder: Path,
-    count: int,
-    cluster: str,
-    rules: Sequence[Mapping[str, object]],
-    workers: int,
-) -> Iterator[Machine]:
-    """Yield machines that are not started; several members are one tier."""
-    each = 2 + (1 + BROKER_PORTS) * workers
-    first, *_ = free_ports(count * each)
-    for number in range(count):
-        name = f"{TIER}-{number}"
-        own: dict[str, object] = {"workers": workers, "state": {"kind": "memory"}}
-        if count * workers > 1:
-            own["tier"] = {"name": TIER, "machine": name, "admin_host": HOST}
-            own["state"] = {"kind": "kafka", "topic": f"{TIER}-state"}
-        start = first + number * each
-        yield Machine(folder, name, cluster, rules, range(start, start + each), own)
