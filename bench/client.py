@@ -82,10 +82,10 @@ class Load:
         versions = traffic.negotiated_versions(channel, self.client_id)
         if self.acks is not None:
             version = self.version or versions[ProduceRequest.API_KEY]
-            return SameRequest(
-                version,
-                traffic.produce_request(version, self.client_id, self.max_bytes, self.acks),
-            )
+            topic = traffic.topic_name(self.max_bytes)
+            records = traffic.record_batch(self.max_bytes)
+            frame = traffic.produce_request(version, self.client_id, topic, records, self.acks)
+            return SameRequest(version, frame)
         version = self.version or versions[FetchRequest.API_KEY]
         batch_bytes = self.batch_bytes or self.max_bytes // self.partitions
         if not self.in_session:

@@ -19,7 +19,6 @@ from bench.processes import (
     BenchError,
     Child,
     Cores,
-    Usage,
     listening_socket,
     python,
     start,
@@ -81,9 +80,9 @@ class Target:
     address: traffic.Address
     child: Child | None = None
 
-    def usage(self) -> Usage:
-        """CPU time and memory of the process on the way; zeros when there is none."""
-        return self.child.usage() if self.child else Usage(0.0, 0)
+    def usage(self) -> tuple[float, float]:
+        """See `Child.usage`, of the process on the way; zeros when there is none."""
+        return self.child.usage() if self.child else (0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,6 @@ class Members:
             QUERY,
             _bootstraps(machines),
             machines[0].admin_url,
-            QUERY,
             str(lab.work_dir / "checkpoint"),
             "0 seconds",
             0.0,

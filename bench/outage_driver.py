@@ -44,10 +44,9 @@ class Start:
     """One run of a query.
 
     Attributes:
-        name: of the query, and its client id.
+        name: of the query, its client id, and the topic that it reads.
         bootstrap: where it reads.
         admin: the URL that its batches are reported to; None for no listener.
-        topic: what it reads.
         checkpoint: path of its folder.
         trigger: such as `2 seconds`; None for all that is there, once.
         work_s: how long the work on a batch takes after it was read.
@@ -58,7 +57,6 @@ class Start:
     name: str
     bootstrap: str
     admin: str | None
-    topic: str
     checkpoint: str
     trigger: str | None
     work_s: float
@@ -96,7 +94,7 @@ def _start(spark: SparkSession, start: Start) -> StreamingQuery:
     reader = (
         session.readStream.format("kafka")
         .options(**client_options(start.name, start.bootstrap))
-        .option("subscribe", start.topic)
+        .option("subscribe", start.name)
         .option("startingOffsets", "earliest")
         .options(**start.options)
     )
@@ -120,7 +118,7 @@ def _sink(start: Start) -> Callable[[DataFrame, int], None]:
     def process(batch: DataFrame, number: int) -> None:
         # What Spark has noted of the source, in the last line.
         ends = json.loads((planned / str(number)).read_text().splitlines()[-1])
-        _print(start.name, "begun", batch=number, ends=ends[start.topic])
+        _print(start.name, "begun", batch=number, ends=ends[start.name])
         ranges: dict[int, tuple[int, int, int]] = {}
         for partition, offset in batch.select("partition", "offset").collect():
             first, last, count = ranges.get(partition, (offset, offset, 0))

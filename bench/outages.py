@@ -183,7 +183,6 @@ class Part:
                 self.name,
                 self.proxy.bootstrap,
                 admin,
-                self.name,
                 str(self.checkpoint),
                 trigger,
                 WORK_S,

@@ -156,6 +156,21 @@ def fetch_response(
     return _framed(FetchResponse[version](session_id=session_id, responses=[topic]), 0)
 
 
+def batch_of_value(value_bytes: int) -> bytes:
+    """Build a batch of one record with a value of so many bytes."""
+    builder = DefaultRecordBatchBuilder(
+        magic=2,
+        compression_type=0,
+        is_transactional=False,
+        producer_id=-1,
+        producer_epoch=-1,
+        base_sequence=-1,
+        batch_size=2**31 - 1,
+    )
+    builder.append(OFFSET, RECORD_TIME_MS, None, bytes(value_bytes), [])
+    return bytes(builder.build())
+
+
 @cache
 def record_batch(batch_bytes: int) -> bytes:
     """Build a valid batch of one record, `batch_bytes` long.
@@ -163,19 +178,19 @@ def record_batch(batch_bytes: int) -> bytes:
     Where a varint makes that length impossible the batch is a byte or two off.
     """
     value_bytes = max(0, batch_bytes - FIRST_FIT_OVERHEAD_BYTES)
-    batch = _batch_of_value(value_bytes)
+    batch = batch_of_value(value_bytes)
     for _ in range(FIT_ATTEMPTS):
         if len(batch) == batch_bytes:
             break
         value_bytes = max(0, value_bytes + batch_bytes - len(batch))
-        batch = _batch_of_value(value_bytes)
+        batch = batch_of_value(value_bytes)
     return batch
 
 
 @cache
 def small_batch_bytes() -> int:
     """Length of a batch with one record of 100 bytes."""
-    return len(_batch_of_value(SMALL_VALUE_BYTES))
+    return len(batch_of_value(SMALL_VALUE_BYTES))
 
 
 def topic_name(batch_bytes: int) -> str:
@@ -183,16 +198,17 @@ def topic_name(batch_bytes: int) -> str:
     return f"{TOPIC_PREFIX}{batch_bytes}"
 
 
-def produce_request(version: int, client_id: str, records_bytes: int, acks: int) -> bytearray:
-    """Frame of a Produce request with one batch that is so long."""
-    partition = ProduceRequest.TopicProduceData.PartitionProduceData(
-        index=0, records=record_batch(records_bytes)
-    )
-    topic = ProduceRequest.TopicProduceData(
-        name=topic_name(records_bytes), partition_data=[partition]
-    )
+def produce_request(
+    version: int, client_id: str, topic: str, records: bytes, acks: int
+) -> bytearray:
+    """Frame of a Produce request with these records for a topic's first partition."""
+    topic_data = ProduceRequest.TopicProduceData
+    partition = topic_data.PartitionProduceData(index=0, records=records)
     request = ProduceRequest[version](
-        transactional_id=None, acks=acks, timeout_ms=PRODUCE_TIMEOUT_MS, topic_data=[topic]
+        transactional_id=None,
+        acks=acks,
+        timeout_ms=PRODUCE_TIMEOUT_MS,
+        topic_data=[topic_data(name=topic, partition_data=[partition])],
     )
     request.with_header(correlation_id=0, client_id=client_id)
     return bytearray(request.encode(header=True, framed=True))
@@ -329,20 +345,6 @@ def response_head(first_bytes: bytes | bytearray) -> tuple[int, int]:
     """Read length, its own 4 bytes included, and correlation id from a response's first 8 bytes."""
     length, correlation_id = struct.unpack_from(">ii", first_bytes)
     return LENGTH_BYTES + length, correlation_id
-
-
-def _batch_of_value(value_bytes: int) -> bytes:
-    builder = DefaultRecordBatchBuilder(
-        magic=2,
-        compression_type=0,
-        is_transactional=False,
-        producer_id=-1,
-        producer_epoch=-1,
-        base_sequence=-1,
-        batch_size=2**31 - 1,
-    )
-    builder.append(OFFSET, RECORD_TIME_MS, None, bytes(value_bytes), [])
-    return bytes(builder.build())
 
 
 def _batch_bytes(topic: str) -> int:
