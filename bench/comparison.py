@@ -191,12 +191,11 @@ class Ring:
             # Arrivals at the broker are told apart by it.
             client_id += f"-{time.monotonic_ns()}"
         load = replace(contest.load, client_id=client_id, host=host, port=port)
-        (cpu_before_s, waited_before_s), (load_before_s, _) = (
-            line.target.usage(),
-            self.direct.usage(),
-        )
+        cpu_before_s, waited_before_s = line.target.usage()
+        load_before_s, _ = self.direct.usage()
         outcome = self.lab.run_client([load], self.duration_s, latency=contest.latency)
-        (cpu_after_s, waited_after_s), (load_after_s, _) = line.target.usage(), self.direct.usage()
+        cpu_after_s, waited_after_s = line.target.usage()
+        load_after_s, _ = self.direct.usage()
         cpu_s = cpu_after_s - cpu_before_s
         load_s = load_after_s - load_before_s + outcome.cpu_s
         times, waits, sizes = self._completed(load, outcome)
