@@ -16,7 +16,7 @@ from itertools import product
 
 from bench.client import Load, Served
 from bench.lab import Lab, Target, open_lab, rule
-from bench.rates import MeasuredRate, per_second, quantile, rate_between
+from bench.rates import MeasuredRate, quantile, rate_between
 from bench.report import Row, Verdict
 
 FIGURE = "bound"
@@ -221,6 +221,5 @@ def _row(cell: Cell, served: Served, rate: MeasuredRate) -> Row:
             "longest_wait_s": longest_s,
             "useful_share": useful_share,
             "shortest_response_bytes": shortest_bytes,
-            "bytes_in_each_second": per_second(served.completed_s, sizes),
         },
     )

@@ -21,7 +21,7 @@ from bench.processes import (
     Cores,
     listening_socket,
     python,
-    start,
+    start_child,
 )
 from bench.tls_records import tls_context
 from examples.devkit.loopback import free_ports
@@ -120,7 +120,7 @@ class Lab:
         arguments.append(f"--arrivals={self._arrivals_path}")
         with listening_socket() as listener:
             address = listener.getsockname()
-            child = self._start(
+            child = self.start(
                 "generator",
                 python("bench.generator", f"--fd={listener.fileno()}", *arguments),
                 self.cores.load,
@@ -172,7 +172,7 @@ class Lab:
         }
         path = self.work_dir / f"quota-proxy-{bind_port}.yaml"
         path.write_text(yaml.safe_dump(config, sort_keys=False))
-        child = self._start(
+        child = self.start(
             "proxy",
             python("proxy", "run", "-c", str(path)),
             self.cores.tested if pinned else None,
@@ -211,7 +211,7 @@ class Lab:
             )
             path = self.work_dir / "haproxy.cfg"
             path.write_text(HAPROXY_CONFIG + "".join(sections))
-            child = self._start(
+            child = self.start(
                 "haproxy",
                 [program, "-db", "-f", str(path)],
                 self.cores.tested,
@@ -239,7 +239,7 @@ class Lab:
         """Run a job in the client process and return what it measured."""
         job = Job(list(loads), duration_s, latency)
         if self._client is None:
-            self._client = self._start("client", python("bench.client"), self.cores.load)
+            self._client = self.start("client", python("bench.client"), self.cores.load)
         self._client.send_line(json.dumps(asdict(job)))
         answer = self._client.wait_line(
             lambda line: line.startswith("{"), duration_s + ANSWER_MARGIN_S
@@ -250,10 +250,6 @@ class Lab:
         """Give the Produce requests of a client at the generator: monotonic time in s, bytes."""
         lines = (line.split() for line in self._arrivals_path.read_text().splitlines())
         return [(float(time_s), int(size)) for client, time_s, size in lines if client == client_id]
-
-    def start_helper(self, name: str, command: Sequence[str]) -> Child:
-        """Start another child that this lab stops, free to use every core."""
-        return self._start(name, command, None)
 
     @property
     def _arrivals_path(self) -> Path:
@@ -267,16 +263,19 @@ class Lab:
         """Call this when the lab is left, before older children stop."""
         self._stack.callback(stop)
 
-    def _start(
+    def start(
         self,
         name: str,
         command: Sequence[str],
-        cores: frozenset[int] | None,
+        cores: frozenset[int] | None = None,
         *,
         pass_fds: Sequence[int] = (),
     ) -> Child:
+        """Start a child that this lab stops, free to use every core or just these."""
         number = self._started[name] = self._started.get(name, 0) + 1
-        child = start(f"{name}-{number}", command, self.work_dir, cores=cores, pass_fds=pass_fds)
+        child = start_child(
+            f"{name}-{number}", command, self.work_dir, cores=cores, pass_fds=pass_fds
+        )
         return self._stack.enter_context(child)
 
 

@@ -150,7 +150,7 @@ def _start_machines(
 
 def _start_raw(lab: Lab, machines: Sequence[Machine]) -> Arrivals:
     """Start the raw client; return what it reads as it comes."""
-    child = lab.start_helper(
+    child = lab.start(
         "consumers",
         python(
             "bench.eager_consumers",

@@ -1,8 +1,6 @@
 """A Spark driver that tells all that its queries do."""
 
 import json
-import os
-import signal
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from threading import Condition, Thread
@@ -45,7 +43,7 @@ class Driver:
         """Start a Spark session with so many tasks at a time; return when it is ready."""
         jars = ",".join(str(jar) for jar in connector_jars())
         command = python("bench.outage_driver", f"--jars={jars}", f"--tasks={tasks}")
-        driver = cls(lab.start_helper("driver", command))
+        driver = cls(lab.start("driver", command))
         driver.child.wait_line(lambda line: line == "ready", READY_TIMEOUT_S)
         Thread(target=driver._take_all, name="driver-events", daemon=True).start()
         return driver
@@ -53,15 +51,6 @@ class Driver:
     def start(self, run: Start) -> None:
         """Begin a run of a query."""
         self.child.send_line(json.dumps(asdict(run)))
-
-    def stop(self, name: str) -> None:
-        """Stop the run of a query in order."""
-        self.child.send_line(json.dumps({"stop": name}))
-
-    def kill(self) -> None:
-        """End it and its JVM at once (SIGKILL)."""
-        os.killpg(self.child.process.pid, signal.SIGKILL)
-        self.child.process.wait()
 
     def events(self, name: str, kind: str | None = None) -> list[Event]:
         """Return what was told of a query so far, all or one kind, in order."""

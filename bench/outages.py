@@ -6,9 +6,6 @@ time and come back at their address with their state; so does the broker (killed
 order), and both together. One more query has no adaptive rule but Spark's `maxOffsetsPerTrigger`:
 it shows what Spark itself does.
 
-In the end some runs are stopped, the driver is killed, and so are the proxies; a run of
-`AvailableNow` from each checkpoint must read to the true end.
-
 Set the environment variable BENCH_SEED to repeat the outages of an earlier run.
 """
 
@@ -23,7 +20,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 from bench.lab import Lab, open_lab
@@ -79,7 +75,6 @@ SPARK_TASKS = 4
 BATCH_TIMEOUT_S = 120.0
 RECOVERY_TIMEOUT_S = 240.0
 """Until a query reads again or has failed: Spark tries three times, each for a minute."""
-END_TIMEOUT_S = 180.0
 
 _LOSS = re.compile(rb"may (?:have been|be) (?:lost|missed)|incorrect offsets|offset was changed")
 """What Spark logs where it finds that records, or ends of logs, are gone."""
@@ -162,8 +157,6 @@ class Part:
     fed: int = 0
     """Records in each partition."""
     outages: list[Outage] = field(default_factory=list)
-    earlier: list[Event] = field(default_factory=list)
-    """What earlier drivers told."""
 
     @property
     def name(self) -> str:
@@ -172,19 +165,18 @@ class Part:
 
     @property
     def events(self) -> list[Event]:
-        """What all drivers told of the query."""
-        return [*self.earlier, *self.driver.events(self.name)]
+        """What the driver told of the query."""
+        return self.driver.events(self.name)
 
-    def start(self, trigger: str | None = f"{TRIGGER_S} seconds", *, reports: bool = True) -> None:
+    def start(self) -> None:
         """Begin a run from the checkpoint."""
-        admin = self.proxy.admin_url if reports else None
         self.driver.start(
             Start(
                 self.name,
                 self.proxy.bootstrap,
-                admin,
+                self.proxy.admin_url,
                 str(self.checkpoint),
-                trigger,
+                f"{TRIGGER_S} seconds",
                 WORK_S,
                 dict(self.kind.options),
             )
@@ -194,12 +186,12 @@ class Part:
         """Start the query and let the proxy learn its rate, then let it work on its backlog."""
         self.start()
         for _ in range(WARM_UP_BATCHES):
-            since = len(self.driver.events(self.name))
+            since = len(self.events)
             self._feed(FEW)
             self._await("reported", 1, since)
         for _ in range(WARM_UP_BATCHES):
             self.top_up()
-            since = len(self.driver.events(self.name))
+            since = len(self.events)
             self._await("reported", BATCHES_AFTER, since)
             if all(size <= BOUND for _, size in planned_sizes(self.events)[-BATCHES_AFTER:]):
                 return
@@ -214,7 +206,7 @@ class Part:
 
     def await_moment(self, moment: Moment) -> None:
         """Return when the query is there."""
-        since = len(self.driver.events(self.name))
+        since = len(self.events)
         if moment is Moment.BETWEEN:
             self._await("reported", 1, since)
             time.sleep(self.chance.uniform(0.05, 0.3))
@@ -235,7 +227,7 @@ class Part:
                 self.top_up()
                 self.driver.wait(self.name, self._goes_on, RECOVERY_TIMEOUT_S)
         if self._has_failed(killed_s):
-            since = len(self.driver.events(self.name))
+            since = len(self.events)
             self.start()
             self._await("reported", 1, since)
         self._print_last()
@@ -322,10 +314,8 @@ def run(plan: Plan) -> list[Row]:
             judged = {part.name: part.judged() for part in parts}
             kills = plan.proxy_kills * sum(kind.is_adaptive for kind in KINDS) + len(whats)
             rows = _rows(parts, judged, f"{kills} kills, seed {seed}")
-        last = Driver.begin(lab, SPARK_TASKS)
-        rows += _available_now(parts, last)
-        logs = [each.child.log_path.read_bytes() for each in (driver, last)]
-    return [*rows, _warnings_row(logs)]
+        rows.append(_warnings_row(driver.child.log_path.read_bytes()))
+    return rows
 
 
 def _prepare(
@@ -479,57 +469,8 @@ def _failures_row(ours: Sequence[Judged], plain: Sequence[Judged]) -> Row:
     )
 
 
-def _available_now(parts: Sequence[Part], last: Driver) -> list[Row]:
-    """End all runs and proxies, start the proxies again, and read what is left with new runs."""
-    adaptive = [part for part in parts if part.kind.is_adaptive]
-    first = adaptive[0].driver
-    ways = {}
-    for number, part in enumerate(adaptive):
-        is_stopped, reports = number % 2 == 0, number % 4 < 2
-        ways[part.name] = is_stopped, reports
-        part.top_up()
-        if is_stopped:
-            since = len(first.events(part.name))
-            first.stop(part.name)
-            first.wait(part.name, _is_over, BATCH_TIMEOUT_S, since)
-    first.kill()
-    for part in adaptive:
-        part.proxy.kill()
-    for part in adaptive:
-        part.top_up()
-        part.earlier, part.driver = part.events, last
-        part.proxy.start()
-        part.start(trigger=None, reports=ways[part.name][1])
-    return [_available_now_row(part, *ways[part.name]) for part in adaptive]
-
-
-def _available_now_row(part: Part, is_stopped: bool, reports: bool) -> Row:
-    in_time = part.driver.wait(part.name, _is_over, END_TIMEOUT_S)
-    told = part.driver.events(part.name)
-    errors = [event.error for event in told if event.kind == "over" and event.error]
-    wrong = faults(read_ranges(part.events), [part.fed] * part.kind.partitions)
-    records = count_records(read_ranges(told))
-    if not in_time:
-        wrong.insert(0, f"not over in {END_TIMEOUT_S:.0f} s")
-    before = "stopped" if is_stopped else "driver killed"
-    by = "reported" if reports else "no listener"
-    return Row(
-        FIGURE,
-        f"AvailableNow, {before}, proxy killed, {by}",
-        "reads to the true end",
-        "; ".join([*errors, *wrong][:2]) or f"to the end: {records:,} records",
-        Verdict.of(not errors and not wrong),
-        {"errors": errors, "faults": wrong},
-    )
-
-
-def _is_over(told: Sequence[Event]) -> bool:
-    return any(event.kind == "over" for event in told)
-
-
-def _warnings_row(logs: Iterable[bytes]) -> Row:
-    lines = list(chain.from_iterable(log.splitlines() for log in logs))
-    found = [line.decode(errors="replace") for line in lines if _LOSS.search(line)]
+def _warnings_row(log: bytes) -> Row:
+    found = [line.decode(errors="replace") for line in log.splitlines() if _LOSS.search(line)]
     return Row(
         FIGURE,
         "warnings of Spark: lost records, incorrect offsets",

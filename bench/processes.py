@@ -151,7 +151,7 @@ class Child:
         return f"; end of its log:\n{text}" if text else ""
 
 
-def start(
+def start_child(
     name: str,
     command: Sequence[str],
     work_dir: Path,

@@ -67,14 +67,6 @@ def most_within(completed_s: Sequence[float], sizes: Sequence[int], window_s: fl
     return most
 
 
-def per_second(completed_s: Sequence[float], sizes: Sequence[int]) -> list[int]:
-    """Bytes completed in each whole second from the start."""
-    totals = [0] * (math.floor(completed_s[-1]) + 1 if completed_s else 0)
-    for time_s, size in zip(completed_s, sizes, strict=True):
-        totals[math.floor(time_s)] += size
-    return totals
-
-
 def quantile(values: Sequence[float], share: float) -> float:
     """Smallest value that at least `share` (0 to 1) of the values do not exceed."""
     ordered = sorted(values)
