@@ -19,7 +19,6 @@ FULL_S, QUICK_S = 30.0, 15.0
 QUERY_WARM_UP_S = 25.0
 TAIL_S = 3.0
 
-
 LAYOUTS = {"one process": (1, 1), "3 workers": (1, 3), "3 machines": (3, 1)}
 """How many machines serve the clients, and with how many workers each."""
 RULES = (
