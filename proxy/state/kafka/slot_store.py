@@ -54,6 +54,9 @@ class SlotStore(TopicStore):
     Slots are 0 to `slots` - 1; `common` is the slot that is always read.
     """
 
+    _instead = "run without a tier"
+    _make_room = "add machines to the tier, or run without it"
+
     def __init__(
         self,
         way: Bootstrap,
@@ -68,17 +71,9 @@ class SlotStore(TopicStore):
     ) -> None:
         self._prefix = tier + TIER_SEPARATOR
         """What the transactional ids of all machines of the tier begin with."""
-        super().__init__(
-            way,
-            topic,
-            slots,
-            slot_of_record,
-            timeout_s,
-            rights=f"read the group of tier {tier} and use transactional ids that begin with "
-            f"{self._prefix}",
-            instead="run without a tier",
-            make_room="add machines to the tier, or run without it",
-        )
+        ids = f"use transactional ids that begin with {self._prefix}"
+        self._rights = f"read the group of tier {tier} and {ids}"
+        super().__init__(way, topic, slots, slot_of_record, timeout_s)
         # Who reads much, or waits at a broker for what comes, holds up no write.
         self._reading, self._following = self._new_topic(), self._new_topic()
         self._common = common

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -111,13 +112,15 @@ def test_a_record_in_another_slot_than_its_own_is_a_stray():
 
 @pytest.mark.parametrize("content", [record("a/1"), None])
 def test_a_message_names_its_writer_and_says_the_same(content):
-    message = to_message((7, "a/1"), content, "tier/one")
-    assert read_message("t", message) == ((7, "a/1"), content)
+    message = to_message("a/1", content, "tier/one")
+    received = SimpleNamespace(offset=0, **message._asdict())
+    assert read_message("t", 7, received) == ((7, "a/1"), content)
     assert dict(message.headers)["writer"] == b"tier/one"
-    assert message.partition == 7
 
 
 class UnopenedStore(TopicStore):
+    _rights, _instead, _make_room = "its rights", "go", "room"
+
     async def _begin_anew(self, error: Exception) -> None:
         raise error
 
@@ -132,16 +135,7 @@ class UnopenedStore(TopicStore):
     ],
 )
 def test_what_brokers_say_is_explained(error, fix):
-    store = UnopenedStore(
-        Bootstrap([("broker", 9092)]),
-        "t",
-        256,
-        slot_of,
-        1.0,
-        rights="its rights",
-        instead="go",
-        make_room="room",
-    )
+    store = UnopenedStore(Bootstrap([("broker", 9092)]), "t", 256, slot_of, 1.0)
 
     async def fail() -> None:
         raise error
