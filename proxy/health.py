@@ -9,7 +9,7 @@ from proxy.admin.written_values import iso
 from proxy.config.secrets import Certificate
 from proxy.relay.relay import Relay
 from proxy.relay.services import Services
-from proxy.state import Document, WatchedStore
+from proxy.state import Document, WriteProbe
 
 KEPT_LOADS = 20  # of the configuration, that are remembered
 
@@ -66,7 +66,7 @@ class Health:
         self,
         relay: Relay,
         services: Services,
-        store: WatchedStore,
+        store: WriteProbe,
         certificates: Callable[[], Sequence[Certificate]],
     ) -> None:
         self._relay, self._services = relay, services

@@ -54,7 +54,7 @@ from proxy.relay.relay import Relay
 from proxy.relay.services import Reapers, Services, ThrottleMode
 from proxy.release import VERSION
 from proxy.slices import Slices
-from proxy.state import MemoryStore, StateError, Store, WatchedStore
+from proxy.state import MemoryStore, StateError, Store, WriteProbe
 from proxy.tasks import end_tasks
 from proxy.tier.key_rules import digest_in_force
 from proxy.tier.slot_steering import SlotSteering
@@ -99,7 +99,7 @@ class MemberProcess:
         machine = None if config.tier is None else config.tier.machine
         self.name = member_name(number, machine) if machine else ONLY_MEMBER
         self._config = self._in_force = config
-        self.store = WatchedStore(MemoryStore())
+        self.store = WriteProbe(MemoryStore())
         self.metrics = CollectorRegistry()
         instruments = Instruments(self.metrics, max_label_sets=config.limits.max_client_entities)
         instruments.build_info.labels(VERSION).set(1)
@@ -365,7 +365,7 @@ class MemberProcess:
         """Record the lag; others may have served our clients while this process stood still."""
         self.services.instruments.event_loop_lag_seconds.observe(lag_s)
         if self.tier is not None and lag_s >= STOOD_STILL_S:
-            walk = self.quotas.shared.keep_strictly(lambda _: True, clock_ms)
+            walk = self.quotas.shared.pace_immediately(lambda _: True, clock_ms)
             self._pacing = asyncio.create_task(self.slices.collect(walk))
 
     async def _expire(self) -> None:

@@ -101,9 +101,7 @@ class RunningPipelines:
         self._make_owned()
         self._on_change()
 
-    def take_up(
-        self, records: Iterable[Record], owns: Owns, *, is_handed_over: bool = True
-    ) -> None:
+    def assign(self, records: Iterable[Record], owns: Owns, *, is_handed_over: bool = True) -> None:
         """Begin with the pipelines that have come, from their records, whoever wrote them.
 
         Where they are not handed over they are what an earlier process left, and those of pipelines
@@ -122,10 +120,10 @@ class RunningPipelines:
         now_ms = self._clock_ms()
         for pipeline in self._make_owned():
             of_it = found[pipeline.name]
-            for problem in pipeline.take_up(of_it, now_ms, is_handed_over=is_handed_over):
+            for problem in pipeline.assign(of_it, now_ms, is_handed_over=is_handed_over):
                 _log.warning(_NOT_TAKEN_UP, problem=problem)
 
-    def let_go(self, owns: Owns) -> None:
+    def revoke(self, owns: Owns) -> None:
         """Hold and follow only the pipelines of these.
 
         What is due for the others is among the `changes`, until `forget_leaving`.

@@ -115,7 +115,7 @@ class RunningPipeline:
         self.completion.update(graph, now_ms)
         self._hold(now_ms)
 
-    def take_up(
+    def assign(
         self, records: Iterable[Record], now_ms: float, *, is_handed_over: bool = False
     ) -> list[str]:
         """Load the records of an earlier process, or of the member that had it before.

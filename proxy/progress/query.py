@@ -277,7 +277,7 @@ class QueryProgress(ChangeLog):
         if self.progress_id not in (None, self.query_id):
             for partition in list(self.partitions.values()):
                 if partition.key not in batch.ranges and partition.committed_to is not None:
-                    self.let_go(partition, "the query that took over does not read it", now_ms)
+                    self.revoke(partition, "the query that took over does not read it", now_ms)
                     yield True
         self.progress_id = self.query_id
         for number, (key, read) in enumerate(batch.ranges.items()):
@@ -320,13 +320,13 @@ class QueryProgress(ChangeLog):
             if partition.is_dropped:  # since the sweep began
                 continue
             if self._has_left(partition):
-                self.let_go(partition, "the query reads it no more", now_ms)
+                self.revoke(partition, "the query reads it no more", now_ms)
             elif not self.ended:
                 partition.check_stuck(now_ms, stuck_after_ms)
             yield
         self.advise(EventKind.REPORTS, self._late_reports(now_ms), now_ms)
 
-    def let_go(self, partition: PartitionProgress, why: str, now_ms: float) -> None:
+    def revoke(self, partition: PartitionProgress, why: str, now_ms: float) -> None:
         """Forget a partition."""
         partition.is_dropped = True
         del self.partitions[partition.key]

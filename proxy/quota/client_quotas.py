@@ -200,7 +200,7 @@ class ClientQuotas:
         meter = self.meters.get(kind)
         return meter is None or meter.is_far_below
 
-    def keep_strictly(self, kind: QuotaKind, now_ms: float) -> None:
+    def pace_immediately(self, kind: QuotaKind, now_ms: float) -> None:
         """Keep the bound by schedule for a while: others that measured the client let it pass."""
         meter = self._meter(kind, now_ms)
         if meter is not None:

@@ -178,7 +178,7 @@ def read_changes(store: Store) -> dict[str, KeptChange]:
 
 def _read(record: Record, what: str, change_of: Callable[[str, Json], KeptChange]) -> KeptChange:
     try:
-        record.check_form(CHANGES_SCHEMA)
+        record.check_schema(CHANGES_SCHEMA)
         change = change_of(record.key.partition("/")[2], record.value)
         if change_record(change).key != record.key:
             raise ValueError("its name is not written as quota-proxy writes it")

@@ -73,7 +73,7 @@ class KeyRules:
         if record is None:
             return None
         try:
-            record.check_form(KEYS_SCHEMA)
+            record.check_schema(KEYS_SCHEMA)
             rules, sets = json.loads(zlib.decompress(b64decode(str(record.value))))
             together = tuple(ClientSet(name, frozenset(ids)) for name, ids, _ in sets)
             return cls(rules_text(map(Rule.of, rules)), together)

@@ -83,21 +83,21 @@ class SlotStore(TopicStore):
         """For whoever takes or releases slots; before `_put` when both are needed."""
         self._begin(self._open())
 
-    def strays(self) -> list[Record]:
+    def misplaced(self) -> list[Record]:
         """Return the records of taken slots that belong to other slots by now.
 
         `slot_of_record` says so since the rules are other ones. No other method finds them: write
-        them at the machine that has their slot, then `drop_strays` here.
+        them at the machine that has their slot, then `drop_misplaced` here.
         """
         self._loop.check_open()
-        return list(self._slots.strays(self.taken).values())
+        return list(self._slots.misplaced(self.taken).values())
 
-    def drop_strays(self, keys: Collection[str]) -> None:
-        """Delete strays of these keys. Raises StateError as `put_many`."""
+    def drop_misplaced(self, keys: Collection[str]) -> None:
+        """Delete misplaced of these keys. Raises StateError as `put_many`."""
 
         def dropped() -> dict[Place, Content]:
-            strays = self._slots.strays(self.taken)
-            return {(slot, key): None for slot, key in strays if key in keys}
+            misplaced = self._slots.misplaced(self.taken)
+            return {(slot, key): None for slot, key in misplaced if key in keys}
 
         self._run(self._write_all(dropped, self._timeout_s), "written")
 

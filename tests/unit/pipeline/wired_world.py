@@ -116,7 +116,7 @@ class WiredWorld(QueryWorld):
         for name in ("one", "two"):
             self.connect(name)
         self.pipelines.store = self.store
-        self.pipelines.take_up(self.store.items(""), owns_all, is_handed_over=False)
+        self.pipelines.assign(self.store.items(""), owns_all, is_handed_over=False)
 
     def connect(self, client_id, user=None):
         identity = ClientIdentity("default", user, client_id)

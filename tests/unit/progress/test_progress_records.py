@@ -79,7 +79,7 @@ def test_what_could_not_be_written_is_due_again(world, store):
     driver = completed(world, to={0: 10, 1: 10})
     world.registry.changes()
     driver.batch({0: 10}, {0: 20})
-    world.query().let_go(world.part(partition=1), "gone", 0.0)
+    world.query().revoke(world.part(partition=1), "gone", 0.0)
     world.registry.changes_failed()
     assert len(save(world, store)[0]) == 1
     world.registry.changes_failed()

@@ -98,15 +98,15 @@ def test_records_are_found_in_their_slots():
     assert (records.items(""), records.size_bytes) == ([], 0)
 
 
-def test_a_record_in_another_slot_than_its_own_is_a_stray():
+def test_a_record_in_another_slot_than_its_own_is_misplaced():
     records = SlotTable(slot_of)
     old, new = record("a/1", 0), record("a/1")
     records.change({(3, "a/1"): old, (3, "a/3"): record("a/3"), (1, "a/1"): new})
     assert records.items("") == [record("a/1"), record("a/3")]
-    assert records.strays([1, 3]) == {(3, "a/1"): record("a/1", 0)}
-    assert records.strays([1]) == {}
+    assert records.misplaced([1, 3]) == {(3, "a/1"): record("a/1", 0)}
+    assert records.misplaced([1]) == {}
     records.change({(3, "a/1"): None})
-    assert records.strays([1, 3]) == {}
+    assert records.misplaced([1, 3]) == {}
     assert records.at(records.place("a/1")) == record("a/1")
 
 
