@@ -35,7 +35,7 @@ BUDGETS = {
     "proxy/progress": Budget(4050, 2950),
     "proxy/state": Budget(2600, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
-        5250, 4430
+        5270, 4430
     ),
     "proxy/spark": Budget(900, 650),
 }
