@@ -86,8 +86,7 @@ class Launcher:
                 log_listening(*each)
             is_successor = predecessor is not None
             if is_successor:
-                way = bootstrap_of(self._config, read_secrets(self._config), lambda: None)
-                await asyncio.to_thread(check_tier_state, self._config, way)
+                await asyncio.to_thread(_check_state, self._config)
             succession.release_predecessor()
             gc.collect()
             gc.freeze()  # what is there now stays shared
@@ -208,3 +207,8 @@ class Launcher:
             worker.kill()
         for worker in self._workers:
             await worker.ended.wait()
+
+
+def _check_state(config: Config) -> None:
+    """Read the state as a member would. Blocks. Raises StateError."""
+    check_tier_state(config, bootstrap_of(config, read_secrets(config), lambda: None))
