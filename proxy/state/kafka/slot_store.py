@@ -93,7 +93,7 @@ class SlotStore(TopicStore):
         return list(self._slots.misplaced(self.taken).values())
 
     def drop_misplaced(self, keys: Collection[str]) -> None:
-        """Delete misplaced of these keys. Raises StateError as `put_many`."""
+        """Delete misplaced records of these keys. Raises StateError as `put_many`."""
 
         def dropped() -> dict[Place, Content]:
             misplaced = self._slots.misplaced(self.taken)
