@@ -67,6 +67,22 @@ async def test_what_was_seen_is_written_at_the_end_and_read_at_the_start():
     await later.stop()
 
 
+async def test_what_is_read_by_one_that_begins_and_keeps_at_once_counts_once():
+    world = ObserverWorld()
+    await world.run()
+    for _ in range(2):
+        world.move(1e12)
+    await world.stop()
+    later = ObserverWorld(world.store)
+    await asyncio.gather(later.rates.keep(keeps=True), later.run())
+    assert later.rates.hours == world.rates.hours
+    await later.rates.keep(keeps=False)
+    assert not later.rates.hours
+    await later.rates.keep(keeps=True)
+    assert later.rates.hours == world.rates.hours
+    await later.stop()
+
+
 async def test_who_cannot_write_goes_on():
     world = ObserverWorld()
     await world.run()

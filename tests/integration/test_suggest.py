@@ -94,7 +94,7 @@ def test_what_was_kept_counts_once_whoever_has_read_it(
         before = observed(process)
         process.stop()
         process.start()
-        after = until(lambda: observed(process), "it is read from the state", SEEN_WITHIN_S)
+        until(lambda: observed(process), "it is read from the state", SEEN_WITHIN_S)
         time.sleep(OBSERVED_INTERVAL_MS / MS_PER_SECOND)
         after = observed(process)
     assert all(before[client_id] >= count for client_id, count in after.items())

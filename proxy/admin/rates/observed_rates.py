@@ -268,7 +268,9 @@ class ObservedRates:
 
     def resume(self, store: Store) -> None:
         """Write to this store from now on, after `close`; what was observed is still known."""
-        self._store, self._writer = store, StateWriter(store)
+        self._store = store
+        if self.writes:
+            self._writer = StateWriter(store)
 
     async def keep(self, *, keeps: bool) -> None:
         """Keep them from now on, or leave that to another process.
@@ -276,7 +278,7 @@ class ObservedRates:
         What was kept is known to the one that keeps it: if all knew it, it would count for each.
         """
         if not keeps:
-            await self.write()
+            await self._end_writing()
             if not self.journal:
                 self.hours, self._known, self.left_out = {}, set(), set()
         self.writes = keeps
@@ -285,7 +287,7 @@ class ObservedRates:
 
     async def run(self) -> None:
         """Sample and write, until cancelled."""
-        if self.writes and self._writer is None:
+        if self.writes:
             await self._read_kept()
         next_s = time.monotonic() + RATES_WRITE_INTERVAL_S
         while True:
@@ -301,6 +303,9 @@ class ObservedRates:
     async def close(self) -> None:
         """Write what is not written yet, and nothing more."""
         self._store = None
+        await self._end_writing()
+
+    async def _end_writing(self) -> None:
         await self.write()
         writer, self._writer = self._writer, None
         if writer is not None:
@@ -320,22 +325,24 @@ class ObservedRates:
                 await asyncio.sleep(pause_s)
 
     async def _read_kept(self) -> None:
-        """Read what was kept, then write."""
-        store = self._store
-        try:
-            # Tens of thousands of records take seconds.
-            problems = await asyncio.to_thread(self._load_from, store)
-        except StateError as error:
-            _log.error("observed rates are neither read nor kept", error=str(error))
-            return
-        for problem in problems:
-            _log.warning("observed rates not taken up", problem=problem)
-        if store is not None and self._store is store:  # and was not closed meanwhile
-            self._writer = StateWriter(store)
+        """Read what was kept, then write; once, whoever asks for it meanwhile."""
+        async with self._writing:
+            store = self._store
+            if self._writer is not None or store is None:
+                return
+            try:
+                # Tens of thousands of records take seconds.
+                problems = await asyncio.to_thread(self._load_from, store)
+            except StateError as error:
+                _log.error("observed rates are neither read nor kept", error=str(error))
+                return
+            for problem in problems:
+                _log.warning("observed rates not taken up", problem=problem)
+            if self._store is store:  # and was not closed meanwhile
+                self._writer = StateWriter(store)
 
-    def _load_from(self, store: Store | None) -> list[str]:
-        records = [] if store is None else store.items(RATES_FORMAT.prefix)
-        return self.load(records, time.time())
+    def _load_from(self, store: Store) -> list[str]:
+        return self.load(store.items(RATES_FORMAT.prefix), time.time())
 
     def since(self, first_hour: int) -> Iterator[SeenSeries]:
         """Yield what was seen in each hour from one on."""
