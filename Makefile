@@ -4,8 +4,8 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 SOURCES := proxy metrics tests bench examples
 CORES := $(shell getconf _NPROCESSORS_ONLN)
-# Of the tests: they wait about as much as they work, so there is one more than there are cores.
-WORKERS ?= $(shell expr $(CORES) + 1)
+# Of the tests: they wait more than they work.
+WORKERS ?= $(shell expr 2 \* $(CORES))
 
 # Compiled once, not in each of the many processes of the tests, whatever the environment says.
 unexport PYTHONDONTWRITEBYTECODE

@@ -10,33 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench import (
-    backpressure,
-    bound,
-    chaos,
-    clients,
-    crossover,
-    entities,
-    evasion,
-    groups,
-    large_fetch,
-    members_clients,
-    memory,
-    outages,
-    own_quota,
-    produce,
-    progress,
-    releases,
-    round_trips,
-    scale,
-    scale_members,
-    spark_read,
-    spark_tasks,
-    stalls,
-    storm,
-    tls_fetch,
-    windows,
-)
+from bench import backpressure, bound, chaos, contests, evasion, outages, scale
 from bench.backpressure_jobs import JOBS
 from bench.processes import BenchError, raise_file_limit
 from bench.report import Row, Verdict, print_table, write_json
@@ -45,26 +19,8 @@ from examples.devkit import DevkitError
 Measure = Callable[[bool], list[Row]]
 FIGURES: dict[str, Measure] = {
     "bound": bound.measure,
-    "own_quota": own_quota.measure,
     "evasion": evasion.measure,
-    "windows": windows.measure,
-    "spark_tasks": spark_tasks.measure,
-    "large": large_fetch.measure,
-    "progress": progress.measure,
-    "small": round_trips.measure,
-    "produce": produce.measure,
-    "tls": tls_fetch.measure,
-    "clients": clients.measure,
-    "spark": spark_read.measure,
-    "groups": groups.measure,
-    "memory": memory.measure,
-    "entities": entities.measure,
-    "delay_queue": releases.measure,
-    "stalls": stalls.measure,
-    "scale-members": scale_members.measure,
-    "members-clients": members_clients.measure,
-    "storm": storm.measure,
-    "crossover": crossover.measure,
+    **{name: duel.measure for name, duel in contests.DUELS.items()},
     "outages": outages.measure,
     "scale": scale.measure,
     "chaos": chaos.measure,
@@ -88,10 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.width = FILE_WIDTH
     signal.signal(signal.SIGTERM, _interrupt)
     raise_file_limit()
-    picture = options.json.with_name("backpressure.png")
-    figures = FIGURES | {
-        "backpressure": partial(backpressure.measure, jobs=options.jobs, picture=picture)
-    }
+    figures = FIGURES | {"backpressure": partial(backpressure.measure, jobs=options.jobs)}
     rows: list[Row] = []
     try:
         for name in options.figures or [name for name in figures if name not in ALONE]:

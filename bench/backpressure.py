@@ -10,7 +10,6 @@ end offsets less what the query has completed, by its own progress events.
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from uuid import uuid4
 
 from bench.backpressure_jobs import JOBS, QUICK_JOBS, QUICK_SHARE, TRIGGER_S, Job, Kind, Phase
@@ -30,19 +29,15 @@ from bench.backpressure_judge import (
     ratios,
     worst,
 )
-from bench.backpressure_plot import Drawn, draw
 from bench.backpressure_run import Driver, Plan, Watch, run
 from bench.lab import Lab, Proxy, Rule, open_lab
 from bench.processes import BenchError
 from bench.report import Row, Verdict
 from examples.devkit.broker import EmbeddedBroker
-from proxy.config.query_models import AdaptiveSection
 
 FIGURE = "backpressure"
 NONE = "none"
-# A proxy that does not know the key has one estimator.
-HAS_ESTIMATORS = "estimator" in AdaptiveSection.model_fields
-WAYS = (NONE, "pid", "cost") if HAS_ESTIMATORS else (NONE, "pid")
+WAYS = (NONE, "pid", "cost")
 CEILING = "50MiB"
 """Of every rule; no job comes near it."""
 ROUNDS = 2
@@ -50,12 +45,8 @@ ROUNDS = 2
 WARM_UP = replace(JOBS["record-40"], phases=(Phase(20),))
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """One query as it was seen in one round of one way."""
-
-    watch: Watch
-    query: str
+_Runs = list[tuple[Watch, str]]
+"""Each query as it was seen in one round of one way."""
 
 
 @dataclass(slots=True)
@@ -63,19 +54,12 @@ class _Result:
     """What was seen of a job: by way, for each round, the runs of its queries."""
 
     job: Job
-    rounds: dict[str, list[list[_Run]]] = field(default_factory=lambda: {way: [] for way in WAYS})
+    rounds: dict[str, list[_Runs]] = field(default_factory=lambda: {way: [] for way in WAYS})
 
     def figures(self, way: str) -> Figures:
         """Join the figures of a way's queries and rounds."""
         pairs = zip(self.rounds[way], self.rounds[NONE], strict=True)
         return over_rounds([_figures(runs, none) for runs, none in pairs])
-
-    def drawn(self) -> Drawn:
-        """Give what the plot shows: of several rounds the first."""
-        return {
-            way: [(run.watch, run.query) for run in rounds[0]]
-            for way, rounds in self.rounds.items()
-        }
 
     def drain_s(self) -> float:
         """How long the way without adaptive took at most when feeding had ended, so far."""
@@ -122,20 +106,15 @@ class _Bench:
         )
         watch = run(job, self.driver, self.broker, plan)
         for way in ways:
-            result.rounds[way].append([_Run(watch, name) for name in names[way]])
+            result.rounds[way].append([(watch, name) for name in names[way]])
 
 
-def measure(
-    quick: bool,
-    jobs: Sequence[str] = (),
-    picture: Path = Path("build/backpressure.png"),
-) -> list[Row]:
-    """Run the jobs, all of them unless some are named; draw them and give the rows."""
+def measure(quick: bool, jobs: Sequence[str] = ()) -> list[Row]:
+    """Run the jobs, all of them unless some are named, and give the rows."""
     names = jobs or (QUICK_JOBS if quick else tuple(JOBS))
     chosen = [_shorter(JOBS[name]) if quick else JOBS[name] for name in names]
     rounds = 1 if quick else ROUNDS
     rows: list[Row] = []
-    results: list[_Result] = []
     loads: list[float] = []
     with open_lab() as lab:
         broker = lab.enter(EmbeddedBroker(lab.work_dir / "broker"))
@@ -147,8 +126,7 @@ def measure(
         for job in chosen:
             loads.append(os.getloadavg()[0])
             try:
-                results.append(bench.measure(job, rounds))
-                found = _rows(results[-1])
+                found = _rows(bench.measure(job, rounds))
             except BenchError as error:
                 found = [Row(FIGURE, job.name, "", str(error), Verdict.FAILED)]
                 bench.restart()
@@ -156,9 +134,7 @@ def measure(
             for row in found:
                 print(f"  {job.name}: {row.measured}", flush=True)
             rows += found
-    if results:
-        draw([(each.job, each.drawn()) for each in results], picture)
-    return rows + _notes(picture, max(loads))
+    return rows + _notes(max(loads))
 
 
 def _shorter(job: Job) -> Job:
@@ -187,18 +163,17 @@ def _rule(client_id: str, way: str) -> Rule:
     plain: Rule = {"client-id": client_id, "consumer_byte_rate": CEILING}
     if way == NONE:
         return plain
-    adaptive = {"batch_interval": f"{TRIGGER_S:g}s"}
-    return {**plain, "adaptive": {**adaptive, "estimator": way} if HAS_ESTIMATORS else adaptive}
+    return {**plain, "adaptive": {"batch_interval": f"{TRIGGER_S:g}s", "estimator": way}}
 
 
-def _drain_s(runs: Sequence[_Run]) -> float:
-    return worst([figures_of(run.watch, run.query, run.watch.over_s) for run in runs]).completion_s
+def _drain_s(runs: _Runs) -> float:
+    return worst([figures_of(watch, query, watch.over_s) for watch, query in runs]).completion_s
 
 
-def _figures(runs: Sequence[_Run], none: Sequence[_Run]) -> Figures:
+def _figures(runs: _Runs, none: _Runs) -> Figures:
     """Measure a round of a way, its lag for as long as the way without adaptive had any."""
     after_s = max(TRIGGER_S, _drain_s(none))
-    return worst([figures_of(run.watch, run.query, run.watch.fed_s + after_s) for run in runs])
+    return worst([figures_of(watch, query, watch.fed_s + after_s) for watch, query in runs])
 
 
 def _rows(result: _Result) -> list[Row]:
@@ -253,28 +228,23 @@ def _samples(result: _Result, way: str, figures: Figures) -> dict[str, object]:
         "figures": asdict(figures),
         "runs": [
             {
-                "query": run.query,
-                "fed_s": run.watch.fed_s - run.watch.started_s,
+                "query": query,
+                "fed_s": watch.fed_s - watch.started_s,
                 "lag": [
-                    (round(at_s - run.watch.started_s, 2), lag)
-                    for at_s, lag in lag_of(run.watch, run.query)
+                    (round(at_s - watch.started_s, 2), lag) for at_s, lag in lag_of(watch, query)
                 ],
                 "batches": [
-                    (
-                        round(batch.started_s - run.watch.started_s, 3),
-                        batch.duration_s,
-                        batch.rows,
-                    )
-                    for batch in run.watch.batches[run.query]
+                    (round(batch.started_s - watch.started_s, 3), batch.duration_s, batch.rows)
+                    for batch in watch.batches[query]
                 ],
             }
             for runs in result.rounds[way]
-            for run in runs
+            for watch, query in runs
         ],
     }
 
 
-def _notes(picture: Path, load: float) -> list[Row]:
+def _notes(load: float) -> list[Row]:
     notes = {
         "lag": "records, mean and most; that of `none` until it was through",
         "complete": "from the last record fed until all was processed",
@@ -285,6 +255,5 @@ def _notes(picture: Path, load: float) -> list[Row]:
         f"first at most {FIRST_TRIGGERS:g}",
         "machine": f"load average {load:.0f} at the most, {os.cpu_count()} cores: where more wants "
         "to run than there are cores, batches wait for them",
-        "plot": str(picture),
     }
     return [Row(FIGURE, f"  {what}", "", text, Verdict.INFO) for what, text in notes.items()]

@@ -20,7 +20,7 @@ from pyspark.sql.functions import col, count, count_if, expr, window
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 from bench.backpressure_jobs import JOBS, PARTITIONS, TRIGGER_S, Job, Kind
-from bench.spark_session import JAVA_OPTIONS, spark_session
+from bench.spark_session import spark_session
 from proxy.spark import QuotaListener, client_options
 from proxy.spark.quota_listener import batches_after
 
@@ -118,8 +118,6 @@ def _say_batches(query: StreamingQuery, known: int) -> int:
 
 def _session(jars: str, work_dir: Path) -> SparkSession:
     settings = {
-        "spark.driver.extraJavaOptions": JAVA_OPTIONS,
-        "spark.ui.showConsoleProgress": "false",
         "spark.scheduler.mode": "FAIR",
         "spark.local.dir": str(work_dir / "spark"),
         "spark.sql.shuffle.partitions": str(PARTITIONS),

@@ -88,7 +88,7 @@ class Driver:
 
     def __init__(self, lab: Lab, proxy: Proxy) -> None:
         jars = ",".join(str(jar) for jar in connector_jars())
-        self._child = lab.start_helper(
+        self._child = lab.start(
             "spark",
             python(
                 "bench.backpressure_driver",

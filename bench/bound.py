@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from bench.client import Load
+from bench.client import Load, Served
 from bench.lab import Lab, Target, open_lab, rule
-from bench.rates import MeasuredRate, per_second, quantile, rate_between
+from bench.rates import MeasuredRate, quantile, rate_between
 from bench.report import Row, Verdict
 
 FIGURE = "bound"
@@ -62,52 +62,6 @@ class Cell:
         return f"{title}, connects again after {each}" if each else title
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """When the rate is measured, in seconds after the start."""
-
-    start_s: float
-    end_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A cell and what it got.
-
-    Attributes:
-        rate: within the window.
-        waited_s: how long the requests waited, those without an answer included.
-        shortest_bytes: length of the shortest response.
-        useful_share: of the bytes, in whole batches. A broker cuts the last batch off where the
-            limit is; clients drop that part and ask for the batch again.
-        bytes_per_second: of the whole run.
-
-    """
-
-    cell: Cell
-    rate: MeasuredRate
-    waited_s: list[float]
-    shortest_bytes: int
-    useful_share: float
-    bytes_per_second: list[int]
-
-    @property
-    def error(self) -> float:
-        """Share by which the rate is above (or below) the bound."""
-        return self.rate.interpolated / self.cell.bound - 1
-
-    @property
-    def is_met(self) -> bool:
-        """Whether the bound was kept, no request waited too long and each got a whole batch."""
-        in_time = max(self.waited_s) < REQUEST_TIMEOUT_S
-        return abs(self.error) <= TOLERANCE and in_time and not self.has_cut_batches
-
-    @property
-    def has_cut_batches(self) -> bool:
-        """Whether a response was too short for a whole batch: its client could not go on."""
-        return self.shortest_bytes < self.cell.batch_bytes
-
-
 # What tasks of Spark do with Kafka's defaults, and what made clients exceed their bound.
 _NAMED = (
     Cell(MIB, 32, MIB),
@@ -117,10 +71,8 @@ _NAMED = (
     Cell(MEGABYTE, 1, 50 * MEGABYTE),
     Cell(100 * KILOBYTE, 200, 50 * KILOBYTE, 4 * KIB),
 )
-# No limit for the whole response, batches longer than what is granted, and clients that connect
-# again instead of waiting.
+# Batches longer than what is granted, and clients that connect again instead of waiting.
 _SPECIAL = (
-    Cell(MEGABYTE, 32, 2 * MEGABYTE, version=2),
     Cell(MEGABYTE, 4, 10 * MEGABYTE, MEGABYTE),
     Cell(100 * KILOBYTE, 1, 10 * MEGABYTE, MEGABYTE, version=12),
     Cell(MEGABYTE, 32, MIB, fetches_per_connection=1),
@@ -154,7 +106,9 @@ class Together:
     """Cells of one mode that run side by side."""
 
     cells: Sequence[Cell]
-    window: Window
+    start_s: float
+    end_s: float
+    """Of the window in which the rate is measured, after the start."""
 
     @property
     def mode(self) -> str:
@@ -162,23 +116,25 @@ class Together:
         return self.cells[0].mode
 
 
-_LONG, _SHORT, _QUICK = Window(25.0, 90.0), Window(15.0, 45.0), Window(14.0, 20.0)
+_LONG, _SHORT, _QUICK = (25.0, 90.0), (15.0, 45.0), (14.0, 20.0)
 _GRID = {
     mode: [Cell(*of, MIB, mode=mode) for of in product(_GRID_SLOW, _CONNECTIONS)]
     for mode in (DELAY, MUTE)
 }
 _FULL_ROUNDS = (
-    Together((*_NAMED, *_SPECIAL, *_SLOW, *_GRID[DELAY]), _LONG),
-    Together(_GRID[MUTE], _LONG),
-    *(Together(cells, _LONG) for cells in _FAST),
+    Together((*_NAMED, *_SPECIAL, *_SLOW, *_GRID[DELAY]), *_LONG),
+    Together(_GRID[MUTE], *_LONG),
+    *(Together(cells, *_LONG) for cells in _FAST),
     *(
-        Together((Cell(_GRID_FAST, connections, MIB, mode=mode),), _SHORT)
+        Together((Cell(_GRID_FAST, connections, MIB, mode=mode),), *_SHORT)
         for mode, connections in product((DELAY, MUTE), _CONNECTIONS)
     ),
 )
 _QUICK_ROUNDS = (
-    Together((*(Cell(10 * MEGABYTE, count, 50 * KILOBYTE) for count in (1, 4)), _NAMED[0]), _QUICK),
-    Together((Cell(10 * MEGABYTE, 4, MIB, mode=MUTE),), _QUICK),
+    Together(
+        (*(Cell(10 * MEGABYTE, count, 50 * KILOBYTE) for count in (1, 4)), _NAMED[0]), *_QUICK
+    ),
+    Together((Cell(10 * MEGABYTE, 4, MIB, mode=MUTE),), *_QUICK),
 )
 
 
@@ -193,11 +149,7 @@ def measure(quick: bool) -> list[Row]:
             mode: lab.start_proxy(generator.address, rules, mode=mode).target()
             for mode in (DELAY, MUTE)
         }
-        return [
-            _row(found)
-            for together in rounds
-            for found in _run(lab, proxies[together.mode], together.cells, together.window)
-        ]
+        return [row for together in rounds for row in _run(lab, proxies[together.mode], together)]
 
 
 def size_text(size: int) -> str:
@@ -209,8 +161,7 @@ def size_text(size: int) -> str:
     return f"{size} B"
 
 
-def _run(lab: Lab, proxy: Target, cells: Iterable[Cell], window: Window) -> Iterable[Measured]:
-    cells = list(cells)
+def _run(lab: Lab, proxy: Target, together: Together) -> Iterable[Row]:
     host, port = proxy.address
     loads = [
         Load(
@@ -223,49 +174,52 @@ def _run(lab: Lab, proxy: Target, cells: Iterable[Cell], window: Window) -> Iter
             batch_bytes=cell.batch_bytes,
             fetches_per_connection=cell.fetches_per_connection,
         )
-        for cell in cells
+        for cell in together.cells
     ]
-    outcome = lab.run_client(loads, window.end_s + TAIL_S)
-    for cell, served in zip(cells, outcome.served, strict=True):
-        times, sizes = served.completed_s, served.frame_bytes
-        rate = rate_between(times, sizes, window.start_s, window.end_s)
-        waits = [*served.waited_s, *served.opened_s, *served.unanswered_s]
-        yield Measured(
-            cell,
-            rate,
-            waits,
-            min(sizes, default=0),
-            sum(size - size % cell.batch_bytes for size in sizes) / max(sum(sizes), 1),
-            per_second(times, sizes),
+    outcome = lab.run_client(loads, together.end_s + TAIL_S)
+    for cell, served in zip(together.cells, outcome.served, strict=True):
+        rate = rate_between(
+            served.completed_s, served.frame_bytes, together.start_s, together.end_s
         )
+        yield _row(cell, served, rate)
 
 
-def _row(found: Measured) -> Row:
-    waits = found.waited_s
+def _row(cell: Cell, served: Served, rate: MeasuredRate) -> Row:
+    """Judge the rate, the waits, those without an answer included, and the batches.
+
+    A broker cuts the last batch off where the limit is; clients drop that part and ask for the
+    batch again. So a response without a whole batch is one with which a client could not go on.
+    """
+    sizes = served.frame_bytes
+    waits = [*served.waited_s, *served.opened_s, *served.unanswered_s]
+    error = rate.interpolated / cell.bound - 1
     p90_s, longest_s = quantile(waits, SHOWN_SHARE), max(waits)
+    useful_share = sum(size - size % cell.batch_bytes for size in sizes) / max(sum(sizes), 1)
+    shortest_bytes = min(sizes, default=0)
+    has_cut_batches = shortest_bytes < cell.batch_bytes
     measured = (
-        f"{found.error:+.2%}; waits p90 {p90_s:.2f} s, longest {longest_s:.2f} s; "
-        f"{found.useful_share:.0%} useful"
+        f"{error:+.2%}; waits p90 {p90_s:.2f} s, longest {longest_s:.2f} s; "
+        f"{useful_share:.0%} useful"
     )
-    if found.has_cut_batches:
+    if has_cut_batches:
         measured += "; without a whole batch"
+    is_in_time = longest_s < REQUEST_TIMEOUT_S
     return Row(
         FIGURE,
-        found.cell.title,
+        cell.title,
         f"within {TOLERANCE:.0%}, waits < {REQUEST_TIMEOUT_S:.0f} s",
         measured,
-        Verdict.of(found.is_met),
+        Verdict.of(abs(error) <= TOLERANCE and is_in_time and not has_cut_batches),
         {
-            "bound_bytes_per_s": found.cell.bound,
-            "connections": found.cell.connections,
-            "mode": found.cell.mode,
-            "interpolated_bytes_per_s": found.rate.interpolated,
-            "plain_bytes_per_s": found.rate.plain,
-            "responses_in_window": found.rate.responses,
+            "bound_bytes_per_s": cell.bound,
+            "connections": cell.connections,
+            "mode": cell.mode,
+            "interpolated_bytes_per_s": rate.interpolated,
+            "plain_bytes_per_s": rate.plain,
+            "responses_in_window": rate.responses,
             "p90_wait_s": p90_s,
             "longest_wait_s": longest_s,
-            "useful_share": found.useful_share,
-            "shortest_response_bytes": found.shortest_bytes,
-            "bytes_in_each_second": found.bytes_per_second,
+            "useful_share": useful_share,
+            "shortest_response_bytes": shortest_bytes,
         },
     )

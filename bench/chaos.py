@@ -13,24 +13,13 @@ from dataclasses import dataclass
 
 from bench import traffic
 from bench.lab import open_lab
-from bench.machines import BROKER_PORTS, Machine, RefusedError
-from bench.member_loads import (
-    QUERY,
-    QUERY_VALUE_BYTES,
-    RAW,
-    Arrivals,
-    QueryTraffic,
-    fill_topics,
-    start_driver,
-    start_query,
-    start_raw,
-)
+from bench.machines import BROKER_PORTS, Machine
+from bench.member_loads import QUERY, QUERY_VALUE_BYTES, RAW, Arrivals, Members
+from bench.outage_judge import count_records, faults, read_ranges
 from bench.outage_parts import Driver, Event
 from bench.processes import BenchError
 from bench.rates import most_within
 from bench.report import Row, Verdict
-from bench.scale import start_machines
-from examples.devkit.broker import EmbeddedBroker
 from examples.devkit.loopback import HOST
 
 FIGURE = "chaos"
@@ -165,33 +154,24 @@ class Happened:
 
 def measure(quick: bool, layouts: Sequence[Layout] = LAYOUTS) -> list[Row]:
     """Let all incidents happen in each layout, then judge."""
-    rows = []
-    for layout in layouts:
-        try:
-            rows += _measure(layout, QUICK_CALM_S if quick else FULL_CALM_S)
-        except RefusedError as error:
-            rows.append(Row(FIGURE, layout.title, "", str(error), Verdict.NOT_MEASURED))
-    return rows
+    calm_s = QUICK_CALM_S if quick else FULL_CALM_S
+    return [row for layout in layouts for row in _measure(layout, calm_s)]
 
 
 def _measure(layout: Layout, calm_s: float) -> list[Row]:
+    total_s = WARM_UP_S + len(layout.incidents) * (calm_s + LOOP_S) + WINDOW_S
+    records = round(QUERY_BOUND * total_s) // QUERY_VALUE_BYTES
+    each_trigger = QUERY_BOUND * BATCH_S // QUERY_VALUE_BYTES
     with open_lab() as lab:
-        broker = lab.enter(EmbeddedBroker(lab.work_dir / "broker"))
-        total_s = WARM_UP_S + len(layout.incidents) * (calm_s + LOOP_S) + WINDOW_S
-        records = round(QUERY_BOUND * total_s) // QUERY_VALUE_BYTES
-        fill_topics(broker, records)
-        machines = start_machines(lab, broker.bootstrap, RULES, layout.machines, layout.workers)
-        raw = start_raw(lab, machines)
-        driver = start_driver(lab)
-        seen = QueryTraffic(machines, QUERY)
-        start_query(lab, driver, machines, QUERY_BOUND * BATCH_S // QUERY_VALUE_BYTES)
+        members = Members.start(lab, layout.machines, layout.workers, RULES, records, each_trigger)
         time.sleep(WARM_UP_S)
-        happened = [*_happen(machines, layout.incidents, calm_s)]
-        rows = [_fed_row(layout, driver, records)]
-        seen.stop()
+        happened = [*_happen(members.machines, layout.incidents, calm_s)]
+        rows = [_fed_row(layout, members.driver, records)]
+        members.query.stop()
+    query = members.query.arrivals
     for each in happened:
-        rows += _judge(each, "raw client", raw.arrivals, RAW_BOUND, RAW_LOOK_S, RAW_BACK_S)
-        rows += _judge(each, "query", seen.arrivals, QUERY_BOUND, QUERY_LOOK_S, QUERY_BACK_S)
+        rows += _judge(each, "raw client", members.raw, RAW_BOUND, RAW_LOOK_S, RAW_BACK_S)
+        rows += _judge(each, "query", query, QUERY_BOUND, QUERY_LOOK_S, QUERY_BACK_S)
     return rows
 
 
@@ -262,39 +242,15 @@ def _fed_row(layout: Layout, driver: Driver, records: int) -> Row:
     """Await the end of the topic, and say which rows were lost or came twice."""
 
     def is_all(events: Sequence[Event]) -> bool:
-        return sum(map(_count, _last_of_each(events))) >= records or _failed(events)
+        is_over = any(event.kind == "over" for event in events)
+        return is_over or count_records(read_ranges(events)) >= records
 
     if not driver.wait(QUERY, is_all, END_TIMEOUT_S + records * QUERY_VALUE_BYTES / QUERY_BOUND):
         raise BenchError(f"the query did not come to its end in {END_TIMEOUT_S:.0f} s")
-    last = _last_of_each(driver.events(QUERY))
-    spans: dict[int, list[tuple[int, int]]] = {}
-    holes = 0
-    for event in last:
-        for partition, (first, end, count) in event.ranges.items():
-            spans.setdefault(partition, []).append((first, end))
-            holes += end - first + 1 - count
-    doubled = lost = 0
-    for ranges in spans.values():
-        expected = 0
-        for first, end in sorted(ranges):
-            doubled += max(expected - first, 0)
-            lost += max(first - expected, 0)
-            expected = max(expected, end + 1)
-    measured = f"{sum(map(_count, last))} of {records} rows, {lost + holes} lost, {doubled} twice"
-    is_met = not (lost or holes or doubled) and sum(map(_count, last)) == records
+    batches = read_ranges(driver.events(QUERY))
+    read, wrong = count_records(batches), faults(batches)
+    measured = "; ".join([f"{read} of {records} rows", *wrong[:2]])
+    is_met = not wrong and read == records
     return Row(
         FIGURE, f"{layout.title}: rows of the query", "each once", measured, Verdict.of(is_met)
     )
-
-
-def _last_of_each(events: Sequence[Event]) -> list[Event]:
-    """Return the last time that each batch was read: it may be read again after a failure."""
-    return [*{event.batch: event for event in events if event.kind == "ended"}.values()]
-
-
-def _count(event: Event) -> int:
-    return sum(count for _, _, count in event.ranges.values())
-
-
-def _failed(events: Sequence[Event]) -> bool:
-    return any(event.kind == "over" for event in events)

@@ -7,16 +7,12 @@ what it connects to both know. There is no request timeout: a response may be he
 proxy likes, and how long each request waited is in the outcome.
 """
 
-import heapq
 import json
-import math
 import selectors
 import socket
 import sys
 import time
-from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
@@ -38,8 +34,6 @@ ONE_WAY_PAUSE_S = 0.002
 CONNECT_TIMEOUT_S = 10.0
 # Of the request that opens a connection.
 FIRST_ID = 0
-QUIET = 0.0
-ALL_IT_CAN = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +48,6 @@ class Load:
         batch_bytes: length of the record batches that it fetches; 0: as long as the limit.
         fetches_per_connection: after so many each connection is closed and opened again; 0: never.
         acks: of its Produce requests; None: it fetches.
-        paces: from which time on, in seconds after the start, it asks for how much, in bytes per
-            second; ascending, the first at 0.
         partitions: of which it fetches, an equal part of `max_bytes` each.
         in_session: it fetches in a session, one request at a time, and gets a batch of each
             partition: `max_bytes` is the length of so many batches.
@@ -73,7 +65,6 @@ class Load:
     batch_bytes: int = 0
     fetches_per_connection: int = 0
     acks: int | None = None
-    paces: Sequence[tuple[float, float]] = ((0.0, ALL_IT_CAN),)
     partitions: int = 1
     in_session: bool = False
     ca_file: str = ""
@@ -91,10 +82,10 @@ class Load:
         versions = traffic.negotiated_versions(channel, self.client_id)
         if self.acks is not None:
             version = self.version or versions[ProduceRequest.API_KEY]
-            return SameRequest(
-                version,
-                traffic.produce_request(version, self.client_id, self.max_bytes, self.acks),
-            )
+            topic = traffic.topic_name(self.max_bytes)
+            records = traffic.record_batch(self.max_bytes)
+            frame = traffic.produce_request(version, self.client_id, topic, records, self.acks)
+            return SameRequest(version, frame)
         version = self.version or versions[FetchRequest.API_KEY]
         batch_bytes = self.batch_bytes or self.max_bytes // self.partitions
         if not self.in_session:
@@ -191,32 +182,11 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class Pacer:
-    """Says when a load's next request may go out."""
-
-    load: Load
-    free_s: float = 0.0
-
-    def next_s(self, now_s: float) -> float:
-        """Take the next place; the time may have come already."""
-        paces = self.load.paces
-        number = bisect_right(paces, now_s, key=lambda pace: pace[0])
-        start_s, bytes_per_s = paces[number - 1]
-        end_s = paces[number][0] if number < len(paces) else math.inf
-        if bytes_per_s == QUIET:
-            return end_s
-        place_s = max(self.free_s, start_s)
-        self.free_s = place_s + self.load.max_bytes / bytes_per_s
-        return min(place_s, end_s)
-
-
-@dataclass(slots=True)
 class Connection:
     """One connection of a load, what it has to send and the response that it is receiving."""
 
     channel: socket.socket
     load: Load
-    pacer: Pacer
     served: Served
     requests: Requests
     next_id: int = FIRST_ID
@@ -279,10 +249,10 @@ class Connection:
             self.head += _some(self.channel.recv(traffic.CORRELATION_ID_END - len(self.head)))
             if len(self.head) < traffic.CORRELATION_ID_END:
                 return 0
-            found = traffic.response_head(self.head)
-            if not self.outstanding or found.correlation_id != self.outstanding[0][0]:
+            frame_bytes, number = traffic.response_head(self.head)
+            if not self.outstanding or number != self.outstanding[0][0]:
                 raise ConnectionError("a response is out of order")
-            self.left_bytes = found.frame_bytes - len(self.head)
+            self.left_bytes = frame_bytes - len(self.head)
             self._wake_at(min(self.left_bytes, WAKE_BYTES))
         wanted = min(self.left_bytes, len(scratch))
         received = self.channel.recv_into(scratch, wanted, socket.MSG_TRUNC)
@@ -291,7 +261,7 @@ class Connection:
             self._wake_at(min(self.left_bytes, WAKE_BYTES))
             return 0
         self._wake_at(1)
-        frame_bytes = traffic.response_head(self.head).frame_bytes
+        frame_bytes, _ = traffic.response_head(self.head)
         self.head.clear()
         return frame_bytes
 
@@ -336,7 +306,7 @@ class Connection:
 
 
 class Throughput:
-    """Keeps the connections of all loads as busy as their paces allow."""
+    """Keeps the connections of all loads busy."""
 
     def __init__(self, job: Job, positions: Positions, selector: selectors.BaseSelector) -> None:
         self._duration_s = job.duration_s
@@ -348,8 +318,8 @@ class Throughput:
             for connection in _connections(load, served, positions)
         ]
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
-        self._due: list[tuple[float, int, Connection]] = []
-        self._sequence = 0
+        self._unanswered: deque[Connection] = deque()
+        """Those that get no answer take turns: nothing else ends their asking."""
         self._started_s = 0.0
 
     def run(self) -> Outcome:
@@ -362,10 +332,10 @@ class Throughput:
             for _ in range(connection.load.depth if connection.load.is_answered else 1):
                 self._go_on(connection, 0.0)
         while (now_s := self._now_s()) < self._duration_s:
-            while self._due and self._due[0][0] <= now_s:
-                self._ask(heapq.heappop(self._due)[2], now_s)
-            next_s = min(self._due[0][0], self._duration_s) if self._due else self._duration_s
-            for key, events in self._selector.select(max(0.0, next_s - self._now_s())):
+            for _ in range(len(self._unanswered)):
+                self._ask(self._unanswered.popleft(), now_s)
+            wait_s = 0.0 if self._unanswered else self._duration_s - now_s
+            for key, events in self._selector.select(wait_s):
                 if events & selectors.EVENT_WRITE:
                     self._send(key.data)
                 if events & selectors.EVENT_READ:
@@ -380,14 +350,11 @@ class Throughput:
         return time.monotonic() - self._started_s
 
     def _go_on(self, connection: Connection, now_s: float) -> None:
-        """Ask at once or later, as the load's pace allows."""
-        due_s = connection.pacer.next_s(now_s)
-        if due_s <= now_s and connection.load.is_answered:
+        """Ask at once, or in turn."""
+        if connection.load.is_answered:
             self._ask(connection, now_s)
-        elif due_s < self._duration_s:
-            # Those that get no answer take turns: nothing else ends their asking.
-            self._sequence += 1
-            heapq.heappush(self._due, (due_s, self._sequence, connection))
+        else:
+            self._unanswered.append(connection)
 
     def _ask(self, connection: Connection, now_s: float) -> None:
         self._sent(connection, now_s, is_all=connection.ask(now_s))
@@ -465,23 +432,23 @@ def _receive_next(channel: socket.socket, scratch: memoryview, number: int) -> i
     received = 0
     while received < traffic.CORRELATION_ID_END:
         received += _more(channel.recv_into(scratch[received:], FIRST_PIECE_BYTES))
-    found = traffic.response_head(bytes(scratch[: traffic.CORRELATION_ID_END]))
-    if found.correlation_id != number:
+    frame_bytes, answered = traffic.response_head(bytes(scratch[: traffic.CORRELATION_ID_END]))
+    if answered != number:
         raise ConnectionError("a response is out of order")
-    left_bytes = found.frame_bytes - received
+    left_bytes = frame_bytes - received
     while left_bytes > 0:
         wanted = min(left_bytes, len(scratch))
         left_bytes -= _more(channel.recv_into(scratch, wanted, DROP_ALL))
-    return found.frame_bytes
+    return frame_bytes
 
 
 def _connections(load: Load, served: Served, positions: Positions) -> list[Connection]:
     """Open the connections of a load."""
-    pacer, connections = Pacer(load), []
+    connections = []
     for number in range(load.connections):
         channel = _channel(load)
         requests = load.requests(channel, number, positions)
-        connection = Connection(channel, load, pacer, served, requests)
+        connection = Connection(channel, load, served, requests)
         if load.ca_file:
             connection.records = TlsRecords()
         connections.append(connection)

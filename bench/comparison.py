@@ -191,11 +191,13 @@ class Ring:
             # Arrivals at the broker are told apart by it.
             client_id += f"-{time.monotonic_ns()}"
         load = replace(contest.load, client_id=client_id, host=host, port=port)
-        before, generator_before = line.target.usage(), self.direct.usage()
+        cpu_before_s, waited_before_s = line.target.usage()
+        load_before_s, _ = self.direct.usage()
         outcome = self.lab.run_client([load], self.duration_s, latency=contest.latency)
-        after = line.target.usage()
-        cpu_s = after.cpu_s - before.cpu_s
-        load_s = self.direct.usage().cpu_s - generator_before.cpu_s + outcome.cpu_s
+        cpu_after_s, waited_after_s = line.target.usage()
+        load_after_s, _ = self.direct.usage()
+        cpu_s = cpu_after_s - cpu_before_s
+        load_s = load_after_s - load_before_s + outcome.cpu_s
         times, waits, sizes = self._completed(load, outcome)
         if not times or times[-1] < WARM_UP_S:
             raise BenchError(f"{line.name}: too few requests in {self.duration_s} s")
@@ -207,7 +209,7 @@ class Ring:
             cpu_s / (sum(sizes) / GIGABYTE),
             cpu_s / len(times) * US_PER_S,
             load_s / (self.duration_s * len(self.lab.cores.load)),
-            (after.waited_s - before.waited_s) / self.duration_s,
+            (waited_after_s - waited_before_s) / self.duration_s,
             outcome.version,
         )
 

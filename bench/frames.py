@@ -7,9 +7,9 @@ however many requests are under way.
 from typing import Any
 
 from kafka.protocol.consumer.fetch import FetchRequest
-from kafka.protocol.producer.produce import ProduceRequest
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
-from kafka.record.memory_records import MemoryRecordsBuilder
+
+from bench import traffic
 
 FETCH_VERSION = 12
 OLDEST_FETCH_VERSION = 4
@@ -22,11 +22,6 @@ THROTTLE_AT = {FETCH_VERSION: 9, OLDEST_FETCH_VERSION: 8}
 """Where a Fetch response of a version has its throttle time, counted from its length field."""
 HEAD_BYTES = max(THROTTLE_AT.values()) + 4
 """No response to these requests is shorter."""
-
-BATCH_MAGIC = 2
-BATCH_OVERHEAD_BYTES = 1000
-"""At most, of a batch of one record."""
-PRODUCE_TIMEOUT_MS = 30_000
 
 
 def fetch(topic: str, max_bytes: int, client_id: str | None, version: int = FETCH_VERSION) -> bytes:
@@ -41,17 +36,8 @@ def fetch(topic: str, max_bytes: int, client_id: str | None, version: int = FETC
 
 def produce(topic: str, value_bytes: int, client_id: str, acks: int = 1) -> bytes:
     """Make a Produce of one record to a topic's first partition."""
-    builder = MemoryRecordsBuilder(BATCH_MAGIC, 0, value_bytes + BATCH_OVERHEAD_BYTES)
-    builder.append(timestamp=1, key=None, value=bytes(value_bytes))
-    builder.close()
-    topic_data = ProduceRequest.TopicProduceData
-    partition = topic_data.PartitionProduceData(index=0, records=bytes(builder.buffer()))
-    request = ProduceRequest[PRODUCE_VERSION](
-        acks=acks,
-        timeout_ms=PRODUCE_TIMEOUT_MS,
-        topic_data=[topic_data(name=topic, partition_data=[partition])],
-    )
-    return _framed(request, client_id)
+    records = traffic.batch_of_value(value_bytes)
+    return bytes(traffic.produce_request(PRODUCE_VERSION, client_id, topic, records, acks))
 
 
 def login(user: str, password: str, client_id: str) -> bytes:

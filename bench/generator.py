@@ -2,7 +2,7 @@
 
 Answers ApiVersions, Metadata, Fetch and Produce. The name or the id of a topic says how long its
 record batches are. A Fetch gets as many bytes of them as its limits allow, whatever that does to
-the last batch, and from version 3 on at least one whole batch: so do real brokers. Record data lies
+the last batch, and at least one whole batch: so do real brokers. Record data lies
 in a memory file and goes to the socket by `os.sendfile`, as in a real broker, whose log segments go
 from the page cache to the socket the same way. In a fetch session it answers as `fetch_session`
 says. What is produced is dropped in the kernel; when it came can be written to a file.
@@ -25,7 +25,7 @@ from kafka.protocol.consumer.fetch import FetchRequest
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 from kafka.protocol.producer.produce import ProduceRequest
 
-from bench import old_fetch, traffic
+from bench import traffic
 from bench.fetch_session import INITIAL_EPOCH, SessionAnswers, epoch_of
 
 # Longer than all requests but for what is produced.
@@ -79,10 +79,8 @@ class Canned:
     def make(cls, version: int, records: Records, max_bytes: int) -> "Canned":
         """Build the response with as many bytes of records as the limit allows."""
         batch_bytes = len(records.batch)
-        whole_bytes = 0 if version == old_fetch.VERSION else batch_bytes
-        records_bytes = max(whole_bytes, max_bytes)
-        envelope = traffic.fetch_envelope(version, batch_bytes, records_bytes)
-        before, after = envelope.before, envelope.after
+        records_bytes = max(batch_bytes, max_bytes)
+        before, after = traffic.fetch_envelope(version, batch_bytes, records_bytes)
         body_bytes = 4 + len(before) + records_bytes + len(after)
         if records_bytes < SENDFILE_MIN_BYTES:
             data = records.batch * -(-records_bytes // batch_bytes)
@@ -152,7 +150,6 @@ class Generator:
     # Of Produce requests: all that is answered behind the correlation id.
     known_produces: dict[bytes, bytes] = field(default_factory=dict)
     sessions: int = 0
-    logs_answered: bool = False
     scratch: memoryview = field(default_factory=lambda: memoryview(bytearray(SCRATCH_BYTES)))
 
     def prepare(self, batch_bytes: int) -> Records:
@@ -252,11 +249,10 @@ class Generator:
             if len(self.known_produces) >= KNOWN_REQUESTS:
                 self.known_produces.clear()
             answer = self.known_produces[key] = traffic.produce_answer(version, frame)
-        if self.logs_answered or not answer:
+        if not answer:
             client = frame[_REQUEST_HEAD.size : _REQUEST_HEAD.size + client_bytes].decode()
             frame_bytes = traffic.LENGTH_BYTES + length
             self.arrivals.write(f"{client} {time.monotonic()} {frame_bytes}\n")
-        if not answer:
             return None
         correlation_id = frame[CORRELATION_OFFSET:CORRELATION_END]
         length_field, body = answer[: traffic.LENGTH_BYTES], answer[traffic.CORRELATION_ID_END :]
@@ -333,12 +329,11 @@ def main() -> None:
     parser.add_argument(
         "--arrivals", type=Path, required=True, help="gets lines: client id, monotonic time, bytes"
     )
-    parser.add_argument("--log-answered", action="store_true", help="not only those without acks")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with arguments.arrivals.open("w", buffering=1) as arrivals:
         listener = socket.socket(fileno=arguments.fd)
-        generator = Generator(listener, arrivals, logs_answered=arguments.log_answered)
+        generator = Generator(listener, arrivals)
         for batch_bytes in arguments.prepare:
             generator.prepare(batch_bytes)
         print("ready", flush=True)

@@ -1,11 +1,8 @@
 """What a figure is measured with: generator, proxy, HAProxy and client, each a process."""
 
-import http.client
 import json
 import os
-import re
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -22,17 +19,15 @@ from bench.processes import (
     BenchError,
     Child,
     Cores,
-    Usage,
     listening_socket,
     python,
-    start,
+    start_child,
 )
 from bench.tls_records import tls_context
 from examples.devkit.loopback import free_ports
 
 READY_TIMEOUT_S = 30.0
 ANSWER_MARGIN_S = 60.0
-ADMIN_TIMEOUT_S = 5.0
 BROKER_PORTS = 10
 MAX_CONNECTIONS = 10_000
 # High enough that no machine of today violates it; the sensors still work on every response.
@@ -40,13 +35,6 @@ NEVER_VIOLATED = "1000000GB"
 
 Rule = dict[str, Any]
 Entered = TypeVar("Entered")
-
-_RUN_WITH_SPLICE_MIN = """
-import runpy, sys
-from proxy.relay import pump
-pump.SPLICE_MIN_BYTES = int(sys.argv.pop(1))
-runpy.run_module("proxy", run_name="__main__", alter_sys=True)
-"""
 
 HAPROXY_CONFIG = """\
 global
@@ -92,9 +80,9 @@ class Target:
     address: traffic.Address
     child: Child | None = None
 
-    def usage(self) -> Usage:
-        """CPU time and memory of the process on the way; zeros when there is none."""
-        return self.child.usage() if self.child else Usage(0.0, 0)
+    def usage(self) -> tuple[float, float]:
+        """See `Child.usage`, of the process on the way; zeros when there is none."""
+        return self.child.usage() if self.child else (0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,27 +100,6 @@ class Proxy:
         address = _broker_behind(bootstrap, self.certificate)
         return Target("proxy", address, self.child)
 
-    def metric(self, name: str, **labels: str) -> float:
-        """Sum of the samples of a metric with these labels, 0 when there are none."""
-        wanted = {f'{label}="{value}"' for label, value in labels.items()}
-        sample = re.compile(rf"^kafka_quota_proxy_{name}(?:\{{(.*)\}})? (\S+)$", re.MULTILINE)
-        return sum(
-            float(value)
-            for present, value in sample.findall(self.metrics())
-            if wanted <= set(present.split(","))
-        )
-
-    def metrics(self) -> str:
-        """Return all metrics as Prometheus would read them."""
-        connection = http.client.HTTPConnection(*self.admin, timeout=ADMIN_TIMEOUT_S)
-        try:
-            connection.request("GET", "/metrics")
-            return connection.getresponse().read().decode()
-        except OSError as error:
-            raise BenchError(f"proxy: /metrics: {error}") from error
-        finally:
-            connection.close()
-
 
 @dataclass(slots=True)
 class Lab:
@@ -144,20 +111,16 @@ class Lab:
     _started: dict[str, int] = field(default_factory=dict)
     _client: Child | None = None
 
-    def start_generator(
-        self, prepare: Iterable[int] = (), *, logs_answered: bool = False
-    ) -> Target:
+    def start_generator(self, prepare: Iterable[int] = ()) -> Target:
         """Start the stand-in broker; `prepare` lists lengths of record batches.
 
-        It logs the arrivals of Produce requests that get no answer, or of all.
+        It logs the arrivals of Produce requests that get no answer.
         """
         arguments = [f"--prepare={batch_bytes}" for batch_bytes in prepare]
         arguments.append(f"--arrivals={self._arrivals_path}")
-        if logs_answered:
-            arguments.append("--log-answered")
         with listening_socket() as listener:
             address = listener.getsockname()
-            child = self._start(
+            child = self.start(
                 "generator",
                 python("bench.generator", f"--fd={listener.fileno()}", *arguments),
                 self.cores.load,
@@ -166,20 +129,6 @@ class Lab:
         child.wait_line(lambda line: line == "ready", READY_TIMEOUT_S)
         return Target("direct", address, child)
 
-    def start_storm_broker(self, named: traffic.Address) -> Target:
-        """Start the stand-in broker of `storm`, which names this one as the cluster's only one."""
-        with listening_socket() as listener:
-            address = listener.getsockname()
-            host, port = named
-            child = self._start(
-                "storm-broker",
-                python("bench.storm_broker", f"--fd={listener.fileno()}", host, str(port)),
-                self.cores.load,
-                pass_fds=[listener.fileno()],
-            )
-        child.wait_line(lambda line: line == "ready", READY_TIMEOUT_S)
-        return Target("storm", address, child)
-
     def start_proxy(
         self,
         upstream: traffic.Address,
@@ -187,15 +136,12 @@ class Lab:
         *,
         queries: Sequence[dict[str, str]] = (),
         mode: str = "delay",
-        max_delay: str = "20s",
         pinned: bool = True,
-        splice_min_bytes: int | None = None,
         certificate: Certificate | None = None,
     ) -> Proxy:
         """Start `quota-proxy run` before `upstream` with these quota rules.
 
         The clients of `queries` are followed.
-        `splice_min_bytes` sets from which body length on the relay splices instead of copying.
         With a certificate its clients connect by TLS.
         """
         bind_port, admin_port, first_port, *_, last_port = free_ports(2 + BROKER_PORTS)
@@ -216,7 +162,7 @@ class Lab:
             ],
             "quotas": {"rules": list(rules)},
             "queries": list(queries),
-            "throttle": {"mode": mode, "max_delay": max_delay},
+            "throttle": {"mode": mode},
             "limits": {
                 "max_connections": MAX_CONNECTIONS,
                 "max_connections_per_ip": MAX_CONNECTIONS,
@@ -226,9 +172,9 @@ class Lab:
         }
         path = self.work_dir / f"quota-proxy-{bind_port}.yaml"
         path.write_text(yaml.safe_dump(config, sort_keys=False))
-        child = self._start(
+        child = self.start(
             "proxy",
-            _proxy_command(path, splice_min_bytes),
+            python("proxy", "run", "-c", str(path)),
             self.cores.tested if pinned else None,
         )
         child.wait_line(lambda line: line == "ready", READY_TIMEOUT_S)
@@ -265,7 +211,7 @@ class Lab:
             )
             path = self.work_dir / "haproxy.cfg"
             path.write_text(HAPROXY_CONFIG + "".join(sections))
-            child = self._start(
+            child = self.start(
                 "haproxy",
                 [program, "-db", "-f", str(path)],
                 self.cores.tested,
@@ -293,7 +239,7 @@ class Lab:
         """Run a job in the client process and return what it measured."""
         job = Job(list(loads), duration_s, latency)
         if self._client is None:
-            self._client = self._start("client", python("bench.client"), self.cores.load)
+            self._client = self.start("client", python("bench.client"), self.cores.load)
         self._client.send_line(json.dumps(asdict(job)))
         answer = self._client.wait_line(
             lambda line: line.startswith("{"), duration_s + ANSWER_MARGIN_S
@@ -304,10 +250,6 @@ class Lab:
         """Give the Produce requests of a client at the generator: monotonic time in s, bytes."""
         lines = (line.split() for line in self._arrivals_path.read_text().splitlines())
         return [(float(time_s), int(size)) for client, time_s, size in lines if client == client_id]
-
-    def start_helper(self, name: str, command: Sequence[str]) -> Child:
-        """Start another child that this lab stops, free to use every core."""
-        return self._start(name, command, None)
 
     @property
     def _arrivals_path(self) -> Path:
@@ -321,33 +263,20 @@ class Lab:
         """Call this when the lab is left, before older children stop."""
         self._stack.callback(stop)
 
-    def _start(
+    def start(
         self,
         name: str,
         command: Sequence[str],
-        cores: frozenset[int] | None,
+        cores: frozenset[int] | None = None,
         *,
         pass_fds: Sequence[int] = (),
     ) -> Child:
-        child = self._child(name, command, cores, pass_fds=pass_fds)
-        return self._stack.enter_context(child)
-
-    def _child(
-        self,
-        name: str,
-        command: Sequence[str],
-        cores: frozenset[int] | None,
-        *,
-        pass_fds: Sequence[int] = (),
-    ) -> Child:
+        """Start a child that this lab stops, free to use every core or just these."""
         number = self._started[name] = self._started.get(name, 0) + 1
-        return start(
-            f"{name}-{number}",
-            command,
-            self.work_dir,
-            cores=cores,
-            pass_fds=pass_fds,
+        child = start_child(
+            f"{name}-{number}", command, self.work_dir, cores=cores, pass_fds=pass_fds
         )
+        return self._stack.enter_context(child)
 
 
 @contextmanager
@@ -383,13 +312,6 @@ def _broker_behind(target: Target, certificate: Certificate | None = None) -> tr
     except (OSError, ValueError) as error:
         log = target.child.log_tail() if target.child else ""
         raise BenchError(f"{target.name}: no broker in its Metadata: {error}{log}") from error
-
-
-def _proxy_command(config: Path, splice_min_bytes: int | None) -> list[str]:
-    run = ["run", "-c", str(config)]
-    if splice_min_bytes is None:
-        return python("proxy", *run)
-    return [sys.executable, "-c", _RUN_WITH_SPLICE_MIN, str(splice_min_bytes), *run]
 
 
 def _path_with_sbin() -> str:

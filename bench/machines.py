@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import psutil
 import yaml
 
 from bench.processes import BenchError, python
-from examples.devkit.loopback import HOST, free_ports
+from examples.devkit.loopback import HOST
 from examples.devkit.process import ServerProcess
 
 READY_TIMEOUT_S = 60.0
@@ -23,17 +23,10 @@ ADMIN_TIMEOUT_S = 2.0
 POLL_S = 0.02
 READY_LINE = b"ready\n"
 WORKER_SERVES, RELOADED = b'"event": "worker serves"', b'"event": "configuration reloaded"'
-EXIT_REFUSED = 2
-"""Of a proxy whose configuration is wrong."""
-
 BROKER_PORTS = 2
 """For each worker: of the only broker, whose id is 1, and the one before it."""
 
 _BYTES = re.compile(r"^kafka_quota_proxy_bytes_total\{(.*)\} (\S+)$", re.MULTILINE)
-
-
-class RefusedError(BenchError):
-    """A proxy does not take its configuration; the text is what it says."""
 
 
 class Machine:
@@ -78,32 +71,23 @@ class Machine:
         }
         self._write()
         self._before = 0
-        self._begun_s = self.started_s = 0.0
-        """How long its last start took."""
+        self._begun_s = 0.0
 
     @property
     def is_up(self) -> bool:
         """Whether it runs."""
         return self._server.pid is not None
 
-    def begin(self) -> None:
-        """Start it and return at once."""
-        self._begin()
-
     def await_ready(self) -> None:
         """Return when it serves.
 
-        Raises BenchError when it does not within READY_TIMEOUT_S, RefusedError when it never will.
+        Raises BenchError when it does not within READY_TIMEOUT_S.
         """
         while READY_LINE not in self._logged():
             is_late = time.monotonic() - self._begun_s > READY_TIMEOUT_S
             if self._server.wait(POLL_S) or is_late:
-                tail = self._server.log_tail()
-                if self._server.exit_status == EXIT_REFUSED and tail:
-                    raise RefusedError(tail.split(": ", 1)[-1].splitlines()[0])
                 self.kill()
-                raise BenchError(f"{self.name} did not start; its log ends:\n{tail}")
-        self.started_s = time.monotonic() - self._begun_s
+                raise BenchError(f"{self.name} did not start; its log ends:\n{self.log_tail()}")
 
     def start(self) -> None:
         """Start it; see `await_ready`."""
@@ -161,14 +145,15 @@ class Machine:
         """Start another of it that takes its place (`--take-over`), and wait until it has ended."""
         old, self._server = self._server, ServerProcess(self._log)
         try:
-            self._begin("--take-over", str(old.pid))
+            self.begin("--take-over", str(old.pid))
             self.await_ready()
             if not old.wait(STOP_TIMEOUT_S):
                 raise BenchError(f"{self.name} does not end:\n{self.log_tail()}")
         finally:
             old.kill()
 
-    def _begin(self, *options: str) -> None:
+    def begin(self, *options: str) -> None:
+        """Start it and return at once."""
         self._before = self._log.stat().st_size
         self._begun_s = time.monotonic()
         self._server.spawn(python("proxy", "run", "-c", str(self._config), *options))
@@ -226,39 +211,3 @@ class Machine:
     def log_tail(self) -> str:
         """Return the end of its log."""
         return self._server.log_tail()
-
-
-def machines_of(
-    folder: Path,
-    count: int,
-    cluster: str,
-    rules: Sequence[Mapping[str, object]],
-    workers: int,
-    tier: str,
-) -> Iterator[Machine]:
-    """Yield machines that are not started; several members are one tier."""
-    each = 2 + (1 + BROKER_PORTS) * workers
-    first, *_ = free_ports(count * each)
-    for number in range(count):
-        name = f"{tier}-{number}"
-        own: dict[str, object] = {"workers": workers, "state": {"kind": "memory"}}
-        if count * workers > 1:
-            own["tier"] = {"name": tier, "machine": name, "admin_host": HOST}
-            own["state"] = {"kind": "kafka", "topic": f"{tier}-state"}
-        start = first + number * each
-        yield Machine(folder, name, cluster, rules, range(start, start + each), own)
-
-
-def cpu_s(machine: Machine) -> float:
-    """Return the CPU time that its processes have used, in seconds."""
-    total = 0.0
-    for process in machine.processes():
-        with suppress(psutil.Error):
-            used = process.cpu_times()
-            total += used.user + used.system
-    return total
-
-
-def unique_bytes(machine: Machine) -> list[int]:
-    """Return the memory that each of its processes has for itself, in bytes."""
-    return [process.memory_full_info().uss for process in machine.processes()]

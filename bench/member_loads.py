@@ -2,27 +2,27 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bench.lab import Lab
-from bench.machines import Machine
+from bench.machines import BROKER_PORTS, Machine
 from bench.outage_driver import Start
 from bench.outage_parts import Driver
-from bench.processes import Child, python
+from bench.processes import python
 from bench.topics import create, fill
 from examples.devkit.broker import EmbeddedBroker
-from examples.devkit.jars import connector_jars
+from examples.devkit.loopback import HOST, free_ports
 
 RAW, QUERY = "bench-raw", "bench-query"
 """Client ids, and the topics that they read."""
 
+TIER = "bench"
 CONNECTIONS = 8
 RAW_VALUE_BYTES, RAW_RECORDS = 50_000, 800
 QUERY_VALUE_BYTES = 5_000
 FILL_SETTINGS = {"linger.ms": 20, "queue.buffering.max.kbytes": 262_144, "log_level": 0}
 SPARK_TASKS = 8
-SESSION_TIMEOUT_S = 90.0
 SAMPLE_S = 0.2
 RETRIES = "20"
 """Of a look-up of offsets: a driver by default gives up after three."""
@@ -39,21 +39,6 @@ class Arrivals:
         """Add what has come by then."""
         self.at_s.append(at_s)
         self.sizes.append(size)
-
-
-class RawClient:
-    """A running `eager_consumers`, and what it has read."""
-
-    def __init__(self, child: Child) -> None:
-        self.arrivals = Arrivals()
-        self._child = child
-        threading.Thread(target=self._listen, daemon=True).start()
-
-    def _listen(self) -> None:
-        assert self._child.process.stdout is not None
-        for line in self._child.process.stdout:
-            at_s, size = line.split()
-            self.arrivals.add(float(at_s), int(size))
 
 
 class QueryTraffic:
@@ -91,52 +76,46 @@ class QueryTraffic:
             self.arrivals.add(time.monotonic(), round(grown))
 
 
-def start_raw(lab: Lab, machines: Sequence[Machine]) -> RawClient:
-    """Start the raw client at these machines."""
-    child = lab.start_helper(
-        "consumers",
-        python(
-            "bench.eager_consumers",
-            f"--bootstraps={','.join(each.bootstrap for each in machines)}",
-            f"--client-id={RAW}",
-            f"--topic={RAW}",
-            f"--connections={CONNECTIONS}",
-        ),
-    )
-    return RawClient(child)
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Machines at work for both clients."""
 
+    machines: Sequence[Machine]
+    raw: Arrivals
+    query: QueryTraffic
+    driver: Driver
 
-def start_driver(lab: Lab) -> Driver:
-    """Start a Spark session of as many tasks as there are partitions."""
-    jars = ",".join(str(jar) for jar in connector_jars())
-    child = lab.start_helper(
-        "driver", python("bench.outage_driver", f"--jars={jars}", f"--tasks={SPARK_TASKS}")
-    )
-    child.wait_line(lambda line: line == "ready", SESSION_TIMEOUT_S)
-    driver = Driver(child)
-    driver.listen()
-    return driver
-
-
-def start_query(
-    lab: Lab, driver: Driver, machines: Sequence[Machine], records_each_trigger: int
-) -> None:
-    """Start the query; it reports to the first machine."""
-    driver.start(
-        Start(
+    @classmethod
+    def start(
+        cls,
+        lab: Lab,
+        count: int,
+        workers: int,
+        rules: Sequence[Mapping[str, object]],
+        records: int,
+        records_each_trigger: int,
+    ) -> "Members":
+        """Start a broker with so many records for the query, the machines, then both clients."""
+        broker = lab.enter(EmbeddedBroker(lab.work_dir / "broker"))
+        _fill_topics(broker, records)
+        machines = _start_machines(lab, broker.bootstrap, rules, count, workers)
+        raw = _start_raw(lab, machines)
+        driver = Driver.begin(lab, SPARK_TASKS)
+        traffic = QueryTraffic(machines, QUERY)
+        run = Start(
             QUERY,
-            ",".join(each.bootstrap for each in machines),
+            _bootstraps(machines),
             machines[0].admin_url,
-            QUERY,
             str(lab.work_dir / "checkpoint"),
             "0 seconds",
             0.0,
             {"maxOffsetsPerTrigger": str(records_each_trigger), "fetchOffset.numRetries": RETRIES},
         )
-    )
+        driver.start(run)
+        return cls(machines, raw, traffic, driver)
 
 
-def fill_topics(broker: EmbeddedBroker, query_records: int) -> None:
+def _fill_topics(broker: EmbeddedBroker, query_records: int) -> None:
     """Make both topics, with a partition for each connection."""
     for topic, value_bytes, records in (
         (RAW, RAW_VALUE_BYTES, RAW_RECORDS),
@@ -144,3 +123,54 @@ def fill_topics(broker: EmbeddedBroker, query_records: int) -> None:
     ):
         create(broker.bootstrap, topic, CONNECTIONS)
         fill(broker.bootstrap, topic, CONNECTIONS, b"." * value_bytes, records, dict(FILL_SETTINGS))
+
+
+def _start_machines(
+    lab: Lab, cluster: str, rules: Sequence[Mapping[str, object]], count: int, workers: int
+) -> list[Machine]:
+    """Start all at once; the lab ends them. Several members are one tier."""
+    each = 2 + (1 + BROKER_PORTS) * workers
+    first, *_ = free_ports(count * each)
+    machines = []
+    for number in range(count):
+        name = f"{TIER}-{number}"
+        own: dict[str, object] = {"workers": workers, "state": {"kind": "memory"}}
+        if count * workers > 1:
+            own["tier"] = {"name": TIER, "machine": name, "admin_host": HOST}
+            own["state"] = {"kind": "kafka", "topic": f"{TIER}-state"}
+        ports = range(first + number * each, first + (number + 1) * each)
+        machine = Machine(lab.work_dir, name, cluster, rules, ports, own)
+        machine.begin()
+        lab.at_end(machine.kill)
+        machines.append(machine)
+    for machine in machines:
+        machine.await_ready()
+    return machines
+
+
+def _start_raw(lab: Lab, machines: Sequence[Machine]) -> Arrivals:
+    """Start the raw client; return what it reads as it comes."""
+    child = lab.start(
+        "consumers",
+        python(
+            "bench.eager_consumers",
+            f"--bootstraps={_bootstraps(machines)}",
+            f"--client-id={RAW}",
+            f"--topic={RAW}",
+            f"--connections={CONNECTIONS}",
+        ),
+    )
+    arrivals = Arrivals()
+
+    def listen() -> None:
+        assert child.process.stdout is not None
+        for line in child.process.stdout:
+            at_s, size = line.split()
+            arrivals.add(float(at_s), int(size))
+
+    threading.Thread(target=listen, daemon=True).start()
+    return arrivals
+
+
+def _bootstraps(machines: Sequence[Machine]) -> str:
+    return ",".join(machine.bootstrap for machine in machines)

@@ -1,8 +1,7 @@
 """A Spark driver in a process of its own, whose queries go on while what they read from is killed.
 
-Each line on stdin is a JSON object: a `Start`, or `{"stop": NAME}`. Each line on stdout is an event
-as JSON; times are those of the monotonic clock, which all processes of a machine share. The end of
-stdin ends the session.
+Each line on stdin is a `Start` as JSON. Each line on stdout is an event as JSON; times are those of
+the monotonic clock, which all processes of a machine share. The end of stdin ends the session.
 
 | event | when | with it |
 |---|---|---|
@@ -25,15 +24,10 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery, StreamingQueryListener
 
-from bench.spark_session import JAVA_OPTIONS, spark_session
+from bench.spark_session import spark_session
 from proxy.spark import QuotaListener, client_options
 
-SPARK_SETTINGS = {
-    "spark.ui.showConsoleProgress": "false",
-    # A query that is stopped within foreachBatch needs a deeper stack than threads have by default.
-    "spark.driver.extraJavaOptions": f"{JAVA_OPTIONS} -Xss8m",
-    "spark.sql.streaming.noDataProgressEventInterval": "1000",
-}
+SPARK_SETTINGS = {"spark.sql.streaming.noDataProgressEventInterval": "1000"}
 
 TASK_FAILURES = 4
 """Of one task until its query fails: the default of all masters but `local[N]`."""
@@ -44,12 +38,11 @@ class Start:
     """One run of a query.
 
     Attributes:
-        name: of the query, and its client id.
+        name: of the query, its client id, and the topic that it reads.
         bootstrap: where it reads.
-        admin: the URL that its batches are reported to; None for no listener.
-        topic: what it reads.
+        admin: the URL that its batches are reported to.
         checkpoint: path of its folder.
-        trigger: such as `2 seconds`; None for all that is there, once.
+        trigger: such as `2 seconds`.
         work_s: how long the work on a batch takes after it was read.
         options: further ones of the source.
 
@@ -57,10 +50,9 @@ class Start:
 
     name: str
     bootstrap: str
-    admin: str | None
-    topic: str
+    admin: str
     checkpoint: str
-    trigger: str | None
+    trigger: str
     work_s: float
     options: dict[str, str] = field(default_factory=dict)
 
@@ -74,29 +66,22 @@ def main() -> None:
     master = f"local[{options.tasks},{TASK_FAILURES}]"
     spark = spark_session(options.jars, master, SPARK_SETTINGS)
     print("ready", flush=True)
-    runs: dict[str, StreamingQuery] = {}
     try:
         for line in sys.stdin:
-            command = json.loads(line)
-            if "stop" in command:
-                runs.pop(command["stop"]).stop()
-            else:
-                start = Start(**command)
-                runs[start.name] = _start(spark, start)
+            _start(spark, Start(**json.loads(line)))
     finally:
         spark.stop()
 
 
-def _start(spark: SparkSession, start: Start) -> StreamingQuery:
+def _start(spark: SparkSession, start: Start) -> None:
     """Begin a run in a session of its own, whose listeners get the events of no other query."""
     session = spark.newSession()
-    if start.admin is not None:
-        session.streams.addListener(QuotaListener(start.admin))
+    session.streams.addListener(QuotaListener(start.admin))
     session.streams.addListener(_Reported(start.name))
     reader = (
         session.readStream.format("kafka")
         .options(**client_options(start.name, start.bootstrap))
-        .option("subscribe", start.topic)
+        .option("subscribe", start.name)
         .option("startingOffsets", "earliest")
         .options(**start.options)
     )
@@ -106,12 +91,8 @@ def _start(spark: SparkSession, start: Start) -> StreamingQuery:
         .option("checkpointLocation", start.checkpoint)
         .foreachBatch(_sink(start))
     )
-    if start.trigger is None:
-        query = writer.trigger(availableNow=True).start()
-    else:
-        query = writer.trigger(processingTime=start.trigger).start()
+    query = writer.trigger(processingTime=start.trigger).start()
     Thread(target=_await_end, args=(start.name, query), daemon=True).start()
-    return query
 
 
 def _sink(start: Start) -> Callable[[DataFrame, int], None]:
@@ -120,7 +101,7 @@ def _sink(start: Start) -> Callable[[DataFrame, int], None]:
     def process(batch: DataFrame, number: int) -> None:
         # What Spark has noted of the source, in the last line.
         ends = json.loads((planned / str(number)).read_text().splitlines()[-1])
-        _print(start.name, "begun", batch=number, ends=ends[start.topic])
+        _print(start.name, "begun", batch=number, ends=ends[start.name])
         ranges: dict[int, tuple[int, int, int]] = {}
         for partition, offset in batch.select("partition", "offset").collect():
             first, last, count = ranges.get(partition, (offset, offset, 0))

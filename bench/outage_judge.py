@@ -1,6 +1,6 @@
 """What the events of a query say of the outages that it went through; no I/O and no clock."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from bench.outage_parts import Event, Ranges
@@ -41,7 +41,6 @@ class Judged:
         wait_s: from when the query could plan a batch again (the part was back, and the batch that
             was under way then had ended) until one began; None where the query failed first or
             none began.
-        under_way_s: from the return to the end of the batch under way; None where there was none.
         error: with which the query failed; None where it did not.
 
     """
@@ -49,7 +48,6 @@ class Judged:
     outage: Outage
     planned: list[int]
     wait_s: float | None
-    under_way_s: float | None
     error: str | None
 
 
@@ -58,12 +56,10 @@ def judge(outage: Outage, until_s: float, events: Iterable[Event]) -> Judged:
     told = [event for event in events if event.at_s < until_s]
     after = [event for event in told if event.at_s >= outage.killed_s]
     failed = next((event for event in after if event.kind == "over" and event.error), None)
-    under_way_s: float | None = None
     ready_s = outage.back_s
     if _is_under_way(told, outage.back_s):
         ended_s = _first(after, "ended", outage.back_s)
-        if ended_s is not None:
-            under_way_s, ready_s = ended_s - outage.back_s, ended_s
+        ready_s = outage.back_s if ended_s is None else ended_s
     begun_s = _first(after, "begun", ready_s)
     if failed is not None and (begun_s is None or failed.at_s < begun_s):
         begun_s = None
@@ -71,7 +67,6 @@ def judge(outage: Outage, until_s: float, events: Iterable[Event]) -> Judged:
         outage,
         [size for event, size in planned_sizes(told) if event.at_s >= outage.killed_s],
         None if begun_s is None else begun_s - ready_s,
-        under_way_s,
         None if failed is None else failed.error,
     )
 
@@ -100,11 +95,10 @@ def count_records(batches: dict[int, Ranges]) -> int:
     return sum(count for ranges in batches.values() for _, _, count in ranges.values())
 
 
-def faults(batches: dict[int, Ranges], ends: Sequence[int] | None = None) -> list[str]:
+def faults(batches: dict[int, Ranges]) -> list[str]:
     """Return what is wrong with the offsets that the batches of a query read, in their order.
 
-    Each partition must be read from 0 on, without a gap and without an offset that comes twice;
-    and, where its ends by partition are given, up to there.
+    Each partition must be read from 0 on, without a gap and without an offset that comes twice.
     """
     found: list[str] = []
     reached: dict[int, int] = {}
@@ -119,9 +113,6 @@ def faults(batches: dict[int, Ranges], ends: Sequence[int] | None = None) -> lis
             if count != last + 1 - first:
                 found.append(f"{where}: {count} records from {first} to {last}")
             reached[partition] = last + 1
-    for partition, end in enumerate(ends or ()):
-        if reached.get(partition, 0) != end:
-            found.append(f"partition {partition}: read to {reached.get(partition, 0)} of {end}")
     return found
 
 

@@ -1,71 +1,19 @@
-"""What outages are made with: proxies that come back at their address, a driver that tells all."""
+"""A Spark driver that tells all that its queries do."""
 
 import json
-import os
-import signal
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from threading import Condition, Thread
 
-import yaml
-
-from bench.lab import READY_TIMEOUT_S
+from bench.lab import Lab
 from bench.outage_driver import Start
 from bench.processes import BenchError, Child, python
-from examples.devkit.loopback import HOST, free_ports
-from examples.devkit.process import ServerProcess
+from examples.devkit.jars import connector_jars
 
-READY_LINE = b"ready\n"
-POLL_S = 0.01
+READY_TIMEOUT_S = 90.0
 
 Ranges = Mapping[int, tuple[int, int, int]]
 """By partition: the first offset, the last one, and how many there were."""
-
-
-class LastingProxy:
-    """`quota-proxy run` with a state that lasts, on ports of its own.
-
-    It may be killed and started again from any thread.
-    """
-
-    def __init__(self, folder: Path, bootstrap: str, rules: Sequence[object]) -> None:
-        folder.mkdir()
-        port, admin_port, first, last = free_ports(4)
-        self.bootstrap = f"{HOST}:{port}"
-        self.admin_url = f"http://{HOST}:{admin_port}"
-        self._config = folder / "proxy.yaml"
-        self._log = folder / "proxy.log"
-        self._server = ServerProcess(self._log)
-        listener = {
-            "name": "bench",
-            "bind": self.bootstrap,
-            "advertised_host": HOST,
-            "broker_ports": f"{first}-{last}",
-        }
-        document = {
-            "cluster": {"bootstrap_servers": [bootstrap]},
-            "listeners": [listener],
-            "quotas": {"rules": list(rules)},
-            "state": {"kind": "sqlite", "path": str(folder / "state.db")},
-            "admin": {"bind": f"{HOST}:{admin_port}"},
-        }
-        self._config.write_text(yaml.safe_dump(document, sort_keys=False))
-
-    def start(self) -> None:
-        """Return when it serves; raise BenchError when it does not within READY_TIMEOUT_S."""
-        before = self._log.stat().st_size if self._log.exists() else 0
-        self._server.spawn(python("proxy", "run", "-c", str(self._config)))
-        deadline_s = time.monotonic() + READY_TIMEOUT_S
-        while READY_LINE not in self._log.read_bytes()[before:]:
-            if self._server.wait(POLL_S) or time.monotonic() > deadline_s:
-                self.kill()
-                raise BenchError(f"proxy did not start; its log ends:\n{self._server.log_tail()}")
-
-    def kill(self) -> None:
-        """End it at once, as a crash does (SIGKILL)."""
-        self._server.kill()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,22 +38,19 @@ class Driver:
     _changed: Condition = field(default_factory=Condition)
     _is_over: bool = False
 
-    def listen(self) -> None:
-        """Begin to take in events."""
-        Thread(target=self._take_all, name="driver-events", daemon=True).start()
+    @classmethod
+    def begin(cls, lab: Lab, tasks: int) -> "Driver":
+        """Start a Spark session with so many tasks at a time; return when it is ready."""
+        jars = ",".join(str(jar) for jar in connector_jars())
+        command = python("bench.outage_driver", f"--jars={jars}", f"--tasks={tasks}")
+        driver = cls(lab.start("driver", command))
+        driver.child.wait_line(lambda line: line == "ready", READY_TIMEOUT_S)
+        Thread(target=driver._take_all, name="driver-events", daemon=True).start()
+        return driver
 
     def start(self, run: Start) -> None:
         """Begin a run of a query."""
         self.child.send_line(json.dumps(asdict(run)))
-
-    def stop(self, name: str) -> None:
-        """Stop the run of a query in order."""
-        self.child.send_line(json.dumps({"stop": name}))
-
-    def kill(self) -> None:
-        """End it and its JVM at once (SIGKILL)."""
-        os.killpg(self.child.process.pid, signal.SIGKILL)
-        self.child.process.wait()
 
     def events(self, name: str, kind: str | None = None) -> list[Event]:
         """Return what was told of a query so far, all or one kind, in order."""

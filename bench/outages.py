@@ -6,9 +6,6 @@ time and come back at their address with their state; so does the broker (killed
 order), and both together. One more query has no adaptive rule but Spark's `maxOffsetsPerTrigger`:
 it shows what Spark itself does.
 
-In the end some runs are stopped, the driver is killed, and so are the proxies; a run of
-`AvailableNow` from each checkpoint must read to the true end.
-
 Set the environment variable BENCH_SEED to repeat the outages of an earlier run.
 """
 
@@ -23,10 +20,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 from bench.lab import Lab, open_lab
+from bench.machines import BROKER_PORTS, POLL_S, Machine
 from bench.outage_driver import Start
 from bench.outage_judge import (
     Judged,
@@ -37,12 +34,12 @@ from bench.outage_judge import (
     planned_sizes,
     read_ranges,
 )
-from bench.outage_parts import POLL_S, Driver, Event, LastingProxy
-from bench.processes import BenchError, python
+from bench.outage_parts import Driver, Event
+from bench.processes import BenchError
 from bench.report import Row, Verdict
 from bench.topics import create, fill
 from examples.devkit.broker import EmbeddedBroker
-from examples.devkit.jars import connector_jars
+from examples.devkit.loopback import free_ports
 
 FIGURE = "outages"
 SEED_VARIABLE = "BENCH_SEED"
@@ -75,11 +72,9 @@ BATCHES_AFTER = 3
 """That end after each outage before the next one."""
 SPARK_TASKS = 4
 
-READY_TIMEOUT_S = 90.0
 BATCH_TIMEOUT_S = 120.0
 RECOVERY_TIMEOUT_S = 240.0
 """Until a query reads again or has failed: Spark tries three times, each for a minute."""
-END_TIMEOUT_S = 180.0
 
 _LOSS = re.compile(rb"may (?:have been|be) (?:lost|missed)|incorrect offsets|offset was changed")
 """What Spark logs where it finds that records, or ends of logs, are gone."""
@@ -155,15 +150,13 @@ class Part:
 
     kind: Kind
     broker: EmbeddedBroker
-    proxy: LastingProxy
+    proxy: Machine
     driver: Driver
     checkpoint: Path
     chance: random.Random
     fed: int = 0
     """Records in each partition."""
     outages: list[Outage] = field(default_factory=list)
-    earlier: list[Event] = field(default_factory=list)
-    """What earlier drivers told."""
 
     @property
     def name(self) -> str:
@@ -172,20 +165,18 @@ class Part:
 
     @property
     def events(self) -> list[Event]:
-        """What all drivers told of the query."""
-        return [*self.earlier, *self.driver.events(self.name)]
+        """What the driver told of the query."""
+        return self.driver.events(self.name)
 
-    def start(self, trigger: str | None = f"{TRIGGER_S} seconds", *, reports: bool = True) -> None:
+    def start(self) -> None:
         """Begin a run from the checkpoint."""
-        admin = self.proxy.admin_url if reports else None
         self.driver.start(
             Start(
                 self.name,
                 self.proxy.bootstrap,
-                admin,
-                self.name,
+                self.proxy.admin_url,
                 str(self.checkpoint),
-                trigger,
+                f"{TRIGGER_S} seconds",
                 WORK_S,
                 dict(self.kind.options),
             )
@@ -195,12 +186,12 @@ class Part:
         """Start the query and let the proxy learn its rate, then let it work on its backlog."""
         self.start()
         for _ in range(WARM_UP_BATCHES):
-            since = len(self.driver.events(self.name))
+            since = len(self.events)
             self._feed(FEW)
             self._await("reported", 1, since)
         for _ in range(WARM_UP_BATCHES):
             self.top_up()
-            since = len(self.driver.events(self.name))
+            since = len(self.events)
             self._await("reported", BATCHES_AFTER, since)
             if all(size <= BOUND for _, size in planned_sizes(self.events)[-BATCHES_AFTER:]):
                 return
@@ -215,7 +206,7 @@ class Part:
 
     def await_moment(self, moment: Moment) -> None:
         """Return when the query is there."""
-        since = len(self.driver.events(self.name))
+        since = len(self.events)
         if moment is Moment.BETWEEN:
             self._await("reported", 1, since)
             time.sleep(self.chance.uniform(0.05, 0.3))
@@ -236,7 +227,7 @@ class Part:
                 self.top_up()
                 self.driver.wait(self.name, self._goes_on, RECOVERY_TIMEOUT_S)
         if self._has_failed(killed_s):
-            since = len(self.driver.events(self.name))
+            since = len(self.events)
             self.start()
             self._await("reported", 1, since)
         self._print_last()
@@ -308,7 +299,7 @@ def run(plan: Plan) -> list[Row]:
     chance = random.Random(seed)
     with open_lab() as lab:
         broker = lab.enter(EmbeddedBroker(lab.work_dir / "broker"))
-        driver = _start_driver(lab)
+        driver = Driver.begin(lab, SPARK_TASKS)
         parts = [_prepare(lab, broker, driver, kind, chance) for kind in KINDS]
         with ThreadPoolExecutor(len(parts)) as threads:
             for _ in threads.map(Part.warm_up, parts):
@@ -323,21 +314,8 @@ def run(plan: Plan) -> list[Row]:
             judged = {part.name: part.judged() for part in parts}
             kills = plan.proxy_kills * sum(kind.is_adaptive for kind in KINDS) + len(whats)
             rows = _rows(parts, judged, f"{kills} kills, seed {seed}")
-        last = _start_driver(lab)
-        rows += _available_now(parts, last)
-        logs = [each.child.log_path.read_bytes() for each in (driver, last)]
-    return [*rows, _warnings_row(logs)]
-
-
-def _start_driver(lab: Lab) -> Driver:
-    jars = ",".join(str(jar) for jar in connector_jars())
-    child = lab.start_helper(
-        "driver", python("bench.outage_driver", f"--jars={jars}", f"--tasks={SPARK_TASKS}")
-    )
-    child.wait_line(lambda line: line == "ready", READY_TIMEOUT_S)
-    driver = Driver(child)
-    driver.listen()
-    return driver
+        rows.append(_warnings_row(driver.child.log_path.read_bytes()))
+    return rows
 
 
 def _prepare(
@@ -351,7 +329,12 @@ def _prepare(
             "min_rate": RATE,
             "max_rate": RATE,
         }
-    proxy = LastingProxy(lab.work_dir / kind.name, broker.bootstrap, [rule])
+    folder = lab.work_dir / kind.name
+    state = {"state": {"kind": "sqlite", "path": str(folder / "state.db")}}
+    ports = free_ports(3 + BROKER_PORTS)
+    ports = range(ports[0], ports[-1] + 1)
+    proxy = Machine(folder, kind.name, broker.bootstrap, [rule], ports, state)
+    lab.at_end(proxy.kill)
     proxy.start()
     checkpoint = lab.work_dir / f"{kind.name}-checkpoint"
     return Part(kind, broker, proxy, driver, checkpoint, random.Random(chance.random()))
@@ -486,57 +469,8 @@ def _failures_row(ours: Sequence[Judged], plain: Sequence[Judged]) -> Row:
     )
 
 
-def _available_now(parts: Sequence[Part], last: Driver) -> list[Row]:
-    """End all runs and proxies, start the proxies again, and read what is left with new runs."""
-    adaptive = [part for part in parts if part.kind.is_adaptive]
-    first = adaptive[0].driver
-    ways = {}
-    for number, part in enumerate(adaptive):
-        is_stopped, reports = number % 2 == 0, number % 4 < 2
-        ways[part.name] = is_stopped, reports
-        part.top_up()
-        if is_stopped:
-            since = len(first.events(part.name))
-            first.stop(part.name)
-            first.wait(part.name, _is_over, BATCH_TIMEOUT_S, since)
-    first.kill()
-    for part in adaptive:
-        part.proxy.kill()
-    for part in adaptive:
-        part.top_up()
-        part.earlier, part.driver = part.events, last
-        part.proxy.start()
-        part.start(trigger=None, reports=ways[part.name][1])
-    return [_available_now_row(part, *ways[part.name]) for part in adaptive]
-
-
-def _available_now_row(part: Part, is_stopped: bool, reports: bool) -> Row:
-    in_time = part.driver.wait(part.name, _is_over, END_TIMEOUT_S)
-    told = part.driver.events(part.name)
-    errors = [event.error for event in told if event.kind == "over" and event.error]
-    wrong = faults(read_ranges(part.events), [part.fed] * part.kind.partitions)
-    records = count_records(read_ranges(told))
-    if not in_time:
-        wrong.insert(0, f"not over in {END_TIMEOUT_S:.0f} s")
-    before = "stopped" if is_stopped else "driver killed"
-    by = "reported" if reports else "no listener"
-    return Row(
-        FIGURE,
-        f"AvailableNow, {before}, proxy killed, {by}",
-        "reads to the true end",
-        "; ".join([*errors, *wrong][:2]) or f"to the end: {records:,} records",
-        Verdict.of(not errors and not wrong),
-        {"errors": errors, "faults": wrong},
-    )
-
-
-def _is_over(told: Sequence[Event]) -> bool:
-    return any(event.kind == "over" for event in told)
-
-
-def _warnings_row(logs: Iterable[bytes]) -> Row:
-    lines = list(chain.from_iterable(log.splitlines() for log in logs))
-    found = [line.decode(errors="replace") for line in lines if _LOSS.search(line)]
+def _warnings_row(log: bytes) -> Row:
+    found = [line.decode(errors="replace") for line in log.splitlines() if _LOSS.search(line)]
     return Row(
         FIGURE,
         "warnings of Spark: lost records, incorrect offsets",

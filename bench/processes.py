@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Self
+from typing import Self
 
 import psutil
 
@@ -55,22 +55,6 @@ class Cores:
         return cls(tested=frozenset(usable[:1]), load=frozenset(usable[1:] or usable))
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What a process has used so far.
-
-    Attributes:
-        cpu_s: CPU time in seconds.
-        rss_bytes: resident memory now.
-        waited_s: for how long it could have run while other work had its core.
-
-    """
-
-    cpu_s: float
-    rss_bytes: int
-    waited_s: float = 0.0
-
-
 @dataclass(slots=True)
 class Child:
     """One child process with its output; leaving the context stops it and its descendants."""
@@ -94,7 +78,8 @@ class Child:
 
         """
         deadline = time.monotonic() + timeout_s
-        stdout = self._stdout()
+        stdout = self.process.stdout
+        assert stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(stdout, selectors.EVENT_READ)
             while True:
@@ -116,22 +101,25 @@ class Child:
     def send_line(self, line: str) -> None:
         """Write one line to the process's stdin."""
         stdin = self.process.stdin
-        if stdin is None:
-            raise BenchError(f"{self.name} was started without stdin")
+        assert stdin is not None
         try:
             stdin.write(line.encode() + b"\n")
             stdin.flush()
         except BrokenPipeError:
             raise BenchError(f"{self.name} ended too early{self.log_tail()}") from None
 
-    def usage(self) -> Usage:
-        """Measure the process now; raises BenchError when it is gone."""
+    def usage(self) -> tuple[float, float]:
+        """Return for how long its threads ran, and could have run but did not, in seconds.
+
+        Other sources count in ticks of 10 ms. Raises BenchError when it is gone.
+        """
         try:
-            rss_bytes = psutil.Process(self.process.pid).memory_info().rss
-            ran_s, waited_s = _scheduled_s(self.process.pid)
-            return Usage(ran_s, rss_bytes, waited_s)
-        except (psutil.Error, OSError):
+            threads = Path(f"/proc/{self.process.pid}/task").iterdir()
+            times = [(each / "schedstat").read_text().split() for each in threads]
+        except OSError:
             raise BenchError(f"{self.name} is gone{self.log_tail()}") from None
+        ran_s, waited_s = (sum(int(each[place]) for each in times) / NS_PER_S for place in (0, 1))
+        return ran_s, waited_s
 
     def stop(self) -> None:
         """Ask the process to end, then make it end; its descendants after it."""
@@ -157,18 +145,13 @@ class Child:
         except psutil.Error:
             return []
 
-    def _stdout(self) -> IO[bytes]:
-        if self.process.stdout is None:
-            raise BenchError(f"{self.name} was started without stdout")
-        return self.process.stdout
-
     def log_tail(self) -> str:
         """Give the end of the log as an appendix to an error's text; empty without a log."""
         text = self.log_path.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
         return f"; end of its log:\n{text}" if text else ""
 
 
-def start(
+def start_child(
     name: str,
     command: Sequence[str],
     work_dir: Path,
@@ -209,19 +192,7 @@ def listening_socket() -> socket.socket:
     return listener
 
 
-def raise_file_limit() -> int:
-    """Allow as many open files as the hard limit does; children inherit it. Returns the limit."""
+def raise_file_limit() -> None:
+    """Allow as many open files as the hard limit does; children inherit it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard
-
-
-def _scheduled_s(pid: int) -> tuple[float, float]:
-    """For how long a process's threads ran, and could have run, in seconds.
-
-    Other sources count in ticks of 10 ms.
-    """
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    times = [(each / "schedstat").read_text().split() for each in threads]
-    ran_s, waited_s = (sum(int(each[place]) for each in times) / NS_PER_S for place in (0, 1))
-    return ran_s, waited_s

@@ -5,6 +5,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from operator import itemgetter
 
 GIGABYTE = 1e9
 # A completion ends a burst when the next one is later than this share of the mean spacing.
@@ -30,12 +31,8 @@ class MeasuredRate:
     responses: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Knot:
-    """How many bytes were complete at a burst's end."""
-
-    time_s: float
-    completed_bytes: int
+Knot = tuple[float, int]
+"""When a burst ended, and how many bytes were complete then."""
 
 
 def rate_between(
@@ -51,7 +48,7 @@ def rate_between(
     knots = _burst_ends(completed_s, sizes)
     if len(knots) < 2:
         return MeasuredRate(plain, 0.0, last - first)
-    start_s, end_s = max(start_s, knots[0].time_s), min(end_s, knots[-1].time_s)
+    start_s, end_s = max(start_s, knots[0][0]), min(end_s, knots[-1][0])
     if end_s <= start_s:
         return MeasuredRate(plain, 0.0, last - first)
     grown = _completed_at(knots, end_s) - _completed_at(knots, start_s)
@@ -70,27 +67,19 @@ def most_within(completed_s: Sequence[float], sizes: Sequence[int], window_s: fl
     return most
 
 
-def per_second(completed_s: Sequence[float], sizes: Sequence[int]) -> list[int]:
-    """Bytes completed in each whole second from the start."""
-    totals = [0] * (math.floor(completed_s[-1]) + 1 if completed_s else 0)
-    for time_s, size in zip(completed_s, sizes, strict=True):
-        totals[math.floor(time_s)] += size
-    return totals
-
-
 def quantile(values: Sequence[float], share: float) -> float:
     """Smallest value that at least `share` (0 to 1) of the values do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
-def _burst_ends(completed_s: Sequence[float], sizes: Sequence[int]) -> list[_Knot]:
+def _burst_ends(completed_s: Sequence[float], sizes: Sequence[int]) -> list[Knot]:
     """Knots of the curve; the last completion is none, as its burst may have been cut off."""
     if len(completed_s) < 2:
         return []
     mean_spacing_s = (completed_s[-1] - completed_s[0]) / (len(completed_s) - 1)
     return [
-        _Knot(time_s, completed_bytes)
+        (time_s, completed_bytes)
         for (time_s, next_s), completed_bytes in zip(
             pairwise(completed_s), accumulate(sizes), strict=False
         )
@@ -98,11 +87,10 @@ def _burst_ends(completed_s: Sequence[float], sizes: Sequence[int]) -> list[_Kno
     ]
 
 
-def _completed_at(knots: Sequence[_Knot], time_s: float) -> float:
+def _completed_at(knots: Sequence[Knot], time_s: float) -> float:
     """Bytes completed at a time, on the straight line between the knots around it."""
-    after = bisect_right(knots, time_s, key=lambda knot: knot.time_s)
+    after = bisect_right(knots, time_s, key=itemgetter(0))
     if after == len(knots):
-        return float(knots[-1].completed_bytes)
-    left, right = knots[after - 1], knots[after]
-    share = (time_s - left.time_s) / (right.time_s - left.time_s)
-    return left.completed_bytes + share * (right.completed_bytes - left.completed_bytes)
+        return float(knots[-1][1])
+    (left_s, left_bytes), (right_s, right_bytes) = knots[after - 1 : after + 1]
+    return left_bytes + (time_s - left_s) / (right_s - left_s) * (right_bytes - left_bytes)

@@ -15,6 +15,8 @@ def spark_session(jars: str, master: str, settings: Mapping[str, str]) -> SparkS
     builder = builder.config("spark.jars", jars).config("spark.ui.enabled", "false")
     for name in ("spark.driver.host", "spark.driver.bindAddress"):
         builder = builder.config(name, "127.0.0.1")
+    builder = builder.config("spark.driver.extraJavaOptions", JAVA_OPTIONS)
+    builder = builder.config("spark.ui.showConsoleProgress", "false")
     for name, value in settings.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()

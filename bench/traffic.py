@@ -1,6 +1,7 @@
 """Kafka messages of the bench, built and read with kafka-python's schema codec."""
 
 import socket
+import struct
 import uuid
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,7 +19,6 @@ from kafka.protocol.metadata import (
 from kafka.protocol.producer.produce import ProduceRequest, ProduceResponse
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
-from bench import old_fetch
 from proxy.wire.layout import write_uvarint
 
 Address = tuple[str, int]
@@ -51,14 +51,6 @@ CONNECT_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
-    """Length in bytes (4 length bytes included) and correlation id of a response."""
-
-    frame_bytes: int
-    correlation_id: int
-
-
-@dataclass(frozen=True, slots=True)
 class Asked:
     """What a Fetch asks for.
 
@@ -76,14 +68,6 @@ class Asked:
     offset: int = OFFSET
 
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
-    """What stands in a Fetch response between its correlation id and the records, and after."""
-
-    before: bytes
-    after: bytes
-
-
 def fetch_request(
     version: int,
     client_id: str,
@@ -94,16 +78,8 @@ def fetch_request(
 ) -> bytearray:
     """Frame of a Fetch for at most `max_bytes` of a topic whose record batches are this long.
 
-    Each partition has an equal part of the limit; in version 2, which asks for one, it stands only
-    there.
-
-    Raises:
-        ValueError: kafka-python does not know the version, and it is not 2.
-
+    Each partition has an equal part of the limit.
     """
-    name = topic_name(batch_bytes)
-    if version == old_fetch.VERSION:
-        return old_fetch.request(client_id, name, max_bytes)
     wanted = [
         FetchRequest.FetchTopic.FetchPartition(
             partition=index,
@@ -113,7 +89,7 @@ def fetch_request(
         for index in partitions
     ]
     topic = FetchRequest.FetchTopic(
-        topic=name, topic_id=uuid.UUID(int=batch_bytes), partitions=wanted
+        topic=topic_name(batch_bytes), topic_id=uuid.UUID(int=batch_bytes), partitions=wanted
     )
     request = FetchRequest[version](
         max_wait_ms=500, min_bytes=1, max_bytes=max_bytes, topics=[topic]
@@ -124,9 +100,6 @@ def fetch_request(
 
 def read_fetch(version: int, frame: bytes) -> Asked:
     """Read from a Fetch request how much of which topic it asks for."""
-    if version == old_fetch.VERSION:
-        name, max_bytes = old_fetch.read_request(frame)
-        return Asked(_batch_bytes(name), max_bytes)
     request = FetchRequest.decode(frame[LENGTH_BYTES:], version=version, header=True)
     topic = request.topics[0]
     in_partitions = sum(partition.partition_max_bytes for partition in topic.partitions)
@@ -137,11 +110,11 @@ def read_fetch(version: int, frame: bytes) -> Asked:
     return Asked(batch_bytes, max_bytes, partitions, first.fetch_offset)
 
 
-def fetch_envelope(version: int, batch_bytes: int, records_bytes: int) -> Envelope:
-    """Build what stands around so many bytes of records in a Fetch response."""
-    name = topic_name(batch_bytes)
-    if version == old_fetch.VERSION:
-        return Envelope(old_fetch.response_head(name, records_bytes), b"")
+def fetch_envelope(version: int, batch_bytes: int, records_bytes: int) -> tuple[bytes, bytes]:
+    """Build what stands in a Fetch response before so many bytes of records, and behind them.
+
+    It begins behind the correlation id.
+    """
     partition = FetchResponse.FetchableTopicResponse.PartitionData(
         partition_index=0,
         high_watermark=OFFSET + EVERYTHING_READ,
@@ -151,13 +124,13 @@ def fetch_envelope(version: int, batch_bytes: int, records_bytes: int) -> Envelo
         records=PLACEHOLDER,
     )
     topic = FetchResponse.FetchableTopicResponse(
-        topic=name, topic_id=uuid.UUID(int=batch_bytes), partitions=[partition]
+        topic=topic_name(batch_bytes), topic_id=uuid.UUID(int=batch_bytes), partitions=[partition]
     )
     frame = _framed(FetchResponse[version](responses=[topic]), 0)
     before, after = frame[CORRELATION_ID_END:].split(PLACEHOLDER)
     is_flexible = FetchResponse[version].flexible_version_q(version)
     before = before.removesuffix(_length_field(len(PLACEHOLDER), is_flexible=is_flexible))
-    return Envelope(before + _length_field(records_bytes, is_flexible=is_flexible), after)
+    return before + _length_field(records_bytes, is_flexible=is_flexible), after
 
 
 def fetch_response(
@@ -183,6 +156,21 @@ def fetch_response(
     return _framed(FetchResponse[version](session_id=session_id, responses=[topic]), 0)
 
 
+def batch_of_value(value_bytes: int) -> bytes:
+    """Build a batch of one record with a value of so many bytes."""
+    builder = DefaultRecordBatchBuilder(
+        magic=2,
+        compression_type=0,
+        is_transactional=False,
+        producer_id=-1,
+        producer_epoch=-1,
+        base_sequence=-1,
+        batch_size=2**31 - 1,
+    )
+    builder.append(OFFSET, RECORD_TIME_MS, None, bytes(value_bytes), [])
+    return bytes(builder.build())
+
+
 @cache
 def record_batch(batch_bytes: int) -> bytes:
     """Build a valid batch of one record, `batch_bytes` long.
@@ -190,19 +178,19 @@ def record_batch(batch_bytes: int) -> bytes:
     Where a varint makes that length impossible the batch is a byte or two off.
     """
     value_bytes = max(0, batch_bytes - FIRST_FIT_OVERHEAD_BYTES)
-    batch = _batch_of_value(value_bytes)
+    batch = batch_of_value(value_bytes)
     for _ in range(FIT_ATTEMPTS):
         if len(batch) == batch_bytes:
             break
         value_bytes = max(0, value_bytes + batch_bytes - len(batch))
-        batch = _batch_of_value(value_bytes)
+        batch = batch_of_value(value_bytes)
     return batch
 
 
 @cache
 def small_batch_bytes() -> int:
     """Length of a batch with one record of 100 bytes."""
-    return len(_batch_of_value(SMALL_VALUE_BYTES))
+    return len(batch_of_value(SMALL_VALUE_BYTES))
 
 
 def topic_name(batch_bytes: int) -> str:
@@ -210,16 +198,17 @@ def topic_name(batch_bytes: int) -> str:
     return f"{TOPIC_PREFIX}{batch_bytes}"
 
 
-def produce_request(version: int, client_id: str, records_bytes: int, acks: int) -> bytearray:
-    """Frame of a Produce request with one batch that is so long."""
-    partition = ProduceRequest.TopicProduceData.PartitionProduceData(
-        index=0, records=record_batch(records_bytes)
-    )
-    topic = ProduceRequest.TopicProduceData(
-        name=topic_name(records_bytes), partition_data=[partition]
-    )
+def produce_request(
+    version: int, client_id: str, topic: str, records: bytes, acks: int
+) -> bytearray:
+    """Frame of a Produce request with these records for a topic's first partition."""
+    topic_data = ProduceRequest.TopicProduceData
+    partition = topic_data.PartitionProduceData(index=0, records=records)
     request = ProduceRequest[version](
-        transactional_id=None, acks=acks, timeout_ms=PRODUCE_TIMEOUT_MS, topic_data=[topic]
+        transactional_id=None,
+        acks=acks,
+        timeout_ms=PRODUCE_TIMEOUT_MS,
+        topic_data=[topic_data(name=topic, partition_data=[partition])],
     )
     request.with_header(correlation_id=0, client_id=client_id)
     return bytearray(request.encode(header=True, framed=True))
@@ -352,26 +341,10 @@ def receive_frame(connection: socket.socket) -> bytes:
     return bytes(frame)
 
 
-def response_head(first_bytes: bytes | bytearray) -> Frame:
-    """Read length and correlation id from a response's first 8 bytes."""
-    return Frame(
-        4 + int.from_bytes(first_bytes[:4], "big"),
-        int.from_bytes(first_bytes[4:CORRELATION_ID_END], "big"),
-    )
-
-
-def _batch_of_value(value_bytes: int) -> bytes:
-    builder = DefaultRecordBatchBuilder(
-        magic=2,
-        compression_type=0,
-        is_transactional=False,
-        producer_id=-1,
-        producer_epoch=-1,
-        base_sequence=-1,
-        batch_size=2**31 - 1,
-    )
-    builder.append(OFFSET, RECORD_TIME_MS, None, bytes(value_bytes), [])
-    return bytes(builder.build())
+def response_head(first_bytes: bytes | bytearray) -> tuple[int, int]:
+    """Read length, its own 4 bytes included, and correlation id from a response's first 8 bytes."""
+    length, correlation_id = struct.unpack_from(">ii", first_bytes)
+    return LENGTH_BYTES + length, correlation_id
 
 
 def _batch_bytes(topic: str) -> int:

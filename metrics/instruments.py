@@ -36,16 +36,31 @@ M = TypeVar("M")
 LabelValues = tuple[str, ...]
 
 
+class InstrumentRow(NamedTuple):
+    """What users read of a metric."""
+
+    name: str
+    """With its prefix."""
+    type: str
+    labels: LabelValues
+    meaning: str
+
+
 class BoundedLabels(Collector, Generic[M]):
     """A labelled metric whose number of label sets clients cannot drive up; register it alone.
 
     Once `max_sets` distinct sets are in use, a new one is counted with OTHER in its open labels,
-    those whose values clients choose. Raises ValueError when `max_sets` is below 1 or an open label
-    is not the metric's.
+    those whose values clients choose. The samples of a gauge are exposed as `alias` too. Raises
+    ValueError when `max_sets` is below 1 or an open label is not the metric's.
     """
 
     def __init__(
-        self, metric: Any, label_names: tuple[str, ...], open_labels: Collection[str], max_sets: int
+        self,
+        metric: Any,
+        label_names: tuple[str, ...],
+        open_labels: Collection[str],
+        max_sets: int,
+        alias: InstrumentRow | None = None,
     ) -> None:
         if max_sets < 1:
             raise ValueError(f"max_sets must be 1 or more, got {max_sets!r}")
@@ -55,6 +70,7 @@ class BoundedLabels(Collector, Generic[M]):
         self._label_names = label_names
         self._is_open = tuple(name in open_labels for name in label_names)
         self._max_sets = max_sets
+        self._alias = alias
         self.children: dict[LabelValues, M] = {}
         """By its label values."""
         # Sets with OTHER are kept apart: they are few, and must not use up the room.
@@ -106,16 +122,19 @@ class BoundedLabels(Collector, Generic[M]):
         return len(gone)
 
     def describe(self) -> Iterable[Family]:
-        """Return the family without samples."""
-        return cast(Iterable[Family], self._metric.describe())
+        """Yield the family without samples, then that of the alias if there is one."""
+        yield from self._metric.describe()
+        if self._alias is not None:
+            yield Family(self._alias.name, self._alias.meaning, self._alias.type)
 
     def collect(self) -> Iterable[Family]:
-        """Yield the family; each sample is made when it is read, which can be done once."""
+        """Yield the same; each sample is made when it is read, which can be done once."""
         for family in self.describe():
-            family.samples = cast(list[Sample], self._samples())
+            family.samples = cast(list[Sample], self._samples(family.name))
             yield family
 
-    def _samples(self) -> Iterator[Sample]:
+    def _samples(self, family_name: str) -> Iterator[Sample]:
+        is_alias = self._alias is not None and self._alias.name == family_name
         for sets in (self.children, self._others):
             for values in tuple(sets):
                 child = sets.get(values)
@@ -123,36 +142,8 @@ class BoundedLabels(Collector, Generic[M]):
                     labels = dict(zip(self._label_names, values, strict=True))
                     for family in cast(Collector, child).collect():
                         for sample in family.samples:
-                            yield sample._replace(labels={**labels, **sample.labels})
-
-
-class InstrumentRow(NamedTuple):
-    """What users read of a metric."""
-
-    name: str
-    """With its prefix."""
-    type: str
-    labels: LabelValues
-    meaning: str
-
-
-class MetricAlias(Collector):
-    """Exposes the samples of a gauge under another name."""
-
-    def __init__(self, metric: BoundedLabels[Any], row: InstrumentRow) -> None:
-        self._metric = metric
-        self._row = row
-
-    def describe(self) -> Iterable[Family]:
-        """Return the family without samples."""
-        return (Family(self._row.name, self._row.meaning, self._row.type),)
-
-    def collect(self) -> Iterable[Family]:
-        """Yield the family; each sample is made when it is read, which can be done once."""
-        for family, source in zip(self.describe(), self._metric.collect(), strict=True):
-            samples = (each._replace(name=self._row.name) for each in source.samples)
-            family.samples = cast(list[Sample], samples)
-            yield family
+                            name = family_name if is_alias else sample.name
+                            yield sample._replace(name=name, labels={**labels, **sample.labels})
 
 
 class _Declared(NamedTuple):
@@ -213,14 +204,14 @@ class Declarations:
         self.rows.append(row)
         if is_plain:
             return metric
-        open_labels = re.findall(r"(\w+)\*", labels)
-        made: BoundedLabels[Any] = BoundedLabels(metric, names, open_labels, max_label_sets)
-        self.registry.register(made)
         if alias:
             meaning = f"Alias of {name} for one release more."
             row = row._replace(name=PREFIX + alias, meaning=meaning)
             self.rows.append(row)
-            self.registry.register(MetricAlias(made, row))
+        made: BoundedLabels[Any] = BoundedLabels(
+            metric, names, re.findall(r"(\w+)\*", labels), max_label_sets, row if alias else None
+        )
+        self.registry.register(made)
         return made
 
 

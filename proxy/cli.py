@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -43,6 +43,11 @@ EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 
+FAILURES = (
+    *(AdminRefusal, CheckoutError, ConfigError, StateError, TakeOverError, WorkerError),
+    *TIER_ERRORS,
+)
+"""What says all by itself that a command could not do; some of it is bad input."""
 
 _log = structlog.get_logger(__name__)
 
@@ -51,36 +56,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit code: 0 done, 1 failed while running, 2 bad input."""
     options = _parser().parse_args(arguments)
     try:
-        return _perform(options)
-    except ConfigError as error:
-        return _complain(str(error), EXIT_BAD_INPUT)
+        code: int | None = options.command(options)
+        sys.stdout.flush()
+        return code or EXIT_DONE
+    except BrokenPipeError:  # who reads the output has enough of it, such as `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
     except BadValueError as error:  # a file that was sound a moment ago
         return _complain(f"{error.message}\n    fix: {error.fix}", EXIT_BAD_INPUT)
     except PORT_ERRORS as error:
         fix = "choose another address, or stop what has it"
         return _complain(f"{error}\n    fix: {fix}", EXIT_FAILED)
-    except (AdminRefusal, CheckoutError) as error:
-        return _complain(str(error), EXIT_BAD_INPUT if error.is_bad_input else EXIT_FAILED)
-    except (StateError, TakeOverError, WorkerError, *TIER_ERRORS) as error:
-        return _complain(str(error), EXIT_FAILED)
+    except FAILURES as error:
+        is_bad_input = isinstance(error, ConfigError) or getattr(error, "is_bad_input", False)
+        return _complain(str(error), EXIT_BAD_INPUT if is_bad_input else EXIT_FAILED)
     except OSError as error:
         return _complain(f"{error}\n    fix: see that it is there and may be used", EXIT_FAILED)
     except KeyboardInterrupt:
         return EXIT_FAILED
     finally:
         log_queue.wait_written()
-
-
-def _perform(options: argparse.Namespace) -> int:
-    """Run a command and print all that it says; return its exit code."""
-    command: Callable[[argparse.Namespace], int | None] = options.command
-    try:
-        code = command(options) or EXIT_DONE
-        sys.stdout.flush()
-    except BrokenPipeError:  # who reads the output has enough of it, such as `head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FAILED
-    return code
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -119,13 +114,13 @@ def _parser() -> argparse.ArgumentParser:
     size_help = "MiB of records for the query to read (default: 100, about 50 s)"
     demo.add_argument("--megabytes", type=size, help=size_help)
     demo.add_argument("--brief", action="store_true", help="not of quotas: a shorter run")
-    demo.set_defaults(command=_demo)
+    demo.set_defaults(command=_run_example, example="demo")
 
     broker = commands.add_parser("broker", help="run an embedded Kafka broker, for development")
     port = number_of(f"a port from 0 to {MAX_PORT}", 0, MAX_PORT)
     broker.add_argument("--port", type=port, required=True, help="port to serve; 0: any free one")
     broker.add_argument("--data", type=Path, required=True, help="directory for its data")
-    broker.set_defaults(command=_broker)
+    broker.set_defaults(command=_run_example, example="broker")
     return parser
 
 
@@ -143,20 +138,13 @@ def _complain(message: str, code: int) -> int:
     return code
 
 
-def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
-
-
 def _run(options: argparse.Namespace) -> int:
     config = load_config(options.config)
     configure_logging(options.log_format)
-    predecessor = None
-    if options.take_over is not None:
-        try:
-            predecessor = Predecessor(options.take_over)
-        except TakeOverError as error:
-            return _complain(f"--take-over: {error}", EXIT_BAD_INPUT)
+    try:
+        predecessor = None if options.take_over is None else Predecessor(options.take_over)
+    except TakeOverError as error:
+        return _complain(f"--take-over: {error}", EXIT_BAD_INPUT)
     # Members are forked from within a launcher's event loop, which uvloop's does not survive.
     run = uvloop.run if config.worker_count == 1 else asyncio.run
     run(_serve(config, options, predecessor))
@@ -168,17 +156,11 @@ async def _serve(
 ) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    path, splice = options.config, not options.no_splice
-    served: Member | Launcher
-    if config.worker_count == 1:
-        served = Member(config, path, splice=splice)
-        reload = served.reloader.request
-    else:
-        served = Launcher(config, path, splice=splice)
-        reload = served.reload
+    kind = Member if config.worker_count == 1 else Launcher
+    served = kind(config, options.config, splice=not options.no_splice)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    loop.add_signal_handler(signal.SIGHUP, reload)
+    loop.add_signal_handler(signal.SIGHUP, served.reload)
     await served.run(stop, _started, predecessor)
 
 
@@ -239,43 +221,35 @@ def _check(options: argparse.Namespace) -> int:
     if options.listener is not None and options.listener not in names:
         message = f"--listener: {options.listener!r} is not in {options.config}"
         return _complain(f"{message}\n    fix: use one of {', '.join(names)}", EXIT_BAD_INPUT)
-    _say(
+    lines = [
         f"{options.config}: valid, rules: {len(config.quotas.rules)}, listeners: {len(names)}, "
         f"queries: {len(config.queries)}, pipelines: {len(config.pipelines)}"
-    )
+    ]
     settings = config.quota_settings
     table = RuleTable(settings.rules, enforce=settings.enforce)
-    lines = [*find_hints(config, table)]
+    lines += find_hints(config, table)
     keys = check_keys.keys_of(config, table)
     lines += check_keys.find_key_hints(config, table, keys)
     if (options.user, options.client_id, options.listener) != (None, None, None):
         identity = ClientIdentity(options.listener or names[0], options.user, options.client_id)
         lines += explain_quotas(config, table, identity)
         lines += check_keys.explain_key(keys, identity)
-    for line in lines:
-        _say(line)
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
     return EXIT_DONE
 
 
-def _broker(options: argparse.Namespace) -> int:
-    _find_checkout("broker")
-    from examples.devkit.command import serve_broker  # noqa: PLC0415 - not installed with the proxy
-
-    return serve_broker(options.port, options.data)
-
-
-def _demo(options: argparse.Namespace) -> int:
-    _find_checkout("demo")
-    from examples.demo import run_demo  # noqa: PLC0415 - not installed with the proxy
-
-    return run_demo(options.show, options.megabytes, options.brief)
-
-
-def _find_checkout(command: str) -> None:
-    """Have Python import what only a checkout has. Raises CheckoutError where this is none."""
-    checkout = Path(__file__).parents[1]
+def _run_example(options: argparse.Namespace) -> int:
+    """Run what only a checkout of the project has. Raises CheckoutError where this is none."""
+    checkout, name = Path(__file__).parents[1], options.example
     if not (checkout / "examples" / "demo").is_dir():
         reason = "is not there, for only a checkout of the project has it"
-        message = f"{command}: {checkout}/examples/{command} {reason}"
-        raise CheckoutError(f"{message}; fix: run `make {command}` in one")
+        message = f"{name}: {checkout}/examples/{name} {reason}"
+        raise CheckoutError(f"{message}; fix: run `make {name}` in one")
     sys.path.insert(0, str(checkout))
+    if name == "demo":
+        from examples.demo import run_demo  # noqa: PLC0415 - not installed with the proxy
+
+        return run_demo(options.show, options.megabytes, options.brief)
+    from examples.devkit.command import serve_broker  # noqa: PLC0415
+
+    return serve_broker(options.port, options.data)

@@ -62,7 +62,7 @@ class DebtRecords:
         for record in store.items(DEBTS):
             part: dict[str, float] = {}
             try:
-                record.check_form(DEBTS_SCHEMA)
+                record.check_schema(DEBTS_SCHEMA)
                 number, document = int(record.key.removeprefix(DEBTS)), cast(Any, record.value)
                 passed_ms = self._passed_ms(document)
                 for each in document["owed"]:

@@ -2,17 +2,61 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
 
-from proxy.admin.readiness import Readiness, judge
 from proxy.admin.written_values import iso
 from proxy.config.secrets import Certificate
 from proxy.relay.relay import Relay
 from proxy.relay.services import Services
-from proxy.state import Document, WatchedStore
+from proxy.state import Document, WriteProbe
 
-KEPT_LOADS = 20
-"""How many loads of the configuration are remembered."""
+KEPT_LOADS = 20  # of the configuration, that are remembered
+
+SILENCE_GRACE_S = 30.0
+"""A cluster that was there may be silent for so long: clients try again for as long by themselves
+(request.timeout.ms), and what goes by `/readyz` would take all proxies away at once."""
+
+SILENT = "the Kafka cluster does not answer"
+REFUSED = "the Kafka cluster does not let the proxy log in"
+UNRESOLVED = "names do not resolve, and their last good addresses serve"
+NOT_WRITABLE = "the state takes no writes, so overrides are refused; the log says why"
+
+
+class Readiness(NamedTuple):
+    """Why clients should go elsewhere, and what is wrong although they can be served."""
+
+    reason: str | None = None
+    warning: str | None = None
+
+
+def judge(
+    *,
+    reachable: bool,
+    was_reachable: bool,
+    refusal: str | None,
+    silent_s: float | None,
+    loop: str | None = None,
+    unresolved: Collection[str] = (),
+    writable: bool,
+) -> Readiness:
+    """Return the readiness, from what the probes of the cluster have shown.
+
+    `reachable` is of the last probe, `was_reachable` of any, `refusal` why the last one could not
+    log in, and `silent_s` for how long none was answered; None if that is not so. `loop` is what
+    leads to this proxy itself, `unresolved` are the names of brokers whose last good addresses
+    serve, and `writable` is whether the state took the last write.
+    """
+    if reachable:
+        names = f"{UNRESOLVED}: {', '.join(sorted(unresolved))}" if unresolved else None
+        return Readiness(warning=NOT_WRITABLE if not writable else loop or names)
+    if refusal is not None:
+        text = f"{REFUSED}: {refusal}"
+        # Brokers answer, and clients log in for themselves.
+        return Readiness(warning=text) if was_reachable else Readiness(text)
+    if was_reachable and silent_s is not None and silent_s < SILENCE_GRACE_S:
+        return Readiness(warning=loop or SILENT)
+    return Readiness(loop or SILENT)
 
 
 class Health:
@@ -22,13 +66,11 @@ class Health:
         self,
         relay: Relay,
         services: Services,
-        store: WatchedStore,
+        store: WriteProbe,
         certificates: Callable[[], Sequence[Certificate]],
     ) -> None:
-        self._relay = relay
-        self._services = services
-        self._store = store
-        self._certificates = certificates
+        self._relay, self._services = relay, services
+        self._store, self._certificates = store, certificates
         self.loads = deque([_load("ok", "loaded at the start")], maxlen=KEPT_LOADS)
         """Of the configuration, the newest first."""
         for result in ("ok", "failed"):  # one that is there from the start shows its first increase
@@ -41,7 +83,6 @@ class Health:
 
     def relay_status(self) -> Document:
         """Return what the status shows of the relay, the cluster and the configuration."""
-        brokers = self._relay.brokers
         return {
             "listeners": [
                 {
@@ -55,9 +96,9 @@ class Health:
             ],
             "brokers": [
                 {"node_id": node_id, "host": host, "port": port}
-                for node_id, (host, port) in sorted(brokers.addresses.items())
+                for node_id, (host, port) in sorted(self._relay.brokers.addresses.items())
             ],
-            "cluster_answers": brokers.answers,
+            "cluster_answers": self._relay.brokers.answers,
             "delay_queues": {each.api: len(each) for each in self._services.reapers.all},
             "config_loads": list(self.loads),
             "throttle_mode": self._services.mode.value,
@@ -83,9 +124,8 @@ class Health:
 
     def show(self) -> None:
         """Show by metrics what else only `/readyz`, the log and the state would."""
-        instruments, brokers = self._services.instruments, self._relay.brokers
         services, relay = self._services, self._relay
-        quotas = services.quotas
+        instruments, brokers, quotas = services.instruments, relay.brokers, services.quotas
         instruments.connections_limit.set_function(lambda: services.limits.max_connections)
         instruments.silent_connections.set_function(lambda: len(relay.silent))
         instruments.ready.set_function(lambda: self.readiness().reason is None)
@@ -95,9 +135,8 @@ class Health:
         instruments.rules_not_enforced.set_function(lambda: quotas.settings.observed_rules)
         loaded = instruments.config_last_reload_successful
         loaded.set_function(lambda: self.loads[0]["result"] == "ok")
-        for name, listener in self._relay.listeners.items():
-            gauge = instruments.brokers_without_port.labels(name)
-            gauge.set_function(listener.count_left_out)
+        for name, listener in relay.listeners.items():
+            instruments.brokers_without_port.labels(name).set_function(listener.count_left_out)
         self.show_certificates()
 
     def show_certificates(self) -> None:

@@ -8,22 +8,18 @@ from pathlib import Path
 
 from structlog import get_logger
 
-from metrics.member_names import member_name
 from proxy.admin.server import AdminError, AdminServer
 from proxy.cluster.upstream import Address
 from proxy.config import Config
 from proxy.config.check_report import find_start_hints
 from proxy.config.models import HIDE_PASSWORD
 from proxy.config.reload import Reloader
-from proxy.config.secrets import read_secrets
 from proxy.config.stores import StateHolder, open_store
 from proxy.debt_records import KeptDebts
-from proxy.parts import bootstrap_of
 from proxy.relay.ports import ListenerError, close_all
 from proxy.relay.take_over import Predecessor
-from proxy.state import Store
-from proxy.succession import Succession, bind_admin, reopen, serve_until
-from proxy.tier.tier_member import check_tier_state
+from proxy.state import StateError, Store
+from proxy.succession import Succession, bind_admin, serve_until
 from proxy.wiring import MemberProcess, prepare_process
 
 PORT_ERRORS = (ListenerError, AdminError)
@@ -31,6 +27,9 @@ PORT_ERRORS = (ListenerError, AdminError)
 
 SETTLED_S = 30.0
 """A member that has lived for so long after a crash loop has come out of it."""
+
+RESUME_TIMEOUT_S, RESUME_RETRY_S = 5.0, 0.1
+"""How long, and how often, a proxy tries to take back what a successor had that died."""
 
 _log = get_logger(__name__)
 
@@ -78,7 +77,8 @@ class Member:
         self._store = self._parts.store
         self._debts = KeptDebts(config.state.kind, self.quotas.shared, self._parts.slices)
         self.health = self._parts.health
-        self.reloader = Reloader(path, config, self._parts.apply, self.health.record_load)
+        self._reloader = Reloader(path, config, self._parts.apply, self.health.record_load)
+        self.reload = self._reloader.request
         self.tasks: Sequence[asyncio.Task[None]] = ()
         """The work that goes on and does not end, after `accept`."""
         self._stop = asyncio.Event()
@@ -138,7 +138,7 @@ class Member:
 
     def accept(self) -> None:
         """Begin to work."""
-        self.tasks = self._parts.begin(self.reloader.watch, self._debts.run)
+        self.tasks = self._parts.begin(self._reloader.watch, self._debts.run)
 
     async def stop(self) -> None:
         """Drain, then close everything; first what another process may wait for."""
@@ -168,13 +168,23 @@ class Member:
 
         Where that fails the log says so. Clients are served in any case, as they were meanwhile.
         """
-        await reopen(
-            (
-                ("state not opened again, nothing is kept", self._resume_state),
-                ("admin port not opened again", self._resume_admin),
-                ("tier not joined again", self._rejoin),
-            )
-        )
+        loop = asyncio.get_running_loop()
+        for text, open_again in (
+            ("state not opened again, nothing is kept", self._resume_state),
+            ("admin port not opened again", self._resume_admin),
+            ("tier not joined again", self._rejoin),
+        ):
+            until_s = loop.time() + RESUME_TIMEOUT_S
+            while True:
+                try:
+                    await open_again()
+                    break
+                except (StateError, AdminError) as error:
+                    # A process that has died may have both for a moment still.
+                    if loop.time() >= until_s:
+                        _log.error(text, error=str(error))
+                        break
+                await asyncio.sleep(RESUME_RETRY_S)
 
     def take_back(self) -> None:
         """Have new connections come here again: the successor that gets them hangs."""
@@ -195,7 +205,7 @@ class Member:
 
     def addresses(self) -> Iterable[Address]:
         """Return where we listen."""
-        return [*self._parts.relay.addresses(), *self.admin.addresses()]
+        return [*self._parts.relay.addresses(), *self.admin.listening.addresses]
 
     def _admin_sockets(self) -> list[socket.socket]:
         """Return sockets for the admin port that may be closed, as those of the place stay."""
@@ -206,7 +216,7 @@ class Member:
     def _share_admin_port(self) -> None:
         """Answer for all at the port of the host, where the members that can do so accept."""
         if self._place is not None:
-            self.admin.accept_at([sock.dup() for sock in self._place.admin])
+            self.admin.listening.serve([sock.dup() for sock in self._place.admin])
 
     def _open_store(self, holder: StateHolder | None) -> Store:
         if self._parts.tier is not None:
@@ -229,13 +239,6 @@ class Member:
         if self._parts.tier is not None:
             await self._parts.tier.join(self.admin.port)
         self._share_admin_port()
-
-
-def check_state(config: Config, number: int) -> None:
-    """Read the state as a member of a host would, the `number`th. Blocks. Raises StateError."""
-    assert config.tier is not None
-    way = bootstrap_of(config, read_secrets(config), lambda: None)
-    check_tier_state(config, way, member_name(number, config.tier.machine))
 
 
 def log_hints(config: Config) -> None:

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import fields
 
-from proxy.admin.port.access import Access, AdminToken, Right
 from proxy.admin.port.admin_port import PortLimits
+from proxy.admin.port.guard import Access, AdminToken, Right
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.login import Credentials, Login
 from proxy.config import Config

@@ -3,7 +3,6 @@
 from importlib.metadata import PackageNotFoundError, version
 
 PACKAGE = "kafka-quota-proxy"
-UNKNOWN_VERSION = "unknown"
 
 
 class CheckoutError(Exception):
@@ -12,12 +11,7 @@ class CheckoutError(Exception):
     is_bad_input = True
 
 
-def _installed() -> str:
-    """Return the version of the installed package, UNKNOWN_VERSION if its files were copied."""
-    try:
-        return version(PACKAGE)
-    except PackageNotFoundError:
-        return UNKNOWN_VERSION
-
-
-VERSION = _installed()
+try:
+    VERSION = version(PACKAGE)
+except PackageNotFoundError:  # its files were copied
+    VERSION = "unknown"

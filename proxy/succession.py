@@ -4,8 +4,7 @@ import asyncio
 import faulthandler
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Sequence
 
 from structlog import get_logger
 
@@ -22,10 +21,7 @@ from proxy.relay.take_over import (
     Replaced,
     TakeOverError,
 )
-from proxy.state import StateError, Store
-
-RESUME_TIMEOUT_S, RESUME_RETRY_S = 5.0, 0.1
-"""How long, and how often, a proxy tries to take back what a successor had that died."""
+from proxy.state import Store
 
 _log = get_logger(__name__)
 
@@ -94,23 +90,16 @@ class Succession:
             raise TakeOverError("this proxy was told to stop before it took over", "start it again")
 
 
-class Served(Replaced, Protocol):
-    """What serves until it is stopped, or replaced."""
-
-    async def stop(self) -> None:
-        """Drain, then close everything."""
-
-
 async def serve_until(
     stop: asyncio.Event,
     ready: Callable[[], None],
-    served: Served,
+    proxy: Replaced,
     tasks: Sequence[asyncio.Task[None]],
 ) -> None:
     """Serve until `stop` is set, then stop; successors may come. Raises what a task died of."""
-    replaceable = Replaceable(served)
+    replaceable = Replaceable(proxy)
     try:
-        replaceable.open()
+        await replaceable.open()
         ready()
         stopping = asyncio.create_task(stop.wait())
         done, _ = await asyncio.wait((stopping, *tasks), return_when=asyncio.FIRST_COMPLETED)
@@ -119,7 +108,7 @@ async def serve_until(
             task.result()
     finally:
         await replaceable.close()
-        await served.stop()
+        await proxy.stop()
 
 
 def bind_admin(bind: HostPort, beside: Collection[Address] = ()) -> list[socket.socket]:
@@ -131,23 +120,3 @@ def bind_admin(bind: HostPort, beside: Collection[Address] = ()) -> list[socket.
         return bind_ports(bind.host, bind.port, beside)
     except OSError as error:
         raise AdminError(f"admin.bind: {bind}: {error.strerror or error}") from None
-
-
-async def reopen(steps: Iterable[tuple[str, Callable[[], Awaitable[None]]]]) -> None:
-    """Open again what was released for a successor that has died, or given up.
-
-    Each step has the words for the log where it fails.
-    """
-    loop = asyncio.get_running_loop()
-    for text, open_again in steps:
-        until_s = loop.time() + RESUME_TIMEOUT_S
-        while True:
-            try:
-                await open_again()
-                break
-            except (StateError, AdminError) as error:
-                # A process that has died may have both for a moment still.
-                if loop.time() >= until_s:
-                    _log.error(text, error=str(error))
-                    break
-            await asyncio.sleep(RESUME_RETRY_S)

@@ -6,7 +6,7 @@ import gc
 import resource
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from itertools import count
 from typing import TypeVar
@@ -27,7 +27,7 @@ from proxy.admin.audit import BY_FILE, AuditLog
 from proxy.admin.history import History
 from proxy.admin.log_level import log_level
 from proxy.admin.loop_lag import watch_lag
-from proxy.admin.rates.rate_observer import RateObserver
+from proxy.admin.rates.observed_rates import ObservedRates
 from proxy.admin.request_times import RequestTimes
 from proxy.admin.server import AdminServer
 from proxy.cluster.kafka_client import KafkaClient
@@ -45,8 +45,8 @@ from proxy.queries.queries import Queries
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rule_registry import RuleRegistry
-from proxy.quota.rules import Rule
-from proxy.quota.selector import selector
+from proxy.quota.rules import QuotaPause, Rule
+from proxy.quota.validation import selector
 from proxy.relay.brokers import Brokers
 from proxy.relay.clients import ClientRegistry
 from proxy.relay.kafka_quotas import KafkaQuotas
@@ -54,7 +54,7 @@ from proxy.relay.relay import Relay
 from proxy.relay.services import Reapers, Services, ThrottleMode
 from proxy.release import VERSION
 from proxy.slices import Slices
-from proxy.state import MemoryStore, StateError, Store, WatchedStore
+from proxy.state import MemoryStore, StateError, Store, WriteProbe
 from proxy.tasks import end_tasks
 from proxy.tier.key_rules import digest_in_force
 from proxy.tier.slot_steering import SlotSteering
@@ -99,7 +99,7 @@ class MemberProcess:
         machine = None if config.tier is None else config.tier.machine
         self.name = member_name(number, machine) if machine else ONLY_MEMBER
         self._config = self._in_force = config
-        self.store = WatchedStore(MemoryStore())
+        self.store = WriteProbe(MemoryStore())
         self.metrics = CollectorRegistry()
         instruments = Instruments(self.metrics, max_label_sets=config.limits.max_client_entities)
         instruments.build_info.labels(VERSION).set(1)
@@ -113,8 +113,6 @@ class MemberProcess:
         self.secrets = read_secrets(config)
         self.bootstrap = bootstrap_of(config, self.secrets, errors.labels(LOGIN_REFUSED).inc)
         self.brokers = Brokers(self.bootstrap, splice=splice)
-        client = KafkaClient(self.bootstrap, limit_s=None)
-        self._kafka_quotas = KafkaQuotas(client, self._use_kafka, errors)
         self._clients = ClientRegistry(instruments.bytes_total)
         self.queries = Queries(
             config.progress_settings,
@@ -148,19 +146,13 @@ class MemberProcess:
             self.relay, self.services, self.store, lambda: self.secrets.certificates
         )
         self._history = History(self.quotas.measured_rates)
-        apis = self.services.times.by_name
-        self._request_times = RequestTimes(
-            lambda: {api: (each.broker, each.proxy, each.hold) for api, each in apis.items()}
-        )
+        self._request_times = RequestTimes(self.services.times.by_name)
         self.slices = Slices()
         """For all long walks of this process."""
-        self._observer = RateObserver(
-            instruments.bytes_total.children,
-            config.limits.max_client_entities,
-            clock_ms,
-            self.slices,
+        self._rates = ObservedRates(
+            instruments.bytes_total.children, config.limits.max_client_entities, slices=self.slices
         )
-        self._observer.writes = config.tier is None
+        self._rates.writes = config.tier is None
         self._tasks: list[asyncio.Task[None]] = []
         if steering is not None:
             # Who is new here may have had its bound at another member a moment ago.
@@ -196,39 +188,40 @@ class MemberProcess:
             self._settings,
             partial(_in_turn, asyncio.Lock()),
             partial(_in_turn, asyncio.Lock()),
-            writes=self._observer.writes,
+            writes=self._rates.writes,
         )
         await self._end_due()
+        self._kafka_quotas = KafkaQuotas(
+            KafkaClient(self.bootstrap, limit_s=None),
+            self.rules.use_kafka,
+            self.services.instruments.upstream_errors_total,
+        )
         await self._kafka_quotas.follow(self._config.quotas.source == "kafka")
         self.queries.load(self.store, owns_all if self.tier is None else self.tier.owns)
         self.audit = AuditLog(self.store)
-        self._observer.use(self.store)
+        self._rates.use(self.store)
 
     def make_admin(self) -> AdminServer:
         """Make what serves operators; `start` it with sockets."""
-        bind = self._config.admin.bind
         parts = AdminParts(
             metrics=self.metrics,
             member=self.name,
-            not_ready=lambda: self.health.readiness().reason,
-            warning=lambda: self.health.readiness().warning,
+            readiness=self.health.readiness,
             tier=self.tier,
+            client_of=self._client_of,
             quotas=self.quotas,
             rules=self.rules,
             relay=self.health.relay_status,
             history=self._history,
             request_times=self._request_times.documents,
-            clock_ms=clock_ms,
             reports=self.queries,
-            rates=self._observer.rates,
+            rates=self._rates,
             audit=self.audit,
             connections=self.relay.list,
         )
         self.admin = AdminServer(
-            bind.host,
-            bind.port,
+            self._config.admin.bind.host,
             parts,
-            client_of=self._client_of,
             access=access_of(self._config, self.secrets),
             limits=port_limits_of(self._config),
             tls=self.secrets.admin,
@@ -248,7 +241,7 @@ class MemberProcess:
             self._expire,
             self._give_memory_back,
             self._tick,
-            self._observer.run,
+            self._rates.run,
             *self.queries.works(),
             *more,
         )
@@ -261,7 +254,7 @@ class MemberProcess:
         """Write all that is due; nothing is written any more, so that the store can be closed."""
         await self.audit.close()
         await self.queries.close()
-        await self._observer.close()
+        await self._rates.close()
 
     async def end(self) -> None:
         """Drain connections, then end the work."""
@@ -282,15 +275,17 @@ class MemberProcess:
         if writes == self.rules.writes:
             return
         if not writes:
-            await self._observer.write()
-        self.rules.writes = self._observer.writes = writes
+            await self._rates.keep(keeps=False)
+        self.rules.writes = writes
         await self.reread()
+        if writes:
+            await self._rates.keep(keeps=True)
 
     async def resume(self) -> None:
         """Write to the store again, which is open again. Raises StateError."""
         await self.rules.use_store(self.store)
         self.queries.resume(self.store)
-        self._observer.resume(self.store)
+        self._rates.resume(self.store)
 
     async def apply(self, config: Config, secrets: Secrets) -> None:
         """Put quotas, throttling, limits and what the files say now in force.
@@ -322,19 +317,15 @@ class MemberProcess:
             for name, context in secrets.listeners.items():
                 self.relay.listeners[name].use_tls(context)
             self.bootstrap.tls = secrets.upstream
-            self.admin.use_tls(secrets.admin)
+            self.admin.listening.tls = secrets.admin
             _log.info("certificates renewed")
         # The password of another user waits with that user for a restart.
         if login is not None and secrets.password is not None and sasl == self._config.cluster.sasl:
             login.renew(secrets.password)
         # The texts of the tokens that there were at the start: others wait for a restart.
-        self.admin.use_access(access_of(self._config, secrets))
+        self.admin.guard.access = access_of(self._config, secrets)
         self.secrets = secrets
         self.health.show_certificates()
-
-    async def _use_kafka(self, rules: Iterable[Rule]) -> None:
-        """Put the cluster's own quotas in force. Only after `load`."""
-        await self.rules.use_kafka(rules)
 
     def _client_of(self, query: str) -> str:
         """Return the client id of a query by its name."""
@@ -374,7 +365,7 @@ class MemberProcess:
         """Record the lag; others may have served our clients while this process stood still."""
         self.services.instruments.event_loop_lag_seconds.observe(lag_s)
         if self.tier is not None and lag_s >= STOOD_STILL_S:
-            walk = self.quotas.shared.keep_strictly(lambda _: True, clock_ms)
+            walk = self.quotas.shared.pace_immediately(lambda _: True, clock_ms)
             self._pacing = asyncio.create_task(self.slices.collect(walk))
 
     async def _expire(self) -> None:
@@ -400,10 +391,11 @@ class MemberProcess:
         except StateError as error:
             _log.error("ended overrides or pauses are still in the state", error=str(error))
             return
-        for entry in ended.overrides:
-            _log.info("quota override ended", selector=selector(entry.rule.keys), by=entry.by)
-        for pause in ended.pauses:
-            _log.info("throttling resumed", selector=pause.name, by=pause.by)
+        for each in ended:
+            if isinstance(each, QuotaPause):
+                _log.info("throttling resumed", selector=each.name, by=each.by)
+            else:
+                _log.info("quota override ended", selector=selector(each.rule.keys), by=each.by)
 
     async def _tick(self) -> None:
         """Apply changed quotas, end throttling, add to the charts, until cancelled."""

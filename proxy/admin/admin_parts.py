@@ -6,15 +6,16 @@ from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 
+from metrics.clock import clock_ms
 from proxy.admin.audit import AuditLog
 from proxy.admin.history import History
 from proxy.admin.query_documents import QueryDocuments, Reports
 from proxy.admin.rates.observed_rates import ObservedRates
 from proxy.admin.tier_protocol import Tier
-from proxy.quota.connection_row import ConnectionRow
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rule_registry import RuleRegistry
+from proxy.relay.connection_list import ConnectionRow
 from proxy.slices import Slices
 from proxy.state import Document
 
@@ -33,25 +34,25 @@ class ConnectionSource(Protocol):
         """Close a connection; return what it was, None if there is none of this number."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class AdminParts:
     """The parts. Whoever made `history` takes its samples, whoever made `audit` closes it."""
 
     metrics: CollectorRegistry
     member: str
     """The name that each sample of `metrics` is shown with."""
-    not_ready: Callable[[], str | None]
-    """Gives the reason why clients can't be served now, None when they can."""
-    warning: Callable[[], str | None] = lambda: None
-    """Gives what is wrong although clients can be served."""
+    readiness: Callable[[], tuple[str | None, str | None]]
+    """Gives why clients can't be served now, and what is wrong although they can; None: nothing."""
     tier: Tier | None = None
+    client_of: Callable[[str], str] = lambda name: name
+    """Gives the client id that a query's name stands for."""
     quotas: QuotaManager
     rules: RuleRegistry
     relay: Callable[[], Document]
     """Gives what the status shows of listeners, brokers and the configuration."""
     history: History
     request_times: Callable[[], Sequence[Document]] = tuple
-    clock_ms: Callable[[], float]
+    clock_ms: Callable[[], float] = clock_ms
     """The monotonic time that `quotas` is fed with."""
     reports: Reports
     rates: ObservedRates
@@ -61,16 +62,15 @@ class AdminParts:
     queries: QueryDocuments = field(init=False)
 
     def __post_init__(self) -> None:
-        queries = QueryDocuments(self.reports, self.slices, self.clock_ms)
-        object.__setattr__(self, "queries", queries)
+        self.queries = QueryDocuments(self.reports, self.slices, self.clock_ms)
 
     def why_not_ready(self) -> str | None:
         """Return the reasons why clients should go elsewhere; None: this member can serve them."""
-        return _joined(None if self.tier is None else self.tier.not_ready, self.not_ready())
+        return _joined(None if self.tier is None else self.tier.not_ready, self.readiness()[0])
 
     def warnings(self) -> str | None:
         """Return what is wrong although clients can be served."""
-        return _joined(None if self.tier is None else self.tier.warning, self.warning())
+        return _joined(None if self.tier is None else self.tier.warning, self.readiness()[1])
 
 
 def _joined(*problems: str | None) -> str | None:

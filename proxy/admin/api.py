@@ -10,14 +10,14 @@ from aiohttp import web
 
 from metrics.clock import MS_PER_SECOND
 from proxy.admin.admin_parts import AdminParts
-from proxy.admin.changes import RefusedReports, audited, log_change
-from proxy.admin.client_documents import ClientDocuments
-from proxy.admin.connection_documents import connections_document
+from proxy.admin.audit import current_author, log_change
+from proxy.admin.client_documents import ClientDocuments, connections_document, explain
 from proxy.admin.log_level import LOG_LEVEL_PATH, log_level, parse_level
 from proxy.admin.overrides import parse_override, parse_throttling
-from proxy.admin.pipeline_documents import summaries
-from proxy.admin.port.guard import REPORT_PATH, current_author
+from proxy.admin.port.guard import REPORT_PATH
 from proxy.admin.query_documents import PARTITION_DEPTH, limited
+from proxy.admin.rates.observed_rates import Observed
+from proxy.admin.rates.suggestions import SUGGESTIONS_PATH, add_own, suggestions_answer
 from proxy.admin.replies import (
     CONTENT_TYPE,
     MAX_REQUEST_DIGITS,
@@ -37,8 +37,9 @@ from proxy.admin.rule_documents import rule_change, rule_entry, throttling_docum
 from proxy.admin.written_values import iso, picked
 from proxy.progress.query import MAX_PARTITIONS
 from proxy.progress.report import MAX_REPORT_BYTES, Refusal, ReportRefused
+from proxy.quota.rule_registry import make_override
 from proxy.quota.rules import QuotaPause, pause_name
-from proxy.quota.selector import parse_selector, selector
+from proxy.quota.validation import parse_selector, selector
 from proxy.release import VERSION
 from proxy.state import Document
 
@@ -47,14 +48,12 @@ CONNECTIONS_PATH = "/v1/connections/"
 QUOTAS_PATH = "/v1/quotas/"
 THROTTLING_PATH = "/v1/throttling"
 
-ANY_NAME = "{tail:(?s:.+)}"
-"""What follows may hold every character; see `tail_of`."""
+ANY_NAME = "{tail:(?s:.+)}"  # what follows may hold every character; see `tail_of`
 
 DEFAULT_LIMIT, MAX_LIMIT = 100, 1_000
 """How many clients one answer holds: unless the request says, and at most."""
 
 MAX_CONNECTION_NUMBER = 10**MAX_REQUEST_DIGITS - 1  # of a connection, in the query string
-
 DEFAULT_PARTITIONS = 1_000  # of a query in one answer, unless the request says
 
 _SELECTOR_FIX = "write KEY=VALUE,... with user, client-id, client-id-prefix or listener"
@@ -67,7 +66,6 @@ class ApiRoutes:
         self._parts = parts
         self._rules, self._audit, self._slices = parts.rules, parts.audit, parts.slices
         self._clients = ClientDocuments(parts)
-        self._refused = RefusedReports(parts.audit)
         self._started_ms = parts.clock_ms()
 
     def routes(self) -> list[web.RouteDef]:
@@ -92,6 +90,7 @@ class ApiRoutes:
             web.get(LOG_LEVEL_PATH, self._get_level),
             web.put(LOG_LEVEL_PATH, self._put_level),
             web.get("/v1/audit", self._get_audit),
+            web.get(SUGGESTIONS_PATH, self._get_suggestions),
         ]
 
     async def _get_metrics(self, _: web.Request) -> web.Response:
@@ -115,7 +114,6 @@ class ApiRoutes:
         sensors, fields = await self._clients.fields(
             text, limit, by_client=by_client, history=parts.history
         )
-        pipelines = await queries.pipelines()
         changes_total, changes = parts.audit.documents()
         slots = {} if parts.tier is None else parts.tier.slots()
         document = {
@@ -130,8 +128,8 @@ class ApiRoutes:
             **fields,
             "followed": len(await queries.documents()),
             "queries": await queries.summaries(now_s),
-            "pipelines_total": len(pipelines),
-            "pipelines": summaries(pipelines),
+            "pipelines_total": len(await queries.pipelines()),
+            "pipelines": await queries.pipeline_summaries(),
             "request_times": times if HISTOGRAMS in request.query else merged_times(times),
             "changes_total": changes_total,
             "changes": list(changes),
@@ -150,7 +148,10 @@ class ApiRoutes:
         if not rows:
             fix = "see GET /v1/clients; one that sent nothing for an hour is forgotten"
             raise ApiError(404, f"no client is measured as {entity!r}", fix)
-        explained = [(row, {"connected": await self._clients.explain(row)}) for row in rows]
+        about = self._rules.in_force(), self._parts.quotas.table
+        explained = [
+            (row, {"connected": await asyncio.to_thread(explain, row, *about)}) for row in rows
+        ]
         quotas = await self._clients.describe(explained)
         return answer({"entity": entity, "quotas": quotas})
 
@@ -191,7 +192,7 @@ class ApiRoutes:
         async with self._audited(name):
             about = (override.bounds, override.scope, override.by, now_s)
             entry = await self._rules.put(
-                keys, *about, enforce=override.enforce, until_s=override.until_s
+                make_override(keys, *about, enforce=override.enforce, until_s=override.until_s)
             )
         log_change("quota overridden", selector=name, by=override.by)
         return answer(rule_entry(entry, now_s))
@@ -211,7 +212,7 @@ class ApiRoutes:
             entry = self._rules.in_force().get(name)
             return None if entry is None else rule_change(entry)
 
-        return audited(self._audit, f"quota {name}", get, _SELECTOR_FIX)
+        return self._audit.recording(f"quota {name}", get, _SELECTOR_FIX)
 
     async def _get_throttling(self, _: web.Request) -> web.Response:
         return answer({"throttling": throttling_document(self._rules, time.time())})
@@ -219,7 +220,7 @@ class ApiRoutes:
     async def _post_throttling(self, request: web.Request) -> web.Response:
         now_s = time.time()
         keys, until_s, by = parse_throttling(await json_body(request), now_s)
-        async with audited(self._audit, "pauses", self._pauses, "end some of them with on: true"):
+        async with self._audit.recording("pauses", self._pauses, "end some of them with on: true"):
             name = pause_name(keys)
             if until_s is not None:
                 await self._rules.pause(QuotaPause(keys, until_s, by, now_s))
@@ -242,7 +243,7 @@ class ApiRoutes:
             return answer(await self._parts.reports.accept(raw, current_author().queries))
         except ReportRefused as error:
             if error.reason is Refusal.NOT_ALLOWED:
-                await self._refused.record(error.message, time.time())
+                await self._audit.record_refusal(error.message, time.time())
             reason = str(error.reason)
             raise ApiError(error.status, error.message, error.fix, reason=reason) from None
 
@@ -274,7 +275,7 @@ class ApiRoutes:
 
     async def _put_level(self, request: web.Request) -> web.Response:
         before, name = log_level.name, parse_level(await json_body(request))
-        async with audited(self._audit, "log level", lambda: log_level.name):
+        async with self._audit.recording("log level", lambda: log_level.name):
             log_level.set(name)
         # As an error it is written at every level: the log should say why it says less.
         level = "error" if name == "error" else "warning"
@@ -285,6 +286,11 @@ class ApiRoutes:
         text, limit = filter_and_limit(request)
         total, changes = self._audit.documents(limit, text)
         return await answer_in_slices({"total": total, "changes": changes}, self._slices)
+
+    async def _get_suggestions(self, request: web.Request) -> web.Response:
+        parts = self._parts
+        observed = await add_own(Observed(), request, parts.rates, self._slices)
+        return await suggestions_answer(request, observed, parts.quotas.table, self._slices)
 
 
 def filter_and_limit(request: web.Request) -> tuple[str, int]:

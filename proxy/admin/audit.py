@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
@@ -12,40 +12,20 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 from structlog import get_logger
 
+from proxy.admin.replies import ApiError
 from proxy.admin.written_values import iso
 from proxy.progress.query_scope import ALL_QUERIES, QueryScope
 from proxy.state import Record, RecordFormat, StateError, StateWriter, Store
 
-KEPT_CHANGES = 1_000
-"""How many are kept; of more the oldest are forgotten."""
-
+KEPT_CHANGES = 1_000  # how many are kept; of more the oldest are forgotten
 DISPLAYED_CHANGES = 20  # in the status
+REFUSAL_INTERVAL_S = 86_400.0  # between two records of the same refusal
+RECORDED = 10  # refusals in REFUSAL_INTERVAL_S, of one token; further ones are only counted
 
 LOCAL_AUTHOR, FILE = "local", "file"
 """Names of those without a token: anybody on this machine, and the configuration file."""
 
 _NUMBER_DIGITS = 15  # so that keys sort as numbers
-
-LeftChange = dict[str, Any]
-"""What was changed, for whoever records it: `what`, `before` and `after`."""
-
-_left: ContextVar[list[LeftChange] | None] = ContextVar("audit_left", default=None)
-
-_log = get_logger(__name__)
-
-
-@contextmanager
-def audit_left() -> Iterator[list[LeftChange]]:
-    """Record none of the changes that the body makes; give them in the list, for another process.
-
-    Of many that share a state only one may number its changes.
-    """
-    changes: list[LeftChange] = []
-    before = _left.set(changes)
-    try:
-        yield changes
-    finally:
-        _left.reset(before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +43,44 @@ class Author:
 
 
 BY_FILE = Author(FILE)
+
+Change = dict[str, Any]
+"""What was changed, for whoever records it: `what`, `before` and `after`."""
+
+_left: ContextVar[list[Change] | None] = ContextVar("audit_left", default=None)
+_author: ContextVar[Author] = ContextVar("author")
+
+_log = get_logger(__name__)
+
+
+@contextmanager
+def audit_left() -> Iterator[list[Change]]:
+    """Record none of the changes that the body makes; give them in the list, for another process.
+
+    Of many that share a state only one may number its changes.
+    """
+    changes: list[Change] = []
+    before = _left.set(changes)
+    try:
+        yield changes
+    finally:
+        _left.reset(before)
+
+
+def set_author(author: Author) -> None:
+    """Set who sent the request that is being answered."""
+    _author.set(author)
+
+
+def current_author() -> Author:
+    """Return who sent the request that is being answered; only for one that passed the guard."""
+    return _author.get()
+
+
+def log_change(event: str, level: str = "info", /, **about: object) -> None:
+    """Log a change, and who has made it."""
+    who = current_author()
+    getattr(_log, level)(event, **about, who=who.name, remote=who.address)
 
 
 class AuditedChange(BaseModel):
@@ -83,8 +101,7 @@ class AuditedChange(BaseModel):
     after: Any
 
 
-_RECORDS = RecordFormat("audit", 1, AuditedChange)
-"""Keys are `audit/NUMBER`."""
+_RECORDS = RecordFormat("audit", 1, AuditedChange)  # keys are `audit/NUMBER`
 
 
 class AuditLog:
@@ -104,6 +121,8 @@ class AuditLog:
         self._gone: list[str] = []
         """Keys that are to be deleted with the next write."""
         self._next = 1
+        self._refused_s: defaultdict[str, dict[str, float]] = defaultdict(dict)
+        """When refusals were recorded, by the token's name and what was said to it."""
         self._store = store
         self._read(store.items(_RECORDS.prefix))
 
@@ -127,24 +146,46 @@ class AuditLog:
 
     @asynccontextmanager
     async def recording(
-        self, who: Author, what: str, get: Callable[[], object]
+        self, what: str, get: Callable[[], object], fix: str = ""
     ) -> AsyncIterator[None]:
-        """Record the change that the body makes, if any; `get` returns what there is, for JSON.
+        """Record the change that a request makes in the body to what `get` returns, as JSON has it.
 
         The body says by raising that it made none. That of a request that is cancelled is recorded,
         too: it is kept, and so in force. Bodies run one after the other: what one has made is what
-        the next one finds.
+        the next one finds. Raises ApiError for the body's ValueError, which `fix` mends, and where
+        it cannot be stored.
         """
-        async with self._changing:
-            before, is_refused = get(), False
-            try:
-                yield
-            except Exception:
-                is_refused = True
-                raise
-            finally:
-                if not is_refused and (after := get()) != before:
-                    await self.record(who, what, before, after, time.time())
+        try:
+            async with self._changing:
+                before, is_refused = get(), False
+                try:
+                    yield
+                except Exception:
+                    is_refused = True
+                    raise
+                finally:
+                    if not is_refused and (after := get()) != before:
+                        await self.record(current_author(), what, before, after, time.time())
+        except ValueError as error:
+            raise ApiError(400, str(error), fix) from None
+        except StateError as error:
+            raise ApiError(503, error.what, error.fix) from error
+
+    async def record_refusal(self, refusal: str, now_s: float) -> None:
+        """Record in log and audit that a token reported on a query that is not its own.
+
+        Seldom, so that the audit has room: whoever has a token may send reports all day.
+        """
+        who = current_author()
+        recorded_s = self._refused_s[who.name]
+        for text, at_s in tuple(recorded_s.items()):
+            if now_s - at_s >= REFUSAL_INTERVAL_S:
+                del recorded_s[text]
+        if refusal in recorded_s or len(recorded_s) >= RECORDED:
+            return
+        recorded_s[refusal] = now_s
+        log_change("report refused", "warning", problem=refusal)
+        await self.record(who, "report refused", None, refusal, now_s)
 
     async def record(
         self, who: Author, what: str, before: object, after: object, now_s: float
@@ -154,7 +195,7 @@ class AuditLog:
         `before` and `after` are as JSON has them. It is kept also if the caller is cancelled. Where
         the state cannot be written that is said in the log, and tried again with the next change.
         """
-        about: LeftChange = {"what": what, "before": before, "after": after}
+        about: Change = {"what": what, "before": before, "after": after}
         if (left := _left.get()) is not None:
             left.append(about)
             return
@@ -194,9 +235,6 @@ class AuditLog:
             {**change.model_dump(exclude={"at_s"}), "at": iso(change.at_s)}
             for change in found[:limit]
         )
-
-    def __len__(self) -> int:
-        return len(self._changes)
 
     def resume(self, store: Store) -> None:
         """Write to this store from now on, after `close`."""

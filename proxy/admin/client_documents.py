@@ -1,6 +1,5 @@
-"""Describes bounded clients: rate, bound, holds, and which rule it is and why."""
+"""Describes clients and connections: what each moves, what holds it, and which rule and why."""
 
-import asyncio
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,13 +8,15 @@ from dataclasses import dataclass, field
 from metrics.clock import MS_PER_SECOND
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.history import History, Largest, share
+from proxy.admin.query_documents import Cached
 from proxy.admin.rule_documents import rule_name, throttling_document
-from proxy.admin.written_values import picked, rounded
+from proxy.admin.written_values import iso, picked, rounded
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import QuotaRow
 from proxy.quota.rule_registry import RuleEntry
 from proxy.quota.rules import RuleTable
+from proxy.relay.connection_list import ConnectionHold, ConnectionRow
 from proxy.state import Document
 
 FRESH_MS = 500.0
@@ -118,9 +119,7 @@ class ClientDocuments:
     def __init__(self, parts: AdminParts) -> None:
         self._parts = parts
         self._quotas, self._slices, self._clock_ms = parts.quotas, parts.slices, parts.clock_ms
-        self._measuring = asyncio.Lock()
-        self._found: dict[tuple[str, int, bool], tuple[float, FoundRows]] = {}
-        """By what was asked for, with the time from which on it is not shown any more."""
+        self._found = Cached(self._walk, self._slices, self._clock_ms, lambda _: FRESH_MS)
 
     async def fields(
         self, text: str, limit: int, *, by_client: bool, history: History | None = None
@@ -131,7 +130,7 @@ class ClientDocuments:
         more, that have `text`, in lower case, in their entity, or in the user or client id of a
         connected client. `by_client` chooses, and counts, groups with all their rows.
         """
-        found = await self._closest_to_bound(text, limit, by_client=by_client)
+        (found,) = await self._found.get(text, limit, by_client)
         return found.sensors, {
             "client_counts": found.clients,
             "throttling": throttling_document(self._parts.rules, time.time()),
@@ -139,41 +138,26 @@ class ClientDocuments:
             **(await self._unbounded(text, limit)),
         }
 
-    async def _closest_to_bound(self, text: str, limit: int, *, by_client: bool) -> FoundRows:
-        """Return what a walk over all sensors has found that ended at most `FRESH_MS` ago."""
-        async with self._measuring:
-            now_ms = self._clock_ms()
-            self._found = {key: each for key, each in self._found.items() if now_ms < each[0]}
-            known = self._found.get((text, limit, by_client))
-            if known is None:
-                found = await self._walk(text, limit, by_client=by_client)
-                known = self._found[text, limit, by_client] = self._clock_ms() + FRESH_MS, found
-            return known[1]
-
     async def of_entity(self, entity: str) -> list[QuotaRow]:
         """Return a row for each sensor of an entity."""
         rows = self._quotas.rows(self._clock_ms)
         found = (row if row is not None and row.entity == entity else None for row in rows)
         return [row for row in await self._slices.collect(found) if row is not None]
 
-    async def _walk(self, text: str, limit: int, *, by_client: bool) -> FoundRows:
+    def _walk(self, text: str, limit: int, by_client: bool) -> Iterator[FoundRows | None]:
         found = FoundRows(by_client)
         # The other rows are not kept: that many at once would bring on Python's full collections.
         most: Largest[RowGroup] = Largest(limit)
-
-        def count() -> Iterator[None]:
-            for rows in self._quotas.row_groups(self._clock_ms):
-                found.add(rows)
-                for each in (rows,) if by_client else ((row,) for row in rows):
-                    if any(_has(row, text) for row in each):
-                        group = RowGroup(each)
-                        most.add(group.urgency, group)
-                yield
-            found.groups = most.descending()
-            yield from found.add_connected(self._quotas, self._clock_ms())
-
-        await self._slices.collect(count())
-        return found
+        for rows in self._quotas.row_groups(self._clock_ms):
+            found.add(rows)
+            for each in (rows,) if by_client else ((row,) for row in rows):
+                if any(_has(row, text) for row in each):
+                    group = RowGroup(each)
+                    most.add(group.urgency, group)
+            yield None
+        found.groups = most.descending()
+        yield from found.add_connected(self._quotas, self._clock_ms())
+        yield found
 
     async def describe(self, rows: Iterable[tuple[QuotaRow, Document]]) -> list[Document]:
         """Return the document of each row, with what it says besides."""
@@ -202,33 +186,6 @@ class ClientDocuments:
             for each in (() if client is None else self._quotas.sensors_of(client))
             if (each.kind, each.entity) not in own
         ]
-
-    async def explain(self, row: QuotaRow) -> list[Document]:
-        """Return for each connected client the rules that were looked at, and what came of it."""
-        # In a thread: of 10,000 rules it takes some 50 ms for each client.
-        return await asyncio.to_thread(
-            self._explain, row, self._parts.rules.in_force(), self._quotas.table
-        )
-
-    @staticmethod
-    def _explain(
-        row: QuotaRow, in_force: Mapping[str, RuleEntry], table: RuleTable
-    ) -> list[Document]:
-        documents: list[Document] = []
-        for client in row.clients:
-            rules: dict[QuotaKind, list[Document]] = {kind: [] for kind in QuotaKind}
-            for each in table.explain(client):
-                rules[each.kind].append(
-                    {
-                        **rule_name(each.rule, in_force),
-                        "bound": each.rule.bounds[each.kind],
-                        "chosen": each.chosen,
-                        "reason": each.reason,
-                    }
-                )
-            quotas = [{"quota": str(kind), "rules": found} for kind, found in rules.items()]
-            documents.append({**_client(client), "quotas": quotas})
-        return documents
 
     async def _unbounded(self, text: str, limit: int) -> Document:
         """Return how many connected clients no rule bounds, and those of them with most traffic."""
@@ -275,6 +232,22 @@ def _row(
     }
 
 
+def explain(row: QuotaRow, in_force: Mapping[str, RuleEntry], table: RuleTable) -> list[Document]:
+    """Return for each connected client the rules that were looked at, and what came of it.
+
+    In a thread: of 10,000 rules it takes some 50 ms for each client.
+    """
+    documents: list[Document] = []
+    for client in row.clients:
+        rules: dict[QuotaKind, list[Document]] = {kind: [] for kind in QuotaKind}
+        for each in table.explain(client):
+            about = {"bound": each.rule.bounds[each.kind], **picked(each, "chosen", "reason")}
+            rules[each.kind].append({**rule_name(each.rule, in_force), **about})
+        quotas = [{"quota": str(kind), "rules": found} for kind, found in rules.items()]
+        documents.append({**_client(client), "quotas": quotas})
+    return documents
+
+
 def _client(client: ClientIdentity) -> Document:
     return picked(client, "listener", "user", "client_id")
 
@@ -287,3 +260,69 @@ def _has(row: QuotaRow, text: str) -> bool:
 def _names(client: ClientIdentity, text: str) -> bool:
     """Return whether a lower-case text is in the client id or the user."""
     return text in (client.client_id or "").lower() or text in (client.user or "").lower()
+
+
+async def connections_document(
+    parts: AdminParts, text: str, limit: int, after: int | None
+) -> Document:
+    """Return at most `limit` open connections with `text`, in lower case, in what names them.
+
+    Those with most traffic come first; with `after` those with higher numbers than that, in the
+    order of their numbers.
+    """
+    found: Largest[ConnectionRow] = Largest(limit)
+    counts = dict.fromkeys(("total", "held", "matching"), 0)
+
+    def choose() -> Iterator[None]:
+        for row in parts.connections.rows():
+            counts["total"] += 1
+            counts["held"] += row.hold is not None
+            if _is_named(row, text) and (after is None or row.number > after):
+                counts["matching"] += 1
+                found.add(row.rate if after is None else -row.number, row)
+            yield
+
+    now_ms, now_s = parts.clock_ms(), time.time()
+    await parts.slices.collect(choose())
+    in_force = parts.rules.in_force()
+    documents = await parts.slices.collect(
+        _connection(row, in_force, now_ms, now_s) for row in found.descending()
+    )
+    return {**counts, "connections": documents}
+
+
+def _is_named(row: ConnectionRow, text: str) -> bool:
+    names = (row.client_id, row.user, row.ip, row.listener)
+    return any(text in (name or "").lower() for name in names)
+
+
+def _connection(
+    row: ConnectionRow, in_force: Mapping[str, RuleEntry], now_ms: float, now_s: float
+) -> Document:
+    age_s = max(now_ms - row.began_ms, 0.0) / MS_PER_SECOND
+    return {
+        "id": row.number,
+        "address": row.ip,
+        **picked(row, "port", "listener", "user", "client_id", "node_id", "broker"),
+        **picked(row, "state", "in_flight"),
+        "since": iso(now_s - age_s),
+        "age_s": round(age_s, 1),
+        "received_rate": rounded(row.received_rate),
+        "sent_rate": rounded(row.sent_rate),
+        "held": None if row.hold is None else _hold(row.hold, in_force, now_ms, now_s),
+    }
+
+
+def _hold(
+    hold: ConnectionHold, in_force: Mapping[str, RuleEntry], now_ms: float, now_s: float
+) -> Document:
+    until_ms = hold.until_ms
+    left_s = None if until_ms is None else max(until_ms - now_ms, 0.0) / MS_PER_SECOND
+    return {
+        "where": hold.where,
+        "quota": None if hold.kind is None else str(hold.kind),
+        "entity": hold.entity,
+        "rule": None if hold.rule is None else rule_name(hold.rule, in_force),
+        "until": None if left_s is None else iso(now_s + left_s),
+        "ends_in_s": rounded(left_s, 3),
+    }

@@ -71,9 +71,6 @@ class History:
         self._series: dict[SensorKey, Series] = {}
         self._next_ms: float | None = None
 
-    def __len__(self) -> int:
-        return len(self._series)
-
     def due(self, now_ms: float) -> bool:
         """Return whether to take a sample now, once for each; ask every second or so."""
         due_ms = now_ms if self._next_ms is None else self._next_ms

@@ -1,12 +1,11 @@
-"""Describes Structured Streaming queries: in full for `/v1/progress`, briefly for the status."""
+"""Describes Structured Streaming queries and pipelines: in full, and briefly for the status."""
 
 import asyncio
-import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import nlargest
 from operator import itemgetter
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from proxy.admin.written_values import cut, picked
 from proxy.progress.query_scope import QueryScope
@@ -19,9 +18,11 @@ client's traffic moves in that time."""
 
 MAX_QUERY_SUMMARIES = 100  # queries in the status document
 PARTITION_DEPTH = 4  # of the partitions of queries in a document
+MAX_PIPELINE_SUMMARIES = 50  # pipelines in the status document
+MAX_NODES = 50  # stages, and also sources, of one pipeline there
+REDUCED = "reduced"  # state of a node that is held to a rate
 
-Walk = Callable[[], Iterable[Document | None]]
-"""Yields documents, and None for a step without one."""
+T = TypeVar("T")
 
 
 class Reports(Protocol):
@@ -46,35 +47,45 @@ class Reports(Protocol):
         """
 
 
-class Cached:
-    """The documents of a walk, made again after COST_FACTOR times as long as that took.
+class Cached(Generic[T]):
+    """What a walk has found, by what it was asked; found again when it is no longer fresh.
 
-    The walk is taken a slice at a time; who asks while it is made waits for it.
+    `fresh_ms` says for how long it is, by what it took to make. The walk is taken a slice at a
+    time, its steps without a find are None; who asks while it is made waits for it.
     """
 
-    def __init__(self, make: Walk, slices: Slices, clock_ms: Callable[[], float]) -> None:
-        self._make = make
-        self._slices = slices
-        self._clock_ms = clock_ms
+    def __init__(
+        self,
+        walk: Callable[..., Iterable[T | None]],
+        slices: Slices,
+        clock_ms: Callable[[], float],
+        fresh_ms: Callable[[float], float],
+    ) -> None:
+        self._walk, self._slices = walk, slices
+        self._clock_ms, self._fresh_ms = clock_ms, fresh_ms
         self._making = asyncio.Lock()
-        self._made: Sequence[Document] | None = None
+        self._found: dict[tuple[Hashable, ...], tuple[float, Sequence[T]]] = {}
+        """With the time until which it is fresh."""
         self._cost_ms = 0.0
         """Without what others did between two steps."""
-        self._stale_ms = -math.inf
 
-    async def get(self) -> Sequence[Document]:
-        """Return it as it was made last, or made now."""
+    async def get(self, *asked: Hashable) -> Sequence[T]:
+        """Return what was found last, or is found now."""
         async with self._making:
-            if self._made is None or self._clock_ms() >= self._stale_ms:
+            now_ms = self._clock_ms()
+            self._found = {key: each for key, each in self._found.items() if now_ms < each[0]}
+            if asked not in self._found:
                 self._cost_ms = 0.0
-                steps = await self._slices.collect(self._timed())
-                self._made = [step for step in steps if step is not None]
-                self._stale_ms = self._clock_ms() + COST_FACTOR * self._cost_ms
-            return self._made
+                steps = await self._slices.collect(self._timed(asked))
+                found = [step for step in steps if step is not None]
+                until_ms = self._clock_ms() + self._fresh_ms(self._cost_ms)
+                self._found[asked] = until_ms, found
+                return found
+            return self._found[asked][1]
 
-    def _timed(self) -> Iterator[Document | None]:
+    def _timed(self, asked: tuple[Hashable, ...]) -> Iterator[T | None]:
         started_ms = self._clock_ms()
-        for step in self._make():
+        for step in self._walk(*asked):
             self._cost_ms += self._clock_ms() - started_ms
             yield step
             started_ms = self._clock_ms()
@@ -88,11 +99,12 @@ class QueryDocuments:
     """
 
     def __init__(self, reports: Reports, slices: Slices, clock_ms: Callable[[], float]) -> None:
-        self.documents = Cached(partial(_documents, reports), slices, clock_ms).get
+        how = slices, clock_ms, lambda cost_ms: COST_FACTOR * cost_ms
+        self.documents = Cached(partial(_documents, reports), *how).get
         """Returns each query with its partitions, what backpressure does to it, and totals."""
-        self.pipelines = Cached(reports.pipelines, slices, clock_ms).get
+        self.pipelines = Cached(reports.pipelines, *how).get
         """Returns each pipeline."""
-        self._pressure = Cached(lambda: reports.pressure().values(), slices, clock_ms).get
+        self._pressure = Cached(lambda: reports.pressure().values(), *how).get
 
     async def adaptive(self) -> Mapping[str, Document]:
         """Return what backpressure does, by the entity whose reading is bounded."""
@@ -104,7 +116,15 @@ class QueryDocuments:
         At most MAX_QUERY_SUMMARIES. `now_s` is the time in seconds of the Unix epoch.
         """
         documents = nlargest(MAX_QUERY_SUMMARIES, await self.documents(), key=query_urgency)
-        return [_summary(document, now_s) for document in documents]
+        return [_query_summary(document, now_s) for document in documents]
+
+    async def pipeline_summaries(self) -> list[Document]:
+        """Return the pipelines briefly: the full first, then those with most that is held.
+
+        At most MAX_PIPELINE_SUMMARIES, with at most MAX_NODES stages and as many sources each.
+        """
+        documents = map(_pipeline_summary, await self.pipelines())
+        return nlargest(MAX_PIPELINE_SUMMARIES, documents, key=pipeline_urgency)
 
 
 def _documents(reports: Reports) -> Iterator[Document | None]:
@@ -157,7 +177,7 @@ def _totals(partitions: Sequence[Document]) -> Generator[None, None, Document]:
     }
 
 
-def _summary(document: Document, now_s: float) -> Document:
+def _query_summary(document: Document, now_s: float) -> Document:
     commit, batch, adaptive = document["commit"], document["batch"], document["adaptive"]
     return {
         **picked(document, "name", "client_id", "state"),
@@ -197,3 +217,53 @@ def query_urgency(query: Document) -> tuple[bool, bool, bool, int]:
 
 def _ago(at_s: float | None, now_s: float) -> float | None:
     return None if at_s is None else round(max(now_s - at_s, 0.0), 1)
+
+
+def pipeline_urgency(pipeline: Document) -> tuple[bool, int]:
+    """Return what puts a pipeline of the status before others: full, then what is held."""
+    nodes = (*pipeline["sources"], *pipeline["stages"])
+    return pipeline["pending"]["full"], sum(map(is_held, nodes))
+
+
+def is_held(node: Document) -> bool:
+    """Return whether a node is held to a rate, or waits for room."""
+    return bool(node["state"] == REDUCED or node.get("waits"))
+
+
+def _pipeline_summary(document: Document) -> Document:
+    completion = document["completion"]
+    pending = completion["pending"]
+    oldest = min(pending["first"], key=itemgetter("started_s"), default=None)
+    return {
+        "name": document["name"],
+        "sources": [_node(node) for node in _shown(document["sources"])],
+        "stages": [
+            {
+                **_node(stage),
+                **picked(stage, "upstream", "alive", "received_rate", "processing_rate", "lag"),
+                "waits": stage.get("waits"),
+            }
+            for stage in _shown(document["stages"])
+        ],
+        "stages_total": len(document["stages"]),
+        "pending": {key: value for key, value in pending.items() if key != "first"},
+        "completed": completion["completed"],
+        "failed": sum(completion["failed"].values()),
+        "timed_out": completion["timed_out"],
+        "oldest": oldest and picked(oldest, "stage", "batch", "waits_at", "started_s", "age_s"),
+    }
+
+
+def _shown(nodes: Sequence[Document]) -> Sequence[Document]:
+    """Return at most MAX_NODES, in their order; held ones are left off last."""
+    numbers = nlargest(MAX_NODES, range(len(nodes)), key=lambda number: is_held(nodes[number]))
+    return [nodes[number] for number in sorted(numbers)]
+
+
+def _node(node: Document) -> Document:
+    change = node["last_change"]
+    return {
+        **picked(node, "name", "state", "rate", "normal_rate", "measured_rate", "held_by"),
+        "reason": change and cut(change["reason"]),
+        "since_s": change and change["at_s"],
+    }

@@ -1,9 +1,16 @@
-"""Reads what comes with an admin request, and writes the answer: JSON, or a Prometheus scrape."""
+"""Reads what comes with an admin request, and writes the answer: JSON, or a Prometheus scrape.
+
+Long ones are read and written in small steps: nothing else runs during one call for megabytes.
+"""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
+from json.decoder import JSONArray, JSONObject  # type: ignore[attr-defined]
+from typing import Any
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
@@ -11,13 +18,15 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from proxy.admin.sliced_json import ROW_DEPTH, written_pieces
 from proxy.slices import Slices
 
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 """On every JSON answer: the figures are of this moment, and are never taken for a page."""
 
 JSON_HEADERS = {**HEADERS, "Content-Type": "application/json; charset=utf-8"}
+
+PARTS = web.ResponseKey("parts", Sequence[memoryview])
+"""Key of a response to the body that is written a piece at a time."""
 
 OWN_BODY = web.RequestKey("own_body", bytes)
 """The body of a request that this process makes of itself."""
@@ -27,7 +36,10 @@ BODY_TIMEOUT_S = 10.0  # how long a body may take to arrive
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 REPLY_PIECE_BYTES = 64 * 1024  # of a body, written in one step
 MAX_REQUEST_DIGITS = 15  # of a number in a path or query string
+ROW_DEPTH = 2  # of the rows of the lists in a document
 SAMPLES_AT_ONCE = 50  # samples of a scrape in one step; it takes about half a millisecond
+
+_scan_at_once = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 
 
 @dataclass(eq=False)
@@ -72,7 +84,9 @@ def answer_in_pieces(
     """
     parts = [memoryview(body)] if isinstance(body, bytes | bytearray) else body
     length = {"Content-Length": str(sum(map(len, parts)))}
-    return web.Response(body=_pieces(parts), headers={**headers, **length})
+    response = web.Response(body=_pieces(parts), headers={**headers, **length})
+    response[PARTS] = parts
+    return response
 
 
 async def _pieces(parts: Sequence[memoryview]) -> AsyncIterator[memoryview]:
@@ -140,6 +154,57 @@ def parse_number(text: str) -> int | None:
     """Return the number that some digits are, at most MAX_REQUEST_DIGITS; None for another text."""
     is_number = text.isascii() and text.isdecimal() and len(text) <= MAX_REQUEST_DIGITS
     return int(text) if is_number else None
+
+
+def read_whole(body: bytes, depth: int) -> Any:
+    """Return a document, read in steps: each value at `depth` below its top, or deeper, is one.
+
+    With 2, each item of the lists that the document has is a step. For a thread: between two steps
+    the event loop may run. Raises ValueError for what is no JSON, RecursionError for what is nested
+    too deeply.
+    """
+    decoder = json.JSONDecoder()
+    decoder.scan_once = partial(_scan, depth)  # type: ignore[attr-defined]
+    return decoder.decode(body.decode())
+
+
+def _scan(depth: int, text: str, at: int) -> tuple[Any, int]:
+    """Read the value that begins there; return it, and where it ends.
+
+    In Python down to `depth`, as the decoder does without its part in C.
+    """
+    scan = partial(_scan, depth - 1)
+    match text[at : at + 1]:
+        case "[" if depth:
+            array: tuple[Any, int] = JSONArray((text, at + 1), scan)
+            return array
+        case "{" if depth:
+            members: tuple[Any, int] = JSONObject((text, at + 1), True, scan, None, None)
+            return members
+    value: tuple[Any, int] = _scan_at_once(text, at)
+    return value
+
+
+def written_pieces(value: Any, depth: int = ROW_DEPTH) -> Iterator[str]:
+    """Yield the text that `json.dumps` gives, each value at `depth` below the top by itself.
+
+    An iterator is written as a list, so that of thousands of items none is kept.
+    """
+    if depth and isinstance(value, dict):
+        yield "{"
+        for number, (key, member) in enumerate(value.items()):
+            yield f"{', ' if number else ''}{json.dumps(key)}: "
+            yield from written_pieces(member, depth - 1)
+        yield "}"
+    elif depth and isinstance(value, list | Iterator):
+        yield "["
+        for number, item in enumerate(value):
+            if number:
+                yield ", "
+            yield from written_pieces(item, depth - 1)
+        yield "]"
+    else:
+        yield json.dumps(value)
 
 
 class _FamilyPart(Collector):

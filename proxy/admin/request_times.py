@@ -1,18 +1,16 @@
 """Where requests spent their time of late: in the broker, in the proxy, held; for each API."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import nlargest
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from metrics import HistogramChild
 from proxy.state import Document
 
 SAMPLE_INTERVAL_MS = 15_000.0
-KEPT_SAMPLES = 20
-"""With them the figures are of the last five minutes."""
-
+KEPT_SAMPLES = 20  # with them the figures are of the last five minutes
 MAX_APIS_SHOWN = 20  # APIs, those with most requests first
 QUANTILES = {"p50_s": 0.5, "p99_s": 0.99}
 """What is shown of each part, in seconds: estimated from buckets, as Prometheus does."""
@@ -23,15 +21,15 @@ HISTOGRAMS = "histograms"
 """Key of what the quantiles are estimated from: `bounds` in seconds, and how many are in each
 bucket, by part. For who adds several processes up: quantiles cannot be added."""
 
-Parts = tuple[HistogramChild, HistogramChild, HistogramChild]
-"""In the order of TIME_PARTS."""
-
 
 class RequestTimes:
-    """The histograms of all APIs, less what they were five minutes ago."""
+    """The histograms of all APIs, less what they were five minutes ago.
 
-    def __init__(self, histograms: Callable[[], Mapping[str, Parts]]) -> None:
-        self._histograms = histograms
+    `apis` has an object for each, with its histograms as TIME_PARTS.
+    """
+
+    def __init__(self, apis: Mapping[str, object]) -> None:
+        self._apis = apis
         self._samples: deque[dict[str, list[list[int]]]] = deque(maxlen=KEPT_SAMPLES)
         self._next_ms = -SAMPLE_INTERVAL_MS
 
@@ -39,19 +37,23 @@ class RequestTimes:
         """Remember the histograms of now, if it is time to."""
         if now_ms >= self._next_ms:
             self._next_ms = now_ms + SAMPLE_INTERVAL_MS
-            apis = self._histograms().items()
             self._samples.append(
-                {api: [list(child.counts) for child in parts] for api, parts in apis}
+                {api: [list(child.counts) for child in parts] for api, parts in self._histograms()}
             )
 
     def documents(self) -> list[Document]:
         """Return a document for each API that had requests measured, with HISTOGRAMS."""
         before = self._samples[0] if self._samples else {}
-        apis = self._histograms().items()
-        return _busiest(_document(api, parts, before.get(api)) for api, parts in apis)
+        return _busiest(_document(api, parts, before.get(api)) for api, parts in self._histograms())
+
+    def _histograms(self) -> Iterator[tuple[str, Sequence[HistogramChild]]]:
+        parts = attrgetter(*TIME_PARTS)
+        return ((api, parts(each)) for api, each in self._apis.items())
 
 
-def _document(api: str, parts: Parts, before: Sequence[Sequence[int]] | None) -> Document:
+def _document(
+    api: str, parts: Sequence[HistogramChild], before: Sequence[Sequence[int]] | None
+) -> Document:
     old = before or [[0] * len(child.counts) for child in parts]
     histograms: dict[str, dict[str, Any]] = {
         name: {

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from proxy.admin.written_values import iso, left_s, picked
 from proxy.quota.rule_registry import RuleEntry, RuleRegistry
 from proxy.quota.rules import Rule
-from proxy.quota.selector import selector
+from proxy.quota.validation import selector
 from proxy.state import Document
 
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from metrics.clock import MS_PER_SECOND
 from proxy.quota.rules import AdaptiveBound
@@ -64,6 +65,8 @@ class CostEstimator:
     The settings' batch interval has to be known before the first batch is added.
     """
 
+    kept_as: ClassVar[str] = "cost"
+    """See BackpressureRecord."""
     _settings: AdaptiveBound
     _cost: BatchCost | None = None
     _arrivals: float | None = None

@@ -136,6 +136,10 @@ class InputRate:
         self._ends, self._seen_ms = ends, seen_ms
 
 
+Estimator = CostEstimator | PidEstimator
+
+ESTIMATORS: Mapping[str, type[Estimator]] = {"pid": PidEstimator, "cost": CostEstimator}
+
 RatioState = tuple[float, float, float]
 """Amount, records, and records since then without any of it."""
 
@@ -210,7 +214,7 @@ class BatchMeasurements:
         """When it was resumed from an earlier process; long ago if it was not."""
         self.processing_rate: float | None = None
         """Records per second in its latest batch, the proxy's own holds left out."""
-        self.estimator = _estimator(settings)
+        self.estimator: Estimator = ESTIMATORS[settings.estimator](settings)
         self._latest: FinishedBatch | None = None
         self._input_rate = InputRate()
         self.waiting_ms = 0.0
@@ -237,14 +241,14 @@ class BatchMeasurements:
 
     def update(self, rule: AdaptiveBound) -> None:
         """Measure by these settings from now on, and the query's own interval if they have none."""
-        self.rule, interval_ms = rule, rule.batch_interval_ms or self.interval.learnt_ms
-        if interval_ms is None:
+        self.rule = rule
+        if self.interval_ms is None:
             return
-        before, self._settings = self._settings, replace(rule, batch_interval_ms=interval_ms)
+        before, self._settings = self._settings, replace(rule, batch_interval_ms=self.interval_ms)
         if rule.estimator == before.estimator:
             self.estimator.update(self._settings)
         else:
-            self.estimator = _estimator(self._settings)
+            self.estimator = ESTIMATORS[rule.estimator](self._settings)
 
     def record_bytes(self, count: int) -> None:
         """Record a Fetch response of so many bytes."""
@@ -257,11 +261,7 @@ class BatchMeasurements:
         self.held.add(start_ms, due_ms)
 
     def add(
-        self,
-        batch: BatchReport,
-        end_ms: float,
-        drivers: Drivers,
-        static: float,
+        self, batch: BatchReport, end_ms: float, drivers: Drivers, static: float
     ) -> tuple[float | None, str | None]:
         """Add a batch that was done at `end_ms`; `static` is the rule's own bound, in bytes/s.
 
@@ -336,13 +336,13 @@ class BatchMeasurements:
 
     def kept(self) -> dict[str, Json]:
         """Return what a BackpressureRecord has of it."""
-        is_cost, state = isinstance(self.estimator, CostEstimator), self.estimator.state
         return {
             "interval_ms": self.interval.learnt_ms,
             "reach": self.throttled_rate.rate,
             "waiting_ms": self.waiting_ms,
-            "estimator": None if is_cost else state,
-            "cost": state if is_cost else None,
+            "estimator": None,
+            "cost": None,
+            self.estimator.kept_as: self.estimator.state,
             "bytes_per_record": self.bytes_per_record.state,
             "offsets_per_record": self.offsets_per_record.state,
         }
@@ -354,13 +354,6 @@ class BatchMeasurements:
         self._resumed_ms = now_ms
         self.throttled_rate.rate = record.reach
         self.waiting_ms = record.waiting_ms
-        if isinstance(self.estimator, CostEstimator):
-            self.estimator.state = record.cost
-        else:
-            self.estimator.state = record.estimator
+        self.estimator.state = getattr(record, self.estimator.kept_as)
         self.bytes_per_record.resume(record.bytes_per_record)
         self.offsets_per_record.resume(record.offsets_per_record)
-
-
-def _estimator(settings: AdaptiveBound) -> CostEstimator | PidEstimator:
-    return PidEstimator(settings) if settings.estimator == "pid" else CostEstimator(settings)

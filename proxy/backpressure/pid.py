@@ -37,6 +37,8 @@ class PidEstimator:
     _settings: AdaptiveBound
     state: PidState | None = None
     """What a later process needs to go on; None before the first batch."""
+    kept_as: ClassVar[str] = "estimator"
+    """See BackpressureRecord."""
     rate: ClassVar[None] = None
     """Each run begins anew."""
     is_fresh: ClassVar[bool] = True

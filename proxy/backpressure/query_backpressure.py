@@ -17,7 +17,6 @@ from proxy.state import Json, Record
 from proxy.wire.topic_partition import TopicPartition
 
 from .backpressure_record import BOUND_RECORDS, BackpressureRecord
-from .clamp import advertise
 from .driver_view import UNPLANNED, DriverView
 from .drivers import Drivers, PartitionOffsets
 from .measurements import BatchMeasurements
@@ -103,21 +102,6 @@ class QueryBackpressure:
         return rate if rate is None or most is None else min(rate, most)
 
     @property
-    def processing_rate(self) -> float | None:
-        """See BatchMeasurements."""
-        return self.measurements.processing_rate
-
-    @property
-    def batch_interval_ms(self) -> float | None:
-        """The query's trigger interval; None when not known."""
-        return self.measurements.interval_ms
-
-    @property
-    def bytes_per_record(self) -> float | None:
-        """What a record costs to read; None when not known."""
-        return self.measurements.bytes_per_record.value
-
-    @property
     def withheld(self) -> int:
         """How many records its driver was not told of at its latest look-up; 0 without a run."""
         if self._has_ended or self.clamp.detached:
@@ -186,7 +170,7 @@ class QueryBackpressure:
         """Return what to advertise in place of these real ends; `is_new`: log starts were, too."""
         ends, query = log_ends, view.query
         if log_ends:
-            ends, is_other = advertise(view, log_ends)
+            ends, is_other = view.advertise(log_ends)
             is_new |= is_other
         if self._run_id is None and query.last_report_ms is not None and not query.ended:
             # The run was known before the client connected.
@@ -237,9 +221,9 @@ class QueryBackpressure:
             "bound": self.bound,
             "static_bound": self._static,
             "bound_age_s": (now_ms - self._bound_ms) / MS_PER_SECOND,
-            "bytes_per_record": self.bytes_per_record,
+            "bytes_per_record": self.measurements.bytes_per_record.value,
             "offsets_per_record": self.clamp.offsets_per_record,
-            "batch_interval_ms": self.batch_interval_ms,
+            "batch_interval_ms": self.measurements.interval_ms,
             "waiting_ms": self.measurements.waiting_ms,
             "reason": self._bound.reason,
             "report_age_s": None if reported_ms is None else (now_ms - reported_ms) / MS_PER_SECOND,
@@ -339,7 +323,8 @@ class QueryBackpressure:
                 gauge.of(self._label).set(value)
 
     def _wanted(self, now_ms: float) -> AdaptedBound:
-        rate, size, adapted = self.rate, self.bytes_per_record, AdaptedBound(None, self._why)
+        rate, size = self.rate, self.measurements.bytes_per_record.value
+        adapted = AdaptedBound(None, self._why)
         if self._return is not None:
             adapted = self._return.bound(self._static, now_ms)
         elif rate is not None and size is not None:

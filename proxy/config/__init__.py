@@ -3,6 +3,6 @@
 from proxy.config.document import ConfigError
 from proxy.config.load import load_config
 from proxy.config.models import Config, ListenerSection
-from proxy.config.pipeline_models import PipelineSection
+from proxy.config.query_models import PipelineSection
 
 __all__ = ["Config", "ConfigError", "ListenerSection", "PipelineSection", "load_config"]

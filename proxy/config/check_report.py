@@ -3,12 +3,14 @@
 import socket
 from collections.abc import Iterator, Sequence
 
+from metrics.clock import MS_PER_SECOND
 from proxy.config.descriptors import share_files
+from proxy.config.document import key_path
 from proxy.config.endpoints import MACHINE_PLACEHOLDER, ip_address
-from proxy.config.fields import fields_of, format_duration, format_ms
+from proxy.config.fields import fields_of, format_ms
 from proxy.config.files import find_exposed
 from proxy.config.models import HIDE_PASSWORD, Config
-from proxy.config.secrets import secret_files
+from proxy.config.secrets import PUBLIC_FILES, named_files
 from proxy.pipeline.graph import PipelineGraph, find_endless
 from proxy.quota.entities import DEFAULT, TRAFFIC_KINDS, ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule, RuleTable
@@ -46,8 +48,8 @@ def find_hints(config: Config, table: RuleTable) -> Iterator[str]:
 
 def find_start_hints(config: Config) -> Iterator[str]:
     """Yield a line for each thing that a start logs as well: what is surely not wanted so."""
-    if config.throttle.max_delay >= REQUEST_TIMEOUT_S:
-        held = format_duration(config.throttle.max_delay)
+    if config.throttle.max_delay_ms >= REQUEST_TIMEOUT_S * MS_PER_SECOND:
+        held = format_ms(config.throttle.max_delay_ms)
         yield (
             f"{config.place('throttle.max_delay')}: throttle.max_delay is {held}, and clients give "
             f"up on a request and ask again after request.timeout.ms, {REQUEST_TIMEOUT_S:g} s by "
@@ -56,7 +58,7 @@ def find_start_hints(config: Config) -> Iterator[str]:
     yield from find_blanks(config)
     if (hint := share_files(config).hint) is not None:
         yield hint
-    yield from find_exposed(secret_files(config))
+    yield from find_exposed(named_files(config, but=PUBLIC_FILES))
     if not config.admin.read_needs_token:
         for number, token in enumerate(config.admin.tokens):
             if set(token.rights) == {"read"}:
@@ -81,11 +83,10 @@ def find_circles(config: Config) -> Iterator[str]:
 
 def find_blanks(config: Config) -> Iterator[str]:
     """Yield a line for each name with blanks at an end: it fits no client that has none there."""
-    sections: list[tuple[str, object]] = []
-    sections += [(f"quotas.rules[{at}]", rule) for at, rule in enumerate(config.quotas.rules)]
-    sections += [(f"queries[{at}]", query) for at, query in enumerate(config.queries)]
-    for path, section in sections:
-        for name, field in (fields_of(type(section)) or {}).items():
+    rules = ((f"quotas.rules[{at}]", rule) for at, rule in enumerate(config.quotas.rules))
+    queries = ((f"queries[{at}]", query) for at, query in enumerate(config.queries))
+    for path, section in (*rules, *queries):
+        for name, field in (fields_of(section) or {}).items():
             value, key = getattr(section, name), f"{path}.{field.alias or name}"
             if isinstance(value, str) and value != value.strip() and (place := config.place(key)):
                 yield (
@@ -179,12 +180,12 @@ def find_name_hints(config: Config) -> Iterator[str]:
     """Yield a line for each name that a file which is the same on all machines gives to all."""
     tier = config.tier
     for listener in config.listeners if tier is not None else ():
-        for key, name in (("advertised_host", listener.advertised_host), ("tls.sni", listener.sni)):
-            if tier and name and MACHINE_PLACEHOLDER not in name and not _is_of(name, tier.machine):
+        for loc, name in listener.names.items():
+            if tier and MACHINE_PLACEHOLDER not in name and not _is_of(name, tier.machine):
                 yield (
-                    f"tier: {tier.name}, listener {listener.name}: {key} {name} does not say which "
-                    f"machine it is, and must lead to {tier.machine} alone; fix, if other machines "
-                    f"have it too: write {MACHINE_PLACEHOLDER} in it"
+                    f"tier: {tier.name}, listener {listener.name}: {key_path(loc)} {name} does not "
+                    f"say which machine it is, and must lead to {tier.machine} alone; fix, if "
+                    f"other machines have it too: write {MACHINE_PLACEHOLDER} in it"
                 )
 
 

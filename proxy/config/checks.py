@@ -177,10 +177,7 @@ def _names_without_tier(config: Config) -> Iterator[Conflict]:
         fix = "add tier: {name: NAME} and state: {kind: kafka, topic: NAME}, or 1 worker"
         yield Conflict(("workers",), message, fix)
     for at, listener in enumerate(config.listeners):
-        for keys, name in (
-            (("advertised_host",), listener.advertised_host),
-            (("tls", "sni"), listener.sni or ""),
-        ):
+        for keys, name in listener.names.items():
             if endpoints.MACHINE_PLACEHOLDER in name:
                 message = f"{shown(name)} names a machine of a tier, and there is no tier"
                 fix = "add tier: {name: NAME}, or write the name"

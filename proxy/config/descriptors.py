@@ -19,12 +19,10 @@ LEAST_ADMIN_SHARE = 16
 
 @dataclass(frozen=True, slots=True)
 class FileShares:
-    """How many connections there is room for, at most those that the configuration allows."""
+    """How many connections of clients, and to the admin port, there is room for, 1 or more each."""
 
     clients: int
-    """Of clients; at least 1."""
     admin: int
-    """To the admin port; at least 1."""
     allowed: int
     """Files that the system allows."""
     needed: int

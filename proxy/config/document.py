@@ -1,7 +1,7 @@
 """A YAML file as plain values, with the line of every key, and the mistakes that are in it."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -75,32 +75,6 @@ _YAML_FIXES: Final = {
 _LEADING_ZERO: Final = re.compile(r"0[0-7_]+")
 
 
-class _Plain(SafeConstructor, Resolver):
-    """Makes plain values of nodes, but a date stays text: as a client id that is what it is."""
-
-    yaml_implicit_resolvers = {  # noqa: RUF012
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != _TIMESTAMP]
-        for first, resolvers in Resolver.yaml_implicit_resolvers.items()
-    }
-
-
-class _Loader(Composer, _Plain, CParser):
-    """Parses with libyaml, in an eighth of the time, and puts the nodes together in Python.
-
-    libyaml's own composer would keep other threads from running until the whole file is read.
-    """
-
-    def __init__(self, text: str) -> None:
-        CParser.__init__(self, text)
-        Composer.__init__(self)
-        SafeConstructor.__init__(self)
-        Resolver.__init__(self)
-
-
-class _SlowLoader(_Plain, yaml.SafeLoader):
-    """Parses in Python, which says better what is wrong with a file."""
-
-
 @dataclass(slots=True)
 class YamlDocument:
     """What a YAML file says."""
@@ -115,23 +89,6 @@ class YamlDocument:
     """The keys and list items that have no value."""
     problems: list[ConfigProblem] = field(default_factory=list)
     """Mistakes that did not keep the rest from being read."""
-    _built: set[yaml.Node] = field(default_factory=set)
-    _repeated: int = 0
-    """Values that were built again, as aliases stand for them."""
-
-    def count(self, node: yaml.Node, loc: Loc) -> None:
-        """Count a value that is built. Raises ConfigError when aliases make too many of them."""
-        if node not in self._built:
-            self._built.add(node)
-            return
-        self._repeated += 1
-        if self._repeated > MAX_REPEATED_VALUES:
-            message = f"aliases (*name) stand for more than {MAX_REPEATED_VALUES} values"
-            raise ConfigError([self.problem(loc, message, "write out what is meant")])
-
-    def forget_built(self) -> None:
-        """Forget what was counted: the nodes are of no more use."""
-        self._built.clear()
 
     def line(self, loc: Loc) -> int:
         """Return the line of a key, or of the nearest thing around it that is in the file."""
@@ -142,6 +99,117 @@ class YamlDocument:
     def problem(self, loc: Loc, message: str, fix: str) -> ConfigProblem:
         """Make the problem of the value at `loc`."""
         return ConfigProblem(self.file, self.line(loc), key_path(loc), message, fix)
+
+
+class _DocumentReader(Composer, SafeConstructor, Resolver):
+    """Makes plain values of nodes, but a date stays text: as a client id that is what it is."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != _TIMESTAMP]
+        for first, resolvers in Resolver.yaml_implicit_resolvers.items()
+    }
+
+    dispose: Callable[[], None]
+    """Of the parser."""
+
+    def read(self, file: str) -> YamlDocument:
+        """Return what the text says. Raises ConfigError, YAMLError or RecursionError."""
+        self._document = document = YamlDocument(file)
+        self._built, self._repeated = set[yaml.Node](), 0
+        try:
+            root = self.get_single_node()
+            if root is None:
+                fix = "write at least the sections cluster and listeners; see examples/minimal.yaml"
+                raise _unusable(file, WHOLE_FILE, "is empty", fix)
+            data = self._build(root, ())
+            self._free(root)
+        finally:
+            self.dispose()
+        if not isinstance(data, dict):
+            message = f"must be a mapping of sections at the top, not {shown(data)}"
+            fix = 'begin with a section such as "cluster:"'
+            raise _unusable(file, document.line(()), message, fix)
+        document.data = data
+        return document
+
+    def _free(self, root: yaml.Node) -> None:
+        """Free the nodes one by one: no other thread runs while thousands are freed at once."""
+        self._built.clear()
+        while self.constructed_objects:
+            self.constructed_objects.popitem()
+        nodes = [root]
+        while nodes:
+            node = nodes.pop()
+            if isinstance(node, yaml.CollectionNode):
+                inner, node.value = node.value, []
+                nodes += chain.from_iterable(inner) if isinstance(node, yaml.MappingNode) else inner
+
+    def _build(self, node: yaml.Node, loc: Loc) -> object:
+        """Turn a node into plain values and note the lines of what it holds."""
+        document = self._document
+        document.lines.setdefault(loc, node.start_mark.line + 1)
+        self._repeated += node in self._built
+        self._built.add(node)
+        if self._repeated > MAX_REPEATED_VALUES:
+            message = f"aliases (*name) stand for more than {MAX_REPEATED_VALUES} values"
+            raise ConfigError([document.problem(loc, message, "write out what is meant")])
+        if not isinstance(node, yaml.ScalarNode) and node.tag not in _COLLECTION_TAGS:
+            fix = "remove the word that begins with !"
+            document.problems.append(document.problem(loc, f"has the tag {shown(node.tag)}", fix))
+        if isinstance(node, yaml.MappingNode):
+            return self._build_mapping(node, loc)
+        if isinstance(node, yaml.SequenceNode):
+            return [self._build(item, (*loc, index)) for index, item in enumerate(node.value)]
+        try:
+            value: object = self.construct_object(node)
+        except ValueError:
+            # PyYAML lets int() and float() speak, for instance of `!!int x`.
+            problem = f"{shown(node.value)} does not fit its type", "correct it or put it in quotes"
+            raise ConfigError([document.problem(loc, *problem)]) from None
+        if value is None and loc:
+            document.empty.append(loc)
+        is_plain = isinstance(node, yaml.ScalarNode) and not node.style
+        if is_plain and (misread := _misread(node.value, value)):
+            document.problems.append(document.problem(loc, *misread))
+        return value
+
+    def _build_mapping(self, node: yaml.MappingNode, loc: Loc) -> dict[str, object]:
+        document, mapping = self._document, dict[str, object]()
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            # The text as written: `on` and `1` are keys like any other.
+            key = key_node.value
+            key_loc = (*loc, key)
+            if not isinstance(key_node, yaml.ScalarNode):
+                key_loc = loc
+                problem = "has a list or a mapping as a key", "write a word, a colon and a space"
+            elif key in mapping:
+                first = document.line(key_loc)
+                problem = f"is there twice, first on line {first}", "remove one of the two"
+            else:
+                document.lines[key_loc] = line
+                mapping[key] = self._build(value_node, key_loc)
+                continue
+            place = document.file, line, key_path(key_loc)
+            document.problems.append(ConfigProblem(*place, *problem))
+        return mapping
+
+
+class _Loader(_DocumentReader, CParser):
+    """Parses with libyaml, in an eighth of the time, and puts the nodes together in Python.
+
+    libyaml's own composer would keep other threads from running until the whole file is read.
+    """
+
+    def __init__(self, text: str) -> None:
+        CParser.__init__(self, text)
+        Composer.__init__(self)
+        SafeConstructor.__init__(self)
+        Resolver.__init__(self)
+
+
+class _SlowLoader(_DocumentReader, yaml.SafeLoader):
+    """Parses in Python, which says better what is wrong with a file."""
 
 
 def read_document(path: Path) -> YamlDocument:
@@ -159,9 +227,9 @@ def read_document(path: Path) -> YamlDocument:
         raise _unusable(file, line, message, "save the file as UTF-8") from None
     try:
         try:
-            return _parse(file, _Loader(text))
+            return _Loader(text).read(file)
         except yaml.YAMLError:
-            return _parse(file, _SlowLoader(text))
+            return _SlowLoader(text).read(file)
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         message = f"holds the control character U+{ord(text[error.position]):04X}"
@@ -171,63 +239,6 @@ def read_document(path: Path) -> YamlDocument:
     except RecursionError:
         message = "nests too deeply, or an alias (*name) contains itself"
         raise _unusable(file, WHOLE_FILE, message, "write it flatter") from None
-
-
-def _parse(file: str, loader: _Loader | _SlowLoader) -> YamlDocument:
-    try:
-        root = loader.get_single_node()
-        if root is None:
-            fix = "write at least the sections cluster and listeners; see examples/minimal.yaml"
-            raise _unusable(file, WHOLE_FILE, "is empty", fix)
-        document = YamlDocument(file)
-        data = _build(loader, document, root, ())
-        document.forget_built()
-        _free(loader, root)
-    finally:
-        loader.dispose()
-    if not isinstance(data, dict):
-        message = f"must be a mapping of sections at the top, not {shown(data)}"
-        raise _unusable(file, document.line(()), message, 'begin with a section such as "cluster:"')
-    document.data = data
-    return document
-
-
-def _free(loader: _Plain, root: yaml.Node) -> None:
-    """Free the nodes one by one: no other thread runs while thousands are freed at once."""
-    while loader.constructed_objects:
-        loader.constructed_objects.popitem()
-    nodes = [root]
-    while nodes:
-        node = nodes.pop()
-        if isinstance(node, yaml.CollectionNode):
-            inner, node.value = node.value, []
-            nodes += chain.from_iterable(inner) if isinstance(node, yaml.MappingNode) else inner
-
-
-def _build(loader: _Plain, document: YamlDocument, node: yaml.Node, loc: Loc) -> object:
-    """Turn a node into plain values and note the lines of what it holds."""
-    document.lines.setdefault(loc, node.start_mark.line + 1)
-    document.count(node, loc)
-    if not isinstance(node, yaml.ScalarNode) and node.tag not in _COLLECTION_TAGS:
-        fix = "remove the word that begins with !"
-        document.problems.append(document.problem(loc, f"has the tag {shown(node.tag)}", fix))
-    if isinstance(node, yaml.MappingNode):
-        return _build_mapping(loader, document, node, loc)
-    if isinstance(node, yaml.SequenceNode):
-        items = enumerate(node.value)
-        return [_build(loader, document, item, (*loc, index)) for index, item in items]
-    try:
-        value: object = loader.construct_object(node)
-    except ValueError:
-        # PyYAML lets int() and float() speak, for instance of `!!int x`.
-        problem = f"{shown(node.value)} does not fit its type", "correct it or put it in quotes"
-        raise ConfigError([document.problem(loc, *problem)]) from None
-    if value is None and loc:
-        document.empty.append(loc)
-    is_plain = isinstance(node, yaml.ScalarNode) and not node.style
-    if is_plain and (misread := _misread(node.value, value)):
-        document.problems.append(document.problem(loc, *misread))
-    return value
 
 
 def _misread(text: str, value: object) -> tuple[str, str] | None:
@@ -242,29 +253,6 @@ def _misread(text: str, value: object) -> tuple[str, str] | None:
     else:
         return None
     return f"{text} is {value:g} in YAML, which {how}", f"{fix}; {in_quotes}"
-
-
-def _build_mapping(
-    loader: _Plain, document: YamlDocument, node: yaml.MappingNode, loc: Loc
-) -> dict[str, object]:
-    mapping: dict[str, object] = {}
-    for key_node, value_node in node.value:
-        line = key_node.start_mark.line + 1
-        # The text as written: `on` and `1` are keys like any other.
-        key = key_node.value
-        key_loc = (*loc, key)
-        if not isinstance(key_node, yaml.ScalarNode):
-            key_loc = loc
-            problem = "has a list or a mapping as a key", "write a word, a colon and a space"
-        elif key in mapping:
-            first = document.line(key_loc)
-            problem = f"is there twice, first on line {first}", "remove one of the two"
-        else:
-            document.lines[key_loc] = line
-            mapping[key] = _build(loader, document, value_node, key_loc)
-            continue
-        document.problems.append(ConfigProblem(document.file, line, key_path(key_loc), *problem))
-    return mapping
 
 
 def _unusable(file: str, line: int, message: str, fix: str) -> ConfigError:

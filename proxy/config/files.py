@@ -16,6 +16,15 @@ EXPOSED_MODE = stat.S_IRWXO | stat.S_IWGRP
 """What a file with a secret must not allow; its group may read it, as Kubernetes mounts it so."""
 
 
+_ABSENT = "does not exist", "create it or correct its path"
+_UNREADABLE = {
+    FileNotFoundError: _ABSENT,
+    NotADirectoryError: _ABSENT,
+    IsADirectoryError: ("is a directory", "name a file"),
+    PermissionError: ("may not be read by this user", "let the user that runs quota-proxy read it"),
+}
+
+
 def _bad(path: Path, message: str, fix: str) -> BadValueError:
     return BadValueError(f"{shown(str(path))} {message}", fix)
 
@@ -29,16 +38,9 @@ def read_bytes(path: Path) -> bytes:
             os.set_blocking(file.fileno(), True)
             content = file.read(most + 1)
             is_pipe = stat.S_ISFIFO(os.fstat(file.fileno()).st_mode)
-    except (FileNotFoundError, NotADirectoryError):
-        raise _bad(path, "does not exist", "create it or correct its path") from None
-    except IsADirectoryError:
-        raise _bad(path, "is a directory", "name a file") from None
-    except PermissionError:
-        fix = "let the user that runs quota-proxy read it"
-        raise _bad(path, "may not be read by this user", fix) from None
     except OSError as error:
-        reason = f"cannot be read: {error.strerror}"
-        raise _bad(path, reason, "correct its path") from None
+        other = f"cannot be read: {error.strerror}", "correct its path"
+        raise _bad(path, *_UNREADABLE.get(type(error), other)) from None
     if is_pipe and not content:
         raise _bad(path, "is a pipe that nobody writes to", "name a file")
     if len(content) > most:

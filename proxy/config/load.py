@@ -36,10 +36,8 @@ def load_config(path: Path) -> Config:
     """
     document = read_document(path)
     problems, unknown = list(document.problems), set[Loc]()
-    # State has a default that is a path; given as a section it is resolved like any other.
-    data = {"state": {}, **document.data}
     try:
-        config = Config.model_validate(data, context=path.parent)
+        config = Config.model_validate(document.data, context=path.parent)
     except ValidationError as error:
         details = error.errors(include_url=False)
         unknown = {detail["loc"] for detail in details if detail["type"] in _UNKNOWN_KEY}
@@ -66,7 +64,7 @@ def _problems(document: YamlDocument, detail: ErrorDetails) -> Iterator[ConfigPr
     reported = {problem.key for problem in document.problems}
     if isinstance(reason, ConflictError):
         if not any(empty[: len(loc)] == loc for empty in document.empty):
-            yield from (_conflict(document, loc, each) for each in reason.conflicts)
+            yield from (_conflict(document, loc, each) for each in reason.args)
     elif detail["type"] != _NOT_CALLED and not (
         is_known_key and (loc in document.empty or key_path(loc) in reported)
     ):

@@ -14,11 +14,10 @@ from urllib.parse import quote
 from pydantic import BeforeValidator, Field, PrivateAttr, StrictBool, create_model, field_validator
 from pydantic import ValidationInfo as Info
 
-from metrics.clock import MS_PER_SECOND
 from proxy.config import endpoints, fields, files
+from proxy.config.document import Loc
 from proxy.config.fields import Conflict, find_bad, not_empty
-from proxy.config.pipeline_models import PipelineSection
-from proxy.config.query_models import AdaptiveSection, QuerySection
+from proxy.config.query_models import AdaptiveSection, PipelineSection, QuerySection
 from proxy.progress.query import ProgressSettings
 from proxy.quota.entities import QuotaKind
 from proxy.quota.rules import QuotaSettings, Rule
@@ -72,10 +71,6 @@ class ClusterSasl(fields.Section):
     )
     username: fields.Text = Field(examples=["username: quota-proxy"])
     password_file: fields.PasswordFile = Field(examples=["password_file: cluster-password"])
-
-    def password(self) -> str:
-        """Read the password as it is now. Raises BadValueError when the file has turned bad."""
-        return files.read_password(self.password_file)
 
 
 class ClusterSection(fields.Section):
@@ -137,6 +132,12 @@ class ListenerSection(fields.Section):
         """The pattern of names that tell the brokers apart, if they do."""
         return self.tls.sni if self.tls is not None else None
 
+    @property
+    def names(self) -> dict[Loc, str]:
+        """What clients are told to connect to, by the keys that say so."""
+        names = {("advertised_host",): self.advertised_host, ("tls", "sni"): self.sni}
+        return {loc: name for loc, name in names.items() if name}
+
 
 class RuleKeys(fields.Section):
     """Whom a rule is for, whether they have one sensor each or one together, and are held."""
@@ -188,10 +189,9 @@ class RuleSection(_RuleBounds):  # type: ignore[misc]  # mypy knows no model tha
     def rule(self, place: str, number: int) -> Rule:
         """Return the rule, the `number`th of the file."""
         return Rule(
-            **self.model_dump(include=set(RuleKeys.model_fields)),
+            **self.model_dump(exclude={*QuotaKind, "adaptive"}),
             bounds=self.bounds,
             adaptive=self.adaptive.bound if self.adaptive else None,
-            expected=self.expected,
             place=place,
             number=number,
         )
@@ -201,9 +201,9 @@ class QuotasSection(fields.Section):
     """How rates are measured, and the rules in the order of the file."""
 
     source: Literal["file", "kafka"] = "file"
-    window: fields.Window = 1.0
+    window_ms: fields.Window = Field(default=1000.0, alias="window")
     samples: fields.Samples = 11
-    burst: fields.DurationOrZero | None = None
+    burst_ms: fields.MillisecondsOrZero | None = Field(default=None, alias="burst")
     rules: tuple[RuleSection, ...] = ()
 
     def find_conflicts(self) -> Iterator[Conflict]:  # noqa: D102
@@ -219,7 +219,7 @@ class ThrottleSection(fields.Section):
     """How a client over its quota is slowed."""
 
     mode: Literal["delay", "mute"] = "delay"
-    max_delay: fields.Duration = 20.0
+    max_delay_ms: fields.Milliseconds = Field(default=20_000.0, alias="max_delay")
     enforce: StrictBool = True
 
 
@@ -346,7 +346,7 @@ class Config(fields.Section):
     progress: ProgressSection = ProgressSection()
     throttle: ThrottleSection = ThrottleSection()
     limits: LimitsSection = LimitsSection()
-    state: StateSection = Field(default_factory=StateSection)
+    state: StateSection = Field(default={}, validate_default=True)
     tier: TierSection | None = None
     admin: AdminSection = AdminSection()
     workers: fields.Workers = 1
@@ -373,13 +373,12 @@ class Config(fields.Section):
             rule.rule(self.place(f"quotas.rules[{number}]"), number)
             for number, rule in enumerate(self.quotas.rules)
         )
-        burst_s = self.quotas.burst
         return QuotaSettings(
             rules=tuple(rules),
-            window_ms=self.quotas.window * MS_PER_SECOND,
+            window_ms=self.quotas.window_ms,
             samples=self.quotas.samples,
-            burst_ms=None if burst_s is None else burst_s * MS_PER_SECOND,
-            max_delay_ms=self.throttle.max_delay * MS_PER_SECOND,
+            burst_ms=self.quotas.burst_ms,
+            max_delay_ms=self.throttle.max_delay_ms,
             enforce=self.throttle.enforce,
             max_client_entities=self.limits.max_client_entities,
         )

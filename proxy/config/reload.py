@@ -6,9 +6,9 @@ Its files are the YAML file and those that it names: certificates, keys, passwor
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from contextlib import suppress
-from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from threading import Thread
@@ -59,7 +59,7 @@ class LimitedThread:
     """
 
     def __init__(self) -> None:
-        self._running: asyncio.Future[Any] | None = None
+        self._running: Future[Any] | None = None
 
     async def call(self, function: Callable[[], Result], limit_s: float) -> Result:
         """Return what the function returns, or raise what it raises; TimeoutError when it hangs.
@@ -68,14 +68,13 @@ class LimitedThread:
         """
         async with asyncio.timeout(limit_s):
             if self._running is not None:
-                await asyncio.wait((self._running,))
-            self._running = done = asyncio.get_running_loop().create_future()
-            done.add_done_callback(_look_at)
-            work = Thread(target=_run, args=(function, done), name="limited", daemon=True)
-            work.start()
-            await asyncio.wait((done,))
+                with suppress(Exception):  # it was raised where that call was waited for
+                    await asyncio.wrap_future(self._running)
+            self._running = done = Future[Result]()
+            done.set_running_or_notify_cancel()
+            Thread(target=_run, args=(function, done), name="limited", daemon=True).start()
+            result = await asyncio.wrap_future(done)
         self._running = None
-        result: Result = done.result()
         return result
 
 
@@ -100,7 +99,7 @@ class Reloader:
         self._at_start = self._in_force = config
         self._requested = asyncio.Event()
         self._thread = LimitedThread()
-        self._seen = _look(self._files)
+        self._seen = self._digests()
         self._hangs = False
         self._loaded_s = -REQUEST_INTERVAL_S
 
@@ -128,10 +127,13 @@ class Reloader:
             await self._load()
             self._loaded_s = time.monotonic()
 
+    def _digests(self) -> Look:
+        return tuple(map(_digest, self._files))
+
     async def _look(self) -> Look | None:
         """Return how the files are now, None if they cannot be read in time."""
         try:
-            look = await self._thread.call(partial(_look, self._files), LOOK_LIMIT_S)
+            look = await self._thread.call(self._digests, LOOK_LIMIT_S)
         except TimeoutError:
             self._hung(LOOK_LIMIT_S)
             return None
@@ -184,10 +186,6 @@ class Reloader:
         _log.error("configuration not reloaded, the old one stays", **about)
 
 
-def _look(paths: Iterable[Path]) -> Look:
-    return tuple(map(_digest, paths))
-
-
 def _digest(path: Path) -> bytes:
     try:
         return hashlib.sha256(read_bytes(path)).digest()
@@ -195,18 +193,8 @@ def _digest(path: Path) -> bytes:
         return error.message.encode()
 
 
-def _run(function: Callable[[], Any], done: "asyncio.Future[Any]") -> None:
+def _run(function: Callable[[], Any], done: Future[Any]) -> None:
     try:
-        result = function()
+        done.set_result(function())
     except Exception as error:  # it belongs to who called
-        end, outcome = done.set_exception, error
-    else:
-        end, outcome = done.set_result, result
-    with suppress(RuntimeError):  # the event loop has ended
-        done.get_loop().call_soon_threadsafe(end, outcome)
-
-
-def _look_at(done: "asyncio.Future[Any]") -> None:
-    """Take the error of a call that nobody waits for any more, so that none is reported."""
-    if not done.cancelled():
-        done.exception()
+        done.set_exception(error)

@@ -5,8 +5,8 @@ A name that ends in `_file` marks such a key of the configuration, in whatever s
 
 import hashlib
 import ssl
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from proxy.cluster.dial import upstream_context
@@ -64,23 +64,14 @@ class Secrets:
     """Of the files behind the TLS contexts: with the same content these need not be replaced."""
 
 
-def named_files(section: Section) -> Iterator[Path]:
-    """Yield the files that a section, or one within it, names."""
-    return (path for _, path in _by_key(section))
-
-
-def secret_files(config: Config) -> list[Path]:
-    """Return the files that nobody else should be able to read."""
-    return [path for key, path in _by_key(config) if key not in PUBLIC_FILES]
-
-
-def _by_key(section: Section) -> Iterator[tuple[str, Path]]:
+def named_files(section: Section, but: Collection[str] = ()) -> Iterator[Path]:
+    """Yield the files that a section, or one within it, names by other keys than these."""
     for name, value in section:
-        if isinstance(value, Path) and name.endswith(NAME_ENDING):
-            yield name, value
+        if isinstance(value, Path) and name.endswith(NAME_ENDING) and name not in but:
+            yield value
         for each in value if isinstance(value, tuple) else (value,):
             if isinstance(each, Section):
-                yield from _by_key(each)
+                yield from named_files(each, but)
 
 
 def read_secrets(config: Config) -> Secrets:
@@ -94,42 +85,43 @@ def read_secrets(config: Config) -> Secrets:
     tokens = {each.name: files.read_token(each.token_file) for each in admin.tokens}
     if admin.token_file is not None:
         tokens[ALL_RIGHTS] = files.read_token(admin.token_file)
-    secrets = Secrets(
-        listeners={name: _server_context(section) for name, section in servers.items()},
-        upstream=upstream_context(*_checked(upstream)) if upstream else None,
-        password=sasl.password() if sasl else None,
-        tokens=tokens,
-        admin=_server_context(admin.tls) if admin.tls else None,
-        certificates=(),
-        tls_digest=digest.digest(),
-    )
     certificates: list[Certificate] = []
     for name, tls in servers.items():
         certificates += _certificates_of(tls, "server", "client_ca", f"listeners {name!r}", name)
     certificates += _certificates_of(upstream, "client", "broker_ca", "cluster.tls")
     certificates += _certificates_of(admin.tls, "admin", "admin_ca", "admin.tls")
-    return replace(secrets, certificates=tuple(certificates))
+    return Secrets(
+        listeners={name: _server_context(section) for name, section in servers.items()},
+        upstream=(
+            upstream_context(upstream.ca_file, upstream.cert_file, upstream.key_file)
+            if upstream
+            else None
+        ),
+        password=files.read_password(sasl.password_file) if sasl else None,
+        tokens=tokens,
+        admin=_server_context(admin.tls) if admin.tls else None,
+        certificates=tuple(certificates),
+        tls_digest=digest.digest(),
+    )
 
 
 def _certificates_of(
     tls: AnyTls | None, role: str, authorities: str, section: str, listener: str = NO_LISTENER
 ) -> Iterator[Certificate]:
-    """Yield the certificates of a section of TLS, its own and those of its authorities."""
-    if tls is not None:
-        for each, path, choose in ((role, tls.cert_file, min), (authorities, tls.ca_file, max)):
-            if path is not None:
-                yield Certificate(each, listener, section, str(path), not_after(path, choose))
+    """Yield the certificates of a section of TLS, its own and those of its authorities.
 
-
-def _server_context(tls: ServerTls) -> ssl.SSLContext:
-    ca_file, *_ = _checked(tls)
-    return server_context(tls.cert_file, tls.key_file, ca_file)
-
-
-def _checked(tls: AnyTls) -> tuple[Path | None, Path | None, Path | None]:
-    """Return the files of the authorities, the certificate and its key, which are sound."""
+    Raises BadValueError for files that are of no use.
+    """
+    if tls is None:
+        return
     if tls.cert_file is not None and tls.key_file is not None:
         files.check_pair(tls.cert_file, tls.key_file)
     if tls.ca_file is not None:
         files.check_certificates(tls.ca_file)
-    return tls.ca_file, tls.cert_file, tls.key_file
+    for each, path, choose in ((role, tls.cert_file, min), (authorities, tls.ca_file, max)):
+        if path is not None:
+            yield Certificate(each, listener, section, str(path), not_after(path, choose))
+
+
+def _server_context(tls: ServerTls) -> ssl.SSLContext:
+    return server_context(tls.cert_file, tls.key_file, tls.ca_file)

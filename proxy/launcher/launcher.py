@@ -12,14 +12,17 @@ from pathlib import Path
 from structlog import get_logger
 
 from proxy.config import Config
+from proxy.config.secrets import read_secrets
 from proxy.launcher.host_ports import HostPorts
 from proxy.launcher.worker import run_worker
 from proxy.launcher.worker_handle import BEAT_INTERVAL_S, Order, WorkerError, WorkerHandle
-from proxy.member import Place, check_state, log_hints
+from proxy.member import Place, log_hints
+from proxy.parts import bootstrap_of
 from proxy.relay.relay import log_listening
 from proxy.relay.take_over import Predecessor
 from proxy.succession import Succession, serve_until
 from proxy.tasks import end_tasks
+from proxy.tier.tier_member import check_tier_state
 from proxy.wiring import prepare_process
 
 START_LIMIT_S = 300.0
@@ -83,7 +86,7 @@ class Launcher:
                 log_listening(*each)
             is_successor = predecessor is not None
             if is_successor:
-                await asyncio.to_thread(check_state, self._config, self._workers[0].number)
+                await asyncio.to_thread(_check_state, self._config)
             succession.release_predecessor()
             gc.collect()
             gc.freeze()  # what is there now stays shared
@@ -204,3 +207,8 @@ class Launcher:
             worker.kill()
         for worker in self._workers:
             await worker.ended.wait()
+
+
+def _check_state(config: Config) -> None:
+    """Read the state as a member would. Blocks. Raises StateError."""
+    check_tier_state(config, bootstrap_of(config, read_secrets(config), lambda: None))

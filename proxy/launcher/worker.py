@@ -84,7 +84,7 @@ async def _obey(member: Member, reader: asyncio.StreamReader, send: Callable[[st
                 spare_full_collections()
                 member.accept()
             case Order.RELOAD:
-                member.reloader.request()
+                member.reload()
             case Order.RELEASE:
                 await member.release()
                 send(Notice.DONE)

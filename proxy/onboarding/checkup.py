@@ -16,7 +16,7 @@ from proxy.config.check_report import rules_of_client
 from proxy.progress.query import QuerySettings
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.rules import Rule, RuleTable
-from proxy.quota.selector import selector
+from proxy.quota.validation import selector
 from proxy.state import Document
 
 NAMES_SHOWN = 5

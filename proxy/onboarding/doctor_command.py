@@ -19,8 +19,6 @@ from urllib.error import HTTPError
 from proxy.admin.commands.admin_client import (
     AdminAddress,
     AdminRefusal,
-    fetch_document,
-    read_answer,
     reason_of,
 )
 from proxy.admin.commands.operator_commands import admin_address, asking_options
@@ -43,7 +41,6 @@ from proxy.onboarding.checkup import (
     progress_of,
 )
 from proxy.quota.rules import RuleTable
-from proxy.state import Document
 
 EXIT_DONE, EXIT_WRONG = 0, 1
 
@@ -80,7 +77,7 @@ def _doctor(options: argparse.Namespace) -> int:
     table = RuleTable(settings.rules, enforce=settings.enforce)
     subject = find_query(config, options.name)
     options.url = options.url or _url(config)
-    address = admin_address(options)
+    address = replace(admin_address(options), timeout_s=LIMIT_S)
     admin = _see_admin(config, address, options.token_file)
     progress = progress_of(admin, subject)
     known = {each["topic"] for each in progress["partitions"]} if progress is not None else ()
@@ -113,29 +110,25 @@ def _see_admin(config: Config, address: AdminAddress, given: Path | None) -> Adm
     all_rights = [] if admin.token_file is None else [admin.token_file]
     readers = [*all_rights, *(each.token_file for each in admin.tokens if "read" in each.rights)]
     reporters = [each.token_file for each in admin.tokens if "report" in each.rights] or all_rights
-    report_tokens: list[tuple[str | None, str | None]]
-    if given is not None and address.token is not None:
-        report_tokens = [(str(given), address.token)]
-    else:
-        report_tokens = [(str(path), read_token(path)) for path in reporters] or [(None, None)]
+    shown = {str(given): address.token} if given else {str(at): read_token(at) for at in reporters}
     if readers:
         address = replace(address, token=read_token(readers[0]))
     try:
-        quotas = _document(address, "/v1/quotas")["quotas"]
-        for file, text in report_tokens:
+        quotas = address.document("/v1/quotas")["quotas"]
+        for file, text in shown.items() or ((None, None),):
             refused = _refusal(replace(address, token=text))
             if refused is not None:
                 refused = f"{file}: {refused}" if file is not None else refused
                 break
-        connections = _document(address, f"/v1/connections?limit={MOST_CONNECTIONS}")
+        connections = address.document(f"/v1/connections?limit={MOST_CONNECTIONS}")
         return AdminSight(
             address.url,
             refused_token=refused,
             token_file=file,
-            status=_document(address, "/v1/status?limit=1"),
+            status=address.document("/v1/status?limit=1"),
             file_rules=frozenset(each["selector"] for each in quotas if each["source"] == "file"),
             connections=connections["connections"],
-            queries=_document(address, f"/v1/progress?limit={MOST_PARTITIONS}")["queries"],
+            queries=address.document(f"/v1/progress?limit={MOST_PARTITIONS}")["queries"],
             refused_reports=_refused_reports(address),
         )
     except AdminRefusal as error:
@@ -145,12 +138,8 @@ def _see_admin(config: Config, address: AdminAddress, given: Path | None) -> Adm
     return AdminSight(address.url, failure=failure)
 
 
-def _document(address: AdminAddress, path: str) -> Document:
-    return fetch_document(address, path, set(), timeout_s=LIMIT_S)
-
-
 def _refused_reports(address: AdminAddress) -> dict[str, int]:
-    text = read_answer(address, "/metrics", timeout_s=LIMIT_S).decode("utf-8", "replace")
+    text = address.read("/metrics").decode("utf-8", "replace")
     counts: Counter[str] = Counter()
     for match in _REFUSED.finditer(text):
         counts[match[1]] += int(float(match[2]))
@@ -164,7 +153,7 @@ def _refusal(address: AdminAddress) -> str | None:
     no report.
     """
     try:
-        with address.open(REPORT_PATH, {}, LIMIT_S, "text/plain"):
+        with address.open(REPORT_PATH, {}, "text/plain"):
             return None
     except HTTPError as error:
         allowed = error.code == HTTPStatus.UNSUPPORTED_MEDIA_TYPE

@@ -8,10 +8,10 @@ their normal rates. No rate has to settle first.
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
-from typing import Protocol
 
+from proxy.backpressure.query_backpressure import QueryBackpressure
 from proxy.wire.topic_partition import TopicPartition
 
 ROUND_SHARE = 0.5
@@ -22,54 +22,8 @@ MAX_LATE = 1_000
 """Batches without a report that are told apart; where so many are late nobody reports."""
 
 
-class OfferedEnd(Protocol):
-    """What a driver was told of the end of a partition."""
-
-    offset: int
-    idle_offset: int
-    """All below had been read when the query was idle."""
-
-
-class BatchClamp(Protocol):
-    """What bounds the batches of a query, of so many offsets at least."""
-
-    offsets_per_record: float
-    """At least 1."""
-    least_offsets: int
-
-    @property
-    def advertised(self) -> Mapping[TopicPartition, OfferedEnd]:
-        """What its drivers were told."""
-
-
-class BoundedQuery(Protocol):
-    """A query whose rule is adaptive, so that its batches can be held small. None: not known."""
-
-    ceiling: float | None
-    """Records/s that it is held to; None when it is not."""
-
-    @property
-    def clamp(self) -> BatchClamp:
-        """What bounds its batches."""
-
-    @property
-    def processing_rate(self) -> float | None:
-        """Records/s."""
-
-    @property
-    def batch_interval_ms(self) -> float | None:
-        """Between two triggers."""
-
-    @property
-    def bytes_per_record(self) -> float | None:
-        """Lately."""
-
-    def set_ceiling(self, ceiling: float | None, why: str, now_ms: float) -> None:
-        """Set the ceiling."""
-
-
-QueriesOf = Callable[[str], Sequence[BoundedQuery]]
-"""Returns the queries of a client id whose rules are adaptive."""
+QueriesOf = Callable[[str], Sequence[QueryBackpressure]]
+"""Returns the queries of a client id whose rules are adaptive: their batches can be held small."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from proxy.state.store import SEPARATOR
 from .edges import MAX_EDGES, MAX_OFFSET, Anchor, EdgeTable, TopicRange, merged
 from .graph import PendingLimit, PipelineGraph
 from .ledger import EndedRoot, Ledger, LedgerItem, Root, RootOutcome, SourceBatch, WallTime
-from .stage_reports import DeferredBatch, PipelineReports, StageBatch, WrittenRange
+from .stage_reports import PipelineReports, StageBatch
 
 PIPELINE_CHANGED = "pipeline_changed"
 """Reason: it waited at a stage, or for a topic, that is no longer in the pipeline."""
@@ -73,7 +73,6 @@ def _format(**fields: Any) -> RecordFormat[Any]:
     return RecordFormat("ledger", 1, create_model("LedgerForm", __config__=strict, **required))
 
 
-_BATCH = {"stage": str, "batch": int, "inputs": _Ranges, "outputs": _Ranges}
 _ROOT_TIMES = {"started_s": _Seconds, "heard_s": _Seconds}
 LEDGER_RECORDS: Mapping[str, RecordFormat[Any]] = {
     "root": _format(at=dict[str, _Id], owner=SourceBatch | None, **_ROOT_TIMES, failed=str | None),
@@ -81,7 +80,10 @@ LEDGER_RECORDS: Mapping[str, RecordFormat[Any]] = {
     "edge": _format(end=_Offset, id=_Id, group=int),
     "lane": _format(known_to=_Known, done=list[_Pair]),
     "stage": _format(settled_s=_Seconds),
-    "early": _format(**_BATCH, started_s=_Seconds, at_s=_Seconds, size_bytes=_Size),
+    "early": _format(
+        **{"stage": str, "batch": int, "inputs": _Ranges, "outputs": _Ranges},
+        **{"started_s": _Seconds, "at_s": _Seconds, "size_bytes": _Size},
+    ),
     "written": _format(stage=str, ranges=tuple[tuple[TopicRange, _Seconds], ...]),
 }
 """By kind, in the order in which they are read: each refers to earlier ones only."""
@@ -198,7 +200,7 @@ class Completion:
         out; those of a newer program are left alone. Roots at stages that are gone fail.
         """
         if records or is_handed_over:
-            self.reports.take_up(now_ms)
+            self.reports.loaded_ms = now_ms
         refused, deletes = self._read(records, now_ms)
         self.journal.take()  # what was taken up is as it was written
         for key in deletes:
@@ -475,15 +477,14 @@ class Completion:
                 self.reports.settle(stage, to_ms(form.settled_s))
             case "early", number if form.stage in stages:
                 batch = StageBatch(
-                    *(form.stage, form.batch, form.inputs, form.outputs),
-                    *(to_ms(form.started_s), form.size_bytes),
+                    *(form.stage, form.batch, form.inputs, form.outputs, to_ms(form.started_s)),
+                    *(form.size_bytes, int(number), to_ms(form.at_s)),
                 )
-                self.reports.restore(DeferredBatch(int(number), batch, to_ms(form.at_s)))
+                self.reports.restore(batch)
             case "written", _ if form.stage in stages:
+                produces = stages[form.stage].produces
                 self.reports.stages[form.stage].written = [
-                    WrittenRange(each, to_ms(at_s))
-                    for each, at_s in form.ranges
-                    if each.topic in stages[form.stage].produces
+                    (each, to_ms(at_s)) for each, at_s in form.ranges if each.topic in produces
                 ]
             case (("stage" | "early"), _):
                 raise ValueError("its stage is not in the pipeline any more")
@@ -512,17 +513,15 @@ class Completion:
             case "stage", name if known := reports.stages.get(name):
                 if math.isfinite(known.settled_ms):
                     return {"settled_s": to_s(known.settled_ms)}
-            case "early", number if waits := reports.early.get(number):
-                batch = asdict(waits.batch)
-                size_bytes, started_s = batch.pop("size_bytes"), to_s(batch.pop("started_ms"))
-                times = {"started_s": started_s, "at_s": to_s(waits.at_ms)}
-                return {**batch, **times, "size_bytes": size_bytes}
+            case "early", number if batch := reports.early.get(number):
+                times = {"started_s": to_s(batch.started_ms), "at_s": to_s(batch.at_ms)}
+                form, value = LEDGER_RECORDS[kind].form, asdict(batch) | times
+                return {name: value[name] for name in form.model_fields}
             case "written", stage:
-                written = reports.stages[stage].written
                 ranges = [
-                    (asdict(each.range), to_s(each.at_ms))
-                    for each in written
-                    if each.range.start < each.range.end
+                    (asdict(each), to_s(at_ms))
+                    for each, at_ms in reports.stages[stage].written
+                    if each.start < each.end
                 ]
                 return {"stage": stage, "ranges": ranges}
         return None

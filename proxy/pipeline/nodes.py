@@ -131,16 +131,16 @@ class Controller:
 
     def __init__(self, settings: Node) -> None:
         self.settings = settings
-        self.state = NodeState()
+        self.name = settings.name
         self.measured_rate: float | None = None
         """Records/s that it takes (a stage) or sends (a source), over the last period."""
         self._requests: dict[str, FlowRequest] = {}
-        self._period_ms = self._period_end_ms = 0.0
+        self.begin()
 
-    @property
-    def name(self) -> str:
-        """That of the stage, or the client id of the source."""
-        return self.settings.name
+    def begin(self) -> None:
+        """Begin uncontrolled, with a period from the next `follow` on."""
+        self.state = NodeState()
+        self._period_ms = self._period_end_ms = 0.0
 
     @property
     def normal_rate(self) -> float:

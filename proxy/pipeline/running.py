@@ -73,7 +73,7 @@ class RunningPipelines:
         self._stages: dict[str, tuple[RunningPipeline, Stage]] = {}
         """By the queries and client ids that are these stages."""
         self._sources: dict[str, list[Source]] = {}
-        """By client id, those that can be held."""
+        """By client id."""
         self._ends: dict[TopicPartition, int] = {}
         """The log end of each partition that was known at the last tick."""
         self._arrived: dict[str, int] = {}
@@ -101,9 +101,7 @@ class RunningPipelines:
         self._make_owned()
         self._on_change()
 
-    def take_up(
-        self, records: Iterable[Record], owns: Owns, *, is_handed_over: bool = True
-    ) -> None:
+    def assign(self, records: Iterable[Record], owns: Owns, *, is_handed_over: bool = True) -> None:
         """Begin with the pipelines that have come, from their records, whoever wrote them.
 
         Where they are not handed over they are what an earlier process left, and those of pipelines
@@ -122,10 +120,10 @@ class RunningPipelines:
         now_ms = self._clock_ms()
         for pipeline in self._make_owned():
             of_it = found[pipeline.name]
-            for problem in pipeline.take_up(of_it, now_ms, is_handed_over=is_handed_over):
+            for problem in pipeline.assign(of_it, now_ms, is_handed_over=is_handed_over):
                 _log.warning(_NOT_TAKEN_UP, problem=problem)
 
-    def let_go(self, owns: Owns) -> None:
+    def revoke(self, owns: Owns) -> None:
         """Hold and follow only the pipelines of these.
 
         What is due for the others is among the `changes`, until `forget_leaving`.
@@ -139,12 +137,12 @@ class RunningPipelines:
 
     def forget_leaving(self) -> bool:
         """Write nothing more of what was let go; return whether all of it was written."""
-        left = [key for key in self._unwritten if not self._is_owned(_pipeline_of(key))]
-        for key in left:
-            del self._unwritten[key]
-        for key in [key for key in self._writing if not self._is_owned(_pipeline_of(key))]:
-            del self._writing[key]
-        return not left
+        due = len(self._unwritten)
+        self._unwritten, self._writing = (
+            {key: record for key, record in each.items() if self._is_owned(_pipeline_of(key))}
+            for each in (self._unwritten, self._writing)
+        )
+        return len(self._unwritten) == due
 
     def changes(self) -> tuple[list[Record], list[str]]:
         """Return the records to write and the keys to delete since the last call."""
@@ -202,11 +200,8 @@ class RunningPipelines:
 
     def lost_ends(self, report: Report, now_ms: float) -> set[TopicPartition]:
         """Return partitions whose ends `reported` needs, for a batch begun before this process."""
-        stages = self._stages
-        if report.batch is None or not stages:
-            return set()
-        found = stages.get(report.client_id or "") or stages.get(report.name or "")
-        if found is None:
+        found = self._stages.get(report.client_id or "") or self._stages.get(report.name or "")
+        if report.batch is None or found is None:
             return set()
         pipeline, stage = found
         started_ms = now_ms - report.age_ms - (report.batch.execution_ms or 0)
@@ -266,10 +261,8 @@ class RunningPipelines:
         for pipeline in self._pipelines.values():
             for stage in pipeline.stages.values():
                 self._stages |= dict.fromkeys(stage.settings.members, (pipeline, stage))
-            for settings in pipeline.graph.settings.sources:
-                of_it = self._sources.setdefault(settings.name, [])
-                if held := pipeline.sources.get(settings.name):
-                    of_it.append(held)
+            for source in pipeline.sources.values():
+                self._sources.setdefault(source.name, []).append(source)
 
     def _count_arrived(self) -> None:
         """Count what has arrived, by the progress of all queries."""

@@ -40,7 +40,7 @@ from proxy.wire.topic_partition import TopicPartition
 from .batch_limit import BatchLimit, QueriesOf, UpstreamWriter, records_that_fit
 from .completion import Completion
 from .edges import MAX_OFFSET, TopicRange
-from .graph import PipelineGraph, StageSettings, find_endless
+from .graph import Node, PipelineGraph, find_endless
 from .ledger import WallTime
 from .nodes import (
     FLOW_RECORDS,
@@ -92,7 +92,6 @@ class RunningPipeline:
         """What can be held, by name."""
         self.stages: Mapping[str, Stage] = {}
         self.sources: Mapping[str, Source] = {}
-        """Those that can be held."""
         self._events: deque[dict[str, Json]] = deque(maxlen=MAX_EVENTS)
         self._registry, self._queries_of, self._quotas = registry, queries_of, quotas
         self.completion = Completion(graph, random=SystemRandom(), now_ms=now_ms, now_s=now_s)
@@ -116,7 +115,7 @@ class RunningPipeline:
         self.completion.update(graph, now_ms)
         self._hold(now_ms)
 
-    def take_up(
+    def assign(
         self, records: Iterable[Record], now_ms: float, *, is_handed_over: bool = False
     ) -> list[str]:
         """Load the records of an earlier process, or of the member that had it before.
@@ -278,7 +277,7 @@ class RunningPipeline:
         elif report.event == "idle":
             # What came after that belongs to a batch that is not reported yet.
             written = self.completion.reports.stages[name].written
-            if all(each.at_ms <= event_ms for each in written):
+            if all(at_ms <= event_ms for _, at_ms in written):
                 self.completion.idle(name, now_ms)
         elif report.event == "terminated":
             stage.ended()
@@ -312,34 +311,35 @@ class RunningPipeline:
 
     def _follow(self, graph: PipelineGraph, now_ms: float) -> None:
         """Have the nodes of a graph; those that were there before keep their state."""
-        self.graph, max_lag = graph, graph.settings.max_lag
-        gone = dict(self.nodes)
-        nodes: dict[str, Stage | Source] = {}
-        changed: list[str] = []
-        for name, settings in graph.nodes.items():
-            controller = gone.get(name)
-            if controller is not None and type(controller.settings) is type(settings):
-                del gone[name]
-            elif isinstance(settings, StageSettings):
-                controller = Stage(settings, max_lag, now_ms)
-            else:
-                controller = Source(settings)
-            if controller.follow(settings, graph.downstream[name], self._period_ms(name), now_ms):
+        self.graph, settings, before = graph, graph.settings, self.nodes
+        self.stages = {
+            name: self.stages.get(name) or Stage(stage, settings.max_lag, now_ms)
+            for name, stage in graph.stages.items()
+        }
+        # Measured whether they are held or not: a reload may have them held.
+        self.sources = {
+            each.name: self.sources.get(each.name) or Source(each) for each in settings.sources
+        }
+        self.nodes = {**self.stages, **(self.sources if settings.hold_producers else {})}
+        changes: list[tuple[str, float | None, str]] = []
+        for name, node in before.items():
+            if self.nodes.get(name) is not node:
+                self._journal.mark_removed(name)
+                if node.state.rate is not None:
+                    changes.append((name, None, "it is no longer held in this pipeline"))
+        changed = []
+        every: tuple[Node, ...] = (*settings.stages, *settings.sources)
+        for each in every:
+            name, node = each.name, self.stages.get(each.name) or self.sources[each.name]
+            if before.get(name) is not node or name not in self.nodes:
+                node.begin()  # it is not held, or was not
+            if node.follow(each, graph.downstream[name], self._period_ms(name), now_ms):
                 changed.append(name)
                 self._journal.mark_changed(name)
-            nodes[name] = controller
-            if isinstance(controller, Stage):
-                controller.sample_for(graph.stages[name], max_lag, now_ms)
-        self.nodes = nodes
-        self.stages = {n: each for n, each in nodes.items() if isinstance(each, Stage)}
-        self.sources = {n: each for n, each in nodes.items() if isinstance(each, Source)}
-        changes: list[tuple[str, float | None, str]] = []
-        for name, controller in gone.items():
-            self._journal.mark_removed(name)
-            if controller.state.rate is not None:
-                changes.append((name, None, "it is no longer held in this pipeline"))
+        for name, stage in self.stages.items():
+            stage.sample_for(graph.stages[name], settings.max_lag, now_ms)
         for name in sorted(changed):
-            changes.append((name, nodes[name].state.rate, "the pipeline's settings changed"))
+            changes.append((name, self.nodes[name].state.rate, "the pipeline's settings changed"))
         for change in changes:
             self._event(*change, now_ms)
             self._log_rate(*change)
@@ -451,8 +451,8 @@ class RunningPipeline:
     def _measured(self, client_id: str) -> tuple[float, int, float]:
         """Return a client's offsets per record, least offsets of a batch, and bytes per record."""
         for bounded in self._queries_of(client_id):
-            clamp = bounded.clamp
-            return clamp.offsets_per_record, clamp.least_offsets, bounded.bytes_per_record or 0.0
+            clamp, size = bounded.clamp, bounded.measurements.bytes_per_record.value
+            return clamp.offsets_per_record, clamp.least_offsets, size or 0.0
         return 1.0, 1, 0.0
 
     def _hold(self, now_ms: float) -> None:
@@ -500,7 +500,7 @@ class RunningPipeline:
                 ceiling, why, waits = state.rate, state.why, None
                 if limit is not None:
                     # While no interval is known the driver is told the truth whatever is said here.
-                    interval_ms = query.batch_interval_ms or MS_PER_SECOND
+                    interval_ms = query.measurements.interval_ms or MS_PER_SECOND
                     rate = limit.records * MS_PER_SECOND / interval_ms
                     if ceiling is None or rate < ceiling:
                         ceiling, why, waits = rate, limit.why, limit
@@ -595,12 +595,11 @@ class RunningPipeline:
         has_work = is_asking or planned > 0
         has_work = has_work or self._waiting(stage, stage.settings.consumes, now_ms) != 0
         written = self.completion.reports.stages[stage.name].written if planned else ()
-        ranges = (each.range for each in written)
         return UpstreamWriter(
             stage.normal_rate if has_work else 0.0,
             stage.records_out(topics),
             planned,
-            sum(each.end - each.start for each in ranges if each.topic in topics),
+            sum(each.end - each.start for each, _ in written if each.topic in topics),
         )
 
     def _planned(self, stage: Stage, client_id: str) -> tuple[int, float]:
@@ -637,18 +636,19 @@ class RunningPipeline:
     ) -> None:
         name, reports = stage.name, self.completion.reports
         execution_ms = float(batch.execution_ms or 0)
-        bounded, started_ms = self._queries_of(query.client_id), ended_ms - execution_ms
+        started_ms = ended_ms - execution_ms
+        measured = [each.measurements for each in self._queries_of(query.client_id)]
         seen = written = reports.take(name, ended_ms)
         if reports.is_recovering(name, started_ms):
             written += reports.recover(name, self._known_ends(stage), ends)
-        size = next((each.bytes_per_record for each in bounded if each.bytes_per_record), 0.0)
-        size_bytes, inputs = round(batch.rows * (size or 0.0)), tuple(_inputs(stage, query, batch))
+        size = next(filter(None, (each.bytes_per_record.value for each in measured)), 0.0)
+        size_bytes, inputs = round(batch.rows * size), tuple(_inputs(stage, query, batch))
         done = StageBatch(name, batch.batch_id, inputs, written, started_ms, size_bytes)
         self.completion.stage_batch(done, now_ms)
         if batch.rows > 0 and execution_ms > 0:
             # A short batch had little to do: what it shows is Spark's own time, not the stage's.
-            if all(execution_ms >= FULL_BATCH * (each.batch_interval_ms or 0) for each in bounded):
-                rate = next((each.processing_rate for each in bounded if each.processing_rate), 0.0)
+            if all(execution_ms >= FULL_BATCH * (each.interval_ms or 0) for each in measured):
+                rate = next(filter(None, (each.processing_rate for each in measured)), None)
                 stage.processed(rate or batch.rows / execution_ms * MS_PER_SECOND, now_ms)
             made = dict.fromkeys(stage.settings.produces, 0)
             for each in seen:

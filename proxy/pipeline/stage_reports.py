@@ -52,40 +52,28 @@ class StageBatch:
     """When it began, monotonic: all that was appended before was reported before."""
     size_bytes: int = 0
     """What it has read; counts against `max_pending` when it is a source batch."""
+    number: int = 0
+    """Its place among those that wait, kept over a restart; 0: none yet."""
+    at_ms: float = 0.0
+    """When it was reported, if it has a number."""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.started_ms) or self.size_bytes < 0:
             raise ValueError(f"{self} cannot be")
 
 
-@dataclass(frozen=True, slots=True)
-class DeferredBatch:
-    """A batch that waits, reported at `at_ms`; the number keeps the order over a restart."""
-
-    number: int
-    batch: StageBatch
-    at_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenRange:
-    """A range that a client of a stage has written, and when."""
-
-    range: TopicRange
-    at_ms: float
-
-
 @dataclass(slots=True)
 class StageReports:
     """What is known of the reports of one stage."""
 
-    waiting: deque[DeferredBatch] = field(default_factory=deque)
+    waiting: deque[StageBatch] = field(default_factory=deque)
     settled_ms: float = -math.inf
     """All that it appended before then is reported, monotonic."""
-    written: list[WrittenRange] = field(default_factory=list)
-    """Since its last report."""
+    written: list[tuple[TopicRange, float]] = field(default_factory=list)
+    """What its clients have written since its last report, and when."""
     has_reported: bool = False
-    """A batch, since this process took up the state."""
+    """A batch, since this process took up the state; what it wrote while a reload had left it out
+    was not seen either."""
     is_crowded: bool = False
     """Whether it has written more since its last report than is kept."""
 
@@ -106,20 +94,17 @@ class PipelineReports:
         self._graph = graph
         self._known_to = known_to
         self.stages = {name: StageReports() for name in graph.stages}
-        self.early: dict[int, DeferredBatch] = {}
+        self.early: dict[int, StageBatch] = {}
         """By number, those that have a record: most need not wait."""
         self._last_number = 0
         self.forced = 0
         """Batches that were taken although it was not known what they had read."""
         self.dropped = 0
         """Batches whose stage went while they waited."""
-        self._loaded_ms = -math.inf
+        self.loaded_ms = -math.inf
+        """When the state was taken up of an earlier process, whose batches may be under way."""
         self._counted: dict[TopicPartition, int] = {}
         """Up to where records are counted as output although nobody saw who wrote them."""
-
-    def take_up(self, now_ms: float) -> None:
-        """Begin with the state of an earlier process, whose stages may have batches under way."""
-        self._loaded_ms = now_ms
 
     def update(self, graph: PipelineGraph) -> None:
         """Follow a reload; batches of stages that are gone are dropped."""
@@ -127,18 +112,18 @@ class PipelineReports:
         self.stages = {name: before.get(name) or StageReports() for name in graph.stages}
         for name in before.keys() - graph.stages:
             self._mark(("stage", name))
-            for deferred in before[name].waiting:
+            for batch in before[name].waiting:
                 self.dropped += 1
-                self._forget(deferred)
+                self._forget(batch)
         for name, reports in self.stages.items():
             produces = graph.stages[name].produces
-            reports.written = [each for each in reports.written if each.range.topic in produces]
+            reports.written = [each for each in reports.written if each[0].topic in produces]
 
     def add(self, batch: StageBatch, now_ms: float) -> None:
         """Add a batch; `ready` yields it, at once if it need not wait."""
         self._last_number += 1
-        deferred = DeferredBatch(self._last_number, batch, now_ms)
-        self.stages[batch.stage].waiting.append(deferred)
+        numbered = replace(batch, number=self._last_number, at_ms=now_ms)
+        self.stages[batch.stage].waiting.append(numbered)
 
     def ready(self, now_ms: float) -> Iterator[tuple[StageBatch, bool]]:
         """Yield what need not wait, and whether its input is known; apply each before the next."""
@@ -153,12 +138,12 @@ class PipelineReports:
                     break
                 self._forget(queue.popleft())
                 self.forced += not is_known
-                yield first.batch, is_known
-                self.settle(stage, min(first.batch.started_ms, first.at_ms))
-            for deferred in queue:
-                if deferred.number not in self.early:
-                    self.early[deferred.number] = deferred
-                    self._mark(("early", deferred.number))
+                yield first, is_known
+                self.settle(stage, min(first.started_ms, first.at_ms))
+            for batch in queue:
+                if batch.number not in self.early:
+                    self.early[batch.number] = batch
+                    self._mark(("early", batch.number))
 
     def idle(self, stage: str, now_ms: float) -> None:
         """Record that a stage has nothing to do: all that it appended is reported."""
@@ -171,19 +156,19 @@ class PipelineReports:
             self.stages[stage].settled_ms = time_ms
             self._mark(("stage", stage))
 
-    def restore(self, deferred: DeferredBatch) -> None:
+    def restore(self, batch: StageBatch) -> None:
         """Add a batch as it was; those of a stage in the order of their numbers."""
-        self._last_number = max(self._last_number, deferred.number)
-        self.early[deferred.number] = deferred
-        self.stages[deferred.batch.stage].waiting.append(deferred)
+        self._last_number = max(self._last_number, batch.number)
+        self.early[batch.number] = batch
+        self.stages[batch.stage].waiting.append(batch)
 
     def wrote(self, stage: str, written: TopicRange, now_ms: float) -> None:
         """Keep what a stage has written until its batch is reported, but for what is counted."""
         counted = self._counted.get((written.topic, written.partition))
-        if counted is not None and now_ms <= self._loaded_ms + LATE_MS:
+        if counted is not None and now_ms <= self.loaded_ms + LATE_MS:
             written = replace(written, start=min(max(written.start, counted), written.end))
         reports = self.stages[stage]
-        reports.written.append(WrittenRange(written, now_ms))
+        reports.written.append((written, now_ms))
         if len(reports.written) > MAX_OUTPUTS:
             del reports.written[0]
             if not reports.is_crowded:  # once, not for each
@@ -194,12 +179,12 @@ class PipelineReports:
         """Return what a stage wrote up to then, and forget it."""
         reports = self.stages[stage]
         written, reports.is_crowded = reports.written, False
-        reports.written = [each for each in written if each.at_ms > until_ms]
-        return tuple(each.range for each in written if each.at_ms <= until_ms)
+        reports.written = [(each, at_ms) for each, at_ms in written if at_ms > until_ms]
+        return tuple(each for each, at_ms in written if at_ms <= until_ms)
 
     def is_recovering(self, stage: str, started_ms: float) -> bool:
         """Return whether a batch that began then may have written what was not seen here."""
-        return started_ms < self._loaded_ms and not self.stages[stage].has_reported
+        return started_ms < self.loaded_ms and not self.stages[stage].has_reported
 
     def recover(
         self, stage: str, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
@@ -211,9 +196,9 @@ class PipelineReports:
         """
         reports, produces, ends = self.stages[stage], self._graph.stages[stage].produces, dict(ends)
         reports.has_reported = True
-        for later in reports.written:
-            key = (later.range.topic, later.range.partition)
-            ends[key] = min(ends.get(key, later.range.start), later.range.start)
+        for later, _ in reports.written:
+            key = (later.topic, later.partition)
+            ends[key] = min(ends.get(key, later.start), later.start)
         found = tuple(
             TopicRange(*key, starts[key], ends[key])
             for key in sorted(starts.keys() & ends.keys())
@@ -225,17 +210,17 @@ class PipelineReports:
             _log.info("counted what an earlier process saw", stage=stage, records=records)
         return found
 
-    def _forget(self, deferred: DeferredBatch) -> None:
-        if self.early.pop(deferred.number, None) is not None:
-            self._mark(("early", deferred.number))
+    def _forget(self, batch: StageBatch) -> None:
+        if self.early.pop(batch.number, None) is not None:
+            self._mark(("early", batch.number))
 
-    def _is_known(self, deferred: DeferredBatch) -> bool:
-        stage = deferred.batch.stage
-        for read in deferred.batch.inputs:
-            feeder = self._graph.feeder(stage, read.topic)
+    def _is_known(self, batch: StageBatch) -> bool:
+        for read in batch.inputs:
+            feeder = self._graph.feeder(batch.stage, read.topic)
             if feeder is None or read.start == read.end:
                 continue
-            is_settled = self.stages[feeder].settled_ms >= deferred.at_ms
-            if not is_settled and read.end > self._known_to((stage, read.topic, read.partition)):
+            is_settled = self.stages[feeder].settled_ms >= batch.at_ms
+            key = (batch.stage, read.topic, read.partition)
+            if not is_settled and read.end > self._known_to(key):
                 return False
         return True

@@ -103,7 +103,7 @@ class Committer:
         finally:
             self._close()
 
-    async def let_go(self, names: Collection[str], timeout_s: float) -> bool:
+    async def revoke(self, names: Collection[str], timeout_s: float) -> bool:
         """Commit what is due to these groups, and nothing more; return whether all of it went out.
 
         Until something is due to one of them again: then it is read first where that one is.

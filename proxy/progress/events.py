@@ -74,15 +74,15 @@ OnEvent = Callable[[ProgressEvent], None]
 class ChangeLog:
     """What happens to one query, and which of its partitions' records are out of date."""
 
-    def __init__(self, name: str, on_event: OnEvent) -> None:
+    def __init__(
+        self, name: str, on_event: OnEvent, changed: Callable[[TopicPartition], None]
+    ) -> None:
         self.name = name
         """The label: the query's name, or its id, or the client id while neither is known."""
         self.on_event = on_event
+        self.changed = changed
+        """Called when a partition's record is out of date, or the partition is gone."""
         self.events: deque[ProgressEvent] = deque(maxlen=MAX_EVENTS)
-
-    def changed(self, key: TopicPartition) -> None:
-        """Record that a partition's record is out of date, or the partition is gone."""
-        raise NotImplementedError
 
     def add_event(
         self, kind: EventKind, key: TopicPartition | None, text: str, now_ms: float

@@ -278,7 +278,7 @@ class PartitionProgress:
         if done is not None:
             if start < done:
                 self._replay(start, end, done, now_ms)
-            elif gap is not None:
+            elif done < start and gap is not None:
                 self._skip_split(done, start, gap, now_ms)
             elif done < start:
                 text = f"offsets {done} to before {start} were completed by lost reports"

@@ -17,7 +17,8 @@ from .query import QueryProgress
 from .query_registry import QueryRegistry
 from .report import TriggerKind
 
-Figures: TypeAlias = Mapping[str, tuple[str, Callable[[Any, float], float | None]]]
+ValueOf: TypeAlias = Callable[[Any, float], float | None]
+Figures: TypeAlias = Mapping[str, tuple[str, ValueOf]]
 """Of gauges, and of counters, whose names end in TOTAL: the text, and the value at a time. What is
 not known is None, and not shown."""
 
@@ -84,13 +85,6 @@ OF_QUERIES: Figures = {
     ),
 }
 
-OF_ADVICE: Figures = {
-    "query_advice": (
-        "1 while something of a query or its rule is to be mended, by the kind of advice.",
-        lambda _, __: 1.0,
-    )
-}
-
 BATCH_SECONDS = PREFIX + "query_batch_seconds"
 
 
@@ -119,22 +113,22 @@ class ProgressCollector(Collector):
         """
         queries = self._queries.queries
         partitions = [(query.name, tuple(query.partitions.values())) for query in queries]
-        for name in OF_PARTITIONS:
+        for name, figure in OF_PARTITIONS.items():
             rows = (
                 ({"query": query, "topic": each.topic, "partition": str(each.partition)}, each)
                 for query, of_query in partitions
                 for each in of_query
             )
-            yield self._family(OF_PARTITIONS, name, rows)
-        for name in OF_QUERIES:
-            yield self._family(OF_QUERIES, name, (({"query": each.name}, each) for each in queries))
-        for name in OF_ADVICE:
-            advice = (
-                ({"query": query.name, "kind": kind}, query)
-                for query in queries
-                for kind in tuple(query.advice)
-            )
-            yield self._family(OF_ADVICE, name, advice)
+            yield self._family(name, *figure, rows)
+        for name, figure in OF_QUERIES.items():
+            yield self._family(name, *figure, (({"query": each.name}, each) for each in queries))
+        advice = (
+            ({"query": query.name, "kind": kind}, query)
+            for query in queries
+            for kind in tuple(query.advice)
+        )
+        text = "1 while something of a query or its rule is to be mended, by the kind of advice."
+        yield self._family("query_advice", text, lambda _, __: 1.0, advice)
         text = "Time that batches of a query take, from their trigger on."
         yield _streamed(BATCH_SECONDS, text, "histogram", self._batch_seconds(queries))
         text = "Batch reports of queries, by what became of them."
@@ -144,10 +138,13 @@ class ProgressCollector(Collector):
         yield results
 
     def _family(
-        self, figures: Figures, name: str, rows: Iterable[tuple[SampleLabels, object]]
+        self,
+        name: str,
+        text: str,
+        value_of: ValueOf,
+        rows: Iterable[tuple[SampleLabels, object]],
     ) -> Metric:
         """Return a family whose samples are made from these rows as they are read."""
-        text, value_of = figures[name]
 
         def samples() -> Iterator[Sample]:
             others: tuple[SampleLabels, float] | None = None

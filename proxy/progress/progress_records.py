@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from typing import Annotated, NamedTuple, TypeAlias
+from typing import Annotated, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -47,6 +47,9 @@ class ProgressRecord(BaseModel):
 
 JournalItem: TypeAlias = tuple[QueryProgress, TopicPartition]
 
+ReadRecords: TypeAlias = dict[str, ProgressRecord | str]
+"""By key what a record says, or why it could not be read."""
+
 FORMAT = RecordFormat("progress", 1, ProgressRecord)
 """Keys are `progress/CLIENT_ID/TOPIC/PARTITION`: who has the client has its records."""
 
@@ -68,21 +71,14 @@ def read_record(record: Record) -> ProgressRecord:
     return entry
 
 
-class ReadRecords(NamedTuple):
-    """Records that were read, with their keys, and by key why others could not be."""
-
-    entries: list[tuple[str, ProgressRecord]]
-    refused: dict[str, str]
-
-
 def read_records(records: Iterable[Record]) -> ReadRecords:
     """Read records; some 20 µs each."""
-    read = ReadRecords([], {})
+    read: ReadRecords = {}
     for record in records:
         try:
-            read.entries.append((record.key, read_record(record)))
+            read[record.key] = read_record(record)
         except ValueError as error:
-            read.refused[record.key] = str(error)
+            read[record.key] = str(error)
     return read
 
 

@@ -4,6 +4,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 
 from metrics.instruments import COMPLETION_BUCKETS_S
 from metrics.lock_free import HistogramChild
@@ -116,9 +117,8 @@ class QueryProgress(ChangeLog):
         on_event: OnEvent,
         changed: Callable[["QueryProgress", TopicPartition], None],
     ) -> None:
-        super().__init__(client_id, on_event)
+        super().__init__(client_id, on_event, partial(changed, self))
         self.client_id = client_id
-        self._changed = changed
         self.settings: QuerySettings | None = None
         self.commit = GroupState()
         self.reported_name: str | None = None
@@ -173,10 +173,6 @@ class QueryProgress(ChangeLog):
         """What is to be mended for this run; it is not among the events."""
         self._advised: set[EventKind] = set()
         """What of it was passed on."""
-
-    def changed(self, key: TopicPartition) -> None:
-        """See ChangeLog."""
-        self._changed(self, key)
 
     @property
     def has_failed(self) -> bool:
@@ -259,7 +255,7 @@ class QueryProgress(ChangeLog):
             self.add_event(EventKind.TOO_MANY, None, text, now_ms)
         return progress
 
-    # What a report says: each yields True after each partition: others may do their work meanwhile.
+    # What a report says: each yields True between partitions: others may do their work meanwhile.
 
     def beginning_run(self, run_id: str, began_ms: float | None, now_ms: float) -> Iterator[bool]:
         """Record a new run, which began then, if that is known; what was pending has failed."""
@@ -281,14 +277,15 @@ class QueryProgress(ChangeLog):
         if self.progress_id not in (None, self.query_id):
             for partition in list(self.partitions.values()):
                 if partition.key not in batch.ranges and partition.committed_to is not None:
-                    self.let_go(partition, "the query that took over does not read it", now_ms)
+                    self.revoke(partition, "the query that took over does not read it", now_ms)
                     yield True
         self.progress_id = self.query_id
-        for key, read in batch.ranges.items():
+        for number, (key, read) in enumerate(batch.ranges.items()):
+            if number:
+                yield True
             opened = self.open(*key, now_ms)
             if opened is not None:  # others may have taken the room since the check
                 opened.complete(read, self.run_id, gap, now_ms, now_s)
-            yield True
         self.run_batches += 1
         self.last_batch_id = batch.batch_id
 
@@ -323,13 +320,13 @@ class QueryProgress(ChangeLog):
             if partition.is_dropped:  # since the sweep began
                 continue
             if self._has_left(partition):
-                self.let_go(partition, "the query reads it no more", now_ms)
+                self.revoke(partition, "the query reads it no more", now_ms)
             elif not self.ended:
                 partition.check_stuck(now_ms, stuck_after_ms)
             yield
         self.advise(EventKind.REPORTS, self._late_reports(now_ms), now_ms)
 
-    def let_go(self, partition: PartitionProgress, why: str, now_ms: float) -> None:
+    def revoke(self, partition: PartitionProgress, why: str, now_ms: float) -> None:
         """Forget a partition."""
         partition.is_dropped = True
         del self.partitions[partition.key]

@@ -8,10 +8,11 @@ Sans-I/O and for one thread. `now_ms` is monotonic, `now_s` the same moment on t
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
+from itertools import chain
 
-from proxy.state import Document, Journal, Record
+from proxy.state import Document, Journal
 from proxy.wire.topic_partition import TopicPartition
 
 from .documents import query_document
@@ -19,15 +20,7 @@ from .events import EventKind, OnEvent
 from .log_edges import end_age_ms
 from .owns import Owns, owns_all
 from .partition import PartitionProgress
-from .progress_records import (
-    FORMAT,
-    ProgressRecord,
-    ReadRecords,
-    key_of,
-    read_records,
-    record_of,
-    restore,
-)
+from .progress_records import FORMAT, ProgressRecord, ReadRecords, key_of, record_of, restore
 from .query import MAX_ERROR_SHOWN, STUCK_AFTER_MS, GroupState, ProgressSettings, QueryProgress
 
 FORGET_AFTER_MS = 3 * 86_400_000.0
@@ -83,7 +76,6 @@ class QueryRegistry:
     def update(self, settings: ProgressSettings) -> None:
         """Set the configured queries. One that is taken out stays if it was ever seen."""
         self._settings = settings
-        self._max_queries = settings.max_queries
         self.answers_lookups = settings.answers_lookups
         self._clients = {each.name: each.client_id for each in settings.queries}
         configured = set(self._clients.values())
@@ -137,7 +129,7 @@ class QueryRegistry:
 
     def has_room(self) -> bool:
         """Return whether another query could be followed, if need be in the place of one gone."""
-        return len(self._queries) < self._max_queries or self._longest_gone() is not None
+        return len(self._queries) < self._settings.max_queries or self._longest_gone() is not None
 
     def follow(self, client_id: str, *, make_room: bool = True) -> QueryProgress | None:
         """Return a client id's query, made if it is new; None: no room, or not this member's."""
@@ -145,7 +137,7 @@ class QueryRegistry:
             return query
         if not self.owns.client(client_id):
             return None
-        while len(self._queries) >= self._max_queries:
+        while len(self._queries) >= self._settings.max_queries:
             gone = self._longest_gone() if make_room else None
             if gone is None:
                 return None
@@ -308,8 +300,8 @@ class QueryRegistry:
 
     def drop_commits(self, groups: Collection[str]) -> None:
         """Forget what is due to these groups: another member commits to them from now on."""
-        for query in self._with_groups():
-            if query.commit_group in groups:
+        for group, query in self._with_groups():
+            if group in groups:
                 query.commit.due.clear()
 
     def due_commits(self) -> dict[str, dict[TopicPartition, int]]:
@@ -318,32 +310,30 @@ class QueryRegistry:
         A group goes back only where the query itself did.
         """
         by_group: dict[str, dict[TopicPartition, int]] = {}
-        for query in self._with_groups():
-            if query.commit_group is None:
-                continue
+        for group, query in self._with_groups():
             for key in list(query.commit.due):
                 partition = query.partitions.get(key)
                 if partition is None or (due := partition.due_to_commit) is None:
                     del query.commit.due[key]
                 else:
-                    by_group.setdefault(query.commit_group, {})[key] = due
+                    by_group.setdefault(group, {})[key] = due
         return by_group
 
     def group_has(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         """Record what a group had before the first commit to it. It is not moved back by that."""
-        for query, _ in self._of_group(group):
+        for query in self._of_group(group):
             for key in offsets.keys() & query.partitions.keys():
                 query.partitions[key].group_offset = offsets[key]
 
     def committed(self, group: str, offsets: Mapping[TopicPartition, int], now_ms: float) -> None:
         """Record that these offsets are in the group: they are due no more."""
-        for query, state in self._of_group(group):
-            state.last_ms, state.error = now_ms, None
+        for query in self._of_group(group):
+            query.commit.last_ms, query.commit.error = now_ms, None
             for key in offsets.keys() & query.partitions.keys():
                 partition, offset = query.partitions[key], offsets[key]
                 before, partition.group_offset = partition.group_offset, offset
                 if before is not None and offset < before:
-                    state.backwards += 1
+                    query.commit.backwards += 1
                     text = f"group {group} was moved back from {before} to {offset}"
                     query.add_event(EventKind.COMMITTED_BACKWARDS, key, text, now_ms)
                 if partition.may_go_back and offset == partition.committed_to:
@@ -352,22 +342,22 @@ class QueryRegistry:
 
     def commit_failed(self, group: str, message: str) -> None:
         """Record why what is due could not be committed, all or some of it."""
-        for _, state in self._of_group(group):
-            state.error = message[:MAX_ERROR_SHOWN]
+        for query in self._of_group(group):
+            query.commit.error = message[:MAX_ERROR_SHOWN]
 
-    def _of_group(self, group: str) -> list[tuple[QueryProgress, GroupState]]:
-        return [(each, each.commit) for each in self._with_groups() if each.commit_group == group]
+    def _of_group(self, group: str) -> list[QueryProgress]:
+        return [query for name, query in self._with_groups() if name == group]
 
-    def _with_groups(self) -> Iterator[QueryProgress]:
-        """Yield those of the queries that may have a group, also of those that leave."""
-        for each in self._settings.queries:
-            if (query := self._queries.get(each.client_id)) is not None:
-                yield query
-        yield from self._leaving.values()
+    def _with_groups(self) -> Iterator[tuple[str, QueryProgress]]:
+        """Yield the queries that have a group, with that, also of those that leave."""
+        configured = (self._queries.get(each.client_id) for each in self._settings.queries)
+        for query in chain(configured, self._leaving.values()):
+            if query is not None and query.commit_group is not None:
+                yield query.commit_group, query
 
     # What is kept
 
-    def load(self, records: Iterable[Record] | ReadRecords) -> list[str]:
+    def load(self, read: ReadRecords) -> list[str]:
         """Restore what an earlier process kept, or another member; return which were not, and why.
 
         Call it before anything is known of their queries. Refused ones stay in the state. Of one
@@ -375,11 +365,11 @@ class QueryRegistry:
         configured query is found by its name, any other by its client id. A record that has another
         key by that is moved.
         """
-        read = records if isinstance(records, ReadRecords) else read_records(records)
-        refused = read.refused
+        refused = {key: said for key, said in read.items() if isinstance(said, str)}
+        entries = [(key, said) for key, said in read.items() if not isinstance(said, str)]
         by_client: dict[str, list[tuple[str, ProgressRecord]]] = {}
         """Each with what was reported last first, and so the clients."""
-        for key, entry in sorted(read.entries, key=lambda item: -item[1].at_s):
+        for key, entry in sorted(entries, key=lambda item: -item[1].at_s):
             client_id = self.client_of_record(entry.label, entry.client_id)
             by_client.setdefault(client_id, []).append((key, entry))
         for client_id, entries in by_client.items():

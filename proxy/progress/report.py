@@ -1,7 +1,7 @@
 """What a listener in the driver reports, checked field by field before anybody sees it."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -119,7 +119,7 @@ Name = Annotated[
     str, StringConstraints(min_length=1, max_length=MAX_NAME_CHARS), AfterValidator(_printable)
 ]
 Topic = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
-Partition = Annotated[int, BeforeValidator(_partition), Field(le=MAX_INT32)]
+Partition = Annotated[int, Field(le=MAX_INT32), BeforeValidator(_partition)]
 Figure = Annotated[int, Field(ge=0, le=MAX_INT64)]
 Offsets = dict[Topic, dict[Partition, Figure]]
 
@@ -139,14 +139,6 @@ class SourceProgress(_Part):
     latest: Offsets | None
     """What the driver took for the log ends; nothing here relies on it."""
     rows: Figure
-
-    def ranges(self) -> Iterator[tuple[TopicPartition, int | None, int]]:
-        """Yield each partition with its start, if the batch says it, and its end."""
-        starts = self.start or {}
-        for topic, ends in self.end.items():
-            of_topic = starts.get(topic, {})
-            for partition, end in ends.items():
-                yield (topic, partition), of_topic.get(partition), end
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +175,7 @@ class BatchReport(_Part):
         """When the trigger began, in milliseconds of the Unix epoch, on the driver's clock."""
         return self.timestamp.timestamp() * MS_PER_SECOND
 
-    @property
+    @cached_property
     def execution_ms(self) -> int | None:
         """How long the whole batch took, from its trigger on; None when it does not say."""
         return self.durations_ms.get("triggerExecution")
@@ -197,9 +189,14 @@ class BatchReport(_Part):
         """
         ranges: dict[TopicPartition, BatchRange] = {}
         for source in self.sources:
-            of_source = list(source.ranges())
+            starts = source.start or {}
+            of_source = [
+                ((topic, partition), starts.get(topic, {}).get(partition), end)
+                for topic, ends in source.end.items()
+                for partition, end in ends.items()
+            ]
             # Too few where Spark counts rows twice, and where the batch says no start.
-            offsets = sum(end - start for _, start, end in of_source if start is not None)
+            offsets = sum([end - start for _, start, end in of_source if start is not None])
             rowless = max(offsets - source.rows, 0)
             for key, start, end in of_source:
                 read = BatchRange(start, end, rowless)
@@ -274,7 +271,7 @@ class Report(_Part):
     trigger: TriggerReport | None = None
     """With `started` and `running`, where Spark's own objects can be asked."""
 
-    @property
+    @cached_property
     def ranges(self) -> Mapping[TopicPartition, BatchRange]:
         """What its batch completed of each partition, if it has one."""
         return self.batch.ranges if self.batch is not None else {}
@@ -323,7 +320,7 @@ def parse_report(raw: bytes) -> Report:
 
 def _partitions_named(source: SourceProgress) -> int:
     every = (source.end, source.start or {}, source.latest or {})
-    return max(sum(map(len, offsets.values())) for offsets in every)
+    return max([sum(map(len, offsets.values())) for offsets in every])
 
 
 def _is_negative_figure(mistake: ErrorDetails) -> bool:

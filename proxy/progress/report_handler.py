@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from metrics.clock import MS_PER_SECOND
+from proxy.cluster.partitions import named
 from proxy.wire.topic_partition import TopicPartition
 
 from .events import EventKind
@@ -71,8 +72,9 @@ class Senders:
         if len(self._senders) >= MAX_SENDERS:
             del self._senders[next(iter(self._senders))]
         self._senders[sender_id] = sender
-        lost = number - 1 - sender.last - sender.refused.covered(sender.last + 1, number)
-        lost *= counts_lost
+        lost, next_number = 0, sender.last + 1
+        if counts_lost and number > next_number:
+            lost = number - next_number - sender.refused.covered(next_number, number)
         sender.refused.remove_below(number + 1)
         sender.last = number
         sender.lost += lost
@@ -137,14 +139,18 @@ class ReportHandler:
                 text = f"query {report.query_id} has neither a name nor a client id"
                 fix = "name the query with queryName, or tell the listener its Kafka client id"
                 raise ReportRefused(Refusal.NO_CLIENT, text, fix)
-            for ranges in (report.ranges, {}):  # twice: queries may come or go between two steps
+            ranges = report.ranges
+            may_wait = len(ranges) > 1
+            # Again at the end: queries may come or go between two steps.
+            for checked in (ranges, {}) if may_wait else (ranges,):
                 query = self._registry.query_of(client_id) or self._movable(report, scope, now_ms)
                 _check_scope(report, client_id, query, scope)
                 self._check(report, client_id, query, now_ms)
                 known = query.partitions if query is not None else {}
-                for key, read in ranges.items():
+                for key, read in checked.items():
                     _check_range(key, read, known.get(key), ends.get(key), report.run_id)
-                    yield False
+                    if may_wait:
+                        yield False
         except ReportRefused as error:
             self.refuse(error)
             if error.reason is Refusal.NOT_ALLOWED:
@@ -372,14 +378,14 @@ def _check_range(
     is_fresh = asked_end is not None or (partition is not None and partition.client_saw_end)
     log_end = seen if asked_end is None or (seen is not None and seen > asked_end) else asked_end
     if is_fresh and log_end is not None and end > log_end:
-        text = f"{_named(key)} ends at {end}, beyond the log's end {log_end}"
+        text = f"{named((key,))} ends at {end}, beyond the log's end {log_end}"
         raise ReportRefused(Refusal.IMPOSSIBLE, text, _THIS_PROXY)
     # Spark goes back with a log that is another one, if it is told not to fail on data loss.
     another = partition is not None and partition.may_be_another_log(
         end if start is None else start
     )
     if start is not None and end < start and not another:
-        text = f"{_named(key)} ends at {end}, below its start {start}"
+        text = f"{named((key,))} ends at {end}, below its start {start}"
         raise ReportRefused(Refusal.IMPOSSIBLE, text, "report the batch's own offsets")
     done = partition.committed_to if partition is not None else None
     if partition is None or done is None or partition.run_id != run_id or another:
@@ -388,9 +394,5 @@ def _check_range(
     if low < done:
         again = start is not None and start < end <= done
         reason = Refusal.REPEATED if again else Refusal.OUT_OF_ORDER
-        text = f"{_named(key)} begins at {low}, but this run has completed all below {done}"
+        text = f"{named((key,))} begins at {low}, but this run has completed all below {done}"
         raise ReportRefused(reason, text)
-
-
-def _named(key: TopicPartition) -> str:
-    return f"{key[0]}-{key[1]}"

@@ -28,15 +28,10 @@ class TopicNames:
     """Replays that were dropped: of ids given up, or because too many waited."""
     known: dict[bytes, str] = field(default_factory=dict)
     """Name by id; for reading."""
-    _queue: deque[tuple[bytes, Callable[[str], None]]] = field(default_factory=deque)
-    """Replays: what is called with the topic's name."""
+    queue: deque[tuple[bytes, Callable[[str], None]]] = field(default_factory=deque)
+    """Replays that wait: what is called with the topic's name; for reading."""
     _waiting: Counter[bytes] = field(default_factory=Counter)
     """How many replays wait for each wanted id, never 0."""
-
-    @property
-    def queued(self) -> int:
-        """How many replays wait."""
-        return len(self._queue)
 
     def when_known(self, topic_id: bytes, call: Callable[..., None], *more: object) -> None:
         """Call with the name and more: now, or when it becomes known, in the order of the calls."""
@@ -44,13 +39,13 @@ class TopicNames:
         if name is not None:
             call(name, *more)
             return
-        if len(self._queue) >= self.max_queued:
-            oldest_id, _ = self._queue.popleft()
+        if len(self.queue) >= self.max_queued:
+            oldest_id, _ = self.queue.popleft()
             self.lost += 1
             self._waiting[oldest_id] -= 1
             if not self._waiting[oldest_id]:
                 del self._waiting[oldest_id]
-        self._queue.append((topic_id, lambda known: call(known, *more)))
+        self.queue.append((topic_id, lambda known: call(known, *more)))
         self._waiting[topic_id] += 1
         if self._waiting[topic_id] == 1:
             self.on_wanted()
@@ -78,6 +73,6 @@ class TopicNames:
         gone = {topic_id for topic_id in ids if self._waiting.pop(topic_id, 0)}
         if not gone:
             return []
-        taken = [entry for entry in self._queue if entry[0] in gone]
-        self._queue = deque(entry for entry in self._queue if entry[0] not in gone)
+        taken = [entry for entry in self.queue if entry[0] in gone]
+        self.queue = deque(entry for entry in self.queue if entry[0] not in gone)
         return taken

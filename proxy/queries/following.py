@@ -15,7 +15,7 @@ from proxy.progress.tracker import FetchTracker
 from proxy.queries.report_turns import ReportTurns
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
-from proxy.relay.interceptor import ClientSentOn, SeenRequest
+from proxy.relay.interceptor import ClientSentOn, InterceptedRequest
 from proxy.wire.apis import FETCH, LIST_OFFSETS, PRODUCE
 from proxy.wire.fetch import NO_OFFSET, FetchRequestPartitions, read_fetch_request
 from proxy.wire.fetch_response import FetchObserver
@@ -132,7 +132,7 @@ class FollowedClient:
             return self._visits and api_key == LIST_OFFSETS and not self._fetches
         return True
 
-    def request(self, head: RequestHead, frame: memoryview, now_ms: float) -> SeenRequest:
+    def request(self, head: RequestHead, frame: memoryview, now_ms: float) -> InterceptedRequest:
         """See ClientInterceptor."""
         version, body, lookups = head.api_version, frame[head.header_end :], self.lookups
         if head.api_key == PRODUCE:
@@ -143,7 +143,7 @@ class FollowedClient:
             return _InterceptedProduce(appended, written, self._all.names)
         if lookups is None or self.tracker is None:
             self.check_here(read_list_offsets_request(version, body, head.correlation_id), now_ms)
-            return SeenRequest()
+            return InterceptedRequest()
         if head.api_key != LIST_OFFSETS:
             fetch = read_fetch_request(version, body)
             lookups.is_executor = True  # from now on
@@ -218,7 +218,7 @@ class FollowedClient:
 
 
 @dataclass(slots=True, eq=False)
-class _InterceptedFetch(SeenRequest):
+class _InterceptedFetch(InterceptedRequest):
     ask: FetchRequestPartitions
     sent_ms: float
     tracker: FetchTracker
@@ -245,12 +245,12 @@ class _InterceptedFetch(SeenRequest):
 
 
 @dataclass(slots=True, eq=False)
-class _AnsweredLookup(SeenRequest):
+class _AnsweredLookup(InterceptedRequest):
     answer: bytes
 
 
 @dataclass(slots=True, eq=False)
-class _InterceptedLookup(SeenRequest):
+class _InterceptedLookup(InterceptedRequest):
     ask: OffsetLookup
     lookups: OffsetLookups
     turns: ReportTurns | None
@@ -284,7 +284,7 @@ class _InterceptedLookup(SeenRequest):
 
 
 @dataclass(slots=True, eq=False)
-class _InterceptedProduce(SeenRequest):
+class _InterceptedProduce(InterceptedRequest):
     asked: tuple[ProducedPartition, ...]
     appended: Callable[..., None]
     names: TopicNames

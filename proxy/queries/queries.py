@@ -83,7 +83,7 @@ class Queries:
     """All that this member does for Structured Streaming queries.
 
     Where clients are shared among members, only for those that it owns: `load` says whose these
-    are, `take_up` and `let_go` what has changed. Of what another member owns nothing is known here.
+    are, `assign` and `revoke` what has changed. Of what another member owns nothing is known here.
 
     `knows_client` returns whether a client id has connected lately; `registry` gets a collector.
     """
@@ -149,9 +149,9 @@ class Queries:
         records, progress = self._read(store, owns)
         self._take(records, progress, owns)
         self.resume(store)
-        self._pipelines.take_up(records, owns, is_handed_over=False)
+        self._pipelines.assign(records, owns, is_handed_over=False)
 
-    async def take_up(self, store: Store, *, owns: Owns) -> None:
+    async def assign(self, store: Store, *, owns: Owns) -> None:
         """Resume what these own more than before, from what is written there of it.
 
         Call it when those who had it have let it go: they write nothing of it any more. Raises
@@ -161,9 +161,9 @@ class Queries:
             came = OwnedBeside(owns, self.owns, is_others=False)
             records, progress = await asyncio.to_thread(self._read, store, came)
             self._take(records, progress, owns)
-            self._pipelines.take_up(records, owns)
+            self._pipelines.assign(records, owns)
 
-    async def let_go(self, *, owns: Owns) -> bool:
+    async def revoke(self, *, owns: Owns) -> bool:
         """Commit and write what is due of what these do not own any more, and forget it.
 
         From the start on nothing of it is followed, and reports on it are refused. Return whether
@@ -171,11 +171,11 @@ class Queries:
         """
         async with self._handing_over:
             async with self._turns.turn:
-                self._pipelines.let_go(owns)
+                self._pipelines.revoke(owns)
                 gone = self._own(owns)
             groups = {query.commit_group for query in gone if query.commit_group is not None}
             try:
-                is_done = await self._committer.let_go(groups, FLUSH_TIMEOUT_S)
+                is_done = await self._committer.revoke(groups, FLUSH_TIMEOUT_S)
                 is_done &= await self._write_leaving()
             finally:  # without a wait since the last write
                 is_kept = self._forget_leaving()
@@ -259,7 +259,8 @@ class Queries:
         if self._names.wanted():
             await self._await_names()
         unknown = self._reports.unknown_ends(report)
-        await asyncio.sleep(0)  # there may be thousands: other work comes between two walks
+        if not is_short:
+            await asyncio.sleep(0)  # there may be thousands: other work comes between two walks
         unknown |= self._pipelines.lost_ends(report, clock_ms())
         ends = await self._ends(unknown) if unknown else {}
         return await self._turns.take(self._accepting(report, ends, scope))
@@ -353,19 +354,17 @@ class Queries:
         """Write what has changed; what can't be written is tried again. Return whether it was."""
         async with self._writing:
             while (writer := self._writer) is not None:
-                records, deleted = self._registry.changes()
-                for part in (self._backpressure, self._pipelines):
-                    changed, gone = part.changes()
-                    records += changed
-                    deleted += gone
+                parts = (self._registry, self._backpressure, self._pipelines)
+                changes = [part.changes() for part in parts]
+                records = [record for changed, _ in changes for record in changed]
+                deleted = [key for _, gone in changes for key in gone]
                 if not records and not deleted:
                     return True
                 try:
                     await writer.put_many(records, delete=deleted)
                 except StateError as error:
-                    self._registry.changes_failed()
-                    self._backpressure.changes_failed()
-                    self._pipelines.changes_failed()
+                    for part in parts:
+                        part.changes_failed()
                     _log.error("progress not kept, trying again", error=str(error))
                     return False
         return False

@@ -74,12 +74,12 @@ class ClientQuotas:
         `request_percentage` the milliseconds that the upstream was busy.
         """
         meter = self._meter(kind, now_ms)
+        if kind.is_time:
+            value /= BUSY_MS_PER_PERCENT
         if meter is None:
             if kind in self.matches:
                 self._observe(kind, value, now_ms)
             return None
-        if kind.is_time:
-            value /= BUSY_MS_PER_PERCENT
         hold_ms = meter.hold_ms(value, now_ms)
         if meter.violated:
             meter.violated = False
@@ -164,7 +164,7 @@ class ClientQuotas:
         """Count more bytes of a request that has had its turn, which were charged."""
         meter = self.meters.get(kind)
         if meter is not None:
-            meter.gate.took(self._key, size)
+            meter.gate.turns.took(self._key, size)
 
     def grant(
         self, asked_bytes: int, sizes: FetchSizes, now_ms: float, *, holds: bool
@@ -200,7 +200,7 @@ class ClientQuotas:
         meter = self.meters.get(kind)
         return meter is None or meter.is_far_below
 
-    def keep_strictly(self, kind: QuotaKind, now_ms: float) -> None:
+    def pace_immediately(self, kind: QuotaKind, now_ms: float) -> None:
         """Keep the bound by schedule for a while: others that measured the client let it pass."""
         meter = self._meter(kind, now_ms)
         if meter is not None:
@@ -244,8 +244,6 @@ class ClientQuotas:
         if meter is None or meter.retired:
             meter = self._use(kind, self.matches[kind], self.observed, now_ms)
         meter.take_back(now_ms)
-        if kind.is_time:
-            value /= BUSY_MS_PER_PERCENT
         if meter.is_above(value, now_ms):
             self.sensors.count_violation(meter)
             self.sensors.count_would_throttle(meter, now_ms)

@@ -64,8 +64,7 @@ class ConnectionQuotas:
         """Those of each entity by their addresses, in the order in which they came."""
         # When the next connection of each entity is expected at its rate, in the order of use.
         self._due_ms: OrderedDict[str, float] = OrderedDict()
-        self._generation = manager.generation
-        self._unsettled: list[ConnectionPlace] = []
+        self._settled = manager.generation
 
     @property
     def depends_on_user(self) -> bool:
@@ -114,15 +113,13 @@ class ConnectionQuotas:
 
         None is closed: who has more than a new rule allows gets no further ones.
         """
-        if self._generation != self._manager.generation:
-            self._generation = self._manager.generation
-            self._unsettled = list(self._places)
-        while self._unsettled:
-            place = self._unsettled.pop()
-            if place in self._places and place.generation != self._manager.generation:
-                self._count(place, -1)
-                self._follow(place, *self._matches(place.identity))
-            yield
+        while (generation := self._manager.generation) != self._settled:
+            for place in tuple(self._places):
+                if place in self._places and place.generation != self._manager.generation:
+                    self._count(place, -1)
+                    self._follow(place, *self._matches(place.identity))
+                yield
+            self._settled = generation
 
     def _follow(self, place: ConnectionPlace, most: Match | None, paced: Match | None) -> None:
         place.generation = self._manager.generation

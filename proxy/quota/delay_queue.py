@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import Protocol
 
 from metrics.clock import MS_PER_SECOND
 
@@ -20,12 +19,6 @@ MAX_RELEASED = 50
 due."""
 
 Release = Callable[[], None]
-
-
-class TimerHandle(Protocol):
-    """What `call_at` gives back; `asyncio.TimerHandle` is one."""
-
-    def cancel(self) -> None: ...  # noqa: D102
 
 
 @dataclass(slots=True, eq=False)
@@ -73,21 +66,21 @@ NOT_DELAYED = Delayed(lambda: None, -math.inf, None)
 class DelayQueue:
     """Held responses of one API family, by due time, and then in order of arrival, with one timer.
 
-    `call_at` calls back at a time of the monotonic clock, or at once when it has passed; `on_late`
-    gets for each entry how many seconds after its due time it is released. Adding and releasing
-    costs O(log n), cancelling O(1), amortised. Not thread-safe.
+    `call_at` calls back at a time of the monotonic clock, or at once when it has passed, and
+    returns what cancels that; `on_late` gets for each entry how many seconds after its due time it
+    is released. Adding and releasing costs O(log n), cancelling O(1), amortised. Not thread-safe.
     """
 
     __slots__ = (
         *("_armed_for_ms", "_call_at", "_clock_ms", "_closed", "_heap", "_left", "_on_late"),
-        *("_released_ms", "_sequence", "_size", "_timer", "api"),
+        *("_released_ms", "_sequence", "_size", "_cancel_timer", "api"),
     )
 
     def __init__(
         self,
         api: str,
         clock_ms: Callable[[], float],
-        call_at: Callable[[float, Callable[[], None]], TimerHandle],
+        call_at: Callable[[float, Callable[[], None]], Callable[[], None]],
         on_late: Callable[[float], None],
     ) -> None:
         self.api = api
@@ -98,7 +91,7 @@ class DelayQueue:
         self._heap: list[tuple[float, int, Delayed]] = []
         self._size = self._sequence = 0
         self._left = self._count_left
-        self._timer: TimerHandle | None = None
+        self._cancel_timer: Callable[[], None] | None = None
         self._armed_for_ms = math.inf
         self._released_ms = -math.inf
         self._closed = False
@@ -176,7 +169,7 @@ class DelayQueue:
             heapify(self._heap)
 
     def _wake(self) -> None:
-        self._timer = None
+        self._cancel_timer = None
         self._armed_for_ms = math.inf
         now_ms = self._clock_ms()
         next_due_ms = self.next_due_ms
@@ -197,10 +190,10 @@ class DelayQueue:
             # What was due already, when it was added by a release, does not wait.
             if next_due_ms > self._released_ms:
                 next_due_ms = max(next_due_ms, self._released_ms + SHORTEST_PAUSE_MS)
-            self._timer = self._call_at(next_due_ms, self._wake)
+            self._cancel_timer = self._call_at(next_due_ms, self._wake)
 
     def _disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = None
+        if self._cancel_timer is not None:
+            self._cancel_timer()
+        self._cancel_timer = None
         self._armed_for_ms = math.inf

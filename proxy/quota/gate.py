@@ -158,14 +158,14 @@ class Gate:
     """Admits requests of one sensor's clients; `allowance_ms` is what the formula lets pass."""
 
     __slots__ = (
-        *("_allowance_ms", "_expected", "_latest", "_learns_ms", "_pacer", "_turns"),
-        *("expected_size", "granted_size", "largest", "under_way", "waiting"),
+        *("_allowance_ms", "_expected", "_latest", "_learns_ms", "_pacer"),
+        *("expected_size", "granted_size", "largest", "turns", "under_way", "waiting"),
     )
 
     def __init__(self, pacer: Pacer, allowance_ms: Callable[[float], float]) -> None:
         self._pacer = pacer
         self._allowance_ms = allowance_ms
-        self._turns: Turns[Waiter] = Turns()
+        self.turns: Turns[Waiter] = Turns()
         self.waiting = 0
         """How many connections wait."""
         self._expected: deque[InFlightFetch] = deque()
@@ -181,7 +181,7 @@ class Gate:
 
     def lets(self, waiter: Waiter, ahead_ms: float, now_ms: float) -> bool:
         """Return whether it is a request's turn and `ahead_ms` of the bound, or less, is owed."""
-        if self.waiting and self._turns.first(now_ms) is not waiter:
+        if self.waiting and self.turns.first(now_ms) is not waiter:
             return False
         if not self.under_way and not self._pacer.is_pacing:
             return True
@@ -193,10 +193,6 @@ class Gate:
         It is charged as its bytes come, so who only announces them holds back nobody.
         """
         self._latest = waiter.turn = object()
-
-    def took(self, client: Path, size: int) -> None:
-        """Count more bytes of a request that has had its turn."""
-        self._turns.took(client, size)
 
     def has_turn(self, waiter: Waiter) -> bool:
         """Return whether the last request that was let through is this connection's."""
@@ -216,7 +212,7 @@ class Gate:
             waiter.gate, waiter.client, waiter.ahead_ms = self, client, ahead_ms
             waiter.size = self._unknown_size if size is None else size
             self.waiting += 1
-            self._turns.join(waiter, client, waiter.size, now_ms)
+            self.turns.join(waiter, client, waiter.size, now_ms)
             if waiter.since_ms is None:
                 waiter.since_ms = now_ms
         waiter.wakes_ms = math.inf
@@ -227,14 +223,14 @@ class Gate:
         if waiter.gate is self:
             self.waiting -= 1
             taken_bytes = waiter.size if takes_turn else None
-            self._turns.leave(waiter, waiter.client, now_ms, taken_bytes)
+            self.turns.leave(waiter, waiter.client, now_ms, taken_bytes)
             waiter.gate, waiter.wakes_ms = None, math.inf
             self.poke(now_ms)
 
     def poke(self, now_ms: float) -> None:
         """Call the first waiter's `wake` with its turn, if that is earlier than before."""
         if self.waiting:
-            waiter = self._turns.first(now_ms)
+            waiter = self.turns.first(now_ms)
             assert waiter is not None
             at_ms = self._opens_ms(waiter.ahead_ms, now_ms)
             if self._expected:
@@ -246,7 +242,7 @@ class Gate:
 
     def open(self) -> None:
         """Wake everybody who waits now: the bound may be another one."""
-        turns, self._turns, self.waiting = self._turns, Turns(), 0
+        turns, self.turns, self.waiting = self.turns, Turns(), 0
         while (waiter := turns.first(-math.inf)) is not None:
             turns.leave(waiter, waiter.client, -math.inf)
             waiter.gate = None
@@ -283,7 +279,7 @@ class Gate:
         learns_ms = max(sizes.known_until_ms, self._learns_ms) if sizes.batch_bytes else now_ms
         if not pacer.is_pacing or lags or (are_many and now_ms < learns_ms):
             return granted_bytes
-        if self.waiting and self._turns.is_behind(client):
+        if self.waiting and self.turns.is_behind(client):
             return granted_bytes
         if are_many:
             self._learns_ms = now_ms + LEARN_EVERY_MS

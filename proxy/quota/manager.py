@@ -186,7 +186,7 @@ class SharedQuotas:
             else:
                 yield replace(debt, owed_ms=owed_ms, held_ms=held_ms)
 
-    def keep_strictly(
+    def pace_immediately(
         self, covers: Callable[[ClientIdentity], bool], clock_ms: Clock
     ) -> Iterator[None]:
         """Keep bounds by schedule for a while, in small steps, as others measured the clients."""

@@ -164,7 +164,7 @@ class Meter(Sensor):
         if settings.burst_ms is None:
             self.pacer.strict_until_ms = min(self.pacer.strict_until_ms, now_ms + self.span_ms)
         elif enforced and not self.kind.is_time:
-            self.pacer.keep_strictly(math.inf, now_ms)
+            self.pacer.pace_immediately(math.inf, now_ms)
 
     def adapt(self, adapted: AdaptedBound | None, now_ms: float) -> None:
         """Put another adapted bound in force, or with None the rule's own; the history stays."""
@@ -325,7 +325,7 @@ class Meter(Sensor):
     def share(self, now_ms: float) -> None:
         """Keep the bound, but of time, by schedule while a rate looks back: others measure, too."""
         if not self.kind.is_time:
-            self.pacer.keep_strictly(now_ms + self.span_ms, now_ms)
+            self.pacer.pace_immediately(now_ms + self.span_ms, now_ms)
 
     def _braked_ms(self, now_ms: float) -> float:
         return self.brake.owed_ms(now_ms) if self.brake is not None else 0.0

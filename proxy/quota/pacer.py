@@ -109,7 +109,7 @@ class Pacer:
             return now_ms >= self.strict_until_ms or self.strict_until_ms == math.inf
         return not self.is_pacing
 
-    def keep_strictly(self, until_ms: float, now_ms: float) -> None:
+    def pace_immediately(self, until_ms: float, now_ms: float) -> None:
         """Have the schedule decide for sure until then; nothing is owed that was not before."""
         self.strict_until_ms = max(self.strict_until_ms, until_ms)
         if not self.is_pacing:

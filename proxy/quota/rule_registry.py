@@ -8,15 +8,14 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from proxy.state import Json, Record, StateError, Store
 
 from .entities import QuotaKind
 from .manager import QuotaManager
 from .rules import ALL_CLIENTS, QuotaPause, QuotaSettings, Rule, RuleTable, pause_name
-from .selector import parse_selector, selector
-from .validation import finite
+from .validation import check_keys, finite, parse_selector, selector
 
 OVERRIDES = "quotas/"
 """Where the overrides are in the state; the rest of a record's key is the rule's selector."""
@@ -78,44 +77,37 @@ class ComposedRules:
     """Of the rules in force."""
 
 
-@dataclass(frozen=True, slots=True)
-class RuleSources:
-    """All rules by source, as of one moment."""
+def compose(
+    settings: QuotaSettings, kafka: Iterable[Rule], kept: Mapping[str, KeptChange]
+) -> ComposedRules:
+    """Return the rules in force, and those that they beat.
 
-    settings: QuotaSettings
-    """The configuration's, with the rules of the file."""
-    kafka: tuple[Rule, ...]
-    kept: Mapping[str, KeptChange]
-    """Overrides and pauses by the keys of their records."""
+    `settings` has the rules of the file, `kept` overrides and pauses by the keys of their records.
+    """
+    of_file = {selector(rule.keys): RuleEntry(rule, RuleOrigin.FILE) for rule in settings.rules}
+    of_kafka = (RuleEntry(rule, RuleOrigin.KAFKA) for rule in kafka)
+    overrides = (each for _, each in sorted(kept.items()) if isinstance(each, RuleEntry))
+    by_name: dict[str, list[RuleEntry]] = {}
+    for number, entry in enumerate(chain(overrides, of_kafka), len(settings.rules)):
+        name = selector(entry.rule.keys)
+        by_name.setdefault(name, []).append(_in_place_of(of_file.get(name), entry, number))
+    for name, entry in of_file.items():
+        by_name.setdefault(name, []).append(entry)
+    in_order = sorted(by_name.items(), key=lambda item: (item[1][0].rule.rank, item[0]))
+    in_force = {name: same[0] for name, same in in_order}
+    entries = tuple(
+        entry if entry is same[0] else replace(entry, in_force=False)
+        for _, same in in_order
+        for entry in same
+    )
+    rules = tuple(entry.rule for entry in in_force.values())
+    table = RuleTable(rules, enforce=settings.enforce, pauses=_pauses_of(kept))
+    return ComposedRules(entries, in_force, replace(settings, rules=rules), table)
 
-    @property
-    def pauses(self) -> list[QuotaPause]:
-        """The pauses in the order of their making."""
-        return [each for each in self.kept.values() if isinstance(each, QuotaPause)]
 
-    def compose(self) -> ComposedRules:
-        """Return the rules in force, and those that they beat."""
-        settings = self.settings
-        of_file = {selector(rule.keys): RuleEntry(rule, RuleOrigin.FILE) for rule in settings.rules}
-        of_kafka = (RuleEntry(rule, RuleOrigin.KAFKA) for rule in self.kafka)
-        overrides = (each for _, each in sorted(self.kept.items()) if isinstance(each, RuleEntry))
-        by_name: dict[str, list[RuleEntry]] = {}
-        for number, entry in enumerate(chain(overrides, of_kafka), len(settings.rules)):
-            name = selector(entry.rule.keys)
-            replaced = _in_place_of(of_file.get(name), entry, number)
-            by_name.setdefault(name, []).append(replaced)
-        for name, entry in of_file.items():
-            by_name.setdefault(name, []).append(entry)
-        in_order = sorted(by_name.items(), key=lambda item: (item[1][0].rule.rank, item[0]))
-        in_force = {name: same[0] for name, same in in_order}
-        entries = tuple(
-            entry if entry is same[0] else replace(entry, in_force=False)
-            for _, same in in_order
-            for entry in same
-        )
-        rules = tuple(entry.rule for entry in in_force.values())
-        table = RuleTable(rules, enforce=settings.enforce, pauses=self.pauses)
-        return ComposedRules(entries, in_force, replace(settings, rules=rules), table)
+def _pauses_of(kept: Mapping[str, KeptChange]) -> list[QuotaPause]:
+    """Return the pauses in the order of their making."""
+    return [each for each in kept.values() if isinstance(each, QuotaPause)]
 
 
 def _in_place_of(of_file: RuleEntry | None, entry: RuleEntry, number: int) -> RuleEntry:
@@ -138,14 +130,18 @@ def _in_place_of(of_file: RuleEntry | None, entry: RuleEntry, number: int) -> Ru
 def make_override(
     keys: Mapping[str, str],
     bounds: Mapping[QuotaKind, float],
-    scope: Any,
-    by: object,
-    at_s: object,
+    scope: Any = "each",
+    by: object = None,
+    at_s: object = None,
     *,
     enforce: object = None,
     until_s: object = None,
 ) -> RuleEntry:
-    """Make the entry of an override from what an operator or the state says; check all of it."""
+    """Make the entry of an override from what an operator or the state says; check all of it.
+
+    Raises ValueError when these make no rule.
+    """
+    check_keys(keys)
     by, made_s = _origin(by, at_s)
     end_s = _time(until_s, "ends")
     if not (enforce is None or isinstance(enforce, bool)):
@@ -182,7 +178,7 @@ def read_changes(store: Store) -> dict[str, KeptChange]:
 
 def _read(record: Record, what: str, change_of: Callable[[str, Json], KeptChange]) -> KeptChange:
     try:
-        record.check_form(CHANGES_SCHEMA)
+        record.check_schema(CHANGES_SCHEMA)
         change = change_of(record.key.partition("/")[2], record.value)
         if change_record(change).key != record.key:
             raise ValueError("its name is not written as quota-proxy writes it")
@@ -226,13 +222,6 @@ def _time(value: object, what: str) -> float | None:
     if time_s is None and value is not None:
         raise ValueError(f"when it {what} is {value!r}, not a time")
     return time_s
-
-
-class Ended(NamedTuple):
-    """What has ended by itself."""
-
-    overrides: tuple[RuleEntry, ...] = ()
-    pauses: tuple[QuotaPause, ...] = ()
 
 
 Compose = Callable[[], ComposedRules]
@@ -281,9 +270,12 @@ class RuleRegistry:
         self._manager = manager
         self._store = store
         self._elsewhere = elsewhere
-        self._sources = RuleSources(settings, (), read_changes(store))
+        self._settings = settings
+        self._kafka: tuple[Rule, ...] = ()
+        self._kept: Mapping[str, KeptChange] = read_changes(store)
+        """Overrides and pauses by the keys of their records."""
         self._changes = self._latest = 0
-        self._put_in_force(self._sources.compose())
+        self._put_in_force(self._compose())
 
     def entries(self) -> list[RuleEntry]:
         """Return all rules by precedence; one not in force follows the one that beat it."""
@@ -293,25 +285,13 @@ class RuleRegistry:
         """Return the rules in force by their selectors."""
         return self._composed.in_force
 
-    async def put(
-        self,
-        keys: Mapping[str, str],
-        bounds: Mapping[QuotaKind, float],
-        scope: str = "each",
-        by: str | None = None,
-        at_s: float | None = None,
-        *,
-        enforce: bool | None = None,
-        until_s: float | None = None,
-    ) -> RuleEntry:
-        """Make an override, in the place of one with the same keys, and keep it.
+    async def put(self, override: RuleEntry) -> RuleEntry:
+        """Make an override, in the place of one with the same keys, and keep it; return its entry.
 
-        Raises ValueError when these make no rule, and StateError when it was not kept, nor is in
-        force.
+        Raises StateError when it was not kept, nor is in force.
         """
-        name = selector(keys)
-        entry = make_override(keys, bounds, scope, by, at_s, enforce=enforce, until_s=until_s)
-        return (await self._change({change_record(entry).key: entry})).in_force[name]
+        composed = await self._change({change_record(override).key: override})
+        return composed.in_force[selector(override.rule.keys)]
 
     async def delete(self, keys: Mapping[str, str]) -> bool:
         """Delete an override; return whether one had exactly these keys. Raises as `put`."""
@@ -320,75 +300,74 @@ class RuleRegistry:
     @property
     def is_enforced(self) -> bool:
         """Whether the configuration lets rules be enforced at all."""
-        return self._sources.settings.enforce
+        return self._settings.enforce
 
     def pauses(self) -> list[QuotaPause]:
         """Return the pauses in force, that of all clients first."""
-        return sorted(self._sources.pauses, key=lambda pause: (bool(pause.keys), pause.name))
+        return sorted(_pauses_of(self._kept), key=lambda pause: (bool(pause.keys), pause.name))
 
     async def pause(self, pause: QuotaPause) -> None:
         """Enforce no quota of these clients until a time, in the place of a pause with these keys.
 
         Raises ValueError for other keys than a rule's or too many pauses, and StateError as `put`.
         """
-        is_new = PAUSES + pause.name not in self._sources.kept
-        if is_new and len(self._sources.pauses) >= MAX_PAUSES:
+        is_new = PAUSES + pause.name not in self._kept
+        if is_new and len(_pauses_of(self._kept)) >= MAX_PAUSES:
             raise ValueError(f"there are {MAX_PAUSES} pauses already, and no more are kept")
         await self._change({change_record(pause).key: pause})
 
     async def resume(self, keys: Mapping[str, str] | None = None) -> list[QuotaPause]:
         """End the pause with these keys, or every one; return those in force. Raises as `pause`."""
-        pauses = self._sources.pauses
+        pauses = _pauses_of(self._kept)
         names = [each.name for each in pauses] if keys is None else [pause_name(keys)]
         ended = await self._end([PAUSES + name for name in names])
         return [each for each in ended if isinstance(each, QuotaPause)]
 
-    async def end_due(self, now_s: float) -> Ended:
-        """End overrides and pauses whose time has come, in seconds of the Unix epoch.
+    async def end_due(self, now_s: float) -> list[KeptChange]:
+        """End overrides and pauses whose time has come, in seconds of the Unix epoch; return them.
 
         Raises StateError when they could not be deleted; they have ended all the same.
         """
-        kept = self._sources.kept
-        dated = ((key, each, each.until_s) for key, each in kept.items())
+        dated = ((key, each, each.until_s) for key, each in self._kept.items())
         due = {key: each for key, each, until in dated if until is not None and until <= now_s}
         if due:
-            await self._use(kept=self._kept_with({}, due))
+            self._keep({}, due)
+            await self._use()
         if self.writes and due:  # but for what was set again meanwhile
-            gone = (key for key in due if key not in self._sources.kept)
+            gone = (key for key in due if key not in self._kept)
             await self._writing(lambda: self._store.put_many((), delete=gone))
-        return Ended(
-            tuple(each for each in due.values() if isinstance(each, RuleEntry)),
-            tuple(each for each in due.values() if isinstance(each, QuotaPause)),
-        )
+        return list(due.values())
 
     async def reread(self) -> None:
         """Put in force what another process wrote. Raises StateError; all is as before then."""
         kept = read_changes(self._store)
-        if kept != self._sources.kept:
-            await self._use(kept=kept)
+        if kept != self._kept:
+            self._kept = kept
+            await self._use()
 
     async def use_file(self, settings: QuotaSettings) -> None:
         """Put in force the configuration's settings and rules."""
-        await self._use(settings=settings)
+        self._settings = settings
+        await self._use()
 
     async def use_store(self, store: Store) -> None:
         """Keep all in another store, in the place of what that has. Raises StateError."""
         if self.writes:
             gone = [each.key for each in (*store.items(OVERRIDES), *store.items(PAUSES))]
-            records = [change_record(change) for change in self._sources.kept.values()]
+            records = [change_record(change) for change in self._kept.values()]
             await self._writing(partial(store.put_many, records, delete=gone))
         self._store = store
 
     async def use_kafka(self, rules: Iterable[Rule]) -> None:
         """Put in force the cluster's rules, in the place of those that it had before."""
         rules = tuple(rules)
-        if rules != self._sources.kafka:
-            await self._use(kafka=rules)
+        if rules != self._kafka:
+            self._kafka = rules
+            await self._use()
 
     async def _end(self, keys: Iterable[str]) -> list[KeptChange]:
         """Delete those of these records that there are; return what is in force no longer."""
-        kept = self._sources.kept
-        ended = {key: kept[key] for key in keys if key in kept}
+        ended = {key: self._kept[key] for key in keys if key in self._kept}
         if ended:
             await self._change({}, gone=ended)
         return list(ended.values())
@@ -409,23 +388,28 @@ class RuleRegistry:
         except StateError:
             raise
         except BaseException:  # such as a cancelled request: it is written all the same
-            self._use_at_once(kept=self._kept_with(made, gone))
+            self._keep(made, gone)
+            self._use_at_once()
             raise
-        return await self._use(kept=self._kept_with(made, gone))
+        self._keep(made, gone)
+        return await self._use()
 
-    def _kept_with(
-        self, made: Mapping[str, KeptChange], gone: Collection[str]
-    ) -> dict[str, KeptChange]:
-        kept = self._sources.kept.items()
-        return {**{key: each for key, each in kept if key not in gone}, **made}
+    def _keep(self, made: Mapping[str, KeptChange], gone: Collection[str]) -> None:
+        """Have other changes; those before stay as they are for what is being composed of them."""
+        kept = self._kept.items()
+        self._kept = {**{key: each for key, each in kept if key not in gone}, **made}
 
-    async def _use(self, **changed: Any) -> ComposedRules:
-        """Put other sources in force, unless later ones are by then."""
-        self._sources = replace(self._sources, **changed)
+    @property
+    def _compose(self) -> Compose:
+        """Composes the sources as they are now."""
+        return partial(compose, self._settings, self._kafka, self._kept)
+
+    async def _use(self) -> ComposedRules:
+        """Put the sources in force as they are now, unless later ones are by then."""
         self._changes += 1
         change = self._changes
         try:
-            composed = await self._elsewhere(self._sources.compose)
+            composed = await self._elsewhere(self._compose)
         except BaseException:  # as above: what is kept must be in force
             self._use_at_once()
             raise
@@ -434,11 +418,10 @@ class RuleRegistry:
             self._put_in_force(composed)
         return composed
 
-    def _use_at_once(self, **changed: Any) -> None:
-        """Put other sources in force here and now; what is being composed is of earlier ones."""
-        self._sources = replace(self._sources, **changed)
+    def _use_at_once(self) -> None:
+        """Put the sources in force here and now; what is being composed is of earlier ones."""
         self._latest = self._changes
-        self._put_in_force(self._sources.compose())
+        self._put_in_force(self._compose())
 
     def _put_in_force(self, composed: ComposedRules) -> None:
         self._composed = composed

@@ -16,8 +16,14 @@ from metrics import MetricConfig
 from metrics.instruments import OTHER
 
 from .entities import DEFAULT, TRAFFIC_KINDS, ClientIdentity, QuotaKind
-from .selector import KEYS, selector
-from .validation import find_bound_problems, find_key_problems, parse_bounds, parse_scope
+from .validation import (
+    KEYS,
+    find_bound_problems,
+    find_key_problems,
+    parse_bounds,
+    parse_scope,
+    selector,
+)
 from .values import BadValueError
 
 # What tells the parts of an entity apart must not occur in a value, or two entities could collide.

@@ -45,12 +45,14 @@ _SHOWN_LENGTH = 60
 
 
 class BadValueError(ValueError):
-    """A value that cannot be used: `message` says what is wrong with it, `fix` how to mend it."""
+    """A value that cannot be used: `message` says what is wrong with it, `fix` how to mend it.
 
-    def __init__(self, message: str, fix: str) -> None:
+    `key` is the part of the value that is meant, or empty.
+    """
+
+    def __init__(self, message: str, fix: str, key: str = "") -> None:
         super().__init__(message)
-        self.message = message
-        self.fix = fix
+        self.message, self.fix, self.key = message, fix, key
 
 
 def shown(value: object) -> str:

@@ -28,8 +28,8 @@ from proxy.relay.requests import RequestFlow
 from proxy.relay.responses import ResponseFlow
 from proxy.relay.services import Services
 from proxy.relay.session import ClientSession
-from proxy.relay.stay import LAST_HOLD_MS, Stay
 from proxy.relay.traffic import Traffic
+from proxy.relay.visitor_eviction import LAST_HOLD_MS, VisitorEviction
 from proxy.wire.frames import RequestHead
 from proxy.wire.malformed import MalformedFrame, MalformedResponse
 
@@ -81,7 +81,9 @@ class Connection(PairState):
         self.crowded = NOT_DELAYED
         """Until its client's connection_rate lets it go on."""
         self._close_wait: asyncio.TimerHandle | None = None
-        self.stay = Stay(self, self._let_go) if services.steering is not None else None
+        self.eviction = (
+            VisitorEviction(self, self._let_go) if services.steering is not None else None
+        )
         """None where all clients are this process's own."""
         self.requests: RequestFlow = RequestFlow(self)
         self.responses: ResponseFlow = ResponseFlow(self)
@@ -148,8 +150,8 @@ class Connection(PairState):
         self.responses.close()
         self.muted.cancel()
         self._leave_gate()
-        if self.stay is not None:
-            self.stay.close()
+        if self.eviction is not None:
+            self.eviction.close()
         for exchange in self.in_flight:
             if exchange.expected is not None:
                 exchange.expected.cancel()
@@ -173,7 +175,7 @@ class Connection(PairState):
 
         Not within `close`: one of the flows may be what calls it.
         """
-        del self.requests, self.responses, self.waiter, self.stay
+        del self.requests, self.responses, self.waiter, self.eviction
         if self.lane is not None:
             self.lane.close()
         self._close_wait = None
@@ -305,10 +307,10 @@ class Connection(PairState):
     def follow_owner(self) -> None:
         """Send the client on soon if another member owns it from now on."""
         session = self.client.current
-        if self.stay is None or session is None:
+        if self.eviction is None or session is None:
             return
         self.requests.forget_lane()
-        self.stay.follow()
+        self.eviction.follow()
         if session.must_go:
             self.requests.admit_each()
         elif Pause.GATED in self.life.pauses:
@@ -317,8 +319,8 @@ class Connection(PairState):
     def session_of(self, head: RequestHead) -> ClientSession:
         """See PairState."""
         session = self.client.session(head.client_id)
-        if self.stay is not None:
-            self.stay.requested(head.api_key)
+        if self.eviction is not None:
+            self.eviction.requested(head.api_key)
         return session
 
     def answer(self) -> None:
@@ -332,11 +334,11 @@ class Connection(PairState):
 
     def send_on(self) -> None:
         """See PairState."""
-        if self.stay is None:
+        if self.eviction is None:
             self.services.loop.call_soon(self.drain)
         elif self.life.state is OPEN:
             self.pause(Pause.SENT_ON)
-            self.stay.send_on()
+            self.eviction.send_on()
 
     def _give_way(self) -> bool:
         """Close an idle connection for one of its client from an address with fewer."""

@@ -3,11 +3,13 @@
 import math
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal
 
 from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.quota.client_quotas import ClientQuotas
-from proxy.quota.connection_row import ConnectionHold, ConnectionRow, Where
 from proxy.quota.entities import CONNECTION_RATE, REQUEST_PERCENTAGE, ClientIdentity, QuotaKind
+from proxy.quota.rules import Rule
 from proxy.relay.connection import Connection
 from proxy.relay.lifecycle import Pause
 from proxy.relay.traffic import TRAFFIC_INTERVAL_MS
@@ -16,6 +18,68 @@ CLOSED_BY_OPERATOR = "closed by an operator"
 
 FIRST_RATE_MS = MS_PER_SECOND
 """A connection that is younger has no rate yet."""
+
+Where = Literal[
+    "delay_queue",
+    "muted",
+    "gate",
+    "connection_rate",
+    "one_at_a_time",
+    "login",
+    "in_flight",
+    "client_not_reading",
+    "broker_not_reading",
+]
+"""What keeps a connection waiting; docs/api.md explains each."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionHold:
+    """Why a connection does not go on now."""
+
+    where: Where
+    kind: QuotaKind | None = None
+    """The quota that holds it; None when none does."""
+    entity: str | None = None
+    """Whose traffic that quota adds up."""
+    rule: Rule | None = None
+    """The rule behind it; None too when it has gone since."""
+    until_ms: float | None = None
+    """On the monotonic clock; None when that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionRow:
+    """One open connection."""
+
+    number: int
+    """Its own for as long as the process runs; later ones have higher ones."""
+    ip: str
+    """Of the client."""
+    port: int
+    listener: str
+    user: str | None
+    client_id: str | None
+    """None too while nothing is known yet."""
+    node_id: int | None
+    """The broker that the client asked for; None: it came to the bootstrap port."""
+    broker: str | None
+    """Where the proxy is connected to for it, as `HOST:PORT`; None when it is not."""
+    began_ms: float
+    """On the monotonic clock."""
+    state: str
+    received_rate: float | None
+    """Bytes per second from the client; None before they were measured."""
+    sent_rate: float | None
+    """Bytes per second to the client."""
+    in_flight: int
+    """Requests without an answer."""
+    hold: ConnectionHold | None
+
+    @property
+    def rate(self) -> float:
+        """Both directions together, 0 before they were measured."""
+        return (self.received_rate or 0.0) + (self.sent_rate or 0.0)
 
 
 class ConnectionList:

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Sequence
 
-from proxy.relay.interceptor import SeenRequest
+from proxy.relay.interceptor import InterceptedRequest
 from proxy.wire.fetch import FetchedPartition, TopicKey
 from proxy.wire.fetch_response import FetchObserver
 
 
-class FetchWait(SeenRequest):
+class FetchWait(InterceptedRequest):
     """Looks for a partition whose records end before its log: nobody waits who has more to send.
 
     `had_data` is called once if there is one, when all partitions were seen. `seen` is what an
@@ -19,19 +19,19 @@ class FetchWait(SeenRequest):
     takes_whole = False
     follows_batches = True
 
-    def __init__(self, had_data: Callable[[], None], seen: SeenRequest | None) -> None:
+    def __init__(self, had_data: Callable[[], None], seen: InterceptedRequest | None) -> None:
         self._had_data = had_data
         self._seen = seen
         self._observer: FetchObserver | None = None
         self._is_cut = False
 
     def held(self, start_ms: float, due_ms: float) -> None:
-        """See SeenRequest."""
+        """See InterceptedRequest."""
         if self._seen is not None:
             self._seen.held(start_ms, due_ms)
 
     def observer(self, now_ms: float) -> FetchObserver:
-        """See SeenRequest."""
+        """See InterceptedRequest."""
         if self._seen is not None:
             self._observer = self._seen.observer(now_ms)
         return self

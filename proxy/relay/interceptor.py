@@ -21,7 +21,7 @@ class ClientSentOn(Exception):  # noqa: N818 - named for what happened
     """The client is to ask the member that owns it: here it gets no answer, and is let go."""
 
 
-class SeenRequest:
+class InterceptedRequest:
     """A request that was shown; subclasses say what its response goes through."""
 
     __slots__ = ()
@@ -67,7 +67,7 @@ class ClientInterceptor(Protocol):
     def wants(self, api_key: int, now_ms: float) -> bool:
         """Return whether a request of this API, one of INTERCEPTED_APIS, is to be shown."""
 
-    def request(self, head: RequestHead, frame: memoryview, now_ms: float) -> SeenRequest:
+    def request(self, head: RequestHead, frame: memoryview, now_ms: float) -> InterceptedRequest:
         """Read a request that is about to be sent on, or answer it.
 
         Raises MalformedFrame, and ClientSentOn.

@@ -13,7 +13,7 @@ from proxy.cluster.kafka_client import KafkaClient
 from proxy.cluster.upstream import UpstreamError
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.rules import Rule
-from proxy.quota.selector import selector
+from proxy.quota.validation import selector
 
 POLL_INTERVAL_S = 5.0
 """Between two questions for the quotas. Kafka announces no change."""

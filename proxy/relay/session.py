@@ -12,7 +12,7 @@ from proxy.quota.connection_quotas import ConnectionPlace
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.gate import FetchSizes, InFlightFetch
 from proxy.quota.meters import ThrottleTime
-from proxy.relay.interceptor import ClientInterceptor, SeenRequest
+from proxy.relay.interceptor import ClientInterceptor, InterceptedRequest
 from proxy.relay.listener import Origin
 from proxy.relay.services import Services
 from proxy.relay.steering import Owner, Steering, Visit
@@ -42,7 +42,7 @@ class VisitorCharge:
     def __call__(self, kind: QuotaKind, value: float, now_ms: float) -> ThrottleTime | None:
         """See `ClientQuotas.charge`."""
         quotas = self.quotas
-        quotas.keep_strictly(kind, now_ms)
+        quotas.pace_immediately(kind, now_ms)
         charge = quotas.charge(kind, value, now_ms)
         if not kind.is_time:
             self.count_bytes(value)
@@ -175,7 +175,7 @@ class Exchange:
     """How long the broker may sit on the request for lack of data."""
     expected: InFlightFetch | None = field(default=None, init=False)
     """Counts the response to a Fetch of a bounded client until it comes."""
-    seen: SeenRequest | None = field(default=None, init=False)
+    seen: InterceptedRequest | None = field(default=None, init=False)
     """What the interceptor makes of it; None when it was not shown."""
     charge: ThrottleTime | None = field(default=None, init=False)
     """What the request's own bytes cost; later, what its response is held for."""

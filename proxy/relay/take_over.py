@@ -15,10 +15,10 @@ import json
 import os
 import socket
 from collections import Counter
-from collections.abc import Collection, Coroutine, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from struct import Struct
-from typing import Any, Protocol
+from typing import Protocol
 
 from structlog import get_logger
 
@@ -155,7 +155,7 @@ class Predecessor:
 
 
 class Replaced(Protocol):
-    """What a proxy does while it is replaced."""
+    """What a proxy does while it is replaced, and at its end."""
 
     def addresses(self) -> Iterable[Address]:
         """Return where its sockets listen, each of them."""
@@ -172,67 +172,59 @@ class Replaced(Protocol):
     def stopped(self) -> None:
         """Begin to stop."""
 
+    async def stop(self) -> None:
+        """Drain, then close everything."""
+
 
 class Replaceable:
-    """Lets one successor at a time take the place of this proxy. Make it inside an event loop.
+    """Lets one successor at a time take the place of this proxy.
 
     If the successor dies before it serves, this proxy serves on, and the next one may come.
     """
 
     def __init__(self, proxy: Replaced) -> None:
         self._proxy = proxy
-        self._loop = asyncio.get_running_loop()
         self._successor: int | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._sock = socket.socket(socket.AF_UNIX)
-        self._sock.setblocking(False)
+        self._server: asyncio.Server | None = None
 
-    def open(self) -> None:
+    async def open(self) -> None:
         """Begin to listen; where that is not possible the log says so, and nothing else is lost."""
         try:
-            self._sock.bind(_name(os.getpid()))
-            self._sock.listen(TAKE_OVER_BACKLOG)
+            self._server = await asyncio.start_unix_server(
+                self._accepted, _name(os.getpid()), limit=MAX_WORD_BYTES, backlog=TAKE_OVER_BACKLOG
+            )
         except OSError as error:
             text = "this proxy cannot be replaced by run --take-over"
             _log.warning(text, error=str(error))
-            return
-        self._start(self._accept())
 
     async def close(self) -> None:
         """Be replaceable no more."""
+        if self._server is not None:
+            self._server.close()
         await end_tasks(self._tasks)
-        self._sock.close()
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
+    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        pid, uid = _peer(writer.get_extra_info("socket"))
+        if uid != os.geteuid() or len(self._tasks) >= TAKE_OVER_BACKLOG:
+            writer.close()
+            return
+        task = asyncio.get_running_loop().create_task(self._attend(reader, writer, pid))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = await self._loop.sock_accept(self._sock)
-            except OSError as error:
-                _log.error("can't accept a successor", error=str(error))
-                await asyncio.sleep(TAKE_OVER_TIMEOUT_S)
-                continue
-            sock.setblocking(False)
-            pid, uid = _peer(sock)
-            if uid != os.geteuid() or len(self._tasks) > TAKE_OVER_BACKLOG:
-                sock.close()
-            else:
-                self._start(self._attend(sock, pid))
-
-    async def _attend(self, sock: socket.socket, pid: int) -> None:
+    async def _attend(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pid: int
+    ) -> None:
         """Answer a process that wants to take over, and follow its words."""
-        with sock:
+        try:
             if self._successor is not None:
-                await self._answer(sock, [], rival=self._successor)
+                await _answer(writer, [], rival=self._successor)
                 return
             self._successor = pid
             try:
                 _log.info("to be replaced", by=pid)
-                if await self._is_replaced(sock, pid):
+                if await self._is_replaced(reader, writer, pid):
                     _log.info("replaced", by=pid)
                     self._proxy.stopped()
                 else:
@@ -242,14 +234,17 @@ class Replaceable:
                 _log.error("unexpected error while being replaced", exc_info=error)
             finally:
                 self._successor = None
+        finally:
+            writer.close()
 
-    async def _is_replaced(self, sock: socket.socket, pid: int) -> bool:
+    async def _is_replaced(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pid: int
+    ) -> bool:
         """Return whether the successor serves; when it does not, all is as it was."""
-        words = _Words(sock)
-        await self._answer(sock, list(self._proxy.addresses()), rival=None)
-        word, _, limit_s = (await words.next()).partition(" ")
-        # Who has died since it spoke needs nothing.
-        if word != RELEASE or not limit_s.isdecimal() or _has_ended(sock):
+        await _answer(writer, list(self._proxy.addresses()), rival=None)
+        word, _, limit_s = (await _next_word(reader)).partition(" ")
+        await asyncio.sleep(0)  # who has died since it spoke needs nothing
+        if word != RELEASE or not limit_s.isdecimal() or reader.at_eof():
             return False
         try:
             await self._proxy.release()
@@ -257,56 +252,42 @@ class Replaceable:
             _log.error("not all released to the successor", exc_info=error)
         try:
             async with asyncio.timeout(int(limit_s)):
-                word = await words.next()
+                word = await _next_word(reader)
         except TimeoutError:
-            await self._outlast(sock, words, pid)
+            self._proxy.take_back()
+            text = "the successor hangs: connections come here again, admin port and state when "
+            _log.error(f"{text}it ends", successor=pid, fix=f"end process {pid}")
+            await _say(writer, LATE)
+            while await _next_word(reader):
+                pass
         else:
             if word == STOP:
-                await self._say(sock, STOPPING)
+                await _say(writer, STOPPING)
                 return True
         await self._proxy.resume()
         return False
 
-    async def _outlast(self, sock: socket.socket, words: "_Words", pid: int) -> None:
-        """Take new connections back, and wait for the end of a successor that hangs."""
-        self._proxy.take_back()
-        text = "the successor hangs: connections come here again, admin port and state when it ends"
-        _log.error(text, successor=pid, fix=f"end process {pid}")
-        await self._say(sock, LATE)
-        while await words.next():
-            pass
 
-    async def _answer(
-        self, sock: socket.socket, addresses: Sequence[Address], rival: int | None
-    ) -> None:
-        answer = {"form": TAKE_OVER_SCHEMA, "replaced_by": rival, "addresses": addresses}
-        await self._say(sock, json.dumps(answer))
-
-    async def _say(self, sock: socket.socket, line: str) -> None:
-        with suppress(OSError):
-            await self._loop.sock_sendall(sock, f"{line}\n".encode())
+async def _answer(
+    writer: asyncio.StreamWriter, addresses: Sequence[Address], rival: int | None
+) -> None:
+    answer = {"form": TAKE_OVER_SCHEMA, "replaced_by": rival, "addresses": addresses}
+    await _say(writer, json.dumps(answer))
 
 
-class _Words:
-    """What a successor says, a line at a time."""
+async def _say(writer: asyncio.StreamWriter, line: str) -> None:
+    with suppress(OSError):
+        writer.write(f"{line}\n".encode())
+        await writer.drain()
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._unread = bytearray()
 
-    async def next(self) -> str:
-        """Return the next line, an empty one when the successor has gone or sends no lines."""
-        while (end := self._unread.find(b"\n")) < 0:
-            try:
-                part = await asyncio.get_running_loop().sock_recv(self._sock, MAX_WORD_BYTES)
-            except OSError:
-                return ""
-            if not part or len(self._unread) > MAX_WORD_BYTES:
-                return ""
-            self._unread += part
-        line = self._unread[:end].decode(errors="replace")
-        del self._unread[: end + 1]
-        return line
+async def _next_word(reader: asyncio.StreamReader) -> str:
+    """Return the next line, an empty one when the successor has gone or sends no lines."""
+    with suppress(OSError, ValueError):  # too long
+        line = await reader.readline()
+        if line.endswith(b"\n"):
+            return line[:-1].decode(errors="replace")
+    return ""
 
 
 def shares_port(addresses: Collection[Address], wanted: Address) -> bool:
@@ -323,13 +304,6 @@ _ANY = frozenset({"0.0.0.0", "::"})
 
 def _name(pid: int) -> str:
     return f"\0quota-proxy/{pid}"
-
-
-def _has_ended(sock: socket.socket) -> bool:
-    try:
-        return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False
 
 
 def _peer(sock: socket.socket) -> tuple[int, int]:

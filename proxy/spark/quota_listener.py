@@ -24,14 +24,13 @@ import time
 import uuid
 from collections import OrderedDict, deque
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partialmethod
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from itertools import takewhile
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from threading import Condition, Thread
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -204,7 +203,7 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
         self._changed = Condition()
         self._number = 0
         self._breaks = 0  # how often the proxy was found to be away
-        self._asked: SimpleQueue[tuple[_Run, SimpleQueue[_Look]]] = SimpleQueue()
+        self._asked: SimpleQueue[_Run] = SimpleQueue()
         self._looking: set[_Run] = set()  # runs that Spark is asked for and has not answered
         self._looker: Thread | None = None  # one of its own, as Spark may be slow
         self._logged: set[str] = set()
@@ -298,24 +297,19 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
 
     def _look_on(self) -> None:
         while True:
-            run, answer = self._asked.get()
+            run = self._asked.get()
             asked_s = time.monotonic()
             look = _look_at(run.query_id, run.run_id, run.batch_id)
-            self._saw(run, look, asked_s)  # however late
-            self._looking.discard(run)
-            answer.put(look)
-
-    def _saw(self, run: _Run, look: _Look, asked_s: float) -> None:
-        """Record what Spark said of a run, and queue the batches that were not known to be done."""
-        seen_s = time.monotonic()
-        with self._changed:
-            if self._is_closing or self._runs.get(run.run_id) is not run:
-                return
-            if look.is_there:
-                run.trigger, run.known_s = look.trigger, asked_s
-            for progress in look.done:
-                self._add("progress", run, progress, seen_s)
-            self._changed.notify_all()
+            seen_s = time.monotonic()
+            with self._changed:  # however late
+                self._looking.discard(run)
+                run.look = look._replace(done=())
+                if not self._is_closing and self._runs.get(run.run_id) is run:
+                    if look.is_there:
+                        run.trigger, run.known_s = look.trigger, asked_s
+                    for progress in look.done:  # batches that were not known to be done
+                        self._add("progress", run, progress, seen_s)
+                self._changed.notify_all()
 
     # In the thread that sends
 
@@ -353,7 +347,7 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
 
     def _send(self, event: _Event) -> None:
         run = event.run
-        report = {**self._report(event.kind, run), **event.report()}
+        report = event.report()
         if event.kind == "started":
             self._look_at(run)
             report["trigger"] = run.trigger
@@ -396,7 +390,7 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
             with self._changed:
                 if self._queue or self._is_closing:
                     return  # what waits says more
-                heartbeat = {**self._report("running", run), **run.heartbeat()}
+                heartbeat = run.heartbeat()
             if not is_alive or run.refused_in == self._breaks:
                 continue
             answer = self._post(heartbeat)
@@ -409,11 +403,6 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
                 kind, about = f"heartbeat {answer.status} {answer.reason}", answer.text
                 text = "the quota proxy at %s does not hear which queries run (HTTP %d): %s"
                 self._log_once(kind, text, self._url, answer.status, about, level=logging.INFO)
-
-    def _report(self, kind: str, run: _Run) -> dict[str, Any]:
-        """Return what all reports of a run have."""
-        names = {"query_id": run.query_id, "run_id": run.run_id, "name": run.name}
-        return {"sender": self._sender, "event": kind, **names, "client_id": run.client_id}
 
     def _sent(self, answer: _ReportAnswer, run: _Run, *, is_alive: bool = True) -> None:
         """Record that something was sent of a run; log what the proxy advises, once."""
@@ -432,28 +421,28 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
 
         Wait LOOK_S at most, and for no earlier look.
         """
-        look = _Look(is_hung=True)
-        if run not in self._looking:
-            if self._looker is None:
-                self._looker = Thread(target=self._look_on, name="quota-listener-look", daemon=True)
-                self._looker.start()
-            answer: SimpleQueue[_Look] = SimpleQueue()
-            limit_s = 0.0 if self._looking else LOOK_S
-            self._looking.add(run)
-            self._asked.put((run, answer))
-            with suppress(Empty):
-                look = answer.get(timeout=limit_s)
+        with self._changed:
+            is_known = run not in self._looking
+            if is_known:
+                if self._looker is None:
+                    name = "quota-listener-look"
+                    self._looker = Thread(target=self._look_on, name=name, daemon=True)
+                    self._looker.start()
+                limit_s = 0.0 if self._looking else LOOK_S
+                self._looking.add(run)
+                self._asked.put(run)
+                is_known = self._changed.wait_for(lambda: run not in self._looking, limit_s)
         run.looked_s = time.monotonic()
-        run.is_waiting = look.is_waiting
+        run.is_waiting = run.look.is_waiting if is_known else None
         # Spark has no event on the end of its queries when only spark.stop() is called.
-        return look.is_hung or bool(look.is_there) or run.known_s is None
+        return not is_known or bool(run.look.is_there) or run.known_s is None
 
     def _post(self, report: Mapping[str, Any]) -> _ReportAnswer | None:
         """Send once; return the proxy's answer, None while it is away."""
         self._breaks += self._channel.is_closed_by_proxy()
         answer = None
         try:
-            answer = self._channel.post(json.dumps(report).encode())
+            answer = self._channel.post(json.dumps({"sender": self._sender, **report}).encode())
             missed = f"HTTP {answer.status}" if answer.status >= _FAULT_FROM else None
         except (OSError, HTTPException) as error:
             missed = f"{type(error).__name__}: {error}"
@@ -497,6 +486,18 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
             _log.log(level, text, *args, **how)
 
 
+class _Look(NamedTuple):
+    """What Spark knows of a run."""
+
+    is_there: bool | None = None
+    """None: Spark can't be asked, as with Spark Connect."""
+    trigger: dict[str, Any] | None = None
+    is_waiting: bool | None = None
+    """Whether it is between two batches; None when that is not known."""
+    done: Sequence[Any] = ()
+    """The progress of batches of Kafka that were not known to be done, in order."""
+
+
 @dataclass(eq=False)
 class _Run:
     """One run of a query, from Spark's first event of it to the one on its end."""
@@ -512,9 +513,11 @@ class _Run:
     """Of the report about it."""
     is_over: bool = False
     """Whether the query has begun another run."""
+    look: _Look = _Look()  # noqa: RUF009 - it does not change
+    """What Spark said last."""
     trigger: dict[str, Any] | None = None
     is_waiting: bool | None = None
-    """Whether it was between two batches when Spark was asked last."""
+    """Whether it is between two batches; None where Spark did not say it in time."""
     looked_s: float = -math.inf
     """When Spark was asked last."""
     known_s: float | None = None
@@ -524,11 +527,16 @@ class _Run:
     refused_in: int | None = None
     """After which break of the connection the proxy was sent that it lives, and refused that."""
 
+    def report(self, kind: str, **what: Any) -> dict[str, Any]:
+        """Return a report of the run, without its sender."""
+        names = {"query_id": self.query_id, "run_id": self.run_id, "name": self.name}
+        return {"event": kind, **names, "client_id": self.client_id, **what}
+
     def heartbeat(self) -> dict[str, Any]:
-        """Return what only heartbeats have."""
-        known = {"last_batch_id": self.batch_id, "is_waiting": self.is_waiting}
+        """Return the report that it is running."""
         age_ms = None if self.known_s is None else round((time.monotonic() - self.known_s) * 1000)
-        return {"age_ms": 0, **known, "trigger": self.trigger, "known_age_ms": age_ms}
+        about = {"last_batch_id": self.batch_id, "is_waiting": self.is_waiting}
+        return self.report("running", age_ms=0, trigger=self.trigger, known_age_ms=age_ms, **about)
 
     @property
     def is_known(self) -> bool:
@@ -549,13 +557,11 @@ class _Event(NamedTuple):
     """The same on the wall clock."""
 
     def report(self) -> dict[str, Any]:
-        """Return what only reports of events have."""
+        """Return the report of the event, without when it was."""
         error = self.about.exception if self.kind == "terminated" else None
-        return {
-            "number": self.number,
-            "batch": _batch(self.about) if self.kind == "progress" else None,
-            "error": error and _ends_of(str(error).partition(_STACK_TRACE)[0]),
-        }
+        error = error and _ends_of(str(error).partition(_STACK_TRACE)[0])
+        batch = _batch(self.about) if self.kind == "progress" else None
+        return self.run.report(self.kind, number=self.number, batch=batch, error=error)
 
     @property
     def late_s(self) -> float:
@@ -660,20 +666,6 @@ class _AdminConnection:
         if is_closed:
             self._connection.close()
         return is_closed
-
-
-class _Look(NamedTuple):
-    """What Spark knows of a run."""
-
-    is_there: bool | None = None
-    """None: Spark can't be asked, as with Spark Connect."""
-    trigger: dict[str, Any] | None = None
-    is_waiting: bool | None = None
-    """Whether it is between two batches; None when that is not known."""
-    done: Sequence[Any] = ()
-    """The progress of batches of Kafka that were not known to be done, in order."""
-    is_hung: bool = False
-    """Whether Spark took too long to answer."""
 
 
 def _look_at(query_id: str, run_id: str, batch_id: int | None) -> _Look:

@@ -46,7 +46,7 @@ class RecordFormat(Generic[Form]):
 
     def read(self, record: Record) -> Form:
         """Return what a record says. Raises ValueError with what is wrong with it, for people."""
-        record.check_form(self.version)
+        record.check_schema(self.version)
         try:
             return self.form.model_validate_json(record.text)
         except ValidationError as error:

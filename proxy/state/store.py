@@ -55,7 +55,7 @@ class Record:
             raise ValueError(f"the value of {key!r} cannot be written as JSON: {error}") from error
         return cls(key, text, version)
 
-    def check_form(self, known: int) -> None:
+    def check_schema(self, known: int) -> None:
         """Raise ValueError, with what is wrong, when the value has another form than is known."""
         if self.version != known:
             raise ValueError(

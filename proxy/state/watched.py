@@ -16,7 +16,7 @@ WATCH_KEY = "watch/written"
 _log = get_logger(__name__)
 
 
-class WatchedStore(Store):
+class WriteProbe(Store):
     """Another store, and if it took the last write. Raises StateError from `close` until `use`."""
 
     def __init__(self, store: Store) -> None:

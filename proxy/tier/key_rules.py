@@ -53,17 +53,35 @@ class KeyRules:
         return QuotaKeys(map(Rule.of, json.loads(self.rules)), self.together)
 
     def text(self) -> str:
-        """Return both as JSON; `read` reads that."""
+        """Return both as JSON."""
         # Versions before this one read a list of prefixes, too.
         sets = [[each.name, sorted(each.client_ids), []] for each in self.together]
         return f"[{self.rules},{_json(sets)}]"
 
+    def record(self) -> Record:
+        """Return the record that `read` reads."""
+        packed = b64encode(zlib.compress(self.text().encode())).decode()
+        return Record.of(KEYS_KEY, packed, KEYS_SCHEMA)
+
     @classmethod
-    def read(cls, text: str) -> Self:
-        """Read a `text`. Raises as `Rule.of`."""
-        rules, sets = json.loads(text)
-        together = tuple(ClientSet(name, frozenset(ids)) for name, ids, _ in sets)
-        return cls(rules_text(map(Rule.of, rules)), together)
+    def read(cls, store: Store) -> Self | None:
+        """Return what the keys of the tier are made of; None: nobody has written it yet.
+
+        Raises StateError: it cannot be read.
+        """
+        record = store.get(KEYS_KEY)
+        if record is None:
+            return None
+        try:
+            record.check_schema(KEYS_SCHEMA)
+            rules, sets = json.loads(zlib.decompress(b64decode(str(record.value))))
+            together = tuple(ClientSet(name, frozenset(ids)) for name, ids, _ in sets)
+            return cls(rules_text(map(Rule.of, rules)), together)
+        except (ValueError, KeyError, TypeError, zlib.error) as error:
+            raise StateError(
+                f"the rules that the tier goes by cannot be read: {error}",
+                "run versions that go together on all machines of the tier",
+            ) from error
 
 
 class TierRules:
@@ -93,7 +111,7 @@ class TierRules:
 
     def read(self, store: Store) -> None:
         """Go by the rules of the tier at once, if there are some. Raises StateError."""
-        rules = read_keys(store)
+        rules = KeyRules.read(store)
         if rules is not None:
             self.wanted = self.in_force = rules
             self.keys = rules.keys()
@@ -116,7 +134,7 @@ class TierRules:
         """
         if not self._are_own_whole:
             return False
-        record = await asyncio.to_thread(keys_record, self._own)
+        record = await asyncio.to_thread(self._own.record)
         if store.get(KEYS_KEY) == record:
             return False
         await asyncio.to_thread(store.put_many, [record])
@@ -128,7 +146,7 @@ class TierRules:
         if KEYS_KEY not in keys:
             return False
         try:
-            self.wanted = read_keys(store) or self.wanted
+            self.wanted = KeyRules.read(store) or self.wanted
         except StateError as error:
             _log.error("the rules of the tier are not followed", error=str(error))
         return True
@@ -165,30 +183,6 @@ def client_sets(config: Config) -> tuple[ClientSet, ...]:
     for query in config.queries:
         found.append(ClientSet(query.client_id, frozenset((query.client_id,))))
     return tuple(found)
-
-
-def keys_record(rules: KeyRules) -> Record:
-    """Return the record that `read_keys` reads."""
-    packed = b64encode(zlib.compress(rules.text().encode())).decode()
-    return Record.of(KEYS_KEY, packed, KEYS_SCHEMA)
-
-
-def read_keys(store: Store) -> KeyRules | None:
-    """Return what the keys of the tier are made of; None: nobody has written it yet.
-
-    Raises StateError: it cannot be read.
-    """
-    record = store.get(KEYS_KEY)
-    if record is None:
-        return None
-    try:
-        record.check_form(KEYS_SCHEMA)
-        return KeyRules.read(zlib.decompress(b64decode(str(record.value))).decode())
-    except (ValueError, KeyError, TypeError, zlib.error) as error:
-        raise StateError(
-            f"the rules that the tier goes by cannot be read: {error}",
-            "run versions that go together on all machines of the tier",
-        ) from error
 
 
 def _json(value: object) -> str:

@@ -219,7 +219,7 @@ class SlotOwnership:
         gained = self._steering.use(self.routes(), self.owns.keys.slot_of)
         if gained:
             slot_of = self.owns.keys.slot_of
-            walk = self._shared.keep_strictly(lambda client: slot_of(client) in gained, clock_ms)
+            walk = self._shared.pace_immediately(lambda client: slot_of(client) in gained, clock_ms)
             await self._slices.collect(walk)
 
     def _cut_off(self, *, is_cut_off: bool) -> None:
@@ -279,7 +279,7 @@ class SlotOwnership:
         before, after = self.owns, SlotOwns(self._name, slot_map, keys)
         if slot_map.owners[COMMON_SLOT] != self._name:
             await self._lead(is_leader=False)
-        await self._queries.let_go(owns=OwnedBeside(before, after, is_others=True))
+        await self._queries.revoke(owns=OwnedBeside(before, after, is_others=True))
         left = self._shared.debts(
             lambda client: before.has(client) and not after.has(client), clock_ms()
         )
@@ -301,7 +301,7 @@ class SlotOwnership:
         try:
             owed = [debt for debt in debts if after.has(debt.identity)]
             self._shared.take_debts(owed, clock_ms())
-            await self._queries.take_up(self.store, owns=after)
+            await self._queries.assign(self.store, owns=after)
         finally:
             await self._steer()
             await self._lead(is_leader=self.is_leader)
@@ -314,9 +314,9 @@ class SlotOwnership:
         """
         store, owners = self.store, self.owns.slot_map.owners
         await asyncio.to_thread(self._move_misplaced)
-        strays = await asyncio.to_thread(store.strays)
+        misplaced = await asyncio.to_thread(store.misplaced)
         records: defaultdict[str | None, list[Record]] = defaultdict(list)
-        for record in strays:
+        for record in misplaced:
             records[owners[self._rules.slot_of_record(record.key)]].append(record)
         owed: defaultdict[str | None, list[Debt]] = defaultdict(list)
         for debt in self._owed_away:
@@ -331,17 +331,17 @@ class SlotOwnership:
                 _log.debug("records are not handed over yet", member=owner, error=str(error))
             else:
                 keys = {record.key for record in given}
-                await asyncio.to_thread(store.drop_strays, keys)
-                strays = [record for record in strays if record.key not in keys]
-        return bool(strays)
+                await asyncio.to_thread(store.drop_misplaced, keys)
+                misplaced = [record for record in misplaced if record.key not in keys]
+        return bool(misplaced)
 
     def _move_misplaced(self) -> None:
         """Write records, whose slots are other ones by other keys, to those that are here."""
         slot_of, store = self._rules.slot_of_record, self.store
-        here = [each for each in store.strays() if slot_of(each.key) in store.taken]
+        here = [each for each in store.misplaced() if slot_of(each.key) in store.taken]
         if here:
             store.put_many(here)
-            store.drop_strays({each.key for each in here})
+            store.drop_misplaced({each.key for each in here})
 
 
 def route_owners(

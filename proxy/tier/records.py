@@ -101,7 +101,7 @@ def take_debts(store: Store, slots: Collection[int]) -> list[Debt]:
     debts: list[Debt] = []
     for record in found:
         try:
-            record.check_form(DEBT_SNAPSHOT_SCHEMA)
+            record.check_schema(DEBT_SNAPSHOT_SCHEMA)
             document: Any = record.value
             passed_ms = max(0.0, (time.time() - float(document["at_s"])) * MS_PER_SECOND)
             left = [Debt.of(row).after(passed_ms) for row in document["owed"]]

@@ -7,7 +7,7 @@ import asyncio
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from heapq import nlargest
 from typing import Any
 
@@ -44,7 +44,6 @@ NEWS_SHARE = 0.15
 LEAST_NEWS = 0.05
 """Of one member's capacity; what is less is no news."""
 
-
 LOAD_INTERVAL_S = 1.0
 """Between two looks whether connections were measured."""
 
@@ -60,6 +59,11 @@ class LoadMeter:
     def __init__(self) -> None:
         self.loads: dict[int, SlotLoad] = {}
         """By slot; of others there is nothing to tell."""
+        self.announced: Mapping[int, SlotLoad] = {}
+        """What the others are told, until there is news: the loads of slots that this member has
+        had for long enough, also where it is none."""
+        self._since_s: dict[int, float] = {}
+        """When each slot of this member came."""
         self.clients: dict[int, list[str]] = {}
         """Names of the biggest clients of slots that take much, the biggest one first."""
         self._slot_of: object = None
@@ -115,40 +119,23 @@ class LoadMeter:
             if load.share >= NAMED_SHARE
         }
 
+    def announce(self, owned: Collection[int], known: Mapping[int, SlotLoad]) -> bool:
+        """Announce what was measured of our own slots; return whether it is news.
 
-class AnnouncedLoads:
-    """The loads that a member joins with; they stay as they are until there is news."""
-
-    def __init__(self) -> None:
-        self.loads: Mapping[int, SlotLoad] = {}
-        """Of slots that this member has had for long enough, also where it is none."""
-        self._since_s: dict[int, float] = {}
-        """When each slot came."""
-
-    def take(
-        self,
-        measured: Mapping[int, SlotLoad],
-        known: Mapping[int, SlotLoad],
-        now_s: float,
-        measured_s: float,
-    ) -> bool:
-        """Take what was measured of our own slots, which are all there; return whether it is news.
-
-        `known` is what the others know of all slots, `measured_s` for how long this member has
-        measured.
+        `known` is what the others know of all slots.
         """
-        self._since_s = {slot: self._since_s.get(slot, now_s) for slot in measured}
-        if measured_s < LEAST_MEASURED_S:
+        self._since_s = {slot: self._since_s.get(slot, self._at_s) for slot in owned}
+        if self.measured_s < LEAST_MEASURED_S:
             return False
         loads = {
-            slot: load
-            for slot, load in measured.items()
-            if now_s - self._since_s[slot] >= LEAST_MEASURED_S
+            slot: self.loads.get(slot, NO_LOAD)
+            for slot, since_s in self._since_s.items()
+            if self._at_s - since_s >= LEAST_MEASURED_S
         }
         # What nobody knows counts as the average, so a slot that is idle is news, too.
         if loads.keys() <= known.keys() and not _are_news(known, loads):
             return False
-        self.loads = loads
+        self.announced = loads
         return True
 
 
@@ -203,9 +190,7 @@ class TierLoads:
         self._name, self._ownership, self._slices = name, ownership, slices
         self._connections = connections
         self._known, self._request_rebalance = known, request_rebalance
-        self._meter = LoadMeter()
-        self.announced = AnnouncedLoads()
-        """What the others are told of the loads of this member's slots."""
+        self.meter = LoadMeter()
         self._warned_s: dict[int, float] = {}
         """When a slot was overloaded last."""
 
@@ -215,7 +200,7 @@ class TierLoads:
         while True:
             if connections.client_rates is not seen:  # they were measured anew
                 seen = connections.client_rates
-                walk = self._meter.measuring(
+                walk = self.meter.measuring(
                     seen,
                     connections.client_exchanges,
                     self._ownership.owns.keys.slot_of,
@@ -224,16 +209,13 @@ class TierLoads:
                 )
                 await self._slices.collect(walk)
                 self._warn(time.monotonic())
-                loads = self._meter.loads
-                measured = {slot: loads.get(slot, NO_LOAD) for slot in self._ownership.owns.slots}
-                measured_s = self._meter.measured_s
-                if self.announced.take(measured, self._known(), time.monotonic(), measured_s):
+                if self.meter.announce(self._ownership.owns.slots, self._known()):
                     self._request_rebalance()
             await asyncio.sleep(LOAD_INTERVAL_S)
 
     def document(self) -> Document:
         """Return what the status shows of this member's slots."""
-        loads, owned = self._meter.loads.values(), self._ownership.owns.slots
+        loads, owned = self.meter.loads.values(), self._ownership.owns.slots
         return {
             "owned": len(owned),
             "bytes_per_s": round(sum(load.bytes_per_s for load in loads)),
@@ -248,12 +230,12 @@ class TierLoads:
             "slot": slot,
             "bytes_per_s": round(load.bytes_per_s),
             "cpu_share": round(load.cpu_share, 3),
-            "clients": self._meter.clients.get(slot, []),
+            "clients": self.meter.clients.get(slot, []),
         }
 
     def overloaded(self) -> Mapping[int, SlotLoad]:
         """Return those of our slots that fill a member alone, with their loads."""
-        loads, newest = self._meter.loads, self._ownership.newest
+        loads, newest = self.meter.loads, self._ownership.newest
         members = [self._name] if newest is None else list(newest.members)
         return {slot: loads[slot] for slot in overloaded_slots(loads, members)}
 

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any, Self
 
 from kafka.partitioner.default import murmur2
+from pydantic import TypeAdapter
 
 from proxy.cluster.upstream import Address
 from proxy.relay.listener import NODE_ID
@@ -61,12 +62,6 @@ class ListenerPorts:
         node_id = next(iter(self.ports), 0)
         return self.address_of(node_id) or (self.host, self.bootstrap_port)
 
-    @classmethod
-    def of(cls, document: Mapping[str, Any]) -> Self:
-        """Read it from JSON. Raises KeyError, TypeError, ValueError for anything else."""
-        ports = {int(node_id): int(port) for node_id, port in document["ports"].items()}
-        return cls(**{**document, "ports": ports})
-
 
 @dataclass(frozen=True, slots=True)
 class MemberAddresses:
@@ -87,15 +82,9 @@ class MemberAddresses:
         ports = self.listeners.get(listener)
         return None if ports is None else (ports.host, ports.bootstrap_port)
 
-    def document(self) -> dict[str, Any]:
-        """Return it for JSON; `of` reads that."""
-        return asdict(self)
 
-    @classmethod
-    def of(cls, document: Mapping[str, Any]) -> Self:
-        """Read a `document`. Raises as `ListenerPorts.of`."""
-        listeners = document["listeners"].items()
-        return cls(document["name"], {name: ListenerPorts.of(each) for name, each in listeners})
+MEMBER_LIST = TypeAdapter(list[MemberAddresses])
+"""Reads the members of a tier from JSON, as `asdict` writes each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +117,14 @@ class SlotMap:
         positions = {name: position for position, name in enumerate(self.members)}
         return {
             "generation": self.generation,
-            "members": [member.document() for member in self.members.values()],
+            "members": list(map(asdict, self.members.values())),
             "owners": [None if owner is None else positions[owner] for owner in self.owners],
         }
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Self:
-        """Read a `document`. Raises as `ListenerPorts.of`, and IndexError."""
-        members = [MemberAddresses.of(each) for each in document["members"]]
+        """Read a `document`. Raises KeyError, TypeError, ValueError, IndexError for others."""
+        members = MEMBER_LIST.validate_python(document["members"])
         owners = [
             None if position is None else members[position].name for position in document["owners"]
         ]

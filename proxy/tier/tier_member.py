@@ -11,7 +11,7 @@ from typing import Any
 from structlog import get_logger
 
 from metrics import MemberInstruments
-from metrics.member_names import machine_of
+from metrics.member_names import machine_of, member_name
 from proxy.admin.replies import ApiError
 from proxy.admin.tier_protocol import MemberEndpoint
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
@@ -64,9 +64,11 @@ TIER_ERRORS = (TierError, MembershipError)
 """What `TierMember.join` raises, and what a member ends with that may not stay."""
 
 
-def check_tier_state(config: Config, way: Bootstrap, member: str) -> None:
-    """Read a tier's state as this member would, and nothing else. Blocks. Raises StateError."""
+def check_tier_state(config: Config, way: Bootstrap) -> None:
+    """Read a tier's state as a host's first member would. Blocks. Raises StateError."""
+    assert config.tier is not None
     rules = TierRules(config)
+    member = member_name(0, config.tier.machine)
     store = TierStore(config, way, member, rules.slot_of_record)
     try:
         rules.read(store)
@@ -367,7 +369,7 @@ class TierMember:
             cluster_id=self._cluster_id,
             rules_digest=self._rules.digest,
             clock_s=time.time(),
-            loads=self._loads.announced.loads,
+            loads=self._loads.meter.announced,
             is_leaving=self._is_leaving,
             reached=self._probe.reached.difference(() if newest is None else newest.owners),
             unreached=frozenset(self._probe.problems),

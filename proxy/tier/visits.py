@@ -2,9 +2,10 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from structlog import get_logger
@@ -36,35 +37,6 @@ _Key = tuple[ClientIdentity, QuotaKind]
 _log = get_logger(__name__)
 
 
-class VisitLog:
-    """What visitors have had since their owners were told last, by owner."""
-
-    def __init__(self) -> None:
-        self._by_owner: defaultdict[str, dict[_Key, Visit]] = defaultdict(dict)
-
-    def add(self, owner: str, visit: Visit) -> None:
-        """Add to what a client has had of one kind."""
-        visits, key = self._by_owner[owner], (visit.identity, visit.kind)
-        if (before := visits.get(key)) is not None:
-            visit = replace(visit, amount=before.amount + visit.amount)
-        elif len(visits) >= MAX_KEPT:
-            return
-        visits[key] = visit
-
-    def take(self, busy: Container[str] = ()) -> Iterator[tuple[str, Sequence[Visit]]]:
-        """Yield each owner and what it is to be told, at most MAX_VISITS each; drop that here.
-
-        Nothing for those that are `busy`.
-        """
-        for owner, visits in tuple(self._by_owner.items()):
-            if owner in busy:
-                continue
-            keys = tuple(visits)[:MAX_VISITS]
-            yield owner, [visits.pop(key) for key in keys]
-            if not visits:
-                del self._by_owner[owner]
-
-
 def visit_row(visit: Visit) -> list[Any]:
     """Return a visit as JSON has it; `read_visit` reads that."""
     identity = visit.identity
@@ -93,19 +65,36 @@ class VisitExchanges:
 
     def __init__(self, shared: SharedQuotas, steering: SlotSteering, peers: Peers) -> None:
         self._shared, self._steering, self._peers = shared, steering, peers
-        self._visits = VisitLog()
-        steering.on_visit = self._visits.add
-        self._loop = asyncio.get_running_loop()
+        steering.on_visit = self.add
+        self._visits: defaultdict[str, dict[_Key, Visit]] = defaultdict(dict)
+        """What visitors have had since their owners were told last, by owner."""
         self._failing_since_s: dict[str, float] = {}
         """Since when an owner is not told of visits."""
         self._telling: dict[str, asyncio.Task[None]] = {}
         """By the owners that are being told of visits: one at a time each."""
 
+    def add(self, owner: str, visit: Visit) -> None:
+        """Add to what a client of an owner has had of one kind."""
+        visits, key = self._visits[owner], (visit.identity, visit.kind)
+        if (before := visits.get(key)) is not None:
+            visit = replace(visit, amount=before.amount + visit.amount)
+        elif len(visits) >= MAX_KEPT:
+            return
+        visits[key] = visit
+
+    def take(self, owner: str) -> Sequence[Visit]:
+        """Remove and return what an owner is to be told, at most MAX_VISITS."""
+        visits = self._visits[owner]
+        taken = [visits.pop(key) for key in tuple(islice(visits, MAX_VISITS))]
+        if not visits:
+            del self._visits[owner]
+        return taken
+
     async def run(self) -> None:
         """Send to owners, every EXCHANGE_INTERVAL_S, what their clients had; until cancelled."""
         while True:
-            for owner, visits in self._visits.take(busy=self._telling):
-                task = self._telling[owner] = asyncio.create_task(self._tell(owner, visits))
+            for owner in self._visits.keys() - self._telling.keys():
+                task = self._telling[owner] = asyncio.create_task(self._tell(owner))
                 task.add_done_callback(partial(self._told, owner))
             await asyncio.sleep(EXCHANGE_INTERVAL_S)
 
@@ -130,7 +119,8 @@ class VisitExchanges:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("unexpected error about visits", owner=owner, exc_info=error)
 
-    async def _tell(self, owner: str, visits: Sequence[Visit]) -> None:
+    async def _tell(self, owner: str) -> None:
+        visits = self.take(owner)
         try:
             answer = await self._peers.tell(owner, [visit_row(visit) for visit in visits])
         except PeerError as error:  # it may have charged them: then twice
@@ -142,7 +132,7 @@ class VisitExchanges:
 
     def _tell_again(self, owner: str, visits: Sequence[Visit], problem: str) -> None:
         """Keep for a while what an owner could not be told, for it or who is the owner then."""
-        now_s = self._loop.time()
+        now_s = asyncio.get_running_loop().time()
         if owner not in self._failing_since_s:
             _log.warning("an owner was not told of visits", owner=owner, error=problem)
         if now_s - self._failing_since_s.setdefault(owner, now_s) > VISITS_KEPT_S:

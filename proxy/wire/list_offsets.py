@@ -5,22 +5,18 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from struct import Struct
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
-from proxy.wire.apis import APIS, LENGTH_BYTES, LIST_OFFSETS, plan_of
-from proxy.wire.frames import RESPONSE_HEADER, read_partitions
+from proxy.wire.apis import APIS, LENGTH_BYTES, LIST_OFFSETS
+from proxy.wire.frames import INT32, read_partitions
 from proxy.wire.layout import (
     MAX_KNOWN,
     MAX_KNOWN_MESSAGE_BYTES,
     UNREADABLE,
     Buffer,
     PartitionFields,
-    RecordLayout,
     request_layout,
     request_partitions,
-    response_layout,
-    response_partitions,
-    write_tags,
 )
 from proxy.wire.malformed import MalformedFrame
 from proxy.wire.topic_partition import TopicPartition
@@ -34,10 +30,8 @@ _FIRST_VERSION = 1  # version 0, gone since Kafka 4.0, answers with lists; it is
 _is_read = range(_FIRST_VERSION, APIS[LIST_OFFSETS].max_version + 1).__contains__
 _ANSWER = ("partition_index", "error_code", "offset")
 _INT64 = Struct(">q")
-_EMPTY_TAGS = write_tags([])
-_Fields: TypeAlias = Mapping[str, Any]
-_NO_MORE: _Fields = MappingProxyType({"error_code": 0, "timestamp": -1, "leader_epoch": -1})
-"""What else an answer says: no error, no timestamp, and a leader epoch that is not known."""
+_OFFSET_AT = Struct(">ihq").size  # behind partition_index, error_code and timestamp
+_NO_ERROR, _NO_TIMESTAMP, _NO_LEADER_EPOCH = 0, -1, -1
 
 
 @dataclass(slots=True)
@@ -118,11 +112,10 @@ def change_offsets(version: int, frame: bytes, offsets: Mapping[TopicPartition, 
     """
     if not (offsets and _is_read(version)):
         return frame
-    place = response_partitions(LIST_OFFSETS, version, *_ANSWER).partition.seek("offset", b"", 0)
     changed = bytearray(frame)
     for topic, pos, (index, _, _) in read_partitions(LIST_OFFSETS, version, frame, _ANSWER):
         if (topic, index) in offsets:
-            _INT64.pack_into(changed, pos + place, offsets[topic, index])
+            _INT64.pack_into(changed, pos + _OFFSET_AT, offsets[topic, index])
     return frame if changed == frame else bytes(changed)
 
 
@@ -136,51 +129,29 @@ def list_offsets_response(
     """
     if not _is_read(version):
         raise ValueError(f"no way to answer ListOffsets version {version}")
-    if len(offsets) == 1:
-        ((key, offset),) = offsets.items()
-        before, behind = _around_offset(version, *key)
-        body = b"".join((before, _INT64.pack(offset), behind))
-    else:
-        body = _answer_body(version, offsets)
-    return _frame(version, correlation_id, body)
-
-
-def _frame(version: int, correlation_id: int, body: bytes) -> bytes:
-    header_tags = _EMPTY_TAGS if plan_of(LIST_OFFSETS, version).is_flexible else b""
-    length = RESPONSE_HEADER.size - LENGTH_BYTES + len(header_tags) + len(body)
-    return b"".join((RESPONSE_HEADER.pack(length, correlation_id), header_tags, body))
+    if len(offsets) != 1:
+        return _answer(version, correlation_id, offsets)
+    ((key, offset),) = offsets.items()
+    like, offset_at = _answer_like(version, *key)
+    frame = bytearray(like)
+    INT32.pack_into(frame, LENGTH_BYTES, correlation_id)
+    _INT64.pack_into(frame, offset_at, offset)
+    return bytes(frame)
 
 
 @lru_cache(MAX_KNOWN)
-def _around_offset(version: int, topic: str, index: int) -> tuple[bytes, bytes]:
-    """Return what comes before and behind the offset in the body of an answer for one partition."""
-    body = _answer_body(version, {(topic, index): 0})
-    partitions = response_partitions(LIST_OFFSETS, version, *_ANSWER)
-    ((_, pos, _),) = partitions.read(body, 0)
-    start = pos + partitions.partition.seek("offset", b"", 0)
-    return body[:start], body[start + _INT64.size :]
+def _answer_like(version: int, topic: str, index: int) -> tuple[bytes, int]:
+    """Return an answer for one partition, and where its offset is."""
+    frame = _answer(version, 0, {(topic, index): 0})
+    ((_, pos, _),) = read_partitions(LIST_OFFSETS, version, frame, _ANSWER)
+    return frame, pos + _OFFSET_AT
 
 
-def _answer_body(version: int, offsets: Mapping[TopicPartition, int]) -> bytes:
-    topics: dict[str, list[_Fields]] = {}
+def _answer(version: int, correlation_id: int, offsets: Mapping[TopicPartition, int]) -> bytes:
+    topics: dict[str, list[tuple[int, ...]]] = {}
     for (topic, index), offset in offsets.items():
-        row = {"partition_index": index, "offset": offset, **_NO_MORE}
+        row = index, _NO_ERROR, _NO_TIMESTAMP, offset, _NO_LEADER_EPOCH
         topics.setdefault(topic, []).append(row)
-    rows = [{"name": topic, "partitions": each} for topic, each in topics.items()]
-    values = {"throttle_time_ms": 0, "topics": rows}
-    return _written(response_layout(LIST_OFFSETS, version), values)
-
-
-def _written(record: RecordLayout, values: _Fields) -> bytes:
-    """Return a record with these values of its fields; those that it does not have are left out."""
-    parts: list[bytes] = []
-    for field, layout in record.fields.items():
-        value = values[field]
-        if isinstance(value, list):
-            parts.append(layout.length.write(len(value)))
-            parts += [_written(layout.element, each) for each in value]
-        else:
-            parts.append(layout.write(value))
-    if record.tags is not None:
-        parts.append(_EMPTY_TAGS)
-    return b"".join(parts)
+    response = APIS[LIST_OFFSETS].response[version](throttle_time_ms=0, topics=list(topics.items()))
+    response.with_header(correlation_id=correlation_id)
+    return bytes(response.encode(header=True, framed=True))

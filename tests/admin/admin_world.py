@@ -14,15 +14,17 @@ from metrics.member_names import ONLY_MEMBER
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import AuditLog
 from proxy.admin.history import History
-from proxy.admin.port.access import Access, AdminToken
+from proxy.admin.port.guard import Access, AdminToken
 from proxy.admin.rates.observed_rates import ObservedRates
 from proxy.admin.server import AdminServer
+from proxy.config.endpoints import HostPort
 from proxy.progress.query_scope import QueryScope
 from proxy.quota.entities import QuotaKind
 from proxy.quota.rule_registry import RuleRegistry
 from proxy.quota.rules import QuotaSettings, Rule
 from proxy.relay.connection_list import ConnectionList
 from proxy.state import MemoryStore, Record, StateError
+from proxy.succession import bind_admin
 
 MIB = 2.0**20
 CONSUMER, PRODUCER, REQUEST, MAX_CONNECTIONS, CONNECTION_RATE = QuotaKind
@@ -130,7 +132,6 @@ class AdminWorld(QuotaWorld):
     def server(
         self,
         host: str = "127.0.0.1",
-        port: int = 0,
         *,
         token: str | None = None,
         access: Access | None = None,
@@ -141,8 +142,7 @@ class AdminWorld(QuotaWorld):
         arguments: dict[str, Any] = {
             "metrics": self.prometheus,
             "member": ONLY_MEMBER,
-            "not_ready": lambda: self.not_ready,
-            "warning": lambda: self.warning,
+            "readiness": lambda: (self.not_ready, self.warning),
             "request_times": lambda: self.request_times,
             "quotas": self.quotas,
             "rules": self.rules,
@@ -157,7 +157,7 @@ class AdminWorld(QuotaWorld):
         } | changes
         of_parts = {each.name for each in fields(AdminParts) if each.init}
         parts = {key: arguments.pop(key) for key in of_parts & arguments.keys()}
-        return AdminServer(host, port, AdminParts(**parts), **arguments)
+        return AdminServer(host, AdminParts(**parts), **arguments)
 
     def sample(self) -> None:
         """Take a sample of the rates at this time."""
@@ -200,10 +200,15 @@ class Answer:
 Ask = Callable[..., Awaitable[Answer]]
 
 
+async def start(server: AdminServer, host: str = "127.0.0.1", port: int = 0) -> None:
+    """Start a server at a port, by default any free one."""
+    await server.start(bind_admin(HostPort(host, port)))
+
+
 @asynccontextmanager
-async def running(server: AdminServer) -> AsyncIterator[str]:
+async def running(server: AdminServer, port: int = 0) -> AsyncIterator[str]:
     """Run a server; gives its address, `http://HOST:PORT`."""
-    await server.start()
+    await start(server, port=port)
     try:
         yield f"http://127.0.0.1:{server.port}"
     finally:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 
 from admin_world import CONSUMER, RULES
 
-from proxy.quota.connection_row import ConnectionHold, ConnectionRow
 from proxy.quota.entities import ClientIdentity
+from proxy.relay.connection_list import ConnectionHold, ConnectionRow
 
 PLAIN = ConnectionRow(
     number=7,

@@ -53,8 +53,8 @@ class SparkWorld(AdminWorld, QueryWorld):
         """What the browser's clock shows: the page computes with it."""
         return time.time()
 
-    def server(self, host: str = "127.0.0.1", port: int = 0, **changes: Any) -> AdminServer:
-        return super().server(host, port, **({"reports": self} | changes))
+    def server(self, host: str = "127.0.0.1", **changes: Any) -> AdminServer:
+        return super().server(host, **({"reports": self} | changes))
 
     async def accept(self, raw: bytes, scope: QueryScope) -> Mapping[str, object]:
         return self.take(raw, scope)

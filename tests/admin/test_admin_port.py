@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 import trustme
-from admin_world import AdminWorld, NoQueries
+from admin_world import AdminWorld, NoQueries, start
 from structlog.testing import capture_logs
 
 from proxy.admin.port.admin_port import PortLimits
@@ -71,8 +71,8 @@ class Caller:
 
 
 @asynccontextmanager
-async def opened(server: AdminServer) -> AsyncIterator[AdminServer]:
-    await server.start()
+async def opened(server: AdminServer, host: str = HOST) -> AsyncIterator[AdminServer]:
+    await start(server, host)
     try:
         yield server
     finally:
@@ -161,8 +161,7 @@ async def test_who_does_not_read_its_answers_is_closed(world: AdminWorld, tls: T
     ):
         caller = await call(stack, server, tls)
         caller.writer.transport.pause_reading()
-        port = server._opened
-        assert port is not None
+        port = server.listening
         caller.writer.write(GET.replace(b"/healthz", b"/page/page.css") * 400)
         while port._connections:  # noqa: ASYNC110 - no event tells of it
             await asyncio.sleep(0)
@@ -175,8 +174,7 @@ async def test_only_so_many_leave_their_answers_unread(world: AdminWorld, tls: T
         opened(world.server(limits=limits, tls=tls.server)) as server,
         AsyncExitStack() as stack,
     ):
-        port = server._opened
-        assert port is not None
+        port = server.listening
         callers = [await call(stack, server, tls) for _ in range(5)]
         for caller in callers:
             caller.writer.transport.pause_reading()
@@ -313,7 +311,7 @@ async def test_who_is_being_answered_is_not_closed_for_others(world: AdminWorld)
 
 
 async def test_both_families_of_localhost_are_served(world: AdminWorld):
-    async with opened(world.server("localhost")) as server:
+    async with opened(world.server("localhost"), "localhost") as server:
         reader, writer = await asyncio.open_connection("localhost", server.port)
         assert await Caller(reader, writer).get() == 200
         writer.close()

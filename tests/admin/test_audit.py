@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 import proxy.admin.server as server_module
 from proxy.admin.audit import BY_FILE, AuditedChange, AuditLog, Author
-from proxy.admin.port.access import Access, AdminToken, Right
+from proxy.admin.port.guard import Access, AdminToken, Right
 from proxy.quota.rule_registry import Compose, ComposedRules, RuleRegistry
 from proxy.state import MemoryStore
 
@@ -217,7 +217,7 @@ async def test_a_state_that_fails_for_long_takes_no_more_memory():
     log = AuditLog(disk, 3)
     for _ in range(50):
         await log.record(ANNA, "a", None, 1, AT_S)
-    assert (len(log), len(log._unsaved), len(log._gone)) == (3, 3, 3)
+    assert (len(log._changes), len(log._unsaved), len(log._gone)) == (3, 3, 3)
     await log.close()
 
 

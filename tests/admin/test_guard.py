@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from admin_world import AdminWorld, Ask, running, serve
+from admin_world import AdminWorld, Ask, running, serve, start
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -137,7 +137,7 @@ async def test_a_defect_is_no_traceback(world: AdminWorld, capsys: pytest.Captur
     def broken() -> str:
         raise RuntimeError("a detail that is nobody's business")
 
-    async with serve(world.server(not_ready=broken)) as ask:
+    async with serve(world.server(readiness=broken)) as ask:
         answer = await ask("GET", "/v1/status")
         assert (answer.status, set(answer.json)) == (500, {"error", "fix"})
         assert "nobody's business" not in answer.text
@@ -204,14 +204,14 @@ async def test_the_token_is_compared_in_constant_time(
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "quota-proxy.example"])
 async def test_without_a_token_only_loopback_is_bound(world: AdminWorld, host: str):
     with pytest.raises(AdminError, match="set a token"):
-        await world.server(host).start()
+        await world.server(host).start(())
 
 
 async def test_a_port_in_use_is_an_error(world: AdminWorld):
     first = world.server()
     async with running(first):
         with pytest.raises(AdminError, match="in use"):
-            await world.server(port=first.port).start()
+            await start(world.server(), port=first.port)
 
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)

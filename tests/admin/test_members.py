@@ -19,8 +19,16 @@ from tokens import CLOSED, OPEN, TOKENS, bearer
 
 from metrics import MemberInstruments
 from proxy.admin.log_level import log_level
-from proxy.admin.port.access import OPEN_PATHS, Access, Right
-from proxy.admin.port.guard import AUTHOR, CHANGES, LEAVE_AUDIT, PEER, SCOPE
+from proxy.admin.port.guard import (
+    AUTHOR,
+    CHANGES,
+    LEAVE_AUDIT,
+    OPEN_PATHS,
+    PEER,
+    SCOPE,
+    Access,
+    Right,
+)
 from proxy.admin.request_times import HISTOGRAMS
 
 ETL = "/v1/quotas/client-id=etl-orders"
@@ -47,7 +55,8 @@ async def of(tier: TierWorld) -> AsyncIterator[Of]:
 
 def audited(tier: TierWorld) -> dict[str, int]:
     """Return how many changes are in the audit of each member, but for those with none."""
-    return {name: len(world.audit) for name, world in tier.worlds.items() if len(world.audit)}
+    recorded = {name: world.audit.documents()[0] for name, world in tier.worlds.items()}
+    return {name: count for name, count in recorded.items() if count}
 
 
 async def test_every_path_asks_for_the_right_to_it(tier: TierWorld):

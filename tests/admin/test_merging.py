@@ -8,16 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.admin.peers.document_tables import (
+from proxy.admin.peers.merged_documents import (
     TABLES,
+    MemberDocuments,
+    OwnerOf,
+    merged_chart,
     merged_clients,
     merged_connections,
     merged_unbounded,
 )
-from proxy.admin.peers.member_documents import MemberDocuments, OwnerOf, merged_chart
 from proxy.admin.peers.tier_answers import peeked_client
+from proxy.admin.replies import read_whole, written_pieces
 from proxy.admin.request_times import HISTOGRAMS, merged_times, quantile
-from proxy.admin.sliced_json import read_whole, written_pieces
 from proxy.quota.entities import QuotaKind
 
 KINDS = [str(kind) for kind in QuotaKind]

@@ -10,7 +10,8 @@ from traffic import TICK_MS, play, scene
 
 from proxy.admin.audit import BY_FILE
 from proxy.admin.page_files import PAGE_FILES
-from proxy.admin.port.access import Access, AdminToken, Right
+from proxy.admin.port.guard import Access, AdminToken, Right
+from proxy.quota.rule_registry import make_override
 
 SHOWN = f"{CLIENTS} === 7"
 
@@ -96,14 +97,14 @@ async def test_clients_without_a_bound_are_counted_and_told_apart(unruled: Admin
         escaped = ["ETL", r"et\u200bl", r"etl\u0020", r"e\u{e0001}\u3164tl", HOSTILE]
         assert shown == [*escaped, "(no client id)"]
         assert r"an\u202ena, listener default" in await page.run(text("#unbounded"))
-        await unruled.rules.put({"client-id": "<default>"}, {CONSUMER: MIB})
+        await unruled.rules.put(make_override({"client-id": "<default>"}, {CONSUMER: MIB}))
         sum(unruled.quotas.settling())
         await page.until(hidden)
 
 
 async def test_figures_follow_the_proxy(world: AdminWorld, page: Page, url: str):
     await page.open(url, SHOWN)
-    await world.rules.put({"client-id": "etl-orders"}, {CONSUMER: 3 * MIB})
+    await world.rules.put(make_override({"client-id": "etl-orders"}, {CONSUMER: 3 * MIB}))
     play(world, until_ms=world.now_ms + 30 * TICK_MS)
     await page.until(f"{text('#clients')}.includes('of 3.00 MiB/s')")
     world.not_ready = "the Kafka cluster does not answer"
@@ -147,7 +148,7 @@ async def test_a_lost_proxy_is_said_and_found_again(world: AdminWorld, page: Pag
         await page.open(address, f"{text('#none')}.includes('has sent anything yet')")
     await page.until("!document.getElementById('lost').hidden")
     assert "No contact with the proxy" in await page.run(text("#lost"))
-    async with running(world.server(port=port)):
+    async with running(world.server(), port):
         await page.until("document.getElementById('lost').hidden")
 
 

@@ -11,8 +11,7 @@ from prometheus_client.samples import Sample
 from metrics import SensorCollector
 from metrics.member_names import ONLY_MEMBER
 from proxy.admin import replies
-from proxy.admin.replies import SAMPLES_AT_ONCE, scrape_pieces
-from proxy.admin.sliced_json import written_pieces
+from proxy.admin.replies import SAMPLES_AT_ONCE, scrape_pieces, written_pieces
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rules import Rule
 

@@ -7,7 +7,6 @@ from admin_world import MIB, Disk
 from structlog.testing import capture_logs
 
 from proxy.admin.rates.observed_rates import RATES_FORMAT, ObservedRates
-from proxy.admin.rates.rate_observer import RateObserver
 from proxy.slices import Slices
 from proxy.state import Record, StateError
 
@@ -27,8 +26,8 @@ class ObserverWorld:
         self.store = store or Disk()
         self.now_ms = 0.0
         self.sampled = asyncio.Event()
-        self.observer = RateObserver(self.counters, 10, self.clock_ms, Slices())
-        self.observer.use(self.store)
+        self.rates = ObservedRates(self.counters, 10, clock_ms=self.clock_ms, slices=Slices())
+        self.rates.use(self.store)
 
     def clock_ms(self) -> float:
         self.sampled.set()
@@ -37,24 +36,20 @@ class ObserverWorld:
 
     async def run(self) -> None:
         """Run until the first sample is taken."""
-        self._task = asyncio.create_task(self.observer.run())
+        self._task = asyncio.create_task(self.rates.run())
         async with asyncio.timeout(LIMIT_S):
             await self.sampled.wait()
 
     async def stop(self) -> None:
-        await self.observer.close()
+        await self.rates.close()
         self._task.cancel()
         with suppress(asyncio.CancelledError):
             await self._task
 
     def move(self, now_s: float) -> None:
         self.counters[KEY].value += MIB
-        for _ in self.observer.rates.sample(self.clock_ms(), now_s):
+        for _ in self.rates.sample(self.clock_ms(), now_s):
             pass
-
-    @property
-    def rates(self) -> ObservedRates:
-        return self.observer.rates
 
 
 async def test_what_was_seen_is_written_at_the_end_and_read_at_the_start():
@@ -68,6 +63,22 @@ async def test_what_was_seen_is_written_at_the_end_and_read_at_the_start():
     assert 0 < kept == sum(map(len, world.rates.hours.values())) < hours
     later = ObserverWorld(world.store)
     await later.run()
+    assert later.rates.hours == world.rates.hours
+    await later.stop()
+
+
+async def test_what_is_read_by_one_that_begins_and_keeps_at_once_counts_once():
+    world = ObserverWorld()
+    await world.run()
+    for _ in range(2):
+        world.move(1e12)
+    await world.stop()
+    later = ObserverWorld(world.store)
+    await asyncio.gather(later.rates.keep(keeps=True), later.run())
+    assert later.rates.hours == world.rates.hours
+    await later.rates.keep(keeps=False)
+    assert not later.rates.hours
+    await later.rates.keep(keeps=True)
     assert later.rates.hours == world.rates.hours
     await later.stop()
 

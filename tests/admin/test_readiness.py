@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.admin.readiness import (
+from proxy.health import (
     NOT_WRITABLE,
     REFUSED,
     SILENCE_GRACE_S,

@@ -18,7 +18,7 @@ from proxy.admin.query_documents import (
     QueryDocuments,
     limited,
 )
-from proxy.admin.sliced_json import written_pieces
+from proxy.admin.replies import written_pieces
 from proxy.progress.query import QuerySettings
 from proxy.progress.report import MAX_REPORT_BYTES, Refusal
 from proxy.slices import Slices

@@ -13,6 +13,7 @@ from proxy.admin.rates.suggestions import SUGGESTED_HEADROOM, round_up
 from proxy.cli import main
 from proxy.config import load_config
 from proxy.quota.entities import ClientIdentity
+from proxy.quota.rule_registry import make_override
 from proxy.quota.rules import QuotaSettings, RuleTable, mismatch
 from proxy.quota.values import parse_size
 
@@ -148,7 +149,9 @@ async def test_who_has_no_rule_comes_first(unruled: AdminWorld, ask_unruled: Ask
     assert '# - client-id: "etl-orders"' in answer["yaml"]
     held = 'held to 10MiB per second by "client-id=etl-orders", quota-proxy.yaml:12'
     assert held in answer["yaml"]
-    await unruled.rules.put({"client-id": "etl-orders"}, {CONSUMER: MIB}, enforce=False)
+    await unruled.rules.put(
+        make_override({"client-id": "etl-orders"}, {CONSUMER: MIB}, enforce=False)
+    )
     assert "not enforced: 1MiB per second by" in (await ask_unruled("GET", PATH)).json["yaml"]
 
 

@@ -115,7 +115,7 @@ async def test_an_override_may_end_and_may_not_be_enforced(world: AdminWorld, as
     world.connect("etl-orders")(200 * MIB)
     (row,) = (await ask("GET", "/v1/clients")).json["clients"]
     assert (row["bound"], row["enforced"]) == (MIB, False)
-    (ended,) = (await world.rules.end_due(time.time() + 7201)).overrides
+    (ended,) = await world.rules.end_due(time.time() + 7201)
     assert ended.rule.bounds == {CONSUMER: MIB}
     assert (await ask("GET", "/v1/quotas")).json["quotas"][1]["source"] == "file"
 

@@ -19,7 +19,7 @@ from proxy.admin.peers.tier_routes import (
     TIER_PATH,
     VISITS_PATH,
 )
-from proxy.admin.port.access import Access
+from proxy.admin.port.guard import Access
 from proxy.admin.replies import ApiError
 from proxy.admin.tier_protocol import VisitRows
 from proxy.quota.debts import Debt

@@ -8,12 +8,12 @@ from typing import Any
 
 import aiohttp
 import trustme
-from admin_world import AdminWorld, Answer, Ask, NoQueries
+from admin_world import AdminWorld, Answer, Ask, NoQueries, start
 from tokens import OPEN
 from yarl import URL
 
 from metrics.member_names import machine_of
-from proxy.admin.port.access import Access
+from proxy.admin.port.guard import Access
 from proxy.admin.server import AdminServer
 from proxy.admin.tier_protocol import MemberEndpoint, VisitRows
 from proxy.progress.query_scope import QueryScope
@@ -135,7 +135,7 @@ class TierWorld:
                     "timeout_s": 5.0,  # a busy machine takes none for silent
                 }
                 server = world.server(**(arguments | changes | dict((servers or {}).get(name, {}))))
-                await server.start()
+                await start(server)
                 stack.push_async_callback(server.stop)
                 self.servers[name] = server
                 urls[name] = f"{scheme}://127.0.0.1:{server.port}"

@@ -3,7 +3,7 @@
 from base64 import b64encode
 from dataclasses import replace
 
-from proxy.admin.port.access import Access, AdminToken, Right
+from proxy.admin.port.guard import Access, AdminToken, Right
 
 TOKENS = (
     AdminToken("ops", "ops-text"),

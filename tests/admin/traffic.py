@@ -11,6 +11,7 @@ from parts.virtual_time import START_MS
 
 from metrics.clock import MS_PER_SECOND
 from proxy.quota.entities import ClientIdentity, QuotaKind
+from proxy.quota.rule_registry import make_override
 
 TEN_MINUTES_MS = 600_000.0
 TICK_MS = 1000.0
@@ -81,5 +82,5 @@ def scene(
     world: AdminWorld, actors: tuple[Actor, ...] = ACTORS, until_ms: float | None = None
 ) -> None:
     """Let somebody set a quota, and ten minutes of traffic go by."""
-    at_once(world.rules.put(ALICE, {PRODUCER: MIB}, by="anna", at_s=1_790_000_000.0))
+    at_once(world.rules.put(make_override(ALICE, {PRODUCER: MIB}, by="anna", at_s=1_790_000_000.0)))
     play(world, actors, until_ms)

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from chart import CHART, ChartError, Helm
 
-from proxy.config import fields, models, pipeline_models, query_models
+from proxy.config import fields, models, query_models
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 
@@ -71,10 +71,10 @@ def _at(*path: str) -> dict[str, Any]:
         (models.RuleSection, ("quotas", "rules", "*")),
         (query_models.AdaptiveSection, ("quotas", "rules", "*", "adaptive")),
         (query_models.QuerySection, ("queries", "*")),
-        (pipeline_models.PipelineSection, ("pipelines", "*")),
-        (pipeline_models.PendingSection, ("pipelines", "*", "max_pending")),
-        (pipeline_models.PipelineSource, ("pipelines", "*", "sources", "*")),
-        (pipeline_models.PipelineStage, ("pipelines", "*", "stages", "*")),
+        (query_models.PipelineSection, ("pipelines", "*")),
+        (query_models.PendingSection, ("pipelines", "*", "max_pending")),
+        (query_models.PipelineSource, ("pipelines", "*", "sources", "*")),
+        (query_models.PipelineStage, ("pipelines", "*", "stages", "*")),
         (models.ProgressSection, ("progress",)),
         (models.ThrottleSection, ("throttle",)),
         (models.LimitsSection, ("limits",)),

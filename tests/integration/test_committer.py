@@ -159,7 +159,7 @@ async def test_a_group_that_is_let_go(
     async with at_work(committer.run()):
         await eventually(lambda: not book.groups_due, "committed")
         book.completed[gone][name, 0] = 7
-        assert await committer.let_go([gone], FLUSH_S)
+        assert await committer.revoke([gone], FLUSH_S)
         assert offsets_of(kafka.bootstrap, gone) == {(name, 0): 7}
         assert book.dropped == [gone]
         told = len(book.told[gone])
@@ -181,7 +181,7 @@ async def test_a_group_that_cannot_be_reached_is_let_go_all_the_same(
             await eventually(lambda: way.swallowed, "a commit is under way")
             task = committer._groups["unheard"].task
             assert task is not None
-            assert not await committer.let_go(["unheard"], IMPATIENT_S)
+            assert not await committer.revoke(["unheard"], IMPATIENT_S)
             assert task.cancelled()
             way.swallow = None
             await asyncio.sleep(IMPATIENT_S)

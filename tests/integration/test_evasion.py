@@ -1,4 +1,4 @@
-"""No client gets past its bound, whatever it does: the attempts of `bench.attempts`, and others."""
+"""No client gets past its bound, whatever it does: the attempts of `bench.evasion`, and others."""
 
 import select
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from support.proxy_process import HOST, ProxyProcess, config, until
 from support.raw import RawClient, api_versions, fetch, message, produce
 
-from bench.attempts import (
+from bench.evasion import (
     ATTEMPTS,
     BOUND,
     LOGIN,

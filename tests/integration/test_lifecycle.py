@@ -15,7 +15,7 @@ from support.raw import RawClient, api_versions, fetch
 
 from examples.devkit.broker import EmbeddedBroker
 from examples.devkit.loopback import free_ports
-from proxy.admin.readiness import SILENCE_GRACE_S
+from proxy.health import SILENCE_GRACE_S
 
 SLOW_BOUND_BYTES = 50_000
 RECORD_BYTES = 500_000

@@ -303,19 +303,19 @@ def test_records_whose_slot_changed_with_the_rules(opened, group):
     shift = 1
     assert store.items("") == []
     assert store.get("a/1") is None
-    strays = store.strays()
-    assert sorted(record.key for record in strays) == ["a/1", "a/2"]
+    misplaced = store.misplaced()
+    assert sorted(record.key for record in misplaced) == ["a/1", "a/2"]
     with pytest.raises(StateError, match="has not the slot 3"):
-        store.put_many(strays)
-    store.put_many([record for record in strays if record.key == "a/1"])
-    store.drop_strays(["a/1", "a/2"])
-    assert store.strays() == []
+        store.put_many(misplaced)
+    store.put_many([record for record in misplaced if record.key == "a/1"])
+    store.drop_misplaced(["a/1", "a/2"])
+    assert store.misplaced() == []
     assert values(store) == {"a/1": "old"}
     store.close()
     again = opened("two", slot_of_record=lambda key: (int(key.split("/")[1]) + 1) % SLOTS)
     again.take(range(SLOTS), group.generation("two")[0])
     assert values(again) == {"a/1": "old"}
-    assert again.strays() == []
+    assert again.misplaced() == []
 
 
 @contextmanager

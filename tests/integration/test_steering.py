@@ -25,7 +25,7 @@ from support.two_relays import two_relays
 from examples.devkit.broker import EmbeddedBroker
 from proxy.quota.entities import QuotaKind
 from proxy.quota.rules import Rule
-from proxy.relay import stay
+from proxy.relay import visitor_eviction
 from proxy.wire.rewrite import FALLBACK_NODE_ID
 
 pytestmark = pytest.mark.slow
@@ -65,13 +65,13 @@ def test_who_begins_at_the_wrong_member_is_served_by_the_owner(
         for api in ("Fetch", "Produce"):
             assert pair.a.moved_bytes(client.name, api) == 0
             assert pair.b.moved_bytes(client.name, api) > COUNT
-        assert pair.a.let_go == 0
+        assert pair.a.revoke == 0
 
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Visitors go sooner than in earnest, so that tests end sooner."""
-    monkeypatch.setattr(stay, "MIN_VISIT_S", 0.2)
+    monkeypatch.setattr(visitor_eviction, "MIN_VISIT_S", 0.2)
 
 
 def later(*steps: Callable[[], None]) -> Future[None]:
@@ -129,7 +129,7 @@ def test_a_consumer_goes_on_when_its_owner_moves_or_stops(
         read = client.consume(access, name, 3 * COUNT, at=(COUNT, disturb))
         steps[0].result(WAIT_S)
         assert numbers(read.values[0]) == list(range(3 * COUNT))
-        assert pair.b.let_go
+        assert pair.b.revoke
         assert pair.b.moved_bytes(client.name, "Fetch") > 2 * COUNT * VALUE_BYTES
 
 
@@ -154,7 +154,7 @@ def test_a_producer_loses_and_doubles_nothing(
         steps.result(WAIT_S)
         assert sorted(in_direct(kafka, name, 8 * COUNT)) == list(range(8 * COUNT))
         # A client may hear of a move before the member lets it go, and then goes by itself.
-        assert pair.a.let_go + pair.b.let_go
+        assert pair.a.revoke + pair.b.revoke
 
 
 def test_what_admin_tools_make_of_the_fallback(kafka: EmbeddedBroker) -> None:

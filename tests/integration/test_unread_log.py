@@ -47,7 +47,7 @@ class Unheard(ProxyProcess):
 
 
 def settings_of(bootstrap: str, workers: int) -> dict[str, Any]:
-    port, admin_port = free_ports(2)
+    port, admin_port, *_ = free_ports(2 + workers)  # those of the members follow
     ports = free_range(workers * PORTS_FOR_EACH)
     listener = {"bind": f"{HOST}:{port}", "broker_ports": ports}
     made = config(bootstrap, listeners=[listener], admin_port=admin_port)

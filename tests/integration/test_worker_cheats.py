@@ -55,8 +55,8 @@ def test_who_reads_from_all_workers_at_once(machine: ProxyProcess, full: str) ->
     before = machine.metrics().value("steered_connections_total")
     got = cheat(plain("cheat-0"), addresses, full)
     check_bound(got)
-    let_go = machine.metrics().value("steered_connections_total") - before
-    assert 0 < let_go <= len(addresses) * (CHEATS_S + 1), "each second at most"
+    revoke = machine.metrics().value("steered_connections_total") - before
+    assert 0 < revoke <= len(addresses) * (CHEATS_S + 1), "each second at most"
     assert got.connections <= len(addresses) * (CHEATS_S + 2)
 
 

@@ -86,7 +86,7 @@ class GroupCommitter:
             self.groups.commit(group, offsets)
             self.registry.committed(group, offsets, 0.0)
 
-    async def let_go(self, names, timeout_s):  # noqa: ARG002
+    async def revoke(self, names, timeout_s):  # noqa: ARG002
         self.commit(set(names))
         self.registry.drop_commits(names)
         self.known -= set(names)
@@ -251,8 +251,8 @@ class Tier:
             return
         old, new = self.members[self.owner], self.members[1 - self.owner]
         left = Owned(old.queries.owns.clients - OF_PIPELINE.clients)
-        assert await old.queries.let_go(owns=left)
-        await new.queries.take_up(new.store, owns=joined(new.queries.owns, OF_PIPELINE))
+        assert await old.queries.revoke(owns=left)
+        await new.queries.assign(new.store, owns=joined(new.queries.owns, OF_PIPELINE))
         self.owner = 1 - self.owner
 
     def write(self, count):

@@ -33,7 +33,7 @@ OF_NO_CLIENT = {
     "services.Services": "the limiter itself, and OutageLog, which has its own rule for brokers",
     **{
         f"take_over.Replaceable.{name}": "of other processes of the same user on this machine"
-        for name in ("open", "_accept", "_attend", "_is_replaced", "_outlast")
+        for name in ("open", "_attend", "_is_replaced")
     },
 }
 """Where the log is used past the limiter for more than debug lines, and why no client can repeat

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from relaylab import frames
 from relaylab.lab import LISTENER, AllShown, fast_client, open_lab, slow_client, turns, until
 
-from proxy.relay.interceptor import SeenRequest
+from proxy.relay.interceptor import InterceptedRequest
 from proxy.relay.services import Limits, ThrottleMode
 from proxy.wire.apis import FETCH, LIST_OFFSETS
 
@@ -26,7 +26,7 @@ LONG_BYTES = 16 << 20
 """More than sockets take."""
 
 
-class WalkedFetch(SeenRequest):
+class WalkedFetch(InterceptedRequest):
     """A Fetch whose response is read as it passes."""
 
     takes_whole = False
@@ -44,7 +44,7 @@ class WalkedFetch(SeenRequest):
         pass
 
 
-class AnsweredRequest(SeenRequest):
+class AnsweredRequest(InterceptedRequest):
     def __init__(self, answer):
         self.answer = answer
 
@@ -56,7 +56,7 @@ class AnsweringInterceptor(AllShown):
         if head.api_key == FETCH:
             return WalkedFetch()
         if frame[head.header_end :] == FOR_BROKER:
-            return SeenRequest()
+            return InterceptedRequest()
         if frame[head.header_end :] == FOR_LONG_ANSWER:
             return AnsweredRequest(long(head.correlation_id))
         return AnsweredRequest(own(head.correlation_id))

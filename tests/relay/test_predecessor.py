@@ -156,7 +156,7 @@ async def replaceable(
 ) -> AsyncIterator[tuple[Replaceable, list[str], list[dict]]]:
     proxy = ProxyInSteps(addresses)
     made = Replaceable(proxy)
-    made.open()
+    await made.open()
     with capture_logs() as logs:
         yield made, proxy.done, logs
         await made.close()
@@ -298,6 +298,6 @@ async def test_a_name_that_is_taken_only_costs_the_take_over():
         sock.bind(f"\0quota-proxy/{os.getpid()}")
         with capture_logs() as logs:
             old = Replaceable(ProxyInSteps())
-            old.open()
+            await old.open()
             await old.close()
     assert [log["log_level"] for log in logs] == ["warning"]

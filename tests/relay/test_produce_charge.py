@@ -9,7 +9,7 @@ from relaylab.lab import AllShown, open_lab, turns, until
 from metrics.clock import clock_ms
 from proxy.quota.entities import QuotaKind
 from proxy.quota.rules import QuotaSettings, Rule
-from proxy.relay.interceptor import SeenRequest
+from proxy.relay.interceptor import InterceptedRequest
 from proxy.relay.services import Limits
 from proxy.wire.apis import PRODUCE
 
@@ -150,7 +150,7 @@ async def test_who_leaves_while_its_body_waits_leaves_its_place():
         assert row.waiting == 0
 
 
-class Shown(SeenRequest):
+class Shown(InterceptedRequest):
     """A request that is taken whole, as those of a followed producer are."""
 
 

@@ -9,14 +9,14 @@ from relaylab import frames
 from relaylab.lab import LIMIT_S, AllShown, fast_client, open_lab, until
 
 from proxy.relay.frame_flow import READ_BYTES, READ_BYTES_WALKED
-from proxy.relay.interceptor import SeenRequest
+from proxy.relay.interceptor import InterceptedRequest
 from proxy.relay.pump import SPLICE_MIN_BYTES
 
 PATHS = ["splice", "copy"]
 NODES = {1: ("broker.internal", 9092)}
 
 
-class ShownFetch(SeenRequest):
+class ShownFetch(InterceptedRequest):
     takes_whole = False
 
     def __init__(self, log, number):

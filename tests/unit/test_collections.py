@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.loop_rounds import only_the_proxys_garbage
-from proxy.garbage import OLDEST_GENERATION, collect_frozen
+from proxy.garbage import OLDEST_GENERATION, collect_frozen, spare_full_collections
 
 MANY = 200_000
 MOST_LOOKED_AT = 30_000
@@ -22,9 +21,13 @@ def sizes() -> Iterator[list[int]]:
         if phase == "start" and info["generation"] == OLDEST_GENERATION:
             found.append(len(gc.get_objects()))
 
-    with only_the_proxys_garbage():
-        gc.callbacks.append(count)
-        yield found
+    thresholds, callbacks = gc.get_threshold(), gc.callbacks.copy()
+    spare_full_collections()
+    gc.callbacks.append(count)
+    yield found
+    gc.unfreeze()
+    gc.set_threshold(*thresholds)
+    gc.callbacks[:] = callbacks
 
 
 class Ring:

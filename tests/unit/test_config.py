@@ -32,9 +32,9 @@ from proxy.config.fields import (
     parse_duration,
     parse_duration_or_zero,
 )
-from proxy.config.files import find_exposed, read_bytes
+from proxy.config.files import find_exposed, read_bytes, read_password
 from proxy.config.query_models import AdaptiveSection
-from proxy.config.secrets import secret_files
+from proxy.config.secrets import PUBLIC_FILES, named_files
 from proxy.pipeline.graph import (
     PendingLimit,
     PipelineGraph,
@@ -273,15 +273,19 @@ def test_defaults(folder: Path, load: Callable[[str | bytes], Config]) -> None:
     assert config.listeners[0].tls is None
     assert config.quotas.model_dump() == {
         "source": "file",
-        "window": 1.0,
+        "window_ms": 1000.0,
         "samples": 11,
-        "burst": None,
+        "burst_ms": None,
         "rules": (),
     }
     assert config.queries == ()
     assert config.pipelines == ()
     assert config.progress.model_dump() == {"answer_lookups": True}
-    assert config.throttle.model_dump() == {"mode": "delay", "max_delay": 20.0, "enforce": True}
+    assert config.throttle.model_dump() == {
+        "mode": "delay",
+        "max_delay_ms": 20_000.0,
+        "enforce": True,
+    }
     assert config.limits.model_dump() == {
         "max_connections": 10_000,
         "max_connections_per_ip": 1_000,
@@ -335,8 +339,10 @@ def test_secrets_that_others_may_read_are_noticed(
         "    - {name: a, token_file: lines, rights: [report]}\n"
         "    - {name: b, token_file: more, rights: [report]}\n"
     )
-    assert set(secret_files(config)) == {folder / name for name in names if name != "other.key"}
-    lines = list(find_exposed(secret_files(config)))
+    assert set(named_files(config, but=PUBLIC_FILES)) == {
+        folder / name for name in names if name != "other.key"
+    }
+    lines = list(find_exposed(named_files(config, but=PUBLIC_FILES)))
     assert [line.split()[0] for line in lines] == [
         str(folder / name) for name in ("server.key", "more", "token")
     ]
@@ -344,7 +350,7 @@ def test_secrets_that_others_may_read_are_noticed(
     assert f"fix: chmod 600 {folder}/token" in lines[2]
     for name in names:
         (folder / name).chmod(0o600)
-    assert not list(find_exposed(secret_files(config)))
+    assert not list(find_exposed(named_files(config, but=PUBLIC_FILES)))
 
 
 SASL = """\
@@ -364,14 +370,14 @@ def test_a_password_is_all_but_the_end_of_its_line(
     (folder / "password").write_bytes(content.encode())
     sasl = load(SASL.format("SCRAM-SHA-256", "password", "")).cluster.sasl
     assert sasl is not None
-    assert (sasl.mechanism, sasl.username, sasl.password()) == (
+    assert (sasl.mechanism, sasl.username, read_password(sasl.password_file)) == (
         "SCRAM-SHA-256",
         "anna",
         "pass word",
     )
     assert "pass word" not in repr(sasl)
     (folder / "password").write_text("another")
-    assert sasl.password() == "another"
+    assert read_password(sasl.password_file) == "another"
 
 
 @pytest.mark.parametrize(

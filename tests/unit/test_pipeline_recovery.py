@@ -1,5 +1,7 @@
 """What a batch that was under way when a process ended is taken to have written."""
 
+from dataclasses import replace
+
 import pytest
 
 from proxy.pipeline.edges import TopicRange
@@ -21,15 +23,18 @@ STAGE = StageSettings(
 B0, B1, C0 = ("b", 0), ("b", 1), ("c", 0)
 
 
-def reports() -> PipelineReports:
+def graph(*stages: StageSettings) -> PipelineGraph:
     source = SourceSettings(client_id="app", produces=("a",), normal_rate=1, step=1)
-    graph = PipelineGraph(PipelineSettings(name="p", stages=(STAGE,), sources=(source,)))
-    return PipelineReports(graph, lambda _: 0, lambda _: None)
+    return PipelineGraph(PipelineSettings(name="p", stages=stages, sources=(source,)))
+
+
+def reports() -> PipelineReports:
+    return PipelineReports(graph(STAGE), lambda _: 0, lambda _: None)
 
 
 def taken_up() -> PipelineReports:
     outputs = reports()
-    outputs.take_up(LOADED_MS)
+    outputs.loaded_ms = LOADED_MS
     return outputs
 
 
@@ -63,6 +68,15 @@ def test_it_concerns_the_first_batch_if_that_began_before():
     assert not outputs.is_recovering("one", LOADED_MS)
     outputs.recover("one", {}, {})
     assert not outputs.is_recovering("one", LOADED_MS - 1)
+
+
+def test_what_a_stage_wrote_while_it_was_left_out_was_not_seen_either():
+    outputs = taken_up()
+    outputs.recover("one", {}, {})
+    outputs.update(graph(replace(STAGE, name="other")))
+    outputs.update(graph(STAGE))
+    assert outputs.is_recovering("one", LOADED_MS - 1)
+    assert not outputs.is_recovering("one", LOADED_MS)
 
 
 def test_without_the_state_of_an_earlier_process_there_is_nothing_to_recover():

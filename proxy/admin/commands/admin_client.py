@@ -15,9 +15,6 @@ from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 from proxy.state import Document
 
 DEFAULT_URL = "http://127.0.0.1:9644"
-COMMAND_TIMEOUT_S = 30.0
-
-
 _FIX_URL = "give the address of admin.bind as --url"
 
 
@@ -40,12 +37,13 @@ class AdminAddress:
     tls: ssl.SSLContext | None = None
     """None: the system's authorities sign its certificate, and it wants none of ours."""
     token: str | None = field(default=None, repr=False)
+    timeout_s: float = 30.0
+    """For each answer."""
 
     def open(
         self,
         path: str,
         body: Mapping[str, object] | None = None,
-        timeout_s: float = COMMAND_TIMEOUT_S,
         content_type: str = "application/json",
     ) -> AbstractContextManager[IO[bytes]]:
         """Ask for a path: `GET`, or `POST` with a body.
@@ -62,51 +60,42 @@ class AdminAddress:
             request.add_unredirected_header("Authorization", f"Bearer {self.token}")
         # A proxy of the environment is for other hosts; this one is named by its own address.
         opener = build_opener(ProxyHandler({}), HTTPSHandler(context=self.tls))
-        answer: AbstractContextManager[IO[bytes]] = opener.open(request, timeout=timeout_s)
+        answer: AbstractContextManager[IO[bytes]] = opener.open(request, timeout=self.timeout_s)
         return answer
 
+    def read(self, path: str, body: Mapping[str, object] | None = None) -> bytes:
+        """Return what a path answers: `GET`, or `POST` with a body. Raises AdminRefusal."""
+        try:
+            with self.open(path, body) as reply:
+                return reply.read()
+        except HTTPError as error:
+            is_bad_input = error.code == HTTPStatus.BAD_REQUEST
+            what, fix = reason_of(error)
+            if error.code == HTTPStatus.UNAUTHORIZED:
+                fix += "; give its file as --token-file"
+            problem = f"{self.url} refuses with {error.code}: {what}"
+            raise AdminRefusal(problem, fix, is_bad_input=is_bad_input) from None
+        except URLError as error:
+            fix = f"start the proxy, or {_FIX_URL}"
+            raise AdminRefusal(f"{self.url} does not answer: {error.reason}", fix) from None
+        except (OSError, HTTPException, ValueError) as error:
+            problem = f"{self.url!r} does not answer as a proxy would: {error}"
+            raise AdminRefusal(problem, _FIX_URL) from None
 
-def read_answer(
-    address: AdminAddress,
-    path: str,
-    body: Mapping[str, object] | None = None,
-    timeout_s: float = COMMAND_TIMEOUT_S,
-) -> bytes:
-    """Return what a path answers: `GET`, or `POST` with a body. Raises AdminRefusal."""
-    url = address.url
-    try:
-        with address.open(path, body, timeout_s) as reply:
-            return reply.read()
-    except HTTPError as error:
-        is_bad_input = error.code == HTTPStatus.BAD_REQUEST
-        what, fix = reason_of(error)
-        if error.code == HTTPStatus.UNAUTHORIZED:
-            fix += "; give its file as --token-file"
-        problem = f"{url} refuses with {error.code}: {what}"
-        raise AdminRefusal(problem, fix, is_bad_input=is_bad_input) from None
-    except URLError as error:
-        fix = f"start the proxy, or {_FIX_URL}"
-        raise AdminRefusal(f"{url} does not answer: {error.reason}", fix) from None
-    except (OSError, HTTPException, ValueError) as error:
-        problem = f"{url!r} does not answer as a proxy would: {error}"
-        raise AdminRefusal(problem, _FIX_URL) from None
-
-
-def fetch_document(
-    address: AdminAddress,
-    path: str,
-    known: Set[str],
-    body: Mapping[str, object] | None = None,
-    timeout_s: float = COMMAND_TIMEOUT_S,
-) -> Document:
-    """Return the JSON object that a path answers with, which has these keys. As `read_answer`."""
-    try:
-        document = json.loads(read_answer(address, path, body, timeout_s))
-    except ValueError:
-        document = None
-    if not isinstance(document, dict) or not known <= document.keys():
-        raise AdminRefusal(f"{address.url} is not a quota proxy of this version", _FIX_URL)
-    return document
+    def document(
+        self,
+        path: str,
+        known: Set[str] = frozenset(),
+        body: Mapping[str, object] | None = None,
+    ) -> Document:
+        """Return the JSON object that a path answers with, which has these keys. As `read`."""
+        try:
+            document = json.loads(self.read(path, body))
+        except ValueError:
+            document = None
+        if not isinstance(document, dict) or not known <= document.keys():
+            raise AdminRefusal(f"{self.url} is not a quota proxy of this version", _FIX_URL)
+        return document
 
 
 def reason_of(error: HTTPError) -> tuple[str, str]:

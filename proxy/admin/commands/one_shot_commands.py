@@ -9,7 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from proxy.admin.api import THROTTLING_PATH
-from proxy.admin.commands.admin_client import AdminAddress, fetch_document
+from proxy.admin.commands.admin_client import AdminAddress
 from proxy.admin.commands.top_tables import (
     ALARM,
     CALM,
@@ -52,7 +52,7 @@ def run_connections(
     Raises AdminRefusal.
     """
     path = f"/v1/connections?{urlencode({'filter': text, 'limit': limit})}"
-    document = fetch_document(address, path, {"connections", "total", "matching"})
+    document = address.document(path, {"connections", "total", "matching"})
     print_wide(lambda width: _connection_table(document, width), console)
 
 
@@ -99,7 +99,7 @@ CONNECTION_COLUMNS = (
 
 def run_tier(address: AdminAddress, *, as_json: bool) -> None:
     """Print the tier as a machine of it knows it. Raises AdminRefusal."""
-    tier = fetch_document(address, TIER_PATH, {"settled", "slots", "members", "machines"})
+    tier = address.document(TIER_PATH, {"settled", "slots", "members", "machines"})
     if as_json:
         Console().print_json(data=tier)
     else:
@@ -143,7 +143,7 @@ def change_throttling(address: AdminAddress, **change: object) -> None:
     `change` has the keys of the body of `POST /v1/throttling`. Raises AdminRefusal.
     """
     key, body = "throttling", {key: value for key, value in change.items() if value is not None}
-    throttling = fetch_document(address, THROTTLING_PATH, {key}, body)[key]
+    throttling = address.document(THROTTLING_PATH, {key}, body)[key]
     lines = [
         f"paused: {each['selector']} until {each['until']}, {each['left_s']:,.0f} s left"
         for each in throttling["paused"]
@@ -157,4 +157,4 @@ def change_throttling(address: AdminAddress, **change: object) -> None:
 def print_suggestions(address: AdminAddress, since: str) -> None:
     """Print rules that would fit what was observed, as YAML. Raises AdminRefusal."""
     path = f"{SUGGESTIONS_PATH}?since={quote(since, safe='')}"
-    sys.stdout.write(fetch_document(address, path, {"yaml"})["yaml"])
+    sys.stdout.write(address.document(path, {"yaml"})["yaml"])

@@ -9,12 +9,13 @@ import time
 import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from proxy.admin.commands.admin_client import AdminAddress, AdminRefusal, fetch_document
+from proxy.admin.commands.admin_client import AdminAddress, AdminRefusal
 from proxy.admin.commands.top_tables import (
     CLIENTS,
     ORDERS,
@@ -35,18 +36,14 @@ QUIT_KEYS = ("q", "\x04")
 HELP = "q quit  c clients  s Spark queries  p pipelines  h held  n name  r rate"
 
 
-def run_top(
-    address: AdminAddress,
-    *,
-    once: bool = False,
-    console: Console | None = None,
-) -> None:
+def run_top(address: AdminAddress, *, once: bool = False, console: Console | None = None) -> None:
     """Show the status until `q`; where there is no terminal, or with `once`, print it once.
 
     A proxy that stops answering while the view is up is said so, and asked again. Printed once,
     queries and pipelines follow the clients. Raises AdminRefusal at the start.
     """
     console = console or Console()
+    address = replace(address, timeout_s=STATUS_TIMEOUT_S)
     status = fetch_status(address)
     if once or not (console.is_terminal and sys.stdin.isatty()):
         views = [CLIENTS]
@@ -62,7 +59,7 @@ def fetch_status(address: AdminAddress) -> Document:
     """Return what `GET /v1/status?by=client` gives. Raises AdminRefusal."""
     known = {"client_counts", "unbounded", "followed", "pipelines", "throttling"}
     path = f"/v1/status?by=client&limit={LIMIT}"
-    return fetch_document(address, path, known, timeout_s=STATUS_TIMEOUT_S)
+    return address.document(path, known)
 
 
 def _watch(address: AdminAddress, status: Document, console: Console) -> None:

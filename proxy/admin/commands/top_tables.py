@@ -8,7 +8,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from proxy.admin.pipeline_documents import REDUCED, is_held
+from proxy.admin.query_documents import REDUCED, is_held
 from proxy.admin.written_values import size_text
 from proxy.quota.entities import QuotaKind
 from proxy.state import Document
@@ -34,8 +34,7 @@ FAILED = "failed"
 UNKNOWN = "-"
 ALARM, WARNING, HEAD, CALM = "bold red", "yellow", "bold", ""
 
-_Drawn = tuple[RenderableType, ...]
-"""A table, and the line below it."""
+_Drawn = tuple[RenderableType, ...]  # a table, and the line below it
 
 IN_SECONDS: Final = "{:.1f} s".format
 

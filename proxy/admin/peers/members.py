@@ -8,20 +8,18 @@ from typing import cast
 
 import aiohttp
 from aiohttp import web
-from aiohttp.abc import AbstractStreamWriter
-from aiohttp.payload import Payload
 from yarl import URL
 
 from metrics.member_names import machine_of
+from proxy.admin.audit import current_author
 from proxy.admin.port.guard import (
     ONE_MEMBER,
     SAFE_METHODS,
     SCOPE,
     answer_member,
-    current_author,
     headers_of,
 )
-from proxy.admin.replies import HEADERS, OWN_BODY, ApiError, answer_in_pieces
+from proxy.admin.replies import HEADERS, OWN_BODY, PARTS, ApiError, answer_in_pieces
 from proxy.admin.tier_protocol import MemberEndpoint, Tier
 
 MEMBER_TIMEOUT_S = 2.0
@@ -35,14 +33,9 @@ SPARED_S = 2.0
 """For so long nobody waits again for a member that did not answer in time: who looks each second
 would have the answers of all others held up."""
 
-MAX_MEMBER_BYTES = 64 * 1024 * 1024
-"""10,000 sensors come to some 20 MB."""
-
-CONNECTIONS = 16
-"""To one member at a time; further requests wait, within their time."""
-
-MAX_REFUSAL_BYTES = 300
-"""Of a refusal that is shown."""
+MAX_MEMBER_BYTES = 64 * 1024 * 1024  # 10,000 sensors come to some 20 MB
+CONNECTIONS = 16  # to one member at a time; further requests wait, within their time
+MAX_REFUSAL_BYTES = 300  # of a refusal that is shown
 
 MEMBERS_FIX = "see members in GET /v1/status for which there are"
 
@@ -260,13 +253,6 @@ class Members:
             return Reply(endpoint.name, response.status, response.headers, bytes(received))
 
 
-class _WrittenBody(bytearray):
-    """Collects the pieces of an answer's body: the one method of a writer that a body needs."""
-
-    async def write(self, piece: bytes | memoryview) -> None:
-        self.extend(piece)
-
-
 async def _ask_own_handlers(member: str, question: Question, headers: Mapping[str, str]) -> Reply:
     """Return what this process, which is `member`, answers to a request of its own.
 
@@ -278,12 +264,9 @@ async def _ask_own_handlers(member: str, question: Question, headers: Mapping[st
     match = await outer.app.router.resolve(inner)
     response = await answer_member(inner, match.handler)
     assert isinstance(response, web.Response)
-    answered = response.body or b""
-    if isinstance(answered, Payload):
-        written = _WrittenBody()
-        await answered.write(cast(AbstractStreamWriter, written))
-        answered = written
-    return Reply(member, response.status, response.headers, bytes(answered))
+    parts = response.get(PARTS)
+    body = cast(bytes, response.body or b"") if parts is None else b"".join(parts)
+    return Reply(member, response.status, response.headers, body)
 
 
 def _refused(reply: Reply) -> NoReply:

@@ -14,6 +14,7 @@ from structlog import get_logger
 
 from metrics import MemberInstruments, join_scrapes
 from metrics.member_names import machine_of
+from proxy.admin.admin_parts import AdminParts
 from proxy.admin.api import (
     ANY_NAME,
     CONNECTIONS_PATH,
@@ -24,8 +25,6 @@ from proxy.admin.api import (
     tail_of,
 )
 from proxy.admin.log_level import LOG_LEVEL_PATH
-from proxy.admin.peers.document_tables import TABLES, merged_connections
-from proxy.admin.peers.member_documents import MemberDocuments
 from proxy.admin.peers.members import (
     MEMBERS_FIX,
     Answers,
@@ -38,21 +37,29 @@ from proxy.admin.peers.members import (
     passed_on,
     target_of,
 )
-from proxy.admin.peers.tier_routes import LEFT_CHANGES_PATH
-from proxy.admin.port.guard import CHANGES, REPORT_PATH
+from proxy.admin.peers.merged_documents import TABLES, MemberDocuments, merged_connections
+from proxy.admin.peers.tier_routes import LEFT_CHANGES_PATH, OBSERVED_PATH, OF_MEMBERS
+from proxy.admin.port.guard import CHANGES, REPORT_PATH, SCOPE
 from proxy.admin.query_documents import PARTITION_DEPTH
-from proxy.admin.rates.suggestions import OBSERVED_PATH, SUGGESTIONS_PATH, SuggestionRoutes
+from proxy.admin.rates.suggestions import (
+    SUGGESTIONS_PATH,
+    add_own,
+    read_observed,
+    suggestions_answer,
+)
 from proxy.admin.replies import (
     CONTENT_TYPE,
     JSON_HEADERS,
+    ROW_DEPTH,
     ApiError,
     answer_in_pieces,
     json_body,
     parse_number,
+    read_whole,
     readiness_answer,
+    written_pieces,
 )
 from proxy.admin.request_times import HISTOGRAMS
-from proxy.admin.sliced_json import ROW_DEPTH, read_whole, written_pieces
 from proxy.progress.report import MAX_REPORT_BYTES
 from proxy.slices import LONG_ANSWERS
 from proxy.state import Document
@@ -84,46 +91,54 @@ MergeAll = Callable[[Mapping[str, Document]], dict[str, Any]]
 
 
 class TierAnswers:
-    """The handlers.
+    """The handlers."""
 
-    `client_of` gives the client id of a query by its name, for reports that name no client.
-    """
-
-    def __init__(
-        self, members: Members, suggestions: SuggestionRoutes, client_of: Callable[[str], str]
-    ) -> None:
+    def __init__(self, members: Members, parts: AdminParts) -> None:
         self._members = members
-        self._suggestions = suggestions
-        self._client_of = client_of
+        self._parts = parts
         self._tier = members.tier
         self._long_answers = asyncio.Semaphore(LONG_ANSWERS)
         """To be held while documents of megabytes are in memory."""
         self._up = MemberInstruments(CollectorRegistry()).member_up
         """Shown beside what members say themselves: only who asks knows it."""
 
-    def routes(self) -> list[web.RouteDef]:
-        """Return the handlers by method and path."""
-        same = ("/v1/quotas", THROTTLING_PATH, "/v1/audit")
-        return [
+        self._handlers: Mapping[tuple[str, str], Handler] = {
             # What all members of this machine say:
-            web.get("/metrics", self._get_metrics),
-            web.get("/readyz", self._get_readyz),
+            ("GET", "/metrics"): self._get_metrics,
+            ("GET", "/readyz"): self._get_readyz,
             # What all say, merged:
-            *(web.get(path, self._get_by(path)) for path in TABLES),
-            web.get("/v1/connections", self._get_connections),
-            web.get(SUGGESTIONS_PATH, self._get_suggestions),
+            **{("GET", path): self._get_by(path) for path in TABLES},
+            ("GET", "/v1/connections"): self._get_connections,
+            ("GET", SUGGESTIONS_PATH): self._get_suggestions,
             # The leader, or another one that answers:
-            *(web.get(path, self._get_any) for path in same),
+            ("GET", "/v1/quotas"): self._get_any,
+            ("GET", THROTTLING_PATH): self._get_any,
+            ("GET", "/v1/audit"): self._get_any,
             # The leader alone:
-            web.put(QUOTAS_PATH + ANY_NAME, self._change),
-            web.delete(QUOTAS_PATH + ANY_NAME, self._change),
-            web.post(THROTTLING_PATH, self._change),
+            ("PUT", QUOTAS_PATH + ANY_NAME): self._change,
+            ("DELETE", QUOTAS_PATH + ANY_NAME): self._change,
+            ("POST", THROTTLING_PATH): self._change,
             # The owner of the report's client:
-            web.post(REPORT_PATH, self._post_report),
+            ("POST", REPORT_PATH): self._post_report,
             # All, or the one that has it:
-            web.put(LOG_LEVEL_PATH, self._put_level),
-            web.delete(CONNECTIONS_PATH + ANY_NAME, self._delete_connection),
-        ]
+            ("PUT", LOG_LEVEL_PATH): self._put_level,
+            ("DELETE", CONNECTIONS_PATH + ANY_NAME): self._delete_connection,
+        }
+        """By method and path."""
+
+    @web.middleware
+    async def answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answer for all members; for this one alone what one of them asks, or if it is alone."""
+        resource = request.match_info.route.resource
+        if SCOPE in request.headers or resource is None:
+            return await handler(request)
+        path = resource.canonical.replace("{tail}", ANY_NAME)
+        if path.startswith(OF_MEMBERS):
+            raise web.HTTPNotFound
+        if self._members.is_alone:
+            return await handler(request)
+        method = "GET" if request.method == "HEAD" else request.method
+        return await self._handlers.get((method, path), handler)(request)
 
     def _get_by(self, path: str) -> Handler:
         """Return the handler of a path whose documents are merged by its table alone."""
@@ -175,18 +190,20 @@ class TierAnswers:
         asked = self._members.asked_for(request)
         # What others have seen comes to megabytes, and what this one has stays here.
         others = [each for each in asked if each.name != self._tier.name]
-        with_own = len(others) < len(asked)
+        with_own, slices = len(others) < len(asked), self._parts.slices
         query = f"?{request.query_string}" if request.query_string else ""
         async with self._long_answers:
             answers = await self._members.ask_all(others, Question(request, OBSERVED_PATH + query))
             if not answers.ok and not with_own:
                 return passed_on(answers.first)
             try:
-                observed = await self._suggestions.read(reply.body for reply in answers.ok)
+                observed = await read_observed((each.body for each in answers.ok), slices)
             except ValueError:
                 unread = [NoReply(reply.member, _NOT_UNDERSTOOD) for reply in answers.ok]
                 raise none_answers(unread) from None
-            return await self._suggestions.suggested(request, observed, with_own=with_own)
+            if with_own:
+                await add_own(observed, request, self._parts.rates, slices)
+            return await suggestions_answer(request, observed, self._parts.quotas.table, slices)
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
         """Answer for the members of this machine, as it is scraped by itself."""
@@ -231,7 +248,7 @@ class TierAnswers:
 
     async def _post_report(self, request: web.Request) -> web.StreamResponse:
         body = await json_body(request, MAX_REPORT_BYTES)
-        client_id = await asyncio.to_thread(peeked_client, body, self._client_of)
+        client_id = await asyncio.to_thread(peeked_client, body, self._parts.client_of)
         if client_id is None:
             return await self._pass_to(self._leader, request, body, _LEADER)
 

@@ -9,10 +9,12 @@ from typing import Any
 
 from aiohttp import web
 
-from proxy.admin.audit import AuditLog
-from proxy.admin.port.guard import current_author, require_all_rights
-from proxy.admin.replies import ApiError, answer, json_body
-from proxy.admin.sliced_json import ROW_DEPTH, read_whole
+from proxy.admin.admin_parts import AdminParts
+from proxy.admin.audit import current_author
+from proxy.admin.port.guard import require_all_rights
+from proxy.admin.rates.observed_rates import Observed
+from proxy.admin.rates.suggestions import add_own
+from proxy.admin.replies import ROW_DEPTH, ApiError, answer, answer_in_slices, json_body, read_whole
 from proxy.admin.tier_protocol import Tier, VisitRows
 from proxy.quota.debts import Debt
 from proxy.state import Record, StateError
@@ -21,7 +23,10 @@ TIER_PATH = "/v1/tier"
 ALIVE_PATH = "/v1/tier/alive"
 VISITS_PATH = "/v1/tier/visits"
 RECORDS_PATH = "/v1/tier/records"
+
+OF_MEMBERS = "/member/"  # begins what members alone may ask each other
 LEFT_CHANGES_PATH = "/member/changes"
+OBSERVED_PATH = "/member/observed"  # gives another member what this one has seen of clients' rates
 
 LONG_ALIVE_PATH = "/v1/tier/alive?until=ended"
 """Is answered after LONG_S, or when the member ends in order: when it dies its connection breaks,
@@ -29,19 +34,16 @@ and who asks knows at once."""
 
 LONG_S = 20.0
 
-MAX_VISITS_BYTES = 16 * 2**20
-"""Of one message; 10,000 visits with long names come to less."""
-
-MAX_RECORDS_BYTES = 32 * 2**20
-"""Of one message; one record has 8 MiB at most."""
+MAX_VISITS_BYTES = 16 * 2**20  # of one message; 10,000 visits with long names come to less
+MAX_RECORDS_BYTES = 32 * 2**20  # of one message; one record has 8 MiB at most
 
 
 class TierRoutes:
     """The handlers. All but the overview are for who may do all."""
 
-    def __init__(self, tier: Tier, audit: AuditLog) -> None:
+    def __init__(self, tier: Tier, parts: AdminParts) -> None:
         self._tier = tier
-        self._audit = audit
+        self._parts = parts
         self._ended = asyncio.Event()
 
     def end(self) -> None:
@@ -56,6 +58,7 @@ class TierRoutes:
             web.post(VISITS_PATH, self._post_visits),
             web.post(RECORDS_PATH, self._post_records),
             web.post(LEFT_CHANGES_PATH, self._post_changes),
+            web.get(OBSERVED_PATH, self._get_observed),
         ]
 
     async def _get_tier(self, _: web.Request) -> web.Response:
@@ -109,8 +112,15 @@ class TierRoutes:
             fix = 'send [{"what": WHAT, "before": BEFORE, "after": AFTER}, ...]'
             raise ApiError(400, "the body is no list of changes", fix) from None
         for what, before, after in changes:
-            await self._audit.record(current_author(), what, before, after, time.time())
+            await self._parts.audit.record(current_author(), what, before, after, time.time())
         return answer({"recorded": len(changes)})
+
+    async def _get_observed(self, request: web.Request) -> web.Response:
+        slices = self._parts.slices
+        observed = await add_own(Observed(), request, self._parts.rates, slices)
+        rows = (seen.document() for seen in observed.by_series.values())
+        document = {"left_out": observed.left_out, "observed": rows}
+        return await answer_in_slices(document, slices)
 
 
 def _visits_of(body: bytes) -> VisitRows:

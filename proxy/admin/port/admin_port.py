@@ -20,13 +20,11 @@ from structlog import get_logger
 ADMIN_ACCEPTS_PER_TURN = 4
 """Connections taken before others run: each costs as much as some requests of clients."""
 
-ADMIN_ACCEPT_PAUSE_S = 0.5
-"""Pause of accepting when the process has no descriptor left."""
+ADMIN_ACCEPT_PAUSE_S = 0.5  # pause of accepting when the process has no descriptor left
 
 ADMIN_BACKLOG = 128
 
-LOG_INTERVAL_S = 60.0
-"""Between two log lines about connections that were closed for others."""
+LOG_INTERVAL_S = 60.0  # between two log lines about connections that were closed for others
 
 _log = get_logger(__name__)
 
@@ -251,22 +249,3 @@ class AdminPort:
             self._next_log_s = self._loop.time() + LOG_INTERVAL_S
             text = "too many connections to the admin port: those idle for longest are closed"
             _log.warning(text, closed=self._closed, crowded_by=crowded)
-
-
-async def bind(host: str, port: int) -> list[socket.socket]:
-    """Return a bound socket for each address of a host. Raises OSError; then none is open."""
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    sockets: list[socket.socket] = []
-    try:
-        for family, address in dict.fromkeys((each[0], each[4]) for each in found):
-            sockets.append(sock := socket.socket(family))
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            sock.bind(address)
-    except OSError:
-        for sock in sockets:
-            sock.close()
-        raise
-    return sockets

@@ -1,25 +1,26 @@
-"""Decides whether an admin request may pass, and turns every failure into a JSON error."""
+"""Says who may do what on the admin port, and turns every failure into a JSON error."""
 
 import binascii
+import hmac
+import ipaddress
 import json
 from base64 import b64decode
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
-from contextvars import ContextVar
-from types import MappingProxyType
-from urllib.parse import quote, unquote
+from dataclasses import dataclass, field
+from enum import StrEnum
+from urllib.parse import quote, unquote, urlsplit
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 from structlog import get_logger
 
-from proxy.admin.audit import LOCAL_AUTHOR, Author, audit_left
-from proxy.admin.port.access import Access, AdminToken, Right
+from proxy.admin.audit import LOCAL_AUTHOR, Author, audit_left, set_author
 from proxy.admin.replies import ApiError
 from proxy.progress.query_scope import ALL_QUERIES, QueryScope
 
-SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-"""Methods that change nothing."""
+OPEN_PATHS = ("/healthz", "/readyz", "/metrics")  # what the kubelet and Prometheus ask for
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})  # methods that change nothing
 
 REPORT_PATH = "/v1/spark/batches"
 
@@ -27,35 +28,93 @@ SCOPE = "X-Quota-Proxy-Scope"
 """ONE_MEMBER, by another member: the answer is to be of the one that is asked alone. It is on the
 answer as well, if the request was let in."""
 ONE_MEMBER = "member"
-AUTHOR = "X-Quota-Proxy-Author"
-"""With SCOPE: the name of who asks, percent-encoded."""
-PEER = "X-Quota-Proxy-Peer"
-"""With SCOPE: the address of who asks; missing where there is none."""
+AUTHOR = "X-Quota-Proxy-Author"  # with SCOPE: the name of who asks, percent-encoded
+PEER = "X-Quota-Proxy-Peer"  # with SCOPE: the address of who asks; missing where there is none
 QUERIES_HEADER = "X-Quota-Proxy-Queries"
 """With SCOPE, on which queries who asks may report: patterns, percent-encoded, with commas between
 them; missing where on all."""
 LEAVE_AUDIT = "X-Quota-Proxy-Leave-Audit"
 """With SCOPE, set to 1: the member records nothing, but says in CHANGES what is to be recorded."""
-CHANGES = "X-Quota-Proxy-Changes"
-"""Of an answer: changes as JSON, percent-encoded."""
+CHANGES = "X-Quota-Proxy-Changes"  # of an answer: changes as JSON, percent-encoded
 
-_author: ContextVar[Author] = ContextVar("author")
+
+class Right(StrEnum):
+    """What a token allows."""
+
+    READ = "read"
+    """To read all there is."""
+    REPORT = "report"
+    """To send reports of batches, as a Spark driver does."""
+    QUOTAS = "quotas"
+    """To change quotas, and whatever else changes what the proxy does."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdminToken:
+    """A secret, and what those may do who show it."""
+
+    name: str
+    text: str = field(repr=False)
+    rights: Collection[Right] = tuple(Right)
+    queries: QueryScope = ALL_QUERIES
+    """On which it may report."""
+
+    @property
+    def has_all_rights(self) -> bool:
+        """Whether it allows whatever can be done."""
+        return set(self.rights) >= set(Right) and self.queries == ALL_QUERIES
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may do what. Without tokens everybody who can connect may do everything."""
+
+    tokens: Sequence[AdminToken] = ()
+    read_needs_token: bool = False
+    """Whether reading needs a token with the right to."""
+    open_paths: Collection[str] = OPEN_PATHS
+    """What everybody may read all the same."""
+    hosts: Collection[str] = ()
+    """Names that the server is asked by, beside addresses and `localhost`; in lower case."""
+
+    def find(self, shown: bytes) -> AdminToken | None:
+        """Return the token with this text. How long it takes says nothing of the tokens' texts."""
+        found = None
+        for token in self.tokens:
+            if hmac.compare_digest(shown, token.text.encode()):
+                found = token
+        return found
+
+    def is_open(self, right: Right, path: str) -> bool:
+        """Return whether no token is needed."""
+        if right is not Right.READ:
+            return not self.tokens
+        return not self.read_needs_token or path in self.open_paths
+
+    def knows_host(self, host: str) -> bool:
+        """Return whether a `Host` header names this server."""
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").removesuffix(".")
+            if name == "localhost" or name in self.hosts:
+                return True
+            return bool(ipaddress.ip_address(name))
+        except ValueError:
+            return False
+
 
 _BEARER, _BASIC = "bearer", "basic"
 
-_CHALLENGES: Mapping[Right, str] = MappingProxyType(
-    dict.fromkeys(Right, 'Bearer realm="quota-proxy"')
+_CHALLENGES: Mapping[Right, str] = {
+    **dict.fromkeys(Right, 'Bearer realm="quota-proxy"'),
     # Makes a browser ask for a name, which may be any, and the token as the password.
-    | {Right.READ: 'Basic realm="quota-proxy", charset="UTF-8"'}
-)
+    Right.READ: 'Basic realm="quota-proxy", charset="UTF-8"',
+}
 
-_TASKS: Mapping[Right, str] = MappingProxyType(
-    {
-        Right.READ: "read this",
-        Right.REPORT: "send a report",
-        Right.QUOTAS: "change this",
-    }
-)
+_TASKS: Mapping[Right, str] = {
+    Right.READ: "read this",
+    Right.REPORT: "send a report",
+    Right.QUOTAS: "change this",
+}
 
 _log = get_logger(__name__)
 
@@ -85,7 +144,7 @@ class Guard:
         """Answer a request that may pass; as a JSON error, one that may not or that fails."""
 
         async def admit(request: web.Request) -> web.StreamResponse:
-            _author.set(self._admit(request))
+            set_author(self._admit(request))
             is_scoped = self.is_scoped(request)
             return await (answer_member(request, handler) if is_scoped else handler(request))
 
@@ -130,11 +189,6 @@ async def answer_member(request: web.Request, handler: Handler) -> web.StreamRes
     if changes:
         response.headers[CHANGES] = quote(json.dumps(changes), safe="")
     return response
-
-
-def current_author() -> Author:
-    """Return who sent the request that is being answered; only for one that passed the guard."""
-    return _author.get()
 
 
 def require_all_rights(author: Author) -> None:

@@ -1,24 +1,33 @@
 """Keeps for each client how fast it has read and written, by the hour, for up to a week."""
 
+import asyncio
 import math
 import re
+import time
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, Self
+from functools import lru_cache
+from typing import Any, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict
+from structlog import get_logger
 
-from metrics.clock import MS_PER_SECOND
+from metrics.clock import MS_PER_SECOND, clock_ms
+from metrics.lock_free import CounterChild
 from proxy.quota.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, ClientIdentity, QuotaKind
-from proxy.state import Journal, Json, Record, RecordFormat
+from proxy.slices import Slices
+from proxy.state import Journal, Json, Record, RecordFormat, StateError, StateWriter, Store
 from proxy.wire.apis import FETCH, PRODUCE, api_name
 
-LOOKED_AT_ONCE = 100
-"""Counters in one step of a sample; some 50 microseconds."""
+LOOKED_AT_ONCE = 100  # counters in one step of a sample; some 50 microseconds
 
 OBSERVED_INTERVAL_MS = 10_000.0
 """Over so long a rate is taken: as long as Kafka's windows look back on."""
+
+RATES_WRITE_INTERVAL_S = 300.0  # so much is lost when the proxy is killed
+WRITTEN_AT_ONCE = 200  # records in one write: some 5 ms to make them
+RATES_WRITE_PAUSE_S = 0.2  # between two writes
 
 SECONDS_PER_HOUR = 3600
 KEPT_HOURS = 7 * 24
@@ -32,8 +41,7 @@ MADE_ANEW = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECA
 """A UUID: who has one in its client id, as Spark's executors, has another one at each start."""
 
 
-BUCKETS_PER_DOUBLING = 8
-"""A bucket's upper edge is 9 % above its lower one."""
+BUCKETS_PER_DOUBLING = 8  # a bucket's upper edge is 9 % above its lower one
 
 
 @dataclass(slots=True)
@@ -79,14 +87,13 @@ class RateSketch:
         return self.peak
 
 
-class CountedBytes(Protocol):
-    """A counter of bytes."""
+Counters = Mapping[tuple[str, ...], CounterChild]
+"""Of bytes by listener, user, client id and API, as the metric `bytes_total` has them."""
 
-    value: float
+SketchKey = tuple["RateSeries", int]
+"""What of a series is in one record of the state, with its hour since the Unix epoch."""
 
-
-Counters = Mapping[tuple[str, ...], CountedBytes]
-"""By listener, user, client id and API, as the metric `bytes_total` has them."""
+_log = get_logger(__name__)
 
 
 class ObservedClient(NamedTuple):
@@ -103,14 +110,6 @@ class RateSeries(NamedTuple):
 
     client: ObservedClient
     kind: QuotaKind
-
-
-class SketchKey(NamedTuple):
-    """What of a series is in one record of the state."""
-
-    series: RateSeries
-    hour: int
-    """Since the Unix epoch."""
 
 
 class RatesForm(BaseModel):
@@ -171,11 +170,16 @@ def observed_client(user: str, client_id: str) -> ObservedClient:
 
 @dataclass(slots=True)
 class ObservedRates:
-    """All that was observed. `max_clients`: further ones are only counted."""
+    """All that was observed. `max_clients`: further ones are only counted.
+
+    `run` it; `close` it before the store is closed.
+    """
 
     counters: Counters
     max_clients: int
     max_sketches: int = MAX_SKETCHES
+    clock_ms: Callable[[], float] = clock_ms
+    slices: Slices = field(default_factory=Slices)
     hours: dict[int, dict[RateSeries, SeenSeries]] = field(default_factory=dict)
     """What was seen in each hour since the Unix epoch."""
     left_out: set[ObservedClient] = field(default_factory=set)
@@ -185,10 +189,13 @@ class ObservedRates:
     """Those in any hour."""
     _seen: dict[tuple[str, ...], float] = field(default_factory=dict)
     """What each counter said at the last sample."""
-    _watched: dict[tuple[str, ...], RateSeries] = field(default_factory=dict)
-    """What each counter counts for, of those that have moved in this hour."""
     _sampled_ms: float | None = None
     _hour: int = 0
+    writes: bool = True
+    """Whether this process keeps them, where several have one state; see `keep`."""
+    _store: Store | None = None
+    _writer: StateWriter | None = None
+    _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
         self.journal = Journal(self._record, _key)
@@ -201,7 +208,7 @@ class ObservedRates:
         sampled_ms, self._sampled_ms = self._sampled_ms, now_ms
         sizes: dict[RateSeries, float] = defaultdict(float)
         moved: dict[RateSeries, tuple[str, ...]] = {}
-        watched, before = self._watched, self._seen
+        before = self._seen
         seen: dict[tuple[str, ...], float] = {}
         for number, (labels, counter) in enumerate(tuple(self.counters.items())):
             if not number % LOOKED_AT_ONCE:
@@ -211,11 +218,10 @@ class ObservedRates:
             value = seen[labels] = counter.value
             size = value - before.get(labels, 0.0)
             if size:
-                series = watched.get(labels) or _series(labels)
+                series = _series(labels)
                 # One that is lower was dropped, and made anew since.
                 sizes[series] += size if size > 0 else value
                 moved[series] = labels
-                watched[labels] = series
         self._seen = seen
         if sampled_ms is not None and now_ms > sampled_ms:
             seconds = (now_ms - sampled_ms) / MS_PER_SECOND
@@ -227,11 +233,10 @@ class ObservedRates:
                         self._known.add(series)
                         of_hour[series] = SeenSeries(series, RateSketch(), _identity(moved[series]))
                     of_hour[series].sketch.add(size / seconds, int(size))
-                    self.journal.mark_changed(SketchKey(series, hour))
+                    self.journal.mark_changed((series, hour))
                 yield
             if hour != self._hour:
                 self._hour = hour
-                self._watched = {}
                 yield from self._forget_old(hour)
 
     def load(self, records: Iterable[Record], now_s: float) -> list[str]:
@@ -250,12 +255,94 @@ class ObservedRates:
                 continue
             self._known.add(seen.series)
             add_seen(self.hours.setdefault(form.hour, {}), seen)
-            if record.key != _key(own := SketchKey(seen.series, form.hour)):
+            if record.key != _key(own := (seen.series, form.hour)):
                 self.journal.mark_changed(own)
                 self.journal.mark_deleted(record.key)
         for _ in self._forget_old(self._hour):
             pass
         return refused
+
+    def use(self, store: Store) -> None:
+        """Read from there, with the start of `run`, what an earlier process wrote, and write."""
+        self._store = store
+
+    def resume(self, store: Store) -> None:
+        """Write to this store from now on, after `close`; what was observed is still known."""
+        self._store = store
+        if self.writes:
+            self._writer = StateWriter(store)
+
+    async def keep(self, *, keeps: bool) -> None:
+        """Keep them from now on, or leave that to another process.
+
+        What was kept is known to the one that keeps it: if all knew it, it would count for each.
+        """
+        if not keeps:
+            await self._end_writing()
+            if not self.journal:
+                self.hours, self._known, self.left_out = {}, set(), set()
+        self.writes = keeps
+        if keeps:
+            await self._read_kept()
+
+    async def run(self) -> None:
+        """Sample and write, until cancelled."""
+        if self.writes:
+            await self._read_kept()
+        next_s = time.monotonic() + RATES_WRITE_INTERVAL_S
+        while True:
+            try:
+                await self.slices.collect(self.sample(self.clock_ms(), time.time()))
+                if time.monotonic() >= next_s:
+                    next_s = time.monotonic() + RATES_WRITE_INTERVAL_S
+                    await self.write(RATES_WRITE_PAUSE_S)
+            except Exception as error:  # a defect of ours must not end the proxy
+                _log.error("unexpected error about observed rates", exc_info=error)
+            await asyncio.sleep(OBSERVED_INTERVAL_MS / MS_PER_SECOND)
+
+    async def close(self) -> None:
+        """Write what is not written yet, and nothing more."""
+        self._store = None
+        await self._end_writing()
+
+    async def _end_writing(self) -> None:
+        await self.write()
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            await writer.close()
+
+    async def write(self, pause_s: float = 0.0) -> None:
+        """Write what is not written yet."""
+        async with self._writing:
+            while self.writes and (writer := self._writer) is not None and self.journal:
+                records, deleted = self.journal.take(WRITTEN_AT_ONCE)
+                try:
+                    await writer.put_many(records, delete=deleted)
+                except StateError as error:
+                    self.journal.give_back()
+                    _log.error("observed rates not kept, trying again", error=str(error))
+                    return
+                await asyncio.sleep(pause_s)
+
+    async def _read_kept(self) -> None:
+        """Read what was kept, then write; once, whoever asks for it meanwhile."""
+        async with self._writing:
+            store = self._store
+            if self._writer is not None or store is None:
+                return
+            try:
+                # Tens of thousands of records take seconds.
+                problems = await asyncio.to_thread(self._load_from, store)
+            except StateError as error:
+                _log.error("observed rates are neither read nor kept", error=str(error))
+                return
+            for problem in problems:
+                _log.warning("observed rates not taken up", problem=problem)
+            if self._store is store:  # and was not closed meanwhile
+                self._writer = StateWriter(store)
+
+    def _load_from(self, store: Store) -> list[str]:
+        return self.load(store.items(RATES_FORMAT.prefix), time.time())
 
     def since(self, first_hour: int) -> Iterator[SeenSeries]:
         """Yield what was seen in each hour from one on."""
@@ -279,7 +366,7 @@ class ObservedRates:
             gone = self.hours.pop(oldest)
             kept -= len(gone)
             for series in gone:
-                self.journal.mark_removed(SketchKey(series, oldest))
+                self.journal.mark_removed((series, oldest))
                 yield
         known: set[RateSeries] = set()
         for seen in tuple(self.hours.values()):
@@ -290,8 +377,9 @@ class ObservedRates:
         self._known = known
 
     def _record(self, key: SketchKey) -> Record | None:
-        seen = self.hours.get(key.hour, {}).get(key.series)
-        return seen and RATES_FORMAT.record(_key_parts(key), seen.document(key.hour))
+        series, hour = key
+        seen = self.hours.get(hour, {}).get(series)
+        return seen and RATES_FORMAT.record(_key_parts(key), seen.document(hour))
 
 
 @dataclass(slots=True)
@@ -339,6 +427,7 @@ def _identity(labels: tuple[str, ...]) -> ClientIdentity:
     return ClientIdentity(listener, user or None, client_id)
 
 
+@lru_cache(MAX_SKETCHES)
 def _series(labels: tuple[str, ...]) -> RateSeries:
     """Return what a counter counts for, one of an API in DIRECTIONS."""
     _, user, client_id, api = labels

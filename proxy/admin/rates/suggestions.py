@@ -1,4 +1,4 @@
-"""Suggests rules from what was observed, as YAML with the figures behind each, and over HTTP."""
+"""Suggests rules from what was observed, as YAML with the figures behind each, and as JSON."""
 
 import asyncio
 import time
@@ -22,34 +22,27 @@ from proxy.admin.rates.observed_rates import (
     RateSketch,
     SeenSeries,
 )
-from proxy.admin.replies import ApiError, answer_in_slices
-from proxy.admin.sliced_json import ROW_DEPTH, read_whole
+from proxy.admin.replies import ROW_DEPTH, ApiError, answer_in_slices, read_whole
 from proxy.admin.written_values import iso, size_text
 from proxy.quota.entities import DEFAULT, QuotaKind
-from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import Match, RuleTable
 from proxy.quota.values import BadValueError, parse_duration, parse_size
 from proxy.slices import Slices
 from proxy.state import Document
 
-SUGGESTED_HEADROOM = 1.5
-"""Of the p99: what a bound is before it is rounded up."""
+SUGGESTED_HEADROOM = 1.5  # of the p99: what a bound is before it is rounded up
 
 KIB, STEP = 1024, 1024
-LEAST_KIB = 100
-"""No bound is lower: it should let a few record batches through in a second."""
+LEAST_KIB = 100  # no bound is lower: it should let a few record batches through in a second
 
 SUGGESTED_DIGITS = 2
 """Of a bound in its unit, which are not zeros at the end; at least one stands before the point."""
 
 SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
-MAX_SUGGESTIONS = 1000
-"""How many clients are named, those with most bytes first."""
+MAX_SUGGESTIONS = 1000  # how many clients are named, those with most bytes first
 
 SUGGESTIONS_PATH = "/v1/suggestions"
-OBSERVED_PATH = "/member/observed"
-"""Gives another member what this one has seen."""
 DEFAULT_SINCE = "24h"
 
 
@@ -240,63 +233,45 @@ def _rate(rate: float) -> str:
     return f"{size_text(rate, 3, 'TiB')}/s"
 
 
-class SuggestionRoutes:
-    """The handlers."""
-
-    def __init__(self, rates: ObservedRates, quotas: QuotaManager, slices: Slices) -> None:
-        self._rates, self._quotas, self._slices = rates, quotas, slices
-
-    def routes(self) -> list[web.RouteDef]:
-        """Return the handlers by method and path."""
-        return [
-            web.get(SUGGESTIONS_PATH, self._get_suggestions),
-            web.get(OBSERVED_PATH, self._get_observed),
-        ]
-
-    async def _get_suggestions(self, request: web.Request) -> web.Response:
-        return await self.suggested(request, Observed(), with_own=True)
-
-    async def _get_observed(self, request: web.Request) -> web.Response:
-        observed, _, since_s = Observed(), *_since(request)
-        await self._add_own(observed, since_s, time.time())
-        rows = (seen.document() for seen in observed.by_series.values())
-        document = {"left_out": observed.left_out, "observed": rows}
-        return await answer_in_slices(document, self._slices)
-
-    async def read(self, bodies: Iterable[bytes]) -> Observed:
-        """Return what members say that they have seen. Raises ValueError for anything else."""
-        observed = Observed()
-        try:
-            for body in bodies:
-                document: Any = await asyncio.to_thread(read_whole, body, ROW_DEPTH)
-                observed.left_out += int(document["left_out"])
-                await self._slices.collect(observed.adding_documents(document["observed"]))
-        except (TypeError, KeyError, RecursionError) as error:
-            raise ValueError("this is not what a member has seen") from error
-        return observed
-
-    async def suggested(
-        self, request: web.Request, observed: Observed, *, with_own: bool
-    ) -> web.Response:
-        """Answer by the rules in force, of what was seen, by this member as well if `with_own`."""
-        (since, since_s), now_s = _since(request), time.time()
-        if with_own:
-            await self._add_own(observed, since_s, now_s)
-        suggestions = await suggest(observed, self._quotas.table, self._slices)
-        lines = as_yaml(suggestions, since, now_s, observed.left_out)
-        document = {
-            "since_s": since_s,
-            "yaml": "\n".join(await self._slices.collect(lines)) + "\n",
-            "clients": as_documents(suggestions),
-        }
-        return await answer_in_slices(document, self._slices)
-
-    async def _add_own(self, observed: Observed, since_s: float, now_s: float) -> None:
-        first_hour = int((now_s - since_s) // SECONDS_PER_HOUR)
-        await self._slices.collect(observed.adding(self._rates, first_hour))
+async def add_own(
+    observed: Observed, request: web.Request, rates: ObservedRates, slices: Slices
+) -> Observed:
+    """Return what was observed elsewhere with what this process has seen since `?since=TIME`."""
+    _, since_s = parse_since(request)
+    first_hour = int((time.time() - since_s) // SECONDS_PER_HOUR)
+    await slices.collect(observed.adding(rates, first_hour))
+    return observed
 
 
-def _since(request: web.Request) -> tuple[str, float]:
+async def read_observed(bodies: Iterable[bytes], slices: Slices) -> Observed:
+    """Return what members say that they have seen. Raises ValueError for anything else."""
+    observed = Observed()
+    try:
+        for body in bodies:
+            document: Any = await asyncio.to_thread(read_whole, body, ROW_DEPTH)
+            observed.left_out += int(document["left_out"])
+            await slices.collect(observed.adding_documents(document["observed"]))
+    except (TypeError, KeyError, RecursionError) as error:
+        raise ValueError("this is not what a member has seen") from error
+    return observed
+
+
+async def suggestions_answer(
+    request: web.Request, observed: Observed, table: RuleTable, slices: Slices
+) -> web.Response:
+    """Answer by the rules in force, of what was seen."""
+    (since, since_s), now_s = parse_since(request), time.time()
+    suggestions = await suggest(observed, table, slices)
+    lines = as_yaml(suggestions, since, now_s, observed.left_out)
+    document = {
+        "since_s": since_s,
+        "yaml": "\n".join(await slices.collect(lines)) + "\n",
+        "clients": as_documents(suggestions),
+    }
+    return await answer_in_slices(document, slices)
+
+
+def parse_since(request: web.Request) -> tuple[str, float]:
     """Read `?since=TIME`; return it as it was written, and in seconds."""
     since = request.query.get("since", DEFAULT_SINCE)
     try:

@@ -19,8 +19,6 @@ ONLY_SLOT = 0
 OWNER_PLACE = ONLY_SLOT, OWNER_KEY
 """Where it stands who has the state."""
 
-IN_SQLITE = "keep state in SQLite (state.kind: sqlite)"
-
 OWNER_POLL_S = 0.1
 """Between looks at whether a proxy that is about to stop has let the state go."""
 
@@ -40,6 +38,10 @@ class KafkaStore(TopicStore):
     has, when that was read; what it raises is raised, and the other keeps the state.
     """
 
+    _rights = "use it as transactional id"
+    _instead = "keep state in SQLite (state.kind: sqlite)"
+    _make_room = f"name another topic as state.topic, or {_instead}"
+
     def __init__(
         self,
         way: Bootstrap,
@@ -49,16 +51,7 @@ class KafkaStore(TopicStore):
         wait_ms: float = 0.0,
         before_wait: Callable[[Store], None] | None = None,
     ) -> None:
-        super().__init__(
-            way,
-            topic,
-            1,
-            lambda _key: ONLY_SLOT,
-            timeout_s,
-            rights="use it as transactional id",
-            instead=IN_SQLITE,
-            make_room=f"name another topic as state.topic, or {IN_SQLITE}",
-        )
+        super().__init__(way, topic, 1, lambda _key: ONLY_SLOT, timeout_s)
         self._producer = Producer(self._topic, topic)
         self._positions[ONLY_SLOT] = EARLIEST
         self._owner: Content = None

@@ -9,9 +9,8 @@ import json
 import os
 import socket
 import uuid
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from proxy.state.store import Record, StateError
 
@@ -27,16 +26,12 @@ OWNER_KEY = "owner"
 """Key of the owner's message; no record's, as it has no namespace."""
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """A message of the topic."""
+class Message(NamedTuple):
+    """A message to write."""
 
     key: bytes
     value: bytes | None
-    headers: Sequence[tuple[str, bytes]] = ()
-    offset: int = -1
-    """Where it stands; -1 when it is to be written."""
-    partition: int = 0
+    headers: list[tuple[str, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +60,10 @@ def size_of(content: Content) -> int:
     return len(content.key.encode()) + len(content.text.encode())
 
 
-def to_message(place: Place, content: Content, writer: str | None = None) -> Message:
-    """Return the message to write; its offset is not known yet."""
-    slot, key = place
+def to_message(key: str, content: Content, writer: str | None = None) -> Message:
+    """Return the message to write."""
     form = FORM_HEADER, b"%d" % MESSAGES_SCHEMA
+    headers: list[tuple[str, bytes]]
     value: str | None
     match content:
         case Record():
@@ -79,19 +74,17 @@ def to_message(place: Place, content: Content, writer: str | None = None) -> Mes
             value, headers = None, []
     if writer is not None:
         headers.append((WRITER_HEADER, writer.encode()))
-    encoded = None if value is None else value.encode()
-    return Message(key.encode(), encoded, tuple(headers), partition=slot)
+    return Message(key.encode(), None if value is None else value.encode(), headers)
 
 
-def read_message(topic: str, message: Message) -> tuple[Place, Content]:
-    """Return the place that a message is for, and what stands there from now on.
+def read_message(topic: str, slot: int, message: Any) -> tuple[Place, Content]:
+    """Return the place that a message (of aiokafka) is for, and what stands there from now on.
 
     Raises StateError: it is none of ours, of a newer program, or damaged.
     """
-    slot = message.partition
     where = f"the message at offset {message.offset} of topic {topic} (partition {slot})"
     try:
-        key = message.key.decode()
+        key = (message.key or b"").decode()
         if message.value is None:
             return (slot, key), None
         headers = dict(message.headers)

@@ -121,7 +121,9 @@ class Producer:
         and in a tier GenerationError, and StateError for slots that are not to be written.
         """
         writer = None if self._fence_for is None else self.transactional_id
-        messages = [to_message(place, content, writer) for place, content in changes.items()]
+        messages: dict[int, list[Message]] = {}
+        for (slot, key), content in changes.items():
+            messages.setdefault(slot, []).append(to_message(key, content, writer))
         try:
             await self._topic.client.retry(partial(self._write, messages))
         except (RefusedError, StateError):
@@ -130,12 +132,12 @@ class Producer:
                 await self._end(commit=False)
             raise
 
-    async def _write(self, messages: Sequence[Message]) -> None:
+    async def _write(self, messages: Mapping[int, Sequence[Message]]) -> None:
         if not self._between:
             await self._end(commit=False)
             await self._init()
         self._between = False
-        partitions = sorted({message.partition for message in messages})
+        partitions = sorted(messages)
         await self._add_partitions(partitions)
         await self._append(messages)
         if self._fence_for is not None:
@@ -179,11 +181,9 @@ class Producer:
         )
         await self._ask(request, f"begin a transaction on topic {self._topic.name}", error_code)
 
-    async def _append(self, messages: Sequence[Message]) -> None:
+    async def _append(self, messages: Mapping[int, Sequence[Message]]) -> None:
         """Append the messages: of each partition one batch at a time, all leaders in turn."""
-        rest: dict[int, list[Message]] = {}
-        for message in reversed(messages):
-            rest.setdefault(message.partition, []).append(message)
+        rest = {number: list(reversed(each)) for number, each in messages.items()}
         while rest:
             batches: dict[int, tuple[bytes, int]] = {}
             size_bytes = 0
@@ -273,9 +273,7 @@ class Producer:
             batch_size=BATCH_BYTES,
         )
         count = 0
-        while rest and batch.append(
-            count, now_ms, rest[-1].key, rest[-1].value, list(rest[-1].headers)
-        ):
+        while rest and batch.append(count, now_ms, *rest[-1]):
             rest.pop()
             count += 1
         self._sequences[partition] = (self._sequences[partition] + count) % SEQUENCES

@@ -54,6 +54,9 @@ class SlotStore(TopicStore):
     Slots are 0 to `slots` - 1; `common` is the slot that is always read.
     """
 
+    _instead = "run without a tier"
+    _make_room = "add machines to the tier, or run without it"
+
     def __init__(
         self,
         way: Bootstrap,
@@ -68,17 +71,9 @@ class SlotStore(TopicStore):
     ) -> None:
         self._prefix = tier + TIER_SEPARATOR
         """What the transactional ids of all machines of the tier begin with."""
-        super().__init__(
-            way,
-            topic,
-            slots,
-            slot_of_record,
-            timeout_s,
-            rights=f"read the group of tier {tier} and use transactional ids that begin with "
-            f"{self._prefix}",
-            instead="run without a tier",
-            make_room="add machines to the tier, or run without it",
-        )
+        ids = f"use transactional ids that begin with {self._prefix}"
+        self._rights = f"read the group of tier {tier} and {ids}"
+        super().__init__(way, topic, slots, slot_of_record, timeout_s)
         # Who reads much, or waits at a broker for what comes, holds up no write.
         self._reading, self._following = self._new_topic(), self._new_topic()
         self._common = common
@@ -88,21 +83,21 @@ class SlotStore(TopicStore):
         """For whoever takes or releases slots; before `_put` when both are needed."""
         self._begin(self._open())
 
-    def strays(self) -> list[Record]:
+    def misplaced(self) -> list[Record]:
         """Return the records of taken slots that belong to other slots by now.
 
         `slot_of_record` says so since the rules are other ones. No other method finds them: write
-        them at the machine that has their slot, then `drop_strays` here.
+        them at the machine that has their slot, then `drop_misplaced` here.
         """
         self._loop.check_open()
-        return list(self._slots.strays(self.taken).values())
+        return list(self._slots.misplaced(self.taken).values())
 
-    def drop_strays(self, keys: Collection[str]) -> None:
-        """Delete strays of these keys. Raises StateError as `put_many`."""
+    def drop_misplaced(self, keys: Collection[str]) -> None:
+        """Delete misplaced records of these keys. Raises StateError as `put_many`."""
 
         def dropped() -> dict[Place, Content]:
-            strays = self._slots.strays(self.taken)
-            return {(slot, key): None for slot, key in strays if key in keys}
+            misplaced = self._slots.misplaced(self.taken)
+            return {(slot, key): None for slot, key in misplaced if key in keys}
 
         self._run(self._write_all(dropped, self._timeout_s), "written")
 

@@ -34,7 +34,7 @@ class SlotTable:
     """Records by slot and key, which slots may be written, and the fence; for several threads.
 
     One thread changes records. The slot of a record follows from the rules, which may change. What
-    then stands in another slot than its own is a stray: it is not found, as what is written or
+    then stands in another slot than its own is misplaced: it is not found, as what is written or
     deleted in its own slot counts, and that may be on another machine.
     """
 
@@ -69,7 +69,7 @@ class SlotTable:
         found = [record for slot, record in self._all(prefix) if self._slot_of(record.key) == slot]
         return sorted(found, key=lambda record: record.key)
 
-    def strays(self, slots: Collection[int]) -> dict[Place, Record]:
+    def misplaced(self, slots: Collection[int]) -> dict[Place, Record]:
         """Return the records in these slots that belong to another by now, by where they stand."""
         return {
             (slot, record.key): record

@@ -11,7 +11,7 @@ from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
 
 from proxy.wire.list_offsets import EARLIEST, LATEST, READ_COMMITTED
 
-from .messages import Content, Message, Place, damaged, read_message
+from .messages import Content, Place, damaged, read_message
 from .state_topic import StateTopic
 
 FETCH_VERSION = 11
@@ -102,9 +102,7 @@ class StateReader:
             elif not (batch.is_transactional and batch.producer_id in failing):
                 for record in records:
                     if record.offset >= self.positions[number]:
-                        key, headers = record.key or b"", tuple(record.headers)
-                        message = Message(key, record.value, headers, record.offset, number)
-                        yield read_message(self._topic.name, message)
+                        yield read_message(self._topic.name, number, record)
             self.positions[number] = batch.next_offset
 
 

@@ -61,12 +61,17 @@ class TopicStore(Store):
     works, or `close`, undoes it; a crash before that may leave it.
 
     `way`, to at least one server, leads to Kafka 2.5 or later. `slot_of_record` returns the slot of
-    a record's key. For people: `rights` are needed besides those on the topic, `instead` is what
-    else can be done when the state cannot be kept in it, and `make_room` when it is too large.
+    a record's key.
     """
 
     _producer: Producer
     """Writes to `_topic`."""
+    _rights: str
+    """For people: what the proxy needs besides the rights on the topic."""
+    _instead: str
+    """The same: what else can be done when the state cannot be kept in the topic."""
+    _make_room: str
+    """The same: when it is too large."""
 
     def __init__(
         self,
@@ -75,13 +80,8 @@ class TopicStore(Store):
         slots: int,
         slot_of_record: Callable[[str], int],
         timeout_s: float,
-        *,
-        rights: str,
-        instead: str,
-        make_room: str,
     ) -> None:
         self._name, self._number, self._timeout_s = topic, slots, timeout_s
-        self._rights, self._instead, self._make_room = rights, instead, make_room
         # Callers may be in an event loop of their own, so the clients' is in a thread of its own.
         self._way = WayForLoop(way)
         self._clients: list[KafkaClient] = []

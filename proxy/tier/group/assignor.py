@@ -39,7 +39,12 @@ def lead(
     said: Mapping[str, bytes], newest: Assignment | None, generation: int, place: Placement
 ) -> tuple[dict[str, bytes], bool]:
     """Return what each member gets, by member id, and whether another round is wanted."""
-    subscriptions = {key: _decoded(data) for key, data in said.items()}
+    subscriptions: dict[str, Subscription | FormError] = {}
+    for key, each in said.items():
+        try:
+            subscriptions[key] = Subscription.decode(each)
+        except FormError as error:
+            subscriptions[key] = error
     assignment, is_another_round_wanted = assign(subscriptions, newest, generation, place)
     data = assignment.encode()
     size_bytes = group_bytes(said, data)
@@ -257,10 +262,3 @@ def _loads(
     for said in admitted.values():
         known |= said.loads
     return {slot: load for slot, load in known.items() if slot < slots}
-
-
-def _decoded(data: bytes) -> Subscription | FormError:
-    try:
-        return Subscription.decode(data)
-    except FormError as error:
-        return error

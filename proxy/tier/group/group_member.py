@@ -21,7 +21,14 @@ from proxy.tier.slot_balance import Placement
 from proxy.tier.slot_map import SlotMap
 
 from .assignor import lead
-from .group_documents import NO_GENERATION, Assignment, FormError, RefusedMember, Subscription
+from .group_documents import (
+    NO_GENERATION,
+    Assignment,
+    FormError,
+    Holding,
+    RefusedMember,
+    Subscription,
+)
 from .group_protocol import (
     MEMBER_ID_REQUIRED,
     NO_MEMBER_ID,
@@ -35,7 +42,6 @@ from .group_protocol import (
     meaning_of,
     sync,
 )
-from .holding import Holding
 
 SESSION_TIMEOUT_S = 10.0
 """A dead member's slots are given away after it. Brokers allow 6 s and more by default, and a

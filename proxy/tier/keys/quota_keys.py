@@ -14,8 +14,8 @@ from proxy.quota.entities import CONSUMER_BYTE_RATE, ClientIdentity, QuotaKind
 from proxy.quota.rules import ESCAPES, Rule, RuleTable
 from proxy.tier.slot_map import slot_of
 
-from .rule_groups import ClientSet, Field, RuleForm, Tie
-from .tie_classes import TieClasses
+from .rule_groups import ClientSet, Field, RulePattern, Tie
+from .tie_classes import EquivalenceClasses
 
 MAX_KNOWN_KEYS = 20_000
 """So many clients' keys are kept; then all are forgotten, and found again."""
@@ -55,8 +55,8 @@ class QuotaKeys:
         self._tie_of_set: dict[str, int] = {}
         self._tie_of_client_id: dict[str, int] = {}
         """Of client ids that are in a set; if one is in several, these are joined."""
-        forms = [*map(RuleForm.of, self._rules), *self._join_sets()]
-        self._classes = TieClasses(forms, self._ties, self._tie_sets)
+        forms = [*map(RulePattern.of, self._rules), *self._join_sets()]
+        self._classes = EquivalenceClasses(forms, self._ties, self._tie_sets)
         self._fields = {each: self._classes.key_fields(each) for each in {*self._classes.of_tie}}
         self._coarsest: dict[frozenset[int], int] = {}
         self._names = self._name_sets()
@@ -125,7 +125,9 @@ class QuotaKeys:
             return f"all clients with its client id: nothing bounds {identity.client_id or ''!r}"
         if fields is not None:
             return f"all clients with {_values_of(fields, identity)}"
-        names = self._names_in(self._tie_sets.find(tie))
+        find = self._tie_sets.find
+        alike = (each.name for at, each in enumerate(self._ties) if find(at) == find(tie))
+        names = list(dict.fromkeys(alike))
         shown = "; ".join(names[:MAX_EXPLAINED])
         rest = f"; and {len(names) - MAX_EXPLAINED} more" if len(names) > MAX_EXPLAINED else ""
         overlap = ", which overlap" if len(names) > 1 else ""
@@ -156,7 +158,7 @@ class QuotaKeys:
         coarsest = self._coarsest[classes]
         return by_class[coarsest], self._fields[coarsest]
 
-    def _join_sets(self) -> Iterable[RuleForm]:
+    def _join_sets(self) -> Iterable[RulePattern]:
         """Join the ties of each set, and of sets that have a client in common; return their forms.
 
         What is joined and has one client id alone is told by that.
@@ -170,7 +172,7 @@ class QuotaKeys:
         client_ids: defaultdict[int, set[str | None]] = defaultdict(set)
         for at, found in zip(positions, joined, strict=True):
             client_ids[found].add(self._ties[at].client_id)
-        return [RuleForm.of_clients(is_single=len(client_ids[found]) == 1) for found in joined]
+        return [RulePattern.of_clients(is_single=len(client_ids[found]) == 1) for found in joined]
 
     def _name_sets(self) -> dict[int, str]:
         """Return the name of each set of ties: that of a `ClientSet` in it, or else of a rule."""
@@ -179,13 +181,6 @@ class QuotaKeys:
             found, place = self._tie_sets.find(at), (at < len(self._rules), tie.name)
             first[found] = min(first.get(found, place), place)
         return {found: name for found, (_, name) in first.items()}
-
-    def _names_in(self, tie_set: int) -> list[str]:
-        return list(
-            dict.fromkeys(
-                tie.name for at, tie in enumerate(self._ties) if self._tie_sets.find(at) == tie_set
-            )
-        )
 
 
 def _values_of(fields: Field, identity: ClientIdentity) -> str:

@@ -56,7 +56,7 @@ class Tie:
 
 
 @dataclass(frozen=True)
-class RuleForm:
+class RulePattern:
     """How ties of one form look: which fields they ask for, and which tell their clients apart."""
 
     user: int

@@ -16,7 +16,7 @@ from operator import and_, or_
 from proxy.quota.disjoint_sets import DisjointSets
 from proxy.quota.rules import EXACT, PREFIX, UNNAMED
 
-from .rule_groups import NO_FIELDS, VALUES, Field, RuleForm, Tie
+from .rule_groups import NO_FIELDS, VALUES, Field, RulePattern, Tie
 
 MAX_COMPARED = 48
 """Of more forms than this that do not settle all that others ask for, none are compared: they are
@@ -26,17 +26,17 @@ _TiePlace = tuple[str | None, str | None]
 """User and listener of a tie, as far as both of two forms ask for them."""
 
 
-class TieClasses:
+class EquivalenceClasses:
     """The classes of all ties; forms, and classes, are numbers."""
 
     def __init__(
-        self, forms: Sequence[RuleForm], ties: Sequence[Tie], tie_sets: DisjointSets
+        self, forms: Sequence[RulePattern], ties: Sequence[Tie], tie_sets: DisjointSets
     ) -> None:
         """Join what is to be; `forms` are those of the ties, `tie_sets` has what is joined already.
 
         Ties of one class without key fields that a client can have both of are joined there.
         """
-        ties_of: defaultdict[RuleForm, list[int]] = defaultdict(list)
+        ties_of: defaultdict[RulePattern, list[int]] = defaultdict(list)
         for tie, form in enumerate(forms):
             ties_of[form].append(tie)
         self._forms, self._ties_of = list(ties_of), list(ties_of.values())
@@ -115,7 +115,7 @@ class TieClasses:
             self._meetings[pair] = self._meet(self._forms[one], self._forms[other])
         return self._meetings[pair]
 
-    def _meet(self, one: RuleForm, other: RuleForm) -> int:
+    def _meet(self, one: RulePattern, other: RulePattern) -> int:
         if one is other or one.kinds == other.kinds:
             return 0  # whichever comes first does so in all kinds
         mine, theirs = self._uncovered(one, other), self._uncovered(other, one)
@@ -124,7 +124,7 @@ class TieClasses:
         # By one kind alone a client has one first rule.
         return theirs & ~mine if mine.bit_count() == 1 else theirs
 
-    def _uncovered(self, one: RuleForm, other: RuleForm) -> int:
+    def _uncovered(self, one: RulePattern, other: RulePattern) -> int:
         """Return the kinds in which nothing surely comes first where both are for a client."""
         kinds = one.kinds
         if other.precedes(one) and not (one.is_set or other.is_set):

@@ -88,8 +88,13 @@ def owner_of(machines: Sequence[TierMachine], client_id: str) -> TierMachine:
 
 def client_of(machines: Sequence[TierMachine], machine: TierMachine, prefix: str) -> str:
     """Return a client id, that begins so, of a client that a machine owns."""
-    names = (f"{prefix}-{number}" for number in range(TRIED))
-    return next(name for name in names if owner_of(machines, name) is machine)
+    names = [f"{prefix}-{number}" for number in range(TRIED)]
+
+    def owned() -> str | None:
+        return next((name for name in names if owner_of(machines, name) is machine), None)
+
+    found: str = until(owned, f"clients are sent to {machine.name}")  # while it is silent none are
+    return found
 
 
 def report_to(machine: TierMachine, client_id: str, topic: str) -> None:

@@ -48,7 +48,7 @@ class Member:
         return self.metrics.get_sample_value("kafka_quota_proxy_bytes_total", labels) or 0.0
 
     @property
-    def let_go(self) -> float:
+    def revoke(self) -> float:
         name = "kafka_quota_proxy_steered_connections_total"
         return self.metrics.get_sample_value(name) or 0.0
 

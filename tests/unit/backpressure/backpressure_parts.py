@@ -10,6 +10,7 @@ from parts.reports import ReportingDriver, batch_document, parsed
 
 from proxy.backpressure.offset_lookups import OffsetLookups
 from proxy.backpressure.query_backpressure import QueryBackpressure
+from proxy.progress.progress_records import read_records
 from proxy.progress.query import ProgressSettings, QueryProgress, QuerySettings
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
@@ -62,7 +63,7 @@ class BackpressureWorld(QueryWorld):
         self.open_quotas(QuotaSettings(rules=rules))
         self.open_queries(progress, on_change=self.count_change)
         self.client = self.quotas.client(IDENTITY)
-        refused = self.registry.load(self.kept("progress/"))
+        refused = self.registry.load(read_records(self.kept("progress/")))
         return refused + self.backpressure.load(self.kept("pressure/"), self.now_ms)
 
     def count_change(self) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.backpressure.clamp import apportion
+from proxy.backpressure.driver_view import apportion
 
 LAGS = st.dictionaries(
     st.tuples(st.sampled_from("ab"), st.integers(0, 30)),

@@ -73,7 +73,7 @@ def test_the_first_report_gives_no_rate():
 def test_the_second_report_bounds_the_reading():
     world = steady()
     assert world.query_backpressure.rate == pytest.approx(2000)
-    assert world.query_backpressure.bytes_per_record == 100
+    assert world.query_backpressure.measurements.bytes_per_record.value == 100
     seen = row(world)
     assert (seen.bound, seen.static_bound) == (pytest.approx(200_000), STATIC)
     assert seen.reason == "batch 1: 4,000 records in 2,000 ms -> 2,000 records/s of 100 bytes"
@@ -174,7 +174,7 @@ def test_what_was_read_before_the_first_report_says_nothing_of_its_size():
     world.batch({0: 1000}, bytes_read=5)
     world.pass_ms(INTERVAL_MS)
     world.batch({0: 2000}, bytes_read=100_000)
-    assert world.query_backpressure.bytes_per_record == 100
+    assert world.query_backpressure.measurements.bytes_per_record.value == 100
 
 
 # When reports stop

@@ -22,26 +22,26 @@ BATCHES = {
 def test_it_is_learnt(took, gaps, learnt):
     world = BackpressureWorld(rule(batch_interval_ms=None))
     world.start()
-    assert world.query_backpressure.batch_interval_ms is None
+    assert world.query_backpressure.measurements.interval_ms is None
     end = 0
     for took_ms, gap_ms in zip(took, gaps, strict=True):
         end += 100
         world.pass_ms(took_ms)
         world.batch({0: end}, ms=took_ms)
         world.pass_ms(gap_ms - took_ms)
-    assert world.query_backpressure.batch_interval_ms == learnt
+    assert world.query_backpressure.measurements.interval_ms == learnt
 
 
 def test_what_the_listener_says_counts_and_outlives_the_process():
     world = BackpressureWorld(rule(batch_interval_ms=None))
-    assert world.query_backpressure.batch_interval_ms is None
+    assert world.query_backpressure.measurements.interval_ms is None
     world.start(trigger=EVERY_750_MS)
-    assert world.query_backpressure.batch_interval_ms == 750.0
+    assert world.query_backpressure.measurements.interval_ms == 750.0
     world.crash()
-    assert world.query_backpressure.batch_interval_ms == 750.0
+    assert world.query_backpressure.measurements.interval_ms == 750.0
 
 
 def test_what_the_rule_says_counts_more():
     world = BackpressureWorld(rule(batch_interval_ms=3000.0))
     world.start(trigger=EVERY_750_MS)
-    assert world.query_backpressure.batch_interval_ms == 3000.0
+    assert world.query_backpressure.measurements.interval_ms == 3000.0

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from parts.reports import batch_document, source_document
 from wired_world import SECOND_MS, WiredWorld
 
-from proxy.backpressure.clamp import apportion
+from proxy.backpressure.driver_view import apportion
 
 CLOCK_MS = 100.0
 """The shortest interval of this world."""

@@ -10,7 +10,7 @@ from parts.lone_pipeline import lone_pipeline
 from pipeline_parts import SECOND_MS, source, stage
 
 from proxy.pipeline.graph import MIN_RATE, PipelineGraph, PipelineSettings
-from proxy.pipeline.nodes import SILENT_MS, to_record
+from proxy.pipeline.nodes import SILENT_MS, Direction, to_record
 from proxy.pipeline.running_pipeline import RunningPipeline
 from proxy.state import MemoryStore, Record
 
@@ -322,6 +322,27 @@ def test_a_reload_keeps_what_remains_and_lets_go_what_is_gone():
     records, deletes = run.flow.changes()
     assert [record.key for record in records] == ["flow/p/one"]
     assert deletes == ["flow/p/app"]
+
+
+def test_a_source_was_measured_before_a_reload_has_it_held():
+    run = Run(replace(CHAIN, hold_producers=False))
+    run.processing["one"] = 400.0
+    run.period(app=600, one=600)
+    run.flow.reload(PipelineGraph(CHAIN), run.now_ms)
+    assert run.flow.nodes["app"].rate == pytest.approx(600)
+    run.flow.reload(PipelineGraph(replace(CHAIN, hold_producers=False)), run.now_ms)
+    assert "app" not in run.flow.nodes
+
+
+def test_the_period_of_a_source_begins_when_it_can_be_held():
+    run = Run(replace(CHAIN, hold_producers=False))
+    for start_ms in (5 * SECOND_MS, 11 * SECOND_MS):
+        run.flow.reload(PipelineGraph(CHAIN), start_ms)
+        run.flow.nodes["app"].ask("one", Direction.DECREASE, 400.0, 0.0, "slow")
+        assert tick(run.flow, start_ms + 4 * SECOND_MS - 1) == {}
+        assert tick(run.flow, start_ms + 4 * SECOND_MS) == {"app": pytest.approx(400)}
+        run.flow.reload(PipelineGraph(replace(CHAIN, hold_producers=False)), start_ms + 5_000)
+        assert run.flow.state_of("app") is None
 
 
 def test_a_reload_that_takes_a_stage_away_releases_what_it_held():

@@ -10,6 +10,7 @@ from parts.virtual_time import EPOCH_S, START_MS
 from proxy.config import load_config
 from proxy.pipeline.running import RunningPipelines
 from proxy.progress.owns import owns_all
+from proxy.progress.progress_records import read_records
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.state import MemoryStore, StateError
 
@@ -57,7 +58,7 @@ class WiredWorld(QueryWorld):
         self.store = store or MemoryStore()
         self.driver = ReportingDriver()
         self.batches, self.done = Counter(), Counter()
-        self.progress = {}  # records of it, by key
+        self.progress, self.pressure = {}, {}  # records of them, by key
         self.ends = {}  # of logs, as the cluster says when it is asked
         self.config = self.configured(*pipelines)
         self.start()
@@ -93,18 +94,14 @@ class WiredWorld(QueryWorld):
         """Begin again as another process that has all of the state."""
         self.keep()
         self.progress |= {record.key: record for record in self.registry.changes()[0]}
-        pressed = [
-            pressed.record()
-            for client_id in self.backpressure.clients
-            for pressed in self.backpressure.of_client(client_id)
-        ]
-        self.start(self.progress.values(), [each for each in pressed if each is not None])
+        self.pressure |= {record.key: record for record in self.backpressure.changes()[0]}
+        self.start(self.progress.values(), self.pressure.values())
 
     def start(self, progress=(), pressed=()):
         """Begin, or begin again as another process that has the state of pipelines, and more."""
         self.open_quotas(self.config.quota_settings)
         self.open_queries(self.config.progress_settings)
-        assert self.registry.load(progress) == []
+        assert self.registry.load(read_records(progress)) == []
         assert self.backpressure.load(pressed, self.now_ms) == []
         self.pipelines = RunningPipelines(
             self.config.pipelines,
@@ -119,7 +116,7 @@ class WiredWorld(QueryWorld):
         for name in ("one", "two"):
             self.connect(name)
         self.pipelines.store = self.store
-        self.pipelines.take_up(self.store.items(""), owns_all, is_handed_over=False)
+        self.pipelines.assign(self.store.items(""), owns_all, is_handed_over=False)
 
     def connect(self, client_id, user=None):
         identity = ClientIdentity("default", user, client_id)

@@ -141,7 +141,7 @@ def test_a_topic_made_anew_moves_the_group_back(world, driver):
 
 def test_a_partition_that_is_let_go_is_not_due(world, driver):
     driver.batch(50, 60)
-    world.query().let_go(world.part(), "gone", world.now_ms)
+    world.query().revoke(world.part(), "gone", world.now_ms)
     assert world.registry.due_commits() == {}
     world.registry.committed(GROUP, {T0: 60}, world.now_ms)  # was under way
     assert world.query().partitions == {}

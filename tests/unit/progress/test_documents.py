@@ -115,7 +115,7 @@ def test_partitions_that_come_and_go_between_two_steps_disturb_no_others(world):
     (query,) = world.registry.queries
     steps = world.registry.documents(world.now_ms, world.now_s)
     assert next(steps) is None
-    query.let_go(query.partitions["t", 1], "gone", world.now_ms)
+    query.revoke(query.partitions["t", 1], "gone", world.now_ms)
     query.open("t", 7, world.now_ms)
     (document,) = filter(None, steps)
     assert [each["partition"] for each in document["partitions"]] == [0, 2]

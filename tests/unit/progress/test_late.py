@@ -3,6 +3,8 @@
 import pytest
 from progress_world import Client, Driver, ProgressWorld, uuid
 
+from proxy.progress.progress_records import read_records
+
 OLD, NEW = uuid("run-1"), uuid("run-2")
 
 
@@ -97,5 +99,5 @@ def test_what_a_late_batch_completed_is_kept(world, driver):
     driver.batch(10, 50)
     (record,), _ = world.registry.changes()
     world.reopen()
-    assert world.registry.load([record]) == []
+    assert world.registry.load(read_records([record])) == []
     assert world.part().committed_to == 50

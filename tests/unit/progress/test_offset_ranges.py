@@ -23,7 +23,7 @@ def offsets(ranges) -> set[int]:
     return {offset for start, end in ranges for offset in range(start, end)}
 
 
-def check_form(ranges):
+def check_schema(ranges):
     pairs = list(ranges)
     assert all(start < end for start, end in pairs)
     assert all(low[1] < high[0] for low, high in pairwise(pairs))
@@ -83,7 +83,7 @@ def test_it_is_a_set_of_offsets(steps, start, end):
         else:
             ranges.remove_below(low)
             model = {offset for offset in model if offset >= low}
-        check_form(ranges)
+        check_schema(ranges)
         assert offsets(ranges) == model
     assert (ranges.starts[:1], bool(ranges)) == ([min(model)] if model else [], bool(model))
     assert ranges.filled_gaps == 0
@@ -117,7 +117,7 @@ def test_at_the_bound_nothing_is_lost_and_what_comes_in_is_counted(steps, max_ra
             ranges.remove_below(low)
             model = {offset for offset in model if offset >= low}
             exact = {offset for offset in before if offset >= low}
-        check_form(ranges)
+        check_schema(ranges)
         assert len(ranges) <= max_ranges
         assert offsets(ranges) >= model
         assert offsets(ranges) >= exact
@@ -144,7 +144,7 @@ def test_or_the_lowest_are_dropped_and_nothing_comes_in(steps, max_ranges):
         else:
             ranges.remove_below(low)
             model = {offset for offset in model if offset >= low}
-        check_form(ranges)
+        check_schema(ranges)
         assert len(ranges) <= max_ranges
         assert offsets(ranges) == {
             offset for offset in model if offset >= (ranges.starts or [0])[0]

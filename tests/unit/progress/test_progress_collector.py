@@ -180,7 +180,7 @@ def test_a_partition_that_goes_while_the_scrape_is_under_way_disturbs_no_other(w
     for family in collector.collect():
         for number, _ in enumerate(family.samples):
             if number == 0 and ("t", 1) in query.partitions:
-                query.let_go(query.partitions["t", 1], "gone", world.now_ms)
+                query.revoke(query.partitions["t", 1], "gone", world.now_ms)
                 query.open("t", 7, world.now_ms)
     assert set(scrape(world)["partition_stuck"]) == {
         (str(partition), "orders", "t") for partition in (0, 2, 7)

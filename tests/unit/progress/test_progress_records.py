@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from progress_world import Client, ProgressWorld, configured, uuid
 
-from proxy.progress.progress_records import FORMAT
+from proxy.progress.progress_records import FORMAT, read_records
 from proxy.progress.query import ProgressSettings, QuerySettings
 from proxy.state import MemoryStore, Record, SqliteStore
 
@@ -31,7 +31,7 @@ def restart(world, store, settings=None):
     if settings is not None:
         world.settings = settings
     world.reopen()
-    return world.registry.load(store.items("progress/"))
+    return world.registry.load(read_records(store.items("progress/")))
 
 
 def completed(world, *, to=10, topic="t", **more):
@@ -79,7 +79,7 @@ def test_what_could_not_be_written_is_due_again(world, store):
     driver = completed(world, to={0: 10, 1: 10})
     world.registry.changes()
     driver.batch({0: 10}, {0: 20})
-    world.query().let_go(world.part(partition=1), "gone", 0.0)
+    world.query().revoke(world.part(partition=1), "gone", 0.0)
     world.registry.changes_failed()
     assert len(save(world, store)[0]) == 1
     world.registry.changes_failed()
@@ -290,7 +290,8 @@ def test_records_that_do_not_fit_are_refused_and_the_others_kept(
     world, key, change, version, named
 ):
     other = Record.of(FORMAT.key("orders", "t", 7), {**GOOD, "partition": 7})
-    (refused,) = world.registry.load([Record.of(key, {**GOOD, **change}, version), other])
+    records = [Record.of(key, {**GOOD, **change}, version), other]
+    (refused,) = world.registry.load(read_records(records))
     assert key in refused
     assert named in refused
     assert set(world.query().partitions) == {("t", 7)}
@@ -298,7 +299,7 @@ def test_records_that_do_not_fit_are_refused_and_the_others_kept(
 
 @pytest.mark.parametrize("text", ["", "null", "[]", "{", '{"label":NaN}'])
 def test_damaged_records_are_refused(world, text):
-    (refused,) = world.registry.load([Record(KEY, text, 1)])
+    (refused,) = world.registry.load(read_records([Record(KEY, text, 1)]))
     assert KEY in refused
     assert world.query().partitions == {}
 
@@ -308,7 +309,8 @@ def test_two_queries_of_one_client_cannot_both_be_loaded(world):
         value = {**GOOD, "label": label, "client_id": "c", "at_s": at_s, "query_id": uuid(label)}
         return Record.of(FORMAT.key(label, "t", 0), {**value, "name": label})
 
-    (refused,) = world.registry.load([record("old", 1.0), record("new", 2.0)])
+    records = [record("old", 1.0), record("new", 2.0)]
+    (refused,) = world.registry.load(read_records(records))
     assert "progress/old/t/0" in refused
     assert world.query("c").name == "new"
 
@@ -320,7 +322,8 @@ def test_there_is_no_room_for_more_queries_than_the_bound():
         value = {**GOOD, "label": label, "client_id": label, "at_s": at_s, "query_id": uuid(label)}
         return Record.of(FORMAT.key(label, "t", 0), {**value, "name": label})
 
-    (refused,) = world.registry.load([record("old", 1.0), record("new", 2.0)])
+    records = [record("old", 1.0), record("new", 2.0)]
+    (refused,) = world.registry.load(read_records(records))
     assert "progress/old/t/0" in refused
     assert [query.name for query in world.registry.queries] == ["new"]
     assert world.registry.changes() == ([], [])
@@ -336,5 +339,5 @@ def test_whatever_stands_in_a_record_it_is_taken_or_refused(change):
     world = ProgressWorld()
     value = json.loads(json.dumps({**GOOD, **change}).replace("Infinity", "1e999"))
     record = Record(KEY, json.dumps(value), 1)
-    refused = world.registry.load([record])
+    refused = world.registry.load(read_records([record]))
     assert len(refused) == (0 if list(world.registry.partitions()) else 1)

@@ -548,7 +548,7 @@ def test_what_a_query_has_let_go_of_is_told_nothing(world, driver):
     driver.batch(10, 20)
     gone = world.part()
     list(world.registry.partitions())
-    world.query().let_go(gone, "as a test", world.now_ms)
+    world.query().revoke(gone, "as a test", world.now_ms)
     world.registry.log_end("t", 0, 100, world.now_ms)
     assert gone.log.high_watermark is None
 
@@ -561,7 +561,7 @@ def test_what_comes_and_goes_during_a_sweep_disturbs_no_others(world):
     (query,) = world.registry.queries
     sweep = world.registry.sweeping(world.now_ms + STUCK_AFTER_MS)
     next(sweep)
-    query.let_go(query.partitions["t", 1], "gone", world.now_ms)
+    query.revoke(query.partitions["t", 1], "gone", world.now_ms)
     batch = BatchReport(**batch_document(99, {2: 10}, {2: 50}))
     list(query.completing(batch, None, world.now_ms, world.now_s))
     query.open("t", 7, world.now_ms)

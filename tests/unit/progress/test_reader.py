@@ -221,7 +221,7 @@ def test_the_leader_is_the_broker_at_the_other_end(world):
 
 def test_a_reader_finds_the_partition_anew_when_the_query_let_go_of_it(world, client):
     client.read(10)
-    world.query().let_go(world.part(), "gone", 0.0)
+    world.query().revoke(world.part(), "gone", 0.0)
     client.read(20, end=30)
     assert delivered(world) == [(20, 30)]
 
@@ -239,7 +239,7 @@ def test_partitions_that_were_let_go_of_do_not_pile_up(world):
     client = Client(world)
     for number in range(MAX_CURSORS + 10):
         client.ask(0, partition=number)
-        world.query().let_go(world.part(partition=number), "gone", 0.0)
+        world.query().revoke(world.part(partition=number), "gone", 0.0)
     assert client.follower.size <= MAX_CURSORS
 
 

@@ -49,7 +49,7 @@ def test_what_waits_is_told_in_order_when_the_name_is_known():
     world.names.resolved({B: "clicks", A: "orders"})
     assert world.told == [("orders", 0), ("clicks", 1), ("orders", 2), ("clicks", 4)]
     assert world.names.wanted() == (C,)
-    assert (world.names.queued, world.names.lost) == (1, 0)
+    assert (len(world.names.queue), world.names.lost) == (1, 0)
     world.see(A, 5)
     assert world.told[-1] == ("orders", 5)
 
@@ -65,7 +65,7 @@ def test_an_id_that_cannot_be_resolved_is_given_up_and_what_waited_is_counted():
     for number, topic_id in enumerate((A, B, A)):
         world.see(topic_id, number)
     world.names.unresolvable([A, C])
-    assert (world.names.lost, world.names.queued) == (2, 1)
+    assert (world.names.lost, len(world.names.queue)) == (2, 1)
     assert world.names.wanted() == (B,)
     world.names.resolved({A: "orders", B: "clicks"})
     assert world.told == [("clicks", 1)]
@@ -95,7 +95,7 @@ def test_the_queue_is_bounded_and_what_it_loses_is_counted():
     world = ReplayedNames(max_queued=3)
     for number, topic_id in enumerate((A, B, B, C)):
         world.see(topic_id, number)
-    assert (world.names.queued, world.names.lost) == (3, 1)
+    assert (len(world.names.queue), world.names.lost) == (3, 1)
     assert set(world.names.wanted()) == {B, C}, "nothing waits for the first any more"
     world.names.resolved({A: "orders", B: "clicks", C: "users"})
     assert world.told == [("clicks", 1), ("clicks", 2), ("users", 3)]
@@ -151,15 +151,15 @@ def test_all_that_is_seen_is_told_in_order_waits_or_is_counted(steps, max_queued
             world.names.resolved({each: NAMES[each] for each in what})
         else:
             world.names.unresolvable(what)
-        assert world.names.queued <= max_queued
-        assert bool(world.names.wanted()) is bool(world.names.queued)
+        assert len(world.names.queue) <= max_queued
+        assert bool(world.names.wanted()) is bool(len(world.names.queue))
         total = sum(map(len, seen.values()))
-        assert total == len(world.told) + world.names.queued + world.names.lost
+        assert total == len(world.told) + len(world.names.queue) + world.names.lost
     for name, numbers in seen.items():
         told = [number for each, number in world.told if each == name]
         assert told == [number for number in numbers if number in set(told)]
     world.names.resolved(NAMES)
-    assert (world.names.queued, world.names.wanted()) == (0, ())
+    assert (len(world.names.queue), world.names.wanted()) == (0, ())
 
 
 @pytest.mark.parametrize("count", [10_000])
@@ -167,6 +167,6 @@ def test_looking_at_many_ids_stays_cheap_in_memory(count):
     names = TopicNames(max_names=100, max_queued=100)
     for number in range(count):
         names.when_known(number.to_bytes(16, "big"), lambda _: None)
-    assert (names.queued, len(names.wanted()), names.lost) == (100, 100, count - 100)
+    assert (len(names.queue), len(names.wanted()), names.lost) == (100, 100, count - 100)
     names.resolved({number.to_bytes(16, "big"): "t" for number in range(count)})
     assert sum(names.known.get(n.to_bytes(16, "big")) is not None for n in range(count)) == 100

@@ -329,7 +329,7 @@ def test_a_known_topic_does_not_wait_for_an_unknown_one():
     line.names.resolved({ORDERS_ID: "orders"})
     line.ask(ask(0, 0, {(CLICKS_ID, 0): 1, (ORDERS_ID, 0): 2, (CLICKS_ID, 1): 3}))
     assert [seen[1:3] for seen in line.follower.seen] == [("orders", 0)]
-    assert line.names.queued == 2
+    assert len(line.names.queue) == 2
 
 
 def test_an_id_given_up_is_counted_and_the_session_goes_on():
@@ -457,7 +457,7 @@ def test_names_that_come_late_change_nothing_that_is_told_of_a_topic(script):
     seen, expected = run(script, names)
     told = len(seen)
     names.resolved(NAMES)
-    assert (names.queued, names.lost) == (0, 0)
+    assert (len(names.queue), names.lost) == (0, 0)
     assert len(seen) == len(expected) >= told
     for topic_id, name in NAMES.items():
         got = [each[:3] + each[4:] for each in seen if each[1:4:2] == (name, topic_id)]

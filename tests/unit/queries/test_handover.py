@@ -226,7 +226,7 @@ async def test_what_cannot_be_written_is_not_written_later(monkeypatch):
     old = tier.members[0]
     store = tier.store
     old.queries._writer._store = FullStore()
-    assert not await old.queries.let_go(owns=NOTHING)
+    assert not await old.queries.revoke(owns=NOTHING)
     old.queries._writer._store = store
     await old.tick()
     assert store.items("") == []
@@ -236,7 +236,7 @@ async def test_a_store_that_cannot_be_read_leaves_all_as_it_was():
     tier = await started()
     await take(tier, ("one", 5))
     old, new = tier.members
-    await old.queries.let_go(owns=NOTHING)
+    await old.queries.revoke(owns=NOTHING)
 
     class Broken:
         def items(self, prefix):  # noqa: ARG002
@@ -244,10 +244,10 @@ async def test_a_store_that_cannot_be_read_leaves_all_as_it_was():
 
     owns = joined(new.queries.owns, OF_PIPELINE)
     with pytest.raises(StateError):
-        await new.queries.take_up(Broken(), owns=owns)
+        await new.queries.assign(Broken(), owns=owns)
     assert new.queries.owns == Owned(frozenset({"lone"}))
     assert [query.client_id for query in new.registry.queries] == ["lone"]
-    await new.queries.take_up(tier.store, owns=owns)
+    await new.queries.assign(tier.store, owns=owns)
     assert new.registry.query_of("one").partitions["a", 0].committed_to == 5
 
 
@@ -270,7 +270,7 @@ async def test_what_comes_late_of_what_was_let_go_makes_no_record_due():
     query, (pressed,) = old.registry.query_of("one"), old.pressure.of_client("one")
     await tier.hand_over()
     query.changed(("a", 0))
-    query.let_go(query.partitions["a", 0], "its topic is gone", 0.0)
+    query.revoke(query.partitions["a", 0], "its topic is gone", 0.0)
     pressed._on_change(pressed)
     assert old.registry.changes() == ([], [])
     assert old.pressure.changes() == ([], [])

@@ -91,7 +91,7 @@ def test_it_is_checked_and_applied_in_slices():
     while advance(work):
         seen.append((world.turns.is_applying, len(world.completed())))
     checked = [(False, 0)] * PARTITIONS
-    assert seen == [*checked, *((True, number + 1) for number in range(PARTITIONS))]
+    assert seen == [*checked, *((True, number) for number in range(1, PARTITIONS))]
     assert not world.turns.is_applying
     assert world.completed() == [END] * PARTITIONS
 

@@ -38,7 +38,7 @@ class Timers:
         handle = Timers.Handle(self, at_ms, call)
         self.armed.append(handle)
         self.set += 1
-        return handle
+        return handle.cancel
 
     def advance_to(self, now_ms):
         self.now_ms = now_ms

@@ -7,7 +7,7 @@ from parts.at_once import at_once
 from parts.quota_world import QuotaWorld
 
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
-from proxy.quota.rule_registry import MAX_PAUSES, OVERRIDES, PAUSES, RuleRegistry
+from proxy.quota.rule_registry import MAX_PAUSES, OVERRIDES, PAUSES, RuleRegistry, make_override
 from proxy.quota.rules import QuotaPause, QuotaSettings, Rule, RuleTable, mismatch
 from proxy.state import MemoryStore, Record, StateError
 
@@ -171,8 +171,8 @@ def test_a_later_pause_takes_the_place_of_one_with_the_same_keys():
     world.pause(until_s=NOON_S + 10)
     later = world.pause(until_s=NOON_S + 20)
     assert world.registry.pauses() == [later]
-    assert world.end_due(NOON_S + 10).pauses == ()
-    assert world.end_due(NOON_S + 20).pauses == (later,)
+    assert world.end_due(NOON_S + 10) == []
+    assert world.end_due(NOON_S + 20) == [later]
 
 
 def test_it_ends_by_itself_and_outlives_a_restart():
@@ -181,26 +181,28 @@ def test_it_ends_by_itself_and_outlives_a_restart():
     world.reopen()
     assert world.registry.pauses() == [second, first]
     assert not world.is_held("b")
-    assert world.end_due(NOON_S + 9.9).pauses == ()
-    assert world.end_due(NOON_S + 10).pauses == (first,)
+    assert world.end_due(NOON_S + 9.9) == []
+    assert world.end_due(NOON_S + 10) == [first]
     assert world.registry.pauses() == [second]
     world.reopen()
     assert world.registry.pauses() == [second]
-    assert world.end_due(NOON_S + HOUR_S).pauses == (second,), "the time went by meanwhile"
+    assert world.end_due(NOON_S + HOUR_S) == [second], "the time went by meanwhile"
     assert world.store.items(PAUSES) == []
     assert world.is_held("b")
-    assert world.end_due(NOON_S + HOUR_S).pauses == ()
+    assert world.end_due(NOON_S + HOUR_S) == []
 
 
 def test_an_override_ends_by_itself():
     world = PauseWorld(ALL)
     key = {"client-id": "a"}
-    made = at_once(world.registry.put(key, {CONSUMER: 1000 * MB}, until_s=NOON_S + 10))
+    made = at_once(
+        world.registry.put(make_override(key, {CONSUMER: 1000 * MB}, until_s=NOON_S + 10))
+    )
     assert made.until_s == NOON_S + 10
     assert not world.is_held("a")
     world.reopen()
     assert world.registry.entries()[0] == made
-    (ended,) = world.end_due(NOON_S + 10).overrides
+    (ended,) = world.end_due(NOON_S + 10)
     assert ended.rule.bounds == made.rule.bounds
     assert world.is_held("a")
     assert world.store.items(OVERRIDES) == []
@@ -227,7 +229,7 @@ def test_what_cannot_be_deleted_has_ended_all_the_same():
     assert world.registry.pauses() == []
     Full.full = False
     world.reopen()
-    assert len(world.end_due(NOON_S + 10).pauses) == 1
+    assert len(world.end_due(NOON_S + 10)) == 1
 
 
 def test_what_is_set_again_while_it_ends_is_kept():
@@ -248,7 +250,7 @@ def test_what_is_set_again_while_it_ends_is_kept():
     world.pause(until_s=NOON_S + 10)
     again = QuotaPause({}, NOON_S + 99)
     world.meanwhile = lambda: world.registry.pause(again)
-    assert len(world.end_due(NOON_S + 10).pauses) == 1
+    assert len(world.end_due(NOON_S + 10)) == 1
     assert world.registry.pauses() == [again]
     world.reopen()
     assert world.registry.pauses() == [again]
@@ -302,7 +304,7 @@ def test_what_cannot_be_read_is_said(key, value, version, said):
 def test_an_override_says_whether_it_is_enforced_or_leaves_it_to_the_file(said, in_file, enforced):
     world = PauseWorld(Rule(client_id="a", bounds={CONSUMER: MB}, enforce=in_file))
     key = {"client-id": "a"}
-    made = at_once(world.registry.put(key, {CONSUMER: MB / 2}, enforce=said))
+    made = at_once(world.registry.put(make_override(key, {CONSUMER: MB / 2}, enforce=said)))
     assert (made.enforce, made.rule.enforce) == (said, enforced)
     world.reopen()
     assert world.registry.entries()[0] == made

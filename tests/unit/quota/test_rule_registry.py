@@ -14,9 +14,9 @@ from parts.at_once import at_once
 from parts.quota_world import QuotaWorld
 
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
-from proxy.quota.rule_registry import RuleOrigin, RuleRegistry
+from proxy.quota.rule_registry import RuleEntry, RuleOrigin, RuleRegistry, make_override
 from proxy.quota.rules import QuotaPause, QuotaSettings, Rule
-from proxy.quota.selector import selector
+from proxy.quota.validation import selector
 from proxy.state import MemoryStore, Record, SqliteStore, StateError
 
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
@@ -53,7 +53,7 @@ class Desk(QuotaWorld):
         self.book = RuleRegistry(self.quotas, self.store, file, **self.registry_options)
 
     def put(self, *args, **more):
-        return at_once(self.book.put(*args, **more))
+        return at_once(self.book.put(make_override(*args, **more)))
 
     def delete(self, keys):
         return at_once(self.book.delete(keys))
@@ -259,7 +259,7 @@ def test_a_client_that_connects_while_rules_are_composed_has_the_ones_before_unt
 def test_an_override_that_is_set_while_a_file_is_loaded_is_in_force_with_it():
     desk = BusyDesk()
     reload = desk.begin(desk.book.use_file(settings(rule(3 * MB, client_id=DEFAULT))))
-    override = desk.begin(desk.book.put(ETL, {CONSUMER: 5 * MB}))
+    override = desk.begin(desk.book.put(make_override(ETL, {CONSUMER: 5 * MB})))
     at_once(reload)
     assert [desk.bound("etl"), desk.bound("c")] == [3 * MB, 3 * MB]
     assert at_once(override).in_force
@@ -289,7 +289,7 @@ def test_a_cancelled_override_is_in_force_as_it_is_kept_whatever_is_composed_mea
     """The request ends while its rules are composed, or while it is written."""
     desk = kind()
     earlier = desk.begin(desk.book.use_file(settings(rule(3 * MB, client_id="etl"))))
-    override = desk.begin(desk.book.put(ETL, {CONSUMER: 5 * MB}))
+    override = desk.begin(desk.book.put(make_override(ETL, {CONSUMER: 5 * MB})))
     with pytest.raises(asyncio.CancelledError):
         override.throw(asyncio.CancelledError)
     assert desk.bound("etl") == 5 * MB
@@ -305,7 +305,7 @@ class SlowDesk(Desk):
 
 def test_clients_are_served_while_an_override_is_written_which_is_in_force_only_then():
     desk = SlowDesk()
-    override = desk.book.put(ETL, {CONSUMER: 5 * MB})
+    override = desk.book.put(make_override(ETL, {CONSUMER: 5 * MB}))
     override.send(None)
     assert desk.bound("etl") == 1 * MB
     assert desk.store.items("") == []
@@ -323,7 +323,9 @@ async def test_changes_that_overlap_while_they_are_written_are_all_kept():
 
     desk.book = RuleRegistry(desk.quotas, desk.store, FILE, writing=in_thread)
     names = [{"client-id": f"c{number}"} for number in range(5)]
-    await asyncio.gather(*(desk.book.put(each, {CONSUMER: 5 * MB}) for each in names))
+    await asyncio.gather(
+        *(desk.book.put(make_override(each, {CONSUMER: 5 * MB})) for each in names)
+    )
     await asyncio.gather(*(desk.book.delete(each) for each in names[:2]))
     assert [desk.bound(f"c{number}") for number in range(5)] == [2 * MB] * 2 + [5 * MB] * 3
     assert len(desk.store.items("")) == 3
@@ -331,7 +333,7 @@ async def test_changes_that_overlap_while_they_are_written_are_all_kept():
 
 def test_an_override_whose_request_is_cancelled_while_it_is_written_is_in_force():
     desk = SlowDesk()
-    override = desk.book.put(ETL, {CONSUMER: 5 * MB})
+    override = desk.book.put(make_override(ETL, {CONSUMER: 5 * MB}))
     override.send(None)
     with pytest.raises(asyncio.CancelledError):
         override.throw(asyncio.CancelledError)
@@ -340,7 +342,7 @@ def test_an_override_whose_request_is_cancelled_while_it_is_written_is_in_force(
 
 def test_an_override_that_goes_while_it_is_composed_was_made_all_the_same():
     desk = BusyDesk()
-    override = desk.begin(desk.book.put(ETL, {CONSUMER: 5 * MB}))
+    override = desk.begin(desk.book.put(make_override(ETL, {CONSUMER: 5 * MB})))
     deleted = desk.begin(desk.book.delete(ETL))
     assert at_once(deleted)
     assert at_once(override).rule.bounds[CONSUMER] == 5 * MB
@@ -504,7 +506,7 @@ def test_one_that_does_not_write_ends_what_is_due_and_leaves_the_store():
     at_once(first.book.pause(QuotaPause({}, NOON_S)))
     at_once(second.book.reread())
     ended = at_once(second.book.end_due(NOON_S))
-    assert (len(ended.overrides), len(ended.pauses)) == (1, 1)
+    assert [type(each) for each in ended] == [RuleEntry, QuotaPause]
     assert (second.bound("etl"), second.book.pauses()) == (MB, [])
     assert len(first.store.items("")) == 2
     second.book.writes = True  # the one that wrote has died before

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.quota.entities import DEFAULT
-from proxy.quota.selector import KEYS, parse_selector, selector
+from proxy.quota.validation import KEYS, parse_selector, selector
 
 
 @pytest.mark.parametrize(

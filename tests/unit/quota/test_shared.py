@@ -137,7 +137,11 @@ def test_who_comes_from_another_member_has_no_more_than_its_burst():
     handle = member.client_quotas()
     handle.charge(CONSUMER, 1.0, member.now_ms)
     member.now_ms += 10 * SPAN_MS
-    list(member.quotas.shared.keep_strictly(lambda client: client == CLIENT, lambda: member.now_ms))
+    list(
+        member.quotas.shared.pace_immediately(
+            lambda client: client == CLIENT, lambda: member.now_ms
+        )
+    )
     size = 4 * BOUND
     charge = handle.charge(CONSUMER, size, member.now_ms)
     assert charge is not None

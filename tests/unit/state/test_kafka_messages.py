@@ -1,10 +1,18 @@
 """What stands in the topic of the state, without a broker."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from proxy.state import Record, StateError
 from proxy.state.kafka.messages import OWNER_KEY, Message, StateOwner, read_message, to_message
 from proxy.state.kafka.state_topic import settings
+
+
+def received(key, value, headers=(), offset=42):
+    """Return a message as aiokafka's readers give it."""
+    return SimpleNamespace(key=key, value=value, headers=headers, offset=offset)
+
 
 FORM = ("form", b"1")
 VERSION = ("version", b"3")
@@ -21,35 +29,34 @@ VERSION = ("version", b"3")
     ],
 )
 def test_what_is_written_is_read_back(key, content):
-    assert read_message("t", to_message((0, key), content)) == ((0, key), content)
+    assert read_message("t", 0, received(*to_message(key, content))) == ((0, key), content)
 
 
 def test_the_form_is_a_contract():
     """Later versions must read it."""
-    written = to_message((0, "a/b"), Record("a/b", '{"c":1}', 3))
-    assert written == Message(b"a/b", b'{"c":1}', (FORM, VERSION))
-    assert to_message((0, "a/b"), None) == Message(b"a/b", None)
+    written = to_message("a/b", Record("a/b", '{"c":1}', 3))
+    assert written == Message(b"a/b", b'{"c":1}', [FORM, VERSION])
+    assert to_message("a/b", None) == Message(b"a/b", None, [])
 
 
 @pytest.mark.parametrize(
     ("message", "text"),
     [
-        (Message(b"a/b", b"1"), "was not written by quota-proxy: it has no header 'form'"),
-        (Message(b"a/b", b"1", [("form", b"2"), VERSION]), "its form is 2, this version knows 1"),
-        (Message(b"a/b", b"1", [("form", b"x"), VERSION]), "is damaged: ValueError"),
-        (Message(b"a/b", b"1", [("form", b""), VERSION]), "is damaged: ValueError"),
-        (Message(b"a/b", b"1", [FORM]), "is damaged: KeyError, 'version'"),
-        (Message(b"a/b", b"\xff", [FORM, VERSION]), "is damaged: UnicodeDecodeError"),
-        (Message(b"\xff", b"1", [FORM, VERSION]), "is damaged: UnicodeDecodeError"),
-        (Message(b"\xff", None), "is damaged: UnicodeDecodeError"),
-        (Message(b"owner", b"{", [FORM]), "is damaged: JSONDecodeError"),
-        (Message(b"owner", b"[]", [FORM]), "is damaged: TypeError"),
+        (received(b"a/b", b"1"), "was not written by quota-proxy: it has no header 'form'"),
+        (received(b"a/b", b"1", [("form", b"2"), VERSION]), "its form is 2, this version knows 1"),
+        (received(b"a/b", b"1", [("form", b"x"), VERSION]), "is damaged: ValueError"),
+        (received(b"a/b", b"1", [("form", b""), VERSION]), "is damaged: ValueError"),
+        (received(b"a/b", b"1", [FORM]), "is damaged: KeyError, 'version'"),
+        (received(b"a/b", b"\xff", [FORM, VERSION]), "is damaged: UnicodeDecodeError"),
+        (received(b"\xff", b"1", [FORM, VERSION]), "is damaged: UnicodeDecodeError"),
+        (received(b"\xff", None), "is damaged: UnicodeDecodeError"),
+        (received(b"owner", b"{", [FORM]), "is damaged: JSONDecodeError"),
+        (received(b"owner", b"[]", [FORM]), "is damaged: TypeError"),
     ],
 )
 def test_what_cannot_be_read_is_told_with_its_place(message, text):
-    placed = Message(message.key, message.value, message.headers, 42)
     with pytest.raises(StateError) as caught:
-        read_message("the-topic", placed)
+        read_message("the-topic", 0, message)
     assert "the message at offset 42 of topic the-topic" in caught.value.what
     assert text in caught.value.what
     assert caught.value.fix

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -97,27 +98,29 @@ def test_records_are_found_in_their_slots():
     assert (records.items(""), records.size_bytes) == ([], 0)
 
 
-def test_a_record_in_another_slot_than_its_own_is_a_stray():
+def test_a_record_in_another_slot_than_its_own_is_misplaced():
     records = SlotTable(slot_of)
     old, new = record("a/1", 0), record("a/1")
     records.change({(3, "a/1"): old, (3, "a/3"): record("a/3"), (1, "a/1"): new})
     assert records.items("") == [record("a/1"), record("a/3")]
-    assert records.strays([1, 3]) == {(3, "a/1"): record("a/1", 0)}
-    assert records.strays([1]) == {}
+    assert records.misplaced([1, 3]) == {(3, "a/1"): record("a/1", 0)}
+    assert records.misplaced([1]) == {}
     records.change({(3, "a/1"): None})
-    assert records.strays([1, 3]) == {}
+    assert records.misplaced([1, 3]) == {}
     assert records.at(records.place("a/1")) == record("a/1")
 
 
 @pytest.mark.parametrize("content", [record("a/1"), None])
 def test_a_message_names_its_writer_and_says_the_same(content):
-    message = to_message((7, "a/1"), content, "tier/one")
-    assert read_message("t", message) == ((7, "a/1"), content)
+    message = to_message("a/1", content, "tier/one")
+    received = SimpleNamespace(offset=0, **message._asdict())
+    assert read_message("t", 7, received) == ((7, "a/1"), content)
     assert dict(message.headers)["writer"] == b"tier/one"
-    assert message.partition == 7
 
 
 class UnopenedStore(TopicStore):
+    _rights, _instead, _make_room = "its rights", "go", "room"
+
     async def _begin_anew(self, error: Exception) -> None:
         raise error
 
@@ -132,16 +135,7 @@ class UnopenedStore(TopicStore):
     ],
 )
 def test_what_brokers_say_is_explained(error, fix):
-    store = UnopenedStore(
-        Bootstrap([("broker", 9092)]),
-        "t",
-        256,
-        slot_of,
-        1.0,
-        rights="its rights",
-        instead="go",
-        make_room="room",
-    )
+    store = UnopenedStore(Bootstrap([("broker", 9092)]), "t", 256, slot_of, 1.0)
 
     async def fail() -> None:
         raise error

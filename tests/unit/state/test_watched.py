@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from proxy.state import MemoryStore, Record, StateError, WatchedStore
+from proxy.state import MemoryStore, Record, StateError, WriteProbe
 from proxy.state.watched import WATCH_KEY
 
 
@@ -28,7 +28,7 @@ def disk():
 
 @pytest.fixture
 def store(disk):
-    return WatchedStore(disk)
+    return WriteProbe(disk)
 
 
 def test_it_is_the_store_itself(store, disk):

@@ -20,8 +20,6 @@ from proxy.tier.key_rules import (
     KeyRules,
     client_sets,
     digest_in_force,
-    keys_record,
-    read_keys,
     rules_text,
 )
 from proxy.tier.keys.rule_groups import ClientSet
@@ -61,9 +59,9 @@ clients = st.builds(ClientIdentity, names, users, users)
 @given(key_rules, st.lists(clients, max_size=5))
 def test_keys_are_the_same_after_the_state(ours: KeyRules, asked: list[ClientIdentity]) -> None:
     store = MemoryStore()
-    store.put_many([keys_record(ours)])
-    found = read_keys(store)
-    assert found == ours == KeyRules.read(ours.text())
+    store.put_many([ours.record()])
+    found = KeyRules.read(store)
+    assert found == ours
     mine, theirs = ours.keys(), found.keys()
     for each in asked:
         assert theirs.key_of(each) == mine.key_of(each)
@@ -76,7 +74,7 @@ def test_the_same_rules_make_the_same_record(ours: KeyRules) -> None:
         replace(each, client_ids=frozenset(sorted(each.client_ids))) for each in ours.together
     ]
     again = KeyRules(ours.rules, tuple(sorted_sets))
-    assert keys_record(again) == keys_record(ours)
+    assert again.record() == ours.record()
 
 
 def test_a_rule_that_adapts_stays_one() -> None:
@@ -90,7 +88,7 @@ def test_what_the_release_before_wrote_is_read() -> None:
     text = json.dumps([[{**said, "adaptive": each} for each in (False, True)], [["q", ["a"], []]]])
     store = MemoryStore()
     store.put_many([Record.of(KEYS_KEY, b64encode(zlib.compress(text.encode())).decode(), 1)])
-    found = read_keys(store)
+    found = KeyRules.read(store)
     assert found is not None
     bounds = {KINDS[0]: 5.0}
     plain = Rule(client_id="a", bounds=bounds)
@@ -102,7 +100,7 @@ def test_what_the_release_before_wrote_is_read() -> None:
 
 
 def test_nobody_has_written_it_yet() -> None:
-    assert read_keys(MemoryStore()) is None
+    assert KeyRules.read(MemoryStore()) is None
 
 
 @pytest.mark.parametrize(
@@ -110,14 +108,14 @@ def test_nobody_has_written_it_yet() -> None:
     [
         Record.of(KEYS_KEY, "bm90IHppcHBlZA==", 1),
         Record.of(KEYS_KEY, "?", 1),
-        Record.of(KEYS_KEY, keys_record(KeyRules("[]", ())).value, 2),
+        Record.of(KEYS_KEY, KeyRules("[]", ()).record().value, 2),
     ],
 )
 def test_what_cannot_be_read_is_said_with_how_to_mend_it(record: Record) -> None:
     store = MemoryStore()
     store.put_many([record])
     with pytest.raises(StateError, match="the rules that the tier goes by cannot be read") as told:
-        read_keys(store)
+        KeyRules.read(store)
     assert "all machines" in told.value.fix
 
 

@@ -13,7 +13,7 @@ from proxy.quota.rules import Rule
 from proxy.relay.steering import Visit
 from proxy.tier.peers import Peers
 from proxy.tier.slot_steering import SlotSteering
-from proxy.tier.visits import MAX_VISITS, VisitExchanges, VisitLog, read_visit, visit_row
+from proxy.tier.visits import MAX_VISITS, VisitExchanges, read_visit, visit_row
 
 NAMES = st.sampled_from([None, "", "a", "b=\udcff,", "<default>"])
 VISITS = st.builds(
@@ -29,7 +29,7 @@ VISITS = st.builds(
 
 @given(st.lists(st.tuples(st.sampled_from("pq"), VISITS)))
 def test_owners_are_told_the_sum_of_each_client_once(visits: list[tuple[str, Visit]]) -> None:
-    log = VisitLog()
+    log = VisitExchanges(QuotaWorld().quotas.shared, SlotSteering("a"), Peers())
     expected: dict[tuple[str, ClientIdentity, QuotaKind], float] = {}
     for owner, visit in visits:
         log.add(owner, visit)
@@ -37,21 +37,19 @@ def test_owners_are_told_the_sum_of_each_client_once(visits: list[tuple[str, Vis
         expected[key] = expected.get(key, 0.0) + visit.amount
     told = {
         (owner, visit.identity, visit.kind): visit.amount
-        for owner, told in log.take()
-        for visit in told
+        for owner in {owner for owner, _ in visits}
+        for visit in log.take(owner)
     }
     assert told == pytest.approx(expected)
-    assert not list(log.take())
+    assert not any(log.take(owner) for owner in "pq")
 
 
 def test_what_exceeds_a_message_waits_for_the_next_one() -> None:
-    log = VisitLog()
+    log = VisitExchanges(QuotaWorld().quotas.shared, SlotSteering("a"), Peers())
     for number in range(MAX_VISITS + 1):
         identity = ClientIdentity("x", None, str(number))
         log.add("p", Visit(identity, "::1", QuotaKind.CONSUMER_BYTE_RATE, 1.0))
-    ((_, first),) = log.take()
-    ((_, rest),) = log.take()
-    assert (len(first), len(rest)) == (MAX_VISITS, 1)
+    assert [len(log.take("p")) for _ in range(3)] == [MAX_VISITS, 1, 0]
 
 
 @given(VISITS)

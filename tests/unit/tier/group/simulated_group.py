@@ -8,8 +8,7 @@ from parts.even_placement import even
 from tier_machines import announcement
 
 from proxy.tier.group.assignor import assign
-from proxy.tier.group.group_documents import Assignment, Subscription
-from proxy.tier.group.holding import Holding
+from proxy.tier.group.group_documents import Assignment, Holding, Subscription
 from proxy.tier.slot_balance import Placement, SlotLoad
 
 SLOTS = 12

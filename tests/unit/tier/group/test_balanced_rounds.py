@@ -8,7 +8,7 @@ import pytest
 from simulated_group import Group
 
 from proxy.tier.slot_balance import SlotLoad, placed_slots
-from proxy.tier.slot_loads import AnnouncedLoads
+from proxy.tier.slot_loads import LoadMeter
 from proxy.tier.slot_map import SLOTS
 
 MEAN_LOAD = 0.4
@@ -32,8 +32,7 @@ class Tier:
         self.group = Group(placed_slots, SLOTS)
         self.now_s = 0.0
         self.rounds = self.handovers = 0
-        self.announced: dict[str, AnnouncedLoads] = {}
-        self.started_s: dict[str, float] = {}
+        self.meters: dict[str, LoadMeter] = {}
         self.owners: dict[int, str] = {}
         self.since_s: dict[int, float] = {}
         weights = [min(self.random.paretovariate(1.5), 50.0) for _ in range(SLOTS)]
@@ -45,7 +44,8 @@ class Tier:
 
     def join(self, name: str) -> None:
         self.group.join(name)
-        self.announced[name], self.started_s[name] = AnnouncedLoads(), self.now_s
+        meter = self.meters[name] = LoadMeter()
+        meter._began_s = self.now_s
 
     def settle(self, most: int = ENOUGH_ROUNDS) -> None:
         """Hold rounds until none is wanted, each led by another member."""
@@ -68,12 +68,12 @@ class Tier:
         self.now_s += LOOK_S
         for name, process in self.group.processes.items():
             own, newest = process.holding.owned, process.holding.assignment
-            measured = {slot: SlotLoad(0.0, self.measured(slot)) for slot in own}
-            known = {} if newest is None else newest.loads
-            measured_s = self.now_s - self.started_s[name]
-            if self.announced[name].take(measured, known, self.now_s, measured_s):
+            meter, known = self.meters[name], {} if newest is None else newest.loads
+            meter._at_s = self.now_s
+            meter.loads = {slot: SlotLoad(0.0, self.measured(slot)) for slot in own}
+            if meter.announce(own, known):
                 process.wants_round = True
-            process.said = process.announcing(self.announced[name].loads)
+            process.said = process.announcing(meter.announced)
 
     def measured(self, slot: int) -> float:
         risen = 1 - math.exp((self.since_s[slot] - self.now_s) / AVERAGE_S)
@@ -101,7 +101,7 @@ class Tier:
 @pytest.mark.parametrize("members", [2, 3, 5, 8])
 def test_load_is_even_within_few_rounds_and_then_rests(members: int, seed: int) -> None:
     tier = Tier(members, seed)
-    while not any(announced.loads for announced in tier.announced.values()):
+    while not any(meter.announced for meter in tier.meters.values()):
         tier.look()
     tier.settle(FEW_ROUNDS)
     assert tier.most_of_mean() <= MAX_OF_MEAN

@@ -24,7 +24,7 @@ them may stay: it asks where to go."""
 _log = get_logger(__name__)
 
 
-class Stay:
+class VisitorEviction:
     """One connection's; there is none without steering."""
 
     __slots__ = ("_carries_data", "_drain", "_is_decided", "_is_sent_on", "_pair", "_timer")
