@@ -241,7 +241,7 @@ def explain(row: QuotaRow, in_force: Mapping[str, RuleEntry], table: RuleTable) 
     for client in row.clients:
         rules: dict[QuotaKind, list[Document]] = {kind: [] for kind in QuotaKind}
         for each in table.explain(client):
-            about = {"bound": each.rule.bounds[each.kind], **picked(each, "chosen", "reason")}
+            about = {"bound": each.rule.ceilings[each.kind], **picked(each, "chosen", "reason")}
             rules[each.kind].append({**rule_name(each.rule, in_force), **about})
         quotas = [{"quota": str(kind), "rules": found} for kind, found in rules.items()]
         documents.append({**_client(client), "quotas": quotas})

@@ -93,7 +93,7 @@ class QueryBackpressure:
 
     @property
     def _static(self) -> float:
-        return self.rule.bounds[KIND]
+        return self.rule.ceilings[KIND]
 
     @property
     def rate(self) -> float | None:

@@ -245,7 +245,7 @@ def explain_quotas(config: Config, table: RuleTable, identity: ClientIdentity) -
     for kind in QuotaKind:
         of_kind = [candidate for candidate in candidates if candidate.kind is kind]
         chosen = next((candidate.rule for candidate in of_kind if candidate.chosen), None)
-        yield f"{kind}: {kind.unit.format(chosen.bounds[kind]) if chosen else 'no limit'}"
+        yield f"{kind}: {kind.unit.format(chosen.ceilings[kind]) if chosen else 'no limit'}"
         if chosen and chosen.adaptive and kind is QuotaKind.CONSUMER_BYTE_RATE:
             yield f"     {_adaptive(chosen.adaptive)}"
         for candidate in of_kind:

@@ -13,7 +13,7 @@ from .entities import (
 )
 from .gate import FetchSizes, InFlightFetch, Waiter
 from .lease import Lease
-from .meter import Meter
+from .meter import Level, Meter
 from .meters import Meters, ThrottleTime
 from .rules import Match
 from .turns import Path, Step
@@ -80,16 +80,21 @@ class ClientQuotas:
             if kind in self.matches:
                 self._observe(kind, value, now_ms)
             return None
-        hold_ms = meter.hold_ms(value, now_ms)
-        if meter.violated:
-            meter.violated = False
-            self.sensors.count_violation(meter)
-        if not hold_ms:
-            return None
-        delay_ms = round(min(hold_ms, self.longest_hold_ms))
+        longest_ms, entity = 0.0, meter.entity
+        for each in meter.charged:
+            if not each.is_enforced:  # a budget whose clients have bounds of their own
+                self._count_above(each, value, now_ms)
+                continue
+            hold_ms = each.hold_ms(value, now_ms)
+            if each.violated:
+                each.violated = False
+                self.sensors.count_violation(each)
+            if hold_ms > longest_ms:
+                longest_ms, entity = hold_ms, each.entity
+        delay_ms = round(min(longest_ms, self.longest_hold_ms))
         if not delay_ms:
             return None
-        return ThrottleTime(now_ms + delay_ms, delay_ms, kind, meter.entity)
+        return ThrottleTime(now_ms + delay_ms, delay_ms, kind, entity)
 
     def lease(self, kind: QuotaKind | None) -> Lease | None:
         """Return the lease that `lends` is about, None while there is none."""
@@ -115,14 +120,16 @@ class ClientQuotas:
             not meter.retired
             and waiter.gate is None
             and waiter.since_ms is None
-            and meter.gate.lets(waiter, 0.0, now_ms)
+            and all(each.meter.gate.lets(waiter, 0.0, now_ms) for each in meter.levels)
             and self.sensors.lends(meter, now_ms, holds=holds)
         )
 
     def most_bytes(self, asked_bytes: int, now_ms: float) -> int:
         """Return how many bytes a Fetch may ask for far below the bound."""
         meter = self.meters.get(CONSUMER_BYTE_RATE)
-        return asked_bytes if meter is None else meter.gate.grant(asked_bytes, now_ms)
+        for level in () if meter is None else meter.levels:
+            asked_bytes = level.meter.gate.grant(asked_bytes, now_ms)
+        return asked_bytes
 
     def admit(
         self,
@@ -143,14 +150,17 @@ class ClientQuotas:
         admitted, which is charged as it comes.
         """
         meter = self._meter(kind, now_ms)
-        if meter is not None and not (is_begun and meter.gate.has_turn(waiter)):
-            gate, is_fetched = meter.gate, kind is CONSUMER_BYTE_RATE
-            ahead_ms = meter.ahead_ms if holds and is_fetched else 0.0
+        is_fetched = kind is CONSUMER_BYTE_RATE
+        for level in () if meter is None else self._levels_to_pass(meter, waiter):
+            gate = level.meter.gate
+            if is_begun and gate.has_turn(waiter):
+                continue
+            ahead_ms = level.meter.ahead_ms if holds and is_fetched else 0.0
             if not gate.lets(waiter, ahead_ms, now_ms):
                 if waiter.gate is not gate:
                     waiter.leave(now_ms)
-                gate.join(waiter, ahead_ms, now_ms, client=self._key, size=size)
-                waiter.kind, waiter.entity = kind, meter.entity
+                gate.join(waiter, ahead_ms, now_ms, client=level.path_of(self._key), size=size)
+                waiter.kind, waiter.entity = kind, level.meter.entity
                 return False
             if waiter.gate is gate:
                 gate.leave(waiter, now_ms, takes_turn=True)
@@ -160,11 +170,21 @@ class ClientQuotas:
             waiter.leave(now_ms)
         return True
 
+    @staticmethod
+    def _levels_to_pass(meter: Meter, waiter: Waiter) -> tuple[Level, ...]:
+        """Return the gates that a request has to pass yet: where it waits, it has passed others."""
+        levels = meter.levels
+        if waiter.gate is not None and len(levels) > 1:
+            for at, level in enumerate(levels):
+                if level.meter.gate is waiter.gate:
+                    return levels[at:]
+        return levels
+
     def took(self, kind: QuotaKind, size: int) -> None:
         """Count more bytes of a request that has had its turn, which were charged."""
         meter = self.meters.get(kind)
-        if meter is not None:
-            meter.gate.turns.took(self._key, size)
+        for level in () if meter is None else meter.levels:
+            level.meter.gate.turns.took(level.path_of(self._key), size)
 
     def grant(
         self, asked_bytes: int, sizes: FetchSizes, now_ms: float, *, holds: bool
@@ -173,18 +193,30 @@ class ClientQuotas:
         meter = self._meter(CONSUMER_BYTE_RATE, now_ms)
         if meter is None:
             return asked_bytes, None
-        gate = meter.gate
-        granted_bytes = gate.grant(asked_bytes, now_ms)
-        if granted_bytes < asked_bytes:
-            granted_bytes = gate.whole(granted_bytes, sizes, self._key, now_ms)
-        if not (holds or meter.is_far_below):
-            granted_bytes = gate.limit(granted_bytes, sizes.last_bytes, now_ms)
-        return granted_bytes, gate.expect(sizes, now_ms, granted_bytes, holds=holds)
+        granted_bytes = asked_bytes
+        for level in meter.levels:
+            gate, before_bytes = level.meter.gate, granted_bytes
+            granted_bytes = gate.grant(before_bytes, now_ms)
+            if granted_bytes < before_bytes:
+                path = level.path_of(self._key)
+                granted_bytes = gate.whole(granted_bytes, sizes, path, now_ms)
+            if not (holds or level.meter.is_far_below):
+                granted_bytes = gate.limit(granted_bytes, sizes.last_bytes, now_ms)
+        expected: InFlightFetch | None = None
+        for level in reversed(meter.levels):
+            expected = level.meter.gate.expect(
+                *(sizes, now_ms, granted_bytes),
+                holds=holds,
+                path=level.path_of(self._key) if level.path else None,
+                outer=expected,
+            )
+        return granted_bytes, expected
 
     def owed_ms(self, kind: QuotaKind, now_ms: float) -> float:
         """Return for how long a response is held that comes now; 0 or more."""
         meter = self._meter(kind, now_ms)
-        return meter.owed_ms(now_ms) if meter is not None else 0.0
+        levels = () if meter is None else meter.levels
+        return max((each.meter.owed_ms(now_ms) for each in levels), default=0.0)
 
     def meter_of(self, kind: QuotaKind) -> Meter | None:
         """Return the sensor that the latest traffic of this kind was charged to, if any."""
@@ -193,12 +225,12 @@ class ClientQuotas:
     def is_paced(self, kind: QuotaKind) -> bool:
         """Return whether the client is over its quota, or was until just now."""
         meter = self.meters.get(kind)
-        return meter is not None and meter.pacer.is_pacing
+        return meter is not None and any(each.meter.pacer.is_pacing for each in meter.levels)
 
     def is_far_below(self, kind: QuotaKind) -> bool:
         """Return whether nothing that the client has under way can exceed its quota."""
         meter = self.meters.get(kind)
-        return meter is None or meter.is_far_below
+        return meter is None or all(each.meter.is_far_below for each in meter.levels)
 
     def pace_immediately(self, kind: QuotaKind, now_ms: float) -> None:
         """Keep the bound by schedule for a while: others that measured the client let it pass."""
@@ -244,6 +276,11 @@ class ClientQuotas:
         if meter is None or meter.retired:
             meter = self._use(kind, self.matches[kind], self.observed, now_ms)
         meter.take_back(now_ms)
+        for each in meter.charged:
+            self._count_above(each, value, now_ms)
+
+    def _count_above(self, meter: Meter, value: float, now_ms: float) -> None:
+        """Measure what is held for nothing; count it if the bound is exceeded."""
         if meter.is_above(value, now_ms):
             self.sensors.count_violation(meter)
             self.sensors.count_would_throttle(meter, now_ms)

@@ -24,8 +24,8 @@ TURNS_ROUND_MS = 2000.0
 GRANT_MS = 250.0
 """Of the bound: what a single Fetch may bring."""
 
-WHOLE_GRANTS = TURNS_ROUND_MS / GRANT_MS
-"""So many fit into a round."""
+BUDGET_GRANT_MS = 50.0
+"""The same where clients with a budget of their own wait behind each other's."""
 
 USEFUL_GRANT_BYTES = 64 * 1024
 """No Fetch is limited to less while a round takes at most `LONGEST_ROUND_MS`: a broker cuts off the
@@ -131,12 +131,22 @@ class InFlightFetch:
     """Of its connection."""
     is_one_batch: bool
     """Whether it is limited to a record batch."""
+    path: Path | None = None
+    """Of its client, whose turn counts with what it brought; None: with what was expected."""
+    outer: "InFlightFetch | None" = None
+    """The same as a budget's gate counts it."""
     counted: bool = True
 
     def answered(self, size: int) -> None:
         """Count it no longer: the response is there, with so many bytes, and is to be charged."""
-        decayed = int((self.gate.largest or 0) * LARGEST_DECAY)
-        self.gate.largest = size if size > decayed else decayed
+        each: InFlightFetch | None = self
+        while each is not None:
+            gate = each.gate
+            decayed = int((gate.largest or 0) * LARGEST_DECAY)
+            gate.largest = size if size > decayed else decayed
+            if each.path is not None:
+                gate.turns.took(each.path, size - each.size)
+            each = each.outer
         sizes, last_bytes = self.sizes, self.sizes.last_bytes
         if self.is_one_batch:
             sizes.learn(size, self.until_ms - EXPECTED_MS)
@@ -152,6 +162,8 @@ class InFlightFetch:
             self.gate.expected_size -= self.size
             self.gate.granted_size -= self.granted
             self.gate.under_way -= 1
+        if self.outer is not None:
+            self.outer.cancel()
 
 
 class Gate:
@@ -159,7 +171,7 @@ class Gate:
 
     __slots__ = (
         *("_allowance_ms", "_expected", "_latest", "_learns_ms", "_pacer"),
-        *("expected_size", "granted_size", "largest", "turns", "under_way", "waiting"),
+        *("expected_size", "grant_ms", "granted_size", "largest", "turns", "under_way", "waiting"),
     )
 
     def __init__(self, pacer: Pacer, allowance_ms: Callable[[float], float]) -> None:
@@ -168,6 +180,8 @@ class Gate:
         self.turns: Turns[Waiter] = Turns()
         self.waiting = 0
         """How many connections wait."""
+        self.grant_ms = GRANT_MS
+        """Of the bound: what a single Fetch may bring."""
         self._expected: deque[InFlightFetch] = deque()
         self.expected_size = 0
         self.granted_size = 0
@@ -255,9 +269,7 @@ class Gate:
         pacer = self._pacer
         connections = self.under_way + self.waiting + 1
         bytes_per_ms = pacer.bound / MS_PER_SECOND
-        most = bytes_per_ms * (
-            GRANT_MS if connections <= WHOLE_GRANTS else TURNS_ROUND_MS / connections
-        )
+        most = bytes_per_ms * min(self.grant_ms, TURNS_ROUND_MS / connections)
         if pacer.due_ms - now_ms > LARGE_DEBT_MS:
             most *= REPAYING_SHARE
         elif asked_bytes > most:
@@ -303,9 +315,19 @@ class Gate:
         return min(granted_bytes, max(int(most), LEAST_GRANT_BYTES))
 
     def expect(
-        self, sizes: FetchSizes, now_ms: float, granted_bytes: int, *, holds: bool
+        self,
+        sizes: FetchSizes,
+        now_ms: float,
+        granted_bytes: int,
+        *,
+        holds: bool,
+        path: Path | None = None,
+        outer: InFlightFetch | None = None,
     ) -> InFlightFetch:
-        """Count a Fetch until its response, by the size of its connection's last one, if any."""
+        """Count a Fetch until its response, by the size of its connection's last one, if any.
+
+        For `path` and `outer` see InFlightFetch.
+        """
         expected_bytes = sizes.last_bytes
         if expected_bytes is None:
             expected_bytes = self._unknown_size
@@ -316,7 +338,8 @@ class Gate:
         if holds:
             granted_bytes = 0
         expected = InFlightFetch(
-            self, expected_bytes, granted_bytes, now_ms + EXPECTED_MS, sizes, is_one_batch
+            *(self, expected_bytes, granted_bytes, now_ms + EXPECTED_MS, sizes, is_one_batch),
+            *(path, outer),
         )
         self._expected.append(expected)
         self.expected_size += expected_bytes

@@ -10,7 +10,7 @@ from .debts import Debt, PendingDebt
 from .entities import TRAFFIC_KINDS, ClientIdentity, QuotaKind
 from .meter import Meter, QuotaRow, sensor_name
 from .meters import Clock, Meters
-from .rules import QuotaSettings
+from .rules import Budget, QuotaSettings
 
 MAX_PENDING = 10_000
 """Sensors not there yet that owe something: as many as clients have sensors by default."""
@@ -97,7 +97,7 @@ class QuotaManager(Meters):
         walked: set[str] = set()
         for meter in self.registry:
             rows: list[QuotaRow] = []
-            if meter.name not in walked:
+            if meter.name not in walked and not isinstance(meter.rule, Budget):
                 # Each once, the sensor itself always.
                 for name in dict.fromkeys((meter.name, *beside(meter.name, meter.entity))):
                     found = self.registry.get(name)

@@ -12,10 +12,11 @@ from metrics.clock import MS_PER_SECOND
 from metrics.sensor import QuotaViolation
 
 from .entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, ClientIdentity, QuotaKind
-from .gate import SHARED_AHEAD_MS, TURNS_ROUND_MS, Gate
+from .gate import BUDGET_GRANT_MS, SHARED_AHEAD_MS, TURNS_ROUND_MS, Gate
 from .lease import LEASE_MS, Lease
 from .pacer import AdaptivePacer, Pacer, throttle_time_ms
-from .rules import DEFAULT_BURST_MS, QuotaSettings, Rule
+from .rules import CLIENT_ID_KEYS, DEFAULT_BURST_MS, Budget, QuotaSettings, Rule
+from .turns import Path, Step
 
 RATE_METRIC = "rate_bytes"
 RATE_HELP = "Measured rate of a quota's entity: bytes per second, or percent."
@@ -28,6 +29,9 @@ QUIET_MS = 30_000.0
 
 LEND_ABOVE = 0.5
 """Of what a client may have in all of its windows: with more free than that a sensor lends."""
+
+LEND_PART = 0.25
+"""Of what its schedules have saved up a sensor lends so much: others of its budget lend, too."""
 
 SHOWN_CLIENTS = 20
 """How many clients a row names; it counts them all."""
@@ -68,6 +72,20 @@ class QuotaRow:
     """How many measurements of the last minute were above a bound that is not enforced."""
     above_s: int = 0
     """In how many seconds of the last minute there was such a measurement."""
+
+
+class Level(NamedTuple):
+    """A gate that a client's requests pass: of its own sensor, or of a budget that it is in."""
+
+    meter: "Meter"
+    path: Path = ()
+    """To the client's sensor, of those that wait there."""
+    tells_clients: bool = True
+    """Whether several clients may take turns at the end of the path."""
+
+    def path_of(self, client: Path) -> Path:
+        """Return the path to a client."""
+        return (*self.path, *client) if self.tells_clients else self.path
 
 
 class AdaptedBound(NamedTuple):
@@ -115,8 +133,18 @@ class Meter(Sensor):
     """Of the latest one."""
     lease: Lease | None = None
     """What it lends; None until it does."""
+    lease_size: int = 0
+    """Of what is saved up: what it was lent and is not taken back."""
     used_by: ClientIdentity | None = None
     """The last client that began to use it."""
+    charged: tuple["Meter", ...] = ()
+    """Itself, and the sensors of the budgets that it is in, the outermost last."""
+    levels: tuple[Level, ...] = ()
+    """The gates that a request passes, one after the other."""
+    is_measured_only: bool = False
+    """Whether it has no bound but that of its budget, whose sensor holds its clients."""
+    lent: float = 0.0
+    """What it, or what is charged to it, has lent of what its schedule has saved up."""
     rate: Rate = field(default_factory=Rate)
     metric: Metric = field(init=False)
     pacer: Pacer = field(init=False)
@@ -127,7 +155,7 @@ class Meter(Sensor):
         labels = (("quota_entity", self.entity), ("quota", str(self.kind)))
         name = MetricName(RATE_METRIC, RATE_HELP, labels)
         self.metric = self.add(name, self.rate, MetricConfig())
-        self.pacer = Pacer(self.rule.bounds[self.kind], 0.0)
+        self.pacer = Pacer(self.rule.ceilings[self.kind], 0.0)
         self.gate = Gate(self.pacer, self._allowance_ms)
 
     def follow(
@@ -138,14 +166,20 @@ class Meter(Sensor):
         now_ms: float,
         *,
         enforced: bool = True,
+        budget: "Meter | None" = None,
     ) -> None:
-        """Set bound and windows; the history stays, but nothing is owed when `enforced` changes."""
+        """Set bound and windows; the history stays, but nothing is owed when `enforced` changes.
+
+        `budget` is the sensor of the budget that it has a share of, if that is to be charged.
+        """
         self.rule = rule
         self.generation = generation
         self.longest_hold_ms = settings.longest_hold_ms(self.kind)
         self.ahead_ms = settings.ahead_ms
         if self.is_overflow or rule.scope == "shared":
             self.ahead_ms = min(self.ahead_ms, SHARED_AHEAD_MS)
+        if isinstance(rule, Budget):
+            self.ahead_ms, self.gate.grant_ms = 0.0, BUDGET_GRANT_MS
         self.span_ms = settings.span_ms
         self.pacer.burst_ms = DEFAULT_BURST_MS if settings.burst_ms is None else settings.burst_ms
         if self.kind.is_time:  # as Kafka, which holds for as long as the rate shows a spike
@@ -158,13 +192,38 @@ class Meter(Sensor):
             self.is_enforced, self.brake = enforced, None
             self.pacer.end()
             self.held_until_ms = min(self.held_until_ms, now_ms)
+        self._join(budget)
         self._keep(now_ms)
         if begins:
             self.pacer.begin(self.metric.measure(now_ms), now_ms)
-        if settings.burst_ms is None:
+        is_budgeted = budget is not None or isinstance(rule, Budget)
+        if settings.burst_ms is None and not is_budgeted:
             self.pacer.strict_until_ms = min(self.pacer.strict_until_ms, now_ms + self.span_ms)
         elif enforced and not self.kind.is_time:
             self.pacer.pace_immediately(math.inf, now_ms)
+
+    def _join(self, budget: "Meter | None") -> None:
+        """Have a share of a budget, which is charged for what is charged here, or of none."""
+        rule, of_budget = self.rule, None if budget is None else budget.rule.ceilings[self.kind]
+        self.is_measured_only = of_budget is not None and of_budget <= rule.ceilings[self.kind]
+        self.charged = (self,)
+        self.levels = () if self.is_measured_only else (Level(self),)
+        if budget is None or rule.share is None:
+            return
+        is_group = isinstance(rule, Budget)
+        share, tells_clients = (
+            rule.share,
+            rule.scope == "shared" or not CLIENT_ID_KEYS & {*rule.keys},
+        )
+        step = Step(self.entity, share.weight, share.guaranteed / MS_PER_SECOND, is_group)
+        self.charged += tuple(
+            each for each in budget.charged if self.is_enforced or not each.is_enforced
+        )
+        self.levels += tuple(
+            Level(level.meter, (*level.path, step), tells_clients)
+            for level in budget.levels
+            if level.meter.is_enforced
+        )
 
     def adapt(self, adapted: AdaptedBound | None, now_ms: float) -> None:
         """Put another adapted bound in force, or with None the rule's own; the history stays."""
@@ -183,6 +242,9 @@ class Meter(Sensor):
     def hold_ms(self, value: float, now_ms: float) -> float:
         """Record a value; return for how many milliseconds to hold what it stands for."""
         throttle_ms = 0
+        if self.is_measured_only or not self.is_enforced:
+            self.is_above(value, now_ms)
+            return 0.0
         try:
             self.record(value, now_ms)
         except QuotaViolation as violation:
@@ -190,6 +252,9 @@ class Meter(Sensor):
             window_ms = self._window_ms(now_ms)
             throttle_ms = throttle_time_ms(violation.value, self.pacer.bound, window_ms)
         hold_ms = self.pacer.charge(value, throttle_ms, now_ms)
+        if hold_ms and isinstance(self.rule, Budget):
+            # Its own bytes had their turn at the gate: who has one connection asks for more meanwhile.
+            hold_ms = max(hold_ms - value / self.pacer.bound * MS_PER_SECOND, 0.0)
         if self.brake is not None:
             hold_ms = max(hold_ms, self.brake.hold_ms(value, now_ms))
         if not self.pacer.is_pacing and now_ms < self.pacer.strict_until_ms:
@@ -204,6 +269,8 @@ class Meter(Sensor):
         way. `holds`: their responses can be held.
         """
         self.take_back(now_ms)
+        if len(self.charged) > 1:
+            return self.is_enforced and self._lends_saved(now_ms)
         config, room = self.metric.config, self.room
         if room is not None and room.is_over(config, now_ms):
             room = self.room = self.rate.room(config, now_ms)  # type: ignore[misc]  # as in hold_ms
@@ -224,13 +291,41 @@ class Meter(Sensor):
         whole = self.pacer.bound * (config.samples - 1) * config.window_ms / MS_PER_SECOND
         return holds and free >= whole * LEND_ABOVE
 
+    def _lends_saved(self, now_ms: float) -> bool:
+        """Lend of what the schedules of it and its budgets have saved up, while that is much."""
+        held = [each for each in self.charged if not each.is_measured_only and each.is_enforced]
+        if self.brake is not None or any(each.gate.waiting for each in held):
+            return False
+        free = min((each.saved(now_ms) for each in held), default=0.0)
+        if any(each.saved(now_ms) < LEND_ABOVE * each.most_saved for each in held) or free < 1:
+            return False
+        self.lease = self.lease or Lease()
+        self.lease_size = int(free * LEND_PART)
+        for each in held:
+            each.lent += self.lease_size
+        self.lease.lend(self.lease_size, now_ms + LEASE_MS)
+        return True
+
+    def saved(self, now_ms: float) -> float:
+        """Return how many bytes the schedule lets pass at once, without those that are lent."""
+        pacer = self.pacer
+        saved_ms = min(now_ms - pacer.next_ms, pacer.burst_ms)
+        return saved_ms * pacer.bound / MS_PER_SECOND - self.gate.expected_size - self.lent
+
+    @property
+    def most_saved(self) -> float:
+        """The most that `saved` may be."""
+        return self.pacer.burst_ms * self.pacer.bound / MS_PER_SECOND
+
     def take_back(self, now_ms: float) -> None:
         """Charge what was taken of the lease, and end it: to be called before anything else."""
+        if self.lease_size:
+            for each in self.charged:
+                each.lent = max(each.lent - self.lease_size, 0.0)
+            self.lease_size = 0
         if self.lease is not None and (taken := self.lease.take_back()):
-            if self.is_enforced:
-                self.hold_ms(taken, now_ms)
-            else:
-                self.is_above(taken, now_ms)
+            for each in self.charged:
+                each.hold_ms(taken, now_ms)
 
     def held(self, hold_ms: float, due_ms: float, now_ms: float) -> bool:
         """Record a hold; return whether throttling begins with it."""
@@ -283,7 +378,7 @@ class Meter(Sensor):
             throttled=self.is_throttled,
             clients=tuple(clients[:SHOWN_CLIENTS]),
             client_count=len(clients),
-            static_bound=self.rule.bounds[self.kind] if self._is_adaptive else None,
+            static_bound=self.rule.ceilings[self.kind] if self._is_adaptive else None,
             reason=self.adapted.reason if self.adapted and self._is_adaptive else None,
             enforced=self.is_enforced,
             would_throttle=above.events(LAST_MINUTE, now_ms) if above else 0,
@@ -348,14 +443,14 @@ class Meter(Sensor):
     @property
     def bound(self) -> float:
         """The bound in force: the adapted one, but never more than the rule's own."""
-        bound = self.rule.bounds[self.kind]
+        bound = self.rule.ceilings[self.kind]
         adapted = self.adapted.bound if self.adapted and self._is_adaptive else None
         return bound if adapted is None else min(bound, adapted)
 
     def _keep(self, now_ms: float) -> None:
         """Put the bound in force: a query's adapted one with the brake, all else by schedule."""
         bound, adaptive = self.bound, self.rule.adaptive
-        kept = bound if self.kind is PRODUCER_BYTE_RATE else self.rule.bounds[self.kind]
+        kept = bound if self.kind is PRODUCER_BYTE_RATE else self.rule.ceilings[self.kind]
         pacer, soon_ms = self.pacer, now_ms + self.span_ms
         if kept > pacer.bound:
             is_strict = self.is_enforced and not self.kind.is_time

@@ -237,12 +237,25 @@ class Meters:
         if meter.generation != self.generation:
             meter.take_back(now_ms)
             is_new, enforced = meter.generation < 0, match.enforced
-            meter.follow(rule, self.settings, self.generation, now_ms, enforced=enforced)
+            budget = self._budget(kind, rule, now_ms)
+            meter.follow(
+                *(rule, self.settings, self.generation, now_ms), enforced=enforced, budget=budget
+            )
             self._show_expected(meter, is_expected=rule.expected)
             if is_new and enforced and (paces or self.paces_new):
                 meter.share(now_ms)
             if is_new:
                 self.on_new(meter, now_ms)
+        return meter
+
+    def _budget(self, kind: QuotaKind, rule: Rule, now_ms: float) -> Meter | None:
+        """Return the sensor of the budget that a rule's clients share, if it bounds this kind."""
+        if rule.share is None or kind not in rule.share.budget.ceilings:
+            return None
+        budget = rule.share.budget
+        enforced = self.settings.enforce and budget.enforce
+        meter = self.meter(kind, Match(budget, budget.shared_entity, enforced), now_ms)
+        meter.expiry_ms = math.inf  # type: ignore[misc]  # a slot of Sensor; its clients' sensors charge it for as long as it has a rule
         return meter
 
     def note_rules(self, client: ClientIdentity, bounded: Collection[QuotaKind]) -> None:

@@ -7,7 +7,7 @@ listener, stand between these levels; see `Rule.rank`.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from heapq import nsmallest
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Self
@@ -39,6 +39,9 @@ DEFAULT_BURST_MS = 500.0
 
 MAX_MISMATCHES = 10
 """Of the rules that are not for a client, at most so many are told of for each kind of quota."""
+
+MOST_LEVELS = 3
+"""Of budgets within budgets."""
 
 ALL_CLIENTS = "all"
 """The name of the pause that is for every client."""
@@ -148,6 +151,10 @@ class Rule:
     """Whether its clients are expected to be at their bound: no alert is raised for that."""
     enforce: bool = True
     """False: what is above the bounds is counted, and held for nothing."""
+    share: "Share | None" = None
+    """Of a budget; each entity of the rule has one. None: its clients share no budget."""
+    ceilings: Mapping[QuotaKind, float] = field(init=False, repr=False, compare=False)
+    """The most that its clients can have: by `bounds`, and by the budgets that they are in."""
 
     def __post_init__(self) -> None:
         try:
@@ -155,14 +162,19 @@ class Rule:
             bounds = parse_bounds(self.bounds)
         except BadValueError as error:
             raise ValueError(f"{self.title}: {error.message}: {error.fix}") from None
+        of_budget = self.share.budget.ceilings if self.share else {}
         shared, adaptive = self.scope == "shared", self.adaptive is not None
         for problem in (
             *find_key_problems(self.keys),
-            *find_bound_problems(self.keys, bounds, shared=shared, adaptive=adaptive),
+            *find_bound_problems(
+                self.keys, bounds, shared=shared, adaptive=adaptive, shares=bool(of_budget)
+            ),
         ):
             place = f"{self.title}: {problem.key}" if problem.key else self.title
             raise ValueError(f"{place} {problem.message}: {problem.fix}")
         object.__setattr__(self, "bounds", MappingProxyType(bounds))
+        most = {kind: min(bound, bounds.get(kind, bound)) for kind, bound in of_budget.items()}
+        object.__setattr__(self, "ceilings", MappingProxyType({**bounds, **most}))
 
     def document(self) -> dict[str, Any]:
         """Return what clients are held to as a JSON object, without where the rule stands."""
@@ -170,7 +182,8 @@ class Rule:
         named = {name: value for name, value in values if value is not None}
         bounds = {kind.value: bound for kind, bound in self.bounds.items()}
         adaptive = asdict(self.adaptive) if self.adaptive else None
-        return {**named, "bounds": bounds, "adaptive": adaptive}
+        share = {"share": self.share.document()} if self.share else {}
+        return {**named, "bounds": bounds, "adaptive": adaptive, **share}
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Self:
@@ -180,7 +193,8 @@ class Rule:
         adaptive = None
         if told:  # earlier releases only wrote whether there is such a bound
             adaptive = AdaptiveBound() if told is True else AdaptiveBound(**told)
-        return cls(**{**document, "bounds": bounds, "adaptive": adaptive})
+        share = Share.of(document["share"]) if "share" in document else None
+        return cls(**{**document, "bounds": bounds, "adaptive": adaptive, "share": share})
 
     @property
     def title(self) -> str:
@@ -282,8 +296,58 @@ class Rule:
         return ",".join(f"{key}={value.translate(ESCAPES)}" for key, value in values.items())
 
 
-_DOCUMENTED = [each.name for each in fields(Rule) if each.name not in ("place", "number")]
-"""What a rule's document has: not where the rule stands."""
+_DOCUMENTED = [
+    each.name
+    for each in fields(Rule)
+    if each.name not in ("place", "number", "bounds", "adaptive", "share", "ceilings")
+]
+"""What a rule's document has as it is: not where the rule stands."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget(Rule):
+    """A rate that all clients of some rules have together; it may be part of another budget.
+
+    As a rule with scope `shared`, but for the clients of the rules that name it.
+    """
+
+    name: str
+    scope: Literal["each", "shared"] = "shared"
+
+    @property
+    def title(self) -> str:
+        """Its name and place, for people."""
+        return f"budget {self.name} ({self.place})" if self.place else f"budget {self.name}"
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """What stands for the clients of its rules."""
+        return {"budget": self.name}
+
+    def document(self) -> dict[str, Any]:
+        """See Rule."""
+        return {**Rule.document(self), "name": self.name}
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What an entity has of a budget: weighted max-min fairness above a guarantee."""
+
+    budget: Budget
+    weight: float = 1.0
+    """Above 0."""
+    guaranteed: float = 0.0
+    """Bytes per second, in each direction that the budget bounds: a floor, not on top."""
+
+    def document(self) -> dict[str, Any]:
+        """Return it as JSON has it; `of` reads that."""
+        budget = self.budget.document()
+        return {"budget": budget, "weight": self.weight, "guaranteed": self.guaranteed}
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Self:
+        """Read a `document`. Raises as `Rule.of`."""
+        return cls(**{**document, "budget": Budget.of(document["budget"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,7 +403,9 @@ class QuotaSettings:
     def max_sensors(self) -> int:
         """How many sensors these settings can need; the bound to give to the registry."""
         # A rule has at most two that do not count as a client's: its own, and its overflow.
-        return len(TRAFFIC_KINDS) * (self.max_client_entities + 2 * len(self.rules))
+        # And there are at most as many budgets as are three deep for each rule.
+        of_rules = (2 + MOST_LEVELS) * len(self.rules)
+        return len(TRAFFIC_KINDS) * (self.max_client_entities + of_rules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,7 +460,7 @@ class RuleTable:
         self.pauses = tuple(pauses)
         self.rules = tuple(sorted(rules, key=lambda rule: (rule.rank, rule.number)))
         self._by_kind = {
-            kind: tuple(rule for rule in self.rules if kind in rule.bounds) for kind in QuotaKind
+            kind: tuple(rule for rule in self.rules if kind in rule.ceilings) for kind in QuotaKind
         }
         self._last_open = {
             kind: rule for kind, rules in self._by_kind.items() for rule in rules if rule.is_open

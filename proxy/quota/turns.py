@@ -44,6 +44,8 @@ class Step(NamedTuple):
     """Above 0."""
     guaranteed: float = 0.0
     """Bytes per ms."""
+    is_kept: bool = False
+    """Whether what its own members had is known on while none of them waits: for a few groups."""
 
 
 Path: TypeAlias = tuple[Step, ...]
@@ -91,7 +93,7 @@ class FairOrder:
 
         Who is new comes later by these: a client with a name for each request would be first.
         """
-        key, weight, guaranteed = step
+        key, weight, guaranteed, _ = step
         level, had = self._level, self._had.get(key)
         if had is None:
             if len(self._had) >= MOST_KNOWN + len(self._waiting):
@@ -118,7 +120,7 @@ class FairOrder:
     def take(self, key: Hashable, size: int, now_ms: float) -> None:
         """Have one take its turn, which costs so many bytes; it goes on waiting."""
         _, step = self._waiting[key]
-        _, weight, guaranteed = step
+        _, weight, guaranteed, _ = step
         had = self._had.pop(key, self._level)
         self._largest = max(size, self._largest * LARGEST_DECAY)
         if guaranteed and self._served_ms[key] <= now_ms:
@@ -166,11 +168,14 @@ class FairOrder:
 class _Group(Generic[W]):
     """A group's members that wait: groups, or clients with their connections."""
 
-    __slots__ = ("lines", "order")
+    __slots__ = ("kept", "lines", "order")
 
     def __init__(self) -> None:
         self.order = FairOrder()
         self.lines: dict[Hashable, _Group[W] | OrderedDict[W, None]] = {}
+        """Of those that wait."""
+        self.kept: dict[Hashable, _Group[W]] = {}
+        """Groups in it that are known on while none waits."""
 
 
 class Turns(Generic[W]):
@@ -197,7 +202,11 @@ class Turns(Generic[W]):
             assert isinstance(line, _Group)
             below = line.lines.get(step.key)
             if below is None:
-                below = OrderedDict() if depth == len(path) else _Group()
+                below = line.kept.get(step.key)
+                if below is None:
+                    below = OrderedDict() if depth == len(path) else _Group()
+                if step.is_kept and isinstance(below, _Group):
+                    line.kept[step.key] = below
                 line.lines[step.key] = below
                 line.order.join(step, size, now_ms)
             line = below
@@ -232,12 +241,12 @@ class Turns(Generic[W]):
         return any(group.order.is_behind(step) for group, step in groups)
 
     def _groups(self, path: Path) -> list[_Group[W]]:
-        """Return the groups along a path, as far as somebody waits there."""
+        """Return the groups along a path, as far as somebody waits there, or they are kept."""
         line: _Group[W] | OrderedDict[W, None] | None = self._root
         groups: list[_Group[W]] = []
         for step in path:
             if not isinstance(line, _Group):
                 break
             groups.append(line)
-            line = line.lines.get(step.key)
+            line = line.lines.get(step.key) or line.kept.get(step.key)
         return groups

@@ -32,11 +32,19 @@ def find_key_problems(keys: Collection[str]) -> Iterator[BadValueError]:
 
 
 def find_bound_problems(
-    keys: Collection[str], bounds: Collection[str], *, shared: bool = False, adaptive: bool = False
+    keys: Collection[str],
+    bounds: Collection[str],
+    *,
+    shared: bool = False,
+    adaptive: bool = False,
+    shares: bool = False,
 ) -> Iterator[BadValueError]:
-    """Yield what is wrong with which quotas a rule sets, for one with these keys."""
+    """Yield what is wrong with which quotas a rule sets, for one with these keys.
+
+    `shares`: its clients share a budget, which bounds them.
+    """
     if not adaptive:
-        if not bounds:
+        if not (bounds or shares):
             yield BadValueError("sets no quota", f"add one of {', '.join(QuotaKind)}")
         return
     if QuotaKind.CONSUMER_BYTE_RATE not in bounds:

@@ -213,7 +213,7 @@ def _bounded(kind: QuotaKind, match: Match | None) -> str:
     rule = match.rule
     held = "held to" if match.enforced else "not enforced:"
     where = f", {rule.place}" if rule.place else ""
-    return f"{held} {kind.unit.format(rule.bounds[kind])} by {_quoted(rule.shared_entity)}{where}"
+    return f"{held} {kind.unit.format(rule.ceilings[kind])} by {_quoted(rule.shared_entity)}{where}"
 
 
 def _quoted(text: str) -> str:

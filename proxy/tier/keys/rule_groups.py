@@ -129,7 +129,7 @@ class RulePattern:
         is_adaptive = rule.adaptive is not None
         if is_adaptive:
             entity = Field.CLIENT  # its queries are known by their client ids, whatever the user
-        kinds = sum(KIND_BITS[kind] for kind in rule.bounds)
+        kinds = sum(KIND_BITS[kind] for kind in rule.ceilings)
         entity = NO_FIELDS if is_named else entity
         return cls(user, client, listener, kinds, entity, is_named, is_adaptive)
 
