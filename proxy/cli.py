@@ -21,6 +21,7 @@ from proxy.admin.commands.admin_client import AdminRefusal
 from proxy.admin.commands.operator_commands import add_commands, number_of
 from proxy.admin.log_level import log_level
 from proxy.config import Config, ConfigError, load_config
+from proxy.config.budget_report import explain_budgets
 from proxy.config.check_report import explain_quotas, find_hints
 from proxy.config.endpoints import MAX_PORT
 from proxy.garbage import spare_full_collections
@@ -227,6 +228,7 @@ def _check(options: argparse.Namespace) -> int:
     ]
     settings = config.quota_settings
     table = RuleTable(settings.rules, enforce=settings.enforce)
+    lines += explain_budgets(settings.rules)
     lines += find_hints(config, table)
     keys = check_keys.keys_of(config, table)
     lines += check_keys.find_key_hints(config, table, keys)

@@ -13,8 +13,8 @@ from proxy.config.models import HIDE_PASSWORD, Config
 from proxy.config.secrets import PUBLIC_FILES, named_files
 from proxy.pipeline.graph import PipelineGraph, find_endless
 from proxy.quota.entities import DEFAULT, TRAFFIC_KINDS, ClientIdentity, QuotaKind
-from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule, RuleTable
-from proxy.quota.values import shown
+from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule, RuleTable, Share
+from proxy.quota.values import format_size, shown
 
 REQUEST_TIMEOUT_S = 30.0
 """Kafka's default of `request.timeout.ms`: after so long clients give up on a request."""
@@ -248,12 +248,19 @@ def explain_quotas(config: Config, table: RuleTable, identity: ClientIdentity) -
         yield f"{kind}: {kind.unit.format(chosen.ceilings[kind]) if chosen else 'no limit'}"
         if chosen and chosen.adaptive and kind is QuotaKind.CONSUMER_BYTE_RATE:
             yield f"     {_adaptive(chosen.adaptive)}"
+        if chosen and chosen.share and kind in chosen.share.budget.ceilings:
+            yield f"     {_share(chosen.share)}"
         for candidate in of_kind:
             mark = "->" if candidate.chosen else "  "
             yield f"  {mark} {candidate.rule.title}: {candidate.reason}"
         left_out = table.count(kind) - len(of_kind)
         if left_out:
             yield f"     and {left_out} more that are for other clients"
+
+
+def _share(share: Share) -> str:
+    guaranteed = f", {format_size(round(share.guaranteed))} guaranteed" if share.guaranteed else ""
+    return f"that at most; shares {share.budget.title} with weight {share.weight:g}{guaranteed}"
 
 
 def _adaptive(adaptive: AdaptiveBound) -> str:

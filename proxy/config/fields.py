@@ -217,6 +217,7 @@ _MANY_CLIENTS = f"{DEFAULT} stands for many clients"
 _TOPIC_FIX = "write 1 to 249 letters, digits and characters of ._-"
 _RATE_FIX = "write records per second without quotes, such as 1000"
 _SHARE_FIX = "write a number from 0 to below 1, such as 0.5"
+_WEIGHT_FIX = "write a number above 0, such as 3: twice the weight is twice the share"
 _GAIN_FIX = "write a number such as 0.2, or 0"
 
 Size = Annotated[int, BeforeValidator(parse_size)]
@@ -240,6 +241,8 @@ RecordRate = Annotated[float, _number("a rate", _RATE_FIX)]
 RecordRateOrZero = Annotated[float, _number("a rate", f"{_RATE_FIX}, or 0", zero=True)]
 Share = Annotated[float, _number("a share", _SHARE_FIX, zero=True)]
 """A part of the whole. That it is below 1 is checked where it is used."""
+Weight = Annotated[float, _number("a weight", _WEIGHT_FIX)]
+"""Above 0."""
 Gain = Annotated[float, _number("a gain", _GAIN_FIX, zero=True)]
 """How strongly a controller answers to an error; 0: not at all."""
 Text = Annotated[str, BeforeValidator(parse_text)]

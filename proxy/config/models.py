@@ -15,13 +15,14 @@ from pydantic import BeforeValidator, Field, PrivateAttr, StrictBool, create_mod
 from pydantic import ValidationInfo as Info
 
 from proxy.config import endpoints, fields, files
+from proxy.config.budget_models import Budgets, BudgetSection, share_of, without_budget
 from proxy.config.document import Loc
 from proxy.config.fields import Conflict, find_bad, not_empty
 from proxy.config.query_models import AdaptiveSection, PipelineSection, QuerySection
 from proxy.progress.query import ProgressSettings
 from proxy.quota.entities import QuotaKind
-from proxy.quota.rules import QuotaSettings, Rule
-from proxy.quota.validation import RULE_KEYS, find_bound_problems, find_key_problems
+from proxy.quota.rules import Budget, QuotaSettings, Rule
+from proxy.quota.validation import RULE_KEYS, find_bound_problems, find_key_problems, is_open
 from proxy.quota.values import BadValueError
 
 HIDE_PASSWORD = "add cluster.tls, or use SCRAM-SHA-512 as cluster.sasl.mechanism"
@@ -166,6 +167,14 @@ class RuleSection(_RuleBounds):  # type: ignore[misc]  # mypy knows no model tha
 
     adaptive: AdaptiveSection | None = None
     expected: StrictBool = False
+    budget: fields.Text | None = None
+    weight: fields.Weight | None = None
+    guaranteed: fields.Size | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether clients decide how many shares of its budget it has."""
+        return is_open(self.rule_keys, self.scope)
 
     @property
     def rule_keys(self) -> dict[str, str]:
@@ -181,16 +190,23 @@ class RuleSection(_RuleBounds):  # type: ignore[misc]  # mypy knows no model tha
 
     def find_conflicts(self) -> Iterator[Conflict]:  # noqa: D102
         keys, shared, adaptive = self.rule_keys, self.scope == "shared", self.adaptive is not None
-        problems = find_bound_problems(keys, self.bounds, shared=shared, adaptive=adaptive)
+        problems = find_bound_problems(
+            *(keys, self.bounds), shared=shared, adaptive=adaptive, shares=self.budget is not None
+        )
         for problem in (*find_key_problems(keys), *problems):
             path = (problem.key,) if problem.key else ()
             yield Conflict(path, problem.message, problem.fix)
+        for key in ("guaranteed", "weight") if self.budget is None else ():
+            if getattr(self, key) is not None:
+                yield without_budget(key)
 
-    def rule(self, place: str, number: int) -> Rule:
+    def rule(self, place: str, number: int, budgets: Mapping[str, Budget]) -> Rule:
         """Return the rule, the `number`th of the file."""
+        own = {*QuotaKind, "adaptive", "budget", "weight", "guaranteed"}
         return Rule(
-            **self.model_dump(exclude={*QuotaKind, "adaptive"}),
+            **self.model_dump(exclude=own),
             bounds=self.bounds,
+            share=share_of(budgets, self, self.guaranteed or 0.0),
             adaptive=self.adaptive.bound if self.adaptive else None,
             place=place,
             number=number,
@@ -204,6 +220,7 @@ class QuotasSection(fields.Section):
     window_ms: fields.Window = Field(default=1000.0, alias="window")
     samples: fields.Samples = 11
     burst_ms: fields.MillisecondsOrZero | None = Field(default=None, alias="burst")
+    budgets: tuple[BudgetSection, ...] = ()
     rules: tuple[RuleSection, ...] = ()
 
     def find_conflicts(self) -> Iterator[Conflict]:  # noqa: D102
@@ -213,6 +230,7 @@ class QuotasSection(fields.Section):
             words = ", ".join(f"{key}: {value}" for key, value in keys)
             message = f"is for the same clients ({words}) as {fields.OTHER_PLACE}"
             yield Conflict(loc, message, "put the quotas of both into one rule", earlier)
+        yield from Budgets(self.budgets, self.rules).find_conflicts()
 
 
 class ThrottleSection(fields.Section):
@@ -369,8 +387,9 @@ class Config(fields.Section):
     @property
     def quota_settings(self) -> QuotaSettings:
         """The rules, and how their clients are measured."""
+        budgets = Budgets(self.quotas.budgets, self.quotas.rules).make(self.place)
         rules = (
-            rule.rule(self.place(f"quotas.rules[{number}]"), number)
+            rule.rule(self.place(f"quotas.rules[{number}]"), number, budgets)
             for number, rule in enumerate(self.quotas.rules)
         )
         return QuotaSettings(

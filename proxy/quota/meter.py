@@ -204,8 +204,11 @@ class Meter(Sensor):
 
     def _join(self, budget: "Meter | None") -> None:
         """Have a share of a budget, which is charged for what is charged here, or of none."""
-        rule, of_budget = self.rule, None if budget is None else budget.rule.ceilings[self.kind]
-        self.is_measured_only = of_budget is not None and of_budget <= rule.ceilings[self.kind]
+        rule, kind = self.rule, self.kind
+        self.is_measured_only = budget is not None and (
+            kind not in rule.bounds
+            or (budget.rule.enforce and budget.rule.ceilings[kind] <= rule.bounds[kind])
+        )
         self.charged = (self,)
         self.levels = () if self.is_measured_only else (Level(self),)
         if budget is None or rule.share is None:
@@ -253,7 +256,7 @@ class Meter(Sensor):
             throttle_ms = throttle_time_ms(violation.value, self.pacer.bound, window_ms)
         hold_ms = self.pacer.charge(value, throttle_ms, now_ms)
         if hold_ms and isinstance(self.rule, Budget):
-            # Its own bytes had their turn at the gate: who has one connection asks for more meanwhile.
+            # Its own bytes had their turn: who has one connection asks for more meanwhile.
             hold_ms = max(hold_ms - value / self.pacer.bound * MS_PER_SECOND, 0.0)
         if self.brake is not None:
             hold_ms = max(hold_ms, self.brake.hold_ms(value, now_ms))

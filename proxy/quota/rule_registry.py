@@ -120,6 +120,7 @@ def _in_place_of(of_file: RuleEntry | None, entry: RuleEntry, number: int) -> Ru
     rule = replace(
         rule,
         number=number,
+        share=beaten.share.below(rule.bounds) if beaten.share else None,
         adaptive=beaten.adaptive if can_adapt else None,
         expected=beaten.expected,
         enforce=beaten.enforce if entry.enforce is None else enforce,

@@ -7,7 +7,7 @@ listener, stand between these levels; see `Rule.rank`.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from heapq import nsmallest
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Self
@@ -20,6 +20,7 @@ from .validation import (
     KEYS,
     find_bound_problems,
     find_key_problems,
+    is_open,
     parse_bounds,
     parse_scope,
     selector,
@@ -174,6 +175,8 @@ class Rule:
             raise ValueError(f"{place} {problem.message}: {problem.fix}")
         object.__setattr__(self, "bounds", MappingProxyType(bounds))
         most = {kind: min(bound, bounds.get(kind, bound)) for kind, bound in of_budget.items()}
+        if self.share and not self.share.budget.enforce:
+            most |= bounds
         object.__setattr__(self, "ceilings", MappingProxyType({**bounds, **most}))
 
     def document(self) -> dict[str, Any]:
@@ -237,11 +240,7 @@ class Rule:
     @property
     def is_open(self) -> bool:
         """True when clients decide how many entities the rule has."""
-        return self.scope == "each" and (
-            DEFAULT in (self.user, self.client_id)
-            or self.client_id_prefix is not None
-            or self.names_only_a_listener
-        )
+        return is_open(self.keys, self.scope)
 
     @property
     def names_only_a_listener(self) -> bool:
@@ -338,6 +337,11 @@ class Share:
     """Above 0."""
     guaranteed: float = 0.0
     """Bytes per second, in each direction that the budget bounds: a floor, not on top."""
+
+    def below(self, bounds: Mapping[QuotaKind, float]) -> "Share":
+        """Return the share of one with these bounds, which guarantees no more than those."""
+        most = (bounds[kind] for kind in self.budget.ceilings if kind in bounds)
+        return replace(self, guaranteed=min((self.guaranteed, *most)))
 
     def document(self) -> dict[str, Any]:
         """Return it as JSON has it; `of` reads that."""

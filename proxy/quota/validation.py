@@ -60,6 +60,13 @@ def find_bound_problems(
         yield BadValueError("names no query: a query is known by its client id", fix, "adaptive")
 
 
+def is_open(keys: Mapping[str, str], scope: str) -> bool:
+    """Return whether clients decide how many entities a rule with these keys has."""
+    named = keys.keys()
+    is_for_many = DEFAULT in keys.values() or "client-id-prefix" in named
+    return scope == "each" and (is_for_many or named == {"listener"})
+
+
 def parse_scope(value: object) -> str:
     """Return a rule's scope. Raises BadValueError for anything else."""
     if not isinstance(value, str) or value not in ("each", "shared"):

@@ -276,6 +276,7 @@ def test_defaults(folder: Path, load: Callable[[str | bytes], Config]) -> None:
         "window_ms": 1000.0,
         "samples": 11,
         "burst_ms": None,
+        "budgets": (),
         "rules": (),
     }
     assert config.queries == ()

@@ -1,0 +1,183 @@
+"""What the file says of budgets: rates that the clients of several rules share."""
+
+import difflib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pydantic import Field, StrictBool
+
+from proxy.config import fields
+from proxy.config.document import Loc
+from proxy.config.fields import OTHER_PLACE, Conflict
+from proxy.quota.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, QuotaKind
+from proxy.quota.rules import MOST_LEVELS, Budget, Share
+from proxy.quota.values import format_size, shown
+
+BYTE_KINDS = {CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE}
+"""What budgets bound."""
+
+
+class BudgetSection(fields.Section):
+    """A rate for all clients of the rules, and budgets, that name it."""
+
+    name: fields.Text = Field(examples=["name: analytics"])
+    consumer_byte_rate: fields.Size | None = None
+    producer_byte_rate: fields.Size | None = None
+    budget: fields.Text | None = None
+    weight: fields.Weight | None = None
+    enforce: StrictBool = True
+
+    @property
+    def bounds(self) -> dict[QuotaKind, float]:
+        """Its own rates, in bytes per second."""
+        rates = {
+            CONSUMER_BYTE_RATE: self.consumer_byte_rate,
+            PRODUCER_BYTE_RATE: self.producer_byte_rate,
+        }
+        return {kind: float(rate) for kind, rate in rates.items() if rate is not None}
+
+    def find_conflicts(self) -> Iterator[Conflict]:  # noqa: D102
+        if self.budget is None:
+            if not self.bounds:
+                fix = "add consumer_byte_rate or producer_byte_rate, or the budget that it is in"
+                yield Conflict((), "sets no rate, and is in no budget that does", fix)
+            if self.weight is not None:
+                yield without_budget("weight")
+
+
+def share_of(
+    budgets: Mapping[str, Budget], of: "BudgetSection | SharingRule", guaranteed: float
+) -> Share | None:
+    """Return what a budget or the entities of a rule have of the budget that they name."""
+    if of.budget is None:
+        return None
+    weight = 1.0 if of.weight is None else of.weight
+    return Share(budgets[of.budget], weight, guaranteed)
+
+
+def without_budget(key: str) -> Conflict:
+    """Return what is wrong with a share of nothing."""
+    return Conflict((key,), "is of no use without budget", "name the budget that it is a share of")
+
+
+class SharingRule(Protocol):
+    """What budgets ask of a rule in the file."""
+
+    budget: str | None
+    guaranteed: int | None
+    weight: float | None
+
+    @property
+    def bounds(self) -> dict[QuotaKind, float]:
+        """Its own."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether clients decide how many shares it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budgets:
+    """The budgets of a file with the rules that share them."""
+
+    sections: Sequence[BudgetSection]
+    rules: Sequence[SharingRule]
+
+    def find_conflicts(self) -> Iterator[Conflict]:
+        """Yield what is wrong between them; of guarantees only where they lie in budgets."""
+        structural = [*self._repeated(), *self._unknown()]
+        yield from structural
+        if not structural:
+            too_deep = list(self._deep())
+            yield from too_deep
+            if not too_deep:
+                yield from self._guarantees()
+
+    def make(self, place: Callable[[str], str]) -> dict[str, Budget]:
+        """Return the budgets by their names; `place` tells where a key stands."""
+        made: dict[str, Budget] = {}
+        guaranteed = self._guaranteed()
+        by_depth = sorted(enumerate(self.sections), key=lambda item: len(self._around(item[1])))
+        for at, each in by_depth:
+            made[each.name] = Budget(
+                name=each.name,
+                bounds=each.bounds,
+                enforce=each.enforce,
+                share=share_of(made, each, guaranteed[each.name]),
+                place=place(f"quotas.budgets[{at}]"),
+                number=at,
+            )
+        return made
+
+    @property
+    def _named(self) -> dict[str, BudgetSection]:
+        return {each.name: each for each in self.sections}
+
+    def _around(self, of: BudgetSection | SharingRule) -> list[BudgetSection]:
+        """Return the budgets that one is in, the innermost first; of a circle each once."""
+        named, found = self._named, list[BudgetSection]()
+        while of.budget is not None and (outer := named[of.budget]) not in found:
+            found.append(outer)
+            of = outer
+        return found
+
+    def _repeated(self) -> Iterator[Conflict]:
+        names = ((("budgets", at), each.name) for at, each in enumerate(self.sections))
+        for loc, name, earlier in fields.find_repeated(names):
+            message = f"{shown(name)} is also the name of {OTHER_PLACE}"
+            yield Conflict((*loc, "name"), message, "give each budget a name of its own", earlier)
+
+    def _placed(self) -> Iterator[tuple[Loc, BudgetSection | SharingRule]]:
+        yield from ((("budgets", at), each) for at, each in enumerate(self.sections))
+        yield from ((("rules", at), each) for at, each in enumerate(self.rules))
+
+    def _unknown(self) -> Iterator[Conflict]:
+        names = list(self._named)
+        for loc, each in self._placed():
+            if each.budget is not None and each.budget not in names:
+                nearest = difflib.get_close_matches(each.budget, names, n=1) or names
+                fix = f"write {' or '.join(nearest)}" if nearest else "add it to quotas.budgets"
+                message = f"no budget has the name {shown(each.budget)}"
+                yield Conflict((*loc, "budget"), message, fix)
+
+    def _deep(self) -> Iterator[Conflict]:
+        for at, each in enumerate(self.sections):
+            around = self._around(each)
+            words = ", in ".join(shown(one.name) for one in (each, *around))
+            loc = ("budgets", at, "budget")
+            if each in around:
+                yield Conflict(loc, f"is a circle: {words}", "remove budget from one of them")
+            elif len(around) == MOST_LEVELS:
+                message = f"is level {MOST_LEVELS + 1}: {words}"
+                fix = f"put it into {shown(around[-2].name)}: there are {MOST_LEVELS} levels"
+                yield Conflict(loc, message, fix)
+
+    def _guarantees(self) -> Iterator[Conflict]:
+        for at, rule in enumerate(self.rules):
+            loc, bounds = ("rules", at, "guaranteed"), rule.bounds
+            kind = min(BYTE_KINDS & bounds.keys(), key=bounds.__getitem__, default=None)
+            if rule.guaranteed is not None and rule.is_open:
+                message = "is for each of many clients, and adds up without end"
+                yield Conflict(loc, message, "name one client or user, or write scope: shared")
+            if rule.guaranteed is not None and kind and rule.guaranteed > bounds[kind]:
+                own, most = format_size(rule.guaranteed), format_size(round(bounds[kind]))
+                message = f"{own} is above the rule's {kind}, {most}"
+                yield Conflict(loc, message, f"write at most {most}, or raise {kind}")
+        guaranteed = self._guaranteed()
+        for at, each in enumerate(self.sections):
+            for kind, rate in each.bounds.items():
+                if guaranteed[each.name] > rate:
+                    own, most = format_size(round(guaranteed[each.name])), format_size(round(rate))
+                    message = f"{most} is less than its clients are guaranteed, {own} in all"
+                    fix = f"write {own} or more, or guarantee less"
+                    yield Conflict(("budgets", at, kind.value), message, fix)
+
+    def _guaranteed(self) -> Mapping[str, float]:
+        """Return what the clients of each budget are guaranteed in all, by its name."""
+        found: defaultdict[str, float] = defaultdict(float)
+        for rule in self.rules:
+            for each in self._around(rule) if rule.guaranteed else ():
+                found[each.name] += rule.guaranteed or 0
+        return found
