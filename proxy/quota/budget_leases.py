@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from .shares import Claim, divide
 
-LEASE_MS, GUARANTEE_MS = 2_000.0, 10_000.0
+RATE_LEASE_MS, GUARANTEE_MS = 2_000.0, 10_000.0
 """How long a member may use a lease, and the guaranteed part of it, from when it asked."""
 
 SKEW_MS = 500.0
@@ -96,7 +96,7 @@ class LeaseUser:
 
     def rate(self, now_ms: float) -> float:
         """Return the rate that may be used now."""
-        is_over = now_ms >= self._since_ms + LEASE_MS
+        is_over = now_ms >= self._since_ms + RATE_LEASE_MS
         return self.guaranteed(now_ms) if is_over else self.lease.rate
 
     def guaranteed(self, now_ms: float) -> float:
@@ -133,7 +133,7 @@ class _Holder:
         return max((each.rate(now_ms) for each in self.leases), default=0.0)
 
     def add(self, lease: RateLease, now_ms: float) -> None:
-        until_ms, guaranteed_until_ms = now_ms + LEASE_MS, now_ms + GUARANTEE_MS
+        until_ms, guaranteed_until_ms = now_ms + RATE_LEASE_MS, now_ms + GUARANTEE_MS
         self.leases.append(_Outstanding(lease, until_ms + SKEW_MS, guaranteed_until_ms + SKEW_MS))
 
 
@@ -150,7 +150,7 @@ class BudgetOwner:
         self.rate = rate
         self._guaranteed = min(guaranteed, rate)
         begun_ms = -math.inf if is_first else now_ms
-        self._free_ms = begun_ms + LEASE_MS + SKEW_MS
+        self._free_ms = begun_ms + RATE_LEASE_MS + SKEW_MS
         """Until then earlier leases may be in use, of which only their members tell."""
         self._all_free_ms = begun_ms + GUARANTEE_MS + SKEW_MS
         """Until then their guaranteed parts may be."""
@@ -179,7 +179,7 @@ class BudgetOwner:
     def _share(self, demand: Demand, now_ms: float) -> float:
         """Return a member's share of the budget, or what it has if that is about the same."""
         for name, each in tuple(self._holders.items()):
-            if now_ms - each.heard_ms >= LEASE_MS:
+            if now_ms - each.heard_ms >= RATE_LEASE_MS:
                 each.claim = _NOTHING  # what it may still use counts all the same
                 if not each.in_use(now_ms) and name != demand.member:
                     del self._holders[name]

@@ -16,7 +16,7 @@ from .lease import Lease
 from .meter import Level, Meter
 from .meters import Meters, ThrottleTime
 from .rules import Match
-from .turns import Path, Step
+from .turns import Step, TurnPath
 
 SESSION_PARTS = 3
 """A hold is at most this part of a group member's session timeout: its heartbeats, which may wait
@@ -244,7 +244,7 @@ class ClientQuotas:
         self.longest_hold_ms = min(self.longest_hold_ms, longest_ms)
 
     @property
-    def _key(self) -> Path:
+    def _key(self) -> TurnPath:
         return Step(self.identity.user), Step(self.identity.client_id)
 
     def _meter(self, kind: QuotaKind, now_ms: float) -> Meter | None:

@@ -16,7 +16,7 @@ from metrics.clock import MS_PER_SECOND
 
 from .entities import QuotaKind
 from .pacer import LARGE_DEBT_MS, REPAYING_SHARE, Pacer
-from .turns import Path, Step, Turns
+from .turns import Step, TurnPath, Turns
 
 TURNS_ROUND_MS = 2000.0
 """Of the bound: what all Fetches that are under way or wait may bring together."""
@@ -68,7 +68,7 @@ LARGEST_DECAY = 0.9
 """By how much the largest response counts less with each one that comes."""
 
 
-NOBODY: Path = (Step(None), Step(None))
+UNKNOWN_CLIENT: TurnPath = (Step(None), Step(None))
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +81,7 @@ class Waiter:
     kind: QuotaKind | None = None
     """Of the quota that it waits for, or waited for last."""
     entity: str = ""
-    client: Path = NOBODY
+    client: TurnPath = UNKNOWN_CLIENT
     """Whose connection it is."""
     size: int = 0
     """Of the request that waits, or what its response is expected to be."""
@@ -131,7 +131,7 @@ class InFlightFetch:
     """Of its connection."""
     is_one_batch: bool
     """Whether it is limited to a record batch."""
-    path: Path | None = None
+    path: TurnPath | None = None
     """Of its client, whose turn counts with what it brought; None: with what was expected."""
     outer: "InFlightFetch | None" = None
     """The same as a budget's gate counts it."""
@@ -218,7 +218,7 @@ class Gate:
         ahead_ms: float,
         now_ms: float,
         *,
-        client: Path = NOBODY,
+        client: TurnPath = UNKNOWN_CLIENT,
         size: int | None = None,
     ) -> None:
         """Wait for a turn, or go on waiting; `waiter.wake` says when to ask again."""
@@ -279,7 +279,7 @@ class Gate:
             return asked_bytes
         return min(asked_bytes, int(max(most, LEAST_GRANT_BYTES)))
 
-    def whole(self, granted_bytes: int, sizes: FetchSizes, client: Path, now_ms: float) -> int:
+    def whole(self, granted_bytes: int, sizes: FetchSizes, client: TurnPath, now_ms: float) -> int:
         """Return `granted_bytes`, or what brings one record batch if few would fit into that.
 
         Not while its clients lag behind their bound, or this one behind its share.
@@ -321,7 +321,7 @@ class Gate:
         granted_bytes: int,
         *,
         holds: bool,
-        path: Path | None = None,
+        path: TurnPath | None = None,
         outer: InFlightFetch | None = None,
     ) -> InFlightFetch:
         """Count a Fetch until its response, by the size of its connection's last one, if any.

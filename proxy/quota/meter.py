@@ -16,7 +16,7 @@ from .gate import BUDGET_GRANT_MS, SHARED_AHEAD_MS, TURNS_ROUND_MS, Gate
 from .lease import LEASE_MS, Lease
 from .pacer import AdaptivePacer, Pacer, throttle_time_ms
 from .rules import CLIENT_ID_KEYS, DEFAULT_BURST_MS, Budget, QuotaSettings, Rule
-from .turns import Path, Step
+from .turns import Step, TurnPath
 
 RATE_METRIC = "rate_bytes"
 RATE_HELP = "Measured rate of a quota's entity: bytes per second, or percent."
@@ -78,12 +78,12 @@ class Level(NamedTuple):
     """A gate that a client's requests pass: of its own sensor, or of a budget that it is in."""
 
     meter: "Meter"
-    path: Path = ()
+    path: TurnPath = ()
     """To the client's sensor, of those that wait there."""
     tells_clients: bool = True
     """Whether several clients may take turns at the end of the path."""
 
-    def path_of(self, client: Path) -> Path:
+    def path_of(self, client: TurnPath) -> TurnPath:
         """Return the path to a client."""
         return (*self.path, *client) if self.tells_clients else self.path
 

@@ -25,14 +25,14 @@ MOST_KNOWN = 1000
 MOST_LEFT = 64
 """So many entries of those that left before their turn are kept beyond one for each that waits."""
 
-LATE_MS = 1000.0
+LATE_GUARANTEE_MS = 1000.0
 """Of a guarantee: what a member gets later that it did not get while it waited."""
 
 AHEAD_TURNS = 4
 """So many of the largest turns a member that lives by its guarantee is ahead of its weight's share
 at most: it comes back to that soon when others leave."""
 
-LARGEST_DECAY = 0.99
+TURN_DECAY = 0.99
 """By how much the largest turn counts less with each one that comes."""
 
 
@@ -48,7 +48,7 @@ class Step(NamedTuple):
     """Whether what its own members had is known on while none of them waits: for a few groups."""
 
 
-Path: TypeAlias = tuple[Step, ...]
+TurnPath: TypeAlias = tuple[Step, ...]
 """From the outermost group's member to the client."""
 
 W = TypeVar("W", bound=Hashable)
@@ -122,9 +122,9 @@ class FairOrder:
         _, step = self._waiting[key]
         _, weight, guaranteed, _ = step
         had = self._had.pop(key, self._level)
-        self._largest = max(size, self._largest * LARGEST_DECAY)
+        self._largest = max(size, self._largest * TURN_DECAY)
         if guaranteed and self._served_ms[key] <= now_ms:
-            served_ms = max(self._served_ms[key], now_ms - LATE_MS)
+            served_ms = max(self._served_ms[key], now_ms - LATE_GUARANTEE_MS)
             self._served_ms[key] = served_ms + size / guaranteed
             most = self._level + AHEAD_TURNS * self._largest / weight
             had = max(had, min(had + size / weight, most))
@@ -195,7 +195,7 @@ class Turns(Generic[W]):
             line = line.lines[line.order.first(now_ms)]
         return next(iter(line))
 
-    def join(self, waiter: W, path: Path, size: int, now_ms: float) -> None:
+    def join(self, waiter: W, path: TurnPath, size: int, now_ms: float) -> None:
         """Wait at the end of a client's line, with a request of so many bytes."""
         line: _Group[W] | OrderedDict[W, None] = self._root
         for depth, step in enumerate(path, 1):
@@ -213,7 +213,9 @@ class Turns(Generic[W]):
         assert isinstance(line, OrderedDict)
         line[waiter] = None
 
-    def leave(self, waiter: W, path: Path, now_ms: float, taken_bytes: int | None = None) -> None:
+    def leave(
+        self, waiter: W, path: TurnPath, now_ms: float, taken_bytes: int | None = None
+    ) -> None:
         """Wait no longer; `taken_bytes` is what the turn costs if it is taken, else None."""
         groups = self._groups(path)
         if taken_bytes is not None:
@@ -230,17 +232,17 @@ class Turns(Generic[W]):
             if group.lines:
                 return
 
-    def took(self, path: Path, size: int) -> None:
+    def took(self, path: TurnPath, size: int) -> None:
         """Count so many bytes more of a client's latest turn."""
         for group, step in zip(self._groups(path), path, strict=False):
             group.order.took(step, size)
 
-    def is_behind(self, path: Path) -> bool:
+    def is_behind(self, path: TurnPath) -> bool:
         """Return whether a client gets less than its share, or wants less, while others wait."""
         groups = zip(self._groups(path), path, strict=False)
         return any(group.order.is_behind(step) for group, step in groups)
 
-    def _groups(self, path: Path) -> list[_Group[W]]:
+    def _groups(self, path: TurnPath) -> list[_Group[W]]:
         """Return the groups along a path, as far as somebody waits there, or they are kept."""
         line: _Group[W] | OrderedDict[W, None] | None = self._root
         groups: list[_Group[W]] = []

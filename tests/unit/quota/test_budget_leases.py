@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from proxy.quota.budget_leases import (
     ASK_EVERY_MS,
     GUARANTEE_MS,
-    LEASE_MS,
+    RATE_LEASE_MS,
     SKEW_MS,
     BudgetOwner,
     LeaseUser,
@@ -26,7 +26,7 @@ BUDGET = 200.0
 GUARANTEED = 4.0
 END_MS = 30_000.0
 LONGEST_DELAY_MS = 5_000.0
-SETTLED_MS = 3 * (LEASE_MS + SKEW_MS)
+SETTLED_MS = 3 * (RATE_LEASE_MS + SKEW_MS)
 ALL = Claim()
 
 
@@ -183,7 +183,7 @@ def test_a_member_without_an_owner_keeps_its_guarantee_for_a_while():
     net = Network({"a": Claim(3, 60.0), "b": ALL}, guaranteed=60.0)
     net.run(SETTLED_MS)
     net.frozen_until_ms["owner"] = math.inf
-    net.run(SETTLED_MS + LEASE_MS)
+    net.run(SETTLED_MS + RATE_LEASE_MS)
     assert net.rates() == {"a": 60.0, "b": 0.0}
     net.run(SETTLED_MS + GUARANTEE_MS)
     assert net.total() == 0.0
@@ -193,7 +193,7 @@ def test_what_a_member_had_that_is_gone_is_leased_again():
     net = Network({"a": ALL, "b": ALL})
     net.run(SETTLED_MS)
     net.frozen_until_ms["a"] = math.inf
-    net.run(SETTLED_MS + LEASE_MS + SKEW_MS + 2 * ASK_EVERY_MS)
+    net.run(SETTLED_MS + RATE_LEASE_MS + SKEW_MS + 2 * ASK_EVERY_MS)
     assert net.rates()["b"] == BUDGET
 
 
@@ -218,7 +218,7 @@ def test_a_member_uses_no_lease_that_it_did_not_ask_for_nor_an_earlier_one():
     assert not user.take(RateLease(first.number, 50.0, 1.0), 10.0)
     assert not user.take(RateLease(second.number + 1, 50.0, 1.0), 10.0)
     assert (user.rate(10.0), user.guaranteed(10.0)) == (5.0, 1.0)
-    assert user.rate(10.0 + LEASE_MS) == 1.0
+    assert user.rate(10.0 + RATE_LEASE_MS) == 1.0
     assert user.rate(10.0 + GUARANTEE_MS) == 0.0
 
 

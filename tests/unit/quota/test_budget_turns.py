@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from proxy.quota.shares import Claim, divide
-from proxy.quota.turns import Path, Step, Turns
+from proxy.quota.turns import Step, TurnPath, Turns
 
 LINK = 200.0
 """MB/s."""
@@ -26,7 +26,7 @@ SIZES = {
 class Backlogged:
     """A client that always has requests waiting, on all of its connections."""
 
-    path: Path
+    path: TurnPath
     connections: int = 1
     got: float = 0.0
 
