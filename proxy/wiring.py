@@ -169,7 +169,7 @@ class MemberProcess:
                 steering=steering,
                 queries=self.queries,
                 lead_for_all=self.write_for_all,
-                shared=self.quotas.shared,
+                quotas=self.quotas,
                 slices=self.slices,
                 relay=self.relay,
                 on_common=self._common_changed,

@@ -12,6 +12,10 @@ VisitRows = Sequence[Sequence[Any]]
 """Of visits: listener, user, client id, address, kind and amount."""
 
 
+DemandRows = Sequence[Sequence[Any]]
+"""What a member demands of budgets, and what is leased to it: `proxy.tier.budget_exchanges`."""
+
+
 @dataclass(frozen=True, slots=True)
 class MemberEndpoint:
     """Where a member answers."""
@@ -74,6 +78,12 @@ class Tier(Protocol):
         """Charge what visitors had elsewhere; return what their sensors owe.
 
         Raises ValueError for rows that are no visits.
+        """
+
+    def lease(self, rows: DemandRows) -> DemandRows:
+        """Return what is leased of the budgets that this member owns.
+
+        Raises ValueError, TypeError or AttributeError for rows that are no demands.
         """
 
     async def keep(self, records: Sequence[Record], debts: Sequence[Debt]) -> None:

@@ -30,6 +30,9 @@ QUIET_MS = 30_000.0
 LEND_ABOVE = 0.5
 """Of what a client may have in all of its windows: with more free than that a sensor lends."""
 
+LEAST_LEASE = 1.0
+"""In the place of no lease at all, in bytes per second: one answer at a time passes."""
+
 LEND_PART = 0.25
 """Of what its schedules have saved up a sensor lends so much: others of its budget lend, too."""
 
@@ -143,6 +146,14 @@ class Meter(Sensor):
     """The gates that a request passes, one after the other."""
     is_measured_only: bool = False
     """Whether it has no bound but that of its budget, whose sensor holds its clients."""
+    budget: "Meter | None" = None
+    """The sensor of the budget that it has a share of."""
+    sharers: dict[str, "Meter"] = field(default_factory=dict)
+    """A budget's: the sensors that have a share of it, by their names."""
+    moved: float = 0.0
+    """How much was charged to it in all."""
+    leased: float | None = None
+    """A budget's: what this member may have of it, per second; None: all of it."""
     lent: float = 0.0
     """What it, or what is charged to it, has lent of what its schedule has saved up."""
     rate: Rate = field(default_factory=Rate)
@@ -211,8 +222,12 @@ class Meter(Sensor):
         )
         self.charged = (self,)
         self.levels = () if self.is_measured_only else (Level(self),)
+        if self.budget is not None:
+            self.budget.sharers.pop(self.name, None)
+        self.budget = budget
         if budget is None or rule.share is None:
             return
+        budget.sharers[self.name] = self
         is_group = isinstance(rule, Budget)
         share, tells_clients = (
             rule.share,
@@ -234,6 +249,13 @@ class Meter(Sensor):
         self.metric.config = replace(self.metric.config, quota=Quota(self.bound))
         self._keep(now_ms)
 
+    def lease_rate(self, rate: float, now_ms: float) -> None:
+        """Have no more of a budget than this from now on, in bytes per second; 0 or more."""
+        if rate != self.leased:
+            self.leased = rate
+            self.metric.config = replace(self.metric.config, quota=Quota(self.bound))
+            self._keep(now_ms)
+
     def is_above(self, value: float, now_ms: float) -> bool:
         """Record a value that nothing is held for; return whether the bound is exceeded."""
         try:
@@ -245,6 +267,7 @@ class Meter(Sensor):
     def hold_ms(self, value: float, now_ms: float) -> float:
         """Record a value; return for how many milliseconds to hold what it stands for."""
         throttle_ms = 0
+        self.moved += value
         if self.is_measured_only or not self.is_enforced:
             self.is_above(value, now_ms)
             return 0.0
@@ -447,13 +470,16 @@ class Meter(Sensor):
     def bound(self) -> float:
         """The bound in force: the adapted one, but never more than the rule's own."""
         bound = self.rule.ceilings[self.kind]
+        if self.leased is not None:
+            return min(bound, max(self.leased, LEAST_LEASE))
         adapted = self.adapted.bound if self.adapted and self._is_adaptive else None
         return bound if adapted is None else min(bound, adapted)
 
     def _keep(self, now_ms: float) -> None:
         """Put the bound in force: a query's adapted one with the brake, all else by schedule."""
         bound, adaptive = self.bound, self.rule.adaptive
-        kept = bound if self.kind is PRODUCER_BYTE_RATE else self.rule.ceilings[self.kind]
+        is_lowered = self.kind is PRODUCER_BYTE_RATE or self.leased is not None
+        kept = bound if is_lowered else self.rule.ceilings[self.kind]
         pacer, soon_ms = self.pacer, now_ms + self.span_ms
         if kept > pacer.bound:
             is_strict = self.is_enforced and not self.kind.is_time

@@ -92,6 +92,12 @@ class Meters:
         """Called when there is the first lease to take back."""
         self.generation = -1
         """Counts the updates, after which handles look up their rules again."""
+        self.leases_budgets = False
+        """Whether this member has only of a budget what its owner leases to it."""
+        self.budgets: dict[str, Meter] = {}
+        """The sensors of budgets with a rate of their own that is enforced, by their names."""
+        self.on_budget: Callable[[], None] = lambda: None
+        """Called when there is a budget's sensor more."""
         self.paces_new = False
         """Whether a new sensor paces from its first byte: its clients may have had at another
         member what the formula would let pass here."""
@@ -255,7 +261,15 @@ class Meters:
         budget = rule.share.budget
         enforced = self.settings.enforce and budget.enforce
         meter = self.meter(kind, Match(budget, budget.shared_entity, enforced), now_ms)
-        meter.expiry_ms = math.inf  # type: ignore[misc]  # a slot of Sensor; its clients' sensors charge it for as long as it has a rule
+        meter.expiry_ms = math.inf  # type: ignore[misc]  # as Registry does
+        if not (enforced and kind in budget.bounds):
+            self.budgets.pop(meter.name, None)
+            meter.leased = None
+        elif meter.name not in self.budgets:
+            self.budgets[meter.name] = meter
+            if self.leases_budgets:
+                meter.lease_rate(0.0, now_ms)
+                self.on_budget()
         return meter
 
     def note_rules(self, client: ClientIdentity, bounded: Collection[QuotaKind]) -> None:
@@ -339,6 +353,9 @@ class Meters:
             return False
         meter.take_back(now_ms)
         self._lent.pop(meter, None)
+        self.budgets.pop(meter.name, None)
+        if meter.budget is not None:
+            meter.budget.sharers.pop(meter.name, None)
         meter.gate.open()
         if self._throttled.pop(meter.name, None) is not None:
             self._report_state(meter, throttled=False, now_ms=now_ms)

@@ -237,6 +237,10 @@ class Turns(Generic[W]):
         for group, step in zip(self._groups(path), path, strict=False):
             group.order.took(step, size)
 
+    def has(self, key: Hashable) -> bool:
+        """Return whether a member of the outermost group waits."""
+        return key in self._root.lines
+
     def is_behind(self, path: TurnPath) -> bool:
         """Return whether a client gets less than its share, or wants less, while others wait."""
         groups = zip(self._groups(path), path, strict=False)

@@ -136,6 +136,10 @@ class SlotOwnership:
         """Whether this member writes what concerns all."""
         return self.owns.slot_map.owners[COMMON_SLOT] == self._name
 
+    def owner_of_slot(self, slot: int) -> str | None:
+        """Return the member that owns a slot; None while nobody does, or this one knows of none."""
+        return None if self.newest is None else self.owns.slot_map.owners[slot]
+
     def use(self, slot_map: SlotMap, fence: GroupFence) -> None:
         """Follow what the group has decided."""
         self.fence = fence

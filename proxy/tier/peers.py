@@ -12,12 +12,13 @@ from structlog import get_logger
 
 from proxy.admin.peers.tier_routes import (
     ALIVE_PATH,
+    BUDGETS_PATH,
     LONG_ALIVE_PATH,
     LONG_S,
     RECORDS_PATH,
     VISITS_PATH,
 )
-from proxy.admin.tier_protocol import VisitRows
+from proxy.admin.tier_protocol import DemandRows, VisitRows
 from proxy.config import Config
 from proxy.quota.debts import Debt
 from proxy.state import Record
@@ -119,6 +120,14 @@ class Peers:
         if not isinstance(owed, list):
             raise PeerError(f"{member}: {VISITS_PATH} was not understood")
         return owed
+
+    async def demand(self, member: str, rows: DemandRows) -> DemandRows:
+        """Ask a member for leases of the budgets that it owns; return them. Raises PeerError."""
+        answer = await self._ask("POST", member, BUDGETS_PATH, {"demands": rows})
+        leases = answer.get("leases") if isinstance(answer, dict) else None
+        if not isinstance(leases, list):
+            raise PeerError(f"{member}: {BUDGETS_PATH} was not understood")
+        return leases
 
     async def give(self, member: str, records: Sequence[Record], debts: Sequence[Debt]) -> None:
         """Have a member keep records, and what clients owe, as its own. Raises PeerError."""

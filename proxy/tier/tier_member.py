@@ -21,12 +21,13 @@ from proxy.config.endpoints import HostPort
 from proxy.config.secrets import ALL_RIGHTS, Secrets
 from proxy.config.stores import RELEASE_TIMEOUT_S, StateHolder
 from proxy.queries.queries import Queries
-from proxy.quota.manager import SharedQuotas
+from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import Rule
 from proxy.relay.relay import Relay
 from proxy.slices import Slices
 from proxy.state import Document, GroupFence, StateError, Store
 from proxy.tasks import end_tasks
+from proxy.tier.budget_exchanges import BudgetExchanges
 from proxy.tier.group.group_documents import Assignment, Subscription
 from proxy.tier.group.group_member import GroupMember, MembershipError, until_vacant
 from proxy.tier.key_rules import TierRules
@@ -93,7 +94,7 @@ class TierMember:
         *,
         steering: SlotSteering,
         queries: Queries,
-        shared: SharedQuotas,
+        quotas: QuotaManager,
         slices: Slices,
         relay: Relay,
         lead_for_all: Callable[[bool], Awaitable[None]],
@@ -118,7 +119,7 @@ class TierMember:
         is_reached = partial(self.request_rebalance, at_once=True)
         self._probe = ReachabilityProbe(lambda: peers.silent, is_reached)
         self._ownership = ownership = SlotOwnership(
-            *(name, queries, shared, relay, slices, lead_for_all),
+            *(name, queries, quotas.shared, relay, slices, lead_for_all),
             steering=steering,
             rules=rules,
             peers=peers,
@@ -136,8 +137,10 @@ class TierMember:
         self.watch_loads, self.slots = self._loads.watch, self._loads.document
         self.keep = ownership.keep
         steering.on_learned = self._learned
-        self._exchanges = VisitExchanges(shared, steering, peers)
+        self._exchanges = VisitExchanges(quotas.shared, steering, peers)
         self.visited = self._exchanges.charge
+        self._budgets = BudgetExchanges(name, quotas, peers, ownership.owner_of_slot)
+        self.lease = self._budgets.lease
         self._member: GroupMember | None = None
         """None while this process is not to be in the group."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -237,8 +240,10 @@ class TierMember:
             place=placed_slots,
             may_hold=self._may_hold,
         )
-        followers = self._ownership.follow, self._ask_peers, self._probe.watch, self._exchanges.run
-        works = (member.run, *followers)
+        works = (
+            *(member.run, self._ownership.follow, self._ask_peers, self._probe.watch),
+            *(self._exchanges.run, self._budgets.run),
+        )
         self._tasks = [asyncio.create_task(work(), name=work.__name__) for work in works]
         for task in self._tasks:
             task.add_done_callback(self._ended)

@@ -23,6 +23,7 @@ TIER_PATH = "/v1/tier"
 ALIVE_PATH = "/v1/tier/alive"
 VISITS_PATH = "/v1/tier/visits"
 RECORDS_PATH = "/v1/tier/records"
+BUDGETS_PATH = "/v1/tier/budgets"
 
 OF_MEMBERS = "/member/"  # begins what members alone may ask each other
 LEFT_CHANGES_PATH = "/member/changes"
@@ -35,6 +36,8 @@ and who asks knows at once."""
 LONG_S = 20.0
 
 MAX_VISITS_BYTES = 16 * 2**20  # of one message; 10,000 visits with long names come to less
+MAX_DEMANDS_BYTES = 2**20  # of one message; a thousand budgets come to less
+DEMAND_DEPTH = 8  # of its lists and objects in each other
 MAX_RECORDS_BYTES = 32 * 2**20  # of one message; one record has 8 MiB at most
 
 
@@ -57,6 +60,7 @@ class TierRoutes:
             web.get(ALIVE_PATH, self._get_alive),
             web.post(VISITS_PATH, self._post_visits),
             web.post(RECORDS_PATH, self._post_records),
+            web.post(BUDGETS_PATH, self._post_budgets),
             web.post(LEFT_CHANGES_PATH, self._post_changes),
             web.get(OBSERVED_PATH, self._get_observed),
         ]
@@ -81,6 +85,16 @@ class TierRoutes:
             fix = 'send {"visits": [[LISTENER, USER, CLIENT_ID, ADDRESS, KIND, AMOUNT], ...]}'
             raise ApiError(400, f"these are no visits: {error}", fix) from None
         return answer({"owed": owed})
+
+    async def _post_budgets(self, request: web.Request) -> web.Response:
+        require_all_rights(current_author())
+        body = await json_body(request, MAX_DEMANDS_BYTES)
+        try:
+            leases = self._tier.lease(read_whole(body, DEMAND_DEPTH)["demands"])
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            fix = 'send {"demands": [[SENSOR, MEMBER, NUMBER, LEASE, CLAIM], ...]}'
+            raise ApiError(400, f"these are no demands: {error}", fix) from None
+        return answer({"leases": leases})
 
     async def _post_records(self, request: web.Request) -> web.Response:
         require_all_rights(current_author())

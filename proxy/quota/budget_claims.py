@@ -1,0 +1,114 @@
+"""What the clients of a budget want at this member, as its owner hears it. Sans-I/O."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self
+
+from metrics.clock import MS_PER_SECOND
+
+from .meter import Meter
+from .rules import Budget
+from .shares import Claim
+
+ACTIVE_MS = 2_000.0
+"""A client that moved nothing for so long, and waits for nothing, has no part in the division."""
+
+GROWTH = 1.5
+"""Of what clients moved lately, who did not wait for more: so much they may want next."""
+
+HEADROOM = 0.02
+"""Of the budget: what a member may have for clients that begin, before it asks anew."""
+
+
+class InnerClaim(NamedTuple):
+    """What a budget in the budget has, and how much of that is at one member."""
+
+    weight: float
+    """Of all of it."""
+    inner_weight: float
+    """Of its clients at the member, added up."""
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetClaim:
+    """What all clients of a budget at one member may have of it."""
+
+    weight: float
+    """Of its clients, added up, without those of budgets in it."""
+    guaranteed: float
+    demand: float
+    """Bytes per second; infinite while somebody waits."""
+    inner: Mapping[str, InnerClaim] = field(default_factory=dict)
+
+    def among(self, inner_weights: Mapping[str, float]) -> Claim:
+        """Return the claim beside those of other members; `inner_weights` are those of all.
+
+        A budget in the budget has its weight once, wherever its clients are.
+        """
+        weight = self.weight
+        for name, each in self.inner.items():
+            of_all = max(inner_weights.get(name, 0.0), each.inner_weight)
+            weight += each.weight * (each.inner_weight / of_all if of_all else 1.0)
+        return Claim(weight or 1.0, self.guaranteed, demand=self.demand)
+
+    def row(self) -> list[Any]:
+        """Return it as JSON has it; `of` reads that."""
+        demand = None if math.isinf(self.demand) else self.demand
+        inner = {name: list(each) for name, each in self.inner.items()}
+        return [self.weight, self.guaranteed, demand, inner]
+
+    @classmethod
+    def of(cls, row: Any) -> Self:
+        """Read a `row`. Raises ValueError, TypeError or AttributeError for anything else."""
+        weight, guaranteed, demand, inner = row
+        demand = math.inf if demand is None else float(demand)
+        figures = {str(name): InnerClaim(*map(float, each)) for name, each in inner.items()}
+        least = (weight, guaranteed, demand, *(of for each in figures.values() for of in each))
+        if not all(each >= 0 for each in least):
+            raise ValueError(f"{row!r:.200} is no claim")
+        return cls(float(weight), float(guaranteed), demand, figures)
+
+
+def claim_of(budget: Meter, moved_per_s: float, now_ms: float) -> BudgetClaim:
+    """Return what the clients of a budget want here, who moved so many bytes per second lately."""
+    weight, guaranteed, inner = 0.0, 0.0, dict[str, InnerClaim]()
+    for sharer in _active(budget, now_ms):
+        share = sharer.rule.share
+        assert share is not None
+        if isinstance(sharer.rule, Budget):
+            inner[sharer.entity] = InnerClaim(share.weight, _inner_weight(sharer, now_ms))
+            guaranteed += math.fsum(_guarantees(sharer, now_ms))
+        else:
+            weight += share.weight
+            guaranteed += share.guaranteed
+    bound = budget.rule.ceilings[budget.kind]
+    demand = math.inf if budget.gate.waiting else GROWTH * moved_per_s + HEADROOM * bound
+    return BudgetClaim(weight, min(guaranteed, bound), demand, inner)
+
+
+def _active(budget: Meter, now_ms: float) -> Iterator[Meter]:
+    """Yield the sensors of clients, and of budgets, that moved something lately, or wait here."""
+    for sharer in budget.sharers.values():
+        is_moving = now_ms - sharer.last_record_ms < ACTIVE_MS
+        if is_moving or budget.gate.turns.has(sharer.entity):
+            yield sharer
+
+
+def _inner_weight(budget: Meter, now_ms: float) -> float:
+    shares = (each.rule.share for each in _active(budget, now_ms))
+    return math.fsum(each.weight for each in shares if each is not None)
+
+
+def _guarantees(budget: Meter, now_ms: float) -> Iterator[float]:
+    """Yield the guarantees of all clients in a budget that are active."""
+    for sharer in _active(budget, now_ms):
+        if isinstance(sharer.rule, Budget):
+            yield from _guarantees(sharer, now_ms)
+        elif sharer.rule.share is not None:
+            yield sharer.rule.share.guaranteed
+
+
+def rate_since(moved: float, before: float, passed_ms: float) -> float:
+    """Return bytes per second."""
+    return (moved - before) / passed_ms * MS_PER_SECOND if passed_ms > 0 else 0.0
