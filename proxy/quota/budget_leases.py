@@ -6,6 +6,11 @@ only by what it has back for sure: a lower lease that its member has confirmed, 
 So at no moment do the rates that may still be in use add up to more than the budget, whatever is
 lost, late, doubled or frozen (leases: Gray and Cheriton, 1989; division: BwE, SIGCOMM 2015).
 
+Who the owner is members may judge differently for a while. So each demand is a vote, which lasts as
+long as a lease: only who has those of a majority leases anything, for no longer than these last,
+and a member asks another owner only when its vote for the one before is over. Any two majorities
+have a member in common; so when one owner begins, all leases of others are over.
+
 No clocks are compared: a member counts from when it asked, its owner from when it answered, which
 is later.
 """
@@ -16,17 +21,27 @@ from typing import NamedTuple
 
 from .shares import Claim, divide
 
-RATE_LEASE_MS, GUARANTEE_MS = 2_000.0, 10_000.0
-"""How long a member may use a lease, and the guaranteed part of it, from when it asked."""
+RATE_LEASE_MS = 2_000.0
+"""How long a member may use a lease, from when it asked."""
+
+GUARANTEE_MS = 3_000.0
+"""How much longer it may use the guaranteed part of it."""
 
 SKEW_MS = 500.0
-"""By so much clocks may drift apart within a lease."""
+"""By so much clocks may drift apart within a lease. An owner that stood still for as long knows of
+no votes."""
 
 ASK_EVERY_MS = 500.0
 """Between two demands of a member."""
 
+ASK_LIMIT_MS = 1_000.0
+"""A demand that is not answered for so long is given up, and comes to no owner any more."""
+
+VOTE_MS = RATE_LEASE_MS + SKEW_MS
+"""How long a vote may count after its demand is answered, or given up, by the member's clock."""
+
 HYSTERESIS = 0.1
-"""A lease stays as it is while its member's share differs by no more of it."""
+"""A lease stays as it is while its member's share is less by no more of it."""
 
 KEPT_DEMANDS = 16
 """Of a member's demands without an answer, so many may still be answered."""
@@ -39,7 +54,9 @@ class RateLease(NamedTuple):
     """Of the demand that it answers; of two leases the one with the higher number counts."""
     rate: float
     guaranteed: float
-    """The part of `rate` that lasts longer."""
+    """The part of `rate` that lasts longer, by GUARANTEE_MS."""
+    lasts_ms: float = RATE_LEASE_MS
+    """From when it was asked for."""
 
 
 NO_LEASE = RateLease(0, 0.0, 0.0)
@@ -60,17 +77,28 @@ class Demand(NamedTuple):
 
 @dataclass(slots=True)
 class LeaseUser:
-    """A member's side: what it may use at a time by its own clock."""
+    """A member's side: what it may use at a time by its own clock; made at `made_ms`."""
 
     member: str
+    made_ms: float
+    voted_for: str = ""
+    """The owner that was asked last; who is new may have asked any other one."""
     lease: RateLease = NO_LEASE
     _since_ms: float = -math.inf
     """When the lease was asked for."""
     _asked_ms: dict[int, float] = field(default_factory=dict)
     _number: int = 0
+    _voted_ms: float = field(init=False)
+    """When the latest vote was given at the latest."""
 
-    def ask(self, claim: Claim, now_ms: float) -> Demand:
-        """Return what to say to the owner; send it once, at once."""
+    def __post_init__(self) -> None:
+        self._voted_ms = self.made_ms
+
+    def ask(self, owner: str, claim: Claim, now_ms: float) -> Demand | None:
+        """Return what to say to an owner, once, at once; None while the vote is another's."""
+        if owner != self.voted_for and now_ms < self._voted_ms + VOTE_MS:
+            return None
+        self.voted_for, self._voted_ms = owner, now_ms + ASK_LIMIT_MS
         self._number += 1
         self._asked_ms[self._number] = now_ms
         if len(self._asked_ms) > KEPT_DEMANDS:
@@ -79,6 +107,10 @@ class LeaseUser:
         return Demand(
             self.member, self._number, RateLease(self.lease.number, rate, guaranteed), claim
         )
+
+    def ended(self, now_ms: float) -> None:
+        """Record that the latest demand is answered, or given up."""
+        self._voted_ms = now_ms
 
     def take(self, lease: RateLease, now_ms: float) -> bool:
         """Use a lease from now on, unless a later one was there before or it was not asked for.
@@ -96,12 +128,13 @@ class LeaseUser:
 
     def rate(self, now_ms: float) -> float:
         """Return the rate that may be used now."""
-        is_over = now_ms >= self._since_ms + RATE_LEASE_MS
+        is_over = now_ms >= self._since_ms + self.lease.lasts_ms
         return self.guaranteed(now_ms) if is_over else self.lease.rate
 
     def guaranteed(self, now_ms: float) -> float:
         """Return the part of it that lasts longer."""
-        return self.lease.guaranteed if now_ms < self._since_ms + GUARANTEE_MS else 0.0
+        ends_ms = self._since_ms + self.lease.lasts_ms + GUARANTEE_MS
+        return self.lease.guaranteed if now_ms < ends_ms else 0.0
 
 
 @dataclass(slots=True)
@@ -110,7 +143,10 @@ class _Outstanding:
 
     lease: RateLease
     until_ms: float
-    guaranteed_until_ms: float
+
+    @property
+    def guaranteed_until_ms(self) -> float:
+        return self.until_ms + GUARANTEE_MS
 
     def rate(self, now_ms: float) -> float:
         if now_ms < self.until_ms:
@@ -133,44 +169,69 @@ class _Holder:
         return max((each.rate(now_ms) for each in self.leases), default=0.0)
 
     def add(self, lease: RateLease, now_ms: float) -> None:
-        until_ms, guaranteed_until_ms = now_ms + RATE_LEASE_MS, now_ms + GUARANTEE_MS
-        self.leases.append(_Outstanding(lease, until_ms + SKEW_MS, guaranteed_until_ms + SKEW_MS))
+        self.leases.append(_Outstanding(lease, now_ms + lease.lasts_ms + SKEW_MS))
 
 
 class BudgetOwner:
-    """The owner's side, of one budget. It begins with what an owner before it may have leased.
+    """The owner's side, of one budget.
 
-    `guaranteed` is what guarantees of all the budget's clients add up to. `is_first`: there was no
-    owner before whose leases may be in use.
+    `guaranteed` is what guarantees of all the budget's clients add up to.
     """
 
-    def __init__(
-        self, rate: float, guaranteed: float, now_ms: float, *, is_first: bool = False
-    ) -> None:
-        self.rate = rate
-        self._guaranteed = min(guaranteed, rate)
-        begun_ms = -math.inf if is_first else now_ms
-        self._free_ms = begun_ms + RATE_LEASE_MS + SKEW_MS
-        """Until then earlier leases may be in use, of which only their members tell."""
-        self._all_free_ms = begun_ms + GUARANTEE_MS + SKEW_MS
-        """Until then their guaranteed parts may be."""
+    def __init__(self, rate: float, guaranteed: float) -> None:
+        self.rate, self.guaranteed = rate, guaranteed
+        self._members: frozenset[str] = frozenset()
+        self._changed_ms = math.inf
+        """When these changed: a majority of others may know of other ones for as long as it lasts.
+        """
+        self._heard_ms: dict[str, float] = {}
+        """When each member voted last."""
+        self._begun_ms: float | None = None
+        """Since when there is a majority."""
         self._holders: dict[str, _Holder] = {}
 
-    def answer(self, demand: Demand, now_ms: float) -> RateLease | None:
-        """Return the lease for a member; None for a demand that is no later than one before."""
-        holder = self._holders.get(demand.member)
-        if holder is None:
-            holder = self._holders[demand.member] = _Holder()
-            if now_ms < self._all_free_ms and demand.uses.rate:
-                holder.add(demand.uses, now_ms)
+    def use(self, members: frozenset[str], now_ms: float) -> None:
+        """Have these members vote."""
+        if members != self._members:
+            self._members, self._changed_ms = members, now_ms
+
+    def answer(self, demand: Demand, voter: str, now_ms: float) -> RateLease | None:
+        """Return the lease for a member, whose vote the demand is.
+
+        None for a demand that is no later than one before, and without a majority.
+        """
+        holder = self._holders.setdefault(demand.member, _Holder())
         if demand.number <= holder.number:
             return None
         holder.number, holder.claim, holder.heard_ms = demand.number, demand.claim, now_ms
         holder.leases = [each for each in holder.leases if each.lease.number >= demand.uses.number]
+        if demand.uses.rate and all(
+            each.lease.number != demand.uses.number for each in holder.leases
+        ):  # another owner's
+            holder.add(demand.uses, now_ms)
+        self._heard_ms[voter] = now_ms
+        lasts_ms = self._majority_ms + RATE_LEASE_MS - now_ms
+        if lasts_ms <= 0:
+            self._begun_ms = None
+            return None
+        if self._begun_ms is None:
+            self._begun_ms = now_ms
         rate = min(self._share(demand, now_ms), self._free(demand, now_ms))
-        lease = RateLease(demand.number, rate, min(demand.claim.floor, rate))
+        lease = RateLease(demand.number, rate, min(demand.claim.floor, rate), lasts_ms)
         holder.add(lease, now_ms)
         return lease
+
+    def forget_votes(self) -> None:
+        """Lease nothing until a majority asks anew: this process stood still."""
+        self._heard_ms.clear()
+        self._begun_ms = None
+
+    @property
+    def _majority_ms(self) -> float:
+        """Since when at the latest a majority of members has voted; -inf if none has."""
+        heard = [self._heard_ms.get(each, -math.inf) for each in self._members]
+        heard.sort(reverse=True)
+        return heard[len(heard) // 2] if heard else -math.inf
 
     def in_use(self, now_ms: float) -> float:
         """Return what all leases that may be in use add up to, as far as it is known."""
@@ -186,15 +247,17 @@ class BudgetOwner:
         claims = {name: each.claim for name, each in self._holders.items()}
         shares = dict(zip(claims, divide(self.rate, list(claims.values())), strict=True))
         share, has = shares[demand.member], demand.uses.rate
-        return has if abs(share - has) <= HYSTERESIS * has else share
+        return has if 0 <= has - share <= HYSTERESIS * has else share
 
     def _free(self, demand: Demand, now_ms: float) -> float:
         """Return what a member may have at the most: the rest is, or may be, in use by others."""
         others = (each for name, each in self._holders.items() if name != demand.member)
         free = self.rate - math.fsum(each.in_use(now_ms) for each in others)
-        if now_ms < self._free_ms:
+        assert self._begun_ms is not None
+        free_ms = max(self._begun_ms, self._changed_ms + VOTE_MS)
+        if now_ms < free_ms:
             free = min(free, demand.uses.rate)
-        elif now_ms < self._all_free_ms:
+        elif now_ms < free_ms + GUARANTEE_MS + SKEW_MS:
             known = math.fsum(each.claim.floor for each in self._holders.values())
-            free -= max(self._guaranteed - known, 0.0)
+            free -= max(min(self.guaranteed, self.rate) - known, 0.0)
         return max(free, 0.0)

@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,13 +17,14 @@ from proxy.quota.budget_claims import BudgetClaim, claim_of, rate_since
 from proxy.quota.budget_leases import (
     ASK_EVERY_MS,
     RATE_LEASE_MS,
+    SKEW_MS,
     BudgetOwner,
     Demand,
     LeaseUser,
     RateLease,
 )
 from proxy.quota.manager import QuotaManager
-from proxy.quota.meter import Meter, sensor_name
+from proxy.quota.meter import sensor_name
 from proxy.quota.rules import Budget, Rule
 from proxy.tasks import end_tasks
 from proxy.tier.peers import PeerError, Peers
@@ -33,6 +35,12 @@ LOOK_EVERY_S = 0.1
 
 FAILING_AFTER_MS = 5_000.0
 """Of demands without an answer: then it is logged."""
+
+PROCESS_MARK = "#"
+"""Between a member's name and what tells its processes apart."""
+
+NO_CLAIM = BudgetClaim(0.0, 0.0, 0.0)
+"""Of a member that has no clients of a budget; it votes all the same."""
 
 Rows = Sequence[Sequence[Any]]
 
@@ -49,17 +57,17 @@ class _Use:
     """What this member uses of a budget."""
 
     user: LeaseUser
+    answered_ms: float
     moved: float = 0.0
     """What was charged to its sensor until `asked_ms`."""
     asked_ms: float = -math.inf
-    answered_ms: float = field(default_factory=clock_ms)
     is_urgent: bool = True
     """Whether to ask at once."""
 
 
 @dataclass(slots=True)
 class _Owned:
-    """A budget that this member leases."""
+    """A budget that this member may lease, if others take it for the owner."""
 
     owner: BudgetOwner
     claims: dict[str, BudgetClaim] = field(default_factory=dict)
@@ -67,35 +75,41 @@ class _Owned:
 
     def lease(self, demand: Demand, claim: BudgetClaim, now_ms: float) -> RateLease | None:
         """Answer a demand, as BudgetOwner does."""
-        self.claims[demand.member] = claim
+        voter = _name_of(demand.member)
+        self.claims[voter] = claim
         inner_weights: defaultdict[str, float] = defaultdict(float)
         for each in self.claims.values():
             for name, inner in each.inner.items():
                 inner_weights[name] += inner.inner_weight
-        return self.owner.answer(demand._replace(claim=claim.among(inner_weights)), now_ms)
+        demand = demand._replace(claim=claim.among(inner_weights))
+        return self.owner.answer(demand, voter, now_ms)
 
 
 class BudgetExchanges:
-    """Those of this member: `owner_of` says which member owns a slot, None while nobody does."""
+    """Those of this member: `owners` gives the member that owns each slot, and all members."""
 
     def __init__(
-        self, name: str, quotas: QuotaManager, peers: Peers, owner_of: Callable[[int], str | None]
+        self,
+        name: str,
+        quotas: QuotaManager,
+        peers: Peers,
+        owners: Callable[[], tuple[Sequence[str | None], frozenset[str]]],
     ) -> None:
-        self._name, self._quotas, self._peers, self._owner_of = name, quotas, peers, owner_of
-        self._process = f"{name}#{uuid4().hex}"
+        self._name, self._quotas, self._peers, self._owners = name, quotas, peers, owners
+        self._process = f"{name}{PROCESS_MARK}{uuid4().hex}"
         """Names this process: one that is started anew knows of no lease."""
+        self._budgets: dict[str, Budget] = {}
+        """Of the rules in force by the names of their sensors, as all here."""
         self._uses: dict[str, _Use] = {}
-        """By the names of budgets' sensors, as all here."""
         self._owned: dict[str, _Owned] = {}
+        self._generation = -1
+        """The update of the rules that these are of."""
         self._asking: dict[str, asyncio.Task[None]] = {}
         """By the owners that are asked: one at a time each."""
-        self._looked_ms = clock_ms()
-        self._known: dict[str, Budget] = {}
-        self._generation = -1
-        """The update of the rules that `_known` is of."""
+        self._looked_ms = self._made_ms = clock_ms()
         self._wanted = asyncio.Event()
         quotas.leases_budgets = True
-        quotas.on_budget = self._wanted.set
+        quotas.on_budget = self._want_all
 
     async def run(self) -> None:
         """Ask for leases, and use them, until cancelled."""
@@ -103,26 +117,25 @@ class BudgetExchanges:
             while True:
                 self._wanted.clear()
                 self._look(clock_ms())
-                try:
+                with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_EVERY_S):
                         await self._wanted.wait()
-                except TimeoutError:
-                    continue
         finally:
             await end_tasks(self._asking.values())
 
     def lease(self, rows: Rows) -> list[list[Any]]:
-        """Answer the demands of a member for budgets that are owned here, as rows.
+        """Answer the demands of a member, which takes this one for the owner, as rows.
 
-        Raises ValueError or TypeError for rows that are no demands.
+        Raises ValueError, TypeError or AttributeError for rows that are no demands.
         """
         leases: list[list[Any]] = []
         now_ms = clock_ms()
-        self._forget_owned(now_ms)
+        if self._stood_still(now_ms):
+            return leases  # they may be old
         for name, member, number, uses, claim_row in rows:
             claim = BudgetClaim.of(claim_row)
-            demand = Demand(*(str(member), int(number), _lease_of(uses)), claim.among({}))
-            owned = self._owned_of(str(name), now_ms)
+            demand = Demand(str(member), int(number), _lease_of(uses), claim.among({}))
+            owned = self._owned.get(name)
             lease = None if owned is None else owned.lease(demand, claim, now_ms)
             if lease is not None:
                 leases.append([name, *lease])
@@ -130,31 +143,76 @@ class BudgetExchanges:
 
     def _look(self, now_ms: float) -> None:
         """Use what is leased at this time; ask for what is due."""
-        self._forget_owned(now_ms)
-        meters = self._quotas.budgets
-        for name in self._uses.keys() - meters.keys():
-            del self._uses[name]
-        due: defaultdict[str, list[Meter]] = defaultdict(list)
-        for name, meter in meters.items():
-            use = self._uses.setdefault(name, _Use(LeaseUser(self._process)))
-            meter.lease_rate(use.user.rate(now_ms), now_ms)
-            budget = self._budgets.get(name)
-            owner = budget and self._owner_of(slot_of_budget(budget.name))
+        self._stood_still(now_ms)
+        if self._generation != self._quotas.generation:
+            self._follow_rules()
+        owners, members = self._owners()
+        due: defaultdict[str, list[str]] = defaultdict(list)
+        for name, budget in self._budgets.items():
+            use, meter = self._uses[name], self._quotas.budgets.get(name)
+            if meter is not None:
+                meter.lease_rate(use.user.rate(now_ms), now_ms)
+            self._owned[name].owner.use(members, now_ms)
+            owner = owners[slot_of_budget(budget.name)]
             if owner and (use.is_urgent or now_ms - use.asked_ms >= ASK_EVERY_MS):
-                due[owner].append(meter)
-        for owner, asked in due.items():
+                due[owner].append(name)
+        for owner, names in due.items():
             if owner not in self._asking:
-                rows = [self._demand(meter, now_ms) for meter in asked]
+                demands = (self._demand(name, owner, now_ms) for name in names)
+                rows = [row for row in demands if row is not None]
                 task = self._asking[owner] = asyncio.create_task(self._ask(owner, rows))
                 task.add_done_callback(partial(self._asked, owner))
 
-    def _demand(self, meter: Meter, now_ms: float) -> list[Any]:
-        use = self._uses[meter.name]
-        lately = rate_since(meter.moved, use.moved, now_ms - use.asked_ms)
-        claim = claim_of(meter, lately, now_ms)
-        demand = use.user.ask(claim.among({}), now_ms)
-        use.moved, use.asked_ms, use.is_urgent = meter.moved, now_ms, False
-        return [meter.name, demand.member, demand.number, list(demand.uses), claim.row()]
+    def _follow_rules(self) -> None:
+        """Know the budgets of the rules in force now."""
+        self._generation = self._quotas.generation
+        rules = self._quotas.table.rules
+        self._budgets = {
+            sensor_name(kind, budget.shared_entity): budget
+            for rule in rules
+            for budget in budgets_around(rule)
+            for kind in budget.bounds
+        }
+        for known in (self._uses, self._owned):
+            for name in known.keys() - self._budgets.keys():
+                del known[name]
+        for name, budget in self._budgets.items():
+            if name not in self._uses:
+                # An earlier process of the name may have voted until now.
+                user = LeaseUser(self._process, self._made_ms)
+                self._uses[name] = _Use(user, clock_ms())
+                self._owned[name] = _Owned(BudgetOwner(0.0, 0.0))
+            owner = self._owned[name].owner
+            rates = {
+                sensor_name(kind, budget.shared_entity): of for kind, of in budget.bounds.items()
+            }
+            owner.rate, owner.guaranteed = rates[name], _guaranteed_in(budget, rules)
+
+    def _demand(self, name: str, owner: str, now_ms: float) -> list[Any] | None:
+        use, meter = self._uses[name], self._quotas.budgets.get(name)
+        claim = NO_CLAIM
+        if meter is not None:
+            lately = rate_since(meter.moved, use.moved, now_ms - use.asked_ms)
+            claim = claim_of(meter, lately, now_ms)
+        demand = use.user.ask(owner, claim.among({}), now_ms)
+        if demand is None:
+            return None
+        use.moved, use.asked_ms, use.is_urgent = meter.moved if meter else 0.0, now_ms, False
+        return [name, demand.member, demand.number, list(demand.uses), claim.row()]
+
+    def _want_all(self) -> None:
+        """Ask at once: there are clients of a budget that had none here."""
+        for use in self._uses.values():
+            use.is_urgent = True
+        self._wanted.set()
+
+    def _stood_still(self, now_ms: float) -> bool:
+        """Return whether this process stood still, and so knows of no votes."""
+        stood_still = now_ms - self._looked_ms >= SKEW_MS
+        self._looked_ms = now_ms
+        for owned in self._owned.values() if stood_still else ():
+            owned.owner.forget_votes()
+        return stood_still
 
     async def _ask(self, owner: str, rows: Rows) -> None:
         try:
@@ -162,12 +220,18 @@ class BudgetExchanges:
         except PeerError as error:
             self._failed(owner, rows, str(error))
             return
+        finally:
+            for name, *_ in rows:
+                if (use := self._uses.get(name)) is not None:
+                    use.user.ended(clock_ms())
         now_ms = clock_ms()
-        for name, number, rate, guaranteed in answer:
+        for name, *lease in answer:
             use, meter = self._uses.get(name), self._quotas.budgets.get(name)
-            if use is not None and meter is not None:
-                use.answered_ms = now_ms
-                use.is_urgent = use.user.take(RateLease(number, rate, guaranteed), now_ms)
+            if use is None:
+                continue
+            use.answered_ms = now_ms
+            use.is_urgent = use.user.take(RateLease(*lease), now_ms)
+            if meter is not None:
                 meter.lease_rate(use.user.rate(now_ms), now_ms)
                 if use.is_urgent:
                     self._wanted.set()
@@ -192,44 +256,9 @@ class BudgetExchanges:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("unexpected error about budgets", owner=owner, exc_info=error)
 
-    def _forget_owned(self, now_ms: float) -> None:
-        """Forget what was leased, after this process stood still, or where others lease now."""
-        stood_still = now_ms - self._looked_ms >= RATE_LEASE_MS
-        self._looked_ms = now_ms
-        for name in tuple(self._owned):
-            budget = self._budgets.get(name)
-            is_owned = budget and self._owner_of(slot_of_budget(budget.name)) == self._name
-            if stood_still or not is_owned:
-                del self._owned[name]
 
-    def _owned_of(self, name: str, now_ms: float) -> _Owned | None:
-        """Return a budget that this member leases; None where another one does, or nobody."""
-        budget = self._budgets.get(name)
-        if budget is None or self._owner_of(slot_of_budget(budget.name)) != self._name:
-            return None
-        kind = next(
-            kind for kind in budget.bounds if sensor_name(kind, budget.shared_entity) == name
-        )
-        owned = self._owned.get(name)
-        if owned is None:
-            guaranteed = _guaranteed_in(budget, self._quotas.table.rules)
-            owned = _Owned(BudgetOwner(budget.bounds[kind], guaranteed, now_ms))
-            self._owned[name] = owned
-        owned.owner.rate = budget.bounds[kind]
-        return owned
-
-    @property
-    def _budgets(self) -> dict[str, Budget]:
-        """The budgets of the rules in force by the names of their sensors."""
-        if self._generation != self._quotas.generation:
-            self._generation = self._quotas.generation
-            self._known = {
-                sensor_name(kind, budget.shared_entity): budget
-                for rule in self._quotas.table.rules
-                for budget in budgets_around(rule)
-                for kind in budget.bounds
-            }
-        return self._known
+def _name_of(process: str) -> str:
+    return process.rpartition(PROCESS_MARK)[0]
 
 
 def budgets_around(rule: Rule) -> Iterator[Budget]:
@@ -247,8 +276,8 @@ def _guaranteed_in(budget: Budget, rules: Iterable[Rule]) -> float:
 
 def _lease_of(row: Any) -> RateLease:
     """Read a lease. Raises ValueError or TypeError for anything else."""
-    number, rate, guaranteed = row
-    lease = RateLease(int(number), float(rate), float(guaranteed))
-    if not 0 <= lease.guaranteed <= lease.rate < math.inf:
+    number, *figures = row
+    lease = RateLease(int(number), *map(float, figures))
+    if not (0 <= lease.guaranteed <= lease.rate < math.inf and lease.lasts_ms <= RATE_LEASE_MS):
         raise ValueError(f"{row!r:.200} is no lease")
     return lease

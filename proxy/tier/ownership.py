@@ -136,9 +136,14 @@ class SlotOwnership:
         """Whether this member writes what concerns all."""
         return self.owns.slot_map.owners[COMMON_SLOT] == self._name
 
-    def owner_of_slot(self, slot: int) -> str | None:
-        """Return the member that owns a slot; None while nobody does, or this one knows of none."""
-        return None if self.newest is None else self.owns.slot_map.owners[slot]
+    def serving(self) -> tuple[Sequence[str | None], frozenset[str]]:
+        """Return who serves each slot now, also for one that is silent, and all members.
+
+        Nobody while this member is in no group.
+        """
+        if self.newest is None:
+            return [None] * SLOTS, frozenset()
+        return self.routes().owners, frozenset(self.newest.members)
 
     def use(self, slot_map: SlotMap, fence: GroupFence) -> None:
         """Follow what the group has decided."""

@@ -139,7 +139,7 @@ class TierMember:
         steering.on_learned = self._learned
         self._exchanges = VisitExchanges(quotas.shared, steering, peers)
         self.visited = self._exchanges.charge
-        self._budgets = BudgetExchanges(name, quotas, peers, ownership.owner_of_slot)
+        self._budgets = BudgetExchanges(name, quotas, peers, ownership.serving)
         self.lease = self._budgets.lease
         self._member: GroupMember | None = None
         """None while this process is not to be in the group."""

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from proxy.quota.budget_leases import (
     ASK_EVERY_MS,
+    ASK_LIMIT_MS,
     GUARANTEE_MS,
     RATE_LEASE_MS,
     SKEW_MS,
+    VOTE_MS,
     BudgetOwner,
     LeaseUser,
     RateLease,
@@ -30,15 +32,38 @@ SETTLED_MS = 3 * (RATE_LEASE_MS + SKEW_MS)
 ALL = Claim()
 
 
+LOOK_EVERY_MS = 100.0
+FIRST = "first"
+"""The owner that all ask in the beginning; `second` is another one."""
+
+
+@dataclass
+class Process:
+    """One that may lease the budget."""
+
+    owner: BudgetOwner
+    looked_ms: float = 0.0
+
+    def is_awake(self, now_ms: float) -> bool:
+        """Look at the clock, as it does all the time; return whether it has stood still."""
+        stood_still = now_ms - self.looked_ms >= SKEW_MS
+        self.looked_ms = now_ms
+        if stood_still:
+            self.owner.forget_votes()
+        return not stood_still
+
+
 @dataclass
 class Network:
-    """Members and an owner; each message takes as long as `delay_ms` says, `None`: it is lost."""
+    """Members and owners; each message takes as long as `delay_ms` says, `None`: it is lost."""
 
     claims: dict[str, Claim]
     delay_ms: Callable[[], float | None] = lambda: 1.0
     guaranteed: float = 0.0
     now_ms: float = 0.0
     users: dict[str, LeaseUser] = field(init=False)
+    asked: dict[str, str] = field(default_factory=dict)
+    """Whom a member takes for the owner, if not FIRST."""
     offsets_ms: dict[str, float] = field(default_factory=dict)
     """By how much each member's clock is ahead."""
     frozen_until_ms: dict[str, float] = field(default_factory=dict)
@@ -46,12 +71,26 @@ class Network:
     """What was in use at most."""
 
     def __post_init__(self) -> None:
-        self.users = {name: LeaseUser(name) for name in self.claims}
-        self.owner = BudgetOwner(BUDGET, self.guaranteed, self.now_ms, is_first=True)
+        self.users = {name: self.new_user(name) for name in self.claims}
+        self.processes = {
+            name: Process(BudgetOwner(BUDGET, self.guaranteed)) for name in (FIRST, "second")
+        }
+        for process in self.processes.values():
+            process.owner.use(frozenset(self.claims), self.now_ms)
         self.numbers = itertools.count()
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         for number, name in enumerate(self.users):
             self.at(number * ASK_EVERY_MS / len(self.users), lambda name=name: self.ask(name))
+        for name in self.processes:
+            self.look(name)
+
+    def new_user(self, name: str) -> LeaseUser:
+        return LeaseUser(f"{name}#{self.now_ms}", self.clock_ms(name))
+
+    def look(self, owner: str) -> None:
+        self.at(self.now_ms + LOOK_EVERY_MS, lambda: self.look(owner))
+        if self.frozen_until_ms.get(owner, 0.0) <= self.now_ms:
+            self.processes[owner].is_awake(self.now_ms)
 
     def at(self, at_ms: float, event: Callable[[], None]) -> None:
         heapq.heappush(self.events, (at_ms, next(self.numbers), event))
@@ -76,7 +115,7 @@ class Network:
         """Do it now, or when a frozen process goes on."""
         awake_ms = self.frozen_until_ms.get(name, 0.0)
         if awake_ms > self.now_ms:
-            self.at(awake_ms, event)
+            self.at(awake_ms, lambda: self.when_awake(name, event))
         else:
             event()
 
@@ -90,23 +129,39 @@ class Network:
         self.when_awake(name, lambda: self.ask_once(name))
 
     def ask_once(self, name: str) -> None:
-        user, owner = self.users[name], self.owner
-        demand = user.ask(self.claims[name], self.clock_ms(name))
+        user, asked = self.users[name], self.asked.get(name, FIRST)
+        demand = user.ask(asked, self.claims[name], self.clock_ms(name))
+        if demand is None:
+            return
+        process, until_ms = self.processes[asked], self.now_ms + ASK_LIMIT_MS
+        is_open = [True]
+
+        def given_up() -> None:
+            """Close the connection, whose messages come no more."""
+            if is_open[0]:
+                is_open[0] = False
+                user.ended(self.clock_ms(name))
 
         def answer() -> None:
-            """What comes to one that is no owner any more is not answered."""
-            lease = owner.answer(demand, self.now_ms) if owner is self.owner else None
-            if lease is not None:
-                self.send(lambda: self.when_awake(name, lambda: take(lease)))
+            if not (is_open[0] and process.is_awake(self.now_ms)):
+                return
+            lease = process.owner.answer(demand, name, self.now_ms)
+            self.send(lambda: self.when_awake(name, lambda: take(lease)))
 
-        def take(lease: RateLease) -> None:
-            if user.take(lease, self.clock_ms(name)) and user is self.users[name]:
+        def take(lease: RateLease | None) -> None:
+            if not is_open[0]:
+                return
+            given_up()
+            is_lower = lease is not None and user.take(lease, self.clock_ms(name))
+            if is_lower and user is self.users[name]:
                 self.ask_once(name)
 
-        self.send(lambda: self.when_awake("owner", answer))
+        self.at(until_ms, lambda: self.when_awake(name, given_up))
+        self.send(lambda: self.when_awake(asked, answer))
 
-    def replace_owner(self) -> None:
-        self.owner = BudgetOwner(BUDGET, self.guaranteed, self.now_ms)
+    def ask_second(self) -> None:
+        """Have all members take another one for the owner from now on."""
+        self.asked = dict.fromkeys(self.users, "second")
 
 
 def history(seed: int, members: int) -> Network:
@@ -124,21 +179,23 @@ def history(seed: int, members: int) -> Network:
     net = Network(claims, delay_ms, floor * members)
     for name in claims:
         net.offsets_ms[name] = rng.uniform(-1e6, 1e6)
-    for _ in range(rng.randrange(30)):
+        net.users[name] = net.new_user(name)
+    for _ in range(rng.randrange(40)):
         at_ms, name = rng.uniform(0.0, END_MS), rng.choice(list(claims))
-        for_ms = rng.uniform(0.0, LONGEST_DELAY_MS)
+        for_ms, owner = rng.uniform(0.0, LONGEST_DELAY_MS), rng.choice(list(net.processes))
         net.at(
             at_ms,
             rng.choice(
                 (
                     lambda n=name, m=for_ms: net.frozen_until_ms.update({n: net.now_ms + m}),
-                    lambda m=for_ms: net.frozen_until_ms.update(owner=net.now_ms + m),
-                    net.replace_owner,
+                    lambda o=owner, m=for_ms: net.frozen_until_ms.update({o: net.now_ms + m}),
+                    lambda n=name, o=owner: net.asked.update({n: o}),
+                    lambda o=owner: net.asked.update(dict.fromkeys(claims, o)),
                     lambda n=name: net.claims.update(
                         {n: Claim(5, floor, demand=rng.uniform(0, BUDGET))}
                     ),
                     lambda n=name: net.claims.update({n: Claim(demand=0.0)}),
-                    lambda n=name: net.users.update({n: LeaseUser(f"{n}-anew-{net.now_ms}")}),
+                    lambda n=name: net.users.update({n: net.new_user(n)}),
                 )
             ),
         )
@@ -182,49 +239,84 @@ def test_what_one_leaves_others_have_and_give_back():
 def test_a_member_without_an_owner_keeps_its_guarantee_for_a_while():
     net = Network({"a": Claim(3, 60.0), "b": ALL}, guaranteed=60.0)
     net.run(SETTLED_MS)
-    net.frozen_until_ms["owner"] = math.inf
+    net.frozen_until_ms[FIRST] = math.inf
     net.run(SETTLED_MS + RATE_LEASE_MS)
     assert net.rates() == {"a": 60.0, "b": 0.0}
-    net.run(SETTLED_MS + GUARANTEE_MS)
+    net.run(SETTLED_MS + RATE_LEASE_MS + GUARANTEE_MS)
     assert net.total() == 0.0
 
 
 def test_what_a_member_had_that_is_gone_is_leased_again():
-    net = Network({"a": ALL, "b": ALL})
+    net = Network(dict.fromkeys("abc", ALL))
     net.run(SETTLED_MS)
     net.frozen_until_ms["a"] = math.inf
     net.run(SETTLED_MS + RATE_LEASE_MS + SKEW_MS + 2 * ASK_EVERY_MS)
-    assert net.rates()["b"] == BUDGET
+    assert net.rates()["b"] == pytest.approx(BUDGET / 2, rel=0.1)
 
 
 def test_leases_go_on_when_another_one_is_the_owner():
     net = Network({"a": Claim(3, 60.0), "b": ALL, "c": ALL}, guaranteed=60.0)
     net.run(SETTLED_MS)
     before = net.rates()
-    net.replace_owner()
-    for step in range(20):
-        net.run(SETTLED_MS + step * 100.0)
-        assert net.total() >= 0.8 * BUDGET
-    assert net.rates() == pytest.approx(before)
+    net.ask_second()
+    net.run(SETTLED_MS + VOTE_MS + 3 * ASK_EVERY_MS)
+    assert net.total() >= 0.8 * BUDGET
+    net.run(2 * SETTLED_MS)
+    assert net.rates() == pytest.approx(before, rel=0.1)
     net.claims["b"] = Claim(demand=0.0)
     net.run(2 * SETTLED_MS + GUARANTEE_MS)
     assert net.total() == pytest.approx(BUDGET, rel=0.03)
 
 
+def test_an_owner_of_a_minority_leases_nothing():
+    net = Network(dict.fromkeys("abcde", ALL))
+    net.run(SETTLED_MS)
+    net.asked = {"a": "second", "b": "second"}
+    net.run(2 * SETTLED_MS)
+    assert net.rates() == pytest.approx(
+        {"a": 0, "b": 0, **dict.fromkeys("cde", BUDGET / 3)}, rel=0.1
+    )
+    net.asked["c"] = "second"
+    net.run(3 * SETTLED_MS)
+    assert net.rates() == pytest.approx(
+        {**dict.fromkeys("abc", BUDGET / 3), "d": 0, "e": 0}, rel=0.1
+    )
+
+
+def test_an_owner_that_stood_still_asks_for_votes_anew():
+    net = Network(dict.fromkeys("abc", ALL))
+    net.run(SETTLED_MS)
+    net.frozen_until_ms[FIRST] = net.now_ms + 3_000.0
+    net.ask_second()
+    net.run(SETTLED_MS + VOTE_MS + ASK_LIMIT_MS + 2 * ASK_EVERY_MS)
+    assert net.total() >= 0.8 * BUDGET
+    assert net.largest <= BUDGET * (1 + 1e-9)
+
+
 def test_a_member_uses_no_lease_that_it_did_not_ask_for_nor_an_earlier_one():
-    user = LeaseUser("a")
-    first, second = (user.ask(ALL, now_ms) for now_ms in (0.0, 10.0))
+    user = LeaseUser("a", -VOTE_MS)
+    first, second = (user.ask("o", ALL, now_ms) for now_ms in (0.0, 10.0))
     assert not user.take(RateLease(second.number, 5.0, 1.0), 10.0)
     assert not user.take(RateLease(first.number, 50.0, 1.0), 10.0)
     assert not user.take(RateLease(second.number + 1, 50.0, 1.0), 10.0)
     assert (user.rate(10.0), user.guaranteed(10.0)) == (5.0, 1.0)
     assert user.rate(10.0 + RATE_LEASE_MS) == 1.0
-    assert user.rate(10.0 + GUARANTEE_MS) == 0.0
+    assert user.rate(10.0 + RATE_LEASE_MS + GUARANTEE_MS) == 0.0
+
+
+def test_a_member_asks_another_owner_when_its_vote_is_over():
+    user = LeaseUser("a", 0.0)
+    assert user.ask("o", ALL, 1.0) is None
+    assert user.ask("o", ALL, VOTE_MS) is not None
+    user.ended(VOTE_MS + 5.0)
+    assert user.ask("p", ALL, 2 * VOTE_MS) is None
+    assert user.ask("p", ALL, 2 * VOTE_MS + 5.0) is not None
 
 
 def test_a_demand_that_comes_twice_or_late_is_answered_once():
-    owner, user = BudgetOwner(BUDGET, 0.0, 0.0, is_first=True), LeaseUser("a")
-    first, second = (user.ask(ALL, now_ms) for now_ms in (0.0, 10.0))
-    assert owner.answer(second, 20.0) == RateLease(second.number, BUDGET, 0.0)
-    assert owner.answer(second, 30.0) is None
-    assert owner.answer(first, 30.0) is None
+    owner, user = BudgetOwner(BUDGET, 0.0), LeaseUser("a", -VOTE_MS)
+    owner.use(frozenset("a"), -VOTE_MS)
+    first, second = (user.ask("o", ALL, now_ms) for now_ms in (0.0, 10.0))
+    assert owner.answer(second, "a", 20.0) == RateLease(second.number, BUDGET, 0.0)
+    assert owner.answer(second, "a", 30.0) is None
+    assert owner.answer(first, "a", 30.0) is None
