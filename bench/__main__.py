@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench import backpressure, bound, chaos, contests, evasion, outages, scale
+from bench import backpressure, bound, budgets, chaos, contests, evasion, outages, scale
 from bench.backpressure_jobs import JOBS
 from bench.processes import BenchError, raise_file_limit
 from bench.report import Row, Verdict, print_table, write_json
@@ -19,6 +19,7 @@ from examples.devkit import DevkitError
 Measure = Callable[[bool], list[Row]]
 FIGURES: dict[str, Measure] = {
     "bound": bound.measure,
+    "budgets": budgets.measure,
     "evasion": evasion.measure,
     **{name: duel.measure for name, duel in contests.DUELS.items()},
     "outages": outages.measure,

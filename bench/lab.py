@@ -134,6 +134,7 @@ class Lab:
         upstream: traffic.Address,
         rules: Sequence[Rule],
         *,
+        budgets: Sequence[Rule] = (),
         queries: Sequence[dict[str, str]] = (),
         mode: str = "delay",
         pinned: bool = True,
@@ -160,7 +161,7 @@ class Lab:
                     **tls,
                 }
             ],
-            "quotas": {"rules": list(rules)},
+            "quotas": {"budgets": list(budgets), "rules": list(rules)},
             "queries": list(queries),
             "throttle": {"mode": mode},
             "limits": {
