@@ -11,7 +11,7 @@ WORKERS ?= $(shell expr 2 \* $(CORES))
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
 
-.PHONY: help setup demo demo-backpressure demo-pipeline demo-tier test test-fast coverage check format bench chaos broker wheels lock clean
+.PHONY: help setup demo demo-budgets demo-backpressure demo-pipeline demo-tier test test-fast coverage check format bench chaos broker wheels lock clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ $(STAMP): requirements.lock pyproject.toml proxy/relay/_lane.c
 
 demo: setup  ## See a PySpark query held to its quota (about 2 minutes)
 	$(BIN)/quota-proxy demo
+
+demo-budgets: setup  ## See queries and a backfill share a link for a day (about 3 minutes)
+	$(BIN)/quota-proxy demo budgets
 
 demo-backpressure: setup  ## See batches follow the rate of their processing (about 3 minutes)
 	$(BIN)/quota-proxy demo backpressure

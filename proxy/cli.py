@@ -108,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     add_commands(commands)
 
     demo = commands.add_parser("demo", help="see a PySpark query held to its quota")
-    shows = ("quotas", "backpressure", "pipeline", "tier")
+    shows = ("quotas", "budgets", "backpressure", "pipeline", "tier")
     show_help = "what to see (default: quotas)"
     demo.add_argument("show", nargs="?", choices=shows, default="quotas", help=show_help)
     size = number_of("a number of MiB, 1 or more", 1, math.inf)

@@ -48,3 +48,7 @@ FREE_SECOND = Job("free-second", "free-b", "free-c", 0.5, 15.0)
 PIPELINE = Plan("a", 2, 300.0, (FIRST, SECOND, FREE_FIRST, FREE_SECOND), (SECOND, FREE_SECOND))
 
 PLANS = {"backpressure": BACKPRESSURE, "pipeline": PIPELINE}
+
+DAY_TOPIC = "events"
+DAY_GO_FILE = "go"
+"""In the working folder: the day of the demo of budgets begins."""

@@ -19,11 +19,13 @@ from pyspark.sql.functions import col, concat_ws, count, countDistinct, length, 
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
-from examples.demo.jobs import PLANS, TRIGGER_S, Job
+from examples.demo.jobs import DAY_GO_FILE, DAY_TOPIC, PLANS, TRIGGER_S, Job
 from metrics.clock import MS_PER_SECOND
 from proxy.spark import QuotaListener, client_options
 
 RECORDS_PER_BATCH = 6000
+DAY_RECORDS_PER_BATCH = 300
+"""Of a day's query: some seconds' worth of its share."""
 FETCH_BYTES = 256 * 1024
 REPORT_INTERVAL_S = 1
 POLL_S = 0.5
@@ -89,6 +91,44 @@ def run_plan(plan: str, bootstrap: str, proxy: str, jars: str, work_dir: str) ->
         finally:
             spark.streams.removeListener(listener)
             listener.close(CLOSE_TIMEOUT_S)
+
+
+def run_day(bootstrap: str, spans: dict[str, list[float]], jars: str, work_dir: str) -> None:
+    """Run queries from when to when `spans` says, in seconds from when there is the file `go`.
+
+    It ends with who started it.
+    """
+    go_file = Path(work_dir, DAY_GO_FILE)
+    with _session("quota-proxy demo budgets", "local[8]", jars) as spark:
+        _say(ready=len(spans))
+        while not go_file.exists():
+            time.sleep(POLL_S)
+        begun_s, running = time.monotonic(), dict[str, StreamingQuery]()
+        while True:
+            now_s = time.monotonic() - begun_s
+            for name, (start_s, end_s) in spans.items():
+                if name in running and now_s >= end_s:
+                    running.pop(name).stop()
+                elif name not in running and start_s <= now_s < end_s:
+                    running[name] = _read_on(spark, bootstrap, name, work_dir)
+            time.sleep(POLL_S)
+
+
+def _read_on(spark: SparkSession, bootstrap: str, name: str, work_dir: str) -> StreamingQuery:
+    """Start a query that reads as fast as it is let, and does nothing with it."""
+    return (
+        spark.readStream.format("kafka")
+        .options(**client_options(name, bootstrap))
+        .option("kafka.max.partition.fetch.bytes", FETCH_BYTES)
+        .option("subscribe", DAY_TOPIC)
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", DAY_RECORDS_PER_BATCH)
+        .load()
+        .writeStream.queryName(name)
+        .format("noop")
+        .option("checkpointLocation", f"{work_dir}/{name}")
+        .start()
+    )
 
 
 @contextmanager
@@ -227,5 +267,5 @@ def _say_written(spark: SparkSession, job: Job, bootstrap: str) -> None:
 
 
 if __name__ == "__main__":
-    RUNS: dict[str, Callable[..., None]] = {"once": read_once, "plan": run_plan}
+    RUNS: dict[str, Callable[..., None]] = {"once": read_once, "plan": run_plan, "day": run_day}
     RUNS[sys.argv[1]](**json.loads(sys.argv[2]))
