@@ -68,6 +68,7 @@ class AdminServer:
         app.add_routes([*ApiRoutes(self._parts).routes(), *page_routes()])
         if (tier := self._parts.tier) is not None:
             members = self._members = Members(tier, self._timeout_s)
+            members.open()
             tier_routes = self._tier_routes = TierRoutes(tier, self._parts)
             app.add_routes(tier_routes.routes())
             app.middlewares.append(TierAnswers(members, self._parts).answer)

@@ -11,10 +11,11 @@ from typing import Any
 from structlog import get_logger
 
 from metrics.clock import clock_ms
+from proxy.admin.peers.peer_client import PeerError
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import SharedQuotas
 from proxy.relay.steering import Visit
-from proxy.tier.peers import PeerError, Peers
+from proxy.tier.peers import Peers
 from proxy.tier.slot_steering import SlotSteering
 
 CHARGED_AT_ONCE = 200

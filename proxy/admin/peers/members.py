@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import cast
 
-import aiohttp
 from aiohttp import web
 from yarl import URL
 
 from metrics.member_names import machine_of
 from proxy.admin.audit import current_author
+from proxy.admin.peers.peer_client import LateError, PeerClient, PeerError, Reply
 from proxy.admin.port.guard import (
     ONE_MEMBER,
     SAFE_METHODS,
@@ -33,8 +33,7 @@ SPARED_S = 2.0
 """For so long nobody waits again for a member that did not answer in time: who looks each second
 would have the answers of all others held up."""
 
-MAX_MEMBER_BYTES = 64 * 1024 * 1024  # 10,000 sensors come to some 20 MB
-CONNECTIONS = 16  # to one member at a time; further requests wait, within their time
+CONNECTIONS = 16  # to one member at a time
 MAX_REFUSAL_BYTES = 300  # of a refusal that is shown
 
 MEMBERS_FIX = "see members in GET /v1/status for which there are"
@@ -43,33 +42,6 @@ _SILENT = "it is silent: it has not answered for a while"
 
 _PASSED = ("Content-Type", "WWW-Authenticate", "Allow", "Retry-After")
 """Headers of an answer that are passed on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """What a member answered."""
-
-    member: str
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-    @property
-    def is_ok(self) -> bool:
-        """Whether it did what it was asked for."""
-        return 200 <= self.status < 300  # noqa: PLR2004 - as HTTP has it
-
-
-@dataclass(frozen=True, slots=True)
-class NoReply:
-    """A member that did not answer."""
-
-    member: str
-    why: str
-    was_sent: bool = True
-    """Whether it may have done what it was asked for."""
-    alive: bool = True
-    """Whether it has answered the tier lately."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +60,9 @@ class Question:
         """Whether it is not for looking only."""
         return self.method not in SAFE_METHODS
 
-    def url_at(self, member: str, base: str = "") -> URL:
-        """Return what a member is asked for, below the URL of its port."""
-        target = self.target if isinstance(self.target, str) else self.target(machine_of(member))
-        return URL(f"{base.rstrip('/')}{target}", encoded=True)
+    def target_at(self, member: str) -> str:
+        """Return what a member is asked for."""
+        return self.target if isinstance(self.target, str) else self.target(machine_of(member))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +71,7 @@ class Answers:
 
     replies: Sequence[Reply]
     """The leader's comes first, if it answered."""
-    missing: Sequence[NoReply]
+    missing: Sequence[PeerError]
     """Members that did not answer."""
 
     @property
@@ -116,17 +87,17 @@ class Answers:
         return self.replies[0]
 
 
-class Members:
-    """Asks the members: all at once, or one of them. Only inside a running event loop.
+class Members(PeerClient):
+    """Asks the members: all at once, or one of them.
 
     All are asked for themselves alone, so that no request goes in a circle; with bounds on time,
-    size and connections. `timeout_s` is for the answer of another one. `close` it.
+    size and connections. `timeout_s` is for the answer of another one.
     """
 
     def __init__(self, tier: Tier, timeout_s: float = MEMBER_TIMEOUT_S) -> None:
+        super().__init__(CONNECTIONS)
         self.tier = tier
         self._timeout_s = timeout_s
-        self._session: aiohttp.ClientSession | None = None
         self._spared: dict[str, float] = {}
         """Until when members are not asked, by their names; in the time of the event loop."""
 
@@ -166,91 +137,54 @@ class Members:
         replies = [each for each in results if isinstance(each, Reply)]
         return Answers(
             sorted(replies, key=lambda each: each.member != leader),
-            [each for each in results if isinstance(each, NoReply)],
+            [each for each in results if isinstance(each, PeerError)],
         )
 
-    async def ask_one(self, name: str, question: Question) -> Reply | NoReply:
+    async def ask_one(self, name: str, question: Question) -> Reply | PeerError:
         """Ask the member of a name."""
         for each in self.tier.members():
             if each.name == name:
                 return await self._ask(each, question)
-        return NoReply(name, "it is no member any more", was_sent=False)
+        return PeerError(name, "it is no member any more", was_sent=False)
 
-    async def close(self) -> None:
-        """Close all connections."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
-
-    async def _ask(self, endpoint: MemberEndpoint, question: Question) -> Reply | NoReply:
+    async def _ask(self, endpoint: MemberEndpoint, question: Question) -> Reply | PeerError:
         leaves_audit = question.may_change and endpoint.name != self.tier.leader
         headers = headers_of(current_author(), leaves_audit=leaves_audit)
-        if question.body is not None:
-            headers["Content-Type"] = "application/json"
         if endpoint.name == self.tier.name:
             return await _ask_own_handlers(endpoint.name, question, headers)
-        if not endpoint.alive:
-            return NoReply(endpoint.name, _SILENT, was_sent=False, alive=False)
-        return await self._ask_other(endpoint, question, headers)
+        try:
+            return await self._ask_other(endpoint, question, headers)
+        except PeerError as error:
+            return error
 
     async def _ask_other(
         self, endpoint: MemberEndpoint, question: Question, headers: Mapping[str, str]
-    ) -> Reply | NoReply:
-        name, has_time = endpoint.name, question.may_change
-        timeout_s = max(self._timeout_s, CHANGE_TIMEOUT_S) if has_time else self._timeout_s
-        loop = asyncio.get_running_loop()
-        now_s = loop.time()
-        if not has_time and now_s < self._spared.get(name, now_s):
-            why = f"it did not answer within {timeout_s:g} s, a moment ago"
-            return NoReply(name, why, was_sent=False)
-        try:
-            async with asyncio.timeout(timeout_s):
-                reply = await self._exchange(endpoint, question, headers)
-        except TimeoutError:
-            now_s = loop.time()
-            self._spared = {key: end_s for key, end_s in self._spared.items() if end_s > now_s}
-            self._spared[name] = now_s + SPARED_S
-            return NoReply(name, f"it did not answer within {timeout_s:g} s")
-        except aiohttp.ClientConnectorCertificateError as error:
-            why = f"its certificate is not trusted: {error.certificate_error}"
-            return NoReply(name, why, was_sent=False)
-        except aiohttp.ClientConnectorError as error:
-            why = f"it can't be connected to: {error.os_error.strerror or error.os_error}"
-            return NoReply(name, why, was_sent=False)
-        # RuntimeError: all connections were closed meanwhile.
-        except (aiohttp.ClientError, OSError, ValueError, RuntimeError) as error:
-            return NoReply(name, f"it broke off: {error or type(error).__name__}")
-        self._spared.pop(name, None)
-        return reply if reply.headers.get(SCOPE) == ONE_MEMBER else _refused(reply)
-
-    async def _exchange(
-        self, endpoint: MemberEndpoint, question: Question, headers: Mapping[str, str]
     ) -> Reply:
-        """Raise ValueError for an answer that is too long, and what aiohttp does."""
-        if endpoint.token is not None:
-            headers = {**headers, "Authorization": f"Bearer {endpoint.token}"}
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, limit_per_host=CONNECTIONS),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(total=None),  # ours holds for waiting, too
-                auto_decompress=False,
-                trust_env=False,
+        """Return what another member says, as a member. Raises PeerError."""
+        name, limit_s = endpoint.name, self._timeout_s
+        time_s = asyncio.get_running_loop().time
+        if not endpoint.alive:
+            raise PeerError(name, _SILENT, was_sent=False, alive=False)
+        if question.may_change:
+            limit_s = max(limit_s, CHANGE_TIMEOUT_S)
+        elif time_s() < self._spared.get(name, 0.0):
+            why = f"it did not answer within {limit_s:g} s, a moment ago"
+            raise PeerError(name, why, was_sent=False)
+        target = question.target_at(name)
+        try:
+            reply = await self.send(
+                endpoint, question.method, target, headers, question.body, limit_s
             )
-        async with self._session.request(
-            question.method,
-            question.url_at(endpoint.name, endpoint.url),
-            headers=headers,
-            data=question.body,
-            allow_redirects=False,
-            ssl=endpoint.tls or True,
-        ) as response:
-            received = bytearray()
-            async for piece in response.content.iter_any():
-                received += piece
-                if len(received) > MAX_MEMBER_BYTES:
-                    raise ValueError(f"its answer is above {MAX_MEMBER_BYTES} bytes")
-            return Reply(endpoint.name, response.status, response.headers, bytes(received))
+        except LateError:
+            self._spared[name] = time_s() + SPARED_S
+            raise
+        self._spared.pop(name, None)
+        if reply.headers.get(SCOPE) != ONE_MEMBER:  # it was not let in, or not by a member
+            text = reply.body[:MAX_REFUSAL_BYTES].decode(errors="replace")
+            why = f"it refuses to answer with {reply.status}: {text}"
+            is_refusal = HTTPStatus.BAD_REQUEST <= reply.status < HTTPStatus.INTERNAL_SERVER_ERROR
+            raise PeerError(name, why, was_sent=not is_refusal)
+        return reply
 
 
 async def _ask_own_handlers(member: str, question: Question, headers: Mapping[str, str]) -> Reply:
@@ -258,7 +192,7 @@ async def _ask_own_handlers(member: str, question: Question, headers: Mapping[st
 
     It takes as long as it takes: a change that is under way must not be cut off.
     """
-    outer, url = question.request, question.url_at(member)
+    outer, url = question.request, URL(question.target_at(member), encoded=True)
     inner = outer.clone(method=question.method, rel_url=url, headers=headers)
     inner[OWN_BODY] = question.body or b""
     match = await outer.app.router.resolve(inner)
@@ -267,14 +201,6 @@ async def _ask_own_handlers(member: str, question: Question, headers: Mapping[st
     parts = response.get(PARTS)
     body = cast(bytes, response.body or b"") if parts is None else b"".join(parts)
     return Reply(member, response.status, response.headers, body)
-
-
-def _refused(reply: Reply) -> NoReply:
-    """Return what came of a request that was not let in, or not by a member."""
-    text = reply.body[:MAX_REFUSAL_BYTES].decode(errors="replace")
-    was_sent = not HTTPStatus.BAD_REQUEST <= reply.status < HTTPStatus.INTERNAL_SERVER_ERROR
-    why = f"it refuses to answer with {reply.status}: {text}"
-    return NoReply(reply.member, why, was_sent=was_sent)
 
 
 def target_of(request: web.Request) -> str:
@@ -292,7 +218,7 @@ def passed_on(reply: Reply) -> web.Response:
     return response
 
 
-def lost(missing: NoReply, what: str) -> ApiError:
+def lost(missing: PeerError, what: str) -> ApiError:
     """Return the error for a request to one member that did not answer.
 
     503: nothing was done. 502: it may have been done.
@@ -304,7 +230,7 @@ def lost(missing: NoReply, what: str) -> ApiError:
     return ApiError(502, text, f"see whether it was done, and else {fix}")
 
 
-def none_answers(missing: Sequence[NoReply]) -> ApiError:
+def none_answers(missing: Sequence[PeerError]) -> ApiError:
     """Return the error for a request that no member answered."""
     reasons = "; ".join(f"{each.member!r}: {each.why}" for each in missing) or "there is none"
     return ApiError(503, f"no member answers: {reasons}", "look at the proxy's log; send it again")
