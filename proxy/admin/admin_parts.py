@@ -1,8 +1,7 @@
 """The parts of the program that the admin port shows and changes."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 
@@ -12,26 +11,11 @@ from proxy.admin.history import History
 from proxy.admin.query_documents import QueryDocuments, Reports
 from proxy.admin.rates.observed_rates import ObservedRates
 from proxy.admin.tier_protocol import Tier
-from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rule_registry import RuleRegistry
-from proxy.relay.connection_list import ConnectionRow
+from proxy.relay.connection_list import ConnectionList
 from proxy.slices import Slices
 from proxy.state import Document
-
-
-class ConnectionSource(Protocol):
-    """Who knows the connections."""
-
-    @property
-    def client_rates(self) -> Mapping[ClientIdentity, float]:
-        """Bytes per second of each client, as they were measured last."""
-
-    def rows(self) -> Iterator[ConnectionRow]:
-        """Yield the open connections; it may be left, and other calls come, between two."""
-
-    def close(self, number: int) -> ConnectionRow | None:
-        """Close a connection; return what it was, None if there is none of this number."""
 
 
 @dataclass(kw_only=True)
@@ -57,7 +41,7 @@ class AdminParts:
     reports: Reports
     rates: ObservedRates
     audit: AuditLog
-    connections: ConnectionSource
+    connections: ConnectionList
     slices: Slices = field(default_factory=Slices, init=False)
     queries: QueryDocuments = field(init=False)
 

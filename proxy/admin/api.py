@@ -37,7 +37,6 @@ from proxy.admin.rule_documents import rule_change, rule_entry, throttling_docum
 from proxy.admin.written_values import iso, picked
 from proxy.progress.query import MAX_PARTITIONS
 from proxy.progress.report import MAX_REPORT_BYTES, Refusal, ReportRefused
-from proxy.quota.rule_registry import make_override
 from proxy.quota.rules import QuotaPause, pause_name
 from proxy.quota.validation import parse_selector, selector
 from proxy.release import VERSION
@@ -186,15 +185,10 @@ class ApiRoutes:
 
     async def _put_quota(self, request: web.Request) -> web.Response:
         keys = _keys(request)
-        now_s = time.time()
-        override = parse_override(await json_body(request), now_s)
-        name = selector(keys)
+        body, now_s, name = await json_body(request), time.time(), selector(keys)
         async with self._audited(name):
-            about = (override.bounds, override.scope, override.by, now_s)
-            entry = await self._rules.put(
-                make_override(keys, *about, enforce=override.enforce, until_s=override.until_s)
-            )
-        log_change("quota overridden", selector=name, by=override.by)
+            entry = await self._rules.put(parse_override(keys, body, now_s))
+        log_change("quota overridden", selector=name, by=entry.by)
         return answer(rule_entry(entry, now_s))
 
     async def _delete_quota(self, request: web.Request) -> web.Response:

@@ -25,8 +25,9 @@ from proxy.admin.tier_protocol import VisitRows
 from proxy.quota.debts import Debt
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.state import Document, Record, StateError
+from proxy.tier.visits import read_visit
 
-ROW = ["default", None, "etl", "10.0.0.9", "fetch", 1024.0]
+ROW = ["default", None, "etl", "10.0.0.9", "consumer_byte_rate", 1024.0]
 RECORD = Record.of("queries/etl", {"offset": 1}, 3)
 ETL = ClientIdentity("main", None, "etl")
 DEBT = Debt(ETL, "client-id=etl", QuotaKind.CONSUMER_BYTE_RATE, 250.0)
@@ -52,8 +53,8 @@ class Owner(MemberTier):
         return super().overview()
 
     async def visited(self, rows: VisitRows) -> VisitRows:
-        if any(row[4] == "nothing" for row in rows):
-            raise ValueError("'nothing' is no kind")
+        for row in rows:
+            read_visit(row)
         self.told.append(rows)
         return [[*row[:-1], 250.0] for row in rows]
 

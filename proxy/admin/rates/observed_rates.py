@@ -44,49 +44,6 @@ MADE_ANEW = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECA
 BUCKETS_PER_DOUBLING = 8  # a bucket's upper edge is 9 % above its lower one
 
 
-@dataclass(slots=True)
-class RateSketch:
-    """Rates above 0, in bytes per second, in buckets whose edges grow by the same factor.
-
-    It says how often each was seen, to within a tenth.
-    """
-
-    counts: Counter[int] = field(default_factory=Counter)
-    """How many rates are in each bucket; its number is that of the upper edge."""
-    peak: float = 0.0
-    """The highest rate."""
-    total_bytes: int = 0
-
-    def add(self, rate: float, size_bytes: int) -> None:
-        """Record a rate above 0, and the bytes behind it."""
-        self.counts[math.ceil(math.log2(rate) * BUCKETS_PER_DOUBLING)] += 1
-        self.peak = max(self.peak, rate)
-        self.total_bytes += size_bytes
-
-    def include(self, other: Self) -> None:
-        """Record all rates of another sketch."""
-        self.counts.update(other.counts)
-        self.peak = max(self.peak, other.peak)
-        self.total_bytes += other.total_bytes
-
-    @property
-    def count(self) -> int:
-        """How many rates were recorded."""
-        return self.counts.total()
-
-    def quantile(self, share: float) -> float:
-        """Return a rate that this share of the rates, 0 to 1, does not exceed.
-
-        At most 9 % above the lowest such rate, and never above the peak. 0 without any rates.
-        """
-        left = share * self.count
-        for bucket in sorted(self.counts):
-            left -= self.counts[bucket]
-            if left <= 0:
-                return min(math.exp2(bucket / BUCKETS_PER_DOUBLING), self.peak)
-        return self.peak
-
-
 Counters = Mapping[tuple[str, ...], CounterChild]
 """Of bytes by listener, user, client id and API, as the metric `bytes_total` has them."""
 
@@ -131,18 +88,51 @@ class RatesForm(BaseModel):
     def seen(self) -> "SeenSeries":
         """Return what it says. Raises ValueError for a kind that is not known."""
         client = ObservedClient(self.user, self.name, self.is_prefix)
-        sketch = RateSketch(Counter(dict(self.counts)), self.peak, self.total_bytes)
+        series = RateSeries(client, QuotaKind(self.kind))
         example = ClientIdentity(self.listener, self.user, self.client_id)
-        return SeenSeries(RateSeries(client, QuotaKind(self.kind)), sketch, example)
+        counts = Counter(dict(self.counts))
+        return SeenSeries(series, example, counts, self.peak, self.total_bytes)
 
 
-class SeenSeries(NamedTuple):
-    """What was seen of a series in one hour, or in several."""
+@dataclass(slots=True)
+class SeenSeries:
+    """The rates of a series in one hour, or in several: how often each was seen, to within a tenth.
+
+    They are above 0, in bytes per second, in buckets whose edges grow by the same factor.
+    """
 
     series: RateSeries
-    sketch: RateSketch
     example: ClientIdentity
     """One of the clients."""
+    counts: Counter[int] = field(default_factory=Counter)
+    """How many rates are in each bucket; its number is that of the upper edge."""
+    peak: float = 0.0
+    """The highest rate."""
+    total_bytes: int = 0
+
+    def add(self, rate: float, size_bytes: int) -> None:
+        """Record a rate, and the bytes behind it."""
+        self.counts[math.ceil(math.log2(rate) * BUCKETS_PER_DOUBLING)] += 1
+        self.peak = max(self.peak, rate)
+        self.total_bytes += size_bytes
+
+    def include(self, other: Self) -> None:
+        """Record all rates that another one has."""
+        self.counts.update(other.counts)
+        self.peak = max(self.peak, other.peak)
+        self.total_bytes += other.total_bytes
+
+    def quantile(self, share: float) -> float:
+        """Return a rate that this share of the rates, 0 to 1, does not exceed.
+
+        At most 9 % above the lowest such rate, and never above the peak. 0 without any rates.
+        """
+        left = share * self.counts.total()
+        for bucket in sorted(self.counts):
+            left -= self.counts[bucket]
+            if left <= 0:
+                return min(math.exp2(bucket / BUCKETS_PER_DOUBLING), self.peak)
+        return self.peak
 
     def document(self, hour: int = 0) -> dict[str, Json]:
         """Return what RatesForm reads; hour 0 is for several."""
@@ -152,9 +142,9 @@ class SeenSeries(NamedTuple):
             "hour": hour,
             "listener": self.example.listener,
             "client_id": self.example.client_id or "",
-            "counts": list(self.sketch.counts.items()),
-            "peak": self.sketch.peak,
-            "total_bytes": self.sketch.total_bytes,
+            "counts": list(self.counts.items()),
+            "peak": self.peak,
+            "total_bytes": self.total_bytes,
         }
 
 
@@ -231,8 +221,8 @@ class ObservedRates:
                 if series in self._known or self._has_room(series.client):
                     if series not in of_hour:
                         self._known.add(series)
-                        of_hour[series] = SeenSeries(series, RateSketch(), _identity(moved[series]))
-                    of_hour[series].sketch.add(size / seconds, int(size))
+                        of_hour[series] = SeenSeries(series, _identity(moved[series]))
+                    of_hour[series].add(size / seconds, int(size))
                     self.journal.mark_changed((series, hour))
                 yield
             if hour != self._hour:
@@ -379,7 +369,7 @@ class ObservedRates:
     def _record(self, key: SketchKey) -> Record | None:
         series, hour = key
         seen = self.hours.get(hour, {}).get(series)
-        return seen and RATES_FORMAT.record(_key_parts(key), seen.document(hour))
+        return None if seen is None else RATES_FORMAT.record(_key_parts(key), seen.document(hour))
 
 
 @dataclass(slots=True)
@@ -406,9 +396,7 @@ class Observed:
 
 def add_seen(by_series: dict[RateSeries, SeenSeries], seen: SeenSeries) -> None:
     """Add what was seen of a series to what is known of it."""
-    if seen.series not in by_series:
-        by_series[seen.series] = seen._replace(sketch=RateSketch())
-    by_series[seen.series].sketch.include(seen.sketch)
+    by_series.setdefault(seen.series, SeenSeries(seen.series, seen.example)).include(seen)
 
 
 def _key(key: SketchKey) -> str:
