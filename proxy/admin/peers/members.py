@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import cast
+from io import BytesIO
 
-from aiohttp import web
+from aiohttp import Payload, web
 from yarl import URL
 
 from metrics.member_names import machine_of
@@ -19,7 +19,7 @@ from proxy.admin.port.guard import (
     answer_member,
     headers_of,
 )
-from proxy.admin.replies import HEADERS, OWN_BODY, PARTS, ApiError, answer_in_pieces
+from proxy.admin.replies import HEADERS, OWN_BODY, ApiError, answer_in_pieces
 from proxy.admin.tier_protocol import MemberEndpoint, Tier
 
 MEMBER_TIMEOUT_S = 2.0
@@ -198,8 +198,8 @@ async def _ask_own_handlers(member: str, question: Question, headers: Mapping[st
     match = await outer.app.router.resolve(inner)
     response = await answer_member(inner, match.handler)
     assert isinstance(response, web.Response)
-    parts = response.get(PARTS)
-    body = cast(bytes, response.body or b"") if parts is None else b"".join(parts)
+    body = response.body or b""
+    body = await body.as_bytes() if isinstance(body, Payload) else bytes(body)
     return Reply(member, response.status, response.headers, body)
 
 
@@ -213,9 +213,7 @@ def target_of(request: web.Request) -> str:
 def passed_on(reply: Reply) -> web.Response:
     """Return a member's answer unchanged."""
     passed = {name: reply.headers[name] for name in _PASSED if name in reply.headers}
-    response = answer_in_pieces(reply.body, {**HEADERS, **passed})
-    response.set_status(reply.status)
-    return response
+    return answer_in_pieces(BytesIO(reply.body), {**HEADERS, **passed}, reply.status)
 
 
 def lost(missing: PeerError, what: str) -> ApiError:

@@ -1,9 +1,10 @@
 """Answers for all members of a tier: who of them answers what, and what they know together."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from http import HTTPStatus
+from io import BytesIO
 from typing import Any
 from urllib.parse import unquote
 
@@ -215,10 +216,10 @@ class TierAnswers:
             self._up.clear()
             for each in asked:
                 self._up.labels(each.name).set(each.name in texts)
-            up = generate_latest(self._up)
             # A thread: four members with 10,000 clients each have tens of megabytes.
-            parts = await asyncio.to_thread(join_scrapes, (up, *texts.values()))
-        return answer_in_pieces(parts, {"Content-Type": CONTENT_TYPE})
+            scrapes = generate_latest(self._up), *texts.values()
+            body = await asyncio.to_thread(lambda: _body_of(join_scrapes(scrapes)))
+        return answer_in_pieces(body, {"Content-Type": CONTENT_TYPE})
 
     async def _get_readyz(self, request: web.Request) -> web.Response:
         """Answer that clients can be served when all members that run say so, of this machine.
@@ -346,7 +347,15 @@ class TierAnswers:
             _log.error("a change is not kept in the state's audit", problem=problem, what=changes)
 
 
-def _merged_body(answers: Answers, merge: MergeAll, depth: int) -> bytearray:
+def _body_of(pieces: Iterable[bytes | memoryview]) -> BytesIO:
+    """Return a body, made in small steps."""
+    body = BytesIO()
+    for piece in pieces:
+        body.write(piece)
+    return body
+
+
+def _merged_body(answers: Answers, merge: MergeAll, depth: int) -> BytesIO:
     """Return the merged document as JSON. Raises ApiError with 503 when none is understood.
 
     For a thread: all of it is Python in small steps, between which the event loop runs.
@@ -372,10 +381,7 @@ def _merged_body(answers: Answers, merge: MergeAll, depth: int) -> bytearray:
         rows[each.member] = _row(each.member, alive=each.alive, answers=False, problem=each.why)
     merged["members"] = [rows[name] for name in sorted(rows, key=_in_order)]
     merged["unreachable"] = [{"name": each.member, "why": each.why} for each in missing]
-    body = bytearray()
-    for piece in written_pieces(merged, depth):
-        body += piece.encode()
-    return body
+    return _body_of(map(str.encode, written_pieces(merged, depth)))
 
 
 def _row(name: str, **about: object) -> dict[str, object]:
