@@ -185,6 +185,8 @@ class ObservedRates:
     """Whether this process keeps them, where several have one state; see `keep`."""
     _store: Store | None = None
     _writer: StateWriter | None = None
+    _is_read: bool = False
+    """Whether what was kept is known here."""
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
@@ -221,7 +223,9 @@ class ObservedRates:
                 if series in self._known or self._has_room(series.client):
                     if series not in of_hour:
                         self._known.add(series)
-                        of_hour[series] = SeenSeries(series, _identity(moved[series]))
+                        listener, user, client_id, _ = moved[series]
+                        example = ClientIdentity(listener, user or None, client_id)
+                        of_hour[series] = SeenSeries(series, example)
                     of_hour[series].add(size / seconds, int(size))
                     self.journal.mark_changed((series, hour))
                 yield
@@ -253,14 +257,8 @@ class ObservedRates:
         return refused
 
     def use(self, store: Store) -> None:
-        """Read from there, with the start of `run`, what an earlier process wrote, and write."""
-        self._store = store
-
-    def resume(self, store: Store) -> None:
-        """Write to this store from now on, after `close`; what was observed is still known."""
-        self._store = store
-        if self.writes:
-            self._writer = StateWriter(store)
+        """Write to this store; at first, with the start of `run`, read what others wrote there."""
+        self._store, self._writer = store, StateWriter(store)
 
     async def keep(self, *, keeps: bool) -> None:
         """Keep them from now on, or leave that to another process.
@@ -268,9 +266,10 @@ class ObservedRates:
         What was kept is known to the one that keeps it: if all knew it, it would count for each.
         """
         if not keeps:
-            await self._end_writing()
+            await self.write()
             if not self.journal:
                 self.hours, self._known, self.left_out = {}, set(), set()
+                self._is_read = False
         self.writes = keeps
         if keeps:
             await self._read_kept()
@@ -292,10 +291,6 @@ class ObservedRates:
 
     async def close(self) -> None:
         """Write what is not written yet, and nothing more."""
-        self._store = None
-        await self._end_writing()
-
-    async def _end_writing(self) -> None:
         await self.write()
         writer, self._writer = self._writer, None
         if writer is not None:
@@ -304,7 +299,7 @@ class ObservedRates:
     async def write(self, pause_s: float = 0.0) -> None:
         """Write what is not written yet."""
         async with self._writing:
-            while self.writes and (writer := self._writer) is not None and self.journal:
+            while self.writes and self._is_read and (writer := self._writer) and self.journal:
                 records, deleted = self.journal.take(WRITTEN_AT_ONCE)
                 try:
                     await writer.put_many(records, delete=deleted)
@@ -318,21 +313,18 @@ class ObservedRates:
         """Read what was kept, then write; once, whoever asks for it meanwhile."""
         async with self._writing:
             store = self._store
-            if self._writer is not None or store is None:
+            if self._is_read or store is None or self._writer is None:
                 return
             try:
                 # Tens of thousands of records take seconds.
-                problems = await asyncio.to_thread(self._load_from, store)
+                records = await asyncio.to_thread(store.items, RATES_FORMAT.prefix)
+                problems = await asyncio.to_thread(self.load, records, time.time())
             except StateError as error:
                 _log.error("observed rates are neither read nor kept", error=str(error))
                 return
-            for problem in problems:
-                _log.warning("observed rates not taken up", problem=problem)
-            if self._store is store:  # and was not closed meanwhile
-                self._writer = StateWriter(store)
-
-    def _load_from(self, store: Store) -> list[str]:
-        return self.load(store.items(RATES_FORMAT.prefix), time.time())
+            self._is_read = True
+        for problem in problems:
+            _log.warning("observed rates not taken up", problem=problem)
 
     def since(self, first_hour: int) -> Iterator[SeenSeries]:
         """Yield what was seen in each hour from one on."""
@@ -408,11 +400,6 @@ def _key_parts(key: SketchKey) -> tuple[Hashable, ...]:
     (client, kind), hour = key
     user = "-" if client.user is None else f"={client.user}"
     return hour, str(kind), "prefix" if client.is_prefix else "id", user, f"={client.name}"
-
-
-def _identity(labels: tuple[str, ...]) -> ClientIdentity:
-    listener, user, client_id, _ = labels
-    return ClientIdentity(listener, user or None, client_id)
 
 
 @lru_cache(MAX_SKETCHES)
