@@ -48,14 +48,11 @@ class AdminParts:
     def __post_init__(self) -> None:
         self.queries = QueryDocuments(self.reports, self.slices, self.clock_ms)
 
-    def why_not_ready(self) -> str | None:
-        """Return the reasons why clients should go elsewhere; None: this member can serve them."""
-        return _joined(None if self.tier is None else self.tier.not_ready, self.readiness()[0])
-
-    def warnings(self) -> str | None:
-        """Return what is wrong although clients can be served."""
-        return _joined(None if self.tier is None else self.tier.warning, self.readiness()[1])
-
-
-def _joined(*problems: str | None) -> str | None:
-    return "; ".join(filter(None, problems)) or None
+    def problems(self) -> tuple[str | None, str | None]:
+        """Return why clients should go elsewhere, and what is wrong although they can be served."""
+        tier = (None, None) if self.tier is None else (self.tier.not_ready, self.tier.warning)
+        reason, warning = (
+            "; ".join(filter(None, each)) or None
+            for each in zip(tier, self.readiness(), strict=True)
+        )
+        return reason, warning

@@ -101,7 +101,7 @@ class ApiRoutes:
         return answer({"status": "up"})
 
     async def _get_readyz(self, _: web.Request) -> web.Response:
-        return readiness_answer(self._parts.why_not_ready(), self._parts.warnings())
+        return readiness_answer(*self._parts.problems())
 
     async def _get_status(self, request: web.Request) -> web.Response:
         """Answer with all that the status page and `quota-proxy top` show."""
@@ -109,7 +109,7 @@ class ApiRoutes:
         text, limit = filter_and_limit(request)
         by_client, times = is_by_client(request), parts.request_times()
         now_ms, now_s = parts.clock_ms(), time.time()
-        reason = parts.why_not_ready()
+        reason, warning = parts.problems()
         sensors, fields = await self._clients.fields(
             text, limit, by_client=by_client, history=parts.history
         )
@@ -121,7 +121,7 @@ class ApiRoutes:
             "uptime_s": round((now_ms - self._started_ms) / MS_PER_SECOND, 1),
             "ready": reason is None,
             "not_ready_reason": reason,
-            "warning": parts.warnings(),
+            "warning": warning,
             **parts.relay(),
             **sensors,
             **fields,

@@ -11,12 +11,12 @@ from functools import partial
 from io import BytesIO
 from itertools import islice
 from json.decoder import JSONArray, JSONObject  # type: ignore[attr-defined]
+from types import SimpleNamespace
 from typing import Any
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from proxy.slices import Slices
@@ -189,15 +189,11 @@ def written_pieces(value: Any, depth: int = ROW_DEPTH) -> Iterator[str]:
         yield json.dumps(value)
 
 
-class _FamilyPart(Collector):
-    """Some samples of a family."""
-
-    def __init__(self, family: Metric, samples: Iterable[Sample]) -> None:
-        self._part = Metric(family.name, family.documentation, family.type, family.unit)
-        self._part.samples = list(samples)
-
-    def collect(self) -> Iterable[Metric]:
-        return (self._part,)
+def _family_text(family: Metric, samples: Iterable[Sample] = ()) -> bytes:
+    """Return what `generate_latest` writes for some samples of a family."""
+    part = Metric(family.name, family.documentation, family.type, family.unit)
+    part.samples = list(samples)
+    return generate_latest(SimpleNamespace(collect=lambda: (part,)))
 
 
 def scrape_pieces(registry: CollectorRegistry, member: str) -> Iterator[bytes]:
@@ -210,8 +206,8 @@ def scrape_pieces(registry: CollectorRegistry, member: str) -> Iterator[bytes]:
     """
     label = {"member": member}
     for family in registry.collect():
-        head = generate_latest(_FamilyPart(family, ()))
+        head = _family_text(family)
         yield head
         samples = (each._replace(labels={**each.labels, **label}) for each in family.samples)
         while some := tuple(islice(samples, SAMPLES_AT_ONCE)):
-            yield generate_latest(_FamilyPart(family, some)).removeprefix(head)
+            yield _family_text(family, some).removeprefix(head)

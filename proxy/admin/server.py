@@ -51,8 +51,6 @@ class AdminServer:
         self._host, self._parts, self._timeout_s = host, parts, timeout_s
         self.guard = Guard(access, in_tier=parts.tier is not None)
         self.listening = AdminPort(limits, tls)
-        self._members: Members | None = None
-        self._tier_routes: TierRoutes | None = None
         self._runner: web.AppRunner | None = None
 
     @property
@@ -67,11 +65,12 @@ class AdminServer:
         app = web.Application(middlewares=[self.listening.watch, self.guard.answer])
         app.add_routes([*ApiRoutes(self._parts).routes(), *page_routes()])
         if (tier := self._parts.tier) is not None:
-            members = self._members = Members(tier, self._timeout_s)
+            members, tier_routes = Members(tier, self._timeout_s), TierRoutes(tier, self._parts)
             members.open()
-            tier_routes = self._tier_routes = TierRoutes(tier, self._parts)
             app.add_routes(tier_routes.routes())
             app.middlewares.append(TierAnswers(members, self._parts).answer)
+            app.on_shutdown.append(tier_routes.end)
+            app.on_cleanup.append(lambda _: members.close())
         # A compressed body is taken as it is, and so refused: none is long enough to need it.
         runner = web.AppRunner(
             app,
@@ -94,14 +93,10 @@ class AdminServer:
 
     async def stop(self) -> None:
         """Close the port and every connection, those to other members too."""
-        if self._tier_routes is not None:
-            self._tier_routes.end()
         self.listening.close()
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
-        if self._members is not None:
-            await self._members.close()
 
 
 def _is_loopback(host: str) -> bool:

@@ -48,8 +48,8 @@ class TierRoutes:
         self._parts = parts
         self._ended = asyncio.Event()
 
-    def end(self) -> None:
-        """Have nobody wait for an answer any more."""
+    async def end(self, _: web.Application) -> None:
+        """Have nobody wait for an answer any more: the server shuts down."""
         self._ended.set()
 
     def routes(self) -> list[web.RouteDef]:
