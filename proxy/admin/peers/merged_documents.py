@@ -35,11 +35,6 @@ Combine = Callable[[list[Any]], Any]
 Merge = Callable[[Sequence[Row]], Row]
 """Makes one row of those that several members have of the same thing; see `joined`."""
 
-Identity = tuple[str, str | None, str | None]
-
-Chart = Mapping[str, Any]
-"""Of a sensor's rates and bounds, as `History.document` gives it."""
-
 MEMBER = "member"
 
 OWN_SLOTS = "slots"  # the key of what the status of one member says of its own slots
@@ -186,10 +181,10 @@ def sensor_of(row: Mapping[str, Any]) -> tuple[str, str]:
     return row["quota"], row["entity"]
 
 
-_identity_of: Callable[[Row], Identity] = itemgetter("listener", "user", "client_id")
+_identity_of: Callable[[Row], Hashable] = itemgetter("listener", "user", "client_id")
 
 
-def clients_of(row: Mapping[str, Any]) -> list[Identity]:
+def clients_of(row: Mapping[str, Any]) -> list[Hashable]:
     """Return the identities of the clients that a row names."""
     return list(map(_identity_of, row["clients"]))
 
@@ -215,23 +210,23 @@ def merged_unbounded_row(rows: Sequence[Row]) -> Row:
     return {**rows[0], "rate": round(sum(known), 1) if known else None}
 
 
-def merged_chart(charts: Sequence[Chart | None]) -> Chart | None:
+def merged_chart(charts: Sequence[Document | None]) -> Document | None:
     """Return the chart of a sensor that several members have; the first is its owner's.
 
     All end now. In each interval the highest rate counts: what a client moves elsewhere its owner
     counts as well, so that a sum would have it twice; and after a handover each member knows a
     part of the time. Bounds are the owner's where it knows them.
     """
-    known = [chart for chart in charts if chart is not None and chart["rates"]]
-    if len(known) < 2:  # noqa: PLR2004 - one has nothing to be merged with
-        return known[0] if known else next((each for each in charts if each is not None), None)
+    known = [each for each in charts if each is not None]
+    if not known:
+        return None
     rates = zip_longest(*(reversed(chart["rates"]) for chart in known), fillvalue=0.0)
     bounds = zip_longest(*(reversed(list(_bound_of_each(chart))) for chart in known))
     of_each = [next(bound for bound in column if bound is not None) for column in bounds]
     return chart(known[0]["interval_s"], list(map(max, rates))[::-1], reversed(of_each))
 
 
-def _bound_of_each(chart: Chart) -> Iterator[float]:
+def _bound_of_each(chart: Document) -> Iterator[float]:
     """Yield the bound for each rate."""
     starts, bound = dict(map(tuple, chart["bounds"])), 0.0
     for position in range(len(chart["rates"])):
