@@ -40,9 +40,6 @@ MEMBERS_FIX = "see members in GET /v1/status for which there are"
 
 _SILENT = "it is silent: it has not answered for a while"
 
-_PASSED = ("Content-Type", "WWW-Authenticate", "Allow", "Retry-After")
-"""Headers of an answer that are passed on."""
-
 
 @dataclass(frozen=True, slots=True)
 class Question:
@@ -212,8 +209,8 @@ def target_of(request: web.Request) -> str:
 
 def passed_on(reply: Reply) -> web.Response:
     """Return a member's answer unchanged."""
-    passed = {name: reply.headers[name] for name in _PASSED if name in reply.headers}
-    return answer_in_pieces(BytesIO(reply.body), {**HEADERS, **passed}, reply.status)
+    headers = {**HEADERS, "Content-Type": reply.headers.get("Content-Type", "")}
+    return answer_in_pieces(BytesIO(reply.body), headers, reply.status)
 
 
 def lost(missing: PeerError, what: str) -> ApiError:
