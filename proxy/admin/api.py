@@ -14,7 +14,7 @@ from proxy.admin.audit import current_author, log_change
 from proxy.admin.client_documents import ClientDocuments, connections_document, explain
 from proxy.admin.log_level import LOG_LEVEL_PATH, log_level, parse_level
 from proxy.admin.overrides import parse_override, parse_throttling
-from proxy.admin.port.guard import REPORT_PATH
+from proxy.admin.port.guard import REPORT_PATH, SCOPE
 from proxy.admin.query_documents import PARTITION_DEPTH, limited
 from proxy.admin.rates.observed_rates import Observed
 from proxy.admin.rates.suggestions import SUGGESTIONS_PATH, add_own, suggestions_answer
@@ -32,7 +32,7 @@ from proxy.admin.replies import (
     scrape_pieces,
     whole_number,
 )
-from proxy.admin.request_times import HISTOGRAMS, merged_times
+from proxy.admin.request_times import merged_times
 from proxy.admin.rule_documents import rule_change, rule_entry, throttling_document
 from proxy.admin.written_values import iso, picked
 from proxy.progress.query import MAX_PARTITIONS
@@ -129,7 +129,7 @@ class ApiRoutes:
             "queries": await queries.summaries(now_s),
             "pipelines_total": len(await queries.pipelines()),
             "pipelines": await queries.pipeline_summaries(),
-            "request_times": times if HISTOGRAMS in request.query else merged_times(times),
+            "request_times": times if SCOPE in request.headers else merged_times(times),
             "changes_total": changes_total,
             "changes": list(changes),
             **({"slots": slots} if slots else {}),

@@ -59,7 +59,6 @@ from proxy.admin.replies import (
     readiness_answer,
     written_pieces,
 )
-from proxy.admin.request_times import HISTOGRAMS
 from proxy.progress.report import MAX_REPORT_BYTES
 from proxy.slices import LONG_ANSWERS
 from proxy.state import Document
@@ -147,19 +146,16 @@ class TierAnswers:
 
         These are read and written in steps. What all refuse is refused as the first of them did.
         """
-        target: str | Callable[[str], str] = target_of(request)
-        told = partial(MemberDocuments, owner_of=self._tier.owner_of)
-        table, depth = TABLES[path], PARTITION_DEPTH if path == "/v1/progress" else ROW_DEPTH
-        if path in _LIMITED:
-            told = partial(told, limit=filter_and_limit(request)[1])
-        if path == "/v1/status":
-            target = f"{target}{'&' if '?' in str(target) else '?'}{HISTOGRAMS}"
-            told = partial(told, tier=self._tier.document())
+        limit = filter_and_limit(request)[1] if path in _LIMITED else None
+        tier = self._tier.document() if path == "/v1/status" else None
+        told = partial(MemberDocuments, limit=limit, owner_of=self._tier.owner_of, tier=tier)
+        depth = PARTITION_DEPTH if path == "/v1/progress" else ROW_DEPTH
+        table, question = TABLES[path], Question(request, target_of(request))
         if path == "/v1/connections" and "after" in request.query:
-            target, table = _after_at(request), TABLES[CONNECTIONS_AFTER]
+            table, question = TABLES[CONNECTIONS_AFTER], Question(request, _after_at(request))
         asked = self._members.asked_for(request)
         async with self._long_answers:
-            answers = await self._members.ask_all(asked, Question(request, target))
+            answers = await self._members.ask_all(asked, question)
             if answers.first.status == HTTPStatus.NOT_FOUND and answers.missing and not answers.ok:
                 away = ", ".join(repr(each.member) for each in answers.missing)
                 fix = f"ask again when all answer; without an answer: {away}"
