@@ -9,6 +9,7 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from metrics.clock import MS_PER_SECOND
+from metrics.member_names import machine_of
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import current_author, log_change
 from proxy.admin.client_documents import ClientDocuments, connections_document, explain
@@ -156,13 +157,25 @@ class ApiRoutes:
 
     async def _get_connections(self, request: web.Request) -> web.Response:
         text, limit = filter_and_limit(request)
-        after = (
-            whole_number(request, "after", 0, MAX_CONNECTION_NUMBER)
-            if "after" in request.query
-            else None
-        )
+        after = self._after(request) if "after" in request.query else None
         document = await connections_document(self._parts, text, limit, after)
         return await answer_in_slices(document, self._slices)
+
+    def _after(self, request: web.Request) -> int:
+        """Return the number of a connection; others are asked for of those behind it.
+
+        In a tier it may be MACHINE/N: with the same number those of later machines come behind.
+        """
+        if self._parts.tier is None:
+            return whole_number(request, "after", 0, MAX_CONNECTION_NUMBER)
+        text = request.query["after"]
+        machine, _, digits = text.rpartition("/")
+        number = parse_number(digits)
+        if number is None:
+            fix = f"write MACHINE/N, or 0 to {MAX_CONNECTION_NUMBER}"
+            raise ApiError(400, f"after: {text!r} is no id of a connection", fix)
+        is_later = machine and machine_of(self._parts.member) > machine
+        return max(number - 1, 0) if is_later else number
 
     async def _delete_connection(self, request: web.Request) -> web.Response:
         name = tail_of(request, CONNECTIONS_PATH)

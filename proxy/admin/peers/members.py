@@ -1,7 +1,7 @@
 """Asks the members of a tier in the name of who asks this one: itself directly, others by HTTP."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from io import BytesIO
@@ -46,8 +46,8 @@ class Question:
     """What members are asked in the name of who sent a request."""
 
     request: web.Request
-    target: str | Callable[[str], str]
-    """Path and query, sent as they are; or what gives them for a machine."""
+    target: str
+    """Path and query, sent as they are."""
     method: str = "GET"
     body: bytes | None = None
     """As JSON."""
@@ -56,10 +56,6 @@ class Question:
     def may_change(self) -> bool:
         """Whether it is not for looking only."""
         return self.method not in SAFE_METHODS
-
-    def target_at(self, member: str) -> str:
-        """Return what a member is asked for."""
-        return self.target if isinstance(self.target, str) else self.target(machine_of(member))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +163,9 @@ class Members(PeerClient):
         elif time_s() < self._spared.get(name, 0.0):
             why = f"it did not answer within {limit_s:g} s, a moment ago"
             raise PeerError(name, why, was_sent=False)
-        target = question.target_at(name)
         try:
             reply = await self.send(
-                endpoint, question.method, target, headers, question.body, limit_s
+                endpoint, question.method, question.target, headers, question.body, limit_s
             )
         except LateError:
             self._spared[name] = time_s() + SPARED_S
@@ -189,7 +184,7 @@ async def _ask_own_handlers(member: str, question: Question, headers: Mapping[st
 
     It takes as long as it takes: a change that is under way must not be cut off.
     """
-    outer, url = question.request, URL(question.target_at(member), encoded=True)
+    outer, url = question.request, URL(question.target, encoded=True)
     inner = outer.clone(method=question.method, rel_url=url, headers=headers)
     inner[OWN_BODY] = question.body or b""
     match = await outer.app.router.resolve(inner)

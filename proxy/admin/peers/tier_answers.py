@@ -19,7 +19,6 @@ from proxy.admin.admin_parts import AdminParts
 from proxy.admin.api import (
     ANY_NAME,
     CONNECTIONS_PATH,
-    MAX_CONNECTION_NUMBER,
     QUOTAS_PATH,
     THROTTLING_PATH,
     filter_and_limit,
@@ -54,7 +53,6 @@ from proxy.admin.replies import (
     ApiError,
     answer_in_pieces,
     json_body,
-    parse_number,
     read_whole,
     readiness_answer,
     written_pieces,
@@ -81,7 +79,7 @@ _OWNER = "which owns the report's client"
 _MISFITS = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 """What merging raises for a document that has not what it should."""
 
-_REFUSALS = range(401, 600)
+_REFUSALS = range(400, 600)
 """Of a member while others answer; but for 404, which says that it has not what is asked for."""
 
 _NOT_UNDERSTOOD = "its answer is not understood; is it of another version?"
@@ -150,12 +148,11 @@ class TierAnswers:
         tier = self._tier.document() if path == "/v1/status" else None
         told = partial(MemberDocuments, limit=limit, owner_of=self._tier.owner_of, tier=tier)
         depth = PARTITION_DEPTH if path == "/v1/progress" else ROW_DEPTH
-        table, question = TABLES[path], Question(request, target_of(request))
-        if path == "/v1/connections" and "after" in request.query:
-            table, question = TABLES[CONNECTIONS_AFTER], Question(request, _after_at(request))
+        is_in_order = path == "/v1/connections" and "after" in request.query
+        table = TABLES[CONNECTIONS_AFTER if is_in_order else path]
         asked = self._members.asked_for(request)
         async with self._long_answers:
-            answers = await self._members.ask_all(asked, question)
+            answers = await self._members.ask_all(asked, Question(request, target_of(request)))
             if answers.first.status == HTTPStatus.NOT_FOUND and answers.missing and not answers.ok:
                 away = ", ".join(repr(each.member) for each in answers.missing)
                 fix = f"ask again when all answer; without an answer: {away}"
@@ -407,26 +404,6 @@ def _fits(merge: MergeAll, name: str, document: Document) -> bool:
     except _MISFITS:
         return False
     return True
-
-
-def _after_at(request: web.Request) -> Callable[[str], str]:
-    """Return what gives path and query for a machine, with an `after` of its own.
-
-    Raises ApiError with 400 for an `after` that is no id.
-    """
-    text = request.query["after"]
-    of, _, digits = text.rpartition("/")
-    number = parse_number(digits)
-    if number is None:
-        fix = f"write MACHINE/N, or 0 to {MAX_CONNECTION_NUMBER}"
-        raise ApiError(400, f"after: {text!r} is no id of a connection", fix)
-
-    def target(machine: str) -> str:
-        # With the same number the connection of a later machine comes behind.
-        after = max(number - 1, 0) if of and machine > of else number
-        return str(request.rel_url.update_query(after=str(after)))
-
-    return target
 
 
 def peeked_client(body: bytes, client_of: Callable[[str], str]) -> str | None:
