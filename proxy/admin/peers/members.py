@@ -63,7 +63,7 @@ class Answers:
     """What came of asking several members."""
 
     replies: Sequence[Reply]
-    """The leader's comes first, if it answered."""
+    """In the order in which they were asked, so that of the leader first."""
     missing: Sequence[PeerError]
     """Members that did not answer."""
 
@@ -126,10 +126,9 @@ class Members(PeerClient):
         """Ask some members at once. No other than the leader records what it changes."""
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._ask(each, question)) for each in asked]
-        results, leader = [task.result() for task in tasks], self.tier.leader
-        replies = [each for each in results if isinstance(each, Reply)]
+        results = [task.result() for task in tasks]
         return Answers(
-            sorted(replies, key=lambda each: each.member != leader),
+            [each for each in results if isinstance(each, Reply)],
             [each for each in results if isinstance(each, PeerError)],
         )
 
