@@ -98,13 +98,14 @@ class PeerClient:
             own["Content-Type"] = "application/json"
         if to.token is not None:
             own["Authorization"] = f"Bearer {to.token}"
-        url = URL(f"{to.url.rstrip('/')}{target}", encoded=True)
-        about = {"headers": own, "data": body, "allow_redirects": False, "ssl": to.tls or True}
+        url, tls = URL(f"{to.url.rstrip('/')}{target}", encoded=True), to.tls or True
         received = bytearray()
         try:
             async with (
                 asyncio.timeout(limit_s),
-                session.request(method, url, **about) as response,  # type: ignore[arg-type]
+                session.request(
+                    method, url, headers=own, data=body, allow_redirects=False, ssl=tls
+                ) as response,
             ):
                 async for piece in response.content.iter_any():
                     received += piece
