@@ -11,7 +11,7 @@ from aiohttp import web
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.api import ApiRoutes
 from proxy.admin.page_files import page_routes
-from proxy.admin.peers.members import MEMBER_TIMEOUT_S, Members
+from proxy.admin.peers.members import Members
 from proxy.admin.peers.tier_answers import TierAnswers
 from proxy.admin.peers.tier_routes import TierRoutes
 from proxy.admin.port.admin_port import DEFAULT_LIMITS, AdminPort, PortLimits
@@ -35,7 +35,7 @@ class AdminServer:
     `host`, that of `admin.bind`, is loopback unless the access has tokens.
 
     With a tier it answers for all members, but for a request of one of them, which is for this
-    one alone. `timeout_s` is for the answer of another member.
+    one alone.
     """
 
     def __init__(
@@ -46,9 +46,8 @@ class AdminServer:
         access: Access,
         limits: PortLimits = DEFAULT_LIMITS,
         tls: ssl.SSLContext | None = None,
-        timeout_s: float = MEMBER_TIMEOUT_S,
     ) -> None:
-        self._host, self._parts, self._timeout_s = host, parts, timeout_s
+        self._host, self._parts = host, parts
         self.guard = Guard(access, in_tier=parts.tier is not None)
         self.listening = AdminPort(limits, tls)
         self._runner: web.AppRunner | None = None
@@ -65,7 +64,7 @@ class AdminServer:
         app = web.Application(middlewares=[self.listening.watch, self.guard.answer])
         app.add_routes([*ApiRoutes(self._parts).routes(), *page_routes()])
         if (tier := self._parts.tier) is not None:
-            members, tier_routes = Members(tier, self._timeout_s), TierRoutes(tier, self._parts)
+            members, tier_routes = Members(tier), TierRoutes(tier, self._parts)
             members.open()
             app.add_routes(tier_routes.routes())
             app.middlewares.append(TierAnswers(members, self._parts).answer)

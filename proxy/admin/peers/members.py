@@ -84,13 +84,12 @@ class Members(PeerClient):
     """Asks the members: all at once, or one of them.
 
     All are asked for themselves alone, so that no request goes in a circle; with bounds on time,
-    size and connections. `timeout_s` is for the answer of another one.
+    size and connections.
     """
 
-    def __init__(self, tier: Tier, timeout_s: float = MEMBER_TIMEOUT_S) -> None:
+    def __init__(self, tier: Tier) -> None:
         super().__init__(CONNECTIONS)
         self.tier = tier
-        self._timeout_s = timeout_s
         self._spared: dict[str, float] = {}
         """Until when members are not asked, by their names; in the time of the event loop."""
 
@@ -153,7 +152,7 @@ class Members(PeerClient):
         self, endpoint: MemberEndpoint, question: Question, headers: Mapping[str, str]
     ) -> Reply:
         """Return what another member says, as a member. Raises PeerError."""
-        name, limit_s = endpoint.name, self._timeout_s
+        name, limit_s = endpoint.name, MEMBER_TIMEOUT_S
         time_s = asyncio.get_running_loop().time
         if not endpoint.alive:
             raise PeerError(name, _SILENT, was_sent=False, alive=False)
