@@ -227,7 +227,11 @@ class ApiRoutes:
     async def _post_throttling(self, request: web.Request) -> web.Response:
         now_s = time.time()
         keys, until_s, by = parse_throttling(await json_body(request), now_s)
-        async with self._audit.recording("pauses", self._pauses, "end some of them with on: true"):
+
+        def pauses() -> Document:
+            return {pause.name: iso(pause.until_s) for pause in self._rules.pauses()}
+
+        async with self._audit.recording("pauses", pauses, "end some of them with on: true"):
             name = pause_name(keys)
             if until_s is not None:
                 await self._rules.pause(QuotaPause(keys, until_s, by, now_s))
@@ -239,10 +243,6 @@ class ApiRoutes:
         else:
             log_change("throttling paused", "warning", until=iso(until_s), selector=name, by=by)
         return answer({"throttling": throttling_document(self._rules, now_s)})
-
-    def _pauses(self) -> object:
-        """Return who is paused until when, for the audit."""
-        return {pause.name: iso(pause.until_s) for pause in self._rules.pauses()}
 
     async def _post_report(self, request: web.Request) -> web.Response:
         raw = await json_body(request, MAX_REPORT_BYTES)
