@@ -285,7 +285,7 @@ class MemberProcess:
         """Write to the store again, which is open again. Raises StateError."""
         await self.rules.use_store(self.store)
         self.queries.resume(self.store)
-        self._rates.resume(self.store)
+        self._rates.use(self.store)
 
     async def apply(self, config: Config, secrets: Secrets) -> None:
         """Put quotas, throttling, limits and what the files say now in force.

@@ -1,8 +1,7 @@
 """The parts of the program that the admin port shows and changes."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 
@@ -12,26 +11,11 @@ from proxy.admin.history import History
 from proxy.admin.query_documents import QueryDocuments, Reports
 from proxy.admin.rates.observed_rates import ObservedRates
 from proxy.admin.tier_protocol import Tier
-from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rule_registry import RuleRegistry
-from proxy.relay.connection_list import ConnectionRow
+from proxy.relay.connection_list import ConnectionList
 from proxy.slices import Slices
 from proxy.state import Document
-
-
-class ConnectionSource(Protocol):
-    """Who knows the connections."""
-
-    @property
-    def client_rates(self) -> Mapping[ClientIdentity, float]:
-        """Bytes per second of each client, as they were measured last."""
-
-    def rows(self) -> Iterator[ConnectionRow]:
-        """Yield the open connections; it may be left, and other calls come, between two."""
-
-    def close(self, number: int) -> ConnectionRow | None:
-        """Close a connection; return what it was, None if there is none of this number."""
 
 
 @dataclass(kw_only=True)
@@ -57,21 +41,18 @@ class AdminParts:
     reports: Reports
     rates: ObservedRates
     audit: AuditLog
-    connections: ConnectionSource
+    connections: ConnectionList
     slices: Slices = field(default_factory=Slices, init=False)
     queries: QueryDocuments = field(init=False)
 
     def __post_init__(self) -> None:
         self.queries = QueryDocuments(self.reports, self.slices, self.clock_ms)
 
-    def why_not_ready(self) -> str | None:
-        """Return the reasons why clients should go elsewhere; None: this member can serve them."""
-        return _joined(None if self.tier is None else self.tier.not_ready, self.readiness()[0])
-
-    def warnings(self) -> str | None:
-        """Return what is wrong although clients can be served."""
-        return _joined(None if self.tier is None else self.tier.warning, self.readiness()[1])
-
-
-def _joined(*problems: str | None) -> str | None:
-    return "; ".join(filter(None, problems)) or None
+    def problems(self) -> tuple[str | None, str | None]:
+        """Return why clients should go elsewhere, and what is wrong although they can be served."""
+        tier = (None, None) if self.tier is None else (self.tier.not_ready, self.tier.warning)
+        reason, warning = (
+            "; ".join(filter(None, each)) or None
+            for each in zip(tier, self.readiness(), strict=True)
+        )
+        return reason, warning

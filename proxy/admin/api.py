@@ -9,12 +9,13 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from metrics.clock import MS_PER_SECOND
+from metrics.member_names import machine_of
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import current_author, log_change
 from proxy.admin.client_documents import ClientDocuments, connections_document, explain
 from proxy.admin.log_level import LOG_LEVEL_PATH, log_level, parse_level
 from proxy.admin.overrides import parse_override, parse_throttling
-from proxy.admin.port.guard import REPORT_PATH
+from proxy.admin.port.guard import REPORT_PATH, SCOPE
 from proxy.admin.query_documents import PARTITION_DEPTH, limited
 from proxy.admin.rates.observed_rates import Observed
 from proxy.admin.rates.suggestions import SUGGESTIONS_PATH, add_own, suggestions_answer
@@ -32,12 +33,11 @@ from proxy.admin.replies import (
     scrape_pieces,
     whole_number,
 )
-from proxy.admin.request_times import HISTOGRAMS, merged_times
+from proxy.admin.request_times import merged_times
 from proxy.admin.rule_documents import rule_change, rule_entry, throttling_document
 from proxy.admin.written_values import iso, picked
 from proxy.progress.query import MAX_PARTITIONS
 from proxy.progress.report import MAX_REPORT_BYTES, Refusal, ReportRefused
-from proxy.quota.rule_registry import make_override
 from proxy.quota.rules import QuotaPause, pause_name
 from proxy.quota.validation import parse_selector, selector
 from proxy.release import VERSION
@@ -102,7 +102,7 @@ class ApiRoutes:
         return answer({"status": "up"})
 
     async def _get_readyz(self, _: web.Request) -> web.Response:
-        return readiness_answer(self._parts.why_not_ready(), self._parts.warnings())
+        return readiness_answer(*self._parts.problems())
 
     async def _get_status(self, request: web.Request) -> web.Response:
         """Answer with all that the status page and `quota-proxy top` show."""
@@ -110,7 +110,7 @@ class ApiRoutes:
         text, limit = filter_and_limit(request)
         by_client, times = is_by_client(request), parts.request_times()
         now_ms, now_s = parts.clock_ms(), time.time()
-        reason = parts.why_not_ready()
+        reason, warning = parts.problems()
         sensors, fields = await self._clients.fields(
             text, limit, by_client=by_client, history=parts.history
         )
@@ -122,7 +122,7 @@ class ApiRoutes:
             "uptime_s": round((now_ms - self._started_ms) / MS_PER_SECOND, 1),
             "ready": reason is None,
             "not_ready_reason": reason,
-            "warning": parts.warnings(),
+            "warning": warning,
             **parts.relay(),
             **sensors,
             **fields,
@@ -130,7 +130,7 @@ class ApiRoutes:
             "queries": await queries.summaries(now_s),
             "pipelines_total": len(await queries.pipelines()),
             "pipelines": await queries.pipeline_summaries(),
-            "request_times": times if HISTOGRAMS in request.query else merged_times(times),
+            "request_times": times if SCOPE in request.headers else merged_times(times),
             "changes_total": changes_total,
             "changes": list(changes),
             **({"slots": slots} if slots else {}),
@@ -157,13 +157,25 @@ class ApiRoutes:
 
     async def _get_connections(self, request: web.Request) -> web.Response:
         text, limit = filter_and_limit(request)
-        after = (
-            whole_number(request, "after", 0, MAX_CONNECTION_NUMBER)
-            if "after" in request.query
-            else None
-        )
+        after = self._after(request) if "after" in request.query else None
         document = await connections_document(self._parts, text, limit, after)
         return await answer_in_slices(document, self._slices)
+
+    def _after(self, request: web.Request) -> int:
+        """Return the number of a connection; others are asked for of those behind it.
+
+        In a tier it may be MACHINE/N: with the same number those of later machines come behind.
+        """
+        if self._parts.tier is None:
+            return whole_number(request, "after", 0, MAX_CONNECTION_NUMBER)
+        text = request.query["after"]
+        machine, _, digits = text.rpartition("/")
+        number = parse_number(digits)
+        if number is None:
+            fix = f"write MACHINE/N, or 0 to {MAX_CONNECTION_NUMBER}"
+            raise ApiError(400, f"after: {text!r} is no id of a connection", fix)
+        is_later = machine and machine_of(self._parts.member) > machine
+        return max(number - 1, 0) if is_later else number
 
     async def _delete_connection(self, request: web.Request) -> web.Response:
         name = tail_of(request, CONNECTIONS_PATH)
@@ -186,15 +198,10 @@ class ApiRoutes:
 
     async def _put_quota(self, request: web.Request) -> web.Response:
         keys = _keys(request)
-        now_s = time.time()
-        override = parse_override(await json_body(request), now_s)
-        name = selector(keys)
+        body, now_s, name = await json_body(request), time.time(), selector(keys)
         async with self._audited(name):
-            about = (override.bounds, override.scope, override.by, now_s)
-            entry = await self._rules.put(
-                make_override(keys, *about, enforce=override.enforce, until_s=override.until_s)
-            )
-        log_change("quota overridden", selector=name, by=override.by)
+            entry = await self._rules.put(parse_override(keys, body, now_s))
+        log_change("quota overridden", selector=name, by=entry.by)
         return answer(rule_entry(entry, now_s))
 
     async def _delete_quota(self, request: web.Request) -> web.Response:
@@ -220,7 +227,11 @@ class ApiRoutes:
     async def _post_throttling(self, request: web.Request) -> web.Response:
         now_s = time.time()
         keys, until_s, by = parse_throttling(await json_body(request), now_s)
-        async with self._audit.recording("pauses", self._pauses, "end some of them with on: true"):
+
+        def pauses() -> Document:
+            return {pause.name: iso(pause.until_s) for pause in self._rules.pauses()}
+
+        async with self._audit.recording("pauses", pauses, "end some of them with on: true"):
             name = pause_name(keys)
             if until_s is not None:
                 await self._rules.pause(QuotaPause(keys, until_s, by, now_s))
@@ -232,10 +243,6 @@ class ApiRoutes:
         else:
             log_change("throttling paused", "warning", until=iso(until_s), selector=name, by=by)
         return answer({"throttling": throttling_document(self._rules, now_s)})
-
-    def _pauses(self) -> object:
-        """Return who is paused until when, for the audit."""
-        return {pause.name: iso(pause.until_s) for pause in self._rules.pauses()}
 
     async def _post_report(self, request: web.Request) -> web.Response:
         raw = await json_body(request, MAX_REPORT_BYTES)

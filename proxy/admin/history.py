@@ -53,21 +53,11 @@ class History:
     When there are more, those stay that came closest to their bound, or furthest above it, in the
     time remembered; shares of the bound compare bytes with percent. A sensor without traffic since
     it was last seen here is not taken in; one that is gone is forgotten. `readings` measures each
-    sensor when it is asked for the next; `interval_ms`, above 0, is between two samples.
+    sensor when it is asked for the next.
     """
 
-    def __init__(
-        self,
-        readings: Callable[[Clock], Iterable[Measured]],
-        *,
-        interval_ms: float = HISTORY_INTERVAL_MS,
-        samples: int = SAMPLES,
-        max_series: int = MAX_SERIES,
-    ) -> None:
+    def __init__(self, readings: Callable[[Clock], Iterable[Measured]]) -> None:
         self._readings = readings
-        self._interval_ms = interval_ms
-        self._samples = samples
-        self._max_series = max_series
         self._series: dict[SensorKey, Series] = {}
         self._next_ms: float | None = None
 
@@ -77,13 +67,13 @@ class History:
         if now_ms < due_ms:
             return False
         # From one due time to the next, so that late ticks do not stretch the ten minutes.
-        self._next_ms = max(due_ms + self._interval_ms, now_ms + self._interval_ms / 2)
+        self._next_ms = max(due_ms + HISTORY_INTERVAL_MS, now_ms + HISTORY_INTERVAL_MS / 2)
         return True
 
     def sample(self, clock_ms: Clock) -> Iterator[None]:
         """Take a sample in small steps, between which `document` may be called."""
         known: dict[SensorKey, Measured] = {}
-        new: Largest[Measured] = Largest(self._max_series)
+        new: Largest[Measured] = Largest(MAX_SERIES)
         for measured in self._readings(clock_ms):
             key = measured.entity, measured.kind
             if key in self._series:
@@ -94,12 +84,12 @@ class History:
         self._series = {key: kept for key, kept in self._series.items() if key in known}
         for key, kept in self._series.items():
             kept.append((known[key].rate, known[key].bound))
-        highest: Largest[tuple[SensorKey, Series]] = Largest(self._max_series)
+        highest: Largest[tuple[SensorKey, Series]] = Largest(MAX_SERIES)
         for item in self._series.items():
             highest.add(max(rate / bound for rate, bound in item[1]), item)
             yield
         for measured in new.descending():
-            series = deque([(measured.rate, measured.bound)], self._samples)
+            series = deque([(measured.rate, measured.bound)], SAMPLES)
             highest.add(share(measured), ((measured.entity, measured.kind), series))
         self._series = dict(highest.descending())
 
@@ -113,7 +103,7 @@ class History:
         if series is None:
             return None
         rates = [round(rate, 1) for rate, _ in series]
-        return chart(self._interval_ms / MS_PER_SECOND, rates, (bound for _, bound in series))
+        return chart(HISTORY_INTERVAL_MS / MS_PER_SECOND, rates, (bound for _, bound in series))
 
 
 def chart(interval_s: float, rates: list[float], bounds: Iterable[float]) -> dict[str, object]:

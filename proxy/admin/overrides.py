@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import TypeVar
 
 from proxy.admin.replies import ApiError
 from proxy.quota.entities import QuotaKind
+from proxy.quota.rule_registry import RuleEntry, make_override
 from proxy.quota.validation import RULE_KEYS, check_keys, find_bound_problems, parse_scope
 from proxy.quota.values import MAX_DURATION_S, BadValueError, parse_duration
 
@@ -26,24 +26,11 @@ _PAUSE_EXAMPLE = '{"off": "30m"} or {"on": true}'
 _END_FIX = 'write how long, such as "30m", or a time with its zone, such as "2026-11-22T18:00:00Z"'
 
 
-@dataclass(frozen=True, slots=True)
-class Override:
-    """A quota to put in force, and who sets it."""
+def parse_override(keys: Mapping[str, str], body: bytes, now_s: float) -> RuleEntry:
+    """Read what is to be the rule of these keys: `{"consumer_byte_rate": "10MiB", "by": "anna"}`.
 
-    bounds: Mapping[QuotaKind, float]
-    """Bytes per second, or percent; at least one."""
-    scope: str
-    by: str | None
-    enforce: bool | None = None
-    """None: as the file's rule with the same keys."""
-    until_s: float | None = None
-    """When it ends by itself, in seconds of the Unix epoch; None: not at all."""
-
-
-def parse_override(body: bytes, now_s: float) -> Override:
-    """Read a body such as `{"consumer_byte_rate": "10MiB", "until": "2h", "by": "anna"}`.
-
-    Raises ApiError with status 400 for anything that is not such a body.
+    Raises ApiError with status 400 for anything that is not such a body, ValueError where it makes
+    no rule.
     """
     document = _json_object(body, _KEYS, _EXAMPLE)
     given = [kind for kind in QuotaKind if kind in document]
@@ -56,7 +43,8 @@ def parse_override(body: bytes, now_s: float) -> Override:
         raise _bad(f"enforce: {_shown(enforce)} is not known here", "write true or false")
     until = document.get("until")
     until_s = None if until is None else _end("until", until, now_s)
-    return Override(bounds, scope, _by(document.get("by")), enforce, until_s)
+    by = _by(document.get("by"))
+    return make_override(keys, bounds, scope, by, now_s, enforce=enforce, until_s=until_s)
 
 
 def parse_throttling(

@@ -1,6 +1,6 @@
 """The files of the status page, as the admin port serves them."""
 
-from collections.abc import Awaitable, Callable
+from functools import partial
 from importlib.resources import files
 
 from aiohttp import web
@@ -29,15 +29,10 @@ PAGE_FILES = {"/": ("index.html", "text/html")} | {
 def page_routes() -> list[web.RouteDef]:
     """Read the files of the status page once and return their routes."""
     return [
-        web.get(path, _file((_FOLDER / name).read_text("utf-8"), content_type))
+        web.get(path, partial(_give, (_FOLDER / name).read_text("utf-8"), content_type))
         for path, (name, content_type) in PAGE_FILES.items()
     ]
 
 
-def _file(text: str, content_type: str) -> Callable[[web.Request], Awaitable[web.Response]]:
-    async def give(_: web.Request) -> web.Response:
-        return web.Response(
-            text=text, content_type=content_type, charset="utf-8", headers=PAGE_HEADERS
-        )
-
-    return give
+async def _give(text: str, content_type: str, _: web.Request) -> web.Response:
+    return web.Response(text=text, content_type=content_type, charset="utf-8", headers=PAGE_HEADERS)

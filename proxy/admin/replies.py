@@ -5,17 +5,18 @@ Long ones are read and written in small steps: nothing else runs during one call
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from io import BytesIO
 from itertools import islice
 from json.decoder import JSONArray, JSONObject  # type: ignore[attr-defined]
+from types import SimpleNamespace
 from typing import Any
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from proxy.slices import Slices
@@ -25,16 +26,12 @@ HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 JSON_HEADERS = {**HEADERS, "Content-Type": "application/json; charset=utf-8"}
 
-PARTS = web.ResponseKey("parts", Sequence[memoryview])
-"""Key of a response to the body that is written a piece at a time."""
-
 OWN_BODY = web.RequestKey("own_body", bytes)
 """The body of a request that this process makes of itself."""
 
 MAX_BODY_BYTES = 64 * 1024  # of a request that changes something
 BODY_TIMEOUT_S = 10.0  # how long a body may take to arrive
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-REPLY_PIECE_BYTES = 64 * 1024  # of a body, written in one step
 MAX_REQUEST_DIGITS = 15  # of a number in a path or query string
 ROW_DEPTH = 2  # of the rows of the lists in a document
 SAMPLES_AT_ONCE = 50  # samples of a scrape in one step; it takes about half a millisecond
@@ -75,25 +72,10 @@ def readiness_answer(not_ready: str | None, warning: str | None) -> web.Response
     return answer({"status": "not ready", "reason": not_ready}, 503)
 
 
-def answer_in_pieces(
-    body: bytes | bytearray | Sequence[memoryview], headers: Mapping[str, str]
-) -> web.Response:
-    """Return a body as an answer that is written a piece at a time: all at once takes long.
-
-    The body may be in parts.
-    """
-    parts = [memoryview(body)] if isinstance(body, bytes | bytearray) else body
-    length = {"Content-Length": str(sum(map(len, parts)))}
-    response = web.Response(body=_pieces(parts), headers={**headers, **length})
-    response[PARTS] = parts
-    return response
-
-
-async def _pieces(parts: Sequence[memoryview]) -> AsyncIterator[memoryview]:
-    for part in parts:
-        for start in range(0, len(part), REPLY_PIECE_BYTES):
-            yield part[start : start + REPLY_PIECE_BYTES]
-            await asyncio.sleep(0)
+def answer_in_pieces(body: BytesIO, headers: Mapping[str, str], status: int = 200) -> web.Response:
+    """Return a long body as an answer; aiohttp writes it in pieces, others run in between."""
+    body.seek(0)
+    return web.Response(body=body, headers=headers, status=status)
 
 
 async def answer_in_slices(
@@ -107,12 +89,12 @@ async def answer_in_slices(
     return answer_in_pieces(await made_in_slices(pieces, slices), JSON_HEADERS)
 
 
-async def made_in_slices(pieces: Iterator[bytes], slices: Slices) -> bytearray:
+async def made_in_slices(pieces: Iterator[bytes], slices: Slices) -> BytesIO:
     """Return a long body that is made a slice at a time."""
-    body = bytearray()
+    body = BytesIO()
     # Not joined in the end: several megabytes take milliseconds.
     async with slices.long_answers:
-        await slices.collect(map(body.extend, pieces))
+        await slices.collect(map(body.write, pieces))
     return body
 
 
@@ -122,11 +104,11 @@ async def json_body(request: web.Request, most_bytes: int = MAX_BODY_BYTES) -> b
     Raises ApiError: 400 when it is broken off, 408 when it is slow, 413 when it is longer than
     `most_bytes`, 415 when it is not said to be JSON.
     """
+    if OWN_BODY in request:
+        return request[OWN_BODY]
     if request.content_type != "application/json":
         fix = "send the header 'Content-Type: application/json'"
         raise ApiError(415, f"the body is {request.content_type}, not JSON", fix)
-    if OWN_BODY in request:
-        return request[OWN_BODY]
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
@@ -207,15 +189,11 @@ def written_pieces(value: Any, depth: int = ROW_DEPTH) -> Iterator[str]:
         yield json.dumps(value)
 
 
-class _FamilyPart(Collector):
-    """Some samples of a family."""
-
-    def __init__(self, family: Metric, samples: Iterable[Sample]) -> None:
-        self._part = Metric(family.name, family.documentation, family.type, family.unit)
-        self._part.samples = list(samples)
-
-    def collect(self) -> Iterable[Metric]:
-        return (self._part,)
+def _family_text(family: Metric, samples: Iterable[Sample] = ()) -> bytes:
+    """Return what `generate_latest` writes for some samples of a family."""
+    part = Metric(family.name, family.documentation, family.type, family.unit)
+    part.samples = list(samples)
+    return generate_latest(SimpleNamespace(collect=lambda: (part,)))
 
 
 def scrape_pieces(registry: CollectorRegistry, member: str) -> Iterator[bytes]:
@@ -228,8 +206,8 @@ def scrape_pieces(registry: CollectorRegistry, member: str) -> Iterator[bytes]:
     """
     label = {"member": member}
     for family in registry.collect():
-        head = generate_latest(_FamilyPart(family, ()))
+        head = _family_text(family)
         yield head
         samples = (each._replace(labels={**each.labels, **label}) for each in family.samples)
         while some := tuple(islice(samples, SAMPLES_AT_ONCE)):
-            yield generate_latest(_FamilyPart(family, some)).removeprefix(head)
+            yield _family_text(family, some).removeprefix(head)

@@ -11,7 +11,7 @@ from aiohttp import web
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.api import ApiRoutes
 from proxy.admin.page_files import page_routes
-from proxy.admin.peers.members import MEMBER_TIMEOUT_S, Members
+from proxy.admin.peers.members import Members
 from proxy.admin.peers.tier_answers import TierAnswers
 from proxy.admin.peers.tier_routes import TierRoutes
 from proxy.admin.port.admin_port import DEFAULT_LIMITS, AdminPort, PortLimits
@@ -35,7 +35,7 @@ class AdminServer:
     `host`, that of `admin.bind`, is loopback unless the access has tokens.
 
     With a tier it answers for all members, but for a request of one of them, which is for this
-    one alone. `timeout_s` is for the answer of another member.
+    one alone.
     """
 
     def __init__(
@@ -46,13 +46,10 @@ class AdminServer:
         access: Access,
         limits: PortLimits = DEFAULT_LIMITS,
         tls: ssl.SSLContext | None = None,
-        timeout_s: float = MEMBER_TIMEOUT_S,
     ) -> None:
-        self._host, self._parts, self._timeout_s = host, parts, timeout_s
+        self._host, self._parts = host, parts
         self.guard = Guard(access, in_tier=parts.tier is not None)
         self.listening = AdminPort(limits, tls)
-        self._members: Members | None = None
-        self._tier_routes: TierRoutes | None = None
         self._runner: web.AppRunner | None = None
 
     @property
@@ -67,10 +64,12 @@ class AdminServer:
         app = web.Application(middlewares=[self.listening.watch, self.guard.answer])
         app.add_routes([*ApiRoutes(self._parts).routes(), *page_routes()])
         if (tier := self._parts.tier) is not None:
-            members = self._members = Members(tier, self._timeout_s)
-            tier_routes = self._tier_routes = TierRoutes(tier, self._parts)
+            members, tier_routes = Members(tier), TierRoutes(tier, self._parts)
+            members.open()
             app.add_routes(tier_routes.routes())
             app.middlewares.append(TierAnswers(members, self._parts).answer)
+            app.on_shutdown.append(tier_routes.end)
+            app.on_cleanup.append(lambda _: members.close())
         # A compressed body is taken as it is, and so refused: none is long enough to need it.
         runner = web.AppRunner(
             app,
@@ -93,14 +92,10 @@ class AdminServer:
 
     async def stop(self) -> None:
         """Close the port and every connection, those to other members too."""
-        if self._tier_routes is not None:
-            self._tier_routes.end()
         self.listening.close()
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
-        if self._members is not None:
-            await self._members.close()
 
 
 def _is_loopback(host: str) -> bool:

@@ -14,10 +14,10 @@ from .shares import Claim
 ACTIVE_MS = 2_000.0
 """A client that moved nothing for so long, and waits for nothing, has no part in the division."""
 
-GROWTH = 1.5
+DEMAND_GROWTH = 1.5
 """Of what clients moved lately, who did not wait for more: so much they may want next."""
 
-HEADROOM = 0.02
+DEMAND_HEADROOM = 0.02
 """Of the budget: what a member may have for clients that begin, before it asks anew."""
 
 
@@ -83,7 +83,9 @@ def claim_of(budget: Meter, moved_per_s: float, now_ms: float) -> BudgetClaim:
             weight += share.weight
             guaranteed += share.guaranteed
     bound = budget.rule.ceilings[budget.kind]
-    demand = math.inf if budget.gate.waiting else GROWTH * moved_per_s + HEADROOM * bound
+    demand = (
+        math.inf if budget.gate.waiting else DEMAND_GROWTH * moved_per_s + DEMAND_HEADROOM * bound
+    )
     return BudgetClaim(weight, min(guaranteed, bound), demand, inner)
 
 

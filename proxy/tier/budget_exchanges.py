@@ -13,6 +13,7 @@ from uuid import uuid4
 from structlog import get_logger
 
 from metrics.clock import clock_ms
+from proxy.admin.peers.peer_client import PeerError
 from proxy.quota.budget_claims import BudgetClaim, claim_of, rate_since
 from proxy.quota.budget_leases import (
     ASK_EVERY_MS,
@@ -27,10 +28,10 @@ from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import sensor_name
 from proxy.quota.rules import Budget, Rule
 from proxy.tasks import end_tasks
-from proxy.tier.peers import PeerError, Peers
+from proxy.tier.peers import Peers
 from proxy.tier.slot_map import slot_of
 
-LOOK_EVERY_S = 0.1
+LEASE_LOOK_S = 0.1
 """Between two looks for leases that are over, and budgets that are new here."""
 
 FAILING_AFTER_MS = 5_000.0
@@ -118,7 +119,7 @@ class BudgetExchanges:
                 self._wanted.clear()
                 self._look(clock_ms())
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_EVERY_S):
+                    async with asyncio.timeout(LEASE_LOOK_S):
                         await self._wanted.wait()
         finally:
             await end_tasks(self._asking.values())
@@ -164,7 +165,7 @@ class BudgetExchanges:
                 task.add_done_callback(partial(self._asked, owner))
 
     def _follow_rules(self) -> None:
-        """Know the budgets of the rules in force now."""
+        """Keep what is known of budgets for those of the rules in force."""
         self._generation = self._quotas.generation
         rules = self._quotas.table.rules
         self._budgets = {
@@ -241,7 +242,7 @@ class BudgetExchanges:
         try:
             return [(str(name), *_lease_of(lease)) for name, *lease in answer]
         except (TypeError, ValueError) as error:
-            raise PeerError(f"{owner}: its leases are not understood: {error}") from None
+            raise PeerError(owner, f"its leases are not understood: {error}") from None
 
     def _failed(self, owner: str, rows: Rows, problem: str) -> None:
         now_ms = clock_ms()

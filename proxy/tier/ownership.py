@@ -14,6 +14,7 @@ from prometheus_client import Counter
 from structlog import get_logger
 
 from metrics.clock import clock_ms
+from proxy.admin.peers.peer_client import PeerError
 from proxy.progress.owns import OwnedBeside
 from proxy.queries.queries import Queries
 from proxy.quota.debts import Debt
@@ -24,7 +25,7 @@ from proxy.slices import Slices
 from proxy.state import GroupFence, Record, SlotStore, StateError
 from proxy.tier.key_rules import TierRules
 from proxy.tier.keys.quota_keys import QuotaKeys
-from proxy.tier.peers import PeerError, Peers
+from proxy.tier.peers import Peers
 from proxy.tier.records import COMMON_SLOT, take_debts, write_debts
 from proxy.tier.slot_balance import Owners, stand_in_of
 from proxy.tier.slot_map import SLOTS, SlotMap

@@ -1,15 +1,16 @@
 """Asks the other members of a tier: whether they live, and to take what their clients had here."""
 
 import asyncio
+import json
 import math
 import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Self
 
-import aiohttp
 from structlog import get_logger
 
+from proxy.admin.peers.peer_client import AwayError, BrokenError, PeerClient, PeerError
 from proxy.admin.peers.tier_routes import (
     ALIVE_PATH,
     BUDGETS_PATH,
@@ -18,10 +19,10 @@ from proxy.admin.peers.tier_routes import (
     RECORDS_PATH,
     VISITS_PATH,
 )
-from proxy.admin.tier_protocol import DemandRows, VisitRows
+from proxy.admin.tier_protocol import DemandRows, MemberEndpoint, VisitRows
 from proxy.config import Config
 from proxy.quota.debts import Debt
-from proxy.state import Record
+from proxy.state import Document, Record
 from proxy.tasks import end_tasks
 
 ALIVE_INTERVAL_S = 0.5
@@ -37,24 +38,10 @@ LOOK_AGAIN_S, LOOKS = 0.05, 20
 """After a connection to a member broke: between two looks whether it lives, and how many. Its
 port may stay open for a moment."""
 
-MAX_PEER_BYTES = 16 * 2**20
-
 _log = get_logger(__name__)
 
 
-class PeerError(Exception):
-    """A member has not answered, or not as it should."""
-
-
-class BrokenError(PeerError):
-    """The connection to a member broke before it answered."""
-
-
-class AwayError(PeerError):
-    """Nobody listens at a member's port."""
-
-
-class Peers:
+class Peers(PeerClient):
     """The other members of a tier, asked over HTTP at their admin ports. Use it as a context.
 
     `token` is shown to them, that of `admin.token_file`, which all have; `tls` is None where their
@@ -62,10 +49,10 @@ class Peers:
     """
 
     def __init__(self, token: str | None = None, tls: ssl.SSLContext | None = None) -> None:
-        self.token, self.tls = token, tls
+        super().__init__()
+        self._token, self._tls = token, tls
         self.on_silent: Callable[[], None] = lambda: None
         """Called when others are silent than before."""
-        self._session: aiohttp.ClientSession | None = None
         self._urls: dict[str, str] = {}
         self._answered_s: dict[str, float] = {}
         self.silent: frozenset[str] = frozenset()
@@ -73,16 +60,11 @@ class Peers:
         self._following: dict[str, asyncio.Task[None]] = {}
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(
-            headers={} if self.token is None else {"Authorization": f"Bearer {self.token}"},
-            connector=aiohttp.TCPConnector(ssl=True if self.tls is None else self.tls),
-            read_bufsize=MAX_PEER_BYTES,
-        )
+        self.open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._session is not None:
-            await self._session.close()
+        await self.close()
 
     def use(self, urls: Mapping[str, str]) -> None:
         """Ask these members from now on: the URLs of their admin ports by name."""
@@ -90,6 +72,10 @@ class Peers:
         self._urls = dict(urls)
         self._answered_s = {name: self._answered_s.get(name, now_s) for name in urls}
         self._judge(now_s)
+
+    def endpoint(self, name: str, url: str) -> MemberEndpoint:
+        """Return how a member is asked whose admin port has this URL."""
+        return MemberEndpoint(name, url, name not in self.silent, self._token, self._tls)
 
     async def watch(self) -> None:
         """Ask each member in turn whether it lives, until cancelled."""
@@ -115,19 +101,19 @@ class Peers:
 
         Raises PeerError.
         """
-        answer = await self._ask("POST", member, VISITS_PATH, {"visits": rows})
-        owed = answer.get("owed") if isinstance(answer, dict) else None
-        if not isinstance(owed, list):
-            raise PeerError(f"{member}: {VISITS_PATH} was not understood")
-        return owed
+        return await self._rows(member, VISITS_PATH, {"visits": rows}, "owed")
 
     async def demand(self, member: str, rows: DemandRows) -> DemandRows:
         """Ask a member for leases of the budgets that it owns; return them. Raises PeerError."""
-        answer = await self._ask("POST", member, BUDGETS_PATH, {"demands": rows})
-        leases = answer.get("leases") if isinstance(answer, dict) else None
-        if not isinstance(leases, list):
-            raise PeerError(f"{member}: {BUDGETS_PATH} was not understood")
-        return leases
+        return await self._rows(member, BUDGETS_PATH, {"demands": rows}, "leases")
+
+    async def _rows(self, member: str, path: str, body: Document, key: str) -> list[Any]:
+        """Send a document; return the list that is answered under a key."""
+        answer = await self._ask("POST", member, path, body)
+        rows = answer.get(key) if isinstance(answer, dict) else None
+        if not isinstance(rows, list):
+            raise PeerError(member, f"{path} was not understood")
+        return rows
 
     async def give(self, member: str, records: Sequence[Record], debts: Sequence[Debt]) -> None:
         """Have a member keep records, and what clients owe, as its own. Raises PeerError."""
@@ -197,18 +183,17 @@ class Peers:
         self, method: str, member: str, path: str, body: Any = None, limit_s: float | None = None
     ) -> Any:
         url = self._urls.get(member)
-        if url is None or self._session is None:
-            raise PeerError(f"{member} is not in the tier")
-        limit = aiohttp.ClientTimeout(total=limit_s or PEER_TIMEOUT_S)
+        if url is None:
+            raise PeerError(member, "it is not in the tier", was_sent=False)
+        to, limit_s = self.endpoint(member, url), limit_s or PEER_TIMEOUT_S
+        data = None if body is None else json.dumps(body).encode()
+        reply = await self.send(to, method, path, {}, data, limit_s)
+        if reply.status != HTTPStatus.OK:
+            raise PeerError(member, f"{path} answers {reply.status}")
         try:
-            request = self._session.request(method, url + path, json=body, timeout=limit)
-            async with request as response:
-                if response.status != HTTPStatus.OK:
-                    raise PeerError(f"{member}: {path} answers {response.status}")
-                return await response.json()
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            kind = _kind_of(error)
-            raise kind(f"{member}: {str(error) or 'no answer in time'}") from None
+            return json.loads(reply.body)
+        except ValueError as error:
+            raise PeerError(member, str(error)) from None
 
 
 def peer_tls(config: Config) -> ssl.SSLContext | None:
@@ -225,11 +210,3 @@ def peer_tls(config: Config) -> ssl.SSLContext | None:
     tls.load_verify_locations(given.cert_file)
     tls.load_cert_chain(given.cert_file, given.key_file)
     return tls
-
-
-def _kind_of(error: Exception) -> type[PeerError]:
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return AwayError if isinstance(error.os_error, ConnectionRefusedError) else PeerError
-    if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError):
-        return BrokenError
-    return PeerError

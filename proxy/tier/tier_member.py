@@ -307,12 +307,8 @@ class TierMember:
 
     def members(self) -> Sequence[MemberEndpoint]:
         """Return how all members of the tier are asked, this one included."""
-        peers = self._peers
         urls = {**self._other_urls, self.name: self._admin_url}
-        return [
-            MemberEndpoint(name, url, name not in peers.silent, peers.token, peers.tls)
-            for name, url in sorted(urls.items())
-        ]
+        return [self._peers.endpoint(*each) for each in sorted(urls.items())]
 
     def owner_of(self, client_id: str) -> str | None:
         """Return the member that has the query of a client id; None: nobody has."""

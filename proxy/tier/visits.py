@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from math import isfinite
 from typing import Any
 
 from structlog import get_logger
 
 from metrics.clock import clock_ms
+from proxy.admin.peers.peer_client import PeerError
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import SharedQuotas
 from proxy.relay.steering import Visit
-from proxy.tier.peers import PeerError, Peers
+from proxy.tier.peers import Peers
 from proxy.tier.slot_steering import SlotSteering
 
 CHARGED_AT_ONCE = 200
@@ -54,10 +56,10 @@ def read_visit(row: Sequence[Any]) -> Visit:
             str(address),
             str(kind),
             float() | int() as amount,
-        ]:
+        ] if not isinstance(amount, bool) and isfinite(amount) and amount >= 0:
             identity = ClientIdentity(listener, user, client_id)
             return Visit(identity, address, QuotaKind(kind), float(amount))
-    raise ValueError(f"{row!r} is no visit")
+    raise ValueError(f"{row!r:.200} is no visit")
 
 
 class VisitExchanges:

@@ -1,5 +1,6 @@
-"""Each field of each document has its place in docs/api.md."""
+"""docs/api.md has each path, each field, and examples that look as documents do."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,13 +11,55 @@ from admin_world import AdminWorld, Ask, serve
 from connected import HELD, PLAIN, Connected
 from pipeline_world import scene as pipelines
 from spark_world import scene as queries
+from tier_world import TierWorld
 from traffic import play
 
 API = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 NAMED = set(re.findall(r"\w+", " ".join(re.findall(r"```.*?```|`[^`]+`", API, re.DOTALL))))
 DATA = {"before", "after", "bounds", "delay_queues", "failed", "keys", "refused"}
 """Fields of which the keys are what an operator, or a client, has named."""
-PATHS = ("status?by=client", "clients", "connections", "quotas", "throttling", "log_level")
+PATHS = ("status?by=client", "clients", "connections", "quotas", "throttling", "log_level", "audit")
+EXAMPLES_OF = {
+    "clients": [("unbounded", "unbounded_clients")],
+    **{path: [()] for path in ("connections", "throttling", "audit", "progress", "pipelines")},
+}
+"""What examples show of documents, by paths: the fields that they begin with; (): all."""
+
+
+EXAMPLES = [
+    json.loads(text if text.startswith("{") else f"{{{text}}}")
+    for text in re.findall(r"```json\n(.*?)```", API, re.DOTALL)
+]
+"""What is shown of documents."""
+
+
+def shape(document: Any, name: str = "") -> dict[str, Any]:
+    """Return the fields of a document, or of the items of a list, with those that each has."""
+    found: dict[str, Any] = {}
+    items = document if isinstance(document, list) else [document]
+    for item in items:
+        for key, value in item.items() if isinstance(item, dict) and name not in DATA else ():
+            within = found.setdefault(key, {})
+            for inner, more in shape(value, key).items():
+                within[inner] = within.get(inner, {}) | more
+    return found
+
+
+def differences(shown: dict[str, Any], real: dict[str, Any], where: str = "") -> Iterator[str]:
+    """Yield the fields of an example that documents do not have, and those that it lacks."""
+    yield from (f"{where}{name} is shown" for name in shown.keys() - real.keys())
+    yield from (f"{where}{name} is not shown" for name in real.keys() - shown.keys())
+    for name in shown.keys() & real.keys():
+        if shown[name] and real[name]:
+            yield from differences(shown[name], real[name], f"{where}{name}.")
+
+
+def unlike(document: Any, *names: str) -> list[str]:
+    """Return how a document, or fields of it, differ from the example that has these first."""
+    names = names or tuple(document)
+    (example,) = (each for each in EXAMPLES if tuple(each)[: len(names)] == names)
+    shown, real = ({name: each[name] for name in names} for each in (example, document))
+    return list(differences(shape(shown), shape(real)))
 
 
 def fields(document: Any) -> Iterator[str]:
@@ -31,14 +74,17 @@ def fields(document: Any) -> Iterator[str]:
             yield from fields(each)
 
 
-async def undocumented(ask: Ask, *paths: str) -> set[str]:
+async def described(ask: Ask, *paths: str) -> None:
+    """Check that each field of these documents is in the text, and that its examples have all."""
     found: set[str] = set()
     for path in paths:
         answer = await ask("GET", f"/v1/{path}")
         assert answer.status == 200
         found |= set(fields(answer.json))
+        for names in EXAMPLES_OF.get(path, ()):
+            assert unlike(answer.json, *names) == []
     assert len(found) > 5
-    return found - NAMED
+    assert found - NAMED == set()
 
 
 async def test_fields_of_clients_and_rules(world: AdminWorld):
@@ -49,8 +95,7 @@ async def test_fields_of_clients_and_rules(world: AdminWorld):
         assert (await ask("PUT", "/v1/quotas/client-id=etl-orders", json=body)).status == 200
         pause = {"off": "30m", "client-id": "x"}
         assert (await ask("POST", "/v1/throttling", json=pause)).status == 200
-        paths = (*PATHS, "clients/client-id=etl-orders", "audit", "suggestions")
-        assert await undocumented(ask, *paths) == set()
+        await described(ask, *PATHS, "clients/client-id=etl-orders", "suggestions")
 
 
 @pytest.mark.parametrize(
@@ -58,4 +103,22 @@ async def test_fields_of_clients_and_rules(world: AdminWorld):
 )
 async def test_fields_of_queries_and_pipelines(make: Any, path: str):
     async with serve(make().server()) as ask:
-        assert await undocumented(ask, path, "status") == set()
+        await described(ask, path, "status")
+
+
+async def test_each_path_is_in_the_table():
+    tier = TierWorld()
+    async with tier.running():
+        runner = tier.servers["a/0"]._runner
+        assert runner is not None
+        routes = {
+            (route.method, resource.canonical.removesuffix("{tail}"))
+            for resource in runner.app.router.resources()
+            for route in resource
+            if route.method != "HEAD"
+        }
+    shown = set(re.findall(r"`(GET|PUT|POST|DELETE) (/[^`?{]*)", API))
+    hidden = ("/page/", "/member/", "/v1/tier/")
+    assert {each for each in routes - shown if not each[1].startswith(hidden)} == set()
+    for method, path in shown:
+        assert any(method == of and path.startswith(known) for of, known in routes), path

@@ -10,10 +10,11 @@ from admin_world import AdminWorld, Ask, running, serve, start
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.admin.overrides import Override, parse_override
+from proxy.admin.overrides import parse_override
 from proxy.admin.replies import MAX_BODY_BYTES, ApiError
 from proxy.admin.server import AdminError
 from proxy.quota.entities import QuotaKind
+from proxy.quota.rule_registry import RuleEntry
 
 ETL = "/v1/quotas/client-id=etl-orders"
 GOOD = b'{"consumer_byte_rate": "10MiB"}'
@@ -224,12 +225,12 @@ BODIES = st.binary(max_size=200) | st.dictionaries(KEYS | st.text(max_size=5), V
 
 @given(BODIES)
 def test_any_body_is_an_override_or_refused(data: bytes):
-    outcome: Override | ApiError
+    outcome: RuleEntry | ApiError
     try:
-        outcome = parse_override(data, 0.0)
+        outcome = parse_override({"client-id": "etl"}, data, 0.0)
     except ApiError as error:
         outcome = error
-    assert isinstance(outcome, Override) or outcome.status == 400
+    assert isinstance(outcome, RuleEntry) or outcome.status == 400
 
 
 PATH_BYTES = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), max_size=40)

@@ -540,13 +540,6 @@ async def test_members_may_come_and_go(tier: TierWorld, of: Of):
     assert members((await of("a/0")("GET", "/v1/status")).json) == [*NAMES[:-1], "c/3"]
 
 
-async def test_rules_that_differ_are_said(tier: TierWorld, of: Of):
-    assert (await of("a/0")("GET", "/v1/status")).json["warning"] is None
-    tier.rules = {"a": "d1", "b": "d2", "c": None}
-    warning = (await of("c/0")("GET", "/v1/status")).json["warning"]
-    assert "different rules: a by d1, b by d2" in warning
-
-
 async def test_what_all_have_seen_is_suggested_from_together(tier: TierWorld, of: Of):
     # One member has seen slow times, the other fast ones: the p99 of both is not their average.
     for name, rate, intervals in (("a/1", 100_000.0, 90), ("c/0", 9_000_000.0, 10)):

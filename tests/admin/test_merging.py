@@ -9,13 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.admin.peers.merged_documents import (
+    CONNECTIONS_AFTER,
     TABLES,
+    UNBOUNDED,
     MemberDocuments,
     OwnerOf,
     merged_chart,
-    merged_clients,
-    merged_connections,
-    merged_unbounded,
 )
 from proxy.admin.peers.tier_answers import peeked_client
 from proxy.admin.replies import read_whole, written_pieces
@@ -86,7 +85,7 @@ def merge_clients(
 ) -> dict[str, Any]:
     """Return what members 0, 1 and so on have told, put together."""
     by_member = {str(number): each for number, each in enumerate(documents)}
-    return dict(merged_clients(MemberDocuments(by_member, limit, owner_of)))
+    return MemberDocuments(by_member, limit, owner_of).merged(TABLES["/v1/clients"])
 
 
 @st.composite
@@ -178,7 +177,7 @@ def test_paging_goes_through_all_connections(numbers: list[int], members: int, l
             rows = [{"id": n} for n in own if n > after]
             counts = {"total": len(own), "held": 0, "matching": len(rows)}
             pages[f"a/{member}"] = {**counts, "connections": rows[:limit]}
-        page = merged_connections(MemberDocuments(pages, limit), by_number=True)
+        page = MemberDocuments(pages, limit).merged(TABLES[CONNECTIONS_AFTER])
         assert page["total"] == len(numbers)
         found = [int(each["id"].removeprefix("a/")) for each in page["connections"]]
         if not found:
@@ -203,7 +202,7 @@ def test_the_rows_of_members_are_those_of_one_process(seen: list[tuple[float, in
         str(member): document([rows[n] for n, at in enumerate(seen) if at[1] == member])
         for member in range(3)
     }
-    merged = dict(merged_connections(MemberDocuments(pages, limit), by_number=False))
+    merged = MemberDocuments(pages, limit).merged(TABLES["/v1/connections"])
     alone = document(rows)
     for page in (merged, alone):
         page["connections"] = [row["received_rate"] for row in page["connections"]]
@@ -244,7 +243,7 @@ def test_what_a_client_without_a_bound_moves_at_all_members_is_added():
         "0": {"unbounded": 2, "unbounded_clients": [client("a", 5.0), client(None, None)]},
         "1": {"unbounded": 2, "unbounded_clients": [client("a", 7.0), client("b", 8.0)]},
     }
-    merged = merged_unbounded(MemberDocuments(tier, 9, lambda _: "0"))
+    merged = MemberDocuments(tier, 9, lambda _: "0").merged(UNBOUNDED)
     assert merged["unbounded"] == 3
     rates = [
         (each["client_id"], each["rate"], each["member"]) for each in merged["unbounded_clients"]

@@ -18,10 +18,10 @@ from proxy.admin.rates.observed_rates import (
     ObservedClient,
     ObservedRates,
     RateSeries,
-    RateSketch,
+    SeenSeries,
     observed_client,
 )
-from proxy.quota.entities import QuotaKind
+from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.state import MemoryStore, Record
 
 CONSUMER, PRODUCER, *_ = QuotaKind
@@ -34,8 +34,9 @@ RUNS = ("92017897-daab-4d28-a2d5-5cc4133bee8f", "C11A5E77-01D1-4431-A753-36BFC3F
 rates_seen = st.lists(st.floats(0.01, 1e13), min_size=1, max_size=50)
 
 
-def sketch_of(values: Iterable[float]) -> RateSketch:
-    sketch = RateSketch()
+def sketch_of(values: Iterable[float]) -> SeenSeries:
+    series = RateSeries(ObservedClient(None, "etl", False), CONSUMER)
+    sketch = SeenSeries(series, ClientIdentity("default", None, "etl"))
     for value in values:
         sketch.add(value, 10)
     return sketch
@@ -53,11 +54,11 @@ def test_merged_sketches_are_that_of_all(some, others):
     merged.include(sketch_of(others))
     assert merged == sketch_of(some + others)
     assert merged.peak == max(some + others)
-    assert merged.total_bytes == 10 * merged.count
+    assert merged.total_bytes == 10 * merged.counts.total()
 
 
 def test_nothing_was_seen():
-    assert (RateSketch().quantile(0.99), RateSketch().count) == (0.0, 0)
+    assert sketch_of([]).quantile(0.99) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -122,8 +123,7 @@ class RatesWorld:
         observed = Observed()
         for _ in observed.adding(self.rates, first):
             pass
-        found = observed.by_series.get(RateSeries(ObservedClient(user, name, False), kind))
-        return found and found.sketch
+        return observed.by_series.get(RateSeries(ObservedClient(user, name, False), kind))
 
 
 def test_both_directions_are_seen_and_times_without_traffic_are_not():
@@ -134,8 +134,8 @@ def test_both_directions_are_seen_and_times_without_traffic_are_not():
     world.step(etl=30 * MIB)
     world.step(api="Metadata", etl=MIB)
     read, written = world.seen(), world.seen(kind=PRODUCER)
-    assert (read.count, read.peak, read.total_bytes) == (2, 3 * MIB, 40 * MIB)
-    assert (written.count, written.peak, written.total_bytes) == (1, 2 * MIB, 20 * MIB)
+    assert (read.counts.total(), read.peak, read.total_bytes) == (2, 3 * MIB, 40 * MIB)
+    assert (written.counts.total(), written.peak, written.total_bytes) == (1, 2 * MIB, 20 * MIB)
 
 
 def test_a_late_sample_is_of_a_longer_time():
@@ -152,8 +152,8 @@ def test_a_client_is_the_same_on_all_listeners_and_for_all_of_its_executors():
         world.counters[key] = Counted(10 * MIB)
     world.step(etl=10 * MIB)
     assert world.seen().peak == 2 * MIB
-    (spark,) = [found for found in world.rates.since(0) if found[0].client.is_prefix]
-    assert spark[1].peak == 2 * MIB
+    (spark,) = [found for found in world.rates.since(0) if found.series.client.is_prefix]
+    assert spark.peak == 2 * MIB
 
 
 def test_users_are_told_apart():

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 from admin_world import AdminWorld, Ask, serve
+from parts.quota_world import QuotaWorld
 from tier_world import MemberTier, TierWorld
 from tokens import CLOSED, OPEN, bearer, password
 
 from proxy.admin.peers.tier_routes import (
     ALIVE_PATH,
+    BUDGETS_PATH,
     LONG_ALIVE_PATH,
     MAX_VISITS_BYTES,
     RECORDS_PATH,
@@ -21,18 +23,23 @@ from proxy.admin.peers.tier_routes import (
 )
 from proxy.admin.port.guard import Access
 from proxy.admin.replies import ApiError
-from proxy.admin.tier_protocol import VisitRows
+from proxy.admin.tier_protocol import DemandRows, VisitRows
 from proxy.quota.debts import Debt
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.state import Document, Record, StateError
+from proxy.tier.budget_exchanges import BudgetExchanges
+from proxy.tier.peers import Peers
+from proxy.tier.slot_map import SLOTS
+from proxy.tier.visits import read_visit
 
-ROW = ["default", None, "etl", "10.0.0.9", "fetch", 1024.0]
+ROW = ["default", None, "etl", "10.0.0.9", "consumer_byte_rate", 1024.0]
 RECORD = Record.of("queries/etl", {"offset": 1}, 3)
 ETL = ClientIdentity("main", None, "etl")
 DEBT = Debt(ETL, "client-id=etl", QuotaKind.CONSUMER_BYTE_RATE, 250.0)
 HANDED = {"records": [[RECORD.key, RECORD.text, RECORD.version]], "owed": [DEBT.document()]}
 ASKED = [("GET", ALIVE_PATH, {}), ("POST", VISITS_PATH, {"visits": []})]
 ASKED += [("POST", RECORDS_PATH, {"records": [], "owed": []})]
+DEMAND = ["consumer_byte_rate:budget=link", "far/0#1", 1, [0, 0.0, 0.0], [1.0, 0.0, None, {}]]
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -52,10 +59,15 @@ class Owner(MemberTier):
         return super().overview()
 
     async def visited(self, rows: VisitRows) -> VisitRows:
-        if any(row[4] == "nothing" for row in rows):
-            raise ValueError("'nothing' is no kind")
+        for row in rows:
+            read_visit(row)
         self.told.append(rows)
         return [[*row[:-1], 250.0] for row in rows]
+
+    def lease(self, rows: DemandRows) -> DemandRows:
+        return BudgetExchanges(
+            self.name, QuotaWorld().quotas, Peers(), lambda: ([None] * SLOTS, frozenset())
+        ).lease(rows)
 
     async def keep(self, records: Sequence[Record], debts: Sequence[Debt]) -> None:
         if not self.has:
@@ -153,6 +165,22 @@ async def test_only_a_token_with_all_rights_asks_as_a_member(
             )
         ),
         *(
+            (BUDGETS_PATH, json.dumps(document).encode())
+            for document in (
+                {},
+                [],
+                {"demands": [[]]},
+                {"demands": [DEMAND[:-1]]},
+                {"demands": [[*DEMAND[:2], "x", *DEMAND[3:]]]},
+                {"demands": [[*DEMAND[:3], [0, -1.0, 0.0], DEMAND[4]]]},
+                {"demands": [[*DEMAND[:3], [0, 1.0, 2.0], DEMAND[4]]]},
+                {"demands": [[*DEMAND[:3], [0, 1.0, 0.0, 1e9], DEMAND[4]]]},
+                {"demands": [[*DEMAND[:4], [float("nan"), 0.0, None, {}]]]},
+                {"demands": [[*DEMAND[:4], [1.0, 0.0, None, {"a": [1.0]}]]]},
+                {"demands": [[*DEMAND[:4], [1.0, 0.0, None, 7]]]},
+            )
+        ),
+        *(
             (RECORDS_PATH, json.dumps(document).encode())
             for document in (
                 {},
@@ -176,6 +204,15 @@ async def test_what_is_badly_formed_is_refused_and_nothing_of_it_taken(
         assert len(answer.json["error"]) < 400
         assert (await ask("GET", ALIVE_PATH)).status == 200
     assert (owner.told, owner.kept) == ([], [])
+
+
+async def test_who_owns_no_budget_leases_nothing(owner: Owner):
+    async with owner.asked(CLOSED) as ask:
+        body = {"demands": [DEMAND]}
+        asked = await ask("POST", BUDGETS_PATH, json=body, headers=bearer("ops"))
+        assert (asked.status, asked.json) == (200, {"leases": []})
+        refused = await ask("POST", BUDGETS_PATH, json=body, headers=bearer("desk"))
+        assert refused.status == 403
 
 
 async def test_a_message_is_bounded_and_says_that_it_is_json(owner: Owner):

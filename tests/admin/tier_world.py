@@ -7,15 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 import aiohttp
+import pytest
 import trustme
 from admin_world import AdminWorld, Answer, Ask, NoQueries, start
 from tokens import OPEN
 from yarl import URL
 
 from metrics.member_names import machine_of
+from proxy.admin.peers import members as members_module
 from proxy.admin.port.guard import Access
 from proxy.admin.server import AdminServer
-from proxy.admin.tier_protocol import MemberEndpoint, VisitRows
+from proxy.admin.tier_protocol import DemandRows, MemberEndpoint, VisitRows
 from proxy.progress.query_scope import QueryScope
 from proxy.progress.report import Refusal, ReportRefused
 from proxy.quota.debts import Debt
@@ -81,6 +83,9 @@ class MemberTier:
     async def visited(self, rows: VisitRows) -> VisitRows:
         raise ValueError(f"{rows} are not for {self.name}")
 
+    def lease(self, rows: DemandRows) -> DemandRows:
+        raise ValueError(f"{rows} are not for {self.name}")
+
     async def keep(self, records: Sequence[Record], debts: Sequence[Debt]) -> None:
         raise AssertionError(f"{records} and {debts} are not for {self.name}")
 
@@ -113,6 +118,7 @@ class TierWorld:
         authority: trustme.CA | None = None,
         servers: Mapping[str, Mapping[str, Any]] | None = None,
         token: str | None = "ops-text",
+        timeout_s: float = 5.0,  # a busy machine takes none for silent
         **changes: Any,
     ) -> AsyncIterator[Mapping[str, str]]:
         """Run all; gives their addresses by name. `servers`: what is different at one."""
@@ -124,6 +130,8 @@ class TierWorld:
             authority.configure_trust(self._client_tls)
         scheme = "http" if authority is None else "https"
         async with AsyncExitStack() as stack:
+            patch = stack.enter_context(pytest.MonkeyPatch.context())
+            patch.setattr(members_module, "MEMBER_TIMEOUT_S", timeout_s)
             urls = {}
             for name, world in self.worlds.items():
                 arguments = {
@@ -132,7 +140,6 @@ class TierWorld:
                     "tier": self.tiers[name],
                     "access": access,
                     "tls": server_tls,
-                    "timeout_s": 5.0,  # a busy machine takes none for silent
                 }
                 server = world.server(**(arguments | changes | dict((servers or {}).get(name, {}))))
                 await start(server)

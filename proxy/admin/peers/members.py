@@ -1,17 +1,17 @@
 """Asks the members of a tier in the name of who asks this one: itself directly, others by HTTP."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import cast
+from io import BytesIO
 
-import aiohttp
-from aiohttp import web
+from aiohttp import Payload, web
 from yarl import URL
 
 from metrics.member_names import machine_of
 from proxy.admin.audit import current_author
+from proxy.admin.peers.peer_client import LateError, PeerClient, PeerError, Reply
 from proxy.admin.port.guard import (
     ONE_MEMBER,
     SAFE_METHODS,
@@ -19,7 +19,7 @@ from proxy.admin.port.guard import (
     answer_member,
     headers_of,
 )
-from proxy.admin.replies import HEADERS, OWN_BODY, PARTS, ApiError, answer_in_pieces
+from proxy.admin.replies import HEADERS, OWN_BODY, ApiError, answer_in_pieces
 from proxy.admin.tier_protocol import MemberEndpoint, Tier
 
 MEMBER_TIMEOUT_S = 2.0
@@ -33,43 +33,12 @@ SPARED_S = 2.0
 """For so long nobody waits again for a member that did not answer in time: who looks each second
 would have the answers of all others held up."""
 
-MAX_MEMBER_BYTES = 64 * 1024 * 1024  # 10,000 sensors come to some 20 MB
-CONNECTIONS = 16  # to one member at a time; further requests wait, within their time
+CONNECTIONS = 16  # to one member at a time
 MAX_REFUSAL_BYTES = 300  # of a refusal that is shown
 
 MEMBERS_FIX = "see members in GET /v1/status for which there are"
 
 _SILENT = "it is silent: it has not answered for a while"
-
-_PASSED = ("Content-Type", "WWW-Authenticate", "Allow", "Retry-After")
-"""Headers of an answer that are passed on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """What a member answered."""
-
-    member: str
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-    @property
-    def is_ok(self) -> bool:
-        """Whether it did what it was asked for."""
-        return 200 <= self.status < 300  # noqa: PLR2004 - as HTTP has it
-
-
-@dataclass(frozen=True, slots=True)
-class NoReply:
-    """A member that did not answer."""
-
-    member: str
-    why: str
-    was_sent: bool = True
-    """Whether it may have done what it was asked for."""
-    alive: bool = True
-    """Whether it has answered the tier lately."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +46,8 @@ class Question:
     """What members are asked in the name of who sent a request."""
 
     request: web.Request
-    target: str | Callable[[str], str]
-    """Path and query, sent as they are; or what gives them for a machine."""
+    target: str
+    """Path and query, sent as they are."""
     method: str = "GET"
     body: bytes | None = None
     """As JSON."""
@@ -88,19 +57,14 @@ class Question:
         """Whether it is not for looking only."""
         return self.method not in SAFE_METHODS
 
-    def url_at(self, member: str, base: str = "") -> URL:
-        """Return what a member is asked for, below the URL of its port."""
-        target = self.target if isinstance(self.target, str) else self.target(machine_of(member))
-        return URL(f"{base.rstrip('/')}{target}", encoded=True)
-
 
 @dataclass(frozen=True, slots=True)
 class Answers:
     """What came of asking several members."""
 
     replies: Sequence[Reply]
-    """The leader's comes first, if it answered."""
-    missing: Sequence[NoReply]
+    """In the order in which they were asked, so that of the leader first."""
+    missing: Sequence[PeerError]
     """Members that did not answer."""
 
     @property
@@ -116,17 +80,16 @@ class Answers:
         return self.replies[0]
 
 
-class Members:
-    """Asks the members: all at once, or one of them. Only inside a running event loop.
+class Members(PeerClient):
+    """Asks the members: all at once, or one of them.
 
     All are asked for themselves alone, so that no request goes in a circle; with bounds on time,
-    size and connections. `timeout_s` is for the answer of another one. `close` it.
+    size and connections.
     """
 
-    def __init__(self, tier: Tier, timeout_s: float = MEMBER_TIMEOUT_S) -> None:
+    def __init__(self, tier: Tier) -> None:
+        super().__init__(CONNECTIONS)
         self.tier = tier
-        self._timeout_s = timeout_s
-        self._session: aiohttp.ClientSession | None = None
         self._spared: dict[str, float] = {}
         """Until when members are not asked, by their names; in the time of the event loop."""
 
@@ -162,95 +125,56 @@ class Members:
         """Ask some members at once. No other than the leader records what it changes."""
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._ask(each, question)) for each in asked]
-        results, leader = [task.result() for task in tasks], self.tier.leader
-        replies = [each for each in results if isinstance(each, Reply)]
+        results = [task.result() for task in tasks]
         return Answers(
-            sorted(replies, key=lambda each: each.member != leader),
-            [each for each in results if isinstance(each, NoReply)],
+            [each for each in results if isinstance(each, Reply)],
+            [each for each in results if isinstance(each, PeerError)],
         )
 
-    async def ask_one(self, name: str, question: Question) -> Reply | NoReply:
+    async def ask_one(self, name: str, question: Question) -> Reply | PeerError:
         """Ask the member of a name."""
         for each in self.tier.members():
             if each.name == name:
                 return await self._ask(each, question)
-        return NoReply(name, "it is no member any more", was_sent=False)
+        return PeerError(name, "it is no member any more", was_sent=False)
 
-    async def close(self) -> None:
-        """Close all connections."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
-
-    async def _ask(self, endpoint: MemberEndpoint, question: Question) -> Reply | NoReply:
+    async def _ask(self, endpoint: MemberEndpoint, question: Question) -> Reply | PeerError:
         leaves_audit = question.may_change and endpoint.name != self.tier.leader
         headers = headers_of(current_author(), leaves_audit=leaves_audit)
-        if question.body is not None:
-            headers["Content-Type"] = "application/json"
         if endpoint.name == self.tier.name:
             return await _ask_own_handlers(endpoint.name, question, headers)
-        if not endpoint.alive:
-            return NoReply(endpoint.name, _SILENT, was_sent=False, alive=False)
-        return await self._ask_other(endpoint, question, headers)
+        try:
+            return await self._ask_other(endpoint, question, headers)
+        except PeerError as error:
+            return error
 
     async def _ask_other(
         self, endpoint: MemberEndpoint, question: Question, headers: Mapping[str, str]
-    ) -> Reply | NoReply:
-        name, has_time = endpoint.name, question.may_change
-        timeout_s = max(self._timeout_s, CHANGE_TIMEOUT_S) if has_time else self._timeout_s
-        loop = asyncio.get_running_loop()
-        now_s = loop.time()
-        if not has_time and now_s < self._spared.get(name, now_s):
-            why = f"it did not answer within {timeout_s:g} s, a moment ago"
-            return NoReply(name, why, was_sent=False)
-        try:
-            async with asyncio.timeout(timeout_s):
-                reply = await self._exchange(endpoint, question, headers)
-        except TimeoutError:
-            now_s = loop.time()
-            self._spared = {key: end_s for key, end_s in self._spared.items() if end_s > now_s}
-            self._spared[name] = now_s + SPARED_S
-            return NoReply(name, f"it did not answer within {timeout_s:g} s")
-        except aiohttp.ClientConnectorCertificateError as error:
-            why = f"its certificate is not trusted: {error.certificate_error}"
-            return NoReply(name, why, was_sent=False)
-        except aiohttp.ClientConnectorError as error:
-            why = f"it can't be connected to: {error.os_error.strerror or error.os_error}"
-            return NoReply(name, why, was_sent=False)
-        # RuntimeError: all connections were closed meanwhile.
-        except (aiohttp.ClientError, OSError, ValueError, RuntimeError) as error:
-            return NoReply(name, f"it broke off: {error or type(error).__name__}")
-        self._spared.pop(name, None)
-        return reply if reply.headers.get(SCOPE) == ONE_MEMBER else _refused(reply)
-
-    async def _exchange(
-        self, endpoint: MemberEndpoint, question: Question, headers: Mapping[str, str]
     ) -> Reply:
-        """Raise ValueError for an answer that is too long, and what aiohttp does."""
-        if endpoint.token is not None:
-            headers = {**headers, "Authorization": f"Bearer {endpoint.token}"}
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, limit_per_host=CONNECTIONS),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(total=None),  # ours holds for waiting, too
-                auto_decompress=False,
-                trust_env=False,
+        """Return what another member says, as a member. Raises PeerError."""
+        name, limit_s = endpoint.name, MEMBER_TIMEOUT_S
+        time_s = asyncio.get_running_loop().time
+        if not endpoint.alive:
+            raise PeerError(name, _SILENT, was_sent=False, alive=False)
+        if question.may_change:
+            limit_s = max(limit_s, CHANGE_TIMEOUT_S)
+        elif time_s() < self._spared.get(name, 0.0):
+            why = f"it did not answer within {limit_s:g} s, a moment ago"
+            raise PeerError(name, why, was_sent=False)
+        try:
+            reply = await self.send(
+                endpoint, question.method, question.target, headers, question.body, limit_s
             )
-        async with self._session.request(
-            question.method,
-            question.url_at(endpoint.name, endpoint.url),
-            headers=headers,
-            data=question.body,
-            allow_redirects=False,
-            ssl=endpoint.tls or True,
-        ) as response:
-            received = bytearray()
-            async for piece in response.content.iter_any():
-                received += piece
-                if len(received) > MAX_MEMBER_BYTES:
-                    raise ValueError(f"its answer is above {MAX_MEMBER_BYTES} bytes")
-            return Reply(endpoint.name, response.status, response.headers, bytes(received))
+        except LateError:
+            self._spared[name] = time_s() + SPARED_S
+            raise
+        self._spared.pop(name, None)
+        if reply.headers.get(SCOPE) != ONE_MEMBER:  # it was not let in, or not by a member
+            text = reply.body[:MAX_REFUSAL_BYTES].decode(errors="replace")
+            why = f"it refuses to answer with {reply.status}: {text}"
+            is_refusal = HTTPStatus.BAD_REQUEST <= reply.status < HTTPStatus.INTERNAL_SERVER_ERROR
+            raise PeerError(name, why, was_sent=not is_refusal)
+        return reply
 
 
 async def _ask_own_handlers(member: str, question: Question, headers: Mapping[str, str]) -> Reply:
@@ -258,23 +182,15 @@ async def _ask_own_handlers(member: str, question: Question, headers: Mapping[st
 
     It takes as long as it takes: a change that is under way must not be cut off.
     """
-    outer, url = question.request, question.url_at(member)
+    outer, url = question.request, URL(question.target, encoded=True)
     inner = outer.clone(method=question.method, rel_url=url, headers=headers)
     inner[OWN_BODY] = question.body or b""
     match = await outer.app.router.resolve(inner)
     response = await answer_member(inner, match.handler)
     assert isinstance(response, web.Response)
-    parts = response.get(PARTS)
-    body = cast(bytes, response.body or b"") if parts is None else b"".join(parts)
+    body = response.body or b""
+    body = await body.as_bytes() if isinstance(body, Payload) else bytes(body)
     return Reply(member, response.status, response.headers, body)
-
-
-def _refused(reply: Reply) -> NoReply:
-    """Return what came of a request that was not let in, or not by a member."""
-    text = reply.body[:MAX_REFUSAL_BYTES].decode(errors="replace")
-    was_sent = not HTTPStatus.BAD_REQUEST <= reply.status < HTTPStatus.INTERNAL_SERVER_ERROR
-    why = f"it refuses to answer with {reply.status}: {text}"
-    return NoReply(reply.member, why, was_sent=was_sent)
 
 
 def target_of(request: web.Request) -> str:
@@ -286,13 +202,11 @@ def target_of(request: web.Request) -> str:
 
 def passed_on(reply: Reply) -> web.Response:
     """Return a member's answer unchanged."""
-    passed = {name: reply.headers[name] for name in _PASSED if name in reply.headers}
-    response = answer_in_pieces(reply.body, {**HEADERS, **passed})
-    response.set_status(reply.status)
-    return response
+    headers = {**HEADERS, "Content-Type": reply.headers.get("Content-Type", "")}
+    return answer_in_pieces(BytesIO(reply.body), headers, reply.status)
 
 
-def lost(missing: NoReply, what: str) -> ApiError:
+def lost(missing: PeerError, what: str) -> ApiError:
     """Return the error for a request to one member that did not answer.
 
     503: nothing was done. 502: it may have been done.
@@ -304,7 +218,7 @@ def lost(missing: NoReply, what: str) -> ApiError:
     return ApiError(502, text, f"see whether it was done, and else {fix}")
 
 
-def none_answers(missing: Sequence[NoReply]) -> ApiError:
+def none_answers(missing: Sequence[PeerError]) -> ApiError:
     """Return the error for a request that no member answered."""
     reasons = "; ".join(f"{each.member!r}: {each.why}" for each in missing) or "there is none"
     return ApiError(503, f"no member answers: {reasons}", "look at the proxy's log; send it again")

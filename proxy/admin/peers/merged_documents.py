@@ -35,14 +35,10 @@ Combine = Callable[[list[Any]], Any]
 Merge = Callable[[Sequence[Row]], Row]
 """Makes one row of those that several members have of the same thing; see `joined`."""
 
-Identity = tuple[str, str | None, str | None]
-
-Chart = Mapping[str, Any]
-"""Of a sensor's rates and bounds, as `History.document` gives it."""
-
 MEMBER = "member"
 
 OWN_SLOTS = "slots"  # the key of what the status of one member says of its own slots
+CONNECTIONS_AFTER = "/v1/connections?after"  # those in the order of their numbers
 MAX_CLIENTS = 20  # named in one row, as a member does
 
 
@@ -75,19 +71,19 @@ class MemberDocuments:
 
     def rows(self, key: str) -> list[Row]:
         """Return the rows of a list with their members; one of another version may lack it."""
-        return [
-            {MEMBER: name, **row}
-            for name, document in self.by_member.items()
-            for row in document.get(key, ())
-        ]
+        by_name = sorted(self.by_member.items())
+        return [{MEMBER: name, **row} for name, each in by_name for row in each.get(key, ())]
 
-    def joined(self, alike: Iterable[Sequence[Row]], merge: Merge) -> list[Row]:
-        """Return one row for each thing.
+    def joined(
+        self, rows: Sequence[Row], identity: Callable[[Row], Hashable], merge: Merge
+    ) -> list[Row]:
+        """Return one row for those of each identity.
 
         Where several members have one, the row of its client's owner comes first, then those with
         the highest rates.
         """
-        return [merge(self._owner_first(rows)) if len(rows) > 1 else rows[0] for rows in alike]
+        alike = grouped(rows, identity)
+        return [merge(self._owner_first(each)) if len(each) > 1 else each[0] for each in alike]
 
     def _owner_first(self, rows: Sequence[Row]) -> Sequence[Row]:
         clients = (each for row in rows for each in row.get("clients", [row]))
@@ -96,22 +92,6 @@ class MemberDocuments:
         return sorted(
             rows, key=lambda row: (row[MEMBER] == owner, row.get("rate") or 0.0), reverse=True
         )
-
-    def counts(
-        self, alike: Sequence[Sequence[Row]], counted: Mapping[str, Callable[[Row], bool]]
-    ) -> Document:
-        """Return figures, each a sum less what is seen to be counted twice.
-
-        `counted` tells by figures which rows each counts, and `alike` has the rows of one thing.
-        Beyond the rows that the members gave what they count twice is not known.
-        """
-        first, *_ = self.by_member.values()
-        return {
-            key: sum(each.get(key, 0) for each in self.by_member.values())
-            - sum(max(sum(map(counts, rows)) - 1, 0) for rows in alike)
-            for key, counts in counted.items()
-            if key in first
-        }
 
 
 Part = Callable[[MemberDocuments], Document]
@@ -130,22 +110,50 @@ def rows(
     *,
     rank: Callable[[Row], Any] | None = None,
     most: int | None = None,
-    names_member: bool = True,
+    is_limited: bool = False,
+    shown: Callable[[Row], Row] = lambda row: row,
 ) -> Part:
     """Return the part that is a list with the rows of all, each row of the same `identity` once.
 
-    Those with the highest `rank` come first; without one they are in the order of their members.
+    Those with the highest `rank` come first, equal ones in the order of their members' names. There
+    are `most` of them, or as many as the request says.
     """
 
     def part(told: MemberDocuments) -> Document:
-        found = told.joined(grouped(told.rows(key), identity), merge)
+        found = told.joined(told.rows(key), identity, merge)
         if rank is not None:
             found.sort(key=rank, reverse=True)
-        if not names_member:
-            found = [{name: row[name] for name in row if name != MEMBER} for row in found]
-        return {key: found[:most]}
+        return {key: list(map(shown, found[: told.limit if is_limited else most]))}
 
     return part
+
+
+def counts(
+    key: str,
+    things: Callable[[Row], Iterable[Hashable]],
+    **counted: Callable[[Row], bool],
+) -> Part:
+    """Return the part of figures that are sums, less what members are seen to count twice.
+
+    The list `key` has rows with the `things` that are counted; `counted` tells by figures in which
+    rows. Beyond the rows that the members gave what they count twice is not known.
+    """
+
+    def part(told: MemberDocuments) -> Document:
+        found, (first, *_) = told.rows(key), told.by_member.values()
+        return {
+            name: sum(told.values(name)) - twice(filter(is_counted, found), things)
+            for name, is_counted in counted.items()
+            if name in first
+        }
+
+    return part
+
+
+def twice(rows: Iterable[Row], things: Callable[[Row], Iterable[Hashable]]) -> int:
+    """Return how often the things of some rows are counted, at a member each, beyond once."""
+    counted = {(thing, row[MEMBER]) for row in rows for thing in things(row)}
+    return len(counted) - len({thing for thing, _ in counted})
 
 
 def grouped(things: Iterable[T], identity: Callable[[T], Hashable]) -> list[list[T]]:
@@ -173,9 +181,12 @@ def sensor_of(row: Mapping[str, Any]) -> tuple[str, str]:
     return row["quota"], row["entity"]
 
 
-def clients_of(row: Mapping[str, Any]) -> list[Identity]:
+_identity_of: Callable[[Row], Hashable] = itemgetter("listener", "user", "client_id")
+
+
+def clients_of(row: Mapping[str, Any]) -> list[Hashable]:
     """Return the identities of the clients that a row names."""
-    return list(_by_identity([row["clients"]]))
+    return list(map(_identity_of, row["clients"]))
 
 
 def merged_row(rows: Sequence[Row]) -> Row:
@@ -184,7 +195,7 @@ def merged_row(rows: Sequence[Row]) -> Row:
     Rate, bound and rule are those of the client's owner: it counts what passes elsewhere as well.
     Where the owner is not among the members, or not known, they are of the highest rate.
     """
-    clients = _by_identity([row["clients"] for row in rows])
+    clients = _each_client([row["clients"] for row in rows])
     fields = {key: combine for key, combine in _FIELDS.items() if key in rows[0]}
     return {
         **combined(rows, fields),
@@ -199,23 +210,23 @@ def merged_unbounded_row(rows: Sequence[Row]) -> Row:
     return {**rows[0], "rate": round(sum(known), 1) if known else None}
 
 
-def merged_chart(charts: Sequence[Chart | None]) -> Chart | None:
+def merged_chart(charts: Sequence[Document | None]) -> Document | None:
     """Return the chart of a sensor that several members have; the first is its owner's.
 
     All end now. In each interval the highest rate counts: what a client moves elsewhere its owner
     counts as well, so that a sum would have it twice; and after a handover each member knows a
     part of the time. Bounds are the owner's where it knows them.
     """
-    known = [chart for chart in charts if chart is not None and chart["rates"]]
-    if len(known) < 2:  # noqa: PLR2004 - one has nothing to be merged with
-        return known[0] if known else next((each for each in charts if each is not None), None)
+    known = [each for each in charts if each is not None]
+    if not known:
+        return None
     rates = zip_longest(*(reversed(chart["rates"]) for chart in known), fillvalue=0.0)
     bounds = zip_longest(*(reversed(list(_bound_of_each(chart))) for chart in known))
     of_each = [next(bound for bound in column if bound is not None) for column in bounds]
     return chart(known[0]["interval_s"], list(map(max, rates))[::-1], reversed(of_each))
 
 
-def _bound_of_each(chart: Chart) -> Iterator[float]:
+def _bound_of_each(chart: Document) -> Iterator[float]:
     """Yield the bound for each rate."""
     starts, bound = dict(map(tuple, chart["bounds"])), 0.0
     for position in range(len(chart["rates"])):
@@ -223,10 +234,9 @@ def _bound_of_each(chart: Chart) -> Iterator[float]:
         yield bound
 
 
-def _by_identity(lists: Sequence[Sequence[Row]]) -> dict[Identity, Row]:
+def _each_client(lists: Sequence[Sequence[Row]]) -> list[Row]:
     """Return the clients of several rows, each once, as the last one has it."""
-    rows = (row for each in lists for row in each)
-    return {(row["listener"], row["user"], row["client_id"]): row for row in rows}
+    return list({_identity_of(row): row for row in chain.from_iterable(lists)}.values())
 
 
 _FIELDS: Mapping[str, Combine] = {
@@ -238,9 +248,9 @@ _FIELDS: Mapping[str, Combine] = {
     "throttled": any,
     "above_s": max,
     "hold_ends_in_s": lambda ends: max((end for end in ends if end is not None), default=None),
-    "clients": lambda lists: list(_by_identity(lists).values())[:MAX_CLIENTS],
+    "clients": lambda lists: _each_client(lists)[:MAX_CLIENTS],
     "history": merged_chart,
-    "connected": lambda lists: list(_by_identity(lists).values()),  # why each client has its rule
+    "connected": _each_client,  # why each client has its rule
 }
 
 _KINDS = [str(kind) for kind in QuotaKind]
@@ -258,11 +268,8 @@ class _ClientGroup:
     """Rows that belong together at any member: of one client, or of what several share."""
 
     def __init__(self, rows: Sequence[Row], told: MemberDocuments) -> None:
-        self.rows = rows
-        self.alike = grouped(rows, sensor_of)
-        """The rows of each sensor: all are in one group."""
-        merged = told.joined(self.alike, merged_row)
-        self.merged = sorted(merged, key=lambda row: (_KINDS.index(row["quota"]), row["entity"]))
+        merged = told.joined(rows, sensor_of, merged_row)
+        self.rows = sorted(merged, key=lambda row: (_KINDS.index(row["quota"]), row["entity"]))
         connected = {row[MEMBER] for row in rows if row["client_count"]}
         self.has_left = not connected
         """Whether none of its clients is connected anywhere."""
@@ -272,22 +279,26 @@ class _ClientGroup:
     @property
     def urgency(self) -> tuple[bool, float]:
         """Throttled ones are above the others, then those closer to their bound."""
-        shares = (row["rate"] / row["bound"] for row in self.merged)
-        return any(row["throttled"] for row in self.merged), max(shares)
+        shares = (row["rate"] / row["bound"] for row in self.rows)
+        return any(row["throttled"] for row in self.rows), max(shares)
 
 
 def merged_clients(told: MemberDocuments) -> Document:
-    """Return `clients`, the closest to their bounds first, and their counts.
+    """Return `clients`, the closest to their bounds first, and how many there are.
 
-    A sensor that several members have is one row. Figures are sums, less what is seen to be
-    counted more than once; beyond the rows that the members gave that is not known.
+    A sensor that several members have is one row; each client counts once.
     """
-    groups = [_ClientGroup(each, told) for each in _joined(told.rows("clients"))]
-    alike = [rows for group in groups for rows in group.alike]
+    rows = told.rows("clients")
+    groups = [_ClientGroup(each, told) for each in _joined(rows)]
     shown = sorted(groups, key=lambda group: group.urgency, reverse=True)[: told.limit]
+    clients, gone = summed(told.values("client_counts")), sum(group.gone for group in groups)
+    clients["left"] -= gone
+    clients["bounded"] -= gone
+    for key in ("bounded", "throttled", "held"):
+        clients[key] -= twice(filter(_COUNTED[key], rows), clients_of)
+    clients["shown"] = min(clients["shown"], _shown(shown))
     return {
-        **told.counts(alike, _COUNTED),
-        "client_counts": _counts(told, groups, shown),
+        "client_counts": {key: max(value, 0) for key, value in clients.items()},
         "clients": list(_rows_of(shown)),
     }
 
@@ -296,14 +307,14 @@ def _rows_of(groups: Iterable[_ClientGroup]) -> Iterable[Row]:
     """Yield the rows of groups, in each with a name of the group that no other has."""
     taken: set[str] = set()
     for group in groups:
-        name = group.merged[0].get("group")
+        name = group.rows[0].get("group")
         if name is None:  # chosen by quotas
-            yield from group.merged
+            yield from group.rows
             continue
         if name in taken:
-            name = f"{name}@{group.merged[0][MEMBER]}"
+            name = f"{name}@{group.rows[0][MEMBER]}"
         taken.add(name)
-        yield from ({**row, "group": name} for row in group.merged)
+        yield from ({**row, "group": name} for row in group.rows)
 
 
 def _joined(rows: Sequence[Row]) -> list[list[Row]]:
@@ -316,59 +327,25 @@ def _joined(rows: Sequence[Row]) -> list[list[Row]]:
     return [[rows[number] for number in each] for each in grouped(range(len(rows)), sets.find)]
 
 
-def _counts(
-    told: MemberDocuments, groups: Sequence[_ClientGroup], shown: Sequence[_ClientGroup]
-) -> dict[str, int]:
-    """Return how many clients there are: those of all members, each of whom is known once."""
-    counts = summed(told.values("client_counts"))
-    for group in groups:
-        counts["left"] -= group.gone
-        counts["bounded"] -= group.gone
-    rows = [row for group in groups for row in group.rows]
-    for key in ("bounded", "throttled", "held"):
-        counted = filter(_COUNTED[key], rows)
-        at = {(client, row[MEMBER]) for row in counted for client in clients_of(row)}
-        counts[key] -= len(at) - len({client for client, _ in at})
-    counts["shown"] = min(counts["shown"], _shown(shown))
-    return {key: max(value, 0) for key, value in counts.items()}
-
-
 def _shown(groups: Sequence[_ClientGroup]) -> int:
     """Return how many clients some groups are about, at most."""
-    named: set[Any] = set()
-    unnamed = left = 0
-    for group in groups:
-        left += group.has_left
-        for row in group.merged:
-            named.update(clients_of(row))
-            unnamed += row["client_count"] - len(row["clients"])
-    return len(named) + unnamed + left
+    rows = [row for group in groups for row in group.rows]
+    named = {client for row in rows for client in clients_of(row)}
+    unnamed: int = sum(row["client_count"] - len(row["clients"]) for row in rows)
+    return len(named) + unnamed + sum(group.has_left for group in groups)
 
 
-def merged_unbounded(told: MemberDocuments) -> Document:
-    """Return the clients without a bound, those that move most first, and how many there are."""
-    key = "unbounded_clients"
-    alike = grouped(told.rows(key), itemgetter("listener", "user", "client_id"))
-    found = told.joined(alike, merged_unbounded_row)
-    found.sort(key=lambda row: row["rate"] or 0.0, reverse=True)
-    return {**told.counts(alike, {"unbounded": lambda _: True}), key: found[: told.limit]}
+_rates = itemgetter("received_rate", "sent_rate")
 
 
-def merged_connections(told: MemberDocuments, *, by_number: bool) -> Document:
-    """Return the connections, those that move most first, or in the order of their numbers.
+def _of_machine(connection: Row) -> Row:
+    """Return a connection by its id in a tier: each machine numbers its own."""
+    return {**connection, "id": f"{machine_of(connection[MEMBER])}/{connection['id']}"}
 
-    Each machine numbers its own: in a tier an id is MACHINE/N.
-    """
-    found = told.rows("connections")
-    if by_number:
-        found.sort(key=lambda row: (row["id"], machine_of(row[MEMBER])))
-    else:
-        moved = itemgetter("received_rate", "sent_rate")
-        found.sort(key=lambda row: sum(filter(None, moved(row))), reverse=True)
-    shown = [{**row, "id": f"{machine_of(row[MEMBER])}/{row['id']}"} for row in found[: told.limit]]
-    return {key: sum(told.values(key)) for key in ("total", "held", "matching")} | {
-        "connections": shown
-    }
+
+def _unowned(row: Row) -> Row:
+    """Return a row without the member that has it."""
+    return {key: value for key, value in row.items() if key != MEMBER}
 
 
 def _figures(told: MemberDocuments) -> Document:
@@ -399,23 +376,12 @@ def _tier(told: MemberDocuments) -> Document:
     ]
     # Each of them is in the same cluster, so that most warnings are the same at all.
     warnings = [part for text in filter(None, told.values("warning")) for part in text.split("; ")]
-    if told.tier is not None:
-        warnings += _differing_rules(told.tier)
     return {
         "ready": not reasons,
         "not_ready_reason": "; ".join(reasons) or None,
         "warning": "; ".join(dict.fromkeys(warnings)) or None,
         **({} if told.tier is None else {"tier": told.tier}),
     }
-
-
-def _differing_rules(tier: Document) -> list[str]:
-    """Return what is wrong where the machines do not go by the same rules."""
-    known = [each for each in tier.get("machines", ()) if each.get("rules")]
-    if len({each["rules"] for each in known}) <= 1:
-        return []
-    listed = ", ".join(f"{each['name']} by {each['rules']:.12}" for each in known)
-    return [f"the machines go by different rules: {listed}; give all the same configuration"]
 
 
 def _levels(told: MemberDocuments) -> Document:
@@ -439,6 +405,25 @@ def _merged_loads(lists: Sequence[Sequence[Mapping[str, Any]]]) -> list[Document
     return nlargest(max(map(len, lists)), loads, key=itemgetter("at"))
 
 
+_CONNECTIONS = values(total=sum, held=sum, matching=sum)
+
+UNBOUNDED: Sequence[Part] = (
+    counts("unbounded_clients", lambda row: [_identity_of(row)], unbounded=lambda _: True),
+    rows(
+        "unbounded_clients",
+        _identity_of,
+        merged_unbounded_row,
+        rank=lambda row: row["rate"] or 0.0,
+        is_limited=True,
+    ),
+)
+
+_CLIENTS: Sequence[Part] = (
+    counts("clients", lambda row: [sensor_of(row)], **_COUNTED),
+    merged_clients,
+    *UNBOUNDED,
+)
+
 TABLES: Mapping[str, Sequence[Part]] = {
     "/v1/status": (
         values(
@@ -450,29 +435,36 @@ TABLES: Mapping[str, Sequence[Part]] = {
             pipelines_total=sum,
             request_times=lambda lists: merged_times(chain.from_iterable(lists)),
         ),
-        merged_clients,
-        merged_unbounded,
+        *_CLIENTS,
         # The members of a machine listen at one address; another machine has another one.
         rows(
             "listeners",
             itemgetter("name", "host", "port"),
             lambda alike: combined(alike, {"connections": sum}),
-            names_member=False,
+            shown=_unowned,
         ),
-        rows(
-            "brokers",
-            itemgetter("node_id"),
-            rank=lambda broker: -broker["node_id"],
-            names_member=False,
-        ),
-        rows("certificates", itemgetter("section", "file"), names_member=False),
+        rows("brokers", itemgetter("node_id"), rank=lambda row: -row["node_id"], shown=_unowned),
+        rows("certificates", itemgetter("section", "file"), shown=_unowned),
         rows("queries", rank=query_urgency, most=MAX_QUERY_SUMMARIES),
         rows("pipelines", rank=pipeline_urgency, most=MAX_PIPELINE_SUMMARIES),
         _tier,
         _figures,
     ),
-    "/v1/clients": (merged_clients, merged_unbounded),
+    "/v1/clients": _CLIENTS,
     CLIENTS_PATH + ANY_NAME: (rows("quotas", sensor_of, merged_row),),
+    "/v1/connections": (
+        _CONNECTIONS,
+        rows(
+            "connections",
+            rank=lambda row: sum(filter(None, _rates(row))),
+            is_limited=True,
+            shown=_of_machine,
+        ),
+    ),
+    CONNECTIONS_AFTER: (
+        _CONNECTIONS,
+        rows("connections", rank=lambda row: -row["id"], is_limited=True, shown=_of_machine),
+    ),
     "/v1/progress": (rows("queries"),),
     "/v1/pipelines": (rows("pipelines"),),
     LOG_LEVEL_PATH: (_levels,),

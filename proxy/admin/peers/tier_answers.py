@@ -1,9 +1,10 @@
 """Answers for all members of a tier: who of them answers what, and what they know together."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from http import HTTPStatus
+from io import BytesIO
 from typing import Any
 from urllib.parse import unquote
 
@@ -18,7 +19,6 @@ from proxy.admin.admin_parts import AdminParts
 from proxy.admin.api import (
     ANY_NAME,
     CONNECTIONS_PATH,
-    MAX_CONNECTION_NUMBER,
     QUOTAS_PATH,
     THROTTLING_PATH,
     filter_and_limit,
@@ -29,15 +29,14 @@ from proxy.admin.peers.members import (
     MEMBERS_FIX,
     Answers,
     Members,
-    NoReply,
     Question,
-    Reply,
     lost,
     none_answers,
     passed_on,
     target_of,
 )
-from proxy.admin.peers.merged_documents import TABLES, MemberDocuments, merged_connections
+from proxy.admin.peers.merged_documents import CONNECTIONS_AFTER, TABLES, MemberDocuments
+from proxy.admin.peers.peer_client import PeerError, Reply
 from proxy.admin.peers.tier_routes import LEFT_CHANGES_PATH, OBSERVED_PATH, OF_MEMBERS
 from proxy.admin.port.guard import CHANGES, REPORT_PATH, SCOPE
 from proxy.admin.query_documents import PARTITION_DEPTH
@@ -54,12 +53,10 @@ from proxy.admin.replies import (
     ApiError,
     answer_in_pieces,
     json_body,
-    parse_number,
     read_whole,
     readiness_answer,
     written_pieces,
 )
-from proxy.admin.request_times import HISTOGRAMS
 from proxy.progress.report import MAX_REPORT_BYTES
 from proxy.slices import LONG_ANSWERS
 from proxy.state import Document
@@ -73,13 +70,16 @@ UNDONE, UNDONE_LIMIT_S = HTTPStatus.SERVICE_UNAVAILABLE, 8.0
 AWAY_LIMIT_S, AWAY_RETRY_S = 2.0, 0.1
 """For how long, and how often, a member is asked that is away."""
 
+_LIMITED = ("/v1/status", "/v1/clients", "/v1/connections")
+"""Paths of lists that are as long as the request says."""
+
 _LEADER = "which keeps what concerns all"
 _OWNER = "which owns the report's client"
 
 _MISFITS = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 """What merging raises for a document that has not what it should."""
 
-_REFUSALS = range(401, 600)
+_REFUSALS = range(400, 600)
 """Of a member while others answer; but for 404, which says that it has not what is asked for."""
 
 _NOT_UNDERSTOOD = "its answer is not understood; is it of another version?"
@@ -107,8 +107,7 @@ class TierAnswers:
             ("GET", "/metrics"): self._get_metrics,
             ("GET", "/readyz"): self._get_readyz,
             # What all say, merged:
-            **{("GET", path): self._get_by(path) for path in TABLES},
-            ("GET", "/v1/connections"): self._get_connections,
+            **{("GET", path): partial(self._get_merged, path) for path in TABLES},
             ("GET", SUGGESTIONS_PATH): self._get_suggestions,
             # The leader, or another one that answers:
             ("GET", "/v1/quotas"): self._get_any,
@@ -140,40 +139,34 @@ class TierAnswers:
         method = "GET" if request.method == "HEAD" else request.method
         return await self._handlers.get((method, path), handler)(request)
 
-    def _get_by(self, path: str) -> Handler:
-        """Return the handler of a path whose documents are merged by its table alone."""
-        is_status = path == "/v1/status"
-        is_limited = is_status or path == "/v1/clients"
+    async def _get_merged(self, path: str, request: web.Request) -> web.StreamResponse:
+        """Answer with what the table of a path makes of the documents of all.
+
+        These are read and written in steps. What all refuse is refused as the first of them did.
+        """
+        limit = filter_and_limit(request)[1] if path in _LIMITED else None
+        tier = self._tier.document() if path == "/v1/status" else None
+        told = partial(MemberDocuments, limit=limit, owner_of=self._tier.owner_of, tier=tier)
         depth = PARTITION_DEPTH if path == "/v1/progress" else ROW_DEPTH
-
-        async def get(request: web.Request) -> web.StreamResponse:
-            target = target_of(request)
-            if is_status:
-                target += f"{'&' if '?' in target else '?'}{HISTOGRAMS}"
-            told = partial(
-                MemberDocuments,
-                limit=filter_and_limit(request)[1] if is_limited else None,
-                owner_of=self._tier.owner_of,
-                tier=self._tier.document() if is_status else None,
+        is_in_order = path == "/v1/connections" and "after" in request.query
+        table = TABLES[CONNECTIONS_AFTER if is_in_order else path]
+        asked = self._members.asked_for(request)
+        async with self._long_answers:
+            answers = await self._members.ask_all(asked, Question(request, target_of(request)))
+            if answers.first.status == HTTPStatus.NOT_FOUND and answers.missing and not answers.ok:
+                away = ", ".join(repr(each.member) for each in answers.missing)
+                fix = f"ask again when all answer; without an answer: {away}"
+                raise ApiError(404, "no member that answers knows it", fix)
+            if not answers.ok:
+                return passed_on(answers.first)
+            body = await asyncio.to_thread(
+                _merged_body, answers, lambda documents: told(documents).merged(table), depth
             )
-            return await self._merged(
-                Question(request, target), lambda each: told(each).merged(TABLES[path]), depth
-            )
-
-        return get
-
-    async def _get_connections(self, request: web.Request) -> web.StreamResponse:
-        _, limit = filter_and_limit(request)
-        by_number = "after" in request.query
-        target = _after_at(request) if by_number else target_of(request)
-        table = (partial(merged_connections, by_number=by_number),)
-        return await self._merged(
-            Question(request, target), lambda each: MemberDocuments(each, limit).merged(table)
-        )
+        return answer_in_pieces(body, JSON_HEADERS)
 
     async def _get_any(self, request: web.Request) -> web.StreamResponse:
         """Answer what is the same at all members: from the leader, or another one that answers."""
-        missing: list[NoReply] = []
+        missing: list[PeerError] = []
         for each in self._members.asked_for(request):
             answers = await self._members.ask_all([each], Question(request, target_of(request)))
             if answers.replies:
@@ -199,7 +192,7 @@ class TierAnswers:
             try:
                 observed = await read_observed((each.body for each in answers.ok), slices)
             except ValueError:
-                unread = [NoReply(reply.member, _NOT_UNDERSTOOD) for reply in answers.ok]
+                unread = [PeerError(reply.member, _NOT_UNDERSTOOD) for reply in answers.ok]
                 raise none_answers(unread) from None
             if with_own:
                 await add_own(observed, request, self._parts.rates, slices)
@@ -216,10 +209,10 @@ class TierAnswers:
             self._up.clear()
             for each in asked:
                 self._up.labels(each.name).set(each.name in texts)
-            up = generate_latest(self._up)
             # A thread: four members with 10,000 clients each have tens of megabytes.
-            parts = await asyncio.to_thread(join_scrapes, (up, *texts.values()))
-        return answer_in_pieces(parts, {"Content-Type": CONTENT_TYPE})
+            scrapes = generate_latest(self._up), *texts.values()
+            body = await asyncio.to_thread(lambda: _body_of(join_scrapes(scrapes)))
+        return answer_in_pieces(body, {"Content-Type": CONTENT_TYPE})
 
     async def _get_readyz(self, request: web.Request) -> web.Response:
         """Answer that clients can be served when all members that run say so, of this machine.
@@ -282,7 +275,7 @@ class TierAnswers:
         question = Question(request, target_of(request), request.method, body)
         while True:
             reply = await self._members.ask_one(who(), question)
-            if isinstance(reply, NoReply):
+            if isinstance(reply, PeerError):
                 if reply.was_sent or loop.time() >= until_s:
                     raise lost(reply, what)
             elif reply.status != UNDONE or loop.time() >= undone_until_s:
@@ -340,32 +333,22 @@ class TierAnswers:
         changes = unquote(reply.headers[CHANGES])
         question = Question(request, LEFT_CHANGES_PATH, "POST", changes.encode())
         kept = await self._members.ask_one(self._leader(), question)
-        if isinstance(kept, NoReply) or not kept.is_ok:
-            problem = kept.why if isinstance(kept, NoReply) else kept.body.decode(errors="replace")
+        if isinstance(kept, PeerError) or not kept.is_ok:
+            problem = (
+                kept.why if isinstance(kept, PeerError) else kept.body.decode(errors="replace")
+            )
             _log.error("a change is not kept in the state's audit", problem=problem, what=changes)
 
-    async def _merged(
-        self, question: Question, merge: MergeAll, depth: int = ROW_DEPTH
-    ) -> web.StreamResponse:
-        """Ask the members, and answer with what `merge` makes of their documents.
 
-        These are read and written in steps of values at `depth`. What all refuse is refused as the
-        first of them did.
-        """
-        asked = self._members.asked_for(question.request)
-        async with self._long_answers:
-            answers = await self._members.ask_all(asked, question)
-            if answers.first.status == HTTPStatus.NOT_FOUND and answers.missing and not answers.ok:
-                away = ", ".join(repr(each.member) for each in answers.missing)
-                fix = f"ask again when all answer; without an answer: {away}"
-                raise ApiError(404, "no member that answers knows it", fix)
-            if not answers.ok:
-                return passed_on(answers.first)
-            body = await asyncio.to_thread(_merged_body, answers, merge, depth)
-        return answer_in_pieces(body, JSON_HEADERS)
+def _body_of(pieces: Iterable[bytes | memoryview]) -> BytesIO:
+    """Return a body, made in small steps."""
+    body = BytesIO()
+    for piece in pieces:
+        body.write(piece)
+    return body
 
 
-def _merged_body(answers: Answers, merge: MergeAll, depth: int) -> bytearray:
+def _merged_body(answers: Answers, merge: MergeAll, depth: int) -> BytesIO:
     """Return the merged document as JSON. Raises ApiError with 503 when none is understood.
 
     For a thread: all of it is Python in small steps, between which the event loop runs.
@@ -380,7 +363,7 @@ def _merged_body(answers: Answers, merge: MergeAll, depth: int) -> bytearray:
     missing = [*answers.missing]
     for reply in answers.replies:
         if (why := _trouble(reply, reply.member in documents)) is not None:
-            missing.append(NoReply(reply.member, why))
+            missing.append(PeerError(reply.member, why))
     if not documents:
         raise none_answers(missing)
     missing.sort(key=lambda each: _in_order(each.member))
@@ -391,10 +374,7 @@ def _merged_body(answers: Answers, merge: MergeAll, depth: int) -> bytearray:
         rows[each.member] = _row(each.member, alive=each.alive, answers=False, problem=each.why)
     merged["members"] = [rows[name] for name in sorted(rows, key=_in_order)]
     merged["unreachable"] = [{"name": each.member, "why": each.why} for each in missing]
-    body = bytearray()
-    for piece in written_pieces(merged, depth):
-        body += piece.encode()
-    return body
+    return _body_of(map(str.encode, written_pieces(merged, depth)))
 
 
 def _row(name: str, **about: object) -> dict[str, object]:
@@ -424,26 +404,6 @@ def _fits(merge: MergeAll, name: str, document: Document) -> bool:
     except _MISFITS:
         return False
     return True
-
-
-def _after_at(request: web.Request) -> Callable[[str], str]:
-    """Return what gives path and query for a machine, with an `after` of its own.
-
-    Raises ApiError with 400 for an `after` that is no id.
-    """
-    text = request.query["after"]
-    of, _, digits = text.rpartition("/")
-    number = parse_number(digits)
-    if number is None:
-        fix = f"write MACHINE/N, or 0 to {MAX_CONNECTION_NUMBER}"
-        raise ApiError(400, f"after: {text!r} is no id of a connection", fix)
-
-    def target(machine: str) -> str:
-        # With the same number the connection of a later machine comes behind.
-        after = max(number - 1, 0) if of and machine > of else number
-        return str(request.rel_url.update_query(after=str(after)))
-
-    return target
 
 
 def peeked_client(body: bytes, client_of: Callable[[str], str]) -> str | None:

@@ -4,7 +4,6 @@ import asyncio
 import json
 import time
 from contextlib import suppress
-from math import isfinite
 from typing import Any
 
 from aiohttp import web
@@ -15,7 +14,7 @@ from proxy.admin.port.guard import require_all_rights
 from proxy.admin.rates.observed_rates import Observed
 from proxy.admin.rates.suggestions import add_own
 from proxy.admin.replies import ROW_DEPTH, ApiError, answer, answer_in_slices, json_body, read_whole
-from proxy.admin.tier_protocol import Tier, VisitRows
+from proxy.admin.tier_protocol import Tier
 from proxy.quota.debts import Debt
 from proxy.state import Record, StateError
 
@@ -40,6 +39,9 @@ MAX_DEMANDS_BYTES = 2**20  # of one message; a thousand budgets come to less
 DEMAND_DEPTH = 8  # of its lists and objects in each other
 MAX_RECORDS_BYTES = 32 * 2**20  # of one message; one record has 8 MiB at most
 
+_BAD = (ValueError, KeyError, TypeError, RecursionError)
+"""What reading a message raises that is none."""
+
 
 class TierRoutes:
     """The handlers. All but the overview are for who may do all."""
@@ -49,8 +51,8 @@ class TierRoutes:
         self._parts = parts
         self._ended = asyncio.Event()
 
-    def end(self) -> None:
-        """Have nobody wait for an answer any more."""
+    async def end(self, _: web.Application) -> None:
+        """Have nobody wait for an answer any more: the server shuts down."""
         self._ended.set()
 
     def routes(self) -> list[web.RouteDef]:
@@ -80,8 +82,9 @@ class TierRoutes:
         require_all_rights(current_author())
         body = await json_body(request, MAX_VISITS_BYTES)
         try:
-            owed = await self._tier.visited(await asyncio.to_thread(_visits_of, body))
-        except (ValueError, RecursionError) as error:
+            document: Any = await asyncio.to_thread(read_whole, body, ROW_DEPTH)
+            owed = await self._tier.visited(document["visits"])
+        except _BAD as error:
             fix = 'send {"visits": [[LISTENER, USER, CLIENT_ID, ADDRESS, KIND, AMOUNT], ...]}'
             raise ApiError(400, f"these are no visits: {error}", fix) from None
         return answer({"owed": owed})
@@ -106,7 +109,7 @@ class TierRoutes:
                 for key, text, version in document["records"]
             ]
             debts = [Debt.of(each) for each in document["owed"]]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except _BAD as error:
             fix = 'send {"records": [[KEY, TEXT, VERSION], ...], "owed": []}'
             raise ApiError(400, f"these are no records: {error}", fix) from None
         try:
@@ -122,7 +125,7 @@ class TierRoutes:
             changes = [
                 (str(each["what"]), each["before"], each["after"]) for each in json.loads(body)
             ]
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except _BAD:
             fix = 'send [{"what": WHAT, "before": BEFORE, "after": AFTER}, ...]'
             raise ApiError(400, "the body is no list of changes", fix) from None
         for what, before, after in changes:
@@ -135,21 +138,3 @@ class TierRoutes:
         rows = (seen.document() for seen in observed.by_series.values())
         document = {"left_out": observed.left_out, "observed": rows}
         return await answer_in_slices(document, slices)
-
-
-def _visits_of(body: bytes) -> VisitRows:
-    """Return the rows of a message. Raises ValueError, RecursionError."""
-    match read_whole(body, ROW_DEPTH):
-        case {"visits": list() as rows}:
-            for row in rows:
-                if not _is_visit(row):
-                    raise ValueError(f"{row!r:.200} is no visit")
-            return rows
-    raise ValueError("the list of visits is missing")
-
-
-def _is_visit(row: Any) -> bool:
-    match row:
-        case [str(), str() | None, str() | None, str(), str(), float() | int() as amount]:
-            return not isinstance(amount, bool) and isfinite(amount) and amount >= 0
-    return False

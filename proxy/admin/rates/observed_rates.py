@@ -44,49 +44,6 @@ MADE_ANEW = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECA
 BUCKETS_PER_DOUBLING = 8  # a bucket's upper edge is 9 % above its lower one
 
 
-@dataclass(slots=True)
-class RateSketch:
-    """Rates above 0, in bytes per second, in buckets whose edges grow by the same factor.
-
-    It says how often each was seen, to within a tenth.
-    """
-
-    counts: Counter[int] = field(default_factory=Counter)
-    """How many rates are in each bucket; its number is that of the upper edge."""
-    peak: float = 0.0
-    """The highest rate."""
-    total_bytes: int = 0
-
-    def add(self, rate: float, size_bytes: int) -> None:
-        """Record a rate above 0, and the bytes behind it."""
-        self.counts[math.ceil(math.log2(rate) * BUCKETS_PER_DOUBLING)] += 1
-        self.peak = max(self.peak, rate)
-        self.total_bytes += size_bytes
-
-    def include(self, other: Self) -> None:
-        """Record all rates of another sketch."""
-        self.counts.update(other.counts)
-        self.peak = max(self.peak, other.peak)
-        self.total_bytes += other.total_bytes
-
-    @property
-    def count(self) -> int:
-        """How many rates were recorded."""
-        return self.counts.total()
-
-    def quantile(self, share: float) -> float:
-        """Return a rate that this share of the rates, 0 to 1, does not exceed.
-
-        At most 9 % above the lowest such rate, and never above the peak. 0 without any rates.
-        """
-        left = share * self.count
-        for bucket in sorted(self.counts):
-            left -= self.counts[bucket]
-            if left <= 0:
-                return min(math.exp2(bucket / BUCKETS_PER_DOUBLING), self.peak)
-        return self.peak
-
-
 Counters = Mapping[tuple[str, ...], CounterChild]
 """Of bytes by listener, user, client id and API, as the metric `bytes_total` has them."""
 
@@ -131,18 +88,51 @@ class RatesForm(BaseModel):
     def seen(self) -> "SeenSeries":
         """Return what it says. Raises ValueError for a kind that is not known."""
         client = ObservedClient(self.user, self.name, self.is_prefix)
-        sketch = RateSketch(Counter(dict(self.counts)), self.peak, self.total_bytes)
+        series = RateSeries(client, QuotaKind(self.kind))
         example = ClientIdentity(self.listener, self.user, self.client_id)
-        return SeenSeries(RateSeries(client, QuotaKind(self.kind)), sketch, example)
+        counts = Counter(dict(self.counts))
+        return SeenSeries(series, example, counts, self.peak, self.total_bytes)
 
 
-class SeenSeries(NamedTuple):
-    """What was seen of a series in one hour, or in several."""
+@dataclass(slots=True)
+class SeenSeries:
+    """The rates of a series in one hour, or in several: how often each was seen, to within a tenth.
+
+    They are above 0, in bytes per second, in buckets whose edges grow by the same factor.
+    """
 
     series: RateSeries
-    sketch: RateSketch
     example: ClientIdentity
     """One of the clients."""
+    counts: Counter[int] = field(default_factory=Counter)
+    """How many rates are in each bucket; its number is that of the upper edge."""
+    peak: float = 0.0
+    """The highest rate."""
+    total_bytes: int = 0
+
+    def add(self, rate: float, size_bytes: int) -> None:
+        """Record a rate, and the bytes behind it."""
+        self.counts[math.ceil(math.log2(rate) * BUCKETS_PER_DOUBLING)] += 1
+        self.peak = max(self.peak, rate)
+        self.total_bytes += size_bytes
+
+    def include(self, other: Self) -> None:
+        """Record all rates that another one has."""
+        self.counts.update(other.counts)
+        self.peak = max(self.peak, other.peak)
+        self.total_bytes += other.total_bytes
+
+    def quantile(self, share: float) -> float:
+        """Return a rate that this share of the rates, 0 to 1, does not exceed.
+
+        At most 9 % above the lowest such rate, and never above the peak. 0 without any rates.
+        """
+        left = share * self.counts.total()
+        for bucket in sorted(self.counts):
+            left -= self.counts[bucket]
+            if left <= 0:
+                return min(math.exp2(bucket / BUCKETS_PER_DOUBLING), self.peak)
+        return self.peak
 
     def document(self, hour: int = 0) -> dict[str, Json]:
         """Return what RatesForm reads; hour 0 is for several."""
@@ -152,9 +142,9 @@ class SeenSeries(NamedTuple):
             "hour": hour,
             "listener": self.example.listener,
             "client_id": self.example.client_id or "",
-            "counts": list(self.sketch.counts.items()),
-            "peak": self.sketch.peak,
-            "total_bytes": self.sketch.total_bytes,
+            "counts": list(self.counts.items()),
+            "peak": self.peak,
+            "total_bytes": self.total_bytes,
         }
 
 
@@ -195,6 +185,8 @@ class ObservedRates:
     """Whether this process keeps them, where several have one state; see `keep`."""
     _store: Store | None = None
     _writer: StateWriter | None = None
+    _is_read: bool = False
+    """Whether what was kept is known here."""
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
@@ -231,8 +223,10 @@ class ObservedRates:
                 if series in self._known or self._has_room(series.client):
                     if series not in of_hour:
                         self._known.add(series)
-                        of_hour[series] = SeenSeries(series, RateSketch(), _identity(moved[series]))
-                    of_hour[series].sketch.add(size / seconds, int(size))
+                        listener, user, client_id, _ = moved[series]
+                        example = ClientIdentity(listener, user or None, client_id)
+                        of_hour[series] = SeenSeries(series, example)
+                    of_hour[series].add(size / seconds, int(size))
                     self.journal.mark_changed((series, hour))
                 yield
             if hour != self._hour:
@@ -263,14 +257,8 @@ class ObservedRates:
         return refused
 
     def use(self, store: Store) -> None:
-        """Read from there, with the start of `run`, what an earlier process wrote, and write."""
-        self._store = store
-
-    def resume(self, store: Store) -> None:
-        """Write to this store from now on, after `close`; what was observed is still known."""
-        self._store = store
-        if self.writes:
-            self._writer = StateWriter(store)
+        """Write to this store; at first, with the start of `run`, read what others wrote there."""
+        self._store, self._writer = store, StateWriter(store)
 
     async def keep(self, *, keeps: bool) -> None:
         """Keep them from now on, or leave that to another process.
@@ -278,9 +266,10 @@ class ObservedRates:
         What was kept is known to the one that keeps it: if all knew it, it would count for each.
         """
         if not keeps:
-            await self._end_writing()
+            await self.write()
             if not self.journal:
                 self.hours, self._known, self.left_out = {}, set(), set()
+                self._is_read = False
         self.writes = keeps
         if keeps:
             await self._read_kept()
@@ -302,10 +291,6 @@ class ObservedRates:
 
     async def close(self) -> None:
         """Write what is not written yet, and nothing more."""
-        self._store = None
-        await self._end_writing()
-
-    async def _end_writing(self) -> None:
         await self.write()
         writer, self._writer = self._writer, None
         if writer is not None:
@@ -314,7 +299,7 @@ class ObservedRates:
     async def write(self, pause_s: float = 0.0) -> None:
         """Write what is not written yet."""
         async with self._writing:
-            while self.writes and (writer := self._writer) is not None and self.journal:
+            while self.writes and self._is_read and (writer := self._writer) and self.journal:
                 records, deleted = self.journal.take(WRITTEN_AT_ONCE)
                 try:
                     await writer.put_many(records, delete=deleted)
@@ -328,21 +313,18 @@ class ObservedRates:
         """Read what was kept, then write; once, whoever asks for it meanwhile."""
         async with self._writing:
             store = self._store
-            if self._writer is not None or store is None:
+            if self._is_read or store is None or self._writer is None:
                 return
             try:
                 # Tens of thousands of records take seconds.
-                problems = await asyncio.to_thread(self._load_from, store)
+                records = await asyncio.to_thread(store.items, RATES_FORMAT.prefix)
+                problems = await asyncio.to_thread(self.load, records, time.time())
             except StateError as error:
                 _log.error("observed rates are neither read nor kept", error=str(error))
                 return
-            for problem in problems:
-                _log.warning("observed rates not taken up", problem=problem)
-            if self._store is store:  # and was not closed meanwhile
-                self._writer = StateWriter(store)
-
-    def _load_from(self, store: Store) -> list[str]:
-        return self.load(store.items(RATES_FORMAT.prefix), time.time())
+            self._is_read = True
+        for problem in problems:
+            _log.warning("observed rates not taken up", problem=problem)
 
     def since(self, first_hour: int) -> Iterator[SeenSeries]:
         """Yield what was seen in each hour from one on."""
@@ -379,7 +361,7 @@ class ObservedRates:
     def _record(self, key: SketchKey) -> Record | None:
         series, hour = key
         seen = self.hours.get(hour, {}).get(series)
-        return seen and RATES_FORMAT.record(_key_parts(key), seen.document(hour))
+        return None if seen is None else RATES_FORMAT.record(_key_parts(key), seen.document(hour))
 
 
 @dataclass(slots=True)
@@ -406,9 +388,7 @@ class Observed:
 
 def add_seen(by_series: dict[RateSeries, SeenSeries], seen: SeenSeries) -> None:
     """Add what was seen of a series to what is known of it."""
-    if seen.series not in by_series:
-        by_series[seen.series] = seen._replace(sketch=RateSketch())
-    by_series[seen.series].sketch.include(seen.sketch)
+    by_series.setdefault(seen.series, SeenSeries(seen.series, seen.example)).include(seen)
 
 
 def _key(key: SketchKey) -> str:
@@ -420,11 +400,6 @@ def _key_parts(key: SketchKey) -> tuple[Hashable, ...]:
     (client, kind), hour = key
     user = "-" if client.user is None else f"={client.user}"
     return hour, str(kind), "prefix" if client.is_prefix else "id", user, f"={client.name}"
-
-
-def _identity(labels: tuple[str, ...]) -> ClientIdentity:
-    listener, user, client_id, _ = labels
-    return ClientIdentity(listener, user or None, client_id)
 
 
 @lru_cache(MAX_SKETCHES)

@@ -19,7 +19,6 @@ from proxy.admin.rates.observed_rates import (
     Observed,
     ObservedClient,
     ObservedRates,
-    RateSketch,
     SeenSeries,
 )
 from proxy.admin.replies import ROW_DEPTH, ApiError, answer_in_slices, read_whole
@@ -51,11 +50,15 @@ class Suggestion:
     """What was seen of a client, and what follows from it."""
 
     client: ObservedClient
-    seen: Mapping[QuotaKind, RateSketch]
+    seen: Mapping[QuotaKind, SeenSeries]
+    """At least one."""
     matches: Mapping[QuotaKind, Match | None]
     """The rules that bound it now, or would."""
-    example: str
-    """A client id of it."""
+
+    @property
+    def example(self) -> str:
+        """A client id of it."""
+        return next(iter(self.seen.values())).example.client_id or ""
 
     @property
     def has_rule(self) -> bool:
@@ -78,11 +81,8 @@ class Suggestion:
 
     def bounds(self) -> dict[QuotaKind, str]:
         """Return a bound for each direction in which it was seen."""
-        wanted = {
-            kind: sketch.quantile(SHARES["p99"]) * SUGGESTED_HEADROOM
-            for kind, sketch in self.seen.items()
-        }
-        return {kind: round_up(rate) for kind, rate in wanted.items()}
+        wanted = {kind: seen.quantile(SHARES["p99"]) for kind, seen in self.seen.items()}
+        return {kind: round_up(rate * SUGGESTED_HEADROOM) for kind, rate in wanted.items()}
 
 
 async def suggest(observed: Observed, table: RuleTable, slices: Slices) -> list[Suggestion]:
@@ -100,9 +100,8 @@ async def suggest(observed: Observed, table: RuleTable, slices: Slices) -> list[
         for client, by_kind in of_clients.items():
             example = next(iter(by_kind.values())).example
             matches = {kind: table.match(kind, example) for kind in by_kind}
-            sketches = {kind: seen.sketch for kind, seen in by_kind.items()}
-            total_bytes = sum(sketch.total_bytes for sketch in sketches.values())
-            suggestion = Suggestion(client, sketches, matches, example.client_id or "")
+            total_bytes = sum(seen.total_bytes for seen in by_kind.values())
+            suggestion = Suggestion(client, by_kind, matches)
             made.append((None not in matches.values(), -total_bytes, suggestion))
             yield
 
@@ -137,13 +136,13 @@ def as_documents(suggestions: Iterable[Suggestion]) -> Iterator[Document]:
                 {
                     "quota": str(kind),
                     "bound": bounds[kind],
-                    **{name: round(sketch.quantile(share)) for name, share in SHARES.items()},
-                    "peak": round(sketch.peak),
-                    "total_bytes": sketch.total_bytes,
-                    "intervals": sketch.count,
+                    **{name: round(seen.quantile(share)) for name, share in SHARES.items()},
+                    "peak": round(seen.peak),
+                    "total_bytes": seen.total_bytes,
+                    "intervals": seen.counts.total(),
                     "rule": match.rule.title if (match := each.matches[kind]) else None,
                 }
-                for kind, sketch in each.seen.items()
+                for kind, seen in each.seen.items()
             ],
         }
 
@@ -195,14 +194,14 @@ def _rule_lines(suggestion: Suggestion) -> Iterator[str]:
 
 
 def _figures(suggestion: Suggestion) -> Iterator[str]:
-    for kind, sketch in suggestion.seen.items():
+    for kind, seen in suggestion.seen.items():
         match = suggestion.matches[kind]
         quantiles = ", ".join(
-            f"{name} {_rate(sketch.quantile(share))}" for name, share in SHARES.items()
+            f"{name} {_rate(seen.quantile(share))}" for name, share in SHARES.items()
         )
-        yield f"    # {kind}: {quantiles}, peak {_rate(sketch.peak)}"
-        hours = sketch.count * OBSERVED_INTERVAL_MS / MS_PER_SECOND / SECONDS_PER_HOUR
-        busy = f"{size_text(sketch.total_bytes, 3, 'TiB')} in {hours:.3g} h with traffic"
+        yield f"    # {kind}: {quantiles}, peak {_rate(seen.peak)}"
+        hours = seen.counts.total() * OBSERVED_INTERVAL_MS / MS_PER_SECOND / SECONDS_PER_HOUR
+        busy = f"{size_text(seen.total_bytes, 3, 'TiB')} in {hours:.3g} h with traffic"
         yield f"    #   {busy}; {_bounded(kind, match)}"
 
 

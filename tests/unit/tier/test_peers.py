@@ -7,12 +7,13 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
+from proxy.admin.peers.peer_client import PeerError
 from proxy.admin.peers.tier_routes import ALIVE_PATH, RECORDS_PATH, VISITS_PATH
 from proxy.quota.debts import Debt
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.state import Record
 from proxy.tier import peers as peers_module
-from proxy.tier.peers import PeerError, Peers
+from proxy.tier.peers import Peers
 
 HOST = "127.0.0.1"
 ROW = ["main", None, "etl", "10.0.0.9", "consumer_byte_rate", 1024.0]
@@ -143,13 +144,13 @@ async def test_who_refuses_hangs_is_gone_or_unknown_is_an_error(soon: None) -> N
     async with Peers() as peers:
         async with machine.running() as url:
             peers.use({"b": url})
-            with pytest.raises(PeerError, match="c is not in the tier"):
+            with pytest.raises(PeerError, match="c: it is not in the tier"):
                 await peers.tell("c", [ROW])
             machine.status = 503
             with pytest.raises(PeerError, match=f"{VISITS_PATH} answers 503"):
                 await peers.tell("b", [ROW])
             machine.hangs.clear()
-            with pytest.raises(PeerError, match="b: no answer in time"):
+            with pytest.raises(PeerError, match="b: it did not answer within"):
                 await peers.tell("b", [ROW])
         with pytest.raises(PeerError, match="b: "):
             await peers.tell("b", [ROW])

@@ -1,0 +1,128 @@
+"""Sends requests to members of a tier over HTTP, at their admin ports."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import aiohttp
+from yarl import URL
+
+from proxy.admin.tier_protocol import MemberEndpoint
+
+MAX_MEMBER_BYTES = 64 * 1024 * 1024  # of an answer; 10,000 sensors come to some 20 MB
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a member answered."""
+
+    member: str
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether it did what it was asked for."""
+        return 200 <= self.status < 300  # noqa: PLR2004 - as HTTP has it
+
+
+class PeerError(Exception):
+    """A member has not answered, or not as it should."""
+
+    def __init__(self, member: str, why: str, *, was_sent: bool = True, alive: bool = True) -> None:
+        super().__init__(f"{member}: {why}")
+        self.member, self.why = member, why
+        self.was_sent = was_sent
+        """Whether the member may have done what it was asked for."""
+        self.alive = alive
+        """Whether it has answered the tier lately."""
+
+
+class LateError(PeerError):
+    """A member has not answered in time."""
+
+
+class BrokenError(PeerError):
+    """The connection to a member broke before it answered."""
+
+
+class AwayError(PeerError):
+    """Nobody listens at a member's port."""
+
+
+class PeerClient:
+    """The connections to other members, between `open` and `close`.
+
+    There are at most `connections` to one member at a time, 0: any number; further requests wait,
+    within their time.
+    """
+
+    def __init__(self, connections: int = 0) -> None:
+        self._connections = connections
+        self._session: aiohttp.ClientSession | None = None
+
+    def open(self) -> None:
+        """Allow requests. Only inside a running event loop."""
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, limit_per_host=self._connections),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None),  # ours holds for waiting, too
+            auto_decompress=False,
+            trust_env=False,
+        )
+
+    async def close(self) -> None:
+        """Break off all requests, and close all connections."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def send(
+        self,
+        to: MemberEndpoint,
+        method: str,
+        target: str,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        limit_s: float,
+    ) -> Reply:
+        """Return what a member answers within `limit_s`, whatever it says. Raises PeerError.
+
+        `target` is sent as it is, `body` as JSON; no redirection is followed.
+        """
+        session, own = self._session, dict(headers)
+        if session is None:
+            raise PeerError(to.name, "connections to members are closed", was_sent=False)
+        if body is not None:
+            own["Content-Type"] = "application/json"
+        if to.token is not None:
+            own["Authorization"] = f"Bearer {to.token}"
+        url, tls = URL(f"{to.url.rstrip('/')}{target}", encoded=True), to.tls or True
+        received = bytearray()
+        try:
+            async with (
+                asyncio.timeout(limit_s),
+                session.request(
+                    method, url, headers=own, data=body, allow_redirects=False, ssl=tls
+                ) as response,
+            ):
+                async for piece in response.content.iter_any():
+                    received += piece
+                    if len(received) > MAX_MEMBER_BYTES:
+                        raise ValueError(f"its answer is above {MAX_MEMBER_BYTES} bytes")
+                return Reply(to.name, response.status, response.headers, bytes(received))
+        except TimeoutError:
+            raise LateError(to.name, f"it did not answer within {limit_s:g} s") from None
+        except aiohttp.ClientConnectorCertificateError as error:
+            why = f"its certificate is not trusted: {error.certificate_error}"
+            raise PeerError(to.name, why, was_sent=False) from None
+        except aiohttp.ClientConnectorError as error:
+            is_away = isinstance(error.os_error, ConnectionRefusedError)
+            why = f"it can't be connected to: {error.os_error.strerror or error.os_error}"
+            raise (AwayError if is_away else PeerError)(to.name, why, was_sent=False) from None
+        # RuntimeError: all connections were closed meanwhile.
+        except (aiohttp.ClientError, OSError, ValueError, RuntimeError) as error:
+            is_broken = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)
+            why = f"it broke off: {error or type(error).__name__}"
+            raise (BrokenError if is_broken else PeerError)(to.name, why) from None
