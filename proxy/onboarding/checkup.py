@@ -147,7 +147,7 @@ def _rule(config: Config, table: RuleTable, query: QuerySettings) -> Iterator[Fi
         yield _wrong("rule", f"no rule bounds client id {client_id!r}", add)
     else:
         for rule in rules:
-            bound = READING.unit.format(rule.bounds[READING])
+            bound = READING.unit.format(rule.ceilings[READING])
             text = f"{rule.title} gives client id {client_id!r} {bound}"
             text += ", and fits its batches to its trigger" if rule.adaptive else ""
             text += "" if _names(rule) else ", as all that no other rule names"

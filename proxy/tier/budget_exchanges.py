@@ -24,6 +24,7 @@ from proxy.quota.budget_leases import (
     LeaseUser,
     RateLease,
 )
+from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import sensor_name
 from proxy.quota.rules import Budget, Rule
@@ -183,11 +184,8 @@ class BudgetExchanges:
                 user = LeaseUser(self._process, self._made_ms)
                 self._uses[name] = _Use(user, clock_ms())
                 self._owned[name] = _Owned(BudgetOwner(0.0, 0.0))
-            owner = self._owned[name].owner
-            rates = {
-                sensor_name(kind, budget.shared_entity): of for kind, of in budget.bounds.items()
-            }
-            owner.rate, owner.guaranteed = rates[name], _guaranteed_in(budget, rules)
+            owner, kind = self._owned[name].owner, QuotaKind(name.partition(":")[0])
+            owner.rate, owner.guaranteed = budget.bounds[kind], _guaranteed_in(budget, rules)
 
     def _demand(self, name: str, owner: str, now_ms: float) -> list[Any] | None:
         use, meter = self._uses[name], self._quotas.budgets.get(name)
