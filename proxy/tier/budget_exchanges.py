@@ -148,6 +148,8 @@ class BudgetExchanges:
         self._stood_still(now_ms)
         if self._generation != self._quotas.generation:
             self._follow_rules()
+        if not self._budgets:
+            return
         owners, members = self._owners()
         due: defaultdict[str, list[str]] = defaultdict(list)
         for name, budget in self._budgets.items():
