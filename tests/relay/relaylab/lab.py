@@ -92,7 +92,7 @@ class Certificates:
         self.authority = authority
         self.ca, self.cert, self.key = (folder / name for name in ("ca", "cert", "key"))
         authority.cert_pem.write_to_path(self.ca)
-        issued = authority.issue_cert("localhost", LAB_HOST)
+        issued = authority.issue_cert("localhost", LOCALHOST, LAB_HOST)
         issued.private_key_pem.write_to_path(self.key)
         for pem in issued.cert_chain_pems:
             pem.write_to_path(self.cert, append=True)
