@@ -386,7 +386,7 @@ class Connection(PairState):
         for exchange in self.in_flight:
             if exchange.expected is not None and not exchange.measured:
                 exchange.expected.cancel()
-                exchange.session.charge(kind, exchange.expected.size, now_ms)
+                exchange.kind.session.charge(kind, exchange.expected.size, now_ms)
 
     def finish_if_drained(self) -> None:
         """See PairState."""

@@ -11,11 +11,12 @@ from proxy.quota.gate import Waiter
 from proxy.quota.meters import ThrottleTime
 from proxy.quota.turns import TURN_BYTES
 from proxy.relay.channel import Channel
+from proxy.relay.exchange import Exchange
 from proxy.relay.lane import Lane
 from proxy.relay.lifecycle import OPEN, UNANSWERED, Lifecycle, Pause
 from proxy.relay.listener import Origin
 from proxy.relay.services import Services, ThrottleMode
-from proxy.relay.session import ClientSession, Exchange, Identification
+from proxy.relay.session import ClientSession, Identification
 from proxy.wire.apis import FETCH
 from proxy.wire.frames import RequestHead
 from proxy.wire.produce_response import ProduceResponseShapes
@@ -105,15 +106,7 @@ class PairState:
     def _take_from_lane(self, most: int) -> None:
         assert self.lane is not None
         for kind, correlation_id, request_bytes, sent_ms in self.lane.take(most):
-            exchange = Exchange(
-                kind.session,
-                kind.plan,
-                kind.api_key,
-                kind.version,
-                correlation_id,
-                request_bytes,
-                sent_ms,
-            )
+            exchange = Exchange(kind, correlation_id, request_bytes, sent_ms)
             if kind.max_bytes:  # from now on it counts as one that was admitted by itself
                 _, exchange.expected = kind.session.quotas.grant(
                     kind.max_bytes,
@@ -140,24 +133,24 @@ class PairState:
         if self.lane is not None:
             self.lane.request_bytes = self.lane.response_bytes = 0
 
-    def admits(self, exchange: Exchange, bounded_by: QuotaKind | None) -> bool:
+    def admits(self, exchange: Exchange) -> bool:
         """Return whether quotas let a request be sent on; if not, it is read again later.
 
-        `bounded_by` says at whose gate it waits. A bounded client gets no data here when another
-        member owns it: all members at once would give it a burst each. What a drain still sends on
-        waits for nothing.
+        A bounded client gets no data here when another member owns it: all members at once would
+        give it a burst each. What a drain still sends on waits for nothing.
         """
         if self.life.state is not OPEN:
             return True
-        is_paced = exchange.session.quotas.is_paced
-        is_used_up = exchange.plan.costs_time and is_paced(REQUEST_PERCENTAGE)
+        kind = exchange.kind
+        session, bounded_by = kind.session, kind.bounded_by
+        is_used_up = kind.plan.costs_time and session.quotas.is_paced(REQUEST_PERCENTAGE)
         if is_used_up and self.in_flight:
             self._leave_gate()  # others need not wait for its answer
             self.pause(Pause.SERIAL)
             return False
         if bounded_by is None:
             return True
-        if exchange.session.must_go and exchange.session.quotas.has(bounded_by):
+        if session.must_go and session.quotas.has(bounded_by):
             self._leave_gate()
             self.pause(Pause.GATED)
             return False
@@ -172,10 +165,10 @@ class PairState:
     def _passes_gate(
         self, exchange: Exchange, kind: QuotaKind, now_ms: float, *, is_begun: bool = False
     ) -> bool:
-        waiter, session = self.waiter, exchange.session
+        waiter, session = self.waiter, exchange.kind.session
         holds = self.services.mode is _DELAY
-        self._gated_api = exchange.api_key
-        is_fetch = exchange.api_key == FETCH
+        self._gated_api = exchange.kind.api_key
+        is_fetch = self._gated_api == FETCH
         # Of what a request announces no more than a turn: the rest counts when it comes.
         announced = min(exchange.request_bytes, TURN_BYTES)
         size = session.fetch_sizes.last_bytes if is_fetch else announced
@@ -187,7 +180,7 @@ class PairState:
             exchange.gated_ms = waited_ms = now_ms - since_ms
             charge = ThrottleTime(now_ms, round(waited_ms), waiter.kind, waiter.entity)
             self.services.count_throttled(charge, waited_ms)
-            if exchange.api_key == FETCH and session.interceptor is not None:
+            if is_fetch and session.interceptor is not None:
                 session.interceptor.gated(since_ms, now_ms)
         return True
 
@@ -229,7 +222,8 @@ class PairState:
         answer = exchange.seen.answer
         assert answer is not None
         send(answer)
-        exchange.session.count_bytes(exchange.api_key, exchange.request_bytes + len(answer))
+        kind = exchange.kind
+        kind.session.count_bytes(kind.api_key, exchange.request_bytes + len(answer))
         self.on_response()
         return True
 

@@ -1,7 +1,7 @@
 """Who the client of one connection is, by its first client id and its login; its requests."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 from zlib import crc32
 
@@ -10,14 +10,13 @@ from proxy.cluster.upstream import Address
 from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.connection_quotas import ConnectionPlace
 from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.gate import FetchSizes, InFlightFetch
+from proxy.quota.gate import FetchSizes
 from proxy.quota.meters import ThrottleTime
-from proxy.relay.interceptor import ClientInterceptor, InterceptedRequest
+from proxy.relay.interceptor import ClientInterceptor
 from proxy.relay.listener import Origin
 from proxy.relay.services import Services
 from proxy.relay.steering import Owner, Steering, Visit
-from proxy.relay.timing import ExchangeTimes
-from proxy.wire.apis import API_VERSIONS, ApiPlan, api_of
+from proxy.wire.apis import API_VERSIONS, api_of
 from proxy.wire.frames import RequestHead
 from proxy.wire.sasl import SaslExchange
 
@@ -152,41 +151,6 @@ class ClientSession:
         if self.interceptor is not None:
             self.interceptor.close()
         self._clients.disconnected(self.identity)
-
-
-@dataclass(eq=False)
-class Exchange:
-    """A request that was sent on and whose response has not been sent on yet.
-
-    Without slots: what few requests set stays with the class.
-    """
-
-    session: ClientSession
-    plan: ApiPlan
-    api_key: int
-    version: int
-    """Of the response: where the broker answers in another one, that one."""
-    correlation_id: int
-    request_bytes: int
-    """What is counted with its response: all of it, but for what follows the head of a Produce."""
-    sent_ms: float
-    """When it was read, or the last of its body if that came later."""
-    wait_ms: int = field(default=0, init=False)
-    """How long the broker may sit on the request for lack of data."""
-    expected: InFlightFetch | None = field(default=None, init=False)
-    """Counts the response to a Fetch of a bounded client until it comes."""
-    seen: InterceptedRequest | None = field(default=None, init=False)
-    """What the interceptor makes of it; None when it was not shown."""
-    charge: ThrottleTime | None = field(default=None, init=False)
-    """What the request's own bytes cost; later, what its response is held for."""
-    measured: bool = field(default=False, init=False)
-    """Whether the response has been charged."""
-    throttle_ms: int = field(default=0, init=False)
-    """What to tell the client; 0 leaves the broker's own figure."""
-    gated_ms: float = field(default=0.0, init=False)
-    """How long it waited at a quota's gate."""
-    timed: ExchangeTimes | None = field(default=None, init=False)
-    """Of one in some requests."""
 
 
 class Identification:
