@@ -66,19 +66,10 @@ class Channel:
         except OSError as error:
             raise ChannelLost(self, error) from error
 
-    def send(self, data: Buffer) -> int:
-        """Send a part of `data`; return how many bytes, or BLOCKED."""
+    def send(self, data: Buffer, *, more: bool = False) -> int:
+        """Send a part of `data`; return how many bytes, or BLOCKED. `more` will follow at once."""
         try:
-            return self._send(data)
-        except _WOULD_BLOCK:
-            return BLOCKED
-        except OSError as error:
-            raise ChannelLost(self, error) from error
-
-    def send_begun(self, data: Buffer) -> int:
-        """Send a part of `data`, as `send` does; more will follow."""
-        try:
-            return self._send(data, socket.MSG_MORE) if self.is_plain else self._send(data)
+            return self._send(data, socket.MSG_MORE) if more and self.is_plain else self._send(data)
         except _WOULD_BLOCK:
             return BLOCKED
         except OSError as error:

@@ -103,10 +103,7 @@ class Connection(PairState):
             self.requests.paused = True
             self.shut_lane()
             self._leave_gate()
-            if self.requests.under_way:
-                self.requests.run()  # it waits no longer
-            else:
-                self.finish_if_drained()
+            self.requests.run()  # what was begun waits no longer
         elif self.life.state not in (State.DRAINING, State.LINGERING):
             self.close("drained")
 
@@ -323,11 +320,6 @@ class Connection(PairState):
             self.eviction.requested(head.api_key)
         return session
 
-    def answer(self) -> None:
-        """See PairState."""
-        self.own_answers += 1
-        self.responses.run()
-
     def _let_go(self) -> None:
         self.drain()
         self.responses.hold_at_most(LAST_HOLD_MS)
@@ -390,11 +382,9 @@ class Connection(PairState):
 
     def finish_if_drained(self) -> None:
         """See PairState."""
-        if self.life.state is not State.DRAINING or self.requests.under_way:
+        if self.life.state is not State.DRAINING:
             return
-        if self.requests.stash and not self.requests.send_unanswered():
-            return
-        if self._answers_due:
+        if self.requests.under_way or self.requests.is_unanswered_next or self._answers_due:
             return
         self.life.move(State.LINGERING)
         self.requests.close()

@@ -9,7 +9,6 @@ it does not read, so a slow receiver slows the sender through TCP.
 closed by what it calls stops at the next step.
 """
 
-import asyncio
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -70,7 +69,7 @@ class FrameFlow(ABC):
 
     __slots__ = (
         *("_begun_s", "_pair", "_loop", "_pump", "_rest", "_running"),
-        *("_scratch", "_sink", "_source", "_starved", "_turn", "_whole", "_whole_bytes"),
+        *("_scratch", "_sink", "_source", "_starved", "_whole", "_whole_bytes"),
         *("_is_queued", "_turns_left", "_work", "address", "closed", "first_bytes"),
         *("kept_bytes", "last_active", "paused", "read_bytes", "ready", "stash", "wait"),
     )
@@ -92,11 +91,10 @@ class FrameFlow(ABC):
         self._work: Iterator[None] | None = None
         """The steps in which the frame that is there as a whole is handled."""
         self._is_queued = False
-        """Whether they wait for their turn."""
+        """Whether it waits for its turn."""
         self.address = pair.origin.ip
         self.kept_bytes = 0
         self._starved = self._running = False
-        self._turn: asyncio.Handle | None = None
         self._turns_left = TURNS_OF_NEW
         self.closed = False
         self.paused = False
@@ -116,8 +114,8 @@ class FrameFlow(ABC):
         It may raise `_whole_bytes`, and is called again when so many bytes are there.
         """
 
-    def _wait_paused(self) -> Wait:
-        """Return what to wait for during a pause."""
+    def _wait_paused(self) -> Wait | None:
+        """Return what to wait for during a pause. None: go on."""
         return OWNER
 
     def _move_body(self, pump: Pump, budget: int) -> Wait | None:
@@ -138,8 +136,6 @@ class FrameFlow(ABC):
         self.closed = True
         self._pair.shut_lane()
         self._wait_for(CLOSED)
-        if self._turn is not None:
-            self._turn.cancel()
         if self._pump is not None:
             self._pump.close()
         self.stash = self._rest = b""
@@ -241,20 +237,13 @@ class FrameFlow(ABC):
         lane = self._pair.lane
         if lane is not None:
             self._open_lane(lane)
-        if wait is READ:
-            return
-        if wait is TURN and self._turn is None:
-            self._turn = self._loop.call_soon(self._take_turn)
-        elif wait is PACED and not self._is_queued:
+        if wait in (TURN, PACED) and not self._is_queued:
             self._is_queued = True
-            self._pair.services.paced_steps.queue(self._take_paced_turn)
-
-    def _take_paced_turn(self) -> None:
-        self._is_queued = False
-        self.run()
+            queue = self._pair.services.paced_steps.queue if wait is PACED else self._loop.call_soon
+            queue(self._take_turn)
 
     def _take_turn(self) -> None:
-        self._turn = None
+        self._is_queued = False
         self.run()
 
     def _run_in_turn(self) -> None:
@@ -368,26 +357,17 @@ class FrameFlow(ABC):
         self._starved = True
         return 0
 
-    def _send(self, data: memoryview | bytes | bytearray) -> None:
-        """Send a frame, or its end; what the socket does not take is kept and sent first."""
-        assert self._sink is not None
-        sent = self._sink.send(data)
-        if sent < len(data):
-            self._rest = memoryview(bytes(data[max(sent, 0) :]))
+    def _send(self, data: Buffer, *, more: bool = False) -> None:
+        """Send a frame, or a part of one of which `more` follows at once.
 
-    def _send_own(self, data: Buffer) -> None:
-        """Send as `_send` does, a buffer of which nobody else has use: nothing is copied."""
+        What the socket does not take is kept and sent first; a copy of it where others write to
+        the same memory.
+        """
         assert self._sink is not None
-        sent = self._sink.send(data)
+        sent = self._sink.send(data, more=more)
         if sent < len(data):
-            self._rest = memoryview(data)[max(sent, 0) :]
-
-    def _send_begun(self, data: memoryview) -> None:
-        """Send the first part of a frame, as `_send` does; more follows at once."""
-        assert self._sink is not None
-        sent = self._sink.send_begun(data)
-        if sent < len(data):
-            self._rest = memoryview(bytes(data[max(sent, 0) :]))
+            rest = memoryview(data)[max(sent, 0) :]
+            self._rest = bytes(rest) if isinstance(data, memoryview) else rest
 
     def _send_body(self, body_bytes: int) -> None:
         """Pass on the next bytes of the source, unseen."""
@@ -407,7 +387,7 @@ class FrameFlow(ABC):
             self._send(view[:frame_bytes])
             self.read_bytes = self.first_bytes
             return frame_bytes
-        self._send_begun(view)
+        self._send(view, more=True)
         self._send_body(frame_bytes - have)
         return have
 

@@ -61,8 +61,6 @@ class PairState:
     """Returns the session of the client that sends a request."""
     send_on: Callable[[], None]
     """Takes no further requests, and lets the client go soon: it is to ask its owner."""
-    answer: Callable[[], None]
-    """Sends what an interceptor has answered to the latest request, in its turn."""
 
     def __init__(
         self, services: Services, origin: Origin, user: str | None, advertise: AdvertiseTo
@@ -75,9 +73,6 @@ class PairState:
         """Sends on what is plain. None before there are both ends, and where it cannot."""
         self.shapes = ProduceResponseShapes()
         """Of responses to Produce that name no broker."""
-        self.own_answers = 0
-        """How many of them an interceptor has answered, so that the broker has not got them. They
-        wait like any other: the client gets its responses in the order of its requests."""
         self.advertise = advertise
         self.origin = origin
         self.began_ms = clock_ms()
@@ -203,10 +198,12 @@ class PairState:
 
     @property
     def is_own_answer_next(self) -> bool:
-        """Whether the oldest request in flight is one that the broker has not got."""
-        if not (self.own_answers and self._in_flight):
-            return False
-        seen = self._in_flight[0].seen
+        """Whether the oldest request in flight is one that an interceptor has answered.
+
+        The broker has not got it. It waits like any other: the client gets its responses in the
+        order of its requests.
+        """
+        seen = self._in_flight[0].seen if self._in_flight else None
         return seen is not None and seen.answer is not None
 
     def send_own_answer(self, send: Callable[[bytes], None]) -> bool:
@@ -217,7 +214,6 @@ class PairState:
         if not self.is_own_answer_next:
             return False
         exchange = self._in_flight.popleft()
-        self.own_answers -= 1
         assert exchange.seen is not None
         answer = exchange.seen.answer
         assert answer is not None

@@ -20,7 +20,7 @@ from proxy.relay.lane import (
     Kind,
     Lane,
 )
-from proxy.relay.lifecycle import Pause
+from proxy.relay.lifecycle import DRAINING, Pause
 from proxy.relay.pair_state import PairState
 from proxy.relay.pump import CLOSED, END, OWNER, Pump, Wait
 from proxy.relay.services import ThrottleMode
@@ -455,42 +455,22 @@ class RequestFlow(FrameFlow):
         if len(pair.in_flight) >= pair.services.limits.max_in_flight_requests:
             pair.pause(Pause.FULL)
 
-    def send_unanswered(self) -> bool:
-        """Send on requests without a response that were read, whatever they wait for.
+    @property
+    def is_unanswered_next(self) -> bool:
+        """Whether a request without a response was read and not sent on."""
+        kind = self._known_kind(memoryview(self.stash))
+        return kind is not None and kind.acks == NO_ACKS
 
-        Their client does not send them again. Return whether none is left; else there is one on
-        its way, or this was called from within `run`, which is not done.
-        """
-        if self._running:
-            return False
-        try:
-            self._take_unanswered()
-        except Exception as error:  # whatever it is, it ends this pair only
-            self._pair.close_failed(error)
-            return False
-        if self.under_way:
-            self.run()
-            return False
-        return True
-
-    def _take_unanswered(self) -> None:
-        while self.stash and not self.under_way:
-            have = len(self.stash)
-            self._scratch[:have] = self.stash
-            view = self._scratch[:have]
-            kind = self._known_kind(view)
-            if kind is None or kind.acks != NO_ACKS:
-                return
-            taken = self._take(view)
-            if not taken:
-                return
-            self.stash = bytes(view[taken:])
-
-    def _wait_paused(self) -> Wait:
+    def _wait_paused(self) -> Wait | None:
         """See FrameFlow. Until the client sends more, its end is watched for.
 
-        Kafka appends what came before an orderly end: a Produce request waits its turn.
+        Kafka appends what came before an orderly end: a Produce request waits its turn. In a drain
+        one without a response goes on, as its client does not send it again.
         """
+        if self._pair.life.state is DRAINING and self.is_unanswered_next:
+            have = len(self.stash)
+            self._scratch[:have] = self.stash
+            return self._handle(have, drained=False)
         if self.wait is not END:
             return END
         assert self._source is not None
@@ -509,7 +489,7 @@ class RequestFlow(FrameFlow):
             return False
         if exchange.seen.answer is None:
             return True
-        pair.answer()
+        pair.responses.run()
         return False
 
     def _whole_frame(self, frame: bytearray) -> Iterator[None]:
@@ -521,7 +501,7 @@ class RequestFlow(FrameFlow):
                 return
         elif self._is_raw_login(head, frame):
             raise ConnectionRefused("unsupported_sasl", "SaslHandshake version 0, use version 1")
-        self._send_own(frame)
+        self._send(frame)
         exchange.timed.sent_on(clock_ms())
         if exchange.seen is not None:
             exchange.seen.sent()

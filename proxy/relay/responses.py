@@ -148,7 +148,7 @@ class ResponseFlow(FrameFlow):
     def _take(self, view: memoryview) -> int:
         if self._walker is not None:
             return self._walk_on(self._walker, view)
-        if self._pair.own_answers and self._pair.send_own_answer(self._send):
+        if self._pair.send_own_answer(self._send):
             return 0  # this frame comes after it
         head = parse_response_head(view)
         if head is None:
@@ -265,10 +265,7 @@ class ResponseFlow(FrameFlow):
             body_bytes = walker.opaque_bytes
             walker.skip(body_bytes)
             left = walker.remaining_bytes
-        if body_bytes or left:
-            self._send_begun(view[:end])
-        else:
-            self._send(view[:end])
+        self._send(view[:end], more=bool(body_bytes or left))
         if body_bytes or not left:
             walker.show()
         if body_bytes:
@@ -290,7 +287,7 @@ class ResponseFlow(FrameFlow):
         if tail_bytes > MAX_TAIL_BYTES:
             raise MalformedResponse(f"a Fetch response with {tail_bytes} bytes of tags")
         if end:
-            self._send_begun(view[:end])
+            self._send(view[:end], more=True)
         self._collecting = None
         self._collect(view[end:], tail_bytes)
         return len(view)
@@ -304,7 +301,7 @@ class ResponseFlow(FrameFlow):
         return (self._send_from_head if rewrites_head else self._send_rewritten)(exchange, frame)
 
     def _send_tail(self, frame: bytearray) -> Iterator[None]:
-        self._send_own(neutral_tail(bytes(frame)))
+        self._send(neutral_tail(bytes(frame)))
         yield from ()
 
     def _send_from_head(self, exchange: Exchange, start: bytearray) -> Iterator[None]:
@@ -322,10 +319,10 @@ class ResponseFlow(FrameFlow):
         head = yield from self._advertised(exchange, start[:end])
         data = b"".join((head, start[end:]))
         if have < frame_bytes:
-            self._send_begun(memoryview(data))
+            self._send(data, more=True)
             self._send_body(frame_bytes - have)
         else:
-            self._send_own(data)
+            self._send(data)
         self._sent_collected(exchange)
 
     def _send_rewritten(self, exchange: Exchange, frame: bytearray) -> Iterator[None]:
@@ -344,7 +341,7 @@ class ResponseFlow(FrameFlow):
                 self._pair.shapes.learn(version, bytes(response))
         if exchange.throttle_ms:
             response = set_throttle_time(api_key, version, response, exchange.throttle_ms)
-        self._send_own(response)
+        self._send(response)
         self._sent_collected(exchange)
         if is_login:
             self._pair.unpause(Pause.LOGIN)

@@ -1,8 +1,6 @@
 """Who the client of one connection is, by its first client id and its login; its requests."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeAlias
 from zlib import crc32
 
 from metrics import CounterChild
@@ -15,7 +13,7 @@ from proxy.quota.meters import ThrottleTime
 from proxy.relay.interceptor import ClientInterceptor
 from proxy.relay.listener import Origin
 from proxy.relay.services import Services
-from proxy.relay.steering import Owner, Steering, Visit
+from proxy.relay.steering import Owner, Visit
 from proxy.wire.apis import API_VERSIONS, api_of
 from proxy.wire.frames import RequestHead
 from proxy.wire.sasl import SaslExchange
@@ -23,39 +21,13 @@ from proxy.wire.sasl import SaslExchange
 MAX_CLIENT_ID_CHARS = 255
 """A longer client id is known by its start and a checksum: it goes into labels and log lines."""
 
-Charge: TypeAlias = Callable[[QuotaKind, float, float], ThrottleTime | None]
-"""As `ClientQuotas.charge`."""
-
-
-@dataclass(frozen=True, slots=True)
-class VisitorCharge:
-    """Charges the traffic of a client that another member owns: here, and there."""
-
-    quotas: ClientQuotas
-    steering: Steering
-    address: str
-    """From where the client comes."""
-    count_bytes: Callable[[float], None]
-    """Adds to visits_bytes_total."""
-
-    def __call__(self, kind: QuotaKind, value: float, now_ms: float) -> ThrottleTime | None:
-        """See `ClientQuotas.charge`."""
-        quotas = self.quotas
-        quotas.pace_immediately(kind, now_ms)
-        charge = quotas.charge(kind, value, now_ms)
-        if not kind.is_time:
-            self.count_bytes(value)
-        if quotas.has(kind):
-            self.steering.visited(Visit(quotas.identity, self.address, kind, value))
-        return charge
-
 
 class ClientSession:
     """The client of one connection: its quotas, its byte counters, and who sees its messages."""
 
     __slots__ = (
         *("_began_alone", "_bytes", "_clients", "_count_visit", "_generation", "_origin"),
-        *("_steering", "charge", "fetch_sizes", "identity", "interceptor", "lacks_fallback"),
+        *("_steering", "fetch_sizes", "identity", "interceptor", "lacks_fallback"),
         *("owner", "quotas"),
     )
 
@@ -67,8 +39,6 @@ class ClientSession:
             self.interceptor = services.interceptor(identity, origin.node_id)
         self.owner: Owner | None = None
         """The member that owns the client, if it is another one."""
-        self.charge: Charge = self.quotas.charge
-        """Records its traffic, also for its owner."""
         self.lacks_fallback = self._began_alone = False
         """Whether there is a fallback that the client may not know, as it came before that."""
         self._origin = origin
@@ -92,10 +62,19 @@ class ClientSession:
         self._generation = steering.generation
         self.lacks_fallback = self._began_alone and self.fallback() is not None
         self.owner = steering.owner_of(self.identity)
-        if self.owner is None:
-            self.charge = self.quotas.charge
-        else:
-            self.charge = VisitorCharge(self.quotas, steering, self._origin.ip, self._count_visit)
+
+    def charge(self, kind: QuotaKind, value: float, now_ms: float) -> ThrottleTime | None:
+        """Record traffic, as `ClientQuotas.charge`; of another member's client there, too."""
+        quotas, steering = self.quotas, self._steering
+        if steering is None or self.owner is None:
+            return quotas.charge(kind, value, now_ms)
+        quotas.pace_immediately(kind, now_ms)
+        charge = quotas.charge(kind, value, now_ms)
+        if not kind.is_time:
+            self._count_visit(value)
+        if quotas.has(kind):
+            steering.visited(Visit(quotas.identity, self._origin.ip, kind, value))
+        return charge
 
     def address_of(self, node_id: int) -> Address | None:
         """Return what the client is told for a broker where its owner is another member.
