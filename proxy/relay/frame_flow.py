@@ -68,7 +68,7 @@ class FrameFlow(ABC):
     """Moves frames from source to sink. Subclasses decide what happens to each."""
 
     __slots__ = (
-        *("_begun_s", "_pair", "_loop", "_pump", "_rest", "_running"),
+        *("_begun_s", "_pair", "_loop", "_pump", "_running"),
         *("_scratch", "_sink", "_source", "_starved", "_whole", "_whole_bytes"),
         *("_is_queued", "_turns_left", "_work", "address", "closed", "first_bytes"),
         *("kept_bytes", "last_active", "paused", "read_bytes", "ready", "stash", "wait"),
@@ -85,7 +85,6 @@ class FrameFlow(ABC):
         self.ready: Callable[[], None] | None = None
         """The lane's callback when the source is readable; None: `run` is."""
         self.stash = b""
-        self._rest: bytes | memoryview = b""
         self._whole: bytearray | None = None
         self._whole_bytes = 0
         self._work: Iterator[None] | None = None
@@ -119,7 +118,7 @@ class FrameFlow(ABC):
         return OWNER
 
     def _move_body(self, pump: Pump, budget: int) -> Wait | None:
-        """Move about `budget` bytes of a body; return what the rest waits for, if any."""
+        """Move about `budget` bytes; return what the rest waits for, if any."""
         return pump.run(budget)
 
     def _sent_rest(self) -> None:  # noqa: B027 - for whom it is of use
@@ -138,7 +137,7 @@ class FrameFlow(ABC):
         self._wait_for(CLOSED)
         if self._pump is not None:
             self._pump.close()
-        self.stash = self._rest = b""
+        self.stash = b""
         self._whole = self._work = None
         self._pair.services.kept_bytes.release(self)
 
@@ -192,7 +191,9 @@ class FrameFlow(ABC):
             self._pair.close_failed(lost)
             return
         if unsent or rest:  # else it may have read nothing, as a frame was begun
-            self._rest, self.stash = unsent, rest
+            self.stash = rest
+        if unsent and self._pump is not None:
+            self._pump.keep(unsent)
         self.run()
 
     @property
@@ -277,17 +278,14 @@ class FrameFlow(ABC):
         self.last_active = self._loop.time()
         budget, end_s = FAIR_BYTES, perf_counter() + FAIR_S
         while True:
-            if self._rest:
-                if not self._flush():
-                    return WRITE
-                self._sent_rest()
-            if self.kept_bytes and self._whole is None:
+            pump = self._pump
+            if self.kept_bytes and self._whole is None and (pump is None or pump.flush()):
                 self._pair.services.kept_bytes.release(self)
-            if self._pump is not None and self._pump.active:
-                unread = self._pump.unread
-                wait = self._move_body(self._pump, budget)
-                budget -= unread - self._pump.unread
-                if not self._pump.active:
+            if pump is not None and pump.active:
+                unread = pump.unread
+                wait = self._move_body(pump, budget)
+                budget -= unread - pump.unread
+                if not pump.active:
                     self._sent_rest()
                 if wait is not None:
                     return wait
@@ -330,13 +328,7 @@ class FrameFlow(ABC):
                 busy = self.paused
                 break
             pos += taken
-            pump = self._pump
-            busy = (
-                self.paused
-                or bool(self._rest)
-                or self._whole is not None
-                or (pump is not None and pump.active)
-            )
+            busy = self.paused or self.under_way
             if not busy:
                 self._begun_s = self.last_active
         if self.closed:
@@ -348,7 +340,7 @@ class FrameFlow(ABC):
 
     @property
     def _is_sending(self) -> bool:
-        return bool(self._rest) or (self._pump is not None and self._pump.active)
+        return self._pump is not None and self._pump.active
 
     def _need_more(self, view: memoryview) -> int:
         """Record that the next frame's head is not complete yet. Raises MalformedFrame: no room."""
@@ -358,16 +350,9 @@ class FrameFlow(ABC):
         return 0
 
     def _send(self, data: Buffer, *, more: bool = False) -> None:
-        """Send a frame, or a part of one of which `more` follows at once.
-
-        What the socket does not take is kept and sent first; a copy of it where others write to
-        the same memory.
-        """
-        assert self._sink is not None
-        sent = self._sink.send(data, more=more)
-        if sent < len(data):
-            rest = memoryview(data)[max(sent, 0) :]
-            self._rest = bytes(rest) if isinstance(data, memoryview) else rest
+        """Send a frame, or a part of one of which `more` follows at once."""
+        assert self._pump is not None
+        self._pump.send(data, more=more)
 
     def _send_body(self, body_bytes: int) -> None:
         """Pass on the next bytes of the source, unseen."""
@@ -429,15 +414,6 @@ class FrameFlow(ABC):
                     self._whole = None
                 return None
         return PACED
-
-    def _flush(self) -> bool:
-        assert self._sink is not None
-        while self._rest:
-            sent = self._sink.send(self._rest)
-            if sent == BLOCKED:
-                return False
-            self._rest = self._rest[sent:]
-        return True
 
 
 def new_scratch() -> bytearray:

@@ -22,7 +22,7 @@ from proxy.relay.lane import (
 )
 from proxy.relay.lifecycle import DRAINING, Pause
 from proxy.relay.pair_state import PairState
-from proxy.relay.pump import CLOSED, END, OWNER, Pump, Wait
+from proxy.relay.pump import CLOSED, END, OWNER, WRITE, Pump, Wait
 from proxy.relay.services import ThrottleMode
 from proxy.relay.timing import NOT_TIMED
 from proxy.wire.apis import (
@@ -195,7 +195,7 @@ class RequestFlow(FrameFlow):
             return pump.run(budget)
         unread = pump.unread
         if unread and not self._pair.admits_more(exchange):
-            return OWNER
+            return OWNER if pump.flush() else WRITE
         try:
             return pump.run(budget)
         finally:
