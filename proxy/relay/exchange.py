@@ -81,6 +81,8 @@ class Exchange:
     """Whether the response has been charged."""
     throttle_ms: int = field(default=0, init=False)
     """What to tell the client; 0 leaves the broker's own figure."""
+    is_wait_doubtful: bool = field(default=False, init=False)
+    """Whether its time counts unless the broker has waited for data."""
     gated_ms: float = field(default=0.0, init=False)
     """How long it waited at a quota's gate."""
     timed: ExchangeTimes = field(default=NOT_TIMED, init=False)

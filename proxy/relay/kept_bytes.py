@@ -93,7 +93,14 @@ class KeptBytes:
         now_ms = clock_ms()
         if now_ms - self._warned_ms >= WARN_EVERY_MS:
             self._warned_ms = now_ms
-            self._warn_of_largest()
+            largest = max(self._since_s, key=lambda each: each.kept_bytes)
+            self._warn(
+                "no room for frames that are kept whole, connections wait",
+                kept_bytes=self.total,
+                waiting=self.waiting,
+                largest_bytes=largest.kept_bytes,
+                largest=largest.about,
+            )
         return False
 
     def shrink(self, keeper: Keeper, size: int) -> None:
@@ -159,13 +166,3 @@ class KeptBytes:
             keeper.give_up()
         if self._waiting:
             self._check = self._loop.call_later(CHECK_S, self._give_up_stuck)
-
-    def _warn_of_largest(self) -> None:
-        largest = max(self._since_s, key=lambda each: each.kept_bytes)
-        self._warn(
-            "no room for frames that are kept whole, connections wait",
-            kept_bytes=self.total,
-            waiting=self.waiting,
-            largest_bytes=largest.kept_bytes,
-            largest=largest.about,
-        )

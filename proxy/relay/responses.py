@@ -184,7 +184,8 @@ class ResponseFlow(FrameFlow):
             exchange.throttle_ms = 0
         if frame_bytes > READ_BYTES_HELD:
             self._read_ahead(kind.session.quotas, CONSUMER_BYTE_RATE)
-        is_plain = exchange.seen is None and not exchange.throttle_ms
+        is_shown = exchange.seen is not None or exchange.is_wait_doubtful
+        is_plain = not (is_shown or exchange.throttle_ms)
         if is_plain and (plan.passes or self._names_no_broker(exchange, view, frame_bytes)):
             taken = self._forward(view, frame_bytes)
         else:
@@ -220,7 +221,7 @@ class ResponseFlow(FrameFlow):
         if plan.rewrites_head:
             self._collecting = exchange
             return self._collect(view, min(frame_bytes, len(view)))
-        if plan.handling is not Handling.WALK and seen is None:
+        if plan.handling is not Handling.WALK and seen is None and not exchange.is_wait_doubtful:
             return self._forward(view, frame_bytes)
         start = plan.body_offset
         if frame_bytes <= start:
@@ -228,11 +229,12 @@ class ResponseFlow(FrameFlow):
         if plan.is_flexible and view[start - 1]:
             raise MalformedResponse("a response header with tagged fields")
         observer = seen.observer(clock_ms()) if seen is not None else None
+        follows_batches = seen is not None and seen.follows_batches
+        if exchange.is_wait_doubtful:
+            observer = FetchWait(partial(self._charge_doubtful_time, kind.session), observer)
+            follows_batches = True
         self._walker = FetchWalker(
-            kind.version,
-            frame_bytes - start,
-            observer,
-            follows_batches=seen is not None and seen.follows_batches,
+            kind.version, frame_bytes - start, observer, follows_batches=follows_batches
         )
         return self._walk(self._walker, view, start)
 
@@ -425,9 +427,7 @@ class ResponseFlow(FrameFlow):
         if kind.plan.costs_time and kind.session.quotas.has(REQUEST_PERCENTAGE):
             busy_ms = self._busy_time.answered(exchange.sent_ms, exchange.wait_ms, now_ms)
             charge = longest((charge, kind.session.charge(REQUEST_PERCENTAGE, busy_ms, now_ms)))
-            if exchange.wait_ms:
-                had_data = partial(self._charge_doubtful_time, kind.session)
-                exchange.seen = FetchWait(had_data, exchange.seen)
+            exchange.is_wait_doubtful = exchange.wait_ms > 0
         return charge
 
     def _charge_doubtful_time(self, session: ClientSession) -> None:

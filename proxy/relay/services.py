@@ -148,7 +148,8 @@ class Services:
         self.instruments.kept_bytes_waiting.set_function(lambda: self.kept_bytes.waiting)
         self.times = TimedApis(self.instruments)
         self.quotas.on_lent = self._await_leases
-        self.pipes = PipePool(self.max_pipes, self._log_no_pipe)
+        no_pipe = partial(self.log.warning, "no pipe for splice, copying instead", reason="no_pipe")
+        self.pipes = PipePool(self.max_pipes, lambda error: no_pipe(error=str(error)))
         # From the start at 0: Prometheus sees no increase in a series that begins with 1.
         for reason in REJECTIONS:
             self.instruments.connections_rejected_total.labels(reason)
@@ -209,6 +210,3 @@ class Services:
         """
         self.instruments.upstream_errors_total.labels(reason).inc()
         self.outages.failed(node_id, reason, event, about, clock_ms())
-
-    def _log_no_pipe(self, error: OSError) -> None:
-        self.log.warning("no pipe for splice, copying instead", reason="no_pipe", error=str(error))

@@ -114,8 +114,7 @@ class ClientSession:
 
     def count_bytes(self, api_key: int, count: int) -> None:
         """Add to bytes_total."""
-        counter = self._bytes.get(api_key) or self.byte_counter(api_key)
-        counter.value += count
+        self.byte_counter(api_key).value += count
 
     def byte_counter(self, api_key: int) -> CounterChild:
         """Return the child of bytes_total."""
