@@ -308,9 +308,7 @@ class Connection(PairState):
             return
         self.requests.forget_lane()
         self.eviction.follow()
-        if session.must_go:
-            self.requests.admit_each()
-        elif Pause.GATED in self.life.pauses:
+        if Pause.GATED in self.life.pauses and not session.must_go:
             self._ask_again()
 
     def session_of(self, head: RequestHead) -> ClientSession:

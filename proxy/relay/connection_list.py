@@ -161,11 +161,8 @@ def row_of(connection: Connection, now_ms: float) -> ConnectionRow:
 def _hold_of(connection: Connection) -> ConnectionHold | None:
     session, pauses = connection.client.current, connection.life.pauses
     quotas = session.quotas if session is not None else None
-    delayed, crowded, place = (
-        connection.responses.delayed,
-        connection.crowded,
-        connection.client.place,
-    )
+    delayed, crowded = connection.responses.delayed, connection.crowded
+    place = connection.client.place
     if delayed.waiting:
         charge = connection.in_flight[0].charge if connection.in_flight else None
         kind, entity = (charge.kind, charge.entity) if charge is not None else (None, None)

@@ -93,6 +93,7 @@ class FrameFlow(ABC):
         """Whether it waits for its turn."""
         self.address = pair.origin.ip
         self.kept_bytes = 0
+        """For so many of a frame there is room; set by KeptBytes."""
         self._starved = self._running = False
         self._turns_left = TURNS_OF_NEW
         self.closed = False

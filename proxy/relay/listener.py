@@ -14,7 +14,7 @@ from proxy.cluster.upstream import Address
 from proxy.relay.ports import (
     BACKLOG,
     ListenerError,
-    open_port,
+    open_ports,
     steer,
     take_over_port,
 )
@@ -187,7 +187,7 @@ class Listener:
     def _listen(
         self, node_id: int | None, port: int, beside: Collection[Address] | None = None
     ) -> int:
-        sock = open_port(self.settings.name, self.settings.host, port, beside)
+        (sock,) = open_ports(self.settings.name, self.settings.host, port, beside)
         self._sockets[node_id] = sock
         self.open_ports[node_id] = bound = int(sock.getsockname()[1])
         if self._accepting:

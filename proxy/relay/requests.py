@@ -319,11 +319,6 @@ class RequestFlow(FrameFlow):
         pair.pause(Pause.LOGIN)
         return self._collect(view, frame_bytes)
 
-    def admit_each(self) -> None:
-        """Send no request on from now on that was not admitted by itself."""
-        for kind in self._kinds.values():
-            kind.plain_start = None
-
     def _known_kind(self, view: memoryview) -> RequestKind | None:
         """Return the kind of a request that begins like an earlier one, None for another."""
         if len(view) < START_BYTES:

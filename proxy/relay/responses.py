@@ -147,7 +147,7 @@ class ResponseFlow(FrameFlow):
 
     def _take(self, view: memoryview) -> int:
         if self._walker is not None:
-            return self._walk_on(self._walker, view)
+            return self._walk(self._walker, view)
         if self._pair.send_own_answer(self._send):
             return 0  # this frame comes after it
         head = parse_response_head(view)
@@ -249,7 +249,7 @@ class ResponseFlow(FrameFlow):
         left = walker.remaining_bytes
         self.read_bytes = self.first_bytes
         if walker.at_tail:
-            self._walker = None
+            self._end_walk()
             if end + left > have:
                 taken = self._collect_tail(view, end, left)
                 walker.show()
@@ -275,15 +275,12 @@ class ResponseFlow(FrameFlow):
         elif left and self.first_bytes == READ_BYTES:  # of what follows it no more than usual
             self.read_bytes = min(left + READ_BYTES, READ_BYTES_WALKED)
         if not left:
-            self._walker = None
+            self._end_walk()
         return end
 
-    def _walk_on(self, walker: FetchWalker, view: memoryview) -> int:
-        """Send on the next part of a Fetch response."""
-        taken = self._walk(walker, view)
-        if self._walker is None:
-            self._free_ms = clock_ms()
-        return taken
+    def _end_walk(self) -> None:
+        self._walker = None
+        self._free_ms = clock_ms()
 
     def _collect_tail(self, view: memoryview, end: int, tail_bytes: int) -> int:
         if tail_bytes > MAX_TAIL_BYTES:
@@ -297,14 +294,12 @@ class ResponseFlow(FrameFlow):
     def _whole_frame(self, frame: bytearray) -> Iterator[None]:
         exchange = self._collecting
         if exchange is None:  # the tail of a Fetch response
-            return self._send_tail(frame)
+            self._send(neutral_tail(bytes(frame)))
+            return
         exchange.timed.came_whole(clock_ms())
         rewrites_head = exchange.kind.plan.rewrites_head
-        return (self._send_from_head if rewrites_head else self._send_rewritten)(exchange, frame)
-
-    def _send_tail(self, frame: bytearray) -> Iterator[None]:
-        self._send(neutral_tail(bytes(frame)))
-        yield from ()
+        send = self._send_from_head if rewrites_head else self._send_rewritten
+        yield from send(exchange, frame)
 
     def _send_from_head(self, exchange: Exchange, start: bytearray) -> Iterator[None]:
         """Send on a response of which only the start is rewritten, as soon as that is there."""
