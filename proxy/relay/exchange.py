@@ -49,11 +49,12 @@ class RequestKind:
     until_taught: int = 0
     """So many requests go by before the lane is taught it again, after it was in vain."""
 
-    def head(self, frame_bytes: int, correlation_id: int) -> RequestHead:
-        """Return the header of one of them."""
-        return self.first._replace(
-            frame_bytes=frame_bytes, api_version=self.version, correlation_id=correlation_id
-        )
+    def is_wanted(self, now_ms: float) -> bool:
+        """Return whether an interceptor asks for one that comes now."""
+        interceptor = self.session.interceptor
+        if interceptor is None or not self.is_intercepted:
+            return False
+        return interceptor.wants(self.api_key, now_ms)
 
 
 @dataclass(eq=False)
@@ -87,3 +88,10 @@ class Exchange:
     """How long it waited at a quota's gate."""
     timed: ExchangeTimes = field(default=NOT_TIMED, init=False)
     """Of one in some requests."""
+
+    def head(self, frame_bytes: int) -> RequestHead:
+        """Return the request's header."""
+        kind = self.kind
+        return kind.first._replace(
+            frame_bytes=frame_bytes, api_version=kind.version, correlation_id=self.correlation_id
+        )

@@ -15,13 +15,11 @@ from proxy.relay.exchange import Exchange
 from proxy.relay.lane import Lane
 from proxy.relay.lifecycle import OPEN, UNANSWERED, Lifecycle, Pause
 from proxy.relay.listener import Origin
-from proxy.relay.services import Services, ThrottleMode
+from proxy.relay.services import Services
 from proxy.relay.session import ClientSession, Identification
 from proxy.wire.apis import FETCH
 from proxy.wire.frames import RequestHead
 from proxy.wire.produce_response import ProduceResponseShapes
-
-_DELAY = ThrottleMode.DELAY
 
 AdvertiseTo = Callable[[ClientSession, int, str, int], tuple[str, int] | None]
 
@@ -103,13 +101,16 @@ class PairState:
         for kind, correlation_id, request_bytes, sent_ms in self.lane.take(most):
             exchange = Exchange(kind, correlation_id, request_bytes, sent_ms)
             if kind.max_bytes:  # from now on it counts as one that was admitted by itself
-                _, exchange.expected = kind.session.quotas.grant(
-                    kind.max_bytes,
-                    kind.session.fetch_sizes,
-                    clock_ms(),
-                    holds=self.services.mode is _DELAY,
-                )
+                self.grant(exchange, kind.max_bytes, clock_ms())
             self._in_flight.append(exchange)
+
+    def grant(self, exchange: Exchange, asked_bytes: int, now_ms: float) -> int:
+        """Return how many bytes a Fetch may ask for; its response counts until it comes."""
+        session, holds = exchange.kind.session, self.services.holds
+        granted_bytes, exchange.expected = session.quotas.grant(
+            asked_bytes, session.fetch_sizes, now_ms, holds=holds
+        )
+        return granted_bytes
 
     def open_lane(self, client: Channel, broker: Channel) -> None:
         """Have what is plain sent on by the lane, where there is one for such channels."""
@@ -161,7 +162,7 @@ class PairState:
         self, exchange: Exchange, kind: QuotaKind, now_ms: float, *, is_begun: bool = False
     ) -> bool:
         waiter, session = self.waiter, exchange.kind.session
-        holds = self.services.mode is _DELAY
+        holds = self.services.holds
         self._gated_api = exchange.kind.api_key
         is_fetch = self._gated_api == FETCH
         # Of what a request announces no more than a turn: the rest counts when it comes.

@@ -23,7 +23,6 @@ from proxy.relay.lane import (
 from proxy.relay.lifecycle import DRAINING, Pause
 from proxy.relay.pair_state import PairState
 from proxy.relay.pump import CLOSED, END, OWNER, WRITE, Pump, Wait
-from proxy.relay.services import ThrottleMode
 from proxy.relay.timing import NOT_TIMED
 from proxy.wire.apis import (
     API_VERSIONS,
@@ -65,7 +64,6 @@ TEACH_EVERY = 4
 _START = Struct(">iIi")  # API key and version together
 _API_KEY = slice(4, 6)  # of a frame
 _PRODUCE = PRODUCE.to_bytes(2, "big")
-_DELAY = ThrottleMode.DELAY
 
 _buffer = new_scratch()
 _scratch = memoryview(_buffer)
@@ -85,7 +83,7 @@ class RequestFlow(FrameFlow):
 
     __slots__ = ("_collecting", "_kinds", "_login", "_produced", "_timed")
 
-    _collecting: tuple[RequestHead, Exchange]
+    _collecting: Exchange
     """What is taken whole: a login, or what an interceptor is to see."""
 
     def __init__(self, pair: PairState) -> None:
@@ -145,19 +143,13 @@ class RequestFlow(FrameFlow):
     def _may_pass(self, kind: RequestKind, now_ms: float) -> bool:
         """Return whether nothing but the lease keeps requests of a kind from being sent on."""
         pair, session = self._pair, kind.session
-        interceptor = session.interceptor
+        holds = pair.services.holds
         return (
             kind.plain_start is not None
             and session is pair.client.current
             and session.owner is None
-            and not (
-                kind.is_intercepted
-                and interceptor is not None
-                and interceptor.wants(kind.api_key, now_ms)
-            )
-            and session.quotas.lends(
-                kind.bounded_by, pair.waiter, now_ms, holds=pair.services.mode is _DELAY
-            )
+            and not kind.is_wanted(now_ms)
+            and session.quotas.lends(kind.bounded_by, pair.waiter, now_ms, holds=holds)
         )
 
     def _renew(self, kind: RequestKind, lane_kind: Kind) -> bool:
@@ -216,7 +208,7 @@ class RequestFlow(FrameFlow):
 
     def _login_waits(self) -> bool:
         """Return whether a login waits for others of its address; it goes on later by itself."""
-        if self._work is not None or not self._collecting[1].kind.plan.api.is_login:
+        if self._work is not None or not self._collecting.kind.plan.api.is_login:
             return False
         services = self._pair.services
         wait_ms = services.login_pace.wait_ms(self._pair.origin.ip, clock_ms())
@@ -225,11 +217,11 @@ class RequestFlow(FrameFlow):
         self._login = self._loop.call_later(wait_ms / MS_PER_SECOND, self.run) if wait_ms else None
         return wait_ms > 0
 
-    def _is_raw_login(self, head: RequestHead, frame: bytearray) -> bool:
+    def _is_raw_login(self, exchange: Exchange, frame: bytearray) -> bool:
         """Read a login, as `Identification.login_request`; record what that takes."""
         pair, began_s = self._pair, thread_time()
         try:
-            return pair.client.login_request(head, bytes(frame))
+            return pair.client.login_request(exchange.head(len(frame)), bytes(frame))
         finally:
             took_ms = (thread_time() - began_s) * MS_PER_SECOND
             pair.services.login_pace.took(pair.origin.ip, took_ms, clock_ms())
@@ -271,13 +263,7 @@ class RequestFlow(FrameFlow):
             return 0
         if frame_bytes > READ_BYTES_HELD:
             self._read_ahead(session.quotas, PRODUCER_BYTE_RATE)
-        interceptor = session.interceptor
-        if (
-            kind.is_intercepted
-            and interceptor is not None
-            and frame_bytes <= MAX_SEEN_BYTES
-            and interceptor.wants(kind.api_key, now_ms)
-        ):
+        if frame_bytes <= MAX_SEEN_BYTES and kind.is_wanted(now_ms):
             return self._take_intercepted(exchange, view, frame_bytes)
         if kind.plan.api.is_login:
             return self._take_login(exchange, view)
@@ -293,11 +279,10 @@ class RequestFlow(FrameFlow):
     def _take_intercepted(self, exchange: Exchange, view: memoryview, frame_bytes: int) -> int:
         """Show a request before it is sent on: the answer must not come first."""
         self._count(exchange, len(view))
-        head = exchange.kind.head(frame_bytes, exchange.correlation_id)
-        if len(view) < frame_bytes or head.api_key != FETCH:
-            self._collecting = head, exchange
+        if len(view) < frame_bytes or exchange.kind.api_key != FETCH:
+            self._collecting = exchange
             return self._collect(view, frame_bytes)
-        if not self._is_for_broker(head, exchange, view[:frame_bytes]):
+        if not self._is_for_broker(exchange, view[:frame_bytes]):
             return frame_bytes
         taken = self._forward(view, frame_bytes)
         exchange.timed.sent_on(clock_ms())
@@ -307,13 +292,13 @@ class RequestFlow(FrameFlow):
 
     def _take_login(self, exchange: Exchange, view: memoryview) -> int:
         """Take the whole of a login. Raises ConnectionRefused for one that is too long."""
-        pair, kind, frame_bytes = self._pair, exchange.kind, exchange.request_bytes
-        max_bytes = pair.client.max_login_bytes(kind.api_key)
+        pair, frame_bytes = self._pair, exchange.request_bytes
+        max_bytes = pair.client.max_login_bytes(exchange.kind.api_key)
         if frame_bytes > max_bytes:
             text = f"a login of {frame_bytes} bytes, more than {max_bytes}"
             raise ConnectionRefused("too_long", text)
         self._count(exchange, frame_bytes)
-        self._collecting = kind.head(frame_bytes, exchange.correlation_id), exchange
+        self._collecting = exchange
         self.forget_lane()
         # What follows is read when it is known who sends it.
         pair.pause(Pause.LOGIN)
@@ -398,8 +383,7 @@ class RequestFlow(FrameFlow):
                 self._need_more(view)
                 return False
         elif api_key == JOIN_GROUP and is_known(api_key, kind.version):
-            head = kind.head(exchange.request_bytes, exchange.correlation_id)
-            timeout = session_timeout_ms(head, view)
+            timeout = session_timeout_ms(exchange.head(exchange.request_bytes), view)
             if timeout is None:
                 self._need_more(view)
                 return False
@@ -412,12 +396,7 @@ class RequestFlow(FrameFlow):
             if kind.max_bytes is None and kind.plain_start is not None:
                 kind.plain_start = bytes(view[START_BYTES:end])
                 kind.max_bytes = max_bytes
-            granted_bytes, exchange.expected = session.quotas.grant(
-                max_bytes,
-                session.fetch_sizes,
-                exchange.sent_ms,
-                holds=self._pair.services.mode is _DELAY,
-            )
+            granted_bytes = self._pair.grant(exchange, max_bytes, exchange.sent_ms)
             if granted_bytes < max_bytes:
                 frame = view[: exchange.request_bytes]
                 lower_fetch_bytes(kind.version, frame, start, granted_bytes)
@@ -472,12 +451,12 @@ class RequestFlow(FrameFlow):
         is_produce = self.stash[_API_KEY] == _PRODUCE
         return OWNER if is_produce or not self._source.has_ended() else CLOSED
 
-    def _is_for_broker(self, head: RequestHead, exchange: Exchange, frame: memoryview) -> bool:
+    def _is_for_broker(self, exchange: Exchange, frame: memoryview) -> bool:
         """Show a request, the latest of those in flight; return whether it is to be sent on."""
         pair, interceptor = self._pair, exchange.kind.session.interceptor
         assert interceptor is not None
         try:
-            exchange.seen = interceptor.request(head, frame, exchange.sent_ms)
+            exchange.seen = interceptor.request(exchange.head(len(frame)), frame, exchange.sent_ms)
         except ClientSentOn:
             pair.in_flight.pop()
             pair.send_on()
@@ -489,12 +468,12 @@ class RequestFlow(FrameFlow):
 
     def _whole_frame(self, frame: bytearray) -> Iterator[None]:
         yield from ()  # in one step
-        head, exchange = self._collecting
+        exchange = self._collecting
         exchange.timed.read_anew(clock_ms())
         if not exchange.kind.plan.api.is_login:
-            if not self._is_for_broker(head, exchange, memoryview(frame)):
+            if not self._is_for_broker(exchange, memoryview(frame)):
                 return
-        elif self._is_raw_login(head, frame):
+        elif self._is_raw_login(exchange, frame):
             raise ConnectionRefused("unsupported_sasl", "SaslHandshake version 0, use version 1")
         self._send(frame)
         exchange.timed.sent_on(clock_ms())

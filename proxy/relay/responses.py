@@ -23,7 +23,6 @@ from proxy.relay.lane import Lane
 from proxy.relay.lifecycle import DRAINING, NO_PAUSE, Pause
 from proxy.relay.pair_state import PairState
 from proxy.relay.pump import READ, SPLICE_MIN_BYTES, Wait
-from proxy.relay.services import ThrottleMode
 from proxy.relay.session import ClientSession
 from proxy.wire.apis import (
     FETCH,
@@ -381,7 +380,7 @@ class ResponseFlow(FrameFlow):
         services.count_throttled(charge, hold_ms)
         if exchange.seen is not None:
             exchange.seen.held(now_ms, charge.due_ms)
-        if services.mode is ThrottleMode.MUTE:
+        if not services.holds:
             mute_ms = min(hold_ms, LONGEST_MUTE_MS)
             exchange.throttle_ms = round(mute_ms)
             self._pair.mute(now_ms + mute_ms, api_key, charge)

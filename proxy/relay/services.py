@@ -156,6 +156,11 @@ class Services:
         for reason in UPSTREAM_ERRORS:
             self.instruments.upstream_errors_total.labels(reason)
 
+    @property
+    def holds(self) -> bool:
+        """Whether it is responses that are held; else clients are told to wait."""
+        return self.mode is ThrottleMode.DELAY
+
     def _await_leases(self) -> None:
         if not self._awaits_leases:
             self._awaits_leases = True
