@@ -38,15 +38,13 @@ class Channel:
     write repeated with the same bytes: callers send what was not sent before anything else.
     """
 
-    __slots__ = ("_recv_into", "_send", "buffered_bytes", "fd", "is_plain", "sock", "spliceable")
+    __slots__ = ("_recv_into", "_send", "buffered_bytes", "fd", "is_plain", "sock")
 
-    def __init__(self, sock: socket.socket, *, spliceable: bool = True) -> None:
+    def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.fd = sock.fileno()
         self.is_plain = not isinstance(sock, ssl.SSLSocket)
-        """Whether what the kernel has is what the peer has sent."""
-        self.spliceable = spliceable and self.is_plain
-        """Whether the kernel may move bytes to or from this socket by itself."""
+        """Whether what the kernel has is what the peer has sent: it may move that by itself."""
         self.buffered_bytes: Callable[[], int] = getattr(sock, "pending", int)
         """Returns how many bytes wait in user space, where no selector would show them."""
         self._recv_into = sock.recv_into

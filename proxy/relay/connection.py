@@ -256,11 +256,11 @@ class Connection(PairState):
             self.services.count_upstream_error(reason, node_id, **self._about, detail=detail)
             self.close(reason)
 
-    def takes(self, head: RequestHead) -> bool:
+    def session_of(self, head: RequestHead) -> ClientSession | None:
         """See PairState."""
         is_open = self.life.state is OPEN
         if not is_open and self.life.state is not State.NEW:
-            return False
+            return None
         wait_ms = self.client.enter(head.api_key, head.client_id, clock_ms(), self._give_way)
         go_on = partial(self.unpause, Pause.CROWDED)
         if not is_open:
@@ -275,7 +275,12 @@ class Connection(PairState):
             self.crowded = reaper.add(clock_ms() + wait_ms, go_on)
         elif not is_open:
             go_on()
-        return is_open and not wait_ms
+        if wait_ms or not is_open:
+            return None
+        session = self.client.session(head.client_id)
+        if self.eviction is not None:
+            self.eviction.requested(head.api_key)
+        return session
 
     def _heard(self) -> None:
         if self._on_heard is not None:
@@ -310,13 +315,6 @@ class Connection(PairState):
         self.eviction.follow()
         if Pause.GATED in self.life.pauses and not session.must_go:
             self._ask_again()
-
-    def session_of(self, head: RequestHead) -> ClientSession:
-        """See PairState."""
-        session = self.client.session(head.client_id)
-        if self.eviction is not None:
-            self.eviction.requested(head.api_key)
-        return session
 
     def _let_go(self) -> None:
         self.drain()

@@ -49,14 +49,12 @@ class PairState:
     """Closes the pair for a frame that a flow keeps in memory, which others need."""
     finish_if_drained: Callable[[], None]
     """Closes the client's side of a draining pair when all that is due has been sent."""
-    takes: Callable[[RequestHead], bool]
-    """Returns whether a request can be taken that begins unlike earlier ones; else it is later.
+    session_of: Callable[[RequestHead], ClientSession | None]
+    """Returns the session of a request that begins unlike earlier ones; None: it is taken later.
 
     The first one of a connection waits for the broker's, and for the client's connection_rate.
     Raises ConnectionRefused when the client may not have this connection.
     """
-    session_of: Callable[[RequestHead], ClientSession]
-    """Returns the session of the client that sends a request."""
     send_on: Callable[[], None]
     """Takes no further requests, and lets the client go soon: it is to ask its owner."""
 

@@ -64,7 +64,10 @@ class Pipe(NamedTuple):
 
 
 class PipePool:
-    """Lends out pipes and takes them back empty; tells `refused` once why the system gives none."""
+    """Lends out pipes and takes them back empty; tells `refused` once why the system gives none.
+
+    With 0 pipes all is copied.
+    """
 
     def __init__(
         self, max_pipes: int = MAX_PIPES, refused: Callable[[OSError], None] = lambda _: None
@@ -141,7 +144,7 @@ class Pump:
         self._inside = 0
         self._held: bytes | memoryview = b""
         """What was read or given, and not sent."""
-        self._splice = source.spliceable and sink.spliceable
+        self._splice = source.is_plain and sink.is_plain
         self.unread = 0
         """Bytes of the body that are still to be read from the source."""
         self.active = False

@@ -240,8 +240,7 @@ class Relay:
         if silent not in self.silent:
             return
         if tls is None:
-            channel = Channel(sock, spliceable=self._services.splice)
-            self._begin(channel, origin, silent, user=None)
+            self._begin(Channel(sock), origin, silent, user=None)
         else:
             task = self._services.loop.create_task(self._greet(sock, silent, tls))
             silent.close, silent.sock = task.cancel, None

@@ -23,6 +23,7 @@ from proxy.relay.lane import (
 from proxy.relay.lifecycle import DRAINING, Pause
 from proxy.relay.pair_state import PairState
 from proxy.relay.pump import CLOSED, END, OWNER, WRITE, Pump, Wait
+from proxy.relay.session import ClientSession
 from proxy.relay.timing import NOT_TIMED
 from proxy.wire.apis import (
     API_VERSIONS,
@@ -76,6 +77,15 @@ def _plain_response(kind: RequestKind) -> int | None:
     if kind.plan.passes:
         return ANY_RESPONSE
     return KNOWN_RESPONSE if kind.api_key == PRODUCE else None
+
+
+def _check_offered(head: RequestHead, *, passes_unknown: bool) -> None:
+    """Raise ConnectionRefused for a request that may not reach a broker."""
+    api_key, version = head.api_key, head.api_version
+    how = plan_of(api_key, version).handling
+    if how is Handling.REFUSE or (how is Handling.UNKNOWN and not passes_unknown):
+        text = f"{api_name(api_key)} ({api_key}) version {version} is not offered"
+        raise ConnectionRefused("unsupported_version", f"{text}: its response may carry addresses")
 
 
 class RequestFlow(FrameFlow):
@@ -250,19 +260,23 @@ class RequestFlow(FrameFlow):
             head = parse_request_head(view, max_request_bytes=limit_bytes)
             if head is None:
                 return self._need_more(view)
-            if not pair.takes(head):
+            _check_offered(head, passes_unknown=pair.services.passes_unknown_apis)
+            before, session = pair.client.current, pair.session_of(head)
+            if session is None:
                 return 0
-            kind = self._new_kind(head, view)
+            if session is not before:
+                self.forget_lane()
+            kind = self._new_kind(session, head, view)
             if kind is None:
                 return self._need_more(view)
         length, _, correlation_id = _START.unpack_from(view)
         frame_bytes: int = LENGTH_BYTES + length
-        session, now_ms = kind.session, clock_ms()
+        quotas, now_ms = kind.session.quotas, clock_ms()
         exchange = Exchange(kind, correlation_id, frame_bytes, now_ms)
-        if session.quotas.is_bounded and not self._is_admitted(exchange, view):
+        if quotas.is_bounded and not self._is_admitted(exchange, view):
             return 0
         if frame_bytes > READ_BYTES_HELD:
-            self._read_ahead(session.quotas, PRODUCER_BYTE_RATE)
+            self._read_ahead(quotas, PRODUCER_BYTE_RATE)
         if frame_bytes <= MAX_SEEN_BYTES and kind.is_wanted(now_ms):
             return self._take_intercepted(exchange, view, frame_bytes)
         if kind.plan.api.is_login:
@@ -320,19 +334,12 @@ class RequestFlow(FrameFlow):
             return None
         return kind
 
-    def _new_kind(self, head: RequestHead, view: memoryview) -> RequestKind | None:
-        """Return the kind of any request, None while more bytes are needed; remember it.
-
-        Raises ConnectionRefused for one that may not reach a broker.
-        """
+    def _new_kind(
+        self, session: ClientSession, head: RequestHead, view: memoryview
+    ) -> RequestKind | None:
+        """Return the kind of any request, None while more bytes are needed; remember it."""
         services, api_key, version = self._pair.services, head.api_key, head.api_version
         plan = plan_of(api_key, version)
-        how = plan.handling
-        if how is Handling.REFUSE or (how is Handling.UNKNOWN and not services.passes_unknown_apis):
-            text = f"{api_name(api_key)} ({api_key}) version {version} is not offered"
-            raise ConnectionRefused(
-                "unsupported_version", f"{text}: its response may carry addresses"
-            )
         acks, end = None, head.header_end
         if api_key == PRODUCE:
             found = produce_acks(head, view)
@@ -342,10 +349,6 @@ class RequestFlow(FrameFlow):
         is_changed = api_key == API_VERSIONS and downgrade_api_versions(view, version)
         if is_changed:
             version, plan = 0, plan_of(api_key, 0)
-        before = self._pair.client.current
-        session = self._pair.session_of(head)
-        if session is not before:
-            self.forget_lane()
         start = bytes(view[START_BYTES:end])
         is_intercepted = api_key in INTERCEPTED_APIS and acks != NO_ACKS
         is_looked_into = plan.api.is_login or api_key == JOIN_GROUP

@@ -120,7 +120,6 @@ class Services:
     interceptor: Interceptor | None = None
     steering: Steering | None = None
     """None: all clients are this process's own."""
-    splice: bool = True
     lane: bool = True
     """Whether what is plain is sent on by the lane, where that was compiled."""
     passes_unknown_apis: bool = False

@@ -26,9 +26,8 @@ class ClientSession:
     """The client of one connection: its quotas, its byte counters, and who sees its messages."""
 
     __slots__ = (
-        *("_began_alone", "_bytes", "_clients", "_count_visit", "_generation", "_origin"),
-        *("_steering", "fetch_sizes", "identity", "interceptor", "lacks_fallback"),
-        *("owner", "quotas"),
+        *("_began_alone", "_bytes", "_generation", "_origin", "_services", "_steering"),
+        *("fetch_sizes", "identity", "interceptor", "lacks_fallback", "owner", "quotas"),
     )
 
     def __init__(self, services: Services, identity: ClientIdentity, origin: Origin) -> None:
@@ -41,13 +40,9 @@ class ClientSession:
         """The member that owns the client, if it is another one."""
         self.lacks_fallback = self._began_alone = False
         """Whether there is a fallback that the client may not know, as it came before that."""
-        self._origin = origin
-        self._steering = services.steering
-        self._count_visit = services.instruments.visits_bytes_total.inc
+        self._origin, self._services, self._steering = origin, services, services.steering
         self._generation: int | None = None
-        if self._steering is not None:
-            self.follow_owner()
-        self._clients = services.clients
+        self.follow_owner()
         self._bytes: dict[int, CounterChild] = {}
         self.fetch_sizes = FetchSizes()
         services.clients.connected(identity)
@@ -71,7 +66,7 @@ class ClientSession:
         quotas.pace_immediately(kind, now_ms)
         charge = quotas.charge(kind, value, now_ms)
         if not kind.is_time:
-            self._count_visit(value)
+            self._services.instruments.visits_bytes_total.inc(value)
         if quotas.has(kind):
             steering.visited(Visit(quotas.identity, self._origin.ip, kind, value))
         return charge
@@ -120,7 +115,8 @@ class ClientSession:
         """Return the child of bytes_total."""
         counter = self._bytes.get(api_key)
         if counter is None:
-            counter = self._bytes[api_key] = self._clients.byte_counter(self.identity, api_key)
+            clients = self._services.clients
+            counter = self._bytes[api_key] = clients.byte_counter(self.identity, api_key)
         return counter
 
     def close(self) -> None:
@@ -128,7 +124,7 @@ class ClientSession:
         self.quotas.close()
         if self.interceptor is not None:
             self.interceptor.close()
-        self._clients.disconnected(self.identity)
+        self._services.clients.disconnected(self.identity)
 
 
 class Identification:

@@ -228,7 +228,6 @@ async def open_lab(
     mode: ThrottleMode = ThrottleMode.DELAY,
     limits: Limits | None = None,
     broker_ports: tuple[int, int] | None = (0, 0),
-    max_pipes: int = 512,
     passes_unknown_apis: bool = False,
     steering: Steering | None = None,
     is_inner: bool = False,
@@ -252,9 +251,8 @@ async def open_lab(
         quotas=QuotaManager(settings, instruments),
         reapers=Reapers(loop, instruments),
         instruments=instruments,
-        max_pipes=max_pipes,
+        max_pipes=512 if splice else 0,
         clients=ClientRegistry(instruments.bytes_total),
-        splice=splice,
         passes_unknown_apis=passes_unknown_apis,
         steering=steering,
         lane="uvloop" in type(loop).__module__ if lane is None else lane,
@@ -271,7 +269,7 @@ async def open_lab(
     )
     address = server.sockets[0].getsockname()[:2]
     bootstrap = Bootstrap([address], upstream_tls.client() if upstream_tls else None, 10.0)
-    brokers = Brokers(bootstrap, splice=splice)
+    brokers = Brokers(bootstrap)
     tls = client_tls.server() if client_tls else None
     listener = ListenerSettings(LISTENER, LAB_HOST, 0, "proxy", broker_ports, tls=tls)
     relay = Relay((listener,), brokers, services)
