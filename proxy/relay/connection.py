@@ -21,6 +21,7 @@ from proxy.quota.entities import CONSUMER_BYTE_RATE
 from proxy.relay.channel import Channel, ChannelLost
 from proxy.relay.frame_flow import SLOW_FRAME_S
 from proxy.relay.interceptor import ClientSentOn
+from proxy.relay.lane import Lane
 from proxy.relay.lifecycle import OPEN, Pause, State
 from proxy.relay.listener import Origin
 from proxy.relay.pair_state import AdvertiseTo, PairState
@@ -271,8 +272,7 @@ class Connection(PairState):
         elif wait_ms:
             self.pause(Pause.CROWDED)
         if wait_ms:
-            reaper = self.services.reapers.for_api(head.api_key)
-            self.crowded = reaper.add(clock_ms() + wait_ms, go_on)
+            self.crowded = self.services.reapers.add(head.api_key, clock_ms() + wait_ms, go_on)
         elif not is_open:
             go_on()
         if wait_ms or not is_open:
@@ -358,12 +358,19 @@ class Connection(PairState):
         if self.life.state is not State.DIALLING or upstream is None:
             return
         self.life.move(State.OPEN)
-        self.open_lane(self.channel, upstream)
         self.requests.connect(self.channel, upstream)
         self.responses.connect(upstream, self.channel)
-        if self.lane is not None:
-            self.requests.ready = self.lane.requests_ready
-            self.responses.ready = self.lane.responses_ready
+        services = self.services
+        if Lane is not None and services.lane and self.channel.is_plain and upstream.is_plain:
+            self.lane = lane = Lane(
+                self.channel.fd,
+                upstream.fd,
+                services.limits.max_in_flight_requests,
+                self._in_flight,
+                self.requests.leave_lane,
+                self.responses.leave_lane,
+            )
+            self.requests.ready, self.responses.ready = lane.requests_ready, lane.responses_ready
         self.responses.run()
         self.unpause(Pause.NONE)
 

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from metrics.clock import clock_ms
@@ -10,7 +11,6 @@ from proxy.quota.entities import PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE, QuotaKi
 from proxy.quota.gate import Waiter
 from proxy.quota.meters import ThrottleTime
 from proxy.quota.turns import TURN_BYTES
-from proxy.relay.channel import Channel
 from proxy.relay.exchange import Exchange
 from proxy.relay.lane import Lane
 from proxy.relay.lifecycle import OPEN, UNANSWERED, Lifecycle, Pause
@@ -25,7 +25,7 @@ AdvertiseTo = Callable[[ClientSession, int, str, int], tuple[str, int] | None]
 
 
 class _Flow(Protocol):
-    """A flow, as the pauses and the lane need it."""
+    """A flow, as the pauses need it."""
 
     paused: bool
 
@@ -33,7 +33,6 @@ class _Flow(Protocol):
     def under_way(self) -> bool: ...
     def resume(self) -> None: ...
     def run(self) -> None: ...
-    def leave_lane(self, unsent: bytes, rest: bytes, error: int) -> None: ...
 
 
 class PairState:
@@ -110,18 +109,6 @@ class PairState:
         )
         return granted_bytes
 
-    def open_lane(self, client: Channel, broker: Channel) -> None:
-        """Have what is plain sent on by the lane, where there is one for such channels."""
-        if Lane is not None and self.services.lane and client.is_plain and broker.is_plain:
-            self.lane = Lane(
-                client.fd,
-                broker.fd,
-                self.services.limits.max_in_flight_requests,
-                self._in_flight,
-                self.requests.leave_lane,
-                self.responses.leave_lane,
-            )
-
     def shut_lane(self) -> None:
         """Send nothing on but from Python, until its flows are run again."""
         if self.lane is not None:
@@ -186,8 +173,8 @@ class PairState:
     def _wake_at(self, at_ms: float) -> None:
         """Read the request that waits at a gate again at that time, and not before."""
         self._gated.cancel()
-        reaper = self.services.reapers.for_api(self._gated_api)
-        self._gated = reaper.add(max(at_ms, clock_ms()), self._ask_again)
+        due_ms = max(at_ms, clock_ms())
+        self._gated = self.services.reapers.add(self._gated_api, due_ms, self._ask_again)
 
     def _ask_again(self) -> None:
         """Read on at a quota's gate: the next request, or the body that waits there."""
@@ -235,8 +222,8 @@ class PairState:
             return
         self.muted.cancel()
         self.pause(Pause.MUTED)
-        reaper = self.services.reapers.for_api(api_key)
-        self.muted = reaper.add(due_ms, lambda: self.unpause(Pause.MUTED))
+        go_on = partial(self.unpause, Pause.MUTED)
+        self.muted = self.services.reapers.add(api_key, due_ms, go_on)
 
     def pause(self, reason: Pause) -> None:
         """Read no further requests. Only when the pair is open."""

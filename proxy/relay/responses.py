@@ -395,8 +395,8 @@ class ResponseFlow(FrameFlow):
     def _pause_until(self, due_ms: float, exchange: Exchange) -> None:
         self.paused = True
         exchange.timed.held(clock_ms())
-        reaper = self._pair.services.reapers.for_api(exchange.kind.api_key)
-        self.delayed = reaper.add(due_ms, self.resume)
+        reapers = self._pair.services.reapers
+        self.delayed = reapers.add(exchange.kind.api_key, due_ms, self.resume)
 
     def _must_wait(self, exchange: Exchange) -> bool:
         """Return whether a whole response waits because its interceptor wants it; ask it again."""

@@ -14,7 +14,7 @@ from metrics import CounterChild
 from metrics.clock import MS_PER_SECOND, clock_ms
 from metrics.instruments import OTHER, Instruments
 from proxy.quota.connection_quotas import TOO_MANY, ConnectionQuotas
-from proxy.quota.delay_queue import DelayQueue
+from proxy.quota.delay_queue import Delayed, DelayQueue, Release
 from proxy.quota.lease import LEASE_MS
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meters import ThrottleTime
@@ -86,9 +86,9 @@ class Reapers:
         for reaper in self.all:
             instruments.delay_queue_size.labels(reaper.api).set_function(reaper.__len__)
 
-    def for_api(self, api_key: int) -> DelayQueue:
-        """Return the reaper of this API's family."""
-        return self._by_family[api_of(api_key).family]
+    def add(self, api_key: int, due_ms: float, release: Release) -> Delayed:
+        """Hold something of an API until then, as `DelayQueue.add`."""
+        return self._by_family[api_of(api_key).family].add(due_ms, release)
 
     def release_all(self) -> None:
         """Release everything now."""
