@@ -136,7 +136,9 @@ class Health:
         loaded = instruments.config_last_reload_successful
         loaded.set_function(lambda: self.loads[0]["result"] == "ok")
         for name, listener in relay.listeners.items():
-            instruments.brokers_without_port.labels(name).set_function(listener.count_left_out)
+            instruments.brokers_without_port.labels(name).set_function(
+                listener.without_port.__len__
+            )
         self.show_certificates()
 
     def show_certificates(self) -> None:

@@ -50,6 +50,7 @@ from proxy.quota.validation import selector
 from proxy.relay.brokers import Brokers
 from proxy.relay.clients import ClientRegistry
 from proxy.relay.kafka_quotas import KafkaQuotas
+from proxy.relay.pump import MAX_PIPES
 from proxy.relay.relay import Relay
 from proxy.relay.services import Reapers, Services, ThrottleMode
 from proxy.release import VERSION
@@ -112,7 +113,7 @@ class MemberProcess:
         errors = instruments.upstream_errors_total
         self.secrets = read_secrets(config)
         self.bootstrap = bootstrap_of(config, self.secrets, errors.labels(LOGIN_REFUSED).inc)
-        self.brokers = Brokers(self.bootstrap, splice=splice)
+        self.brokers = Brokers(self.bootstrap)
         self._clients = ClientRegistry(instruments.bytes_total)
         self.queries = Queries(
             config.progress_settings,
@@ -133,7 +134,7 @@ class MemberProcess:
             instruments=instruments,
             clients=self._clients,
             interceptor=self.queries.following.client,
-            splice=splice,
+            max_pipes=MAX_PIPES if splice else 0,
             passes_unknown_apis=config.cluster.unknown_apis == "pass",
             # No two members of a host give a connection the same number.
             numbers=count(1) if machine is None else count(MAX_WORKERS + number, MAX_WORKERS),

@@ -13,7 +13,7 @@ from proxy.cluster.upstream import Address
 from proxy.config import Config, ListenerSection
 from proxy.config.endpoints import HostPort
 from proxy.relay.listener import SNI_PORT
-from proxy.relay.ports import close_all, open_port, open_ports, steer, take_over_port
+from proxy.relay.ports import close_all, open_ports, steer, take_over_port
 from proxy.succession import bind_admin
 
 ADMIN = "admin"
@@ -104,13 +104,14 @@ class HostPorts:
 
     def _open_listener(self, listener: ListenerSection) -> None:
         name, host, members = listener.name, listener.bind.host, len(self._listeners)
-        shared = open_ports(name, host, listener.bind.port, members, self._beside)
+        shared = open_ports(name, host, listener.bind.port, self._beside, count=members)
         self._groups.append((name, shared))
         for number, sock in enumerate(shared):
             sockets = self._listeners[number][name] = {None: sock}
             for node_id, port in _broker_ports(listener, members, number):
-                sockets[node_id] = open_port(name, host, port, self._beside)
-                self._groups.append((name, (sockets[node_id],)))
+                group = open_ports(name, host, port, self._beside)
+                (sockets[node_id],) = group
+                self._groups.append((name, group))
 
     def _open_admin(self) -> None:
         shared = self._config.admin.bind

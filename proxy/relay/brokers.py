@@ -43,11 +43,10 @@ class Brokers:
     """Connects clients, which log in for themselves, to their brokers, and probes the cluster.
 
     Addresses come from every response that passes, and from the probe where the proxy is logged in,
-    or the cluster lets one ask without. `splice`: whether the kernel may move bytes of plain
-    connections.
+    or the cluster lets one ask without.
     """
 
-    def __init__(self, bootstrap: Bootstrap, *, splice: bool = True) -> None:
+    def __init__(self, bootstrap: Bootstrap) -> None:
         self.bootstrap = bootstrap
         self.reachable = False
         """Whether the last probe was answered."""
@@ -63,7 +62,6 @@ class Brokers:
         self._dialled: dict[Ends, Address] = {}
         """The brokers that connections go to, by the ends of these."""
         self._ends: dict[Channel, Ends] = {}
-        self._splice = splice
         self._probed = False
         self._may_ask_metadata = True
 
@@ -95,7 +93,7 @@ class Brokers:
             connection = await self.bootstrap.connect(log_in=False)
         else:
             connection = await self._connect(node_id, self.addresses[node_id])
-        channel = Channel(connection.sock, spliceable=self._splice)
+        channel = Channel(connection.sock)
         if ends := _ends_of(connection.sock):
             self._dialled[ends], self._ends[channel] = connection.broker, ends
         return channel

@@ -38,15 +38,13 @@ class Channel:
     write repeated with the same bytes: callers send what was not sent before anything else.
     """
 
-    __slots__ = ("_recv_into", "_send", "buffered_bytes", "fd", "is_plain", "sock", "spliceable")
+    __slots__ = ("_recv_into", "_send", "buffered_bytes", "fd", "is_plain", "sock")
 
-    def __init__(self, sock: socket.socket, *, spliceable: bool = True) -> None:
+    def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.fd = sock.fileno()
         self.is_plain = not isinstance(sock, ssl.SSLSocket)
-        """Whether what the kernel has is what the peer has sent."""
-        self.spliceable = spliceable and self.is_plain
-        """Whether the kernel may move bytes to or from this socket by itself."""
+        """Whether what the kernel has is what the peer has sent: it may move that by itself."""
         self.buffered_bytes: Callable[[], int] = getattr(sock, "pending", int)
         """Returns how many bytes wait in user space, where no selector would show them."""
         self._recv_into = sock.recv_into
@@ -66,19 +64,10 @@ class Channel:
         except OSError as error:
             raise ChannelLost(self, error) from error
 
-    def send(self, data: Buffer) -> int:
-        """Send a part of `data`; return how many bytes, or BLOCKED."""
+    def send(self, data: Buffer, *, more: bool = False) -> int:
+        """Send a part of `data`; return how many bytes, or BLOCKED. `more` will follow at once."""
         try:
-            return self._send(data)
-        except _WOULD_BLOCK:
-            return BLOCKED
-        except OSError as error:
-            raise ChannelLost(self, error) from error
-
-    def send_begun(self, data: Buffer) -> int:
-        """Send a part of `data`, as `send` does; more will follow."""
-        try:
-            return self._send(data, socket.MSG_MORE) if self.is_plain else self._send(data)
+            return self._send(data, socket.MSG_MORE) if more and self.is_plain else self._send(data)
         except _WOULD_BLOCK:
             return BLOCKED
         except OSError as error:

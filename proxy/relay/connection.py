@@ -21,6 +21,7 @@ from proxy.quota.entities import CONSUMER_BYTE_RATE
 from proxy.relay.channel import Channel, ChannelLost
 from proxy.relay.frame_flow import SLOW_FRAME_S
 from proxy.relay.interceptor import ClientSentOn
+from proxy.relay.lane import Lane
 from proxy.relay.lifecycle import OPEN, Pause, State
 from proxy.relay.listener import Origin
 from proxy.relay.pair_state import AdvertiseTo, PairState
@@ -103,10 +104,7 @@ class Connection(PairState):
             self.requests.paused = True
             self.shut_lane()
             self._leave_gate()
-            if self.requests.under_way:
-                self.requests.run()  # it waits no longer
-            else:
-                self.finish_if_drained()
+            self.requests.run()  # what was begun waits no longer
         elif self.life.state not in (State.DRAINING, State.LINGERING):
             self.close("drained")
 
@@ -259,11 +257,11 @@ class Connection(PairState):
             self.services.count_upstream_error(reason, node_id, **self._about, detail=detail)
             self.close(reason)
 
-    def takes(self, head: RequestHead) -> bool:
+    def session_of(self, head: RequestHead) -> ClientSession | None:
         """See PairState."""
         is_open = self.life.state is OPEN
         if not is_open and self.life.state is not State.NEW:
-            return False
+            return None
         wait_ms = self.client.enter(head.api_key, head.client_id, clock_ms(), self._give_way)
         go_on = partial(self.unpause, Pause.CROWDED)
         if not is_open:
@@ -274,11 +272,15 @@ class Connection(PairState):
         elif wait_ms:
             self.pause(Pause.CROWDED)
         if wait_ms:
-            reaper = self.services.reapers.for_api(head.api_key)
-            self.crowded = reaper.add(clock_ms() + wait_ms, go_on)
+            self.crowded = self.services.reapers.add(head.api_key, clock_ms() + wait_ms, go_on)
         elif not is_open:
             go_on()
-        return is_open and not wait_ms
+        if wait_ms or not is_open:
+            return None
+        session = self.client.session(head.client_id)
+        if self.eviction is not None:
+            self.eviction.requested(head.api_key)
+        return session
 
     def _heard(self) -> None:
         if self._on_heard is not None:
@@ -311,22 +313,8 @@ class Connection(PairState):
             return
         self.requests.forget_lane()
         self.eviction.follow()
-        if session.must_go:
-            self.requests.admit_each()
-        elif Pause.GATED in self.life.pauses:
+        if Pause.GATED in self.life.pauses and not session.must_go:
             self._ask_again()
-
-    def session_of(self, head: RequestHead) -> ClientSession:
-        """See PairState."""
-        session = self.client.session(head.client_id)
-        if self.eviction is not None:
-            self.eviction.requested(head.api_key)
-        return session
-
-    def answer(self) -> None:
-        """See PairState."""
-        self.own_answers += 1
-        self.responses.run()
 
     def _let_go(self) -> None:
         self.drain()
@@ -370,12 +358,19 @@ class Connection(PairState):
         if self.life.state is not State.DIALLING or upstream is None:
             return
         self.life.move(State.OPEN)
-        self.open_lane(self.channel, upstream)
         self.requests.connect(self.channel, upstream)
         self.responses.connect(upstream, self.channel)
-        if self.lane is not None:
-            self.requests.ready = self.lane.requests_ready
-            self.responses.ready = self.lane.responses_ready
+        services = self.services
+        if Lane is not None and services.lane and self.channel.is_plain and upstream.is_plain:
+            self.lane = lane = Lane(
+                self.channel.fd,
+                upstream.fd,
+                services.limits.max_in_flight_requests,
+                self._in_flight,
+                self.requests.leave_lane,
+                self.responses.leave_lane,
+            )
+            self.requests.ready, self.responses.ready = lane.requests_ready, lane.responses_ready
         self.responses.run()
         self.unpause(Pause.NONE)
 
@@ -386,15 +381,13 @@ class Connection(PairState):
         for exchange in self.in_flight:
             if exchange.expected is not None and not exchange.measured:
                 exchange.expected.cancel()
-                exchange.session.charge(kind, exchange.expected.size, now_ms)
+                exchange.kind.session.charge(kind, exchange.expected.size, now_ms)
 
     def finish_if_drained(self) -> None:
         """See PairState."""
-        if self.life.state is not State.DRAINING or self.requests.under_way:
+        if self.life.state is not State.DRAINING:
             return
-        if self.requests.stash and not self.requests.send_unanswered():
-            return
-        if self._answers_due:
+        if self.requests.under_way or self.requests.is_unanswered_next or self._answers_due:
             return
         self.life.move(State.LINGERING)
         self.requests.close()

@@ -161,18 +161,17 @@ def row_of(connection: Connection, now_ms: float) -> ConnectionRow:
 def _hold_of(connection: Connection) -> ConnectionHold | None:
     session, pauses = connection.client.current, connection.life.pauses
     quotas = session.quotas if session is not None else None
-    held_until_ms = connection.responses.delayed.until_ms
-    if held_until_ms is not None:
+    delayed, crowded = connection.responses.delayed, connection.crowded
+    place = connection.client.place
+    if delayed.waiting:
         charge = connection.in_flight[0].charge if connection.in_flight else None
         kind, entity = (charge.kind, charge.entity) if charge is not None else (None, None)
-        return _hold("delay_queue", quotas, kind, entity, held_until_ms)
-    if connection.crowded.until_ms is not None and connection.client.place is not None:
-        place = connection.client.place
+        return _hold("delay_queue", quotas, kind, entity, delayed.due_ms)
+    if crowded.waiting and place is not None:
         match = connection.services.quotas.table.match(CONNECTION_RATE, place.identity)
-        rule, due_ms = match.rule if match is not None else None, connection.crowded.until_ms
+        rule, due_ms = match.rule if match is not None else None, crowded.due_ms
         return ConnectionHold("connection_rate", CONNECTION_RATE, place.paced_as, rule, due_ms)
-    if Pause.MUTED in pauses and connection.muted_for is not None:
-        charge = connection.muted_for
+    if Pause.MUTED in pauses and (charge := connection.muted_for) is not None:
         return _hold("muted", quotas, charge.kind, charge.entity, connection.muted.until_ms)
     if Pause.GATED in pauses:
         waiter = connection.waiter
@@ -180,19 +179,13 @@ def _hold_of(connection: Connection) -> ConnectionHold | None:
         return _hold("gate", quotas, waiter.kind, waiter.entity, until_ms)
     if Pause.SERIAL in pauses:
         return _hold("one_at_a_time", quotas, REQUEST_PERCENTAGE, None, None)
-    where = _waits_without_quota(connection)
-    return ConnectionHold(where) if where is not None else None
-
-
-def _waits_without_quota(connection: Connection) -> Where | None:
-    pauses = connection.life.pauses
     waits: dict[Where, bool] = {
         "login": Pause.LOGIN in pauses,
         "client_not_reading": connection.responses.sending_blocked,
         "broker_not_reading": connection.requests.sending_blocked,
         "in_flight": Pause.FULL in pauses,
     }
-    return next((where for where, is_so in waits.items() if is_so), None)
+    return next((ConnectionHold(where) for where, is_so in waits.items() if is_so), None)
 
 
 def _hold(

@@ -2,39 +2,23 @@
 
 from collections.abc import Callable, Sequence
 
-from proxy.relay.interceptor import InterceptedRequest
 from proxy.wire.fetch import FetchedPartition, TopicKey
 from proxy.wire.fetch_response import FetchObserver
 
 
-class FetchWait(InterceptedRequest):
+class FetchWait:
     """Looks for a partition whose records end before its log: nobody waits who has more to send.
 
-    `had_data` is called once if there is one, when all partitions were seen. `seen` is what an
-    interceptor makes of the request; it is shown what it would be shown without this.
+    `had_data` is called once if there is one, when all partitions were seen. `observer` is shown
+    what it would be shown without this.
     """
 
-    __slots__ = ("_had_data", "_is_cut", "_observer", "_seen")
+    __slots__ = ("_had_data", "_is_cut", "_observer")
 
-    takes_whole = False
-    follows_batches = True
-
-    def __init__(self, had_data: Callable[[], None], seen: InterceptedRequest | None) -> None:
+    def __init__(self, had_data: Callable[[], None], observer: FetchObserver | None) -> None:
         self._had_data = had_data
-        self._seen = seen
-        self._observer: FetchObserver | None = None
+        self._observer = observer
         self._is_cut = False
-
-    def held(self, start_ms: float, due_ms: float) -> None:
-        """See InterceptedRequest."""
-        if self._seen is not None:
-            self._seen.held(start_ms, due_ms)
-
-    def observer(self, now_ms: float) -> FetchObserver:
-        """See InterceptedRequest."""
-        if self._seen is not None:
-            self._observer = self._seen.observer(now_ms)
-        return self
 
     def session(self, error_code: int, session_id: int) -> None:
         """See FetchObserver."""

@@ -9,7 +9,6 @@ it does not read, so a slow receiver slows the sender through TCP.
 closed by what it calls stops at the next step.
 """
 
-import asyncio
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -69,8 +68,8 @@ class FrameFlow(ABC):
     """Moves frames from source to sink. Subclasses decide what happens to each."""
 
     __slots__ = (
-        *("_begun_s", "_pair", "_loop", "_pump", "_rest", "_running"),
-        *("_scratch", "_sink", "_source", "_starved", "_turn", "_whole", "_whole_bytes"),
+        *("_begun_s", "_pair", "_loop", "_pump", "_running"),
+        *("_scratch", "_sink", "_source", "_starved", "_whole", "_whole_bytes"),
         *("_is_queued", "_turns_left", "_work", "address", "closed", "first_bytes"),
         *("kept_bytes", "last_active", "paused", "read_bytes", "ready", "stash", "wait"),
     )
@@ -86,17 +85,16 @@ class FrameFlow(ABC):
         self.ready: Callable[[], None] | None = None
         """The lane's callback when the source is readable; None: `run` is."""
         self.stash = b""
-        self._rest: bytes | memoryview = b""
         self._whole: bytearray | None = None
         self._whole_bytes = 0
         self._work: Iterator[None] | None = None
         """The steps in which the frame that is there as a whole is handled."""
         self._is_queued = False
-        """Whether they wait for their turn."""
+        """Whether it waits for its turn."""
         self.address = pair.origin.ip
         self.kept_bytes = 0
+        """For so many of a frame there is room; set by KeptBytes."""
         self._starved = self._running = False
-        self._turn: asyncio.Handle | None = None
         self._turns_left = TURNS_OF_NEW
         self.closed = False
         self.paused = False
@@ -116,12 +114,12 @@ class FrameFlow(ABC):
         It may raise `_whole_bytes`, and is called again when so many bytes are there.
         """
 
-    def _wait_paused(self) -> Wait:
-        """Return what to wait for during a pause."""
+    def _wait_paused(self) -> Wait | None:
+        """Return what to wait for during a pause. None: go on."""
         return OWNER
 
     def _move_body(self, pump: Pump, budget: int) -> Wait | None:
-        """Move about `budget` bytes of a body; return what the rest waits for, if any."""
+        """Move about `budget` bytes; return what the rest waits for, if any."""
         return pump.run(budget)
 
     def _sent_rest(self) -> None:  # noqa: B027 - for whom it is of use
@@ -138,11 +136,9 @@ class FrameFlow(ABC):
         self.closed = True
         self._pair.shut_lane()
         self._wait_for(CLOSED)
-        if self._turn is not None:
-            self._turn.cancel()
         if self._pump is not None:
             self._pump.close()
-        self.stash = self._rest = b""
+        self.stash = b""
         self._whole = self._work = None
         self._pair.services.kept_bytes.release(self)
 
@@ -196,7 +192,9 @@ class FrameFlow(ABC):
             self._pair.close_failed(lost)
             return
         if unsent or rest:  # else it may have read nothing, as a frame was begun
-            self._rest, self.stash = unsent, rest
+            self.stash = rest
+        if unsent and self._pump is not None:
+            self._pump.keep(unsent)
         self.run()
 
     @property
@@ -241,20 +239,13 @@ class FrameFlow(ABC):
         lane = self._pair.lane
         if lane is not None:
             self._open_lane(lane)
-        if wait is READ:
-            return
-        if wait is TURN and self._turn is None:
-            self._turn = self._loop.call_soon(self._take_turn)
-        elif wait is PACED and not self._is_queued:
+        if wait in (TURN, PACED) and not self._is_queued:
             self._is_queued = True
-            self._pair.services.paced_steps.queue(self._take_paced_turn)
-
-    def _take_paced_turn(self) -> None:
-        self._is_queued = False
-        self.run()
+            queue = self._pair.services.paced_steps.queue if wait is PACED else self._loop.call_soon
+            queue(self._take_turn)
 
     def _take_turn(self) -> None:
-        self._turn = None
+        self._is_queued = False
         self.run()
 
     def _run_in_turn(self) -> None:
@@ -288,17 +279,14 @@ class FrameFlow(ABC):
         self.last_active = self._loop.time()
         budget, end_s = FAIR_BYTES, perf_counter() + FAIR_S
         while True:
-            if self._rest:
-                if not self._flush():
-                    return WRITE
-                self._sent_rest()
-            if self.kept_bytes and self._whole is None:
+            pump = self._pump
+            if self.kept_bytes and self._whole is None and (pump is None or pump.flush()):
                 self._pair.services.kept_bytes.release(self)
-            if self._pump is not None and self._pump.active:
-                unread = self._pump.unread
-                wait = self._move_body(self._pump, budget)
-                budget -= unread - self._pump.unread
-                if not self._pump.active:
+            if pump is not None and pump.active:
+                unread = pump.unread
+                wait = self._move_body(pump, budget)
+                budget -= unread - pump.unread
+                if not pump.active:
                     self._sent_rest()
                 if wait is not None:
                     return wait
@@ -341,13 +329,7 @@ class FrameFlow(ABC):
                 busy = self.paused
                 break
             pos += taken
-            pump = self._pump
-            busy = (
-                self.paused
-                or bool(self._rest)
-                or self._whole is not None
-                or (pump is not None and pump.active)
-            )
+            busy = self.paused or self.under_way
             if not busy:
                 self._begun_s = self.last_active
         if self.closed:
@@ -359,7 +341,7 @@ class FrameFlow(ABC):
 
     @property
     def _is_sending(self) -> bool:
-        return bool(self._rest) or (self._pump is not None and self._pump.active)
+        return self._pump is not None and self._pump.active
 
     def _need_more(self, view: memoryview) -> int:
         """Record that the next frame's head is not complete yet. Raises MalformedFrame: no room."""
@@ -368,26 +350,10 @@ class FrameFlow(ABC):
         self._starved = True
         return 0
 
-    def _send(self, data: memoryview | bytes | bytearray) -> None:
-        """Send a frame, or its end; what the socket does not take is kept and sent first."""
-        assert self._sink is not None
-        sent = self._sink.send(data)
-        if sent < len(data):
-            self._rest = memoryview(bytes(data[max(sent, 0) :]))
-
-    def _send_own(self, data: Buffer) -> None:
-        """Send as `_send` does, a buffer of which nobody else has use: nothing is copied."""
-        assert self._sink is not None
-        sent = self._sink.send(data)
-        if sent < len(data):
-            self._rest = memoryview(data)[max(sent, 0) :]
-
-    def _send_begun(self, data: memoryview) -> None:
-        """Send the first part of a frame, as `_send` does; more follows at once."""
-        assert self._sink is not None
-        sent = self._sink.send_begun(data)
-        if sent < len(data):
-            self._rest = memoryview(bytes(data[max(sent, 0) :]))
+    def _send(self, data: Buffer, *, more: bool = False) -> None:
+        """Send a frame, or a part of one of which `more` follows at once."""
+        assert self._pump is not None
+        self._pump.send(data, more=more)
 
     def _send_body(self, body_bytes: int) -> None:
         """Pass on the next bytes of the source, unseen."""
@@ -407,7 +373,7 @@ class FrameFlow(ABC):
             self._send(view[:frame_bytes])
             self.read_bytes = self.first_bytes
             return frame_bytes
-        self._send_begun(view)
+        self._send(view, more=True)
         self._send_body(frame_bytes - have)
         return have
 
@@ -449,15 +415,6 @@ class FrameFlow(ABC):
                     self._whole = None
                 return None
         return PACED
-
-    def _flush(self) -> bool:
-        assert self._sink is not None
-        while self._rest:
-            sent = self._sink.send(self._rest)
-            if sent == BLOCKED:
-                return False
-            self._rest = self._rest[sent:]
-        return True
 
 
 def new_scratch() -> bytearray:

@@ -29,27 +29,18 @@ CHECK_S, MOST_AT_ONCE = 0.25, 32
 WARN_EVERY_MS = 60_000.0
 
 
-class Keeper(Protocol):
-    """One direction of a connection pair, which keeps one frame at a time."""
+class _Keeper(Protocol):
+    """One direction of a connection pair, which keeps one frame at a time; see FrameFlow."""
 
     address: str
-    """Of the client."""
     kept_bytes: int
-    """For so many there is room; set by KeptBytes."""
 
     @property
-    def is_stuck(self) -> bool:
-        """Whether it waits for the client or for the broker."""
-
+    def is_stuck(self) -> bool: ...
     @property
-    def about(self) -> dict[str, str]:
-        """What log lines say of it."""
-
-    def run(self) -> None:
-        """Collect the frame: there is room for it."""
-
-    def give_up(self) -> None:
-        """Close the connection, and so release its room."""
+    def about(self) -> dict[str, str]: ...
+    def run(self) -> None: ...
+    def give_up(self) -> None: ...
 
 
 class KeptBytes:
@@ -63,9 +54,9 @@ class KeptBytes:
         self._warn = warn
         self.total = 0
         self._by_address: Counter[str] = Counter()
-        self._since_s: dict[Keeper, float] = {}
+        self._since_s: dict[_Keeper, float] = {}
         """Since when there is room for each keeper's frame, the oldest first."""
-        self._waiting: dict[Keeper, int] = {}
+        self._waiting: dict[_Keeper, int] = {}
         """How much room each asks for, in order."""
         self._check: asyncio.TimerHandle | None = None
         self._warned_ms = -WARN_EVERY_MS
@@ -75,7 +66,7 @@ class KeptBytes:
         """How many wait for room."""
         return len(self._waiting)
 
-    def reserve(self, keeper: Keeper, size: int) -> bool:
+    def reserve(self, keeper: _Keeper, size: int) -> bool:
         """Return whether there is room for a frame; if not, its keeper runs when there is."""
         if keeper.kept_bytes:
             return True
@@ -93,16 +84,23 @@ class KeptBytes:
         now_ms = clock_ms()
         if now_ms - self._warned_ms >= WARN_EVERY_MS:
             self._warned_ms = now_ms
-            self._warn_of_largest()
+            largest = max(self._since_s, key=lambda each: each.kept_bytes)
+            self._warn(
+                "no room for frames that are kept whole, connections wait",
+                kept_bytes=self.total,
+                waiting=self.waiting,
+                largest_bytes=largest.kept_bytes,
+                largest=largest.about,
+            )
         return False
 
-    def shrink(self, keeper: Keeper, size: int) -> None:
+    def shrink(self, keeper: _Keeper, size: int) -> None:
         """Record that a frame turned out to be shorter."""
         if keeper.kept_bytes > size:
             self._add(keeper, size - keeper.kept_bytes)
             self._grant()
 
-    def release(self, keeper: Keeper) -> None:
+    def release(self, keeper: _Keeper) -> None:
         """Record that a keeper keeps, and waits for, nothing any more."""
         if keeper.kept_bytes:
             del self._since_s[keeper]
@@ -111,22 +109,22 @@ class KeptBytes:
             return
         self._grant()
 
-    def _add(self, keeper: Keeper, more: int) -> None:
+    def _add(self, keeper: _Keeper, more: int) -> None:
         keeper.kept_bytes += more
         self.total += more
         self._by_address[keeper.address] += more
         if not self._by_address[keeper.address]:
             del self._by_address[keeper.address]
 
-    def _give(self, keeper: Keeper, size: int) -> None:
+    def _give(self, keeper: _Keeper, size: int) -> None:
         self._since_s[keeper] = self._loop.time()
         self._add(keeper, size)
 
-    def _has_share(self, keeper: Keeper, size: int) -> bool:
+    def _has_share(self, keeper: _Keeper, size: int) -> bool:
         kept = self._by_address[keeper.address]
         return not kept or kept + size <= MOST_OF_ADDRESS_BYTES
 
-    def _fits(self, keeper: Keeper, size: int) -> bool:
+    def _fits(self, keeper: _Keeper, size: int) -> bool:
         has_room = not self.total or self.total + size <= MOST_BYTES
         return has_room and self._has_share(keeper, size)
 
@@ -159,13 +157,3 @@ class KeptBytes:
             keeper.give_up()
         if self._waiting:
             self._check = self._loop.call_later(CHECK_S, self._give_up_stuck)
-
-    def _warn_of_largest(self) -> None:
-        largest = max(self._since_s, key=lambda each: each.kept_bytes)
-        self._warn(
-            "no room for frames that are kept whole, connections wait",
-            kept_bytes=self.total,
-            waiting=self.waiting,
-            largest_bytes=largest.kept_bytes,
-            largest=largest.about,
-        )

@@ -10,15 +10,7 @@ try:
 except ImportError:  # it was not compiled
     Kind = Lane = None  # type: ignore[assignment, misc]
 
-__all__ = [
-    "ANY_RESPONSE",
-    "KNOWN_RESPONSE",
-    "METER_REQUESTS",
-    "METER_RESPONSES",
-    "NO_RESPONSE",
-    "Kind",
-    "Lane",
-]
+__all__ = ["Kind", "Lane"]
 
 METER_REQUESTS, METER_RESPONSES = 1, 2
 """Which bytes of a kind are taken from its lease; 0: none."""

@@ -1,7 +1,6 @@
 """Listening sockets: the bootstrap port of a listener and one port for each broker."""
 
 import asyncio
-import re
 import socket
 import ssl
 from collections import Counter
@@ -15,7 +14,7 @@ from proxy.cluster.upstream import Address
 from proxy.relay.ports import (
     BACKLOG,
     ListenerError,
-    open_port,
+    open_ports,
     steer,
     take_over_port,
 )
@@ -87,20 +86,20 @@ class Listener:
     """Called with the listener's name when accepting pauses."""
     bootstrap_port: int = 0
     _sockets: dict[int | None, socket.socket] = field(default_factory=dict)
-    _ports: dict[int | None, int] = field(default_factory=dict)
-    """Of all sockets, also when they are closed: answers that go out during a drain name them."""
-    _pattern: re.Pattern[str] | None = None
-    _no_port_for: set[int] = field(default_factory=set)
+    open_ports: dict[int | None, int] = field(default_factory=dict)
+    """Of all sockets by their brokers, None for the bootstrap port. Also of those that are closed:
+    answers that go out during a drain name them."""
+    without_port: set[int] = field(default_factory=set)
+    """The brokers that had no port here when clients asked for them."""
     _accepting: bool = False
     _before: Counter[Address] = field(default_factory=Counter)
     """How many sockets the process that is replaced has, by their addresses."""
 
     def use(self, sockets: Mapping[int | None, socket.socket]) -> None:
         """Take sockets that listen, by their brokers, None for the bootstrap port, and SNI_PORT."""
-        self._use_pattern()
         self._sockets = dict(sockets)
-        self._ports = {each: int(sock.getsockname()[1]) for each, sock in sockets.items()}
-        self.bootstrap_port = self._ports[None]
+        self.open_ports = {each: int(sock.getsockname()[1]) for each, sock in sockets.items()}
+        self.bootstrap_port = self.open_ports[None]
 
     def open(self, beside: Collection[Address] | None = None) -> None:
         """Open the bootstrap port and all broker ports. Raises ListenerError.
@@ -110,7 +109,6 @@ class Listener:
         """
         self._before = Counter(beside)
         self.bootstrap_port = self._listen(None, self.settings.port, beside)
-        self._use_pattern()
         ports = self.settings.broker_ports
         if self.settings.sni is None and ports is not None and ports != (0, 0):
             first, last = ports
@@ -157,56 +155,44 @@ class Listener:
         """Return what clients are told for a broker; None if it has no port here."""
         settings = self.settings
         if settings.sni is not None:
-            of_all = self._ports.get(SNI_PORT, self.bootstrap_port)
+            of_all = self.open_ports.get(SNI_PORT, self.bootstrap_port)
             return settings.sni.replace(NODE_ID, str(node_id)), of_all
-        if node_id not in self._ports and settings.broker_ports == (0, 0) and self._sockets:
+        if node_id not in self.open_ports and settings.broker_ports == (0, 0) and self._sockets:
             try:
                 self._listen(node_id, 0)
             except ListenerError as error:
                 self._leave_out(node_id, error=str(error), fix="raise the limit of open files")
                 return None
-            self._no_port_for.discard(node_id)
-        port = self._ports.get(node_id)
+            self.without_port.discard(node_id)
+        port = self.open_ports.get(node_id)
         if port is not None:
             return settings.advertised_host, port
         if self._sockets:
             self._leave_out(node_id, fix=f"make broker_ports reach first port + {node_id}")
         return None
 
-    @property
-    def open_ports(self) -> Mapping[int | None, int]:
-        """The ports of all its sockets by their brokers, None for the bootstrap port."""
-        return self._ports
-
     def _leave_out(self, node_id: int, **about: str) -> None:
         """Record that a broker has no port; the log says so once."""
-        if node_id not in self._no_port_for:
-            self._no_port_for.add(node_id)
+        if node_id not in self.without_port:
+            self.without_port.add(node_id)
             listener, text = self.settings.name, "broker left out: it has no port"
             _log.error(text, node_id=node_id, listener=listener, **about)
 
-    def count_left_out(self) -> int:
-        """Return how many brokers had no port here when clients asked for them."""
-        return len(self._no_port_for)
-
     def node_of(self, server_name: str | None) -> int | None:
         """Return the broker that a TLS server name stands for; None: bootstrap."""
-        match = self._pattern and self._pattern.fullmatch(server_name or "")
+        sni = self.settings.sni
+        match = sni and sni_pattern(sni).fullmatch(server_name or "")
         return int(match["node_id"]) if match else None
 
     def _listen(
         self, node_id: int | None, port: int, beside: Collection[Address] | None = None
     ) -> int:
-        sock = open_port(self.settings.name, self.settings.host, port, beside)
+        (sock,) = open_ports(self.settings.name, self.settings.host, port, beside)
         self._sockets[node_id] = sock
-        self._ports[node_id] = bound = int(sock.getsockname()[1])
+        self.open_ports[node_id] = bound = int(sock.getsockname()[1])
         if self._accepting:
             self._watch(node_id)
         return bound
-
-    def _use_pattern(self) -> None:
-        if self.settings.sni is not None:
-            self._pattern = sni_pattern(self.settings.sni)
 
     def _watch(self, node_id: int | None) -> None:
         """Accept connections of a socket that is still open."""

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+
+from structlog.typing import FilteringBoundLogger
 
 LINES_AT_ONCE = 10
 """Lines of one event about one address and reason in one interval. A client decides how often it is
@@ -18,16 +19,6 @@ reason share them."""
 MORE = "more of the same"
 
 
-class LeveledLog(Protocol):
-    """What a log has of which clients can cause lines."""
-
-    def warning(self, event: str, /, **about: object) -> object:
-        """Write a warning."""
-
-    def error(self, event: str, /, **about: object) -> object:
-        """Write an error."""
-
-
 @dataclass(slots=True)
 class _Written:
     since_ms: float
@@ -39,7 +30,7 @@ class _Written:
 class LogLimiter:
     """What of the log clients can cause, of all clients. Call `sweep` every second or so."""
 
-    def __init__(self, log: LeveledLog, clock_ms: Callable[[], float]) -> None:
+    def __init__(self, log: FilteringBoundLogger, clock_ms: Callable[[], float]) -> None:
         self._log, self._clock_ms = log, clock_ms
         self._written: dict[tuple[str, str, str, str | None], _Written] = {}
         """By level, event, reason and address."""

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from metrics.clock import clock_ms
@@ -10,23 +11,21 @@ from proxy.quota.entities import PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE, QuotaKi
 from proxy.quota.gate import Waiter
 from proxy.quota.meters import ThrottleTime
 from proxy.quota.turns import TURN_BYTES
-from proxy.relay.channel import Channel
+from proxy.relay.exchange import Exchange
 from proxy.relay.lane import Lane
 from proxy.relay.lifecycle import OPEN, UNANSWERED, Lifecycle, Pause
 from proxy.relay.listener import Origin
-from proxy.relay.services import Services, ThrottleMode
-from proxy.relay.session import ClientSession, Exchange, Identification
+from proxy.relay.services import Services
+from proxy.relay.session import ClientSession, Identification
 from proxy.wire.apis import FETCH
 from proxy.wire.frames import RequestHead
 from proxy.wire.produce_response import ProduceResponseShapes
-
-_DELAY = ThrottleMode.DELAY
 
 AdvertiseTo = Callable[[ClientSession, int, str, int], tuple[str, int] | None]
 
 
 class _Flow(Protocol):
-    """A flow, as the pauses and the lane need it."""
+    """A flow, as the pauses need it."""
 
     paused: bool
 
@@ -34,7 +33,6 @@ class _Flow(Protocol):
     def under_way(self) -> bool: ...
     def resume(self) -> None: ...
     def run(self) -> None: ...
-    def leave_lane(self, unsent: bytes, rest: bytes, error: int) -> None: ...
 
 
 class PairState:
@@ -50,18 +48,14 @@ class PairState:
     """Closes the pair for a frame that a flow keeps in memory, which others need."""
     finish_if_drained: Callable[[], None]
     """Closes the client's side of a draining pair when all that is due has been sent."""
-    takes: Callable[[RequestHead], bool]
-    """Returns whether a request can be taken that begins unlike earlier ones; else it is later.
+    session_of: Callable[[RequestHead], ClientSession | None]
+    """Returns the session of a request that begins unlike earlier ones; None: it is taken later.
 
     The first one of a connection waits for the broker's, and for the client's connection_rate.
     Raises ConnectionRefused when the client may not have this connection.
     """
-    session_of: Callable[[RequestHead], ClientSession]
-    """Returns the session of the client that sends a request."""
     send_on: Callable[[], None]
     """Takes no further requests, and lets the client go soon: it is to ask its owner."""
-    answer: Callable[[], None]
-    """Sends what an interceptor has answered to the latest request, in its turn."""
 
     def __init__(
         self, services: Services, origin: Origin, user: str | None, advertise: AdvertiseTo
@@ -74,9 +68,6 @@ class PairState:
         """Sends on what is plain. None before there are both ends, and where it cannot."""
         self.shapes = ProduceResponseShapes()
         """Of responses to Produce that name no broker."""
-        self.own_answers = 0
-        """How many of them an interceptor has answered, so that the broker has not got them. They
-        wait like any other: the client gets its responses in the order of its requests."""
         self.advertise = advertise
         self.origin = origin
         self.began_ms = clock_ms()
@@ -105,59 +96,42 @@ class PairState:
     def _take_from_lane(self, most: int) -> None:
         assert self.lane is not None
         for kind, correlation_id, request_bytes, sent_ms in self.lane.take(most):
-            exchange = Exchange(
-                kind.session,
-                kind.plan,
-                kind.api_key,
-                kind.version,
-                correlation_id,
-                request_bytes,
-                sent_ms,
-            )
+            exchange = Exchange(kind, correlation_id, request_bytes, sent_ms)
             if kind.max_bytes:  # from now on it counts as one that was admitted by itself
-                _, exchange.expected = kind.session.quotas.grant(
-                    kind.max_bytes,
-                    kind.session.fetch_sizes,
-                    clock_ms(),
-                    holds=self.services.mode is _DELAY,
-                )
+                self.grant(exchange, kind.max_bytes, clock_ms())
             self._in_flight.append(exchange)
 
-    def open_lane(self, client: Channel, broker: Channel) -> None:
-        """Have what is plain sent on by the lane, where there is one for such channels."""
-        if Lane is not None and self.services.lane and client.is_plain and broker.is_plain:
-            self.lane = Lane(
-                client.fd,
-                broker.fd,
-                self.services.limits.max_in_flight_requests,
-                self._in_flight,
-                self.requests.leave_lane,
-                self.responses.leave_lane,
-            )
+    def grant(self, exchange: Exchange, asked_bytes: int, now_ms: float) -> int:
+        """Return how many bytes a Fetch may ask for; its response counts until it comes."""
+        session, holds = exchange.kind.session, self.services.holds
+        granted_bytes, exchange.expected = session.quotas.grant(
+            asked_bytes, session.fetch_sizes, now_ms, holds=holds
+        )
+        return granted_bytes
 
     def shut_lane(self) -> None:
         """Send nothing on but from Python, until its flows are run again."""
         if self.lane is not None:
             self.lane.request_bytes = self.lane.response_bytes = 0
 
-    def admits(self, exchange: Exchange, bounded_by: QuotaKind | None) -> bool:
+    def admits(self, exchange: Exchange) -> bool:
         """Return whether quotas let a request be sent on; if not, it is read again later.
 
-        `bounded_by` says at whose gate it waits. A bounded client gets no data here when another
-        member owns it: all members at once would give it a burst each. What a drain still sends on
-        waits for nothing.
+        A bounded client gets no data here when another member owns it: all members at once would
+        give it a burst each. What a drain still sends on waits for nothing.
         """
         if self.life.state is not OPEN:
             return True
-        is_paced = exchange.session.quotas.is_paced
-        is_used_up = exchange.plan.costs_time and is_paced(REQUEST_PERCENTAGE)
+        kind = exchange.kind
+        session, bounded_by = kind.session, kind.bounded_by
+        is_used_up = kind.plan.costs_time and session.quotas.is_paced(REQUEST_PERCENTAGE)
         if is_used_up and self.in_flight:
             self._leave_gate()  # others need not wait for its answer
             self.pause(Pause.SERIAL)
             return False
         if bounded_by is None:
             return True
-        if exchange.session.must_go and exchange.session.quotas.has(bounded_by):
+        if session.must_go and session.quotas.has(bounded_by):
             self._leave_gate()
             self.pause(Pause.GATED)
             return False
@@ -172,10 +146,10 @@ class PairState:
     def _passes_gate(
         self, exchange: Exchange, kind: QuotaKind, now_ms: float, *, is_begun: bool = False
     ) -> bool:
-        waiter, session = self.waiter, exchange.session
-        holds = self.services.mode is _DELAY
-        self._gated_api = exchange.api_key
-        is_fetch = exchange.api_key == FETCH
+        waiter, session = self.waiter, exchange.kind.session
+        holds = self.services.holds
+        self._gated_api = exchange.kind.api_key
+        is_fetch = self._gated_api == FETCH
         # Of what a request announces no more than a turn: the rest counts when it comes.
         announced = min(exchange.request_bytes, TURN_BYTES)
         size = session.fetch_sizes.last_bytes if is_fetch else announced
@@ -187,7 +161,7 @@ class PairState:
             exchange.gated_ms = waited_ms = now_ms - since_ms
             charge = ThrottleTime(now_ms, round(waited_ms), waiter.kind, waiter.entity)
             self.services.count_throttled(charge, waited_ms)
-            if exchange.api_key == FETCH and session.interceptor is not None:
+            if is_fetch and session.interceptor is not None:
                 session.interceptor.gated(since_ms, now_ms)
         return True
 
@@ -199,8 +173,8 @@ class PairState:
     def _wake_at(self, at_ms: float) -> None:
         """Read the request that waits at a gate again at that time, and not before."""
         self._gated.cancel()
-        reaper = self.services.reapers.for_api(self._gated_api)
-        self._gated = reaper.add(max(at_ms, clock_ms()), self._ask_again)
+        due_ms = max(at_ms, clock_ms())
+        self._gated = self.services.reapers.add(self._gated_api, due_ms, self._ask_again)
 
     def _ask_again(self) -> None:
         """Read on at a quota's gate: the next request, or the body that waits there."""
@@ -210,10 +184,12 @@ class PairState:
 
     @property
     def is_own_answer_next(self) -> bool:
-        """Whether the oldest request in flight is one that the broker has not got."""
-        if not (self.own_answers and self._in_flight):
-            return False
-        seen = self._in_flight[0].seen
+        """Whether the oldest request in flight is one that an interceptor has answered.
+
+        The broker has not got it. It waits like any other: the client gets its responses in the
+        order of its requests.
+        """
+        seen = self._in_flight[0].seen if self._in_flight else None
         return seen is not None and seen.answer is not None
 
     def send_own_answer(self, send: Callable[[bytes], None]) -> bool:
@@ -224,12 +200,12 @@ class PairState:
         if not self.is_own_answer_next:
             return False
         exchange = self._in_flight.popleft()
-        self.own_answers -= 1
         assert exchange.seen is not None
         answer = exchange.seen.answer
         assert answer is not None
         send(answer)
-        exchange.session.count_bytes(exchange.api_key, exchange.request_bytes + len(answer))
+        kind = exchange.kind
+        kind.session.count_bytes(kind.api_key, exchange.request_bytes + len(answer))
         self.on_response()
         return True
 
@@ -246,8 +222,8 @@ class PairState:
             return
         self.muted.cancel()
         self.pause(Pause.MUTED)
-        reaper = self.services.reapers.for_api(api_key)
-        self.muted = reaper.add(due_ms, lambda: self.unpause(Pause.MUTED))
+        go_on = partial(self.unpause, Pause.MUTED)
+        self.muted = self.services.reapers.add(api_key, due_ms, go_on)
 
     def pause(self, reason: Pause) -> None:
         """Read no further requests. Only when the pair is open."""

@@ -26,22 +26,18 @@ class ListenerError(Exception):
     """A port could not be opened."""
 
 
-def open_port(
-    listener: str, host: str, port: int, beside: Collection[Address] | None = None
-) -> socket.socket:
-    """Return a socket of a listener that listens on a port; with `beside` it does not listen yet.
-
-    Raises ListenerError.
-    """
-    return open_ports(listener, host, port, 1, beside)[0]
-
-
 def open_ports(
-    listener: str, host: str, port: int, count: int, beside: Collection[Address] | None = None
+    listener: str,
+    host: str,
+    port: int,
+    beside: Collection[Address] | None = None,
+    *,
+    count: int = 1,
 ) -> list[socket.socket]:
-    """Return `count` sockets that share one port, as `open_port`; 0 is any free one for all.
+    """Return `count` sockets of a listener that share one port; 0 is any free one for all.
 
-    The kernel spreads what connects over those that listen.
+    With `beside` they do not listen yet. The kernel spreads what connects over those that listen.
+    Raises ListenerError.
     """
     sockets: list[socket.socket] = []
     try:

@@ -1,4 +1,4 @@
-"""Moves record data from one socket to the other without looking at it: by splice, or by copy.
+"""Sends frames to a socket, and moves record data there unseen: by splice, or by copy.
 
 `splice` needs a pipe between two sockets. A user other than root gets 64 MiB of pipes in all
 (fs.pipe-user-pages-soft), shared with every other process of that user; a pipe beyond that is of
@@ -12,6 +12,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from proxy.relay.channel import BLOCKED, Channel, ChannelLost
+from proxy.wire.layout import Buffer
 
 SPLICE_MIN_BYTES = 64 * 1024
 """Smaller bodies are cheaper by copy: three system calls less. See docs/decisions."""
@@ -63,7 +64,10 @@ class Pipe(NamedTuple):
 
 
 class PipePool:
-    """Lends out pipes and takes them back empty; tells `refused` once why the system gives none."""
+    """Lends out pipes and takes them back empty; tells `refused` once why the system gives none.
+
+    With 0 pipes all is copied.
+    """
 
     def __init__(
         self, max_pipes: int = MAX_PIPES, refused: Callable[[OSError], None] = lambda _: None
@@ -125,7 +129,7 @@ def _open_pipe() -> Pipe:
 
 
 class Pump:
-    """Moves one body after another from `source` to `sink`, as far as both let it."""
+    """Sends to `sink` what it is given, and one body after another from `source`, in this order."""
 
     __slots__ = (
         *("_held", "_inside", "_pipe", "_pool", "_sink", "_source", "_splice"),
@@ -138,12 +142,13 @@ class Pump:
         self._pool = pool
         self._pipe: Pipe | None = None
         self._inside = 0
-        self._held = b""
-        self._splice = source.spliceable and sink.spliceable
+        self._held: bytes | memoryview = b""
+        """What was read or given, and not sent."""
+        self._splice = source.is_plain and sink.is_plain
         self.unread = 0
         """Bytes of the body that are still to be read from the source."""
         self.active = False
-        """Whether a body is under way."""
+        """Whether anything is under way."""
 
     def start(self, body_bytes: int) -> None:
         """Begin with the next `body_bytes` of the source. Only when not `active`."""
@@ -152,70 +157,75 @@ class Pump:
         if self._splice and body_bytes >= SPLICE_MIN_BYTES:
             self._pipe = self._pool.take()
 
+    def send(self, data: Buffer, *, more: bool = False) -> None:
+        """Send a frame, or a part of one of which `more` follows at once. Raises ChannelLost.
+
+        What the socket does not take is kept; a copy of it where others write to the same memory.
+        """
+        sent = max(self._sink.send(data, more=more), 0)
+        if sent < len(data):
+            rest = memoryview(data)[sent:]
+            self.keep(bytes(rest) if isinstance(data, memoryview) else rest)
+
+    def keep(self, unsent: bytes | memoryview) -> None:
+        """Send this first. Only when not `active`, but for a body that has just begun."""
+        self._held = unsent
+        self.active = True
+
     def run(self, budget: int) -> Wait | None:
         """Move about `budget` bytes; return what the rest waits for, if any. Raises ChannelLost."""
-        wait = self._run_splice(budget) if self._pipe is not None else self._run_copy(budget)
-        if wait is None:
-            self.active = False
-            self.close()
-        return wait
-
-    def close(self) -> None:
-        """Give the pipe up, with what is inside: a body that is not done is lost."""
-        if self._pipe is not None:
-            self._pool.give_back(self._pipe, empty=not self._inside)
-            self._pipe = None
-
-    def _run_splice(self, budget: int) -> Wait | None:
-        assert self._pipe is not None
-        read_fd, write_fd = self._pipe
-        source, sink = self._source.fd, self._sink.fd
-        while True:
-            if self._inside:
-                flags = os.SPLICE_F_MORE if self.unread else 0
-                try:
-                    sent = os.splice(read_fd, sink, self._inside, flags=flags)
-                except BlockingIOError:
-                    return WRITE
-                except OSError as error:
-                    raise ChannelLost(self._sink, error) from error
-                self._inside -= sent
-                budget -= sent
-                if self._inside:
-                    continue
+        while self.flush():
             if not self.unread:
+                self.active = False
+                self.close()
                 return None
             if budget <= 0:
                 return TURN
-            try:
-                got = os.splice(source, write_fd, min(self.unread, PIPE_BYTES))
-            except BlockingIOError:
-                return READ
-            except OSError as error:
-                raise ChannelLost(self._source, error) from error
-            if not got:
-                return CLOSED
-            self._inside = got
-            self.unread -= got
-
-    def _run_copy(self, budget: int) -> Wait | None:
-        while True:
-            if self._held:
-                sent = self._sink.send(self._held)
-                if sent == BLOCKED:
-                    return WRITE
-                self._held = self._held[sent:]
-                if self._held:
-                    continue
-            if not self.unread:
-                return None
-            if budget <= 0:
-                return TURN
-            got = self._source.recv_into(_scratch[: min(self.unread, COPY_BYTES)])
+            got = self._read()
             if got <= 0:
                 return READ if got == BLOCKED else CLOSED
             self.unread -= got
             budget -= got
-            sent = max(self._sink.send(_scratch[:got]), 0)
-            if sent < got:
-                self._held = bytes(_scratch[sent:got])
+        return WRITE
+
+    def flush(self) -> bool:
+        """Send what was read or given; return whether that is all. Raises ChannelLost."""
+        while self._held:
+            sent = self._sink.send(self._held)
+            if sent == BLOCKED:
+                return False
+            self._held = self._held[sent:]
+        while self._inside and self._pipe is not None:
+            flags = os.SPLICE_F_MORE if self.unread else 0
+            try:
+                self._inside -= os.splice(
+                    self._pipe.read_fd, self._sink.fd, self._inside, flags=flags
+                )
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                raise ChannelLost(self._sink, error) from error
+        return True
+
+    def close(self) -> None:
+        """Give all up, with what is in the pipe: a body that is not done is lost."""
+        self._held = b""
+        if self._pipe is not None:
+            self._pool.give_back(self._pipe, empty=not self._inside)
+            self._pipe = None
+
+    def _read(self) -> int:
+        """Take the next piece of a body into the pipe, or send it; return as `recv_into`."""
+        if self._pipe is None:
+            got = self._source.recv_into(_scratch[: min(self.unread, COPY_BYTES)])
+            if got > 0:
+                self.send(_scratch[:got])
+            return got
+        most = min(self.unread, PIPE_BYTES)
+        try:
+            self._inside = os.splice(self._source.fd, self._pipe.write_fd, most)
+        except BlockingIOError:
+            return BLOCKED
+        except OSError as error:
+            raise ChannelLost(self._source, error) from error
+        return self._inside

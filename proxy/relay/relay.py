@@ -4,7 +4,7 @@ import asyncio
 import socket
 import ssl
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -58,7 +58,7 @@ class Relay:
             gauge = services.instruments.connections.labels(name)
             gauge.set_function(partial(self.connected_through.__getitem__, name))
         self._empty = asyncio.Event()
-        self._walks: dict[Callable[[Connection], None], list[Connection]] = {}
+        self._walks: dict[Callable[[Connection], None], Iterator[Connection]] = {}
         """With which connections something is still to be done."""
         services.quotas.on_update = self.follow_quotas
         if services.steering is not None:
@@ -129,16 +129,16 @@ class Relay:
 
     def _walk(self, step: Callable[[Connection], None]) -> None:
         """Do something with all that are open now. It may close them, and must not raise."""
-        is_under_way = bool(self._walks.get(step))
-        self._walks[step] = list(self.connections)
-        if not is_under_way:
+        if step not in self._walks:
             self._services.paced_steps.queue(partial(self._walk_on, step))
+        self._walks[step] = iter(tuple(self.connections))
 
     def _walk_on(self, step: Callable[[Connection], None]) -> None:
-        left = self._walks[step]
-        connection = left.pop() if left else None
-        if left:
-            self._services.paced_steps.queue(partial(self._walk_on, step))
+        connection = next(self._walks[step], None)
+        if connection is None:
+            del self._walks[step]
+            return
+        self._services.paced_steps.queue(partial(self._walk_on, step))
         if connection in self.connections:
             step(connection)
 
@@ -240,8 +240,7 @@ class Relay:
         if silent not in self.silent:
             return
         if tls is None:
-            channel = Channel(sock, spliceable=self._services.splice)
-            self._begin(channel, origin, silent, user=None)
+            self._begin(Channel(sock), origin, silent, user=None)
         else:
             task = self._services.loop.create_task(self._greet(sock, silent, tls))
             silent.close, silent.sock = task.cancel, None

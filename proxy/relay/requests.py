@@ -2,15 +2,13 @@
 
 from asyncio import TimerHandle
 from collections.abc import Iterator
-from dataclasses import dataclass
 from struct import Struct
 from time import thread_time
 
-from metrics import CounterChild
 from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.quota.connection_quotas import ConnectionRefused
 from proxy.quota.entities import PRODUCER_BYTE_RATE, QuotaKind
-from proxy.quota.lease import Lease
+from proxy.relay.exchange import Exchange, RequestKind
 from proxy.relay.frame_flow import READ_BYTES_HELD, FrameFlow, new_scratch
 from proxy.relay.interceptor import INTERCEPTED_APIS, ClientSentOn
 from proxy.relay.lane import (
@@ -22,19 +20,17 @@ from proxy.relay.lane import (
     Kind,
     Lane,
 )
-from proxy.relay.lifecycle import Pause
+from proxy.relay.lifecycle import DRAINING, Pause
 from proxy.relay.pair_state import PairState
-from proxy.relay.pump import CLOSED, END, OWNER, Pump, Wait
-from proxy.relay.services import ThrottleMode
-from proxy.relay.session import ClientSession, Exchange
-from proxy.relay.timing import ApiTimes, ExchangeTimes
+from proxy.relay.pump import CLOSED, END, OWNER, WRITE, Pump, Wait
+from proxy.relay.session import ClientSession
+from proxy.relay.timing import NOT_TIMED
 from proxy.wire.apis import (
     API_VERSIONS,
     FETCH,
     JOIN_GROUP,
     LENGTH_BYTES,
     PRODUCE,
-    ApiPlan,
     Handling,
     api_name,
     downgrade_api_versions,
@@ -69,60 +65,12 @@ TEACH_EVERY = 4
 _START = Struct(">iIi")  # API key and version together
 _API_KEY = slice(4, 6)  # of a frame
 _PRODUCE = PRODUCE.to_bytes(2, "big")
-_DELAY = ThrottleMode.DELAY
 
 _buffer = new_scratch()
 _scratch = memoryview(_buffer)
 
 
-@dataclass(slots=True)
-class _RequestKind:
-    """What a connection's requests have in common that begin with the same bytes."""
-
-    session: ClientSession
-    plan: ApiPlan
-    api_key: int
-    version: int
-    """Of the response: where the broker answers in another one, that one."""
-    client_id: str | None
-    header_end: int
-    start: bytes
-    """The bytes behind the correlation id by which the kind is known."""
-    end: int
-    """Where they end in the frame."""
-    acks: int | None
-    """That a Produce request asks for; None: it is another one."""
-    is_intercepted: bool
-    """Whether an interceptor may ask for it."""
-    count: CounterChild
-    times: ApiTimes
-    bounded_by: QuotaKind | None
-    """At whose gate it waits."""
-    plain_start: bytes | None
-    """As `start`, of those that only quotas and an interceptor may keep from being sent on at once,
-    None for others: of a Fetch up to its limits, once they are known."""
-    max_bytes: int | None
-    """The limit that the client sets such a Fetch, None before it is known; 0 for another request.
-    """
-    lease: Lease | None = None
-    """What the lane's bytes are taken from; None: no rule bounds them."""
-    is_in_lane: bool = False
-    until_taught: int = 0
-    """So many requests go by before the lane is taught it again, after it was in vain."""
-
-    def head(self, frame_bytes: int, correlation_id: int) -> RequestHead:
-        """Return the header of one of them."""
-        return RequestHead(
-            frame_bytes,
-            self.api_key,
-            self.version,
-            correlation_id,
-            self.client_id,
-            self.header_end,
-        )
-
-
-def _plain_response(kind: _RequestKind) -> int | None:
+def _plain_response(kind: RequestKind) -> int | None:
     """Return which responses the lane may send on, None for none; see `Kind`."""
     if kind.acks == NO_ACKS:
         return NO_RESPONSE
@@ -131,21 +79,30 @@ def _plain_response(kind: _RequestKind) -> int | None:
     return KNOWN_RESPONSE if kind.api_key == PRODUCE else None
 
 
+def _check_offered(head: RequestHead, *, passes_unknown: bool) -> None:
+    """Raise ConnectionRefused for a request that may not reach a broker."""
+    api_key, version = head.api_key, head.api_version
+    how = plan_of(api_key, version).handling
+    if how is Handling.REFUSE or (how is Handling.UNKNOWN and not passes_unknown):
+        text = f"{api_name(api_key)} ({api_key}) version {version} is not offered"
+        raise ConnectionRefused("unsupported_version", f"{text}: its response may carry addresses")
+
+
 class RequestFlow(FrameFlow):
     """Requests of one connection."""
 
     __slots__ = ("_collecting", "_kinds", "_login", "_produced", "_timed")
 
-    _collecting: tuple[RequestHead, Exchange]
+    _collecting: Exchange
     """What is taken whole: a login, or what an interceptor is to see."""
 
     def __init__(self, pair: PairState) -> None:
         super().__init__(pair, _scratch)
-        self._kinds: dict[int, _RequestKind] = {}
+        self._kinds: dict[int, RequestKind] = {}
         """The latest of each API and version."""
         self._produced: Exchange | None = None
         """The Produce request whose body is on its way."""
-        self._timed: ExchangeTimes | None = None
+        self._timed = NOT_TIMED
         """Of the request whose body is on its way."""
         self._login: TimerHandle | None = None
         """Reads a login that waits for others of its address."""
@@ -162,7 +119,7 @@ class RequestFlow(FrameFlow):
             for kind in self._kinds.values():
                 kind.is_in_lane = False
 
-    def _teach_lane(self, lane: Lane, kind: _RequestKind, now_ms: float) -> None:
+    def _teach_lane(self, lane: Lane, kind: RequestKind, now_ms: float) -> None:
         """Have the lane send on requests of a kind, if nothing but quotas may keep them."""
         session, api_key, version = kind.session, kind.api_key, kind.version
         start, response = kind.plain_start, _plain_response(kind)
@@ -171,7 +128,7 @@ class RequestFlow(FrameFlow):
             return
         limit_at: int | None = 0
         if api_key == FETCH and session.quotas.matches:
-            limit_at = fetch_limit_at(version, kind.header_end) if kind.max_bytes else None
+            limit_at = fetch_limit_at(version, kind.first.header_end) if kind.max_bytes else None
         if limit_at is None or not self._may_pass(kind, now_ms):
             return
         kind.lease = lease = session.quotas.lease(kind.bounded_by)
@@ -193,25 +150,19 @@ class RequestFlow(FrameFlow):
             )
         )
 
-    def _may_pass(self, kind: _RequestKind, now_ms: float) -> bool:
+    def _may_pass(self, kind: RequestKind, now_ms: float) -> bool:
         """Return whether nothing but the lease keeps requests of a kind from being sent on."""
         pair, session = self._pair, kind.session
-        interceptor = session.interceptor
+        holds = pair.services.holds
         return (
             kind.plain_start is not None
             and session is pair.client.current
             and session.owner is None
-            and not (
-                kind.is_intercepted
-                and interceptor is not None
-                and interceptor.wants(kind.api_key, now_ms)
-            )
-            and session.quotas.lends(
-                kind.bounded_by, pair.waiter, now_ms, holds=pair.services.mode is _DELAY
-            )
+            and not kind.is_wanted(now_ms)
+            and session.quotas.lends(kind.bounded_by, pair.waiter, now_ms, holds=holds)
         )
 
-    def _renew(self, kind: _RequestKind, lane_kind: Kind) -> bool:
+    def _renew(self, kind: RequestKind, lane_kind: Kind) -> bool:
         """Return whether requests of a kind may go by the lane for a while."""
         quotas, now_ms = kind.session.quotas, clock_ms()
         kind.is_in_lane = (
@@ -236,9 +187,8 @@ class RequestFlow(FrameFlow):
 
     def _sent_rest(self) -> None:
         """See FrameFlow."""
-        if self._timed is not None:
-            self._timed.sent_ms = clock_ms()
-            self._timed = None
+        self._timed.sent_ms = clock_ms()
+        self._timed = NOT_TIMED
 
     def _move_body(self, pump: Pump, budget: int) -> Wait | None:
         """See FrameFlow. The body of a Produce request is charged as it flows."""
@@ -247,7 +197,7 @@ class RequestFlow(FrameFlow):
             return pump.run(budget)
         unread = pump.unread
         if unread and not self._pair.admits_more(exchange):
-            return OWNER
+            return OWNER if pump.flush() else WRITE
         try:
             return pump.run(budget)
         finally:
@@ -268,7 +218,7 @@ class RequestFlow(FrameFlow):
 
     def _login_waits(self) -> bool:
         """Return whether a login waits for others of its address; it goes on later by itself."""
-        if self._work is not None or not self._collecting[1].plan.api.is_login:
+        if self._work is not None or not self._collecting.kind.plan.api.is_login:
             return False
         services = self._pair.services
         wait_ms = services.login_pace.wait_ms(self._pair.origin.ip, clock_ms())
@@ -277,22 +227,22 @@ class RequestFlow(FrameFlow):
         self._login = self._loop.call_later(wait_ms / MS_PER_SECOND, self.run) if wait_ms else None
         return wait_ms > 0
 
-    def _is_raw_login(self, head: RequestHead, frame: bytearray) -> bool:
+    def _is_raw_login(self, exchange: Exchange, frame: bytearray) -> bool:
         """Read a login, as `Identification.login_request`; record what that takes."""
         pair, began_s = self._pair, thread_time()
         try:
-            return pair.client.login_request(head, bytes(frame))
+            return pair.client.login_request(exchange.head(len(frame)), bytes(frame))
         finally:
             took_ms = (thread_time() - began_s) * MS_PER_SECOND
             pair.services.login_pace.took(pair.origin.ip, took_ms, clock_ms())
 
     def _flowed(self, exchange: Exchange, count: int, *, is_whole: bool) -> None:
         """Charge and count the next bytes of a Produce request's body."""
-        session, now_ms = exchange.session, clock_ms()
+        session, now_ms = exchange.kind.session, clock_ms()
         if count:
             exchange.charge = session.charge(PRODUCER_BYTE_RATE, count, now_ms)
             session.quotas.took(PRODUCER_BYTE_RATE, count)
-            session.count_bytes(exchange.api_key, count)
+            session.count_bytes(PRODUCE, count)
         if is_whole:
             self._produced = None
             exchange.sent_ms = now_ms  # before that the broker was not at work for it
@@ -310,74 +260,65 @@ class RequestFlow(FrameFlow):
             head = parse_request_head(view, max_request_bytes=limit_bytes)
             if head is None:
                 return self._need_more(view)
-            if not pair.takes(head):
+            _check_offered(head, passes_unknown=pair.services.passes_unknown_apis)
+            before, session = pair.client.current, pair.session_of(head)
+            if session is None:
                 return 0
-            kind = self._new_kind(head, view)
+            if session is not before:
+                self.forget_lane()
+            kind = self._new_kind(session, head, view)
             if kind is None:
                 return self._need_more(view)
         length, _, correlation_id = _START.unpack_from(view)
         frame_bytes: int = LENGTH_BYTES + length
-        session, plan = kind.session, kind.plan
-        exchange = Exchange(
-            session, plan, kind.api_key, kind.version, correlation_id, frame_bytes, clock_ms()
-        )
-        if session.quotas.is_bounded and not self._is_admitted(kind, view, exchange):
+        quotas, now_ms = kind.session.quotas, clock_ms()
+        exchange = Exchange(kind, correlation_id, frame_bytes, now_ms)
+        if quotas.is_bounded and not self._is_admitted(exchange, view):
             return 0
         if frame_bytes > READ_BYTES_HELD:
-            self._read_ahead(session.quotas, PRODUCER_BYTE_RATE)
-        interceptor = session.interceptor
-        if (
-            kind.is_intercepted
-            and interceptor is not None
-            and frame_bytes <= MAX_SEEN_BYTES
-            and interceptor.wants(kind.api_key, exchange.sent_ms)
-        ):
-            # Read before it is sent on: the answer must not come first.
-            self._count(kind, exchange, len(view))
-            head = kind.head(frame_bytes, correlation_id)
-            if len(view) < frame_bytes or kind.api_key != FETCH:
-                self._collecting = head, exchange
-                return self._collect(view, frame_bytes)
-            if not self._is_for_broker(head, exchange, view[:frame_bytes]):
-                return frame_bytes
-            taken = self._forward(view, frame_bytes)
-            if exchange.timed is not None:
-                exchange.timed.sent_on(clock_ms())
-            assert exchange.seen is not None
-            exchange.seen.sent()
-            return taken
-        if plan.api.is_login:
-            taken = self._take_login(kind, exchange, view)
-        else:
-            taken = self._forward(view, frame_bytes)
-            # Only now, while the broker is at work already.
-            self._count(kind, exchange, taken)
-            if pair.lane is not None and not kind.is_in_lane:
-                kind.until_taught -= 1
-                if kind.until_taught < 0:
-                    self._teach_lane(pair.lane, kind, exchange.sent_ms)
+            self._read_ahead(quotas, PRODUCER_BYTE_RATE)
+        if frame_bytes <= MAX_SEEN_BYTES and kind.is_wanted(now_ms):
+            return self._take_intercepted(exchange, view, frame_bytes)
+        if kind.plan.api.is_login:
+            return self._take_login(exchange, view)
+        taken = self._forward(view, frame_bytes)
+        # Only now, while the broker is at work already.
+        self._count(exchange, taken)
+        if pair.lane is not None and not kind.is_in_lane:
+            kind.until_taught -= 1
+            if kind.until_taught < 0:
+                self._teach_lane(pair.lane, kind, now_ms)
         return taken
 
-    def _take_login(self, kind: _RequestKind, exchange: Exchange, view: memoryview) -> int:
+    def _take_intercepted(self, exchange: Exchange, view: memoryview, frame_bytes: int) -> int:
+        """Show a request before it is sent on: the answer must not come first."""
+        self._count(exchange, len(view))
+        if len(view) < frame_bytes or exchange.kind.api_key != FETCH:
+            self._collecting = exchange
+            return self._collect(view, frame_bytes)
+        if not self._is_for_broker(exchange, view[:frame_bytes]):
+            return frame_bytes
+        taken = self._forward(view, frame_bytes)
+        exchange.timed.sent_on(clock_ms())
+        assert exchange.seen is not None
+        exchange.seen.sent()
+        return taken
+
+    def _take_login(self, exchange: Exchange, view: memoryview) -> int:
         """Take the whole of a login. Raises ConnectionRefused for one that is too long."""
         pair, frame_bytes = self._pair, exchange.request_bytes
-        max_bytes = pair.client.max_login_bytes(kind.api_key)
+        max_bytes = pair.client.max_login_bytes(exchange.kind.api_key)
         if frame_bytes > max_bytes:
             text = f"a login of {frame_bytes} bytes, more than {max_bytes}"
             raise ConnectionRefused("too_long", text)
-        self._count(kind, exchange, frame_bytes)
-        self._collecting = kind.head(frame_bytes, exchange.correlation_id), exchange
+        self._count(exchange, frame_bytes)
+        self._collecting = exchange
         self.forget_lane()
         # What follows is read when it is known who sends it.
         pair.pause(Pause.LOGIN)
         return self._collect(view, frame_bytes)
 
-    def admit_each(self) -> None:
-        """Send no request on from now on that was not admitted by itself."""
-        for kind in self._kinds.values():
-            kind.plain_start = None
-
-    def _known_kind(self, view: memoryview) -> _RequestKind | None:
+    def _known_kind(self, view: memoryview) -> RequestKind | None:
         """Return the kind of a request that begins like an earlier one, None for another."""
         if len(view) < START_BYTES:
             return None
@@ -393,19 +334,12 @@ class RequestFlow(FrameFlow):
             return None
         return kind
 
-    def _new_kind(self, head: RequestHead, view: memoryview) -> _RequestKind | None:
-        """Return the kind of any request, None while more bytes are needed; remember it.
-
-        Raises ConnectionRefused for one that may not reach a broker.
-        """
+    def _new_kind(
+        self, session: ClientSession, head: RequestHead, view: memoryview
+    ) -> RequestKind | None:
+        """Return the kind of any request, None while more bytes are needed; remember it."""
         services, api_key, version = self._pair.services, head.api_key, head.api_version
         plan = plan_of(api_key, version)
-        how = plan.handling
-        if how is Handling.REFUSE or (how is Handling.UNKNOWN and not services.passes_unknown_apis):
-            text = f"{api_name(api_key)} ({api_key}) version {version} is not offered"
-            raise ConnectionRefused(
-                "unsupported_version", f"{text}: its response may carry addresses"
-            )
         acks, end = None, head.header_end
         if api_key == PRODUCE:
             found = produce_acks(head, view)
@@ -415,21 +349,16 @@ class RequestFlow(FrameFlow):
         is_changed = api_key == API_VERSIONS and downgrade_api_versions(view, version)
         if is_changed:
             version, plan = 0, plan_of(api_key, 0)
-        before = self._pair.client.current
-        session = self._pair.session_of(head)
-        if session is not before:
-            self.forget_lane()
         start = bytes(view[START_BYTES:end])
         is_intercepted = api_key in INTERCEPTED_APIS and acks != NO_ACKS
         is_looked_into = plan.api.is_login or api_key == JOIN_GROUP
         byte_rate = plan.api.byte_rate
-        kind = _RequestKind(
+        kind = RequestKind(
             session=session,
             plan=plan,
             api_key=api_key,
             version=version,
-            client_id=head.client_id,
-            header_end=head.header_end,
+            first=head,
             start=start,
             end=end,
             acks=acks,
@@ -446,9 +375,10 @@ class RequestFlow(FrameFlow):
             self._kinds[api] = kind
         return kind
 
-    def _is_admitted(self, kind: _RequestKind, view: memoryview, exchange: Exchange) -> bool:
+    def _is_admitted(self, exchange: Exchange, view: memoryview) -> bool:
         """Return whether quotas let a request pass, if not read again later; limit a Fetch."""
-        session, api_key, start = kind.session, kind.api_key, kind.header_end
+        kind = exchange.kind
+        session, api_key, start = kind.session, kind.api_key, kind.first.header_end
         asked = None
         if api_key == FETCH:
             asked = fetch_limits(kind.version, view, start, exchange.request_bytes)
@@ -456,13 +386,12 @@ class RequestFlow(FrameFlow):
                 self._need_more(view)
                 return False
         elif api_key == JOIN_GROUP and is_known(api_key, kind.version):
-            head = kind.head(exchange.request_bytes, exchange.correlation_id)
-            timeout = session_timeout_ms(head, view)
+            timeout = session_timeout_ms(exchange.head(exchange.request_bytes), view)
             if timeout is None:
                 self._need_more(view)
                 return False
             session.quotas.joined(timeout[0])
-        if not self._pair.admits(exchange, kind.bounded_by):
+        if not self._pair.admits(exchange):
             return False
         if asked is not None:
             max_wait_ms, max_bytes, end = asked
@@ -470,33 +399,28 @@ class RequestFlow(FrameFlow):
             if kind.max_bytes is None and kind.plain_start is not None:
                 kind.plain_start = bytes(view[START_BYTES:end])
                 kind.max_bytes = max_bytes
-            granted_bytes, exchange.expected = session.quotas.grant(
-                max_bytes,
-                session.fetch_sizes,
-                exchange.sent_ms,
-                holds=self._pair.services.mode is _DELAY,
-            )
+            granted_bytes = self._pair.grant(exchange, max_bytes, exchange.sent_ms)
             if granted_bytes < max_bytes:
                 frame = view[: exchange.request_bytes]
                 lower_fetch_bytes(kind.version, frame, start, granted_bytes)
         return True
 
-    def _count(self, kind: _RequestKind, exchange: Exchange, have: int) -> None:
+    def _count(self, exchange: Exchange, have: int) -> None:
         """Record a request that is sent on, of which so many bytes are there, or more.
 
         Those of a Produce request are charged now, what it announces beyond them when it flows.
         """
-        pair, session = self._pair, exchange.session
+        pair, kind = self._pair, exchange.kind
         kind.count.value += 1
         if kind.acks is not None:
             if have < exchange.request_bytes:
                 exchange.request_bytes = have
                 self._produced = exchange
-            exchange.charge = session.charge(
+            exchange.charge = kind.session.charge(
                 PRODUCER_BYTE_RATE, exchange.request_bytes, exchange.sent_ms
             )
             if kind.acks == NO_ACKS:  # without a response; what can be held is the next request
-                session.count_bytes(exchange.api_key, exchange.request_bytes)
+                kind.session.count_bytes(PRODUCE, exchange.request_bytes)
                 return
         pair.in_flight.append(exchange)
         times = kind.times
@@ -508,76 +432,53 @@ class RequestFlow(FrameFlow):
         if len(pair.in_flight) >= pair.services.limits.max_in_flight_requests:
             pair.pause(Pause.FULL)
 
-    def send_unanswered(self) -> bool:
-        """Send on requests without a response that were read, whatever they wait for.
+    @property
+    def is_unanswered_next(self) -> bool:
+        """Whether a request without a response was read and not sent on."""
+        kind = self._known_kind(memoryview(self.stash))
+        return kind is not None and kind.acks == NO_ACKS
 
-        Their client does not send them again. Return whether none is left; else there is one on
-        its way, or this was called from within `run`, which is not done.
-        """
-        if self._running:
-            return False
-        try:
-            self._take_unanswered()
-        except Exception as error:  # whatever it is, it ends this pair only
-            self._pair.close_failed(error)
-            return False
-        if self.under_way:
-            self.run()
-            return False
-        return True
-
-    def _take_unanswered(self) -> None:
-        while self.stash and not self.under_way:
-            have = len(self.stash)
-            self._scratch[:have] = self.stash
-            view = self._scratch[:have]
-            kind = self._known_kind(view)
-            if kind is None or kind.acks != NO_ACKS:
-                return
-            taken = self._take(view)
-            if not taken:
-                return
-            self.stash = bytes(view[taken:])
-
-    def _wait_paused(self) -> Wait:
+    def _wait_paused(self) -> Wait | None:
         """See FrameFlow. Until the client sends more, its end is watched for.
 
-        Kafka appends what came before an orderly end: a Produce request waits its turn.
+        Kafka appends what came before an orderly end: a Produce request waits its turn. In a drain
+        one without a response goes on, as its client does not send it again.
         """
+        if self._pair.life.state is DRAINING and self.is_unanswered_next:
+            have = len(self.stash)
+            self._scratch[:have] = self.stash
+            return self._handle(have, drained=False)
         if self.wait is not END:
             return END
         assert self._source is not None
         is_produce = self.stash[_API_KEY] == _PRODUCE
         return OWNER if is_produce or not self._source.has_ended() else CLOSED
 
-    def _is_for_broker(self, head: RequestHead, exchange: Exchange, frame: memoryview) -> bool:
+    def _is_for_broker(self, exchange: Exchange, frame: memoryview) -> bool:
         """Show a request, the latest of those in flight; return whether it is to be sent on."""
-        pair, interceptor = self._pair, exchange.session.interceptor
+        pair, interceptor = self._pair, exchange.kind.session.interceptor
         assert interceptor is not None
         try:
-            exchange.seen = interceptor.request(head, frame, exchange.sent_ms)
+            exchange.seen = interceptor.request(exchange.head(len(frame)), frame, exchange.sent_ms)
         except ClientSentOn:
             pair.in_flight.pop()
             pair.send_on()
             return False
         if exchange.seen.answer is None:
             return True
-        pair.answer()
+        pair.responses.run()
         return False
 
     def _whole_frame(self, frame: bytearray) -> Iterator[None]:
         yield from ()  # in one step
-        head, exchange = self._collecting
-        timed = exchange.timed
-        if timed is not None:
-            timed.read_anew(clock_ms())
-        if not exchange.plan.api.is_login:
-            if not self._is_for_broker(head, exchange, memoryview(frame)):
+        exchange = self._collecting
+        exchange.timed.read_anew(clock_ms())
+        if not exchange.kind.plan.api.is_login:
+            if not self._is_for_broker(exchange, memoryview(frame)):
                 return
-        elif self._is_raw_login(head, frame):
+        elif self._is_raw_login(exchange, frame):
             raise ConnectionRefused("unsupported_sasl", "SaslHandshake version 0, use version 1")
-        self._send_own(frame)
-        if timed is not None:
-            timed.sent_on(clock_ms())
+        self._send(frame)
+        exchange.timed.sent_on(clock_ms())
         if exchange.seen is not None:
             exchange.seen.sent()

@@ -9,6 +9,7 @@ from proxy.quota.busy import BusyTime
 from proxy.quota.delay_queue import NOT_DELAYED
 from proxy.quota.entities import CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE
 from proxy.quota.meters import ThrottleTime, longest
+from proxy.relay.exchange import Exchange
 from proxy.relay.fetch_wait import FetchWait
 from proxy.relay.frame_flow import (
     READ_BYTES,
@@ -22,8 +23,7 @@ from proxy.relay.lane import Lane
 from proxy.relay.lifecycle import DRAINING, NO_PAUSE, Pause
 from proxy.relay.pair_state import PairState
 from proxy.relay.pump import READ, SPLICE_MIN_BYTES, Wait
-from proxy.relay.services import ThrottleMode
-from proxy.relay.session import ClientSession, Exchange
+from proxy.relay.session import ClientSession
 from proxy.wire.apis import (
     FETCH,
     FIND_COORDINATOR,
@@ -94,8 +94,8 @@ class ResponseFlow(FrameFlow):
         if self.delayed.waiting:
             exchange = self._pair.next_in_flight[0]
             if exchange.charge is not None:  # else it waits for something else
-                owed_ms = exchange.session.quotas.owed_ms(exchange.charge.kind, clock_ms())
-                self.hold_at_most(owed_ms)
+                quotas = exchange.kind.session.quotas
+                self.hold_at_most(quotas.owed_ms(exchange.charge.kind, clock_ms()))
 
     def hold_at_most(self, most_ms: float) -> None:
         """Hold a response that waits for no longer than so many milliseconds from now."""
@@ -112,7 +112,7 @@ class ResponseFlow(FrameFlow):
     def resume(self) -> None:
         """See FrameFlow."""
         in_flight = self._pair.next_in_flight
-        if in_flight and in_flight[0].timed is not None:
+        if in_flight:
             in_flight[0].timed.released(clock_ms())
         super().resume()
 
@@ -146,8 +146,8 @@ class ResponseFlow(FrameFlow):
 
     def _take(self, view: memoryview) -> int:
         if self._walker is not None:
-            return self._walk_on(self._walker, view)
-        if self._pair.own_answers and self._pair.send_own_answer(self._send):
+            return self._walk(self._walker, view)
+        if self._pair.send_own_answer(self._send):
             return 0  # this frame comes after it
         head = parse_response_head(view)
         if head is None:
@@ -166,7 +166,8 @@ class ResponseFlow(FrameFlow):
                 return 0
         if exchange.seen is not None and exchange.seen.takes_whole and self._must_wait(exchange):
             return 0
-        plan = exchange.plan
+        kind = exchange.kind
+        plan = kind.plan
         throttle = plan.throttle_offset if exchange.throttle_ms and not plan.takes_whole else 0
         start = throttle + _INT32_BYTES if throttle else plan.body_offset
         if len(view) < start <= frame_bytes:
@@ -181,34 +182,36 @@ class ResponseFlow(FrameFlow):
             raise_throttle_time(view, throttle, exchange.throttle_ms)
             exchange.throttle_ms = 0
         if frame_bytes > READ_BYTES_HELD:
-            self._read_ahead(exchange.session.quotas, CONSUMER_BYTE_RATE)
-        is_plain = exchange.seen is None and not exchange.throttle_ms
+            self._read_ahead(kind.session.quotas, CONSUMER_BYTE_RATE)
+        is_shown = exchange.seen is not None or exchange.is_wait_doubtful
+        is_plain = not (is_shown or exchange.throttle_ms)
         if is_plain and (plan.passes or self._names_no_broker(exchange, view, frame_bytes)):
             taken = self._forward(view, frame_bytes)
         else:
             taken = self._begin(exchange, view, frame_bytes)
-        if exchange.timed is not None and self._collecting is None:
+        if self._collecting is None:
             exchange.timed.done(clock_ms())
         # Only now, while the client is at work already.
-        exchange.session.count_bytes(exchange.api_key, exchange.request_bytes + frame_bytes)
+        kind.session.count_bytes(kind.api_key, exchange.request_bytes + frame_bytes)
         if self._pair.life.pauses is not NO_PAUSE:
             self._pair.on_response()
         return taken
 
     def _names_no_broker(self, exchange: Exchange, view: memoryview, frame_bytes: int) -> bool:
         """Return whether a response to Produce is like an earlier one that was read."""
-        if exchange.api_key != PRODUCE or len(view) < frame_bytes:
+        if exchange.kind.api_key != PRODUCE or len(view) < frame_bytes:
             return False
-        return self._pair.shapes.knows(exchange.version, view[:frame_bytes])
+        return self._pair.shapes.knows(exchange.kind.version, view[:frame_bytes])
 
     def _begin(self, exchange: Exchange, view: memoryview, frame_bytes: int) -> int:
         """Send on, or collect, the frame that starts `view`."""
-        plan, seen = exchange.plan, exchange.seen
+        kind, seen = exchange.kind, exchange.seen
+        plan = kind.plan
         if (
             plan.takes_whole
             or (seen is not None and seen.takes_whole)
-            or (exchange.throttle_ms and exchange.api_key == PRODUCE)
-            or (plan.handling is Handling.PER_BROKER and exchange.session.is_at_fallback)
+            or (exchange.throttle_ms and kind.api_key == PRODUCE)
+            or (plan.handling is Handling.PER_BROKER and kind.session.is_at_fallback)
         ):
             if frame_bytes > MAX_COLLECTED_BYTES:
                 raise MalformedResponse(f"a response of {frame_bytes} bytes to rewrite")
@@ -217,7 +220,7 @@ class ResponseFlow(FrameFlow):
         if plan.rewrites_head:
             self._collecting = exchange
             return self._collect(view, min(frame_bytes, len(view)))
-        if plan.handling is not Handling.WALK and seen is None:
+        if plan.handling is not Handling.WALK and seen is None and not exchange.is_wait_doubtful:
             return self._forward(view, frame_bytes)
         start = plan.body_offset
         if frame_bytes <= start:
@@ -225,11 +228,12 @@ class ResponseFlow(FrameFlow):
         if plan.is_flexible and view[start - 1]:
             raise MalformedResponse("a response header with tagged fields")
         observer = seen.observer(clock_ms()) if seen is not None else None
+        follows_batches = seen is not None and seen.follows_batches
+        if exchange.is_wait_doubtful:
+            observer = FetchWait(partial(self._charge_doubtful_time, kind.session), observer)
+            follows_batches = True
         self._walker = FetchWalker(
-            exchange.version,
-            frame_bytes - start,
-            observer,
-            follows_batches=seen is not None and seen.follows_batches,
+            kind.version, frame_bytes - start, observer, follows_batches=follows_batches
         )
         return self._walk(self._walker, view, start)
 
@@ -244,7 +248,7 @@ class ResponseFlow(FrameFlow):
         left = walker.remaining_bytes
         self.read_bytes = self.first_bytes
         if walker.at_tail:
-            self._walker = None
+            self._end_walk()
             if end + left > have:
                 taken = self._collect_tail(view, end, left)
                 walker.show()
@@ -262,10 +266,7 @@ class ResponseFlow(FrameFlow):
             body_bytes = walker.opaque_bytes
             walker.skip(body_bytes)
             left = walker.remaining_bytes
-        if body_bytes or left:
-            self._send_begun(view[:end])
-        else:
-            self._send(view[:end])
+        self._send(view[:end], more=bool(body_bytes or left))
         if body_bytes or not left:
             walker.show()
         if body_bytes:
@@ -273,21 +274,18 @@ class ResponseFlow(FrameFlow):
         elif left and self.first_bytes == READ_BYTES:  # of what follows it no more than usual
             self.read_bytes = min(left + READ_BYTES, READ_BYTES_WALKED)
         if not left:
-            self._walker = None
+            self._end_walk()
         return end
 
-    def _walk_on(self, walker: FetchWalker, view: memoryview) -> int:
-        """Send on the next part of a Fetch response."""
-        taken = self._walk(walker, view)
-        if self._walker is None:
-            self._free_ms = clock_ms()
-        return taken
+    def _end_walk(self) -> None:
+        self._walker = None
+        self._free_ms = clock_ms()
 
     def _collect_tail(self, view: memoryview, end: int, tail_bytes: int) -> int:
         if tail_bytes > MAX_TAIL_BYTES:
             raise MalformedResponse(f"a Fetch response with {tail_bytes} bytes of tags")
         if end:
-            self._send_begun(view[:end])
+            self._send(view[:end], more=True)
         self._collecting = None
         self._collect(view[end:], tail_bytes)
         return len(view)
@@ -295,21 +293,18 @@ class ResponseFlow(FrameFlow):
     def _whole_frame(self, frame: bytearray) -> Iterator[None]:
         exchange = self._collecting
         if exchange is None:  # the tail of a Fetch response
-            return self._send_tail(frame)
-        if exchange.timed is not None:
-            exchange.timed.came_whole(clock_ms())
-        rewrites_head = exchange.plan.rewrites_head
-        return (self._send_from_head if rewrites_head else self._send_rewritten)(exchange, frame)
-
-    def _send_tail(self, frame: bytearray) -> Iterator[None]:
-        self._send_own(neutral_tail(bytes(frame)))
-        yield from ()
+            self._send(neutral_tail(bytes(frame)))
+            return
+        exchange.timed.came_whole(clock_ms())
+        rewrites_head = exchange.kind.plan.rewrites_head
+        send = self._send_from_head if rewrites_head else self._send_rewritten
+        yield from send(exchange, frame)
 
     def _send_from_head(self, exchange: Exchange, start: bytearray) -> Iterator[None]:
         """Send on a response of which only the start is rewritten, as soon as that is there."""
         (length,) = INT32.unpack_from(start)
         frame_bytes, have = LENGTH_BYTES + length, len(start)
-        end = brokers_end(exchange.version, start)
+        end = brokers_end(exchange.kind.version, start)
         if end is None:
             if have >= min(frame_bytes, MAX_HEAD_BYTES):
                 raise MalformedResponse(f"the brokers of Metadata do not end in {have} bytes")
@@ -320,20 +315,21 @@ class ResponseFlow(FrameFlow):
         head = yield from self._advertised(exchange, start[:end])
         data = b"".join((head, start[end:]))
         if have < frame_bytes:
-            self._send_begun(memoryview(data))
+            self._send(data, more=True)
             self._send_body(frame_bytes - have)
         else:
-            self._send_own(data)
+            self._send(data)
         self._sent_collected(exchange)
 
     def _send_rewritten(self, exchange: Exchange, frame: bytearray) -> Iterator[None]:
-        api_key, version = exchange.api_key, exchange.version
+        kind = exchange.kind
         response: Buffer = frame
-        if exchange.plan.api.is_login:
+        api_key, version, is_login = kind.api_key, kind.version, kind.plan.api.is_login
+        if is_login:
             self._pair.client.login_response(api_key, version, bytes(frame))
         if exchange.seen is not None:
             response = exchange.seen.response(version, bytes(frame), clock_ms())
-        if exchange.plan.handling is not Handling.PASS:
+        if kind.plan.handling is not Handling.PASS:
             check_whole(response)
             before = response
             response = yield from self._advertised(exchange, response)
@@ -341,9 +337,9 @@ class ResponseFlow(FrameFlow):
                 self._pair.shapes.learn(version, bytes(response))
         if exchange.throttle_ms:
             response = set_throttle_time(api_key, version, response, exchange.throttle_ms)
-        self._send_own(response)
+        self._send(response)
         self._sent_collected(exchange)
-        if exchange.plan.api.is_login:
+        if is_login:
             self._pair.unpause(Pause.LOGIN)
 
     def _advertised(self, exchange: Exchange, response: Buffer) -> Steps[Buffer]:
@@ -351,8 +347,9 @@ class ResponseFlow(FrameFlow):
 
         Of what is asked of each broker return what the fallback has, which is nothing.
         """
-        api_key, version, session = exchange.api_key, exchange.version, exchange.session
-        if exchange.plan.handling is Handling.PER_BROKER:
+        kind = exchange.kind
+        api_key, version, session = kind.api_key, kind.version, kind.session
+        if kind.plan.handling is Handling.PER_BROKER:
             return emptied(api_key, version, response)
         is_hidden = (
             api_key == FIND_COORDINATOR
@@ -371,12 +368,11 @@ class ResponseFlow(FrameFlow):
     def _sent_collected(self, exchange: Exchange) -> None:
         self._collecting = None
         self._free_ms = clock_ms()
-        if exchange.timed is not None:
-            exchange.timed.done(self._free_ms)
+        exchange.timed.done(self._free_ms)
 
     def _hold(self, exchange: Exchange, charge: ThrottleTime, now_ms: float) -> bool:
         """Start the hold of a response, or mute its client; return whether it must wait."""
-        services, api_key = self._pair.services, exchange.api_key
+        services, api_key = self._pair.services, exchange.kind.api_key
         hold_ms = charge.due_ms - now_ms
         if hold_ms < MIN_HOLD_MS or self._pair.life.state is DRAINING:
             return False
@@ -384,14 +380,13 @@ class ResponseFlow(FrameFlow):
         services.count_throttled(charge, hold_ms)
         if exchange.seen is not None:
             exchange.seen.held(now_ms, charge.due_ms)
-        if services.mode is ThrottleMode.MUTE:
+        if not services.holds:
             mute_ms = min(hold_ms, LONGEST_MUTE_MS)
             exchange.throttle_ms = round(mute_ms)
             self._pair.mute(now_ms + mute_ms, api_key, charge)
-            if exchange.timed is not None:
-                exchange.timed.told_to_wait(mute_ms)
+            exchange.timed.told_to_wait(mute_ms)
             return False
-        if api_key in (FETCH, PRODUCE) and not exchange.plan.clients_throttle:
+        if api_key in (FETCH, PRODUCE) and not exchange.kind.plan.clients_throttle:
             exchange.throttle_ms = round(hold_ms)
         self._busy_time.held(charge.due_ms)
         self._pause_until(charge.due_ms, exchange)
@@ -399,10 +394,9 @@ class ResponseFlow(FrameFlow):
 
     def _pause_until(self, due_ms: float, exchange: Exchange) -> None:
         self.paused = True
-        if exchange.timed is not None:
-            exchange.timed.held(clock_ms())
-        reaper = self._pair.services.reapers.for_api(exchange.api_key)
-        self.delayed = reaper.add(due_ms, self.resume)
+        exchange.timed.held(clock_ms())
+        reapers = self._pair.services.reapers
+        self.delayed = reapers.add(exchange.kind.api_key, due_ms, self.resume)
 
     def _must_wait(self, exchange: Exchange) -> bool:
         """Return whether a whole response waits because its interceptor wants it; ask it again."""
@@ -416,17 +410,18 @@ class ResponseFlow(FrameFlow):
 
     def _charge(self, exchange: Exchange, frame_bytes: int, now_ms: float) -> ThrottleTime | None:
         """Charge every quota that applies; return the one with the longest delay."""
-        if exchange.timed is not None:
-            exchange.timed.on_response(now_ms, self._free_ms)
-        quotas = exchange.session.quotas
-        charge = self._charge_bytes(exchange, frame_bytes, now_ms)
-        if exchange.plan.costs_time and quotas.has(REQUEST_PERCENTAGE):
+        exchange.timed.on_response(now_ms, self._free_ms)
+        kind, charge = exchange.kind, exchange.charge  # of another one, what its request has cost
+        if kind.api_key == FETCH:
+            if exchange.seen is not None:
+                exchange.seen.measured(frame_bytes)
+            if exchange.expected is not None:
+                exchange.expected.answered(frame_bytes)
+            charge = kind.session.charge(CONSUMER_BYTE_RATE, frame_bytes, now_ms)
+        if kind.plan.costs_time and kind.session.quotas.has(REQUEST_PERCENTAGE):
             busy_ms = self._busy_time.answered(exchange.sent_ms, exchange.wait_ms, now_ms)
-            time_charge = exchange.session.charge(REQUEST_PERCENTAGE, busy_ms, now_ms)
-            charge = longest((charge, time_charge))
-            if exchange.wait_ms:
-                had_data = partial(self._charge_doubtful_time, exchange.session)
-                exchange.seen = FetchWait(had_data, exchange.seen)
+            charge = longest((charge, kind.session.charge(REQUEST_PERCENTAGE, busy_ms, now_ms)))
+            exchange.is_wait_doubtful = exchange.wait_ms > 0
         return charge
 
     def _charge_doubtful_time(self, session: ClientSession) -> None:
@@ -435,16 +430,3 @@ class ResponseFlow(FrameFlow):
         What that holds is the next response.
         """
         session.charge(REQUEST_PERCENTAGE, self._busy_time.had_data(), clock_ms())
-
-    def _charge_bytes(
-        self, exchange: Exchange, frame_bytes: int, now_ms: float
-    ) -> ThrottleTime | None:
-        """Charge a response to Fetch; of another return what its request's bytes have cost."""
-        if exchange.api_key != FETCH:
-            return exchange.charge
-        session = exchange.session
-        if exchange.seen is not None:
-            exchange.seen.measured(frame_bytes)
-        if exchange.expected is not None:
-            exchange.expected.answered(frame_bytes)
-        return session.charge(CONSUMER_BYTE_RATE, frame_bytes, now_ms)

@@ -14,7 +14,7 @@ from metrics import CounterChild
 from metrics.clock import MS_PER_SECOND, clock_ms
 from metrics.instruments import OTHER, Instruments
 from proxy.quota.connection_quotas import TOO_MANY, ConnectionQuotas
-from proxy.quota.delay_queue import DelayQueue
+from proxy.quota.delay_queue import Delayed, DelayQueue, Release
 from proxy.quota.lease import LEASE_MS
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meters import ThrottleTime
@@ -86,9 +86,9 @@ class Reapers:
         for reaper in self.all:
             instruments.delay_queue_size.labels(reaper.api).set_function(reaper.__len__)
 
-    def for_api(self, api_key: int) -> DelayQueue:
-        """Return the reaper of this API's family."""
-        return self._by_family[api_of(api_key).family]
+    def add(self, api_key: int, due_ms: float, release: Release) -> Delayed:
+        """Hold something of an API until then, as `DelayQueue.add`."""
+        return self._by_family[api_of(api_key).family].add(due_ms, release)
 
     def release_all(self) -> None:
         """Release everything now."""
@@ -120,7 +120,6 @@ class Services:
     interceptor: Interceptor | None = None
     steering: Steering | None = None
     """None: all clients are this process's own."""
-    splice: bool = True
     lane: bool = True
     """Whether what is plain is sent on by the lane, where that was compiled."""
     passes_unknown_apis: bool = False
@@ -148,12 +147,18 @@ class Services:
         self.instruments.kept_bytes_waiting.set_function(lambda: self.kept_bytes.waiting)
         self.times = TimedApis(self.instruments)
         self.quotas.on_lent = self._await_leases
-        self.pipes = PipePool(self.max_pipes, self._log_no_pipe)
+        no_pipe = partial(self.log.warning, "no pipe for splice, copying instead", reason="no_pipe")
+        self.pipes = PipePool(self.max_pipes, lambda error: no_pipe(error=str(error)))
         # From the start at 0: Prometheus sees no increase in a series that begins with 1.
         for reason in REJECTIONS:
             self.instruments.connections_rejected_total.labels(reason)
         for reason in UPSTREAM_ERRORS:
             self.instruments.upstream_errors_total.labels(reason)
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is responses that are held; else clients are told to wait."""
+        return self.mode is ThrottleMode.DELAY
 
     def _await_leases(self) -> None:
         if not self._awaits_leases:
@@ -209,6 +214,3 @@ class Services:
         """
         self.instruments.upstream_errors_total.labels(reason).inc()
         self.outages.failed(node_id, reason, event, about, clock_ms())
-
-    def _log_no_pipe(self, error: OSError) -> None:
-        self.log.warning("no pipe for splice, copying instead", reason="no_pipe", error=str(error))

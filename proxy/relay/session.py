@@ -1,8 +1,6 @@
 """Who the client of one connection is, by its first client id and its login; its requests."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TypeAlias
 from zlib import crc32
 
 from metrics import CounterChild
@@ -10,54 +8,26 @@ from proxy.cluster.upstream import Address
 from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.connection_quotas import ConnectionPlace
 from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.gate import FetchSizes, InFlightFetch
+from proxy.quota.gate import FetchSizes
 from proxy.quota.meters import ThrottleTime
-from proxy.relay.interceptor import ClientInterceptor, InterceptedRequest
+from proxy.relay.interceptor import ClientInterceptor
 from proxy.relay.listener import Origin
 from proxy.relay.services import Services
-from proxy.relay.steering import Owner, Steering, Visit
-from proxy.relay.timing import ExchangeTimes
-from proxy.wire.apis import API_VERSIONS, ApiPlan, api_of
+from proxy.relay.steering import Owner, Visit
+from proxy.wire.apis import API_VERSIONS, api_of
 from proxy.wire.frames import RequestHead
 from proxy.wire.sasl import SaslExchange
 
 MAX_CLIENT_ID_CHARS = 255
 """A longer client id is known by its start and a checksum: it goes into labels and log lines."""
 
-Charge: TypeAlias = Callable[[QuotaKind, float, float], ThrottleTime | None]
-"""As `ClientQuotas.charge`."""
-
-
-@dataclass(frozen=True, slots=True)
-class VisitorCharge:
-    """Charges the traffic of a client that another member owns: here, and there."""
-
-    quotas: ClientQuotas
-    steering: Steering
-    address: str
-    """From where the client comes."""
-    count_bytes: Callable[[float], None]
-    """Adds to visits_bytes_total."""
-
-    def __call__(self, kind: QuotaKind, value: float, now_ms: float) -> ThrottleTime | None:
-        """See `ClientQuotas.charge`."""
-        quotas = self.quotas
-        quotas.pace_immediately(kind, now_ms)
-        charge = quotas.charge(kind, value, now_ms)
-        if not kind.is_time:
-            self.count_bytes(value)
-        if quotas.has(kind):
-            self.steering.visited(Visit(quotas.identity, self.address, kind, value))
-        return charge
-
 
 class ClientSession:
     """The client of one connection: its quotas, its byte counters, and who sees its messages."""
 
     __slots__ = (
-        *("_began_alone", "_bytes", "_clients", "_count_visit", "_generation", "_origin"),
-        *("_steering", "charge", "fetch_sizes", "identity", "interceptor", "lacks_fallback"),
-        *("owner", "quotas"),
+        *("_began_alone", "_bytes", "_generation", "_origin", "_services", "_steering"),
+        *("fetch_sizes", "identity", "interceptor", "lacks_fallback", "owner", "quotas"),
     )
 
     def __init__(self, services: Services, identity: ClientIdentity, origin: Origin) -> None:
@@ -68,17 +38,11 @@ class ClientSession:
             self.interceptor = services.interceptor(identity, origin.node_id)
         self.owner: Owner | None = None
         """The member that owns the client, if it is another one."""
-        self.charge: Charge = self.quotas.charge
-        """Records its traffic, also for its owner."""
         self.lacks_fallback = self._began_alone = False
         """Whether there is a fallback that the client may not know, as it came before that."""
-        self._origin = origin
-        self._steering = services.steering
-        self._count_visit = services.instruments.visits_bytes_total.inc
+        self._origin, self._services, self._steering = origin, services, services.steering
         self._generation: int | None = None
-        if self._steering is not None:
-            self.follow_owner()
-        self._clients = services.clients
+        self.follow_owner()
         self._bytes: dict[int, CounterChild] = {}
         self.fetch_sizes = FetchSizes()
         services.clients.connected(identity)
@@ -93,10 +57,19 @@ class ClientSession:
         self._generation = steering.generation
         self.lacks_fallback = self._began_alone and self.fallback() is not None
         self.owner = steering.owner_of(self.identity)
-        if self.owner is None:
-            self.charge = self.quotas.charge
-        else:
-            self.charge = VisitorCharge(self.quotas, steering, self._origin.ip, self._count_visit)
+
+    def charge(self, kind: QuotaKind, value: float, now_ms: float) -> ThrottleTime | None:
+        """Record traffic, as `ClientQuotas.charge`; of another member's client there, too."""
+        quotas, steering = self.quotas, self._steering
+        if steering is None or self.owner is None:
+            return quotas.charge(kind, value, now_ms)
+        quotas.pace_immediately(kind, now_ms)
+        charge = quotas.charge(kind, value, now_ms)
+        if not kind.is_time:
+            self._services.instruments.visits_bytes_total.inc(value)
+        if quotas.has(kind):
+            steering.visited(Visit(quotas.identity, self._origin.ip, kind, value))
+        return charge
 
     def address_of(self, node_id: int) -> Address | None:
         """Return what the client is told for a broker where its owner is another member.
@@ -136,14 +109,14 @@ class ClientSession:
 
     def count_bytes(self, api_key: int, count: int) -> None:
         """Add to bytes_total."""
-        counter = self._bytes.get(api_key) or self.byte_counter(api_key)
-        counter.value += count
+        self.byte_counter(api_key).value += count
 
     def byte_counter(self, api_key: int) -> CounterChild:
         """Return the child of bytes_total."""
         counter = self._bytes.get(api_key)
         if counter is None:
-            counter = self._bytes[api_key] = self._clients.byte_counter(self.identity, api_key)
+            clients = self._services.clients
+            counter = self._bytes[api_key] = clients.byte_counter(self.identity, api_key)
         return counter
 
     def close(self) -> None:
@@ -151,42 +124,7 @@ class ClientSession:
         self.quotas.close()
         if self.interceptor is not None:
             self.interceptor.close()
-        self._clients.disconnected(self.identity)
-
-
-@dataclass(eq=False)
-class Exchange:
-    """A request that was sent on and whose response has not been sent on yet.
-
-    Without slots: what few requests set stays with the class.
-    """
-
-    session: ClientSession
-    plan: ApiPlan
-    api_key: int
-    version: int
-    """Of the response: where the broker answers in another one, that one."""
-    correlation_id: int
-    request_bytes: int
-    """What is counted with its response: all of it, but for what follows the head of a Produce."""
-    sent_ms: float
-    """When it was read, or the last of its body if that came later."""
-    wait_ms: int = field(default=0, init=False)
-    """How long the broker may sit on the request for lack of data."""
-    expected: InFlightFetch | None = field(default=None, init=False)
-    """Counts the response to a Fetch of a bounded client until it comes."""
-    seen: InterceptedRequest | None = field(default=None, init=False)
-    """What the interceptor makes of it; None when it was not shown."""
-    charge: ThrottleTime | None = field(default=None, init=False)
-    """What the request's own bytes cost; later, what its response is held for."""
-    measured: bool = field(default=False, init=False)
-    """Whether the response has been charged."""
-    throttle_ms: int = field(default=0, init=False)
-    """What to tell the client; 0 leaves the broker's own figure."""
-    gated_ms: float = field(default=0.0, init=False)
-    """How long it waited at a quota's gate."""
-    timed: ExchangeTimes | None = field(default=None, init=False)
-    """Of one in some requests."""
+        self._services.clients.disconnected(self.identity)
 
 
 class Identification:

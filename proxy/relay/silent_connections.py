@@ -42,12 +42,10 @@ class SilentConnections:
         # Not dicts: these are slow to find their first key once many before it were deleted.
         self._by_address: dict[str, OrderedDict[SilentConnection, None]] = {}
         self._with_count: dict[int, OrderedDict[str, None]] = {}
-        """The addresses that have so many."""
-        self._most = 0
-        self._count = 0
+        """The addresses that have so many: of 10,000 connections 140 different numbers at most."""
 
     def __len__(self) -> int:
-        return self._count
+        return sum(count * len(addresses) for count, addresses in self._with_count.items())
 
     def __contains__(self, silent: SilentConnection) -> bool:
         return silent in self._by_address.get(silent.origin.ip, ())
@@ -57,10 +55,7 @@ class SilentConnections:
         address = silent.origin.ip
         of_address = self._by_address.setdefault(address, OrderedDict())
         of_address[silent] = None
-        self._count += 1
-        count = len(of_address)
-        self._recount(address, count - 1, count)
-        self._most = max(self._most, count)
+        self._recount(address, len(of_address) - 1, len(of_address))
 
     def discard(self, silent: SilentConnection) -> bool:
         """Remove one that has sent a request, or is closed; return whether it was still here."""
@@ -69,19 +64,15 @@ class SilentConnections:
         address = silent.origin.ip
         of_address = self._by_address[address]
         del of_address[silent]
-        self._count -= 1
-        count = len(of_address)
-        self._recount(address, count + 1, count)
-        if self._most not in self._with_count:
-            self._most -= 1
-        if not count:
+        self._recount(address, len(of_address) + 1, len(of_address))
+        if not of_address:
             del self._by_address[address]
         return True
 
     def longest(self, address: str | None = None) -> SilentConnection | None:
         """Return that of an address which is silent for longest; None: of one that has most."""
-        if address is None and self._count:
-            address = next(iter(self._with_count[self._most]))
+        if address is None and self._with_count:
+            address = next(iter(self._with_count[max(self._with_count)]))
         of_address = self._by_address.get(address or "")
         return next(iter(of_address)) if of_address else None
 

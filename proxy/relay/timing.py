@@ -65,8 +65,10 @@ class ExchangeTimes:
 
     __slots__ = ("_broker_ms", "_from_ms", "_hold_ms", "_is_held", "_proxy_ms", "_times", "sent_ms")
 
-    def __init__(self, times: ApiTimes, read_ms: float, hold_ms: float, now_ms: float) -> None:
-        self._times: ApiTimes | None = times
+    def __init__(
+        self, times: ApiTimes | None, read_ms: float, hold_ms: float, now_ms: float
+    ) -> None:
+        self._times = times
         self._hold_ms = hold_ms
         self._broker_ms = 0.0
         self._is_held = False
@@ -121,3 +123,7 @@ class ExchangeTimes:
         times.broker.observe(self._broker_ms / MS_PER_SECOND)
         times.proxy.observe((self._proxy_ms + now_ms - self._from_ms) / MS_PER_SECOND)
         times.hold.observe(self._hold_ms / MS_PER_SECOND)
+
+
+NOT_TIMED = ExchangeTimes(None, 0.0, 0.0, 0.0)
+"""Stands for those of a request that is not measured: nothing comes of it."""

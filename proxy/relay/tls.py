@@ -3,6 +3,7 @@
 import re
 import ssl
 from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 
 from cryptography.x509 import load_pem_x509_certificates
@@ -62,6 +63,7 @@ def _attribute(pair: tuple[str, str]) -> str:
     return f"{_SHORT_NAMES.get(name, name)}={escaped}"
 
 
+@cache
 def sni_pattern(template: str) -> re.Pattern[str]:
     """Turn `broker-{node_id}.example` into a pattern whose group `node_id` is the number."""
     before, after = template.split("{node_id}")

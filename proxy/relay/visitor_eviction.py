@@ -44,12 +44,13 @@ class VisitorEviction:
         self.follow()
 
     def follow(self) -> None:
-        """Send the client on soon if it is to know of other members now, and stay if not."""
+        """Send the client on soon if it has an owner elsewhere or is to ask anew; else it stays."""
         session = self._pair.client.current
         if session is None or not self._is_decided or self._is_sent_on:
             return
         session.follow_owner()
-        if self._is_to_go:
+        only_asks = self._pair.origin.node_id is None and not self._carries_data
+        if not only_asks and (session.must_go or session.lacks_fallback):
             self._let_go_soon()
         else:
             self.close()
@@ -70,14 +71,6 @@ class VisitorEviction:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-    @property
-    def _is_to_go(self) -> bool:
-        """Whether the client has an owner elsewhere, or is to ask anew where to go."""
-        session = self._pair.client.current
-        if session is None or (self._pair.origin.node_id is None and not self._carries_data):
-            return False
-        return session.must_go or session.lacks_fallback
 
     def _let_go(self) -> None:
         pair, self._timer = self._pair, None

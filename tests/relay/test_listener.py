@@ -97,9 +97,9 @@ async def test_a_broker_counts_as_left_out_until_it_has_its_port():
     with opened(broker_ports=(0, 0)) as (listener, _), capture_logs() as logs:
         with no_free_descriptor():
             assert listener.address_of(3) is listener.address_of(3) is None
-        assert listener.count_left_out() == 1
+        assert len(listener.without_port) == 1
         assert listener.address_of(3) is not None
-        assert listener.count_left_out() == 0
+        assert len(listener.without_port) == 0
     assert [(log["node_id"], log["fix"]) for log in logs] == [(3, "raise the limit of open files")]
 
 

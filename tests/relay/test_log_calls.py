@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from relaylab.frames import request
-from relaylab.lab import LISTENER, LOCALHOST, no_free_descriptor, open_lab, until
+from relaylab.lab import LAB_HOST, LISTENER, no_free_descriptor, open_lab, until
 from structlog.testing import capture_logs
 
 from proxy import relay
@@ -122,7 +122,7 @@ async def test_no_descriptors_for_clients() -> None:
     async with open_lab() as lab:
         listener = lab.relay.listeners[LISTENER]
         sock = listener._sockets[None]
-        with closing(socket.create_connection((LOCALHOST, lab.port))), capture_logs() as logs:
+        with closing(socket.create_connection((LAB_HOST, lab.port))), capture_logs() as logs:
             with no_free_descriptor():
                 for _ in range(CLIENTS):  # as each socket does twice a second
                     listener._accept(None, sock)

@@ -7,7 +7,7 @@ from struct import pack
 
 import pytest
 from relaylab import frames
-from relaylab.lab import LOCALHOST, open_lab, until
+from relaylab.lab import LAB_HOST, open_lab, until
 
 from proxy.cluster.upstream import LOOP, UpstreamError
 
@@ -32,11 +32,11 @@ async def detour(target):
 
     async def serve(reader, writer):
         with suppress(OSError):
-            there, back = await asyncio.open_connection(LOCALHOST, target)
+            there, back = await asyncio.open_connection(LAB_HOST, target)
             ways.append(back)
             await asyncio.gather(pass_on(reader, back), pass_on(there, writer))
 
-    async with await asyncio.start_server(serve, LOCALHOST, 0) as server:
+    async with await asyncio.start_server(serve, LAB_HOST, 0) as server:
         yield server.sockets[0].getsockname()[:2]
         for way in ways:
             way.close()
@@ -54,13 +54,13 @@ async def monitored(lab, holds):
 async def test_a_client_that_is_led_in_a_circle():
     async with open_lab() as lab:
         real = lab.brokers.bootstrap.servers[0]
-        own = (LOCALHOST, lab.port)
+        own = (LAB_HOST, lab.port)
         lab.brokers.bootstrap.servers[:] = [own]
         for _ in range(3):
             client = await lab.client()
             await client.send(frames.metadata_request(1))
             assert await client.ended() == b""
-        assert lab.brokers.loop.startswith(f"{LOCALHOST}:{lab.port} is this proxy itself; fix: ")
+        assert lab.brokers.loop.startswith(f"{LAB_HOST}:{lab.port} is this proxy itself; fix: ")
         assert lab.upstream_errors(LOOP) == 3
         await until(lambda: not lab.relay.connected)
         assert next(lab.services.numbers) <= MOST
@@ -84,7 +84,7 @@ async def test_a_client_on_this_host_may_have_the_port_of_a_connection_to_a_brok
             except OSError:
                 pytest.skip("Linux 6.3 lets a client choose where it begins")
             loop = asyncio.get_running_loop()
-            await loop.sock_connect(client, (LOCALHOST, lab.port))
+            await loop.sock_connect(client, (LAB_HOST, lab.port))
             assert client.getsockname()[1] == port
             await loop.sock_sendall(client, frames.metadata_request(1))
             broker = await lab.broker()
@@ -94,7 +94,7 @@ async def test_a_client_on_this_host_may_have_the_port_of_a_connection_to_a_brok
 
 async def test_a_broker_that_advertises_the_proxy():
     async with open_lab() as lab:
-        lab.relay.learn(1, LOCALHOST, lab.port)
+        lab.relay.learn(1, LAB_HOST, lab.port)
         port = lab.relay.listeners["default"].address_of(1)[1]
         client = await lab.client(port)
         await client.send(frames.metadata_request(1))
@@ -112,7 +112,7 @@ async def test_the_probe_finds_it_out_and_that_it_is_over(monkeypatch, is_hidden
     async with open_lab(is_inner=True) as lab, detour(lab.port) as hidden:
         brokers = lab.brokers
         (real,) = brokers.bootstrap.servers
-        own = hidden if is_hidden else (LOCALHOST, lab.port)
+        own = hidden if is_hidden else (LAB_HOST, lab.port)
         brokers.bootstrap.servers[:] = [own]
         await monitored(lab, lambda: brokers.loop)
         assert not brokers.reachable
@@ -133,7 +133,7 @@ async def test_two_proxies_that_lead_to_each_other(monkeypatch):
     monkeypatch.setattr("proxy.relay.brokers.RETRY_INTERVAL_S", 0.01)
     async with open_lab() as one, open_lab(is_inner=True) as other:
         for lab, target in ((one, other), (other, one)):
-            lab.brokers.bootstrap.servers[:] = [(LOCALHOST, target.port)]
+            lab.brokers.bootstrap.servers[:] = [(LAB_HOST, target.port)]
         await monitored(one, lambda: one.brokers.loop)
         client = await one.client()
         await client.send(frames.metadata_request(1))

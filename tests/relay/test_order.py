@@ -13,7 +13,7 @@ from proxy.relay.responses import LONGEST_MUTE_MS, MAX_HEAD_BYTES
 from proxy.relay.services import Limits, ThrottleMode
 
 BIG_BYTES = 300_000
-PATHS = ["splice", "copy", "no pipes", "tls client", "tls upstream", "tls both"]
+PATHS = ["splice", "copy", "tls client", "tls upstream", "tls both"]
 
 
 @pytest.fixture(params=PATHS)
@@ -22,7 +22,6 @@ def path(request, certificates):
     return {
         "splice": {},
         "copy": {"splice": False},
-        "no pipes": {"max_pipes": 0},
         "tls client": {"client_tls": certificates},
         "tls upstream": {"upstream_tls": certificates},
         "tls both": {"client_tls": certificates, "upstream_tls": certificates},

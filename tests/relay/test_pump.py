@@ -14,7 +14,7 @@ from proxy.cluster.dial import handshake
 from proxy.relay.channel import BLOCKED, Channel, ChannelLost
 from proxy.relay.pump import SPLICE_MIN_BYTES, PipePool, Pump, Wait
 
-WAYS = ["splice", "copy", "no pipes", "tls source", "tls sink", "tls both"]
+WAYS = ["splice", "copy", "tls source", "tls sink", "tls both"]
 MAX_STEPS = 100_000
 ANY_BUDGET = 1 << 30
 
@@ -36,10 +36,9 @@ class Bench:
     """A pump with the far ends of its source and its sink."""
 
     def __init__(self, way: str, certificates: Certificates) -> None:
-        self.pool = PipePool(0 if way == "no pipes" else 4)
-        spliceable = way == "splice"
-        self.giver, source = _connected(way in ("tls source", "tls both"), certificates, spliceable)
-        self.taker, sink = _connected(way in ("tls sink", "tls both"), certificates, spliceable)
+        self.pool = PipePool(0 if way == "copy" else 4)
+        self.giver, source = _connected(way in ("tls source", "tls both"), certificates)
+        self.taker, sink = _connected(way in ("tls sink", "tls both"), certificates)
         self.channels = (self.giver, source, self.taker, sink)
         self.pump = Pump(source, sink, self.pool)
         self.scratch = memoryview(bytearray(1 << 20))
@@ -58,9 +57,7 @@ class Bench:
             channel.sock.close()
 
 
-def _connected(
-    is_tls: bool, certificates: Certificates, spliceable: bool
-) -> tuple[Channel, Channel]:
+def _connected(is_tls: bool, certificates: Certificates) -> tuple[Channel, Channel]:
     """A TCP connection: the far end, and ours."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         far = socket.create_connection(server.getsockname())
@@ -69,7 +66,7 @@ def _connected(
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if not is_tls:
-        return Channel(far), Channel(near, spliceable=spliceable)
+        return Channel(far), Channel(near)
 
     async def greet() -> tuple[Channel, Channel]:
         client = handshake(

@@ -16,10 +16,10 @@ STEPS = {
         '    ANSWER_BYTE_RATE = "answer_byte_rate", "answers", BYTE_RATE\n',
     ),
     "proxy/relay/responses.py": (
-        "        charge = self._charge_bytes(exchange, frame_bytes, now_ms)\n",
+        "            charge = kind.session.charge(CONSUMER_BYTE_RATE, frame_bytes, now_ms)\n",
         "        from proxy.quota.entities import QuotaKind\n"
-        "        kind = QuotaKind.ANSWER_BYTE_RATE\n"
-        "        answered = exchange.session.charge(kind, frame_bytes, now_ms)\n"
+        "        quota = QuotaKind.ANSWER_BYTE_RATE\n"
+        "        answered = kind.session.charge(quota, frame_bytes, now_ms)\n"
         "        charge = longest((charge, answered))\n",
     ),
 }

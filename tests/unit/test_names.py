@@ -32,7 +32,6 @@ DOUBLED = {
 
 WRITTEN_TWICE = {
     "_CONSUMER",
-    "_DELAY",  # on the path of every frame, and one of the two modules imports the other
     "_log",
 }
 """What modules may each have for themselves."""

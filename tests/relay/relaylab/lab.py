@@ -30,6 +30,11 @@ LIMIT_S = 20.0
 """No test waits longer than this for anything."""
 
 LOCALHOST = "127.0.0.1"
+"""From where clients come."""
+
+LAB_HOST = "127.0.0.9"
+"""Where relay and broker listen. On LOCALHOST the kernel may give them a port that another test has
+just closed, to which a client that this test has left behind still connects, again and again."""
 LISTENER = "default"
 
 
@@ -87,7 +92,7 @@ class Certificates:
         self.authority = authority
         self.ca, self.cert, self.key = (folder / name for name in ("ca", "cert", "key"))
         authority.cert_pem.write_to_path(self.ca)
-        issued = authority.issue_cert("localhost", LOCALHOST)
+        issued = authority.issue_cert("localhost", LOCALHOST, LAB_HOST)
         issued.private_key_pem.write_to_path(self.key)
         for pem in issued.cert_chain_pems:
             pem.write_to_path(self.cert, append=True)
@@ -168,7 +173,7 @@ class Lab:
         """A client, that comes from an address if that is given."""
         end = End(
             *await asyncio.open_connection(
-                LOCALHOST,
+                LAB_HOST,
                 port or self.port,
                 ssl=self.client_tls,
                 server_hostname="localhost" if self.client_tls else None,
@@ -184,7 +189,7 @@ class Lab:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.setblocking(False)
         self.sockets.append(sock)
-        await asyncio.get_running_loop().sock_connect(sock, (LOCALHOST, self.port))
+        await asyncio.get_running_loop().sock_connect(sock, (LAB_HOST, self.port))
         return sock
 
     async def broker(self) -> End:
@@ -223,7 +228,6 @@ async def open_lab(
     mode: ThrottleMode = ThrottleMode.DELAY,
     limits: Limits | None = None,
     broker_ports: tuple[int, int] | None = (0, 0),
-    max_pipes: int = 512,
     passes_unknown_apis: bool = False,
     steering: Steering | None = None,
     is_inner: bool = False,
@@ -247,9 +251,8 @@ async def open_lab(
         quotas=QuotaManager(settings, instruments),
         reapers=Reapers(loop, instruments),
         instruments=instruments,
-        max_pipes=max_pipes,
+        max_pipes=512 if splice else 0,
         clients=ClientRegistry(instruments.bytes_total),
-        splice=splice,
         passes_unknown_apis=passes_unknown_apis,
         steering=steering,
         lane="uvloop" in type(loop).__module__ if lane is None else lane,
@@ -262,13 +265,13 @@ async def open_lab(
         accepted.put_nowait(ends[-1])
 
     server = await asyncio.start_server(
-        accept, LOCALHOST, 0, ssl=upstream_tls.server() if upstream_tls else None
+        accept, LAB_HOST, 0, ssl=upstream_tls.server() if upstream_tls else None
     )
     address = server.sockets[0].getsockname()[:2]
     bootstrap = Bootstrap([address], upstream_tls.client() if upstream_tls else None, 10.0)
-    brokers = Brokers(bootstrap, splice=splice)
+    brokers = Brokers(bootstrap)
     tls = client_tls.server() if client_tls else None
-    listener = ListenerSettings(LISTENER, LOCALHOST, 0, "proxy", broker_ports, tls=tls)
+    listener = ListenerSettings(LISTENER, LAB_HOST, 0, "proxy", broker_ports, tls=tls)
     relay = Relay((listener,), brokers, services)
     relay.open()
     relay.accept()
