@@ -200,7 +200,7 @@ class TierMember:
 
     def watch_key(self) -> str | None:
         """Return the key of a record that may always be written; None: there is none now."""
-        taken = self._ownership.store.taken
+        taken = self._ownership.store.slots.taken
         return slot_key(WATCH, min(taken)) if taken else None
 
     async def join(self, admin_port: int) -> None:

@@ -35,7 +35,7 @@ from proxy.cluster import kafka_client
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.upstream import CONNECTION_CLOSED, UpstreamError
 from proxy.state import KafkaStore, Record, StateError, StateWriter
-from proxy.state.kafka import topic_store
+from proxy.state.kafka import slot_store
 from proxy.state.kafka.producer import Producer
 from proxy.state.kafka.state_topic import StateTopic, settings
 
@@ -217,13 +217,13 @@ def test_too_much_is_refused_and_nothing_of_it_written(opened, monkeypatch):
     store = opened()
     with pytest.raises(StateError, match="the record 'a/b' has 9000005 bytes, and topic"):
         store.put_many([Record.of("a/a", 1), Record.of("a/b", "x" * 9_000_000)])
-    monkeypatch.setattr(topic_store, "MAX_STATE_BYTES", 100)
+    monkeypatch.setattr(slot_store, "MAX_STATE_BYTES", 100)
     store.put("a/b", "x" * 80)
     with pytest.raises(StateError, match="has more than 100 bytes\n    fix: name another topic"):
         store.put("a/c", "x" * 80)
     store.put("a/b", "y" * 80)
     assert [item.key for item in store.items("")] == ["a/b"]
-    monkeypatch.setattr(topic_store, "MAX_STATE_BYTES", 50)
+    monkeypatch.setattr(slot_store, "MAX_STATE_BYTES", 50)
     with pytest.raises(StateError, match="has more than 50 bytes"):
         opened()
     store.put("a/b", "z")
@@ -322,7 +322,7 @@ def test_a_write_that_hangs_while_the_state_is_closed_has_failed(opened, monkeyp
         return await ask(client, request, broker)
 
     monkeypatch.setattr(KafkaClient, "ask", ask_for_ever)
-    monkeypatch.setattr(topic_store, "END_LIMIT_S", 0.1)
+    monkeypatch.setattr(slot_store, "END_LIMIT_S", 0.1)
     with ThreadPoolExecutor() as threads:
         write = threads.submit(store.put, "a/b", 1)
         assert hangs.wait(30)

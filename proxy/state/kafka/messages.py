@@ -9,8 +9,13 @@ import json
 import os
 import socket
 import uuid
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from struct import Struct
 from typing import Any, NamedTuple, TypeAlias
+
+from aiokafka.errors import KafkaError
+from aiokafka.record.memory_records import MemoryRecords
 
 from proxy.state.store import Record, StateError
 
@@ -24,6 +29,11 @@ WRITER_HEADER = "writer"
 
 OWNER_KEY = "owner"
 """Key of the owner's message; no record's, as it has no namespace."""
+
+
+_CONTROL_KEY = Struct(">hh")
+"""Version and kind of a transaction's last message."""
+_ABORT = 0
 
 
 class Message(NamedTuple):
@@ -106,6 +116,44 @@ def read_message(topic: str, slot: int, message: Any) -> tuple[Place, Content]:
         return (slot, key), Record(key, text, int(headers[VERSION_HEADER]))
     except (ValueError, KeyError, TypeError) as error:
         raise damaged(where, f"{type(error).__name__}, {error}") from error
+
+
+def committed(topic: str, part: Any, positions: dict[int, int]) -> Iterator[tuple[Place, Content]]:
+    """Yield what a fetched partition has from its position on, which goes along; nothing aborted.
+
+    Raises StateError.
+    """
+    slot = part.partition_index
+    aborted = part.aborted_transactions or ()
+    failed = sorted(((each.first_offset, each.producer_id) for each in aborted), reverse=True)
+    failing: set[int] = set()
+    for batch, messages in batches(topic, part):
+        while failed and failed[-1][0] <= batch.base_offset:
+            failing.add(failed.pop()[1])
+        if batch.is_control_batch:
+            # Compaction may have left nothing of it.
+            if messages and _CONTROL_KEY.unpack_from(messages[0].key)[1] == _ABORT:
+                failing.discard(batch.producer_id)
+        elif not (batch.is_transactional and batch.producer_id in failing):
+            for message in messages:
+                if message.offset >= positions[slot]:
+                    yield read_message(topic, slot, message)
+        positions[slot] = batch.next_offset
+
+
+def batches(topic: str, part: Any) -> Iterator[tuple[Any, list[Any]]]:
+    """Yield the batches of a fetched partition, with their messages; raises StateError."""
+    read = MemoryRecords(bytes(part.records or b""))
+    while read.has_next():
+        batch = read.next_batch()
+        place = f"the batch at offset {batch.base_offset} of topic {topic} "
+        place += f"(partition {part.partition_index})"
+        if not batch.validate_crc():
+            raise damaged(place, "its checksum is wrong")
+        try:
+            yield batch, list(batch)
+        except KafkaError as error:
+            raise damaged(place, str(error)) from error
 
 
 def damaged(place: str, finding: str) -> StateError:

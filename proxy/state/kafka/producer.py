@@ -59,14 +59,6 @@ BATCH_BYTES = 512 * 2**10
 REQUEST_BYTES = 16 * 2**20
 """At a time over all partitions, and one batch more; brokers take 100 MiB."""
 
-INIT_PRODUCER_ID_VERSION = 3
-ADD_PARTITIONS_VERSION = 1
-PRODUCE_VERSION = 7
-END_TXN_VERSION = 1
-ADD_OFFSETS_VERSION = 1
-TXN_OFFSET_COMMIT_VERSION = 3
-"""The first that tells the member's generation. Since Kafka 2.5."""
-
 GENERATION_OVER = frozenset({22, 25, 27, 82})
 """ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, REBALANCE_IN_PROGRESS, FENCED_INSTANCE_ID."""
 
@@ -80,7 +72,7 @@ SEQUENCES = 2**31
 _MAGIC = 2
 
 
-FenceFor = Callable[[Collection[int]], GroupFence]
+FenceFor = Callable[[Collection[int]], GroupFence | None]
 """Returns the fence to write these slots with; raises StateError: they are not to be written."""
 
 
@@ -141,8 +133,9 @@ class Producer:
         await self._add_partitions(partitions)
         await self._append(messages)
         if self._fence_for is not None:
-            self.fence = self._fence_for(partitions)
-            await self._commit_offsets(self.fence, partitions)
+            self.fence = fence = self._fence_for(partitions)
+            assert fence is not None
+            await self._commit_offsets(fence, partitions)
         await self._end(commit=True)
         self._between = True
 
@@ -155,7 +148,7 @@ class Producer:
         }
 
     async def _init(self) -> None:
-        request = InitProducerIdRequest[INIT_PRODUCER_ID_VERSION](
+        request = InitProducerIdRequest[3](
             **self._identity,
             transaction_timeout_ms=TRANSACTION_TIMEOUT_MS
             if self._fence_for is None
@@ -173,7 +166,7 @@ class Producer:
             # Of all but the one that is to blame Kafka says only that they were not tried.
             return max(codes, key=lambda code: (bool(code), code != OPERATION_NOT_ATTEMPTED))
 
-        request = AddPartitionsToTxnRequest[ADD_PARTITIONS_VERSION](
+        request = AddPartitionsToTxnRequest[1](
             v3_and_below_transactional_id=self.transactional_id,
             v3_and_below_producer_id=self.id,
             v3_and_below_producer_epoch=self.epoch,
@@ -198,7 +191,7 @@ class Producer:
                 await self._produce(leader, {number: batches[number] for number in led})
 
     async def _produce(self, leader: Address, batches: Mapping[int, tuple[bytes, int]]) -> None:
-        request = ProduceRequest[PRODUCE_VERSION](
+        request = ProduceRequest[7](
             transactional_id=self.transactional_id,
             acks=ACKS_ALL,
             timeout_ms=PRODUCE_TIMEOUT_MS,
@@ -214,9 +207,9 @@ class Producer:
     async def _commit_offsets(self, fence: GroupFence, slots: Sequence[int]) -> None:
         """Ask the group whether this may be written; raises GenerationError when it may not."""
         doing = f"commit for group {fence.group_id}"
-        add = AddOffsetsToTxnRequest[ADD_OFFSETS_VERSION](**self._identity, group_id=fence.group_id)
+        add = AddOffsetsToTxnRequest[1](**self._identity, group_id=fence.group_id)
         await self._ask(add, doing)
-        commit = TxnOffsetCommitRequest[TXN_OFFSET_COMMIT_VERSION](
+        commit = TxnOffsetCommitRequest[3](
             **self._identity,
             group_id=fence.group_id,
             generation_id=fence.generation,
@@ -235,7 +228,7 @@ class Producer:
             self._topic.check(part.error_code, doing)
 
     async def _end(self, *, commit: bool) -> None:
-        request = EndTxnRequest[END_TXN_VERSION](**self._identity, committed=commit)
+        request = EndTxnRequest[1](**self._identity, committed=commit)
         allowed = () if commit else (INVALID_TXN_STATE,)  # there may be none to undo
         await self._ask(request, f"end a transaction on topic {self._topic.name}", allowed=allowed)
 

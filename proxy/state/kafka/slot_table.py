@@ -35,7 +35,7 @@ class SlotTable:
 
     One thread changes records. The slot of a record follows from the rules, which may change. What
     then stands in another slot than its own is misplaced: it is not found, as what is written or
-    deleted in its own slot counts, and that may be on another machine.
+    deleted in its own slot counts, and that may be on another machine. No method waits.
     """
 
     def __init__(self, slot_of_record: Callable[[str], int]) -> None:
@@ -69,12 +69,16 @@ class SlotTable:
         found = [record for slot, record in self._all(prefix) if self._slot_of(record.key) == slot]
         return sorted(found, key=lambda record: record.key)
 
-    def misplaced(self, slots: Collection[int]) -> dict[Place, Record]:
-        """Return the records in these slots that belong to another by now, by where they stand."""
+    def misplaced(self) -> dict[Place, Record]:
+        """Return the records in taken slots that belong to another by now, by where they stand.
+
+        No other method finds them: write them at the machine that has their slot, then
+        `SlotStore.drop_misplaced` here.
+        """
         return {
             (slot, record.key): record
             for slot, record in self._all("")
-            if slot in slots and self._slot_of(record.key) != slot
+            if slot in self.taken and self._slot_of(record.key) != slot
         }
 
     def change(self, changes: Mapping[Place, Content]) -> set[str]:
@@ -126,26 +130,23 @@ class SlotTable:
             self.taken -= frozenset(slots)
 
     def lose(self, refusal: Refusal = NOT_IN_GROUP) -> None:
-        """Allow no writes to any slot until it is taken anew."""
+        """Allow no writes to any slot until it is taken anew; what was read stays readable.
+
+        For a machine that is out of its group: others may have its slots.
+        """
         with self._right:
             self.taken, self.fence, self._refusal = frozenset(), None, refusal
             self._losses += 1
 
-    def check(self, slots: Collection[int]) -> None:
-        """Raise StateError when not all of these slots may be written."""
-        if missing := sorted(set(slots) - self.taken):
-            refusal = (
-                f"this machine has not the slot {missing[0]}, and does not write to it",
-                "send it to the machine that has the slot; the map of slots names it",
-            )
-            raise StateError(*self._refusal or refusal)
-
-    def fence_for(self, slots: Collection[int]) -> GroupFence:
-        """Return the fence to write these slots with; raises as `check`."""
+    def check(self, slots: Collection[int]) -> GroupFence | None:
+        """Return the fence to write these slots with; raise StateError when they may not be."""
         with self._right:
-            self.check(slots)
-            if self.fence is None:
-                raise StateError(*NOT_IN_GROUP)
+            if missing := sorted(set(slots) - self.taken):
+                refusal = (
+                    f"this machine has not the slot {missing[0]}, and does not write to it",
+                    "send it to the machine that has the slot; the map of slots names it",
+                )
+                raise StateError(*self._refusal or refusal)
             return self.fence
 
     def _all(self, prefix: str) -> list[tuple[int, Record]]:

@@ -1,10 +1,15 @@
-"""The topic: made with the right settings, asked at its leader and its coordinator."""
+"""The topic: made with the right settings, read, asked at its leaders and coordinators.
 
-from collections.abc import Collection, Mapping
+All versions of requests are the newest that Kafka 2.5 has, and every later one.
+"""
+
+from collections.abc import AsyncIterator, Collection, Mapping
+from functools import partial
 from typing import Any
 
 from kafka.errors import RetriableError, for_code
 from kafka.protocol.admin import CreateTopicsRequest, DescribeConfigsRequest
+from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
 
 from proxy.cluster.kafka_client import (
     GROUP_COORDINATOR,
@@ -22,6 +27,9 @@ from proxy.cluster.upstream import (
     name_of,
 )
 from proxy.state.store import StateError
+from proxy.wire.list_offsets import EARLIEST, LATEST, READ_COMMITTED
+
+from .messages import Content, Place, committed
 
 MAX_REPLICAS = 3
 
@@ -35,17 +43,22 @@ COMPACT = "compact"
 READABLE_COMPRESSION = ("producer", "uncompressed", "gzip")
 """We compress nothing, and Python reads gzip without more libraries."""
 
-CREATE_VERSION = 4
 CREATE_TIMEOUT_MS = 5000
 
 NEW_TOPIC_LIMIT_S = 60.0
 """For a new topic to be there, with a leader for each partition, whoever makes it."""
 
-DESCRIBE_CONFIGS_VERSION = 1
-"""All versions of the state's requests are the newest that Kafka 2.5 has, and every later one."""
+FETCH_BYTES = 4 * 2**20
+"""At a time; a longer batch comes whole."""
+
+FETCH_WAIT_MS = 500
+"""Who reads on waits at the broker for so long, then asks again."""
 
 KINDS = {GROUP_COORDINATOR: "group", TRANSACTION_COORDINATOR: "transaction"}
 """Of coordinators, for people."""
+
+CONSUMER = -1
+"""Who asks, as Kafka numbers replicas."""
 
 TOPIC_RESOURCE = 2
 ALREADY_EXISTS = 36
@@ -70,7 +83,7 @@ class NotYetError(UpstreamError):
 
 
 class StateTopic:
-    """A topic of so many partitions, as `client` sees it."""
+    """A topic of so many partitions, as `client` sees it. To ask it raises as `check`."""
 
     def __init__(self, client: KafkaClient, name: str, partitions: int = 1) -> None:
         self.client = client
@@ -90,10 +103,7 @@ class StateTopic:
         return {leader: [number for _, number in led] for leader, led in leaders.items()}
 
     async def ask_coordinator(self, of: Coordinated, request: Any) -> Any:
-        """Send a request to who looks after transactions or a group; return its response.
-
-        Raises as `check`.
-        """
+        """Send a request to who looks after transactions or a group; return its response."""
         self._found.add(of)
         doing = f"look for the {KINDS[of[0]]} coordinator"
         coordinator = await self.client.coordinator(
@@ -127,6 +137,64 @@ class StateTopic:
         (seen,) = (await self.client.metadata([self.name])).topics
         async with self.client.within(NEW_TOPIC_LIMIT_S if seen.error_code else limit_s):
             await self._ensure()
+
+    async def read(self, positions: dict[int, int]) -> AsyncIterator[tuple[Place, Content]]:
+        """Yield what is committed now from these offsets, or EARLIEST, on; raises also StateError.
+
+        `positions`, by partition, go along.
+        """
+        retry = self.client.retry
+        whole = [number for number, position in positions.items() if position == EARLIEST]
+        positions.update(await retry(partial(self.offsets, whole, EARLIEST)))
+        ends = await retry(partial(self.offsets, positions, LATEST))
+        while left := {at: positions[at] for at, end in ends.items() if positions[at] < end}:
+            for part in await retry(partial(self.fetch, left)):
+                for each in committed(self.name, part, positions):
+                    yield each
+
+    async def fetch(
+        self, positions: Mapping[int, int], isolation: int = READ_COMMITTED
+    ) -> list[Any]:
+        """Return what one of the leaders has of these partitions, or gets in FETCH_WAIT_MS."""
+        leader, led = next(iter((await self.leaders(positions)).items()))
+        partitions = [
+            FetchRequest.FetchTopic.FetchPartition(
+                partition=number, fetch_offset=positions[number], partition_max_bytes=FETCH_BYTES
+            )
+            for number in led
+        ]
+        request = FetchRequest[11](
+            max_wait_ms=FETCH_WAIT_MS,
+            min_bytes=1,
+            max_bytes=FETCH_BYTES,
+            isolation_level=isolation,
+            topics=[FetchRequest.FetchTopic(topic=self.name, partitions=partitions)],
+            forgotten_topics_data=[],
+        )
+        response = await self.client.ask(request, leader)
+        parts: list[Any] = [part for topic in response.responses for part in topic.partitions]
+        for answer in (response, *parts):
+            self.check(answer.error_code, f"read topic {self.name}")
+        return parts
+
+    async def offsets(
+        self, partitions: Collection[int], timestamp: int, isolation: int = READ_COMMITTED
+    ) -> dict[int, int]:
+        """Return the offsets of these partitions at EARLIEST or LATEST.
+
+        LATEST that is committed lies before the first transaction that is under way.
+        """
+        found: dict[int, int] = {}
+        for leader, led in (await self.leaders(partitions)).items():
+            request = ListOffsetsRequest[2](
+                replica_id=CONSUMER,
+                isolation_level=isolation,
+                topics=[(self.name, [(number, timestamp) for number in led])],
+            )
+            for part in (await self.client.ask(request, leader)).topics[0].partitions:
+                self.check(part.error_code, f"look for the ends of topic {self.name}")
+                found[part.partition_index] = part.offset
+        return found
 
     async def _ensure(self) -> None:
         retry, name = self.client.retry, self.name
@@ -184,7 +252,7 @@ class StateTopic:
             assignments=[],
             configs=list(settings(replicas).items()),
         )
-        request = CreateTopicsRequest[CREATE_VERSION](
+        request = CreateTopicsRequest[4](
             topics=[topic], timeout_ms=CREATE_TIMEOUT_MS, validate_only=False
         )
         addresses = {broker.node_id: (broker.host, broker.port) for broker in cluster.brokers}
@@ -195,9 +263,7 @@ class StateTopic:
 
     async def _configs(self) -> dict[str, str]:
         resource = TOPIC_RESOURCE, self.name, ["cleanup.policy", "compression.type"]
-        request = DescribeConfigsRequest[DESCRIBE_CONFIGS_VERSION](
-            resources=[resource], include_synonyms=False
-        )
+        request = DescribeConfigsRequest[1](resources=[resource], include_synonyms=False)
         (found,) = (await self.client.ask(request)).results
         doing = f"see the settings of topic {self.name}"
         self.check(found.error_code, doing, found.error_message)
