@@ -406,8 +406,8 @@ def test_a_transaction_that_the_brokers_gave_up_is_written_again(kafka, name, op
     store.put("a/b", 1)
 
     async def take_over() -> None:
-        with closing(KafkaClient(Bootstrap([(HOST, kafka.port)]))) as client:
-            await Producer(StateTopic(client, name), name).take_over()
+        with closing(StateTopic(Bootstrap([(HOST, kafka.port)]), name)) as topic:
+            await Producer(topic, name).take_over()
 
     asyncio.run(take_over())
     store.put("a/b", 2)

@@ -136,7 +136,7 @@ def stopped_at(kind: type, store: SlotStore) -> Iterator[tuple[threading.Event, 
     ask = KafkaClient.ask
 
     async def ask_late(client: KafkaClient, request: Any, broker: Any = None) -> Any:
-        mine = client is store._topic.client
+        mine = client is store._topic
         if mine and isinstance(request, kind) and getattr(request, "committed", True):
             there.set()
             await asyncio.to_thread(go_on.wait, 60)

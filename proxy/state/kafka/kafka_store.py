@@ -9,9 +9,7 @@ from proxy.state.store import Store
 from proxy.wire.list_offsets import EARLIEST
 
 from .messages import OWNER_KEY, Content, Place, StateOwner
-from .producer import GenerationError
 from .slot_store import LOAD_TIMEOUT_S, STORE_TIMEOUT_S, SlotStore
-from .state_topic import FencedError
 
 ONLY_SLOT = 0
 OWNER_PLACE = ONLY_SLOT, OWNER_KEY
@@ -77,13 +75,13 @@ class KafkaStore(SlotStore):
         while self._owner is not None and (left_s := end_s - self._loop.time()) > 0:
             await asyncio.sleep(min(OWNER_POLL_S, left_s))
             await self._load()
-        async with self._topic.client.within(LOAD_TIMEOUT_S):
+        async with self._topic.within(LOAD_TIMEOUT_S):
             await self._producer.take_over()
         await self._load()  # what the one before had still written; it writes no more
         self.slots.took((ONLY_SLOT,), losses=0)
         await self._write({OWNER_PLACE: self._own}, LOAD_TIMEOUT_S)
 
-    async def _begin_anew(self, _error: FencedError | GenerationError) -> None:
+    async def _begin_anew(self) -> None:
         # It may be that the brokers only gave up a transaction of ours that took too long.
         await self._load()
         await self._producer.take_over()
@@ -93,7 +91,7 @@ class KafkaStore(SlotStore):
 
     async def _load(self) -> None:
         """Read what was not read yet; raise, then and later, when another has the state."""
-        async with self._reading.client.within(LOAD_TIMEOUT_S, "not read to its end"):
+        async with self._reading.within(LOAD_TIMEOUT_S, "not read to its end"):
             found = await self._read(self._positions)
         owner = found.pop(OWNER_PLACE, self._owner)
         if self.slots.taken and owner not in (self._owner, self._own):

@@ -103,7 +103,7 @@ class Producer:
     async def take_over(self) -> None:
         """Become the one that may write, undoing what another one had begun; raises as `write`."""
         self.id, self.epoch = NO_ID, NO_EPOCH
-        await self._topic.client.retry(self._init)
+        await self._topic.retry(self._init)
 
     async def write(self, changes: Mapping[Place, Content]) -> None:
         """Write all changes or none; when this returned they are kept.
@@ -117,7 +117,7 @@ class Producer:
         for (slot, key), content in changes.items():
             messages.setdefault(slot, []).append(to_message(key, content, writer))
         try:
-            await self._topic.client.retry(partial(self._write, messages))
+            await self._topic.retry(partial(self._write, messages))
         except (RefusedError, StateError):
             # What was begun would hold up readers until the brokers give it up.
             with suppress(UpstreamError, RefusedError, FencedError):
@@ -187,7 +187,7 @@ class Producer:
                     del rest[number]
                 if size_bytes >= REQUEST_BYTES:
                     break
-            for leader, led in (await self._topic.leaders(batches)).items():
+            for leader, led in (await self._topic.by_leader(batches)).items():
                 await self._produce(leader, {number: batches[number] for number in led})
 
     async def _produce(self, leader: Address, batches: Mapping[int, tuple[bytes, int]]) -> None:
@@ -199,7 +199,7 @@ class Producer:
                 (self._topic.name, [(number, records) for number, (records, _) in batches.items()])
             ],
         )
-        response = await self._topic.client.ask(request, leader)
+        response = await self._topic.ask(request, leader)
         for written in response.responses[0].partition_responses:
             self._topic.check(written.error_code, f"write to topic {self._topic.name}")
             self.positions[written.index] = written.base_offset + batches[written.index][1]

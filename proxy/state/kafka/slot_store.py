@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from structlog import get_logger
 
 from proxy.cluster.broker_connection import BrokerConnection
-from proxy.cluster.kafka_client import Bootstrap, KafkaClient
+from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.upstream import RefusedError, UpstreamError
 from proxy.state.store import Record, StateError, Store
 from proxy.wire.list_offsets import EARLIEST, LATEST, READ_UNCOMMITTED
@@ -38,9 +38,6 @@ CLOSE_TIMEOUT_S = 2.0
 
 END_LIMIT_S = 5.0
 """For the last writes of a store that is closed; what hangs by then is ended as in a crash."""
-
-TIER_SEPARATOR = "/"
-"""Between tier and machine in a transactional id."""
 
 FOLLOW_PAUSE_S = 0.2
 """Between looks at whether another machine has the common slot now."""
@@ -82,21 +79,20 @@ class SlotStore(Store):
 
     The topic has a partition for each slot and is made when it does not exist. `put_many` is a
     transaction, and when it returned the brokers have it (acks=all). While no broker answers writes
-    fail, after `timeout_s` with all attempts, and a later one works again. Where the answer to a
-    commit was lost and the write is reported as failed, the next write that works, or `close`,
-    undoes it; a crash before that may leave it.
+    fail, after `timeout_s` with all attempts, and a later one works again. A write that is reported
+    as failed since the answer to its commit was lost is undone by the next write that works, or by
+    `close`; a crash before that may leave it.
 
-    What is written counts only while the group of the tier has this machine in the generation of
-    the newest fence. A write during a change of generation waits for the next fence. Writes raise
-    StateError for a slot that was not taken. Records of other slots are not there.
+    Writes count only while the group of the tier has this machine in the generation of the newest
+    fence; during a change of generation they wait for the next fence. They raise StateError for a
+    slot that was not taken. Records of other slots are not there.
 
     Raises StateError when no broker answers, the topic is not made for slots, or holds what this
     version cannot read.
 
-    `way`, to at least one server, leads to Kafka 2.5 or later. `tier` and `machine` make the
-    transactional id: no two machines of a tier may have one name. None for a proxy without a tier,
-    whose topic's name it is. Slots are 0 to `slots` - 1; `common` is the slot that is always read.
-    `slot_of_record` returns the slot of a record's key.
+    `way` leads to Kafka 2.5 or later. `tier` and `machine` make the transactional id: no two
+    machines of a tier may have one name. Without a tier it is the topic's name. `slot_of_record`
+    returns the slot of a record's key, from 0 to `slots` - 1; `common` is the slot that all read.
     """
 
     _instead = "run without a tier"
@@ -117,13 +113,12 @@ class SlotStore(Store):
         timeout_s: float = STORE_TIMEOUT_S,
     ) -> None:
         self._name, self._number, self._timeout_s = topic, slots, timeout_s
-        self._tier, self._prefix = tier, f"{tier}{TIER_SEPARATOR}"
+        self._tier, self._prefix = tier, f"{tier}/"
         self._common = common
-        self._way = WayForLoop(way)
+        own_way = WayForLoop(way)
         # Who reads much, or waits at a broker for what comes, holds up no write.
-        self._clients = [KafkaClient(self._way) for _ in range(3)]
-        topics = [StateTopic(client, topic, slots) for client in self._clients]
-        self._topic, self._reading, self._following = topics
+        self._topics = tuple(StateTopic(own_way, topic, slots) for _ in range(3))
+        self._topic, self._reading, self._following = self._topics
         self.slots = SlotTable(slot_of_record)
         """What is read here, and what may be written."""
         if tier is None:
@@ -138,7 +133,7 @@ class SlotStore(Store):
         """For whoever uses the producer."""
         self._changing = asyncio.Lock()
         """For whoever takes or releases slots; before `_put` when both are needed."""
-        self._on_change: OnChange | None = None
+        self._on_change: OnChange = lambda _keys: None
         self.is_closed = False
         # Callers may be in an event loop of their own, so the clients' is in a thread of its own.
         self._runner = asyncio.Runner(loop_factory=asyncio.SelectorEventLoop)
@@ -211,8 +206,6 @@ class SlotStore(Store):
             self._run(self._end(), "closed")
         self._shut_down()
 
-    # The event loop, and what its work fails with
-
     def _serve(self) -> None:
         with self._runner:  # which cancels, in the end, what runs still
             self._runner.run(self._closing.wait())
@@ -221,8 +214,8 @@ class SlotStore(Store):
         self.is_closed = True
         self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join()
-        for client in self._clients:
-            client.close()
+        for topic in self._topics:
+            topic.close()
 
     def _check_open(self) -> None:
         if self.is_closed:
@@ -281,8 +274,6 @@ class SlotStore(Store):
             what = f"the state in topic {self._name} has more than {MAX_STATE_BYTES} bytes"
             raise StateError(what, self._make_room)
 
-    # Writing
-
     def _changes(self, new: Mapping[str, Record], gone: Collection[str]) -> dict[Place, Content]:
         """Return what writes and deletes these, and undoes failed writes. Raises StateError."""
         place, at = self.slots.place, self.slots.at
@@ -326,26 +317,25 @@ class SlotStore(Store):
     async def _write(self, changes: Mapping[Place, Content], limit_s: float) -> None:
         slots = {slot for slot, _ in changes}
         self._uncertain |= changes.keys()
-        async with self._topic.client.within(limit_s):
+        async with self._topic.within(limit_s):
             while True:
                 try:
                     await self._producer.write(changes)
                     break
-                except (FencedError, GenerationError) as error:
-                    await self._begin_anew(error)
-                    self.slots.check(slots)
+                except FencedError:
+                    await self._begin_anew()
+                except GenerationError as error:
+                    await self._topic.retry(partial(self._renewed, error))
+                self.slots.check(slots)
         self._uncertain -= changes.keys()
         self.slots.change(changes)
         self._positions |= {slot: self._producer.positions[slot] for slot in slots}
 
-    async def _begin_anew(self, error: FencedError | GenerationError) -> None:
-        """Return when a write that was refused may be tried again, else raise StateError."""
-        if isinstance(error, GenerationError):
-            await self._topic.client.retry(partial(self._renewed, error))
-        else:
-            # Another machine has undone what we had begun, as it was told that we are gone. The
-            # group says whether that is so.
-            await self._producer.take_over()
+    async def _begin_anew(self) -> None:
+        """Return when a fenced write may be tried again, else raise StateError."""
+        # Another machine has undone what we had begun, as it was told that we are gone. The group
+        # says whether that is so.
+        await self._producer.take_over()
 
     async def _renewed(self, error: GenerationError) -> None:
         """Raise NotYetError while there is no fence but the one that was refused."""
@@ -353,13 +343,11 @@ class SlotStore(Store):
             what = f"{error}, and this machine is in no newer one yet"
             raise NotYetError(what, LOST_FIX)
 
-    # Reading
-
     async def _open(self) -> None:
         await self._reading.ensure(self._timeout_s)
-        async with self._topic.client.within(LOAD_TIMEOUT_S):
+        async with self._topic.within(LOAD_TIMEOUT_S):
             await self._producer.take_over()
-        async with self._reading.client.within(LOAD_TIMEOUT_S, "not read to its end"):
+        async with self._reading.within(LOAD_TIMEOUT_S, "not read to its end"):
             await self._read_whole((self._common,))
 
     async def _read(self, positions: Mapping[int, int]) -> dict[Place, Content]:
@@ -379,8 +367,8 @@ class SlotStore(Store):
         found = await self._read(dict.fromkeys(slots, EARLIEST))
         self._uncertain = {place for place in self._uncertain if place[0] not in slots}
         changed = self.slots.replace(slots, found)
-        if self._common in slots:
-            self._report(changed)
+        if changed and self._common in slots:
+            self._on_change(frozenset(changed))
         self._check_size(self.slots.size_bytes)
 
     async def _take(self, slots: frozenset[int], fence: GroupFence) -> None:
@@ -389,7 +377,7 @@ class SlotStore(Store):
             new = slots - self.slots.taken
             try:
                 if new:
-                    async with self._reading.client.within(LOAD_TIMEOUT_S, "not read to its end"):
+                    async with self._reading.within(LOAD_TIMEOUT_S, "not read to its end"):
                         await self._settle(new)
                         await self._read_whole(new)
                 if not self.slots.took(new, losses):
@@ -423,7 +411,7 @@ class SlotStore(Store):
         name. One that only was slow begins anew; the group's generation says whether what it writes
         counts.
         """
-        topic, retry = self._reading, self._reading.client.retry
+        topic, retry = self._reading, self._reading.retry
         ends = await retry(partial(topic.offsets, slots, LATEST, READ_UNCOMMITTED))
         seen_s: dict[str, float] = {}
 
@@ -452,7 +440,7 @@ class SlotStore(Store):
         """Return who of the tier has begun what stands at these last stable offsets."""
         topic = self._reading
         found: set[str] = set()
-        for led in (await topic.leaders(stable)).values():
+        for led in (await topic.by_leader(stable)).values():
             for part in await topic.fetch({each: stable[each] for each in led}, READ_UNCOMMITTED):
                 start = stable[part.partition_index]
                 begun = batches(topic.name, part)
@@ -469,8 +457,6 @@ class SlotStore(Store):
                 await self._producer.take_over()
         else:
             await Producer(self._reading, transactional_id).take_over()
-
-    # What all read
 
     async def _follow(self) -> None:
         """Keep the records of the common slot as they are in the topic while another has it."""
@@ -495,19 +481,10 @@ class SlotStore(Store):
         topic, common = self._following, self._common
         began = self._positions[common]
         positions = {common: began}
-        async with topic.client.within(FOLLOW_LIMIT_S):
-            parts = await topic.client.retry(partial(topic.fetch, {common: began}))
+        async with topic.within(FOLLOW_LIMIT_S):
+            parts = await topic.retry(partial(topic.fetch, {common: began}))
         found = dict(each for part in parts for each in committed(topic.name, part, positions))
         if self._positions[common] == began and common not in self.slots.taken:
-            changed = self.slots.change(found)
             self._positions |= positions
-            self._report(changed)
-
-    def _report(self, changed: set[str]) -> None:
-        """Call who follows the common slot with the keys of its records that changed."""
-        if not changed or self._on_change is None:
-            return
-        try:
-            self._on_change(frozenset(changed))
-        except Exception:  # its fault must not end the reading
-            _log.exception("a change of the common slot was not taken up")
+            if changed := self.slots.change(found):
+                self._on_change(frozenset(changed))

@@ -14,10 +14,10 @@ from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
 from proxy.cluster.kafka_client import (
     GROUP_COORDINATOR,
     TRANSACTION_COORDINATOR,
+    Bootstrap,
     Coordinated,
     KafkaClient,
 )
-from proxy.cluster.partitions import Partition
 from proxy.cluster.upstream import (
     NOT_READY,
     UNKNOWN_TOPIC,
@@ -82,21 +82,17 @@ class NotYetError(UpstreamError):
         self.fix = fix
 
 
-class StateTopic:
-    """A topic of so many partitions, as `client` sees it. To ask it raises as `check`."""
+class StateTopic(KafkaClient):
+    """A topic of so many partitions, and who asks its brokers; that raises as `check`."""
 
-    def __init__(self, client: KafkaClient, name: str, partitions: int = 1) -> None:
-        self.client = client
-        self.name = name
-        self.partitions = partitions
-        self._found: set[Partition | Coordinated] = set()
-        """Whose leader or coordinator was looked for."""
+    def __init__(self, way: Bootstrap, name: str, partitions: int = 1) -> None:
+        super().__init__(way)
+        self.name, self.partitions = name, partitions
 
-    async def leaders(self, partitions: Collection[int]) -> dict[Address, list[int]]:
+    async def by_leader(self, partitions: Collection[int]) -> dict[Address, list[int]]:
         """Return these partitions by their leader. Raises UpstreamError when one has none."""
         wanted = [(self.name, number) for number in partitions]
-        self._found.update(wanted)
-        leaders = await self.client.leaders(wanted)
+        leaders = await self.leaders(wanted)
         if sum(map(len, leaders.values())) < len(wanted):
             finding = "is not there" if await self._find() is None else "has no leader"
             raise UpstreamError(NOT_READY, f"topic {self.name} {finding}")
@@ -104,12 +100,9 @@ class StateTopic:
 
     async def ask_coordinator(self, of: Coordinated, request: Any) -> Any:
         """Send a request to who looks after transactions or a group; return its response."""
-        self._found.add(of)
         doing = f"look for the {KINDS[of[0]]} coordinator"
-        coordinator = await self.client.coordinator(
-            of, lambda error_code: self.check(error_code, doing)
-        )
-        return await self.client.ask(request, coordinator)
+        coordinator = await self.coordinator(of, lambda code: self.check(code, doing))
+        return await self.ask(request, coordinator)
 
     def check(self, error_code: int, doing: str, reason: str | None = None) -> None:
         """Raise what an error code of Kafka means to us; do nothing for 0.
@@ -123,7 +116,7 @@ class StateTopic:
             raise FencedError(f"the brokers say {name_of(error_code)}")
         text = f"{doing}: {name_of(error_code)}"
         if error_code == UNKNOWN_SERVER_ERROR or issubclass(for_code(error_code), RetriableError):
-            self.client.forget(*self._found)
+            self.forget_all()
             raise UpstreamError(NOT_READY, text)
         raise RefusedError(f"{text}, {reason}" if reason else text, error_code)
 
@@ -134,8 +127,8 @@ class StateTopic:
         UpstreamError, and RefusedError when the proxy may not make it, or not see its settings.
         """
         # At once when nobody answers; what comes later is given the time.
-        (seen,) = (await self.client.metadata([self.name])).topics
-        async with self.client.within(NEW_TOPIC_LIMIT_S if seen.error_code else limit_s):
+        (seen,) = (await self.metadata([self.name])).topics
+        async with self.within(NEW_TOPIC_LIMIT_S if seen.error_code else limit_s):
             await self._ensure()
 
     async def read(self, positions: dict[int, int]) -> AsyncIterator[tuple[Place, Content]]:
@@ -143,7 +136,7 @@ class StateTopic:
 
         `positions`, by partition, go along.
         """
-        retry = self.client.retry
+        retry = self.retry
         whole = [number for number, position in positions.items() if position == EARLIEST]
         positions.update(await retry(partial(self.offsets, whole, EARLIEST)))
         ends = await retry(partial(self.offsets, positions, LATEST))
@@ -156,7 +149,7 @@ class StateTopic:
         self, positions: Mapping[int, int], isolation: int = READ_COMMITTED
     ) -> list[Any]:
         """Return what one of the leaders has of these partitions, or gets in FETCH_WAIT_MS."""
-        leader, led = next(iter((await self.leaders(positions)).items()))
+        leader, led = next(iter((await self.by_leader(positions)).items()))
         partitions = [
             FetchRequest.FetchTopic.FetchPartition(
                 partition=number, fetch_offset=positions[number], partition_max_bytes=FETCH_BYTES
@@ -171,7 +164,7 @@ class StateTopic:
             topics=[FetchRequest.FetchTopic(topic=self.name, partitions=partitions)],
             forgotten_topics_data=[],
         )
-        response = await self.client.ask(request, leader)
+        response = await self.ask(request, leader)
         parts: list[Any] = [part for topic in response.responses for part in topic.partitions]
         for answer in (response, *parts):
             self.check(answer.error_code, f"read topic {self.name}")
@@ -185,25 +178,25 @@ class StateTopic:
         LATEST that is committed lies before the first transaction that is under way.
         """
         found: dict[int, int] = {}
-        for leader, led in (await self.leaders(partitions)).items():
+        for leader, led in (await self.by_leader(partitions)).items():
             request = ListOffsetsRequest[2](
                 replica_id=CONSUMER,
                 isolation_level=isolation,
                 topics=[(self.name, [(number, timestamp) for number in led])],
             )
-            for part in (await self.client.ask(request, leader)).topics[0].partitions:
+            for part in (await self.ask(request, leader)).topics[0].partitions:
                 self.check(part.error_code, f"look for the ends of topic {self.name}")
                 found[part.partition_index] = part.offset
         return found
 
     async def _ensure(self) -> None:
-        retry, name = self.client.retry, self.name
+        retry, name = self.retry, self.name
         if await retry(self._find) is None:
             await retry(self._create)
-        await retry(lambda: self.leaders([0]))
+        await retry(lambda: self.by_leader([0]))
         found = await retry(self._find)
         self._check_partitions(len(found.partitions) if found is not None else 0)
-        await retry(lambda: self.leaders(range(self.partitions)))
+        await retry(lambda: self.by_leader(range(self.partitions)))
         configs = await retry(self._configs)
         policy, compression = configs.get("cleanup.policy"), configs.get("compression.type")
         if policy != COMPACT:
@@ -236,14 +229,14 @@ class StateTopic:
         raise StateError(what, "name another topic as state.topic; quota-proxy makes it")
 
     async def _find(self) -> Any | None:
-        (found,) = (await self.client.metadata([self.name])).topics
+        (found,) = (await self.metadata([self.name])).topics
         if found.error_code == UNKNOWN_TOPIC:
             return None
         self.check(found.error_code, f"look for topic {self.name}")
         return found
 
     async def _create(self) -> None:
-        cluster = await self.client.metadata([self.name])
+        cluster = await self.metadata([self.name])
         replicas = min(MAX_REPLICAS, len(cluster.brokers))
         topic = CreateTopicsRequest.CreatableTopic(
             name=self.name,
@@ -256,7 +249,7 @@ class StateTopic:
             topics=[topic], timeout_ms=CREATE_TIMEOUT_MS, validate_only=False
         )
         addresses = {broker.node_id: (broker.host, broker.port) for broker in cluster.brokers}
-        response = await self.client.ask(request, addresses.get(cluster.controller_id))
+        response = await self.ask(request, addresses.get(cluster.controller_id))
         (made,) = response.topics
         if made.error_code != ALREADY_EXISTS:  # by another proxy, or by us when the answer was lost
             self.check(made.error_code, f"make topic {self.name}", made.error_message)
@@ -264,7 +257,7 @@ class StateTopic:
     async def _configs(self) -> dict[str, str]:
         resource = TOPIC_RESOURCE, self.name, ["cleanup.policy", "compression.type"]
         request = DescribeConfigsRequest[1](resources=[resource], include_synonyms=False)
-        (found,) = (await self.client.ask(request)).results
+        (found,) = (await self.ask(request)).results
         doing = f"see the settings of topic {self.name}"
         self.check(found.error_code, doing, found.error_message)
         return {config.name: config.value for config in found.configs}

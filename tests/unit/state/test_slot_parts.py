@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from proxy.cluster.kafka_client import Bootstrap, KafkaClient
+from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.upstream import NOT_READY, RefusedError, UpstreamError
 from proxy.state import GroupFence, Record, StateError
 from proxy.state.kafka.messages import read_message, to_message
@@ -114,9 +114,10 @@ def test_a_record_in_another_slot_than_its_own_is_misplaced():
 @pytest.mark.parametrize("content", [record("a/1"), None])
 def test_a_message_names_its_writer_and_says_the_same(content):
     message = to_message("a/1", content, "tier/one")
-    received = SimpleNamespace(offset=0, **message._asdict())
+    key, value, headers = message
+    received = SimpleNamespace(offset=0, key=key, value=value, headers=headers)
     assert read_message("t", 7, received) == ((7, "a/1"), content)
-    assert dict(message.headers)["writer"] == b"tier/one"
+    assert dict(headers)["writer"] == b"tier/one"
 
 
 class UnopenedStore(SlotStore):
@@ -160,7 +161,7 @@ def test_what_brokers_say_is_explained(error, fix):
 
 
 def test_an_error_makes_leaders_and_coordinators_be_looked_for_anew():
-    topic = StateTopic(KafkaClient(Bootstrap([("broker", 9092)])), "state", 256)
+    topic = StateTopic(Bootstrap([("broker", 9092)]), "state", 256)
     with pytest.raises(UpstreamError, match="write: NOT_LEADER"):
         topic.check(6, "write")
 
