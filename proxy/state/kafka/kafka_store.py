@@ -66,6 +66,7 @@ class KafkaStore(SlotStore):
         return {**super()._last_changes(), OWNER_PLACE: None} if self.slots.taken else {}
 
     async def _open(self) -> None:
+        self._producer.begin_anew = self._begin_anew
         await self._reading.ensure(self._timeout_s)
         self._positions[ONLY_SLOT] = EARLIEST
         await self._load()  # before it is taken from anybody: it may be of no use to us
@@ -98,7 +99,7 @@ class KafkaStore(SlotStore):
             name = f" ({owner})" if isinstance(owner, StateOwner) else ""
             self.slots.lose(
                 (
-                    f"another proxy{name} has taken the state in topic {self._name}",
+                    f"another proxy{name} has taken the state in topic {self._topic.name}",
                     "stop one of them, or give each proxy a state.topic of its own",
                 )
             )

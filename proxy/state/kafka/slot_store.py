@@ -17,8 +17,8 @@ from proxy.state.store import Record, StateError, Store
 from proxy.wire.list_offsets import EARLIEST, LATEST, READ_UNCOMMITTED
 
 from .messages import WRITER_HEADER, Content, Place, batches, committed, size_of
-from .producer import GenerationError, Producer
-from .slot_table import LOST_FIX, GroupFence, SlotTable
+from .producer import Producer
+from .slot_table import GroupFence, SlotTable
 from .state_topic import MAX_RECORD_BYTES, FencedError, NotYetError, StateTopic
 
 MAX_STATE_BYTES = 256 * 2**20
@@ -112,7 +112,7 @@ class SlotStore(Store):
         slot_of_record: Callable[[str], int],
         timeout_s: float = STORE_TIMEOUT_S,
     ) -> None:
-        self._name, self._number, self._timeout_s = topic, slots, timeout_s
+        self._timeout_s = timeout_s
         self._tier, self._prefix = tier, f"{tier}/"
         self._common = common
         own_way = WayForLoop(way)
@@ -219,7 +219,7 @@ class SlotStore(Store):
 
     def _check_open(self) -> None:
         if self.is_closed:
-            raise RuntimeError(f"the state in topic {self._name} is closed")
+            raise RuntimeError(f"the state in topic {self._topic.name} is closed")
 
     def _start(self, work: Coroutine[Any, Any, Value]) -> Future[Value]:
         """Begin this in the store's own event loop, and return at once."""
@@ -239,7 +239,7 @@ class SlotStore(Store):
             self._check_open()
             raise
         except KAFKA_ERRORS as error:
-            what = f"the state in topic {self._name} cannot be {done}: {error}"
+            what = f"the state in topic {self._topic.name} cannot be {done}: {error}"
             raise StateError(what, self._fix_of(error)) from error
 
     @property
@@ -253,25 +253,25 @@ class SlotStore(Store):
             return error.fix
         if not isinstance(error, RefusedError):
             return "check that the brokers are up, and cluster.bootstrap_servers, tls and sasl"
+        topic = self._topic.name
         if error.error_code in FORBIDDEN:
             return (
-                f"let quota-proxy create, describe, read and write topic {self._name} and "
+                f"let quota-proxy create, describe, read and write topic {topic} and "
                 f"{self._rights} (kafka-acls.sh), or {self._instead}"
             )
         if error.error_code == MESSAGE_TOO_LARGE:
             return (
-                f"raise max.message.bytes of topic {self._name} to {MAX_RECORD_BYTES} and a "
-                "little more"
+                f"raise max.message.bytes of topic {topic} to {MAX_RECORD_BYTES} and a little more"
             )
         return (
             f"see the brokers' log, or make the topic yourself: kafka-topics.sh --create --topic "
-            f"{self._name} --partitions {self._number} --config cleanup.policy=compact"
+            f"{topic} --partitions {self._topic.partitions} --config cleanup.policy=compact"
         )
 
     def _check_size(self, size_bytes: int) -> None:
         """Raise StateError when the state is larger than it may be."""
         if size_bytes > MAX_STATE_BYTES:
-            what = f"the state in topic {self._name} has more than {MAX_STATE_BYTES} bytes"
+            what = f"the state in topic {self._topic.name} has more than {MAX_STATE_BYTES} bytes"
             raise StateError(what, self._make_room)
 
     def _changes(self, new: Mapping[str, Record], gone: Collection[str]) -> dict[Place, Content]:
@@ -286,8 +286,9 @@ class SlotStore(Store):
         for where, content in changes.items():
             record_bytes = size_of(content)
             if record_bytes > MAX_RECORD_BYTES:
-                what = f"the record {where[1]!r} has {record_bytes} bytes, and topic {self._name} "
-                raise StateError(f"{what}takes {MAX_RECORD_BYTES}", self._instead)
+                what = f"the record {where[1]!r} has {record_bytes} bytes, and topic "
+                what += f"{self._topic.name} takes {MAX_RECORD_BYTES}"
+                raise StateError(what, self._instead)
             size_bytes += record_bytes - size_of(at(where))
         self._check_size(size_bytes)
         return changes
@@ -315,33 +316,12 @@ class SlotStore(Store):
                 await self._write(changes, limit_s)
 
     async def _write(self, changes: Mapping[Place, Content], limit_s: float) -> None:
-        slots = {slot for slot, _ in changes}
         self._uncertain |= changes.keys()
         async with self._topic.within(limit_s):
-            while True:
-                try:
-                    await self._producer.write(changes)
-                    break
-                except FencedError:
-                    await self._begin_anew()
-                except GenerationError as error:
-                    await self._topic.retry(partial(self._renewed, error))
-                self.slots.check(slots)
+            await self._producer.write(changes)
         self._uncertain -= changes.keys()
         self.slots.change(changes)
-        self._positions |= {slot: self._producer.positions[slot] for slot in slots}
-
-    async def _begin_anew(self) -> None:
-        """Return when a fenced write may be tried again, else raise StateError."""
-        # Another machine has undone what we had begun, as it was told that we are gone. The group
-        # says whether that is so.
-        await self._producer.take_over()
-
-    async def _renewed(self, error: GenerationError) -> None:
-        """Raise NotYetError while there is no fence but the one that was refused."""
-        if self.slots.fence == self._producer.fence:
-            what = f"{error}, and this machine is in no newer one yet"
-            raise NotYetError(what, LOST_FIX)
+        self._positions |= {slot: self._producer.positions[slot] for slot, _ in changes}
 
     async def _open(self) -> None:
         await self._reading.ensure(self._timeout_s)
