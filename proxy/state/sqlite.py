@@ -184,14 +184,11 @@ def _identify(connection: sqlite3.Connection, path: str) -> int:
     Raises StateError when it is of another program, a newer one, or damaged, and sqlite3.Error when
     it cannot be read.
     """
-    application_id, schema, tables = (
-        int(connection.execute(query).fetchone()[0])
-        for query in (
-            "PRAGMA application_id",
-            "PRAGMA user_version",
-            "SELECT count(*) FROM sqlite_master",
-        )
+    query = (
+        "SELECT application_id, user_version, (SELECT count(*) FROM sqlite_master)"
+        " FROM pragma_application_id, pragma_user_version"
     )
+    application_id, schema, tables = map(int, connection.execute(query).fetchone())
     if not (application_id or schema or tables):
         return 0
     if application_id != APPLICATION_ID:

@@ -51,16 +51,7 @@ class KafkaStore(SlotStore):
         self._own = StateOwner()
         self._owner: Content = None
         """Who had the state before this proxy."""
-        super().__init__(
-            way,
-            topic,
-            tier=None,
-            machine="",
-            slots=1,
-            common=ONLY_SLOT,
-            slot_of_record=lambda _key: ONLY_SLOT,
-            timeout_s=timeout_s,
-        )
+        super().__init__(way, topic, timeout_s=timeout_s)
 
     def _last_changes(self) -> dict[Place, Content]:
         return {**super()._last_changes(), OWNER_PLACE: None} if self.slots.taken else {}

@@ -91,8 +91,9 @@ class SlotStore(Store):
     version cannot read.
 
     `way` leads to Kafka 2.5 or later. `tier` and `machine` make the transactional id: no two
-    machines of a tier may have one name. Without a tier it is the topic's name. `slot_of_record`
-    returns the slot of a record's key, from 0 to `slots` - 1; `common` is the slot that all read.
+    machines of a tier may have one name. Without a tier it is the topic's name, and there is one
+    slot. `slot_of_record` returns the slot of a record's key, from 0 to `slots` - 1; `common` is
+    the slot that all read.
     """
 
     _instead = "run without a tier"
@@ -105,11 +106,11 @@ class SlotStore(Store):
         way: Bootstrap,
         topic: str,
         *,
-        tier: str | None,
-        machine: str,
-        slots: int,
-        common: int,
-        slot_of_record: Callable[[str], int],
+        tier: str | None = None,
+        machine: str = "",
+        slots: int = 1,
+        common: int = 0,
+        slot_of_record: Callable[[str], int] = lambda _key: 0,
         timeout_s: float = STORE_TIMEOUT_S,
     ) -> None:
         self._timeout_s = timeout_s
@@ -384,16 +385,15 @@ class SlotStore(Store):
         """Return when all that older generations may have committed in these slots can be read.
 
         The group must have its new generation already: then what the old one may still commit is in
-        the log, and undecided at most. The machine before may have been killed in the middle of a
-        transaction. Then nobody ends it before the brokers do, which takes them up to 25 s, and
-        until then nothing behind it can be read. So who takes the slot ends it: each message names
-        its writer, and Kafka undoes what a writer had begun when somebody begins to write under its
-        name. One that only was slow begins anew; the group's generation says whether what it writes
-        counts.
+        the log, and undecided at most. The brokers end a transaction in which the machine before
+        was killed only after up to 25 s, and nothing behind it can be read before. So who takes the
+        slot ends it: each message names its writer, and Kafka undoes what a writer had begun when
+        somebody begins to write under its name. One that only was slow begins anew; the group's
+        generation says whether what it writes counts.
         """
         topic, retry = self._reading, self._reading.retry
         ends = await retry(partial(topic.offsets, slots, LATEST, READ_UNCOMMITTED))
-        seen_s: dict[str, float] = {}
+        began_s = self._loop.time()
 
         async def decided() -> None:
             """Raise NotYetError while a transaction is under way before these ends."""
@@ -401,10 +401,8 @@ class SlotStore(Store):
             left = {slot: at for slot, at in stable.items() if at < ends[slot]}
             if not left:
                 return
-            now_s = self._loop.time()
-            for writer in await self._open_writers(left):
-                if now_s - seen_s.setdefault(writer, now_s) >= GRACE_S:
-                    del seen_s[writer]
+            if self._loop.time() - began_s >= GRACE_S:
+                for writer in await self._open_writers(left):
                     text = "what another machine has not ended is undone"
                     _log.info(text, transactional_id=writer)
                     await self._end_writer(writer)
@@ -423,9 +421,8 @@ class SlotStore(Store):
         for led in (await topic.by_leader(stable)).values():
             for part in await topic.fetch({each: stable[each] for each in led}, READ_UNCOMMITTED):
                 start = stable[part.partition_index]
-                begun = batches(topic.name, part)
-                records = next((each for batch, each in begun if batch.base_offset >= start), [])
-                for record in records[:1]:
+                begun = (each for each in batches(topic.name, part) if each[0].base_offset >= start)
+                for record in next(begun, (None, []))[1][:1]:
                     writer = dict(record.headers).get(WRITER_HEADER) or b""
                     found.add(writer.decode(errors="replace"))
         return {writer for writer in found if writer.startswith(self._prefix)}

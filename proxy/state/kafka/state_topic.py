@@ -36,9 +36,6 @@ MAX_REPLICAS = 3
 MAX_RECORD_BYTES = 8 * 2**20
 """Of key and value. A record must fit into one batch."""
 
-BATCH_OVERHEAD_BYTES = 1024
-"""More than a batch adds to its only record."""
-
 COMPACT = "compact"
 READABLE_COMPRESSION = ("producer", "uncompressed", "gzip")
 """We compress nothing, and Python reads gzip without more libraries."""
@@ -200,33 +197,31 @@ class StateTopic(KafkaClient):
         configs = await retry(self._configs)
         policy, compression = configs.get("cleanup.policy"), configs.get("compression.type")
         if policy != COMPACT:
-            raise StateError(
-                f"topic {name} would lose state: its cleanup.policy is {policy}, not {COMPACT}",
-                f"set it: kafka-configs.sh --alter --topic {name} --add-config "
-                f"cleanup.policy={COMPACT}, or name another topic as state.topic",
-            )
-        if compression not in READABLE_COMPRESSION:
-            raise StateError(
-                f"topic {name} is compressed by the brokers: its compression.type is {compression}",
-                f"set it: kafka-configs.sh --alter --topic {name} --add-config "
-                "compression.type=uncompressed, or name another topic as state.topic",
-            )
+            wrong = f"would lose state: its cleanup.policy is {policy}, not {COMPACT}"
+            setting = f"cleanup.policy={COMPACT}"
+        elif compression not in READABLE_COMPRESSION:
+            wrong = f"is compressed by the brokers: its compression.type is {compression}"
+            setting = "compression.type=uncompressed"
+        else:
+            return
+        raise StateError(
+            f"topic {name} {wrong}",
+            f"set it: kafka-configs.sh --alter --topic {name} --add-config {setting}, or name "
+            "another topic as state.topic",
+        )
 
     def _check_partitions(self, found: int) -> None:
-        if found == self.partitions:
+        wanted = self.partitions
+        if found == wanted:
             return
-        if self.partitions == 1:
-            what = (
-                f"topic {self.name} has {found} partitions, and state needs a topic of one, as "
-                "only that keeps the order"
-            )
+        has = f"has {found} partitions"
+        if wanted == 1:
+            wrong = f"{has}, and state needs a topic of one, as only that keeps the order"
         else:
-            has = f"has {found} partitions" if found != 1 else "is that of a proxy without a tier"
-            what = (
-                f"topic {self.name} {has}, and the state of a tier needs one of {self.partitions}, "
-                "one for each slot"
-            )
-        raise StateError(what, "name another topic as state.topic; quota-proxy makes it")
+            has = has if found != 1 else "is that of a proxy without a tier"
+            wrong = f"{has}, and the state of a tier needs one of {wanted}, one for each slot"
+        fix = "name another topic as state.topic; quota-proxy makes it"
+        raise StateError(f"topic {self.name} {wrong}", fix)
 
     async def _find(self) -> Any | None:
         (found,) = (await self.metadata([self.name])).topics
@@ -271,7 +266,8 @@ def settings(replicas: int) -> Mapping[str, str]:
         "compression.type": "uncompressed",
         # What is acknowledged outlives the loss of a broker, and one may be away meanwhile.
         "min.insync.replicas": str(MAX_REPLICAS - 1) if replicas >= MAX_REPLICAS else "1",
-        "max.message.bytes": str(MAX_RECORD_BYTES + BATCH_OVERHEAD_BYTES),
+        # With more than a batch adds to its only record.
+        "max.message.bytes": str(MAX_RECORD_BYTES + 1024),
         # Only closed segments are compacted. Small ones, closed soon, keep the start quick.
         "segment.bytes": str(16 * 2**20),
         "segment.ms": str(60 * 60 * 1000),
