@@ -400,19 +400,40 @@ def test_many_that_start_at_once_leave_one(opened, count):
     assert [error.what for error in errors if "has taken the state" not in error.what] == []
 
 
-def test_a_transaction_that_the_brokers_gave_up_is_written_again(kafka, name, opened):
-    """Kafka then fences us, as if another proxy had come; but none has written its name."""
-    store = opened()
-    store.put("a/b", 1)
+@pytest.fixture
+def give_up(kafka: EmbeddedBroker, name: str) -> Callable[[], None]:
+    """Fence the proxy as brokers do that gave up its transaction: nobody has written its name."""
 
     async def take_over() -> None:
         with closing(StateTopic(Bootstrap([(HOST, kafka.port)]), name)) as topic:
             await Producer(topic, name).take_over()
 
-    asyncio.run(take_over())
+    return lambda: asyncio.run(take_over())
+
+
+def test_a_transaction_that_the_brokers_gave_up_is_written_again(opened, give_up):
+    """Kafka then fences us, as if another proxy had come; but none has written its name."""
+    store = opened()
+    store.put("a/b", 1)
+    give_up()
     store.put("a/b", 2)
     store.put("a/b", 3)
     assert opened().get("a/b").value == 3
+
+
+def test_a_write_that_failed_is_undone_also_after_the_brokers_gave_up(opened, give_up):
+    store = opened(timeout_s=SOON_S)
+    store.put("a/b", "old")
+    with (
+        commits_lost(on_the_way_back=True),
+        pytest.raises(StateError, match="cannot be written: lost"),
+    ):
+        store.put_many([Record.of("a/b", "new"), Record.of("a/c", "new")])
+    give_up()
+    store.put("a/d", 1)
+    expected = [("a/b", "old"), ("a/d", 1)]
+    assert [(item.key, item.value) for item in store.items("")] == expected
+    assert [(item.key, item.value) for item in opened().items("")] == expected
 
 
 def test_a_successor_waits_for_the_last_write(opened):

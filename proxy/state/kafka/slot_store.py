@@ -34,18 +34,15 @@ STORE_TIMEOUT_S = 10.0
 LOAD_TIMEOUT_S = 60.0
 """To read the whole topic, and to become its owner."""
 
-CLOSE_TIMEOUT_S = 2.0
-
-END_LIMIT_S = 5.0
-"""For the last writes of a store that is closed; what hangs by then is ended as in a crash."""
+CLOSE_TIMEOUT_S, END_LIMIT_S = 2.0, 5.0
+"""For the last write of a store that is closed, and with those under way before it; what hangs by
+then is ended as in a crash."""
 
 FOLLOW_PAUSE_S = 0.2
 """Between looks at whether another machine has the common slot now."""
 
-FOLLOW_RETRY_S = 1.0
-"""After what could not be read."""
-
-FOLLOW_LIMIT_S = 10.0
+FOLLOW_LIMIT_S, FOLLOW_RETRY_S = 10.0, 1.0
+"""To read what comes next in the common slot, and after what could not be read."""
 
 GRACE_S = 0.2
 """For a transaction that is under way: an order of magnitude longer than one takes."""
@@ -203,8 +200,9 @@ class SlotStore(Store):
         if self.is_closed:
             return
         # Who comes next takes the state also when it cannot be told so.
-        with suppress(StateError):
-            self._run(self._end(), "closed")
+        with suppress(StateError, TimeoutError):
+            last = self._write_all(self._last_changes, CLOSE_TIMEOUT_S)
+            self._run(asyncio.wait_for(last, END_LIMIT_S), "closed")
         self._shut_down()
 
     def _serve(self) -> None:
@@ -301,12 +299,6 @@ class SlotStore(Store):
     def _last_changes(self) -> dict[Place, Content]:
         """Return what is to be written when the store is closed."""
         return self._undoing(self.slots.taken)
-
-    async def _end(self) -> None:
-        """Write what is to be written last, unless what has the producer is not done in time."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(END_LIMIT_S):
-                await self._write_all(self._last_changes, CLOSE_TIMEOUT_S)
 
     async def _write_all(
         self, changes_now: Callable[[], Mapping[Place, Content]], limit_s: float
