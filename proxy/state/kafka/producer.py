@@ -80,7 +80,7 @@ class Producer:
         """Called after it was fenced. Raises StateError when it may write no more."""
         self._timeout_ms = TIER_TRANSACTION_TIMEOUT_MS if fence_for else TRANSACTION_TIMEOUT_MS
         self._over: tuple[GroupFence | None, str] = None, ""
-        """The latest fence that the group refused, and how it said so."""
+        """The fence that the group refused in this write, and how it said so."""
         self.id, self.epoch = NO_ID, NO_EPOCH
         self._sequences: Counter[int] = Counter()
         """How many messages were appended in this epoch, by partition."""
@@ -101,6 +101,7 @@ class Producer:
         After an error it may be that they were written all the same. Raises as `StateTopic.check`,
         and in a tier StateError for slots that are not to be written.
         """
+        self._over = None, ""
         writer = None if self._fence_for is None else self.transactional_id
         messages: dict[int, list[Message]] = {}
         for (slot, key), content in changes.items():
@@ -178,12 +179,10 @@ class Producer:
             batches: dict[int, tuple[bytes, int]] = {}
             size_bytes = 0
             for number in sorted(rest):
-                batches[number] = self._batch(number, rest[number])
-                size_bytes += len(batches[number][0])
-                if not rest[number]:
-                    del rest[number]
-                if size_bytes >= REQUEST_BYTES:
-                    break
+                if size_bytes < REQUEST_BYTES:
+                    batches[number] = self._batch(number, rest[number])
+                    size_bytes += len(batches[number][0])
+            rest = {number: each for number, each in rest.items() if each}
             for leader, led in (await self._topic.by_leader(batches)).items():
                 await self._produce(leader, {number: batches[number] for number in led})
 
