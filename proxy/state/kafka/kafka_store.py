@@ -88,12 +88,9 @@ class KafkaStore(SlotStore):
         owner = found.pop(OWNER_PLACE, self._owner)
         if self.slots.taken and owner not in (self._owner, self._own):
             name = f" ({owner})" if isinstance(owner, StateOwner) else ""
-            self.slots.lose(
-                (
-                    f"another proxy{name} has taken the state in topic {self._topic.name}",
-                    "stop one of them, or give each proxy a state.topic of its own",
-                )
-            )
+            taken = f"another proxy{name} has taken the state in topic {self._topic.name}"
+            fix = "stop one of them, or give each proxy a state.topic of its own"
+            self.slots.lose((taken, fix))
             self.slots.check((ONLY_SLOT,))
         self._owner = owner
         # What failed to be written, and is there all the same, is undone by the next write.
