@@ -223,6 +223,10 @@ class KafkaClient:
         for key in keys:
             self._found.pop(key, None)
 
+    def forget_all(self) -> None:
+        """Forget all leaders and coordinators."""
+        self._found.clear()
+
     async def topic_names(self, ids: Collection[bytes]) -> dict[bytes, str]:
         """Return names by id (16 bytes), without ids unknown, maybe just made or just deleted."""
         wanted = [

@@ -29,12 +29,10 @@ _log = get_logger(__name__)
 APPLICATION_ID = 0x4B515072
 """Marks the file as ours in its header (`PRAGMA application_id`): the letters KQPr."""
 
-Migration = Sequence[str]
-"""SQL statements that lead from one schema to the next."""
-
-# Schema N is what the first N migrations make. Never change one that was released: add another.
+# Statements that lead from one schema to the next: schema N is what the first N migrations make.
+# Never change one that was released: add another.
 # No ROWID: the table is one tree ordered by key, so a prefix is one range of it.
-MIGRATIONS: Sequence[Migration] = (
+MIGRATIONS: Sequence[Sequence[str]] = (
     (
         "CREATE TABLE record ("
         " key TEXT NOT NULL PRIMARY KEY,"
@@ -184,14 +182,11 @@ def _identify(connection: sqlite3.Connection, path: str) -> int:
     Raises StateError when it is of another program, a newer one, or damaged, and sqlite3.Error when
     it cannot be read.
     """
-    application_id, schema, tables = (
-        int(connection.execute(query).fetchone()[0])
-        for query in (
-            "PRAGMA application_id",
-            "PRAGMA user_version",
-            "SELECT count(*) FROM sqlite_master",
-        )
+    query = (
+        "SELECT application_id, user_version, (SELECT count(*) FROM sqlite_master)"
+        " FROM pragma_application_id, pragma_user_version"
     )
+    application_id, schema, tables = map(int, connection.execute(query).fetchone())
     if not (application_id or schema or tables):
         return 0
     if application_id != APPLICATION_ID:
@@ -210,7 +205,7 @@ def _identify(connection: sqlite3.Connection, path: str) -> int:
 
 
 def migrate(
-    connection: sqlite3.Connection, schema: int, migrations: Sequence[Migration] = MIGRATIONS
+    connection: sqlite3.Connection, schema: int, migrations: Sequence[Sequence[str]] = MIGRATIONS
 ) -> None:
     """Bring the file from `schema` to the newest one. Raises sqlite3.Error: it is as it was."""
     if schema == len(migrations):
@@ -258,12 +253,8 @@ def open_or_start_empty(path: Path, *, wait_ms: float = 0.0) -> SqliteStore:
     and for a damaged file that cannot be renamed.
     """
     try:
-        with ExitStack() as failing:
-            store = SqliteStore(path, wait_ms=wait_ms)
-            failing.callback(store.close)
+        with closing(SqliteStore(path, wait_ms=wait_ms)) as store:
             store.items("")
-            failing.pop_all()
-        return store
     except DamagedError as error:
         kept = _set_aside(path)
         _log.error(

@@ -149,7 +149,7 @@ class SlotOwnership:
     def use(self, slot_map: SlotMap, fence: GroupFence) -> None:
         """Follow what the group has decided."""
         self.fence = fence
-        self.store.fence(fence)
+        self.store.slots.renew(fence)
         if self.newest is None:
             self._cut_off(is_cut_off=False)
         self.newest = slot_map
@@ -157,7 +157,7 @@ class SlotOwnership:
 
     def lose(self) -> None:
         """Own nothing: this member is not in the group any more."""
-        self.store.lost()
+        self.store.slots.lose()
         self.newest = None
         self.show()
         has_others = len(self.owns.slot_map.members) > 1
@@ -198,7 +198,7 @@ class SlotOwnership:
             store, applied = self.store, self.owns.slot_map
             slots = {self._rules.slot_of_record(record.key) for record in records}
             slots |= {self._rules.keys.slot_of(debt.identity) for debt in debts}
-            if self.newest is None or not slots <= store.taken:
+            if self.newest is None or not slots <= store.slots.taken:
                 what = f"member {self._name} has not all of these slots by its rules now"
                 raise StateError(what, "send it again in a second")
             await self._apply(applied.without(slots))
@@ -264,13 +264,13 @@ class SlotOwnership:
         store = self.store
         debts: list[Debt] = []
         given = newest.slots_of(self._name)
-        if gained := given - store.taken:
+        if gained := given - store.slots.taken:
             self._may_have_misplaced = True
             assert self.fence is not None
             await asyncio.to_thread(store.take, gained, self.fence)
             debts = await asyncio.to_thread(take_debts, store, gained)
         before = self.owns.slots
-        await self._apply(newest.without(given - store.taken), debts)
+        await self._apply(newest.without(given - store.slots.taken), debts)
         self._moves.inc(len(self.owns.slots - before))
         self.in_force.set()
         if self.is_leader and await self._rules.propose(store):
@@ -324,7 +324,7 @@ class SlotOwnership:
         """
         store, owners = self.store, self.owns.slot_map.owners
         await asyncio.to_thread(self._move_misplaced)
-        misplaced = await asyncio.to_thread(store.misplaced)
+        misplaced = list((await asyncio.to_thread(store.slots.misplaced)).values())
         records: defaultdict[str | None, list[Record]] = defaultdict(list)
         for record in misplaced:
             records[owners[self._rules.slot_of_record(record.key)]].append(record)
@@ -348,7 +348,8 @@ class SlotOwnership:
     def _move_misplaced(self) -> None:
         """Write records, whose slots are other ones by other keys, to those that are here."""
         slot_of, store = self._rules.slot_of_record, self.store
-        here = [each for each in store.misplaced() if slot_of(each.key) in store.taken]
+        misplaced, taken = store.slots.misplaced().values(), store.slots.taken
+        here = [each for each in misplaced if slot_of(each.key) in taken]
         if here:
             store.put_many(here)
             store.drop_misplaced({each.key for each in here})

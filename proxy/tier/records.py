@@ -60,7 +60,7 @@ class TierStore(SlotStore):
         new, gone = list(records), list(delete)
         if not new and not gone:
             return
-        if taken := self.taken:  # else this member is in no group, and that is the error
+        if taken := self.slots.taken:  # else this member is in no group, and that is the error
             kept = [record for record in new if self._is_ours(record.key, taken)]
             left_out = len(new) - len(kept)
             new, gone = kept, [key for key in gone if self._is_ours(key, taken)]
@@ -69,7 +69,7 @@ class TierStore(SlotStore):
         super().put_many(new, delete=gone)
 
     def _is_ours(self, key: str, taken: Collection[int]) -> bool:
-        return owner_of(key) is None or self._slots.place(key)[0] in taken
+        return owner_of(key) is None or self.slots.place(key)[0] in taken
 
 
 def write_debts(store: Store, debts: Iterable[tuple[int, Debt]]) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any
 
@@ -70,11 +70,8 @@ def check_tier_state(config: Config, way: Bootstrap) -> None:
     assert config.tier is not None
     rules = TierRules(config)
     member = member_name(0, config.tier.machine)
-    store = TierStore(config, way, member, rules.slot_of_record)
-    try:
+    with closing(TierStore(config, way, member, rules.slot_of_record)) as store:
         rules.read(store)
-    finally:
-        store.close()
 
 
 class TierMember:
@@ -203,7 +200,7 @@ class TierMember:
 
     def watch_key(self) -> str | None:
         """Return the key of a record that may always be written; None: there is none now."""
-        taken = self._ownership.store.taken
+        taken = self._ownership.store.slots.taken
         return slot_key(WATCH, min(taken)) if taken else None
 
     async def join(self, admin_port: int) -> None:

@@ -136,7 +136,7 @@ def stopped_at(kind: type, store: SlotStore) -> Iterator[tuple[threading.Event, 
     ask = KafkaClient.ask
 
     async def ask_late(client: KafkaClient, request: Any, broker: Any = None) -> Any:
-        mine = client is store._topic.client
+        mine = client is store._topic
         if mine and isinstance(request, kind) and getattr(request, "committed", True):
             there.set()
             await asyncio.to_thread(go_on.wait, 60)
@@ -303,19 +303,19 @@ def test_records_whose_slot_changed_with_the_rules(opened, group):
     shift = 1
     assert store.items("") == []
     assert store.get("a/1") is None
-    misplaced = store.misplaced()
+    misplaced = list(store.slots.misplaced().values())
     assert sorted(record.key for record in misplaced) == ["a/1", "a/2"]
     with pytest.raises(StateError, match="has not the slot 3"):
         store.put_many(misplaced)
     store.put_many([record for record in misplaced if record.key == "a/1"])
     store.drop_misplaced(["a/1", "a/2"])
-    assert store.misplaced() == []
+    assert store.slots.misplaced() == {}
     assert values(store) == {"a/1": "old"}
     store.close()
     again = opened("two", slot_of_record=lambda key: (int(key.split("/")[1]) + 1) % SLOTS)
     again.take(range(SLOTS), group.generation("two")[0])
     assert values(again) == {"a/1": "old"}
-    assert again.misplaced() == []
+    assert again.slots.misplaced() == {}
 
 
 @contextmanager
@@ -373,7 +373,7 @@ def test_a_slot_moves_with_the_last_write_in_flight(opened, group):
         assert release.end() is None
         assert write.end() is None
     mine, theirs = group.generation("one", "two")
-    one.fence(mine)
+    one.slots.renew(mine)
     two.take([1], theirs)
     assert values(two) == {"a/1": "last"}
     two.put("a/1", "later")
@@ -416,7 +416,7 @@ def test_what_an_old_owner_has_under_way_counts_before_the_handover_or_never(ope
         found = two.get("a/1").value
         two.put("a/3", "new")
         go_on.set()
-        one.lost()
+        one.slots.lose()
         error = write.end()
     assert found == "old"
     assert error is not None
@@ -470,7 +470,7 @@ def test_a_stranger_who_ends_no_transaction(kafka, name, opened, group, monkeypa
     under_way = rf"a transaction is under way in partition 1 of topic {name}\n    fix: let nothing"
     with pytest.raises(StateError, match=under_way):
         store.take([1, 2], fence)
-    assert store.taken == {2}
+    assert store.slots.taken == {2}
     store.put("a/2", 1)
     stranger.abort_transaction(30)
     store.take([1, 2], fence)
@@ -510,7 +510,7 @@ def test_a_new_generation_while_a_write_is_under_way(opened, group):
         go_on.set()
         time.sleep(0.3)
         assert write.is_alive()
-        one.fence(newer)
+        one.slots.renew(newer)
         assert write.end() is None
     assert values(one) == {"a/1": "kept"}
     two = opened("two")
@@ -536,7 +536,7 @@ def test_writes_go_on_through_many_generations(opened, group):
     writer = Attempt(write)
     for number in range(6):
         mine, *_ = group.generation("one", f"other-{number}")
-        one.fence(mine)
+        one.slots.renew(mine)
         time.sleep(0.2)
     ended.set()
     assert writer.end() is None
@@ -575,8 +575,8 @@ def test_after_a_loss_nothing_is_written_until_slots_are_taken_anew(opened, grou
     (mine,) = group.generation("one")
     one.take(range(SLOTS), mine)
     one.put("a/1", "old")
-    one.lost()
-    assert one.taken == frozenset()
+    one.slots.lose()
+    assert one.slots.taken == frozenset()
     with pytest.raises(StateError, match="is not in the group of its tier"):
         one.put("a/1", "never")
     assert values(one) == {"a/1": "old"}
@@ -585,7 +585,7 @@ def test_after_a_loss_nothing_is_written_until_slots_are_taken_anew(opened, grou
     two.put("a/1", "theirs")
     two.release([1])
     mine, _ = group.generation("one", "two")
-    one.fence(mine)
+    one.slots.renew(mine)
     with pytest.raises(StateError, match="has not the slot 1"):
         one.put("a/1", "never")
     one.take(range(SLOTS), mine)
@@ -599,7 +599,7 @@ def test_a_member_that_joined_anew_must_take_its_slots_anew(opened, group):
     one.take([1], mine)
     group.generation("two")
     mine, _ = group.generation("one", "two")
-    one.fence(mine)
+    one.slots.renew(mine)
     with pytest.raises(StateError, match="has not the slot 1"):
         one.put("a/1", "never")
 

@@ -1,1 +1,1 @@
-"""State in one compacted topic of the Kafka cluster itself, owned by one proxy at a time."""
+"""State in a compacted topic of the Kafka cluster itself: each of its slots has one writer."""

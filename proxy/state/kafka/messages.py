@@ -9,8 +9,13 @@ import json
 import os
 import socket
 import uuid
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
+
+from aiokafka.errors import KafkaError
+from aiokafka.record.control_record import ABORT_MARKER, ControlRecord
+from aiokafka.record.memory_records import MemoryRecords
 
 from proxy.state.store import Record, StateError
 
@@ -26,14 +31,6 @@ OWNER_KEY = "owner"
 """Key of the owner's message; no record's, as it has no namespace."""
 
 
-class Message(NamedTuple):
-    """A message to write."""
-
-    key: bytes
-    value: bytes | None
-    headers: list[tuple[str, bytes]]
-
-
 @dataclass(frozen=True, slots=True)
 class StateOwner:
     """The proxy that has the state: a new one with each start."""
@@ -45,6 +42,9 @@ class StateOwner:
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
 
+
+Message: TypeAlias = tuple[bytes, bytes | None, list[tuple[str, bytes]]]
+"""Key, value and headers to write."""
 
 Content: TypeAlias = Record | StateOwner | None
 """What stands under a key; None: nothing any more."""
@@ -62,19 +62,18 @@ def size_of(content: Content) -> int:
 
 def to_message(key: str, content: Content, writer: str | None = None) -> Message:
     """Return the message to write."""
-    form = FORM_HEADER, b"%d" % MESSAGES_SCHEMA
-    headers: list[tuple[str, bytes]]
-    value: str | None
-    match content:
-        case Record():
-            value, headers = content.text, [form, (VERSION_HEADER, b"%d" % content.version)]
-        case StateOwner():
-            value, headers = json.dumps(asdict(content)), [form]
-        case None:
-            value, headers = None, []
+    value: bytes | None = None
+    headers: list[tuple[str, bytes]] = []
+    if content is not None:
+        headers.append((FORM_HEADER, b"%d" % MESSAGES_SCHEMA))
+    if isinstance(content, Record):
+        value = content.text.encode()
+        headers.append((VERSION_HEADER, b"%d" % content.version))
+    elif content is not None:
+        value = json.dumps(asdict(content)).encode()
     if writer is not None:
         headers.append((WRITER_HEADER, writer.encode()))
-    return Message(key.encode(), None if value is None else value.encode(), headers)
+    return key.encode(), value, headers
 
 
 def read_message(topic: str, slot: int, message: Any) -> tuple[Place, Content]:
@@ -106,6 +105,44 @@ def read_message(topic: str, slot: int, message: Any) -> tuple[Place, Content]:
         return (slot, key), Record(key, text, int(headers[VERSION_HEADER]))
     except (ValueError, KeyError, TypeError) as error:
         raise damaged(where, f"{type(error).__name__}, {error}") from error
+
+
+def committed(topic: str, part: Any, positions: dict[int, int]) -> Iterator[tuple[Place, Content]]:
+    """Yield what a fetched partition has from its position on, which goes along; nothing aborted.
+
+    Raises StateError.
+    """
+    slot = part.partition_index
+    aborted = part.aborted_transactions or ()
+    failed = sorted(((each.first_offset, each.producer_id) for each in aborted), reverse=True)
+    failing: set[int] = set()
+    for batch, messages in batches(topic, part):
+        while failed and failed[-1][0] <= batch.base_offset:
+            failing.add(failed.pop()[1])
+        if batch.is_control_batch:
+            # Compaction may have left nothing of it.
+            if messages and ControlRecord.parse(messages[0].key).type_ == ABORT_MARKER.type_:
+                failing.discard(batch.producer_id)
+        elif not (batch.is_transactional and batch.producer_id in failing):
+            for message in messages:
+                if message.offset >= positions[slot]:
+                    yield read_message(topic, slot, message)
+        positions[slot] = batch.next_offset
+
+
+def batches(topic: str, part: Any) -> Iterator[tuple[Any, list[Any]]]:
+    """Yield the batches of a fetched partition, with their messages; raises StateError."""
+    read = MemoryRecords(bytes(part.records or b""))
+    while read.has_next():
+        batch = read.next_batch()
+        place = f"the batch at offset {batch.base_offset} of topic {topic} "
+        place += f"(partition {part.partition_index})"
+        if not batch.validate_crc():
+            raise damaged(place, "its checksum is wrong")
+        try:
+            yield batch, list(batch)
+        except KafkaError as error:
+            raise damaged(place, str(error)) from error
 
 
 def damaged(place: str, finding: str) -> StateError:

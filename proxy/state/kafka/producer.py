@@ -1,21 +1,19 @@
 """Writes messages to the topic in one transaction, and keeps out all writers of the same name.
 
-That is the transactional id: for the state of one proxy the topic's name. Kafka gives each that
-begins to use it a higher epoch and refuses the earlier ones, whatever they still had on its way:
-that is how the newest proxy fences the one before it. When a connection broke we go on with our own
-next epoch, which Kafka gives only to the one that had the last (KIP-360): two proxies do not take
-the state from each other in turn.
+That is the transactional id. Kafka gives each that begins to use it a higher epoch and refuses the
+earlier ones, whatever they still had on its way: so the newest proxy fences the one before it. When
+a connection broke we go on with our own next epoch, which Kafka gives only to the one that had the
+last (KIP-360): two proxies do not take the state from each other in turn.
 
-In a tier each transaction also commits offsets for the group (KIP-447). The group's coordinator
-takes them from members of its present generation alone; without them we do not commit the
-transaction. They come after the messages: when a generation ends, all that it may still commit is
-in the log.
+In a tier each transaction also commits offsets for the group (KIP-447), whose coordinator takes
+them from members of its present generation alone; without them we do not commit the transaction.
+They come after the messages: when a generation ends, all that it may still commit is in the log.
 """
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from operator import attrgetter
@@ -37,8 +35,8 @@ from proxy.cluster.upstream import Address, RefusedError, UpstreamError, name_of
 from proxy.state.store import StateError
 
 from .messages import Content, Message, Place, to_message
-from .slot_table import GroupFence
-from .state_topic import FencedError, StateTopic
+from .slot_table import LOST_FIX, GroupFence
+from .state_topic import FencedError, NotYetError, StateTopic
 
 TRANSACTION_TIMEOUT_MS = 60_000
 """The brokers give up a transaction after this time; longer than any of our writes takes."""
@@ -47,11 +45,8 @@ TIER_TRANSACTION_TIMEOUT_MS = 15_000
 """Longer than any write takes. What a machine began that had lost the slot already holds up readers
 for so long, and up to 10 s more until the brokers look."""
 
-CONCURRENT_WAIT_S = 0.005
+CONCURRENT_WAIT_S, CONCURRENT_TRIES = 0.005, 1000
 """The transaction before is decided, and for some ms not written down everywhere."""
-
-CONCURRENT_TRIES = 1000
-"""Then all is tried anew."""
 
 BATCH_BYTES = 512 * 2**10
 """At a time: below what any topic takes. A longer record goes alone."""
@@ -59,33 +54,16 @@ BATCH_BYTES = 512 * 2**10
 REQUEST_BYTES = 16 * 2**20
 """At a time over all partitions, and one batch more; brokers take 100 MiB."""
 
-INIT_PRODUCER_ID_VERSION = 3
-ADD_PARTITIONS_VERSION = 1
-PRODUCE_VERSION = 7
-END_TXN_VERSION = 1
-ADD_OFFSETS_VERSION = 1
-TXN_OFFSET_COMMIT_VERSION = 3
-"""The first that tells the member's generation. Since Kafka 2.5."""
-
 GENERATION_OVER = frozenset({22, 25, 27, 82})
 """ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, REBALANCE_IN_PROGRESS, FENCED_INSTANCE_ID."""
 
 PRODUCE_TIMEOUT_MS = 5000
-INVALID_TXN_STATE = 48
-CONCURRENT_TRANSACTIONS = 51
-OPERATION_NOT_ATTEMPTED = 55
-ACKS_ALL = -1
-NO_ID = NO_EPOCH = -1
+INVALID_TXN_STATE, CONCURRENT_TRANSACTIONS, OPERATION_NOT_ATTEMPTED = 48, 51, 55
+ACKS_ALL = NO_ID = NO_EPOCH = -1
 SEQUENCES = 2**31
-_MAGIC = 2
 
-
-FenceFor = Callable[[Collection[int]], GroupFence]
+FenceFor = Callable[[Collection[int]], GroupFence | None]
 """Returns the fence to write these slots with; raises StateError: they are not to be written."""
-
-
-class GenerationError(RefusedError):
-    """The group's coordinator knows the writer no more as a member, or not in this generation."""
 
 
 class Producer:
@@ -98,8 +76,11 @@ class Producer:
         self.transactional_id = transactional_id
         self._transactions = TRANSACTION_COORDINATOR, transactional_id
         self._fence_for = fence_for
-        self.fence: GroupFence | None = None
-        """With which was written last."""
+        self.begin_anew: Callable[[], Awaitable[None]] = self.take_over
+        """Called after it was fenced. Raises StateError when it may write no more."""
+        self._timeout_ms = TIER_TRANSACTION_TIMEOUT_MS if fence_for else TRANSACTION_TIMEOUT_MS
+        self._over: tuple[GroupFence | None, str] = None, ""
+        """The fence that the group refused in this write, and how it said so."""
         self.id, self.epoch = NO_ID, NO_EPOCH
         self._sequences: Counter[int] = Counter()
         """How many messages were appended in this epoch, by partition."""
@@ -111,21 +92,27 @@ class Producer:
     async def take_over(self) -> None:
         """Become the one that may write, undoing what another one had begun; raises as `write`."""
         self.id, self.epoch = NO_ID, NO_EPOCH
-        await self._topic.client.retry(self._init)
+        await self._topic.retry(self._init)
 
     async def write(self, changes: Mapping[Place, Content]) -> None:
         """Write all changes or none; when this returned they are kept.
 
         What was not answered is tried again as a whole: writing the same once more changes nothing.
         After an error it may be that they were written all the same. Raises as `StateTopic.check`,
-        and in a tier GenerationError, and StateError for slots that are not to be written.
+        and in a tier StateError for slots that are not to be written.
         """
+        self._over = None, ""
         writer = None if self._fence_for is None else self.transactional_id
         messages: dict[int, list[Message]] = {}
         for (slot, key), content in changes.items():
             messages.setdefault(slot, []).append(to_message(key, content, writer))
         try:
-            await self._topic.client.retry(partial(self._write, messages))
+            while True:
+                with suppress(FencedError):
+                    return await self._topic.retry(partial(self._write, messages))
+                # In a tier another machine has undone what we had begun, as it was told that we are
+                # gone. The group says whether that is so.
+                await self.begin_anew()
         except (RefusedError, StateError):
             # What was begun would hold up readers until the brokers give it up.
             with suppress(UpstreamError, RefusedError, FencedError):
@@ -133,18 +120,25 @@ class Producer:
             raise
 
     async def _write(self, messages: Mapping[int, Sequence[Message]]) -> None:
+        partitions = sorted(messages)
+        self._fence(partitions)
         if not self._between:
             await self._end(commit=False)
             await self._init()
         self._between = False
-        partitions = sorted(messages)
         await self._add_partitions(partitions)
         await self._append(messages)
-        if self._fence_for is not None:
-            self.fence = self._fence_for(partitions)
-            await self._commit_offsets(self.fence, partitions)
+        if (fence := self._fence(partitions)) is not None:
+            await self._commit_offsets(fence, partitions)
         await self._end(commit=True)
         self._between = True
+
+    def _fence(self, partitions: Sequence[int]) -> GroupFence | None:
+        """Return with what to write. Raises StateError, and NotYetError while that was refused."""
+        fence = None if self._fence_for is None else self._fence_for(partitions)
+        if fence is not None and fence == self._over[0]:
+            raise NotYetError(self._over[1], LOST_FIX)
+        return fence
 
     @property
     def _identity(self) -> dict[str, Any]:
@@ -155,11 +149,8 @@ class Producer:
         }
 
     async def _init(self) -> None:
-        request = InitProducerIdRequest[INIT_PRODUCER_ID_VERSION](
-            **self._identity,
-            transaction_timeout_ms=TRANSACTION_TIMEOUT_MS
-            if self._fence_for is None
-            else TIER_TRANSACTION_TIMEOUT_MS,
+        request = InitProducerIdRequest[3](
+            **self._identity, transaction_timeout_ms=self._timeout_ms
         )
         response = await self._ask(request, f"begin to write to topic {self._topic.name}")
         self.id, self.epoch = response.producer_id, response.producer_epoch
@@ -173,7 +164,7 @@ class Producer:
             # Of all but the one that is to blame Kafka says only that they were not tried.
             return max(codes, key=lambda code: (bool(code), code != OPERATION_NOT_ATTEMPTED))
 
-        request = AddPartitionsToTxnRequest[ADD_PARTITIONS_VERSION](
+        request = AddPartitionsToTxnRequest[1](
             v3_and_below_transactional_id=self.transactional_id,
             v3_and_below_producer_id=self.id,
             v3_and_below_producer_epoch=self.epoch,
@@ -188,17 +179,15 @@ class Producer:
             batches: dict[int, tuple[bytes, int]] = {}
             size_bytes = 0
             for number in sorted(rest):
-                batches[number] = self._batch(number, rest[number])
-                size_bytes += len(batches[number][0])
-                if not rest[number]:
-                    del rest[number]
-                if size_bytes >= REQUEST_BYTES:
-                    break
-            for leader, led in (await self._topic.leaders(batches)).items():
+                if size_bytes < REQUEST_BYTES:
+                    batches[number] = self._batch(number, rest[number])
+                    size_bytes += len(batches[number][0])
+            rest = {number: each for number, each in rest.items() if each}
+            for leader, led in (await self._topic.by_leader(batches)).items():
                 await self._produce(leader, {number: batches[number] for number in led})
 
     async def _produce(self, leader: Address, batches: Mapping[int, tuple[bytes, int]]) -> None:
-        request = ProduceRequest[PRODUCE_VERSION](
+        request = ProduceRequest[7](
             transactional_id=self.transactional_id,
             acks=ACKS_ALL,
             timeout_ms=PRODUCE_TIMEOUT_MS,
@@ -206,17 +195,17 @@ class Producer:
                 (self._topic.name, [(number, records) for number, (records, _) in batches.items()])
             ],
         )
-        response = await self._topic.client.ask(request, leader)
+        response = await self._topic.ask(request, leader)
         for written in response.responses[0].partition_responses:
             self._topic.check(written.error_code, f"write to topic {self._topic.name}")
             self.positions[written.index] = written.base_offset + batches[written.index][1]
 
     async def _commit_offsets(self, fence: GroupFence, slots: Sequence[int]) -> None:
-        """Ask the group whether this may be written; raises GenerationError when it may not."""
+        """Ask the group whether this may be written; raises NotYetError when it may not."""
         doing = f"commit for group {fence.group_id}"
-        add = AddOffsetsToTxnRequest[ADD_OFFSETS_VERSION](**self._identity, group_id=fence.group_id)
+        add = AddOffsetsToTxnRequest[1](**self._identity, group_id=fence.group_id)
         await self._ask(add, doing)
-        commit = TxnOffsetCommitRequest[TXN_OFFSET_COMMIT_VERSION](
+        commit = TxnOffsetCommitRequest[3](
             **self._identity,
             group_id=fence.group_id,
             generation_id=fence.generation,
@@ -227,15 +216,15 @@ class Producer:
         response = await self._topic.ask_coordinator((GROUP_COORDINATOR, fence.group_id), commit)
         for part in response.topics[0].partitions:
             if part.error_code in GENERATION_OVER:
-                raise GenerationError(
-                    f"group {fence.group_id} is beyond generation {fence.generation}: "
-                    f"{name_of(part.error_code)}",
-                    part.error_code,
-                )
+                over = f"{fence.generation}: {name_of(part.error_code)}"
+                text = f"group {fence.group_id} is beyond generation {over}"
+                self._over = fence, f"{text}, and this machine is in no newer one yet"
+                await self._end(commit=False)  # it would hold up readers
+                raise NotYetError(self._over[1], LOST_FIX)
             self._topic.check(part.error_code, doing)
 
     async def _end(self, *, commit: bool) -> None:
-        request = EndTxnRequest[END_TXN_VERSION](**self._identity, committed=commit)
+        request = EndTxnRequest[1](**self._identity, committed=commit)
         allowed = () if commit else (INVALID_TXN_STATE,)  # there may be none to undo
         await self._ask(request, f"end a transaction on topic {self._topic.name}", allowed=allowed)
 
@@ -264,7 +253,7 @@ class Producer:
         """Take the next messages from the end of `rest`; return their batch and their number."""
         now_ms = int(time.time() * MS_PER_SECOND)
         batch = DefaultRecordBatchBuilder(
-            magic=_MAGIC,
+            magic=2,
             compression_type=0,
             is_transactional=1,
             producer_id=self.id,

@@ -1,34 +1,48 @@
-"""The store of a tier's machine: the slots that it has of a topic, fenced by the group."""
+"""The store of slots in a topic: records in memory, each change written before it counts."""
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from functools import partial
+from threading import Thread
+from typing import Any, TypeVar
 
 from structlog import get_logger
 
+from proxy.cluster.broker_connection import BrokerConnection
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.upstream import RefusedError, UpstreamError
-from proxy.state.store import Record, StateError
+from proxy.state.store import Record, StateError, Store
 from proxy.wire.list_offsets import EARLIEST, LATEST, READ_UNCOMMITTED
 
-from .messages import WRITER_HEADER, Content, Place
-from .producer import GenerationError, Producer
-from .slot_table import LOST_FIX, GroupFence
-from .state_reader import StateReader, batches, offsets
-from .state_topic import FencedError, NotYetError
-from .topic_store import LOAD_TIMEOUT_S, STORE_TIMEOUT_S, TopicStore
+from .messages import WRITER_HEADER, Content, Place, batches, committed, size_of
+from .producer import Producer
+from .slot_table import GroupFence, SlotTable
+from .state_topic import MAX_RECORD_BYTES, FencedError, NotYetError, StateTopic
 
-TIER_SEPARATOR = "/"
-"""Between tier and machine in a transactional id."""
+MAX_STATE_BYTES = 256 * 2**20
+"""Of all keys and values together; they are in memory."""
+
+MESSAGE_TOO_LARGE = 10
+FORBIDDEN = frozenset({29, 30, 31, 53})
+"""Authorization failed for the topic, the group, the cluster, the transactional id."""
+
+STORE_TIMEOUT_S = 10.0
+"""For a write with all its attempts."""
+
+LOAD_TIMEOUT_S = 60.0
+"""To read the whole topic, and to become its owner."""
+
+CLOSE_TIMEOUT_S, END_LIMIT_S = 2.0, 5.0
+"""For the last write of a store that is closed, and with those under way before it; what hangs by
+then is ended as in a crash."""
 
 FOLLOW_PAUSE_S = 0.2
 """Between looks at whether another machine has the common slot now."""
 
-FOLLOW_RETRY_S = 1.0
-"""After what could not be read."""
-
-FOLLOW_LIMIT_S = 10.0
+FOLLOW_LIMIT_S, FOLLOW_RETRY_S = 10.0, 1.0
+"""To read what comes next in the common slot, and after what could not be read."""
 
 GRACE_S = 0.2
 """For a transaction that is under way: an order of magnitude longer than one takes."""
@@ -36,68 +50,123 @@ GRACE_S = 0.2
 OnChange = Callable[[frozenset[str]], None]
 """Gets the keys of the records that changed."""
 
+KAFKA_ERRORS = (UpstreamError, RefusedError, FencedError)
+"""What the brokers say."""
+
+Value = TypeVar("Value")
+
 _log = get_logger(__name__)
 
 
-class SlotStore(TopicStore):
+class WayForLoop(Bootstrap):
+    """The way of another event loop, whose certificate is shown here too, also one set later."""
+
+    def __init__(self, way: Bootstrap) -> None:
+        super().__init__(way.servers, login=way.login)
+        self._way = way
+
+    async def connect(self, *args: Any, **kwargs: Any) -> BrokerConnection:
+        """Connect as the other way would."""
+        self.tls = self._way.tls
+        return await super().connect(*args, **kwargs)
+
+
+class SlotStore(Store):
     """Records of the slots that this machine has taken, and of the common slot, which all read.
 
-    The topic has a partition for each slot and is made when it does not exist. What is written
-    counts only while the group of the tier has this machine in the generation of the newest fence.
-    A write during a change of generation waits for the next fence. Writes raise StateError for a
-    slot that was not taken. Records of other slots are not there: `get` returns None.
+    The topic has a partition for each slot and is made when it does not exist. `put_many` is a
+    transaction, and when it returned the brokers have it (acks=all). While no broker answers writes
+    fail, after `timeout_s` with all attempts, and a later one works again. A write that is reported
+    as failed since the answer to its commit was lost is undone by the next write that works, or by
+    `close`; a crash before that may leave it.
+
+    Writes count only while the group of the tier has this machine in the generation of the newest
+    fence; during a change of generation they wait for the next fence. They raise StateError for a
+    slot that was not taken. Records of other slots are not there.
 
     Raises StateError when no broker answers, the topic is not made for slots, or holds what this
     version cannot read.
 
-    `tier` and `machine` make the transactional id: no two machines of a tier may have one name.
-    Slots are 0 to `slots` - 1; `common` is the slot that is always read.
+    `way` leads to Kafka 2.5 or later. `tier` and `machine` make the transactional id: no two
+    machines of a tier may have one name. Without a tier it is the topic's name, and there is one
+    slot. `slot_of_record` returns the slot of a record's key, from 0 to `slots` - 1; `common` is
+    the slot that all read.
     """
 
     _instead = "run without a tier"
+    """For people: what else can be done when the state cannot be kept in the topic."""
     _make_room = "add machines to the tier, or run without it"
+    """The same: when it is too large."""
 
     def __init__(
         self,
         way: Bootstrap,
         topic: str,
         *,
-        tier: str,
-        machine: str,
-        slots: int,
-        common: int,
-        slot_of_record: Callable[[str], int],
+        tier: str | None = None,
+        machine: str = "",
+        slots: int = 1,
+        common: int = 0,
+        slot_of_record: Callable[[str], int] = lambda _key: 0,
         timeout_s: float = STORE_TIMEOUT_S,
     ) -> None:
-        self._prefix = tier + TIER_SEPARATOR
-        """What the transactional ids of all machines of the tier begin with."""
-        ids = f"use transactional ids that begin with {self._prefix}"
-        self._rights = f"read the group of tier {tier} and {ids}"
-        super().__init__(way, topic, slots, slot_of_record, timeout_s)
-        # Who reads much, or waits at a broker for what comes, holds up no write.
-        self._reading, self._following = self._new_topic(), self._new_topic()
+        self._timeout_s = timeout_s
+        self._tier, self._prefix = tier, f"{tier}/"
         self._common = common
-        self._producer = Producer(self._topic, self._prefix + machine, self._slots.fence_for)
-        self._on_change: OnChange | None = None
+        own_way = WayForLoop(way)
+        # Who reads much, or waits at a broker for what comes, holds up no write.
+        self._topics = tuple(StateTopic(own_way, topic, slots) for _ in range(3))
+        self._topic, self._reading, self._following = self._topics
+        self.slots = SlotTable(slot_of_record)
+        """What is read here, and what may be written."""
+        if tier is None:
+            self._producer = Producer(self._topic, topic)
+        else:
+            self._producer = Producer(self._topic, self._prefix + machine, self.slots.check)
+        self._positions: dict[int, int] = {}
+        """Offset behind what the records hold, by slot."""
+        self._uncertain: set[Place] = set()
+        """Of writes that failed; the topic may have there what is not in memory."""
+        self._put = asyncio.Lock()
+        """For whoever uses the producer."""
         self._changing = asyncio.Lock()
         """For whoever takes or releases slots; before `_put` when both are needed."""
-        self._begin(self._open())
+        self._on_change: OnChange = lambda _keys: None
+        self.is_closed = False
+        # Callers may be in an event loop of their own, so the clients' is in a thread of its own.
+        self._runner = asyncio.Runner(loop_factory=asyncio.SelectorEventLoop)
+        self._loop = self._runner.get_loop()
+        self._closing = asyncio.Event()
+        # Daemon: who forgot to close a store can still end.
+        self._thread = Thread(target=self._serve, name="kafka-state", daemon=True)
+        self._thread.start()
+        try:
+            self._run(self._open(), "opened")
+        except BaseException:
+            self._shut_down()
+            raise
 
-    def misplaced(self) -> list[Record]:
-        """Return the records of taken slots that belong to other slots by now.
+    def get(self, key: str) -> Record | None:
+        """Return the record of that key, or None, also when its slot is not read here."""
+        self._check_open()
+        return self.slots.at(self.slots.place(key))
 
-        `slot_of_record` says so since the rules are other ones. No other method finds them: write
-        them at the machine that has their slot, then `drop_misplaced` here.
-        """
-        self._loop.check_open()
-        return list(self._slots.misplaced(self.taken).values())
+    def items(self, prefix: str) -> list[Record]:
+        """Return the records read here whose key begins with `prefix`, sorted by key."""
+        self._check_open()
+        return self.slots.items(prefix)
+
+    def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> None:
+        """Delete keys and write records, all or nothing."""
+        new = {record.key: record for record in records}
+        changes = partial(self._changes, new, tuple(delete))
+        self._run(self._write_all(changes, self._timeout_s), "written")
 
     def drop_misplaced(self, keys: Collection[str]) -> None:
         """Delete misplaced records of these keys. Raises StateError as `put_many`."""
 
         def dropped() -> dict[Place, Content]:
-            misplaced = self._slots.misplaced(self.taken)
-            return {(slot, key): None for slot, key in misplaced if key in keys}
+            return {place: None for place in self.slots.misplaced() if place[1] in keys}
 
         self._run(self._write_all(dropped, self._timeout_s), "written")
 
@@ -117,20 +186,6 @@ class SlotStore(TopicStore):
         """
         self._run(self._release(frozenset(slots)), "released")
 
-    def fence(self, fence: GroupFence) -> None:
-        """Write in this generation from now on: slots that are kept, or are released next.
-
-        A member with another id has lost its slots, as after `lost`. Does not wait.
-        """
-        self._slots.renew(fence)
-
-    def lost(self) -> None:
-        """Write no more before slots are taken anew; what was read stays readable. Does not wait.
-
-        For a machine that is out of its group: others may have its slots.
-        """
-        self._slots.lose()
-
     def follow_common(self, on_change: OnChange) -> None:
         """Call this whenever records of the common slot have become other ones elsewhere.
 
@@ -138,62 +193,208 @@ class SlotStore(TopicStore):
         the store's methods that wait. At most once; until `close`.
         """
         self._on_change = on_change
-        self._follower: Future[None] = self._loop.start(self._follow())
+        self._follower = self._start(self._follow())
+
+    def close(self) -> None:
+        """Wait for writes under way, undo failed ones, close; a second time does nothing."""
+        if self.is_closed:
+            return
+        # Who comes next takes the state also when it cannot be told so.
+        with suppress(StateError, TimeoutError):
+            last = self._write_all(self._last_changes, CLOSE_TIMEOUT_S)
+            self._run(asyncio.wait_for(last, END_LIMIT_S), "closed")
+        self._shut_down()
+
+    def _serve(self) -> None:
+        with self._runner:  # which cancels, in the end, what runs still
+            self._runner.run(self._closing.wait())
+
+    def _shut_down(self) -> None:
+        self.is_closed = True
+        self._loop.call_soon_threadsafe(self._closing.set)
+        self._thread.join()
+        for topic in self._topics:
+            topic.close()
+
+    def _check_open(self) -> None:
+        if self.is_closed:
+            raise RuntimeError(f"the state in topic {self._topic.name} is closed")
+
+    def _start(self, work: Coroutine[Any, Any, Value]) -> Future[Value]:
+        """Begin this in the store's own event loop, and return at once."""
+        if self.is_closed:
+            work.close()
+        self._check_open()
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _run(self, work: Coroutine[Any, Any, Value], done: str) -> Value:
+        """Run this in the store's own event loop, to its end, or `close`.
+
+        Raises StateError, that the state cannot be `done`, for what the brokers say.
+        """
+        try:
+            return self._start(work).result()
+        except CancelledError:
+            self._check_open()
+            raise
+        except KAFKA_ERRORS as error:
+            what = f"the state in topic {self._topic.name} cannot be {done}: {error}"
+            raise StateError(what, self._fix_of(error)) from error
+
+    @property
+    def _rights(self) -> str:
+        """For people: what the proxy needs besides the rights on the topic."""
+        ids = f"use transactional ids that begin with {self._prefix}"
+        return f"read the group of tier {self._tier} and {ids}"
+
+    def _fix_of(self, error: Exception) -> str:
+        if isinstance(error, NotYetError):
+            return error.fix
+        if not isinstance(error, RefusedError):
+            return "check that the brokers are up, and cluster.bootstrap_servers, tls and sasl"
+        topic = self._topic.name
+        if error.error_code in FORBIDDEN:
+            return (
+                f"let quota-proxy create, describe, read and write topic {topic} and "
+                f"{self._rights} (kafka-acls.sh), or {self._instead}"
+            )
+        if error.error_code == MESSAGE_TOO_LARGE:
+            return (
+                f"raise max.message.bytes of topic {topic} to {MAX_RECORD_BYTES} and a little more"
+            )
+        return (
+            f"see the brokers' log, or make the topic yourself: kafka-topics.sh --create --topic "
+            f"{topic} --partitions {self._topic.partitions} --config cleanup.policy=compact"
+        )
+
+    def _check_size(self, size_bytes: int) -> None:
+        """Raise StateError when the state is larger than it may be."""
+        if size_bytes > MAX_STATE_BYTES:
+            what = f"the state in topic {self._topic.name} has more than {MAX_STATE_BYTES} bytes"
+            raise StateError(what, self._make_room)
+
+    def _changes(self, new: Mapping[str, Record], gone: Collection[str]) -> dict[Place, Content]:
+        """Return what writes and deletes these, and undoes failed writes. Raises StateError."""
+        place, at = self.slots.place, self.slots.at
+        self.slots.check({place(key)[0] for key in (*gone, *new)})
+        changes = self._undoing(self.slots.taken)
+        gone_places = map(place, gone)
+        changes |= {each: None for each in gone_places if at(each) or each in changes}
+        changes |= {place(key): record for key, record in new.items()}
+        size_bytes = self.slots.size_bytes
+        for where, content in changes.items():
+            record_bytes = size_of(content)
+            if record_bytes > MAX_RECORD_BYTES:
+                what = f"the record {where[1]!r} has {record_bytes} bytes, and topic "
+                what += f"{self._topic.name} takes {MAX_RECORD_BYTES}"
+                raise StateError(what, self._instead)
+            size_bytes += record_bytes - size_of(at(where))
+        self._check_size(size_bytes)
+        return changes
+
+    def _undoing(self, slots: Collection[int]) -> dict[Place, Content]:
+        """Return what undoes failed writes to these slots."""
+        return {place: self.slots.at(place) for place in self._uncertain if place[0] in slots}
+
+    def _last_changes(self) -> dict[Place, Content]:
+        """Return what is to be written when the store is closed."""
+        return self._undoing(self.slots.taken)
+
+    async def _write_all(
+        self, changes_now: Callable[[], Mapping[Place, Content]], limit_s: float
+    ) -> None:
+        """Write what there is to be written, if there is something, after writes under way."""
+        async with self._put:
+            if changes := changes_now():
+                await self._write(changes, limit_s)
+
+    async def _write(self, changes: Mapping[Place, Content], limit_s: float) -> None:
+        self._uncertain |= changes.keys()
+        async with self._topic.within(limit_s):
+            await self._producer.write(changes)
+        self._uncertain -= changes.keys()
+        self.slots.change(changes)
+        self._positions |= {slot: self._producer.positions[slot] for slot, _ in changes}
 
     async def _open(self) -> None:
         await self._reading.ensure(self._timeout_s)
-        async with self._topic.client.within(LOAD_TIMEOUT_S):
+        async with self._topic.within(LOAD_TIMEOUT_S):
             await self._producer.take_over()
-        async with self._reading.client.within(LOAD_TIMEOUT_S, "not read to its end"):
+        async with self._reading.within(LOAD_TIMEOUT_S, "not read to its end"):
             await self._read_whole((self._common,))
 
-    async def _begin_anew(self, error: FencedError | GenerationError) -> None:
-        if isinstance(error, GenerationError):
-            await self._topic.client.retry(partial(self._renewed, error))
-        else:
-            # Another machine has undone what we had begun, as it was told that we are gone. The
-            # group says whether that is so.
-            await self._producer.take_over()
+    async def _read(self, positions: Mapping[int, int]) -> dict[Place, Content]:
+        """Return what is committed from these positions on. Raises StateError: it is too large."""
+        read_to = dict(positions)
+        found: dict[Place, Content] = {}
+        size_bytes = 0
+        async for place, content in self._reading.read(read_to):
+            size_bytes += size_of(content) - size_of(found.get(place))
+            self._check_size(size_bytes)
+            found[place] = content
+        self._positions |= read_to
+        return found
 
-    async def _renewed(self, error: GenerationError) -> None:
-        """Raise NotYetError while there is no fence but the one that was refused."""
-        if self._slots.fence == self._producer.fence:
-            what = f"{error}, and this machine is in no newer one yet"
-            raise NotYetError(what, LOST_FIX)
+    async def _read_whole(self, slots: Collection[int]) -> None:
+        """Replace what is known of these slots by what is committed."""
+        found = await self._read(dict.fromkeys(slots, EARLIEST))
+        self._uncertain = {place for place in self._uncertain if place[0] not in slots}
+        changed = self.slots.replace(slots, found)
+        if changed and self._common in slots:
+            self._on_change(frozenset(changed))
+        self._check_size(self.slots.size_bytes)
 
-    async def _end_writer(self, transactional_id: str) -> None:
-        """Undo what is under way under this id; the one that has it begins anew."""
-        if transactional_id == self._producer.transactional_id:
-            async with self._put:
-                await self._producer.take_over()
-        else:
-            await Producer(self._reading, transactional_id).take_over()
+    async def _take(self, slots: frozenset[int], fence: GroupFence) -> None:
+        async with self._changing:
+            losses = self.slots.renew(fence)
+            new = slots - self.slots.taken
+            try:
+                if new:
+                    async with self._reading.within(LOAD_TIMEOUT_S, "not read to its end"):
+                        await self._settle(new)
+                        await self._read_whole(new)
+                if not self.slots.took(new, losses):
+                    raise StateError(
+                        "this machine was put out of its tier's group while it read its slots",
+                        "nothing: the group gives it slots again",
+                    )
+            except BaseException:
+                self.slots.replace(new - {self._common}, {})
+                raise
+
+    async def _release(self, slots: frozenset[int]) -> None:
+        async with self._changing:
+            try:
+                undoing = partial(self._undoing, slots & self.slots.taken)
+                await self._write_all(undoing, self._timeout_s)
+            except (*KAFKA_ERRORS, StateError) as error:
+                _log.warning("what a failed write left may count", problem=str(error))
+            async with self._put:  # what was asked for meanwhile
+                self.slots.release(slots)
+            self.slots.replace(slots - {self._common}, {})
 
     async def _settle(self, slots: Collection[int]) -> None:
         """Return when all that older generations may have committed in these slots can be read.
 
         The group must have its new generation already: then what the old one may still commit is in
-        the log, and undecided at most. The machine before may have been killed in the middle of a
-        transaction. Then nobody ends it before the brokers do, which takes them up to 25 s, and
-        until then nothing behind it can be read. So who takes the slot ends it: each message names
-        its writer, and Kafka undoes what a writer had begun when somebody begins to write under its
-        name. One that only was slow begins anew; the group's generation says whether what it writes
-        counts.
+        the log, and undecided at most. The brokers end a transaction in which the machine before
+        was killed only after up to 25 s, and nothing behind it can be read before. So who takes the
+        slot ends it: each message names its writer, and Kafka undoes what a writer had begun when
+        somebody begins to write under its name. One that only was slow begins anew; the group's
+        generation says whether what it writes counts.
         """
-        topic, retry = self._reading, self._reading.client.retry
-        ends = await retry(partial(offsets, topic, slots, LATEST, READ_UNCOMMITTED))
-        seen_s: dict[str, float] = {}
+        topic, retry = self._reading, self._reading.retry
+        ends = await retry(partial(topic.offsets, slots, LATEST, READ_UNCOMMITTED))
+        began_s = self._loop.time()
 
         async def decided() -> None:
             """Raise NotYetError while a transaction is under way before these ends."""
-            stable = await offsets(topic, ends, LATEST)
+            stable = await topic.offsets(ends, LATEST)
             left = {slot: at for slot, at in stable.items() if at < ends[slot]}
             if not left:
                 return
-            now_s = asyncio.get_running_loop().time()
-            for writer in await self._open_writers(left):
-                if now_s - seen_s.setdefault(writer, now_s) >= GRACE_S:
-                    del seen_s[writer]
+            if self._loop.time() - began_s >= GRACE_S:
+                for writer in await self._open_writers(left):
                     text = "what another machine has not ended is undone"
                     _log.info(text, transactional_id=writer)
                     await self._end_writer(writer)
@@ -207,63 +408,30 @@ class SlotStore(TopicStore):
 
     async def _open_writers(self, stable: Mapping[int, int]) -> set[str]:
         """Return who of the tier has begun what stands at these last stable offsets."""
-        topic, reader = self._reading, StateReader(self._reading, stable)
+        topic = self._reading
         found: set[str] = set()
-        for led in (await topic.leaders(stable)).values():
-            for part in await reader.fetch(led, READ_UNCOMMITTED):
+        for led in (await topic.by_leader(stable)).values():
+            for part in await topic.fetch({each: stable[each] for each in led}, READ_UNCOMMITTED):
                 start = stable[part.partition_index]
-                read = batches(topic.name, part)
-                records = next((each for batch, each in read if batch.base_offset >= start), [])
-                for record in records[:1]:
+                begun = (each for each in batches(topic.name, part) if each[0].base_offset >= start)
+                for record in next(begun, (None, []))[1][:1]:
                     writer = dict(record.headers).get(WRITER_HEADER) or b""
                     found.add(writer.decode(errors="replace"))
         return {writer for writer in found if writer.startswith(self._prefix)}
 
-    async def _take(self, slots: frozenset[int], fence: GroupFence) -> None:
-        async with self._changing:
-            losses = self._slots.renew(fence)
-            new = slots - self.taken
-            try:
-                if new:
-                    async with self._reading.client.within(LOAD_TIMEOUT_S, "not read to its end"):
-                        await self._settle(new)
-                        await self._read_whole(new)
-                if not self._slots.took(new, losses):
-                    raise StateError(
-                        "this machine was put out of its tier's group while it read its slots",
-                        "nothing: the group gives it slots again",
-                    )
-            except BaseException:
-                self._slots.replace(new - {self._common}, {})
-                raise
-
-    async def _read_whole(self, slots: Collection[int]) -> None:
-        """Replace what is known of these slots by what is committed."""
-        reader = StateReader(self._reading, dict.fromkeys(slots, EARLIEST))
-        found = await self._read(reader)
-        self._uncertain = {place for place in self._uncertain if place[0] not in slots}
-        changed = self._slots.replace(slots, found)
-        self._positions |= reader.positions
-        if self._common in slots:
-            self._report(changed)
-        self._check_size(self._slots.size_bytes)
-
-    async def _release(self, slots: frozenset[int]) -> None:
-        async with self._changing:
-            try:
-                undoing = partial(self._undoing, slots & self.taken)
-                await self._write_all(undoing, self._timeout_s)
-            except (UpstreamError, RefusedError, FencedError, StateError) as error:
-                _log.warning("what a failed write left may count", problem=str(error))
-            async with self._put:  # what was asked for meanwhile
-                self._slots.release(slots)
-            self._slots.replace(slots - {self._common}, {})
+    async def _end_writer(self, transactional_id: str) -> None:
+        """Undo what is under way under this id; the one that has it begins anew."""
+        if transactional_id == self._producer.transactional_id:
+            async with self._put:
+                await self._producer.take_over()
+        else:
+            await Producer(self._reading, transactional_id).take_over()
 
     async def _follow(self) -> None:
         """Keep the records of the common slot as they are in the topic while another has it."""
         failing = False
         while True:
-            if self._common in self.taken:
+            if self._common in self.slots.taken:
                 await asyncio.sleep(FOLLOW_PAUSE_S)
                 continue
             try:
@@ -271,7 +439,7 @@ class SlotStore(TopicStore):
                 if failing:
                     _log.info("the common slot is followed again")
                 failing = False
-            except (UpstreamError, RefusedError, FencedError, StateError) as error:
+            except (*KAFKA_ERRORS, StateError) as error:
                 if not failing:
                     _log.warning("the common slot is not followed", problem=str(error))
                 failing = True
@@ -279,20 +447,13 @@ class SlotStore(TopicStore):
 
     async def _read_on(self) -> None:
         """Read what comes next in the common slot, unless it was read or written meanwhile."""
-        began = self._positions[self._common]
-        reader = StateReader(self._following, {self._common: began})
-        async with self._following.client.within(FOLLOW_LIMIT_S):
-            found = await reader.wait()
-        if self._positions[self._common] == began and self._common not in self.taken:
-            changed = self._slots.change(found)
-            self._positions |= reader.positions
-            self._report(changed)
-
-    def _report(self, changed: set[str]) -> None:
-        """Call who follows the common slot with the keys of its records that changed."""
-        if not changed or self._on_change is None:
-            return
-        try:
-            self._on_change(frozenset(changed))
-        except Exception:  # its fault must not end the reading
-            _log.exception("a change of the common slot was not taken up")
+        topic, common = self._following, self._common
+        began = self._positions[common]
+        positions = {common: began}
+        async with topic.within(FOLLOW_LIMIT_S):
+            parts = await topic.retry(partial(topic.fetch, {common: began}))
+        found = dict(each for part in parts for each in committed(topic.name, part, positions))
+        if self._positions[common] == began and common not in self.slots.taken:
+            self._positions |= positions
+            if changed := self.slots.change(found):
+                self._on_change(frozenset(changed))

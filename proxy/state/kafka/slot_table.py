@@ -35,14 +35,14 @@ class SlotTable:
 
     One thread changes records. The slot of a record follows from the rules, which may change. What
     then stands in another slot than its own is misplaced: it is not found, as what is written or
-    deleted in its own slot counts, and that may be on another machine.
+    deleted in its own slot counts, and that may be on another machine. No method waits.
     """
 
     def __init__(self, slot_of_record: Callable[[str], int]) -> None:
         self._slot_of = slot_of_record
-        self._slots: dict[int, dict[str, Record]] = {}
+        self._records: dict[Place, Record] = {}
         self._lock = Lock()
-        """Of the records, which it takes long to look through."""
+        """Of several records: what is written together is seen together."""
         self._right = RLock()
         """Of the right to write, which is asked for on event loops."""
         self.size_bytes = 0
@@ -60,43 +60,42 @@ class SlotTable:
 
     def at(self, place: Place) -> Record | None:
         """Return the record that stands there, or None: there is none, or the slot is not read."""
-        slot, key = place
-        with self._lock:
-            return self._slots.get(slot, {}).get(key)
+        return self._records.get(place)
 
     def items(self, prefix: str) -> list[Record]:
         """Return the records of all slots whose key begins with `prefix`, sorted by key."""
-        found = [record for slot, record in self._all(prefix) if self._slot_of(record.key) == slot]
-        return sorted(found, key=lambda record: record.key)
+        found = ((place, each) for place, each in self._all() if place[1].startswith(prefix))
+        own = (record for place, record in found if place == self.place(record.key))
+        return sorted(own, key=lambda record: record.key)
 
-    def misplaced(self, slots: Collection[int]) -> dict[Place, Record]:
-        """Return the records in these slots that belong to another by now, by where they stand."""
-        return {
-            (slot, record.key): record
-            for slot, record in self._all("")
-            if slot in slots and self._slot_of(record.key) != slot
-        }
+    def misplaced(self) -> dict[Place, Record]:
+        """Return the records in taken slots that belong to another by now, by where they stand.
+
+        No other method finds them: write them at the machine that has their slot, then
+        `SlotStore.drop_misplaced` here.
+        """
+        stand = {place: record for place, record in self._all() if place[0] in self.taken}
+        return {at: record for at, record in stand.items() if at != self.place(record.key)}
 
     def change(self, changes: Mapping[Place, Content]) -> set[str]:
         """Write records, or delete those that are None; return the keys that differ now."""
         changed: set[str] = set()
         with self._lock:
-            for (slot, key), content in changes.items():
-                records = self._slots.setdefault(slot, {})
-                before = records.pop(key, None)
+            for place, content in changes.items():
+                before = self._records.get(place)
                 if isinstance(content, Record):
-                    records[key] = content
-                if records.get(key) != before:
-                    changed.add(key)
+                    self._records[place] = content
+                else:
+                    self._records.pop(place, None)
+                if self._records.get(place) != before:
+                    changed.add(place[1])
                     self.size_bytes += size_of(content) - size_of(before)
         return changed
 
     def replace(self, slots: Collection[int], records: Mapping[Place, Content]) -> set[str]:
         """Replace all that is in these slots; return the keys that differ now."""
-        gone: dict[Place, Content] = {
-            (slot, key): None for slot in slots for key in self._slots.get(slot, ())
-        }
-        return self.change({**gone, **records})
+        gone = [place for place in self._records if place[0] in slots]
+        return self.change({**dict.fromkeys(gone), **records})
 
     def renew(self, fence: GroupFence) -> int:
         """Write with this fence from now on; return what `took` wants to know.
@@ -126,33 +125,25 @@ class SlotTable:
             self.taken -= frozenset(slots)
 
     def lose(self, refusal: Refusal = NOT_IN_GROUP) -> None:
-        """Allow no writes to any slot until it is taken anew."""
+        """Allow no writes to any slot until it is taken anew; what was read stays readable.
+
+        For a machine that is out of its group: others may have its slots.
+        """
         with self._right:
             self.taken, self.fence, self._refusal = frozenset(), None, refusal
             self._losses += 1
 
-    def check(self, slots: Collection[int]) -> None:
-        """Raise StateError when not all of these slots may be written."""
-        if missing := sorted(set(slots) - self.taken):
-            refusal = (
-                f"this machine has not the slot {missing[0]}, and does not write to it",
-                "send it to the machine that has the slot; the map of slots names it",
-            )
-            raise StateError(*self._refusal or refusal)
-
-    def fence_for(self, slots: Collection[int]) -> GroupFence:
-        """Return the fence to write these slots with; raises as `check`."""
+    def check(self, slots: Collection[int]) -> GroupFence | None:
+        """Return the fence to write these slots with; raise StateError when they may not be."""
         with self._right:
-            self.check(slots)
-            if self.fence is None:
-                raise StateError(*NOT_IN_GROUP)
+            if missing := sorted(set(slots) - self.taken):
+                refusal = (
+                    f"this machine has not the slot {missing[0]}, and does not write to it",
+                    "send it to the machine that has the slot; the map of slots names it",
+                )
+                raise StateError(*self._refusal or refusal)
             return self.fence
 
-    def _all(self, prefix: str) -> list[tuple[int, Record]]:
+    def _all(self) -> list[tuple[Place, Record]]:
         with self._lock:
-            return [
-                (slot, record)
-                for slot, records in self._slots.items()
-                for key, record in records.items()
-                if key.startswith(prefix)
-            ]
+            return list(self._records.items())

@@ -1,18 +1,23 @@
-"""The topic: made with the right settings, asked at its leader and its coordinator."""
+"""The topic: made with the right settings, read, asked at its leaders and coordinators.
 
-from collections.abc import Collection, Mapping
+All versions of requests are the newest that Kafka 2.5 has, and every later one.
+"""
+
+from collections.abc import AsyncIterator, Collection, Mapping
+from functools import partial
 from typing import Any
 
 from kafka.errors import RetriableError, for_code
 from kafka.protocol.admin import CreateTopicsRequest, DescribeConfigsRequest
+from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
 
 from proxy.cluster.kafka_client import (
     GROUP_COORDINATOR,
     TRANSACTION_COORDINATOR,
+    Bootstrap,
     Coordinated,
     KafkaClient,
 )
-from proxy.cluster.partitions import Partition
 from proxy.cluster.upstream import (
     NOT_READY,
     UNKNOWN_TOPIC,
@@ -22,30 +27,35 @@ from proxy.cluster.upstream import (
     name_of,
 )
 from proxy.state.store import StateError
+from proxy.wire.list_offsets import EARLIEST, LATEST, READ_COMMITTED
+
+from .messages import Content, Place, committed
 
 MAX_REPLICAS = 3
 
 MAX_RECORD_BYTES = 8 * 2**20
 """Of key and value. A record must fit into one batch."""
 
-BATCH_OVERHEAD_BYTES = 1024
-"""More than a batch adds to its only record."""
-
 COMPACT = "compact"
 READABLE_COMPRESSION = ("producer", "uncompressed", "gzip")
 """We compress nothing, and Python reads gzip without more libraries."""
 
-CREATE_VERSION = 4
 CREATE_TIMEOUT_MS = 5000
 
 NEW_TOPIC_LIMIT_S = 60.0
 """For a new topic to be there, with a leader for each partition, whoever makes it."""
 
-DESCRIBE_CONFIGS_VERSION = 1
-"""All versions of the state's requests are the newest that Kafka 2.5 has, and every later one."""
+FETCH_BYTES = 4 * 2**20
+"""At a time; a longer batch comes whole."""
+
+FETCH_WAIT_MS = 500
+"""Who reads on waits at the broker for so long, then asks again."""
 
 KINDS = {GROUP_COORDINATOR: "group", TRANSACTION_COORDINATOR: "transaction"}
 """Of coordinators, for people."""
+
+CONSUMER = -1
+"""Who asks, as Kafka numbers replicas."""
 
 TOPIC_RESOURCE = 2
 ALREADY_EXISTS = 36
@@ -69,37 +79,27 @@ class NotYetError(UpstreamError):
         self.fix = fix
 
 
-class StateTopic:
-    """A topic of so many partitions, as `client` sees it."""
+class StateTopic(KafkaClient):
+    """A topic of so many partitions, and who asks its brokers; that raises as `check`."""
 
-    def __init__(self, client: KafkaClient, name: str, partitions: int = 1) -> None:
-        self.client = client
-        self.name = name
-        self.partitions = partitions
-        self._found: set[Partition | Coordinated] = set()
-        """Whose leader or coordinator was looked for."""
+    def __init__(self, way: Bootstrap, name: str, partitions: int = 1) -> None:
+        super().__init__(way)
+        self.name, self.partitions = name, partitions
 
-    async def leaders(self, partitions: Collection[int]) -> dict[Address, list[int]]:
+    async def by_leader(self, partitions: Collection[int]) -> dict[Address, list[int]]:
         """Return these partitions by their leader. Raises UpstreamError when one has none."""
         wanted = [(self.name, number) for number in partitions]
-        self._found.update(wanted)
-        leaders = await self.client.leaders(wanted)
+        leaders = await self.leaders(wanted)
         if sum(map(len, leaders.values())) < len(wanted):
             finding = "is not there" if await self._find() is None else "has no leader"
             raise UpstreamError(NOT_READY, f"topic {self.name} {finding}")
         return {leader: [number for _, number in led] for leader, led in leaders.items()}
 
     async def ask_coordinator(self, of: Coordinated, request: Any) -> Any:
-        """Send a request to who looks after transactions or a group; return its response.
-
-        Raises as `check`.
-        """
-        self._found.add(of)
+        """Send a request to who looks after transactions or a group; return its response."""
         doing = f"look for the {KINDS[of[0]]} coordinator"
-        coordinator = await self.client.coordinator(
-            of, lambda error_code: self.check(error_code, doing)
-        )
-        return await self.client.ask(request, coordinator)
+        coordinator = await self.coordinator(of, lambda code: self.check(code, doing))
+        return await self.ask(request, coordinator)
 
     def check(self, error_code: int, doing: str, reason: str | None = None) -> None:
         """Raise what an error code of Kafka means to us; do nothing for 0.
@@ -113,7 +113,7 @@ class StateTopic:
             raise FencedError(f"the brokers say {name_of(error_code)}")
         text = f"{doing}: {name_of(error_code)}"
         if error_code == UNKNOWN_SERVER_ERROR or issubclass(for_code(error_code), RetriableError):
-            self.client.forget(*self._found)
+            self.forget_all()
             raise UpstreamError(NOT_READY, text)
         raise RefusedError(f"{text}, {reason}" if reason else text, error_code)
 
@@ -124,58 +124,114 @@ class StateTopic:
         UpstreamError, and RefusedError when the proxy may not make it, or not see its settings.
         """
         # At once when nobody answers; what comes later is given the time.
-        (seen,) = (await self.client.metadata([self.name])).topics
-        async with self.client.within(NEW_TOPIC_LIMIT_S if seen.error_code else limit_s):
+        (seen,) = (await self.metadata([self.name])).topics
+        async with self.within(NEW_TOPIC_LIMIT_S if seen.error_code else limit_s):
             await self._ensure()
 
+    async def read(self, positions: dict[int, int]) -> AsyncIterator[tuple[Place, Content]]:
+        """Yield what is committed now from these offsets, or EARLIEST, on; raises also StateError.
+
+        `positions`, by partition, go along.
+        """
+        retry = self.retry
+        whole = [number for number, position in positions.items() if position == EARLIEST]
+        positions.update(await retry(partial(self.offsets, whole, EARLIEST)))
+        ends = await retry(partial(self.offsets, positions, LATEST))
+        while left := {at: positions[at] for at, end in ends.items() if positions[at] < end}:
+            for part in await retry(partial(self.fetch, left)):
+                for each in committed(self.name, part, positions):
+                    yield each
+
+    async def fetch(
+        self, positions: Mapping[int, int], isolation: int = READ_COMMITTED
+    ) -> list[Any]:
+        """Return what one of the leaders has of these partitions, or gets in FETCH_WAIT_MS."""
+        leader, led = next(iter((await self.by_leader(positions)).items()))
+        partitions = [
+            FetchRequest.FetchTopic.FetchPartition(
+                partition=number, fetch_offset=positions[number], partition_max_bytes=FETCH_BYTES
+            )
+            for number in led
+        ]
+        request = FetchRequest[11](
+            max_wait_ms=FETCH_WAIT_MS,
+            min_bytes=1,
+            max_bytes=FETCH_BYTES,
+            isolation_level=isolation,
+            topics=[FetchRequest.FetchTopic(topic=self.name, partitions=partitions)],
+            forgotten_topics_data=[],
+        )
+        response = await self.ask(request, leader)
+        parts: list[Any] = [part for topic in response.responses for part in topic.partitions]
+        for answer in (response, *parts):
+            self.check(answer.error_code, f"read topic {self.name}")
+        return parts
+
+    async def offsets(
+        self, partitions: Collection[int], timestamp: int, isolation: int = READ_COMMITTED
+    ) -> dict[int, int]:
+        """Return the offsets of these partitions at EARLIEST or LATEST.
+
+        LATEST that is committed lies before the first transaction that is under way.
+        """
+        found: dict[int, int] = {}
+        for leader, led in (await self.by_leader(partitions)).items():
+            request = ListOffsetsRequest[2](
+                replica_id=CONSUMER,
+                isolation_level=isolation,
+                topics=[(self.name, [(number, timestamp) for number in led])],
+            )
+            for part in (await self.ask(request, leader)).topics[0].partitions:
+                self.check(part.error_code, f"look for the ends of topic {self.name}")
+                found[part.partition_index] = part.offset
+        return found
+
     async def _ensure(self) -> None:
-        retry, name = self.client.retry, self.name
+        retry, name = self.retry, self.name
         if await retry(self._find) is None:
             await retry(self._create)
-        await retry(lambda: self.leaders([0]))
+        await retry(lambda: self.by_leader([0]))
         found = await retry(self._find)
         self._check_partitions(len(found.partitions) if found is not None else 0)
-        await retry(lambda: self.leaders(range(self.partitions)))
+        await retry(lambda: self.by_leader(range(self.partitions)))
         configs = await retry(self._configs)
         policy, compression = configs.get("cleanup.policy"), configs.get("compression.type")
         if policy != COMPACT:
-            raise StateError(
-                f"topic {name} would lose state: its cleanup.policy is {policy}, not {COMPACT}",
-                f"set it: kafka-configs.sh --alter --topic {name} --add-config "
-                f"cleanup.policy={COMPACT}, or name another topic as state.topic",
-            )
-        if compression not in READABLE_COMPRESSION:
-            raise StateError(
-                f"topic {name} is compressed by the brokers: its compression.type is {compression}",
-                f"set it: kafka-configs.sh --alter --topic {name} --add-config "
-                "compression.type=uncompressed, or name another topic as state.topic",
-            )
+            wrong = f"would lose state: its cleanup.policy is {policy}, not {COMPACT}"
+            setting = f"cleanup.policy={COMPACT}"
+        elif compression not in READABLE_COMPRESSION:
+            wrong = f"is compressed by the brokers: its compression.type is {compression}"
+            setting = "compression.type=uncompressed"
+        else:
+            return
+        raise StateError(
+            f"topic {name} {wrong}",
+            f"set it: kafka-configs.sh --alter --topic {name} --add-config {setting}, or name "
+            "another topic as state.topic",
+        )
 
     def _check_partitions(self, found: int) -> None:
-        if found == self.partitions:
+        wanted = self.partitions
+        if found == wanted:
             return
-        if self.partitions == 1:
-            what = (
-                f"topic {self.name} has {found} partitions, and state needs a topic of one, as "
-                "only that keeps the order"
-            )
+        has = f"has {found} partitions"
+        if wanted == 1:
+            wrong = f"{has}, and state needs a topic of one, as only that keeps the order"
         else:
-            has = f"has {found} partitions" if found != 1 else "is that of a proxy without a tier"
-            what = (
-                f"topic {self.name} {has}, and the state of a tier needs one of {self.partitions}, "
-                "one for each slot"
-            )
-        raise StateError(what, "name another topic as state.topic; quota-proxy makes it")
+            has = has if found != 1 else "is that of a proxy without a tier"
+            wrong = f"{has}, and the state of a tier needs one of {wanted}, one for each slot"
+        fix = "name another topic as state.topic; quota-proxy makes it"
+        raise StateError(f"topic {self.name} {wrong}", fix)
 
     async def _find(self) -> Any | None:
-        (found,) = (await self.client.metadata([self.name])).topics
+        (found,) = (await self.metadata([self.name])).topics
         if found.error_code == UNKNOWN_TOPIC:
             return None
         self.check(found.error_code, f"look for topic {self.name}")
         return found
 
     async def _create(self) -> None:
-        cluster = await self.client.metadata([self.name])
+        cluster = await self.metadata([self.name])
         replicas = min(MAX_REPLICAS, len(cluster.brokers))
         topic = CreateTopicsRequest.CreatableTopic(
             name=self.name,
@@ -184,21 +240,19 @@ class StateTopic:
             assignments=[],
             configs=list(settings(replicas).items()),
         )
-        request = CreateTopicsRequest[CREATE_VERSION](
+        request = CreateTopicsRequest[4](
             topics=[topic], timeout_ms=CREATE_TIMEOUT_MS, validate_only=False
         )
         addresses = {broker.node_id: (broker.host, broker.port) for broker in cluster.brokers}
-        response = await self.client.ask(request, addresses.get(cluster.controller_id))
+        response = await self.ask(request, addresses.get(cluster.controller_id))
         (made,) = response.topics
         if made.error_code != ALREADY_EXISTS:  # by another proxy, or by us when the answer was lost
             self.check(made.error_code, f"make topic {self.name}", made.error_message)
 
     async def _configs(self) -> dict[str, str]:
         resource = TOPIC_RESOURCE, self.name, ["cleanup.policy", "compression.type"]
-        request = DescribeConfigsRequest[DESCRIBE_CONFIGS_VERSION](
-            resources=[resource], include_synonyms=False
-        )
-        (found,) = (await self.client.ask(request)).results
+        request = DescribeConfigsRequest[1](resources=[resource], include_synonyms=False)
+        (found,) = (await self.ask(request)).results
         doing = f"see the settings of topic {self.name}"
         self.check(found.error_code, doing, found.error_message)
         return {config.name: config.value for config in found.configs}
@@ -212,7 +266,8 @@ def settings(replicas: int) -> Mapping[str, str]:
         "compression.type": "uncompressed",
         # What is acknowledged outlives the loss of a broker, and one may be away meanwhile.
         "min.insync.replicas": str(MAX_REPLICAS - 1) if replicas >= MAX_REPLICAS else "1",
-        "max.message.bytes": str(MAX_RECORD_BYTES + BATCH_OVERHEAD_BYTES),
+        # With more than a batch adds to its only record.
+        "max.message.bytes": str(MAX_RECORD_BYTES + 1024),
         # Only closed segments are compacted. Small ones, closed soon, keep the start quick.
         "segment.bytes": str(16 * 2**20),
         "segment.ms": str(60 * 60 * 1000),

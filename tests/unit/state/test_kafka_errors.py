@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.cluster.kafka_client import Bootstrap, KafkaClient
+from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.upstream import RefusedError, UpstreamError
 from proxy.state.kafka.state_topic import FencedError, StateTopic
 
@@ -34,4 +34,4 @@ def test_no_error():
 
 
 def topic() -> StateTopic:
-    return StateTopic(KafkaClient(Bootstrap([("broker", 9092)])), "state")
+    return StateTopic(Bootstrap([("broker", 9092)]), "state")

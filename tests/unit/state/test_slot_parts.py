@@ -6,14 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from proxy.cluster.kafka_client import Bootstrap, KafkaClient
+from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.upstream import NOT_READY, RefusedError, UpstreamError
 from proxy.state import GroupFence, Record, StateError
-from proxy.state.kafka.loop_thread import LoopThread
 from proxy.state.kafka.messages import read_message, to_message
+from proxy.state.kafka.slot_store import SlotStore
 from proxy.state.kafka.slot_table import SlotTable
 from proxy.state.kafka.state_topic import StateTopic
-from proxy.state.kafka.topic_store import TopicStore
 
 FIRST = GroupFence("tier", 4, "member-a")
 NEWER = GroupFence("tier", 5, "member-a")
@@ -29,17 +28,17 @@ def holds() -> SlotTable:
 
 def refused(holds: SlotTable, *slots: int) -> bool:
     try:
-        holds.fence_for(slots)
+        holds.check(slots)
     except StateError:
         return True
     return False
 
 
 def test_only_what_was_taken_may_be_written(holds):
-    assert holds.fence_for([1, 2]) == FIRST
+    assert holds.check([1, 2]) == FIRST
     assert holds.taken == {1, 2}
     with pytest.raises(StateError, match="has not the slot 3"):
-        holds.fence_for([3, 2])
+        holds.check([3, 2])
     holds.release([1, 7])
     assert refused(holds, 1)
     assert not refused(holds, 2)
@@ -47,14 +46,14 @@ def test_only_what_was_taken_may_be_written(holds):
 
 def test_nothing_is_written_before_the_first_generation():
     with pytest.raises(StateError, match="is not in the group"):
-        SlotTable(slot_of).fence_for([1])
+        SlotTable(slot_of).check([1])
 
 
 def test_a_newer_generation_keeps_the_slots_and_an_older_one_is_ignored(holds):
     holds.renew(NEWER)
-    assert holds.fence_for([1]) == NEWER
+    assert holds.check([1]) == NEWER
     holds.renew(FIRST)
-    assert holds.fence_for([1]) == NEWER
+    assert holds.check([1]) == NEWER
 
 
 def test_a_loss_holds_until_slots_are_taken_anew(holds):
@@ -72,7 +71,7 @@ def test_a_member_with_another_id_has_lost_its_slots(holds):
     losses = holds.renew(ANEW)
     assert refused(holds, 1)
     assert holds.took([2], losses)
-    assert holds.fence_for([2]) == ANEW
+    assert holds.check([2]) == ANEW
 
 
 def record(key: str, value: int = 1) -> Record:
@@ -103,26 +102,40 @@ def test_a_record_in_another_slot_than_its_own_is_misplaced():
     old, new = record("a/1", 0), record("a/1")
     records.change({(3, "a/1"): old, (3, "a/3"): record("a/3"), (1, "a/1"): new})
     assert records.items("") == [record("a/1"), record("a/3")]
-    assert records.misplaced([1, 3]) == {(3, "a/1"): record("a/1", 0)}
-    assert records.misplaced([1]) == {}
+    assert records.took([1], records.renew(FIRST))
+    assert records.misplaced() == {}
+    assert records.took([3], records.renew(FIRST))
+    assert records.misplaced() == {(3, "a/1"): record("a/1", 0)}
     records.change({(3, "a/1"): None})
-    assert records.misplaced([1, 3]) == {}
+    assert records.misplaced() == {}
     assert records.at(records.place("a/1")) == record("a/1")
 
 
 @pytest.mark.parametrize("content", [record("a/1"), None])
 def test_a_message_names_its_writer_and_says_the_same(content):
     message = to_message("a/1", content, "tier/one")
-    received = SimpleNamespace(offset=0, **message._asdict())
+    key, value, headers = message
+    received = SimpleNamespace(offset=0, key=key, value=value, headers=headers)
     assert read_message("t", 7, received) == ((7, "a/1"), content)
-    assert dict(message.headers)["writer"] == b"tier/one"
+    assert dict(headers)["writer"] == b"tier/one"
 
 
-class UnopenedStore(TopicStore):
-    _rights, _instead, _make_room = "its rights", "go", "room"
+class UnopenedStore(SlotStore):
+    _rights, _instead = "its rights", "go"
 
-    async def _begin_anew(self, error: Exception) -> None:
-        raise error
+    def __init__(self) -> None:
+        super().__init__(
+            Bootstrap([("broker", 9092)]),
+            "t",
+            tier="tier",
+            machine="one",
+            slots=256,
+            common=0,
+            slot_of_record=slot_of,
+        )
+
+    async def _open(self) -> None:
+        pass
 
 
 @pytest.mark.parametrize(
@@ -135,7 +148,7 @@ class UnopenedStore(TopicStore):
     ],
 )
 def test_what_brokers_say_is_explained(error, fix):
-    store = UnopenedStore(Bootstrap([("broker", 9092)]), "t", 256, slot_of, 1.0)
+    store = UnopenedStore()
 
     async def fail() -> None:
         raise error
@@ -148,13 +161,13 @@ def test_what_brokers_say_is_explained(error, fix):
 
 
 def test_an_error_makes_leaders_and_coordinators_be_looked_for_anew():
-    topic = StateTopic(KafkaClient(Bootstrap([("broker", 9092)])), "state", 256)
+    topic = StateTopic(Bootstrap([("broker", 9092)]), "state", 256)
     with pytest.raises(UpstreamError, match="write: NOT_LEADER"):
         topic.check(6, "write")
 
 
-def test_a_loop_in_a_thread_ends_what_runs_still():
-    loop = LoopThread("test", "it")
+def test_a_store_that_is_closed_ends_what_runs_still():
+    store = UnopenedStore()
 
     async def name() -> str:
         return threading.current_thread().name
@@ -162,14 +175,14 @@ def test_a_loop_in_a_thread_ends_what_runs_still():
     async def fail() -> None:
         raise ValueError("no")
 
-    assert loop.run(name()) == "test"
+    assert store._run(name(), "read") == "kafka-state"
     with pytest.raises(ValueError, match="no"):
-        loop.run(fail())
-    endless = loop.start(forever())
-    loop.close()
+        store._run(fail(), "read")
+    endless = store._start(forever())
+    store.close()
     assert endless.cancelled()
-    with pytest.raises(RuntimeError, match="it is closed"):
-        loop.run(name())
+    with pytest.raises(RuntimeError, match="the state in topic t is closed"):
+        store._run(name(), "read")
 
 
 async def forever() -> None:
