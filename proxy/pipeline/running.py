@@ -312,7 +312,7 @@ class RunningPipelines:
     def _drop(self, pipeline: RunningPipeline) -> None:
         name, completion = pipeline.name, pipeline.completion
         self._leave(pipeline)
-        pending = completion.ledger.pending_batches
+        pending = len(completion.ledger.roots)
         _log.warning("pipeline is gone", pipeline=name, pending=pending)
         if pending:
             self._instruments.ledger_failed_total.of(name, PIPELINE_CHANGED).inc(pending)
@@ -341,7 +341,7 @@ class RunningPipelines:
 
     def _show(self, pipeline: RunningPipeline) -> None:
         name, instruments = pipeline.name, self._instruments
-        instruments.ledger_pending.of(name).set(pipeline.completion.ledger.pending_batches)
+        instruments.ledger_pending.of(name).set(len(pipeline.completion.ledger.roots))
         for node in pipeline.nodes.values():
             held = [] if node.state.rate is None else [node.state.rate]
             if isinstance(node, Stage) and node.ceiling is not None:
