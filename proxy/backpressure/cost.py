@@ -1,7 +1,7 @@
 """Choose the size of batches from what a batch costs: a fixed time, and one for each record."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from metrics.clock import MS_PER_SECOND
@@ -68,6 +68,8 @@ class CostEstimator:
     kept_as: ClassVar[str] = "cost"
     """See BackpressureRecord."""
     _settings: AdaptiveBound
+    _interval_ms: float = field(init=False)
+    """0 while it is not known."""
     _cost: BatchCost | None = None
     _arrivals: float | None = None
     _most: float = math.inf
@@ -78,6 +80,10 @@ class CostEstimator:
     _patience: int = FIRST_PROBE
     _careful: int = 0
     """Batches left of those: see `_at_most_as_usual`."""
+
+    def __post_init__(self) -> None:
+        """Have the interval at hand."""
+        self._interval_ms = self._settings.batch_interval_ms or 0.0
 
     def compute(self, batch: FinishedBatch) -> float | None:
         """Add a batch; return the new rate in records/s; None: any will do, or none is learnt."""
@@ -141,6 +147,7 @@ class CostEstimator:
     def update(self, settings: AdaptiveBound) -> None:
         """Estimate by other settings from now on; what is known of the costs stays."""
         before_ms, self._settings = self._interval_ms, settings
+        self._interval_ms = settings.batch_interval_ms or 0.0
         if self._interval_ms != before_ms:
             self._plan_anew()
 
@@ -158,10 +165,6 @@ class CostEstimator:
         cost, self._allowed = self._cost, 0.0
         if cost is not None and self._interval_ms > 0:
             self._allowed = self._fitting(cost, self._target_ms(cost), doubt=0.0)
-
-    @property
-    def _interval_ms(self) -> float:
-        return self._settings.batch_interval_ms or 0.0
 
     @property
     def _least(self) -> float:

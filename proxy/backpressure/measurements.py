@@ -241,10 +241,11 @@ class BatchMeasurements:
 
     def update(self, rule: AdaptiveBound) -> None:
         """Measure by these settings from now on, and the query's own interval if they have none."""
-        self.rule = rule
-        if self.interval_ms is None:
+        is_same, self.rule, before = rule is self.rule, rule, self._settings
+        interval_ms = self.interval_ms
+        if interval_ms is None or (is_same and interval_ms == before.batch_interval_ms):
             return
-        before, self._settings = self._settings, replace(rule, batch_interval_ms=self.interval_ms)
+        self._settings = replace(rule, batch_interval_ms=interval_ms)
         if rule.estimator == before.estimator:
             self.estimator.update(self._settings)
         else:

@@ -214,9 +214,11 @@ class RunningPipelines:
         ends: Mapping[TopicPartition, int] = MappingProxyType({}),
     ) -> None:
         """Apply a report that the registry has accepted; for `ends` see `lost_ends`."""
+        query = accepted.query
         if accepted.new_run:
             self.generation += 1  # the query may have another name now
-        if self._stages and (found := self._stage_of(accepted.query.client_id)) is not None:
+        found = self._stages.get(query.client_id) or self._stages.get(query.name)
+        if found is not None:
             pipeline, stage = found
             if pipeline.reported(stage, accepted, ends, now_ms):
                 self._on_change()

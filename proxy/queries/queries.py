@@ -263,7 +263,8 @@ class Queries:
             await asyncio.sleep(0)  # there may be thousands: other work comes between two walks
         unknown |= self._pipelines.lost_ends(report, clock_ms())
         ends = await self._ends(unknown) if unknown else {}
-        return await self._turns.take(self._accepting(report, ends, scope))
+        steps = self._accepting(report, ends, scope)
+        return await self._turns.take(steps, is_short=len(report.ranges) <= 1)
 
     def _accepting(
         self, report: Report, ends: Mapping[TopicPartition, int], scope: QueryScope
