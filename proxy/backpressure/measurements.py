@@ -15,9 +15,8 @@ from proxy.wire.topic_partition import TopicPartition
 
 from .backpressure_record import BackpressureRecord
 from .batch_cost import FinishedBatch
-from .cost import CostEstimator
+from .cost import CostEstimator, PidEstimator
 from .drivers import Drivers
-from .pid import PidEstimator
 
 MAX_HOLDS = 512
 """How many separate times of holding are kept; beyond it the closest ones count as one."""

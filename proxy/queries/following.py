@@ -5,13 +5,11 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from proxy.backpressure.backpressure import Backpressure
-from proxy.backpressure.offset_lookups import OffsetLookups
-from proxy.backpressure.query_backpressure import QueryBackpressure
+from proxy.backpressure.query_backpressure import OffsetLookups, QueryBackpressure
 from proxy.pipeline.running import RunningPipelines
 from proxy.progress.query_registry import QueryRegistry
-from proxy.progress.reader import Reader
 from proxy.progress.topics import TopicNames
-from proxy.progress.tracker import FetchTracker
+from proxy.progress.tracker import FetchTracker, Reader
 from proxy.queries.report_turns import ReportTurns
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager

@@ -23,9 +23,9 @@ from parts.reports import uuid
 
 from proxy.backpressure.driver_view import REPORT_WAIT_MS
 from proxy.backpressure.drivers import MISSED_ANSWERS
-from proxy.backpressure.offset_lookups import OffsetLookups
-from proxy.progress.reader import Reader
+from proxy.backpressure.query_backpressure import OffsetLookups
 from proxy.progress.report import TriggerKind
+from proxy.progress.tracker import Reader
 from proxy.quota.rules import Rule
 from proxy.wire.list_offsets import EARLIEST, LATEST, READ_COMMITTED
 
