@@ -109,6 +109,8 @@ class Completion:
         self._wall = wall = WallTime.at(now_ms, now_s)
         self._max_edges = max_edges
         self.journal = Journal[LedgerItem](self.record, self.key)
+        self.changes = self.journal.take
+        """See Journal; what it returns is to be written in one transaction."""
         mark = self.journal.mark_changed
         self.ledger = Ledger(graph.settings.timeout_ms, random, wall, mark)
         self.edges = EdgeTable(self.ledger.new_id, mark)
@@ -182,15 +184,11 @@ class Completion:
         self._fail_stranded(now_ms)
         self._apply_ready(now_ms)
 
-    def changes(self, *, hands_over: bool = False) -> tuple[list[Record], list[str]]:
-        """Return the records to write and the keys to delete, O(changed); in one transaction.
-
-        What the stages have written since their last reports has records for a handover only.
-        """
+    def hand_over(self) -> None:
+        """Have records of what the stages have written since their last reports, too."""
         for stage, reports in self.reports.stages.items():
-            if hands_over and reports.written:
+            if reports.written:
                 self.journal.mark_changed(("written", stage))
-        return self.journal.take()
 
     def load(
         self, records: Collection[Record], now_ms: float, *, is_handed_over: bool = False

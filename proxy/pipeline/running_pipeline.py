@@ -166,11 +166,16 @@ class RunningPipeline:
         """Whether there are `changes`."""
         return bool(self._journal or self.completion.journal)
 
-    def changes(self, *, hands_over: bool = False) -> tuple[list[Record], list[str]]:
-        """Return the records to write and the keys to delete, see `Completion.changes`."""
+    def changes(self) -> tuple[list[Record], list[str]]:
+        """Return the records to write and the keys to delete; in one transaction."""
         records, deletes = self._journal.take()
-        of_ledger, gone = self.completion.changes(hands_over=hands_over)
+        of_ledger, gone = self.completion.changes()
         return records + of_ledger, deletes + gone
+
+    def changes_failed(self) -> None:
+        """Return again with the next `changes` what the last ones were: it is not written."""
+        self._journal.give_back()
+        self.completion.journal.give_back()
 
     def state_of(self, node: str) -> NodeState | None:
         """Return how a node is held; None when it is not."""
