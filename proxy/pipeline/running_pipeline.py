@@ -38,7 +38,7 @@ from proxy.state.journal import Journal
 from proxy.wire.topic_partition import TopicPartition
 
 from .batch_limit import BatchLimit, QueriesOf, UpstreamWriter, records_that_fit
-from .completion import Completion
+from .completion import Completion, StageBatch
 from .edges import MAX_OFFSET, TopicRange
 from .graph import Node, PipelineGraph, find_endless
 from .ledger import WallTime
@@ -55,7 +55,6 @@ from .nodes import (
     raised_rates,
     to_record,
 )
-from .stage_reports import StageBatch
 
 MAX_EVENTS = 100
 
@@ -245,7 +244,7 @@ class RunningPipeline:
         if written.start < start:  # the topic was made anew
             start, end = written.start, 0
         self._unread[key] = start, max(end, written.end)
-        self.completion.reports.wrote(stage.name, written, now_ms)
+        self.completion.wrote(stage.name, written, now_ms)
 
     def plans(
         self, stage: Stage, client_id: str, partitions: Set[TopicPartition], now_ms: float
@@ -260,7 +259,7 @@ class RunningPipeline:
 
     def lost_ends(self, stage: Stage, started_ms: float) -> set[TopicPartition]:
         """Return the partitions whose log ends say what a batch may have written unseen."""
-        is_lost = self.completion.reports.is_recovering(stage.name, started_ms)
+        is_lost = self.completion.is_recovering(stage.name, started_ms)
         return set(self._known_ends(stage)) if is_lost else set()
 
     def reported(
@@ -281,7 +280,7 @@ class RunningPipeline:
             self._add_batch(stage, query, report.batch, event_ms, ends, now_ms)
         elif report.event == "idle":
             # What came after that belongs to a batch that is not reported yet.
-            written = self.completion.reports.stages[name].written
+            written = self.completion.reports[name].written
             if all(at_ms <= event_ms for _, at_ms in written):
                 self.completion.idle(name, now_ms)
         elif report.event == "terminated":
@@ -535,7 +534,7 @@ class RunningPipeline:
         batches, size_bytes = 0, 0.0
         # A query that is gone makes its batch again when it is back: as the first of a run.
         for name in self.graph.first:
-            batches += len(self.completion.reports.stages[name].waiting)
+            batches += len(self.completion.reports[name].waiting)
             for client_id in self._living_clients(self.stages[name], now_ms):
                 planned, records = self._planned(self.stages[name], client_id)
                 batches += planned
@@ -599,7 +598,7 @@ class RunningPipeline:
         _, planned = self._planned(stage, client_id)
         has_work = is_asking or planned > 0
         has_work = has_work or self._waiting(stage, stage.settings.consumes, now_ms) != 0
-        written = self.completion.reports.stages[stage.name].written if planned else ()
+        written = self.completion.reports[stage.name].written if planned else ()
         return UpstreamWriter(
             stage.normal_rate if has_work else 0.0,
             stage.records_out(topics),
@@ -639,17 +638,17 @@ class RunningPipeline:
         ends: Mapping[TopicPartition, int],
         now_ms: float,
     ) -> None:
-        name, reports = stage.name, self.completion.reports
+        name, completion = stage.name, self.completion
         execution_ms = float(batch.execution_ms or 0)
         started_ms = ended_ms - execution_ms
         measured = [each.measurements for each in self._queries_of(query.client_id)]
-        seen = written = reports.take(name, ended_ms)
-        if reports.is_recovering(name, started_ms):
-            written += reports.recover(name, self._known_ends(stage), ends)
+        seen = written = completion.take_written(name, ended_ms)
+        if completion.is_recovering(name, started_ms):
+            written += completion.recover(name, self._known_ends(stage), ends)
         size = next(filter(None, (each.bytes_per_record.value for each in measured)), 0.0)
         size_bytes, inputs = round(batch.rows * size), tuple(_inputs(stage, query, batch))
         done = StageBatch(name, batch.batch_id, inputs, written, started_ms, size_bytes)
-        self.completion.stage_batch(done, now_ms)
+        completion.stage_batch(done, now_ms)
         if batch.rows > 0 and execution_ms > 0:
             # A short batch had little to do: what it shows is Spark's own time, not the stage's.
             if all(execution_ms >= FULL_BATCH * (each.interval_ms or 0) for each in measured):

@@ -9,16 +9,18 @@ from hypothesis import strategies as st
 from pipeline_parts import graph, stage
 
 from proxy.pipeline.completion import (
+    MAX_DEFERRED,
+    MAX_WAIT_MS,
     OFFSETS_REUSED,
     PIPELINE_CHANGED,
     SWEEP_AT,
     TOO_MANY_EDGES,
     Completion,
+    StageBatch,
 )
 from proxy.pipeline.edges import MAX_EDGES, EdgeTable, TopicRange
 from proxy.pipeline.graph import PendingLimit
 from proxy.pipeline.ledger import BUCKETS, Ledger, RootOutcome, SourceBatch, WallTime
-from proxy.pipeline.stage_reports import MAX_DEFERRED, MAX_WAIT_MS, StageBatch
 
 TIMEOUT_MS = 600_000.0
 NOW_S = 1_700_000_000.0

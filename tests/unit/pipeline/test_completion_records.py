@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_parts import graph, stage
 
-from proxy.pipeline.completion import PIPELINE_CHANGED, Completion
+from proxy.pipeline.completion import PIPELINE_CHANGED, Completion, StageBatch
 from proxy.pipeline.edges import TopicRange
-from proxy.pipeline.stage_reports import StageBatch
 from proxy.state import MemoryStore, Record
 
 TIMEOUT_MS = 1_000.0
