@@ -260,11 +260,8 @@ class Completion:
         Up to `starts` it is known who wrote; `ends` are those of the logs. What is left of the
         stage here was written since that batch.
         """
-        reports, produces, ends = (
-            self.reports[stage],
-            self._graph.stages[stage].produces,
-            dict(ends),
-        )
+        reports, ends = self.reports[stage], dict(ends)
+        produces = self._graph.stages[stage].produces
         reports.has_reported = True
         for later, _ in reports.written:
             key = (later.topic, later.partition)

@@ -41,9 +41,8 @@ from proxy.progress.query_scope import QueryScope
 from proxy.progress.report import Report, ReportRefused, parse_report
 from proxy.progress.report_handler import ReportHandler
 from proxy.progress.topics import TopicNames
-from proxy.queries.following import Following
+from proxy.queries.following import Following, ReportTurns
 from proxy.queries.record_owner import OwnedRecords, read_owned
-from proxy.queries.report_turns import ReportTurns
 from proxy.quota.manager import QuotaManager
 from proxy.slices import Slices
 from proxy.state import Document, StateError, StateWriter, Store

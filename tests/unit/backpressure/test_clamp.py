@@ -21,9 +21,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from parts.reports import uuid
 
+from proxy.backpressure.backpressure import OffsetLookups
 from proxy.backpressure.driver_view import REPORT_WAIT_MS
 from proxy.backpressure.drivers import MISSED_ANSWERS
-from proxy.backpressure.query_backpressure import OffsetLookups
 from proxy.progress.report import TriggerKind
 from proxy.progress.tracker import Reader
 from proxy.quota.rules import Rule
