@@ -116,7 +116,7 @@ LEDGER_RECORDS: Mapping[str, RecordFormat[Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class StageBatch:
-    """One batch of a stage, finished. Raises ValueError when its time or size cannot be."""
+    """One batch of a stage, finished."""
 
     stage: str
     batch: int
@@ -131,10 +131,6 @@ class StageBatch:
     """Its place among those that wait, kept over a restart; 0: none yet."""
     at_ms: float = 0.0
     """When it was reported, if it has a number."""
-
-    def __post_init__(self) -> None:
-        if not math.isfinite(self.started_ms) or self.size_bytes < 0:
-            raise ValueError(f"{self} cannot be")
 
 
 @dataclass(slots=True)
@@ -151,6 +147,27 @@ class StageReports:
     was not seen either."""
     is_crowded: bool = False
     """Whether it has written more since its last report than is kept."""
+
+
+@dataclass(slots=True)
+class CompletionCounts:
+    """What came of the reports, since the start."""
+
+    late_acks: int = 0
+    """Acks for roots that had ended."""
+    repeated_records: int = 0
+    """Records of input that the stage had completed before."""
+    foreign_records: int = 0
+    """Records of input from a stage's topic that no stage is known to have produced."""
+    unanchored_ranges: int = 0
+    """Ranges of output of batches that read nothing of a pending root."""
+    unknown_stages: int = 0
+    """As the last three: of earlier versions, for those who read the fields."""
+    unknown_topics: int = 0
+    """Ranges of topics that the stage does not consume or produce any more."""
+    repeated_inits: int = 0
+    unknown_fails: int = 0
+    ownerless: int = 0
 
 
 class Completion:
@@ -170,7 +187,7 @@ class Completion:
         max_edges: int = MAX_EDGES,
     ) -> None:
         self._graph = graph
-        self._wall = wall = WallTime.at(now_ms, now_s)
+        self.wall = wall = WallTime.at(now_ms, now_s)
         self._max_edges = max_edges
         self.journal = Journal[LedgerItem](self.record, self.key)
         self.changes = self.journal.take
@@ -194,7 +211,7 @@ class Completion:
         self._name = graph.settings.name
         self._ended: list[EndedRoot] = []
         self._unswept = 0
-        self.counts = self.ledger.counts
+        self.counts = CompletionCounts()
         self.outcomes: Counter[tuple[RootOutcome, str]] = Counter()
         self.notes: deque[tuple[float, str]] = deque(maxlen=MAX_NOTES)
         """What was unusual lately: wall clock, text."""
@@ -210,13 +227,9 @@ class Completion:
     def stage_batch(self, batch: StageBatch, now_ms: float) -> None:
         """Add a finished batch of a stage; see `take_ended` for what it ends.
 
-        A batch of an unknown stage, or whose whole input was completed before, is only noted. But
-        of a first stage each report is a new root: the same one must not be passed on twice.
+        A batch whose whole input was completed before is only noted. But of a first stage each
+        report is a new root: the same one must not be passed on twice.
         """
-        if batch.stage not in self._graph.stages:
-            self.counts.unknown_stages += 1
-            self._note_batch(batch, "is of no stage of the pipeline", now_ms)
-            return
         self._last_number += 1
         numbered = replace(batch, number=self._last_number, at_ms=now_ms)
         self.reports[batch.stage].waiting.append(numbered)
@@ -350,7 +363,7 @@ class Completion:
 
     def document(self, now_ms: float) -> dict[str, Json]:
         """Return it as the API shows it: JSON, times in wall-clock seconds."""
-        limit, to_s, outcomes = self._limit, self._wall.to_s, self.outcomes
+        limit, to_s, outcomes = self._limit, self.wall.to_s, self.outcomes
         first = dict(islice(self.ledger.roots.items(), MAX_SHOWN))
         waits_at = self.waits_at(first)
         return {
@@ -582,7 +595,7 @@ class Completion:
         self._note(f"batch {batch.batch} of {batch.stage!r} {text}", now_ms)
 
     def _note(self, text: str, now_ms: float) -> None:
-        self.notes.append((self._wall.to_s(now_ms), text))
+        self.notes.append((self.wall.to_s(now_ms), text))
 
     def _read(self, records: Iterable[Record], now_ms: float) -> tuple[list[str], list[str]]:
         """Read them before anything happens; return why some were refused, and keys to delete."""
@@ -628,7 +641,7 @@ class Completion:
         now_ms: float,
     ) -> None:
         """Load one record. Raises ValueError with what is wrong."""
-        stages, to_ms = self._graph.stages, self._wall.to_ms
+        stages, to_ms = self._graph.stages, self.wall.to_ms
         match item:
             case "root", root:
                 value = reduce(xor, map(_id, form.at.values()), 0)
@@ -670,7 +683,7 @@ class Completion:
 
     def _value(self, item: LedgerItem) -> Json:
         kind, *where = item
-        to_s = self._wall.to_s
+        to_s = self.wall.to_s
         match kind, where[0]:
             case "edge", _ if edge := self.edges.find((where[0], where[1], where[2]), where[3]):
                 return {"end": edge[1], "id": f"{edge[2]:016x}", "group": edge[3].number}

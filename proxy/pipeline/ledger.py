@@ -88,26 +88,6 @@ class Root:
     """The bucket in which it was first heard of."""
 
 
-@dataclass(slots=True)
-class CompletionCounts:
-    """What came of the reports, since the start; 0 at the end: of earlier versions."""
-
-    late_acks: int = 0
-    """Acks for roots that had ended."""
-    repeated_records: int = 0
-    """Records of input that the stage had completed before."""
-    foreign_records: int = 0
-    """Records of input from a stage's topic that no stage is known to have produced."""
-    unanchored_ranges: int = 0
-    """Ranges of output of batches that read nothing of a pending root."""
-    unknown_stages: int = 0
-    unknown_topics: int = 0
-    """Ranges of topics that the stage does not consume or produce."""
-    repeated_inits: int = 0
-    unknown_fails: int = 0
-    ownerless: int = 0
-
-
 class Ledger:
     """The roots of one pipeline, in the rotating buckets of Storm's RotatingMap.
 
@@ -128,7 +108,6 @@ class Ledger:
         self._latest_turn = 0
         self.pending_bytes = 0
         """What their batches have read."""
-        self.counts = CompletionCounts()
         self.set_timeout(timeout_ms)
 
     def oldest_first(self) -> list[int]:

@@ -41,7 +41,6 @@ from .batch_limit import BatchLimit, QueriesOf, UpstreamWriter, records_that_fit
 from .completion import Completion, StageBatch
 from .edges import MAX_OFFSET, TopicRange
 from .graph import Node, PipelineGraph, find_endless
-from .ledger import WallTime
 from .nodes import (
     FLOW_RECORDS,
     Controller,
@@ -85,7 +84,6 @@ class RunningPipeline:
         now_s: float,
     ) -> None:
         self.name = graph.settings.name
-        self._wall = WallTime.at(now_ms, now_s)
         self._journal = Journal(self._record, self._key)
         self.nodes: Mapping[str, Stage | Source] = {}
         """What can be held, by name."""
@@ -94,6 +92,7 @@ class RunningPipeline:
         self._events: deque[dict[str, Json]] = deque(maxlen=MAX_EVENTS)
         self._registry, self._queries_of, self._quotas = registry, queries_of, quotas
         self.completion = Completion(graph, random=SystemRandom(), now_ms=now_ms, now_s=now_s)
+        self._to_s = self.completion.wall.to_s
         self._loaded_ms = -math.inf
         """When this process took up the state; long ago if it did not."""
         self._unread: dict[TopicPartition, tuple[int, int]] = {}
@@ -206,7 +205,7 @@ class RunningPipeline:
 
     def tick(self, now_ms: float) -> None:
         """End the periods that are due; call it at least once in the shortest."""
-        now_s = self._wall.to_s(now_ms)
+        now_s = self._to_s(now_ms)
         verdicts: dict[str, Verdict] = {}
         for name, stage in self.stages.items():
             if now_ms < stage.due_ms:
@@ -296,7 +295,7 @@ class RunningPipeline:
         graph = self.graph
         return {
             "name": self.name,
-            "at_s": self._wall.to_s(now_ms),
+            "at_s": self._to_s(now_ms),
             "hold_producers": graph.settings.hold_producers,
             "max_lag": graph.settings.max_lag,
             "stages": [
@@ -403,7 +402,7 @@ class RunningPipeline:
             adjust_ms = stage.settings.t_min_adjust_ms
             controllers[node].ask(name, verdict.direction, rate, adjust_ms, reason)
         stage.request = {
-            "at_s": self._wall.to_s(now_ms),
+            "at_s": self._to_s(now_ms),
             "direction": verdict.direction,
             "processing_rate": processing_rate,
             "reason": verdict.reason,
@@ -411,7 +410,7 @@ class RunningPipeline:
         }
 
     def _event(self, node: str, rate: float | None, reason: str, now_ms: float) -> None:
-        at_s = self._wall.to_s(now_ms)
+        at_s = self._to_s(now_ms)
         self._events.append({"at_s": at_s, "node": node, "rate": rate, "reason": reason})
 
     def _log_rate(self, node: str, rate: float | None, reason: str) -> None:

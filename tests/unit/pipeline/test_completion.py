@@ -199,13 +199,6 @@ def test_tells_owner_and_times():
 
 
 class TestBadInput:
-    def test_a_batch_of_an_unknown_stage_is_reported(self):
-        completion = make()
-        completion.stage_batch(batch("nobody", 1, "A0:0-10", "B0:0-5"), 1.0)
-        assert completion.counts.unknown_stages == 1
-        assert "'nobody'" in completion.notes[0][1]
-        assert (completion.edges.size, told(completion)) == (0, [])
-
     def test_topics_that_are_not_of_the_stage_are_left_out_and_counted(self):
         completion = make()
         completion.stage_batch(batch("one", 1, "A0:0-10 C0:0-3 Z0:0-3", "B0:0-5 C0:5-9"), 1.0)
@@ -471,12 +464,6 @@ def test_edges_of_roots_that_timed_out_do_not_stay_for_ever():
     records, deletes = completion.changes()
     assert records == []
     assert len(deletes) == 3 * SWEEP_AT  # a root, an anchor and an edge each
-
-
-@pytest.mark.parametrize("wrong", [{"started_ms": float("nan")}, {"size_bytes": -1}])
-def test_batches_that_cannot_be_are_refused(wrong):
-    with pytest.raises(ValueError, match="cannot be"):
-        batch("one", 1, "A0:0-1", **wrong)
 
 
 class Lineage:
