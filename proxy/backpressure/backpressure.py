@@ -231,7 +231,7 @@ class QueryBackpressure:
             "static_bound": self._static,
             "bound_age_s": (now_ms - self._bound_ms) / MS_PER_SECOND,
             "bytes_per_record": self.measurements.bytes_per_record.value,
-            "offsets_per_record": self.clamp.offsets_per_record,
+            "offsets_per_record": self.measurements.per_record,
             "batch_interval_ms": self.measurements.interval_ms,
             "waiting_ms": self.measurements.waiting_ms,
             "reason": self._bound.reason,
@@ -316,7 +316,6 @@ class QueryBackpressure:
         if rate is not None and self.ceiling is not None:
             rate = min(rate, self.ceiling)
         drivers.rate = self.ceiling if rate is None else rate
-        drivers.offsets_per_record = measured.per_record
         adapted = self._wanted(now_ms)
         if adapted != self._bound:
             self._bound, self._bound_ms = adapted, now_ms

@@ -235,7 +235,10 @@ class BatchMeasurements:
 
     @property
     def per_record(self) -> float:
-        """How far the offsets go on with a record, 1 when not known."""
+        """How far the offsets go on with a record, 1 when not known.
+
+        More where transactions or compaction leave gaps, less where a query reads a source twice.
+        """
         return self.offsets_per_record.value or 1.0
 
     def update(self, rule: AdaptiveBound) -> None:

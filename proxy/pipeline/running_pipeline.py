@@ -454,8 +454,8 @@ class RunningPipeline:
     def _measured(self, client_id: str) -> tuple[float, int, float]:
         """Return a client's offsets per record, least offsets of a batch, and bytes per record."""
         for bounded in self._queries_of(client_id):
-            clamp, size = bounded.clamp, bounded.measurements.bytes_per_record.value
-            return clamp.offsets_per_record, clamp.least_offsets, size or 0.0
+            measured, least_offsets = bounded.measurements, bounded.clamp.least_offsets
+            return measured.per_record, least_offsets, measured.bytes_per_record.value or 0.0
         return 1.0, 1, 0.0
 
     def _hold(self, now_ms: float) -> None:
