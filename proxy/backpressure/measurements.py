@@ -153,6 +153,10 @@ class RecordRatio:
     """
 
     state: RatioState = (0.0, 0.0, 0.0)
+    value: float | None = None
+    """The ratio; None as long as it is not known."""
+    steady: float | None = None
+    """The same; None also while the latest batches say something else, as after read-ahead."""
     _latest: float = 0.0
 
     def add(self, amount: float, records: float) -> None:
@@ -164,25 +168,19 @@ class RecordRatio:
             without = 0.0
         else:
             without += records
-        self.state = total, counted, without
+        self._set((total, counted, without))
 
     def resume(self, state: RatioState) -> None:
         """Resume from the state of an earlier process."""
-        self.state = state
-        self._latest = self.value or 0.0
+        self._latest = 0.0
+        self._set(state)
 
-    @property
-    def value(self) -> float | None:
-        """The ratio; None as long as it is not known."""
-        total, counted, without = self.state
-        return total / (counted + without) if total > 0 else None
-
-    @property
-    def steady(self) -> float | None:
-        """The same; None also while the latest batches say something else, as after read-ahead."""
-        value = self.value
-        is_steady = value is not None and value / STEADY <= self._latest <= value * STEADY
-        return value if is_steady else None
+    def _set(self, state: RatioState) -> None:
+        self.state, (total, counted, without) = state, state
+        self.value = value = total / (counted + without) if total > 0 else None
+        latest = self._latest or value or 0.0
+        is_steady = value is not None and value / STEADY <= latest <= value * STEADY
+        self.steady, self._latest = value if is_steady else None, latest
 
 
 def queued_ms(waiting_ms: float, processing_ms: float, interval_ms: float) -> float:

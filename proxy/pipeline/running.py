@@ -205,7 +205,8 @@ class RunningPipelines:
             return set()
         pipeline, stage = found
         started_ms = now_ms - report.age_ms - (report.batch.execution_ms or 0)
-        return pipeline.lost_ends(stage, started_ms)
+        is_lost = pipeline.completion.is_recovering(stage.name, started_ms)
+        return set(pipeline.known_ends(stage)) if is_lost else set()
 
     def reported(
         self,

@@ -256,11 +256,6 @@ class RunningPipeline:
             stage.plans[client_id].limit = self._limit(stage, client_id, now_ms)
             self._set_ceilings(stage, now_ms)
 
-    def lost_ends(self, stage: Stage, started_ms: float) -> set[TopicPartition]:
-        """Return the partitions whose log ends say what a batch may have written unseen."""
-        is_lost = self.completion.is_recovering(stage.name, started_ms)
-        return set(self._known_ends(stage)) if is_lost else set()
-
     def reported(
         self,
         stage: Stage,
@@ -268,7 +263,7 @@ class RunningPipeline:
         ends: Mapping[TopicPartition, int],
         now_ms: float,
     ) -> bool:
-        """Apply a report; for `ends` see `lost_ends`. Return whether it says more than "alive"."""
+        """Apply a report; see `RunningPipelines`. Return whether it says more than "alive"."""
         report, query, name, graph = accepted.report, accepted.query, stage.name, self.graph
         stage.seen(now_ms)
         is_late = report.run_id != query.run_id  # of an earlier run
@@ -643,7 +638,7 @@ class RunningPipeline:
         measured = [each.measurements for each in self._queries_of(query.client_id)]
         seen = written = completion.take_written(name, ended_ms)
         if completion.is_recovering(name, started_ms):
-            written += completion.recover(name, self._known_ends(stage), ends)
+            written += completion.recover(name, self.known_ends(stage), ends)
         size = next(filter(None, (each.bytes_per_record.value for each in measured)), 0.0)
         size_bytes, inputs = round(batch.rows * size), tuple(_inputs(stage, query, batch))
         done = StageBatch(name, batch.batch_id, inputs, written, started_ms, size_bytes)
@@ -658,7 +653,7 @@ class RunningPipeline:
                 made[each.topic] += each.end - each.start
             stage.converted(batch.rows, made)
 
-    def _known_ends(self, stage: Stage) -> dict[TopicPartition, int]:
+    def known_ends(self, stage: Stage) -> dict[TopicPartition, int]:
         """Return up to where it is known who wrote what of the topics of a stage."""
         known: dict[TopicPartition, int] = {}  # at least what readers have completed
         for query in self._registry.queries:
