@@ -69,7 +69,7 @@ class BackpressureRecord(BaseModel):
     waiting_ms: Amount
     """See measurements.queued_ms."""
     estimator: tuple[Number, Positive, Number] | None
-    """See pid.PidState; None with the other estimator."""
+    """See cost.PidState; None with the other estimator."""
     cost: tuple[Amount, Amount, Amount, Amount, Correlation, Widest, Noise] | None = None
     """See batch_cost.CostState; older records have none."""
     bytes_per_record: Ratio

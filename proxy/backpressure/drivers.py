@@ -115,9 +115,6 @@ class Drivers:
     start_rate: float | None = None
     """The same of a slow start under a processing-time trigger, while nothing is known of what a
     batch costs: then the driver gets what came in since its look-up before, if that is more."""
-    offsets_per_record: float = 1.0
-    """How far the offsets go on with a record: more where transactions or compaction leave gaps,
-    less where a query reads its source twice."""
     why: str = "the driver has not asked yet"
     """What came of the driver's last look-up, for people."""
     offsets: int | None = None

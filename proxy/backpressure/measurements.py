@@ -15,9 +15,8 @@ from proxy.wire.topic_partition import TopicPartition
 
 from .backpressure_record import BackpressureRecord
 from .batch_cost import FinishedBatch
-from .cost import CostEstimator
+from .cost import CostEstimator, PidEstimator
 from .drivers import Drivers
-from .pid import PidEstimator
 
 MAX_HOLDS = 512
 """How many separate times of holding are kept; beyond it the closest ones count as one."""
@@ -154,6 +153,10 @@ class RecordRatio:
     """
 
     state: RatioState = (0.0, 0.0, 0.0)
+    value: float | None = None
+    """The ratio; None as long as it is not known."""
+    steady: float | None = None
+    """The same; None also while the latest batches say something else, as after read-ahead."""
     _latest: float = 0.0
 
     def add(self, amount: float, records: float) -> None:
@@ -165,25 +168,19 @@ class RecordRatio:
             without = 0.0
         else:
             without += records
-        self.state = total, counted, without
+        self._set((total, counted, without))
 
     def resume(self, state: RatioState) -> None:
         """Resume from the state of an earlier process."""
-        self.state = state
-        self._latest = self.value or 0.0
+        self._latest = 0.0
+        self._set(state)
 
-    @property
-    def value(self) -> float | None:
-        """The ratio; None as long as it is not known."""
-        total, counted, without = self.state
-        return total / (counted + without) if total > 0 else None
-
-    @property
-    def steady(self) -> float | None:
-        """The same; None also while the latest batches say something else, as after read-ahead."""
-        value = self.value
-        is_steady = value is not None and value / STEADY <= self._latest <= value * STEADY
-        return value if is_steady else None
+    def _set(self, state: RatioState) -> None:
+        self.state, (total, counted, without) = state, state
+        self.value = value = total / (counted + without) if total > 0 else None
+        latest = self._latest or value or 0.0
+        is_steady = value is not None and value / STEADY <= latest <= value * STEADY
+        self.steady, self._latest = value if is_steady else None, latest
 
 
 def queued_ms(waiting_ms: float, processing_ms: float, interval_ms: float) -> float:
@@ -236,15 +233,19 @@ class BatchMeasurements:
 
     @property
     def per_record(self) -> float:
-        """How far the offsets go on with a record, 1 when not known."""
+        """How far the offsets go on with a record, 1 when not known.
+
+        More where transactions or compaction leave gaps, less where a query reads a source twice.
+        """
         return self.offsets_per_record.value or 1.0
 
     def update(self, rule: AdaptiveBound) -> None:
         """Measure by these settings from now on, and the query's own interval if they have none."""
-        self.rule = rule
-        if self.interval_ms is None:
+        is_same, self.rule, before = rule is self.rule, rule, self._settings
+        interval_ms = self.interval_ms
+        if interval_ms is None or (is_same and interval_ms == before.batch_interval_ms):
             return
-        before, self._settings = self._settings, replace(rule, batch_interval_ms=self.interval_ms)
+        self._settings = replace(rule, batch_interval_ms=interval_ms)
         if rule.estimator == before.estimator:
             self.estimator.update(self._settings)
         else:

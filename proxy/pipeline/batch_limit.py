@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
-from proxy.backpressure.query_backpressure import QueryBackpressure
+from proxy.backpressure.backpressure import QueryBackpressure
 from proxy.wire.topic_partition import TopicPartition
 
 ROUND_SHARE = 0.5

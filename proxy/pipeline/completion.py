@@ -5,6 +5,16 @@ for each stage that consumes the topic, anchored to the roots of what the batch 
 root when it read of a source; completing a range acks its edges. What was read or appended unseen
 keeps its roots waiting until they time out.
 
+A stage that reads while the stage before it still writes may report its batch first. It waits until
+the ranges that it read have been reported, or the stage before reports a batch that began after
+this one was reported, or says that it is idle. What was not claimed then is nobody's.
+
+What a stage writes between two reports is the output of the batch that is reported next. A restart
+forgets it. The records behind those that are known are then taken for the output of the batch that
+a stage reports first, if it began before this process took up the state. Some may be of its next
+batch, or of others: that makes a root wait longer, and never too short. A handover knows what was
+written, and hands it over.
+
 The state has it under `ledger/PIPELINE/`, each part quoted, with hexadecimal ids and times in
 wall-clock seconds:
 
@@ -20,7 +30,7 @@ wall-clock seconds:
 import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 from itertools import islice
 from operator import xor
@@ -29,15 +39,16 @@ from typing import Annotated, Any
 from urllib.parse import unquote
 
 from pydantic import ConfigDict, Field, create_model
+from structlog import get_logger
 
 from proxy.state import Json, Record
 from proxy.state.journal import Journal, RecordFormat
 from proxy.state.store import SEPARATOR
+from proxy.wire.topic_partition import TopicPartition
 
 from .edges import MAX_EDGES, MAX_OFFSET, Anchor, EdgeTable, TopicRange, merged
 from .graph import PendingLimit, PipelineGraph
 from .ledger import EndedRoot, Ledger, LedgerItem, Root, RootOutcome, SourceBatch, WallTime
-from .stage_reports import PipelineReports, StageBatch
 
 PIPELINE_CHANGED = "pipeline_changed"
 """Reason: it waited at a stage, or for a topic, that is no longer in the pipeline."""
@@ -54,9 +65,23 @@ ROOM_SHARE = 1 / 16
 SWEEP_AT = 1_000
 """When so many roots have failed or timed out, and more than are left, their edges are removed."""
 
+MAX_WAIT_MS = 60_000.0
+"""And half of the ledger's timeout: the most that a batch waits. The stage before may be dead."""
+
+MAX_DEFERRED = 1_000
+"""Batches of one stage that wait at most; beyond it the first is taken as it is."""
+
+MAX_OUTPUTS = 10_000
+"""Ranges that a stage has written since its last report; of more the oldest belong to no batch."""
+
+LATE_MS = 60_000.0
+"""The response to what is in the log at the start has passed by then: no client waits longer."""
+
 MAX_NOTES = 100
 MAX_SHOWN = 100
 """Pending roots in the document, those that came first."""
+
+_log = get_logger(__name__)
 
 _Id = Annotated[str, Field(pattern="^[0-9a-f]{1,16}$")]
 _Offset = Annotated[int, Field(ge=0, le=MAX_OFFSET)]
@@ -75,7 +100,7 @@ def _format(**fields: Any) -> RecordFormat[Any]:
 
 _ROOT_TIMES = {"started_s": _Seconds, "heard_s": _Seconds}
 LEDGER_RECORDS: Mapping[str, RecordFormat[Any]] = {
-    "root": _format(at=dict[str, _Id], owner=SourceBatch | None, **_ROOT_TIMES, failed=str | None),
+    "root": _format(at=dict[str, _Id], owner=SourceBatch, **_ROOT_TIMES, failed=None),
     "group": _format(roots=list[_Id]),
     "edge": _format(end=_Offset, id=_Id, group=int),
     "lane": _format(known_to=_Known, done=list[_Pair]),
@@ -87,6 +112,62 @@ LEDGER_RECORDS: Mapping[str, RecordFormat[Any]] = {
     "written": _format(stage=str, ranges=tuple[tuple[TopicRange, _Seconds], ...]),
 }
 """By kind, in the order in which they are read: each refers to earlier ones only."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageBatch:
+    """One batch of a stage, finished."""
+
+    stage: str
+    batch: int
+    inputs: tuple[TopicRange, ...]
+    outputs: tuple[TopicRange, ...]
+    """What its clients have appended since the batch before."""
+    started_ms: float
+    """When it began, monotonic: all that was appended before was reported before."""
+    size_bytes: int = 0
+    """What it has read; counts against `max_pending` when it is a source batch."""
+    number: int = 0
+    """Its place among those that wait, kept over a restart; 0: none yet."""
+    at_ms: float = 0.0
+    """When it was reported, if it has a number."""
+
+
+@dataclass(slots=True)
+class StageReports:
+    """What is known of the reports of one stage."""
+
+    waiting: deque[StageBatch] = field(default_factory=deque)
+    settled_ms: float = -math.inf
+    """All that it appended before then is reported, monotonic."""
+    written: list[tuple[TopicRange, float]] = field(default_factory=list)
+    """What its clients have written since its last report, and when."""
+    has_reported: bool = False
+    """A batch, since this process took up the state; what it wrote while a reload had left it out
+    was not seen either."""
+    is_crowded: bool = False
+    """Whether it has written more since its last report than is kept."""
+
+
+@dataclass(slots=True)
+class CompletionCounts:
+    """What came of the reports, since the start."""
+
+    late_acks: int = 0
+    """Acks for roots that had ended."""
+    repeated_records: int = 0
+    """Records of input that the stage had completed before."""
+    foreign_records: int = 0
+    """Records of input from a stage's topic that no stage is known to have produced."""
+    unanchored_ranges: int = 0
+    """Ranges of output of batches that read nothing of a pending root."""
+    unknown_stages: int = 0
+    """As the last three: of earlier versions, for those who read the fields."""
+    unknown_topics: int = 0
+    """Ranges of topics that the stage does not consume or produce any more."""
+    repeated_inits: int = 0
+    unknown_fails: int = 0
+    ownerless: int = 0
 
 
 class Completion:
@@ -106,17 +187,31 @@ class Completion:
         max_edges: int = MAX_EDGES,
     ) -> None:
         self._graph = graph
-        self._wall = wall = WallTime.at(now_ms, now_s)
+        self.wall = WallTime.at(now_ms, now_s)
         self._max_edges = max_edges
         self.journal = Journal[LedgerItem](self.record, self.key)
-        mark = self.journal.mark_changed
-        self.ledger = Ledger(graph.settings.timeout_ms, random, wall, mark)
+        self.changes = self.journal.take
+        """See Journal; what it returns is to be written in one transaction."""
+        self._mark = mark = self.journal.mark_changed
+        self.ledger = Ledger(graph.settings.timeout_ms, random, mark)
         self.edges = EdgeTable(self.ledger.new_id, mark)
-        self.reports = PipelineReports(graph, self.edges.known_to, mark)
+        self.reports = {name: StageReports() for name in graph.stages}
+        """By stage."""
+        self._early: dict[int, StageBatch] = {}
+        """By number, those that have a record: most need not wait."""
+        self._last_number = 0
+        self._forced = 0
+        """Batches that were taken although it was not known what they had read."""
+        self._dropped = 0
+        """Batches whose stage went while they waited."""
+        self.loaded_ms = -math.inf
+        """When the state was taken up of an earlier process, whose batches may be under way."""
+        self._counted: dict[TopicPartition, int] = {}
+        """Up to where records are counted as output although nobody saw who wrote them."""
         self._name = graph.settings.name
         self._ended: list[EndedRoot] = []
         self._unswept = 0
-        self.counts = self.ledger.counts
+        self.counts = CompletionCounts()
         self.outcomes: Counter[tuple[RootOutcome, str]] = Counter()
         self.notes: deque[tuple[float, str]] = deque(maxlen=MAX_NOTES)
         """What was unusual lately: wall clock, text."""
@@ -124,7 +219,7 @@ class Completion:
     def is_full(self, planned: int = 0, planned_bytes: float = 0.0) -> bool:
         """Return whether the source is to wait; `planned` batches are not known as roots yet."""
         limit, ledger = self._limit, self.ledger
-        batches, size_bytes = ledger.pending_batches + planned, ledger.pending_bytes + planned_bytes
+        batches, size_bytes = len(ledger.roots) + planned, ledger.pending_bytes + planned_bytes
         return (limit.batches is not None and batches >= limit.batches) or (
             limit.size_bytes is not None and size_bytes >= limit.size_bytes
         )
@@ -132,27 +227,76 @@ class Completion:
     def stage_batch(self, batch: StageBatch, now_ms: float) -> None:
         """Add a finished batch of a stage; see `take_ended` for what it ends.
 
-        A batch of an unknown stage, or whose whole input was completed before, is only noted. But
-        of a first stage each report is a new root: the same one must not be passed on twice.
+        A batch whose whole input was completed before is only noted. But of a first stage each
+        report is a new root: the same one must not be passed on twice.
         """
-        if batch.stage not in self._graph.stages:
-            self.counts.unknown_stages += 1
-            self._note_batch(batch, "is of no stage of the pipeline", now_ms)
-            return
-        self.reports.add(batch, now_ms)
+        self._last_number += 1
+        numbered = replace(batch, number=self._last_number, at_ms=now_ms)
+        self.reports[batch.stage].waiting.append(numbered)
         self._apply_ready(now_ms)
 
     def idle(self, stage: str, now_ms: float) -> None:
         """Record that a stage has nothing to do; what others read of it need wait no longer."""
-        self.reports.idle(stage, now_ms)
+        if stage in self.reports and not self.reports[stage].waiting:
+            self._settle(stage, now_ms)
         self._apply_ready(now_ms)
+
+    def wrote(self, stage: str, written: TopicRange, now_ms: float) -> None:
+        """Keep what a stage has written until its batch is reported, but for what is counted."""
+        counted = self._counted.get((written.topic, written.partition))
+        if counted is not None and now_ms <= self.loaded_ms + LATE_MS:
+            written = replace(written, start=min(max(written.start, counted), written.end))
+        reports = self.reports[stage]
+        reports.written.append((written, now_ms))
+        if len(reports.written) > MAX_OUTPUTS:
+            del reports.written[0]
+            if not reports.is_crowded:  # once, not for each
+                reports.is_crowded = True
+                _log.warning("more is written than can be kept", stage=stage)
+
+    def take_written(self, stage: str, until_ms: float) -> tuple[TopicRange, ...]:
+        """Return what a stage wrote up to then, and forget it."""
+        reports = self.reports[stage]
+        written, reports.is_crowded = reports.written, False
+        reports.written = [(each, at_ms) for each, at_ms in written if at_ms > until_ms]
+        return tuple(each for each, at_ms in written if at_ms <= until_ms)
+
+    def is_recovering(self, stage: str, started_ms: float) -> bool:
+        """Return whether a batch that began then may have written what was not seen here."""
+        return started_ms < self.loaded_ms and not self.reports[stage].has_reported
+
+    def recover(
+        self, stage: str, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+    ) -> tuple[TopicRange, ...]:
+        """Return what only an earlier process can have seen the first batch of a stage write.
+
+        Up to `starts` it is known who wrote; `ends` are those of the logs. What is left of the
+        stage here was written since that batch.
+        """
+        reports, ends = self.reports[stage], dict(ends)
+        produces = self._graph.stages[stage].produces
+        reports.has_reported = True
+        for later, _ in reports.written:
+            key = (later.topic, later.partition)
+            ends[key] = min(ends.get(key, later.start), later.start)
+        found = tuple(
+            TopicRange(*key, starts[key], ends[key])
+            for key in sorted(starts.keys() & ends.keys())
+            if key[0] in produces and starts[key] < ends[key]
+        )
+        self._counted |= {(one.topic, one.partition): one.end for one in found}
+        if found:
+            records = sum(each.end - each.start for each in found)
+            _log.info("counted what an earlier process saw", stage=stage, records=records)
+        return found
 
     def fail(self, root: int, reason: str, now_ms: float) -> None:
         """End a root as failed; one that has ended stays as it is."""
-        self._end(self.ledger.fail(root, reason, now_ms))
+        if root in self.ledger.roots:
+            self._end(self.ledger.end(root, now_ms, RootOutcome.FAILED, reason))
 
     def tick(self, now_ms: float) -> None:
-        """End the roots whose time is over; call it at least a few times in a timeout."""
+        """Apply what has waited long enough, and end the roots whose time is over."""
         self._apply_ready(now_ms)
         for ended in self.ledger.tick(now_ms):
             self._end(ended)
@@ -166,7 +310,7 @@ class Completion:
 
     def oldest_waits_at(self) -> str:
         """Return the stage at which the oldest pending root waits; empty when there is none."""
-        oldest = [root for root, *_ in islice(self.ledger.pending(), 1)]
+        oldest = islice(self.ledger.roots, 1)
         return next(iter(self.waits_at(oldest).values()), "")
 
     def waits_at(self, roots: Iterable[int]) -> dict[int, str]:
@@ -174,22 +318,29 @@ class Completion:
         return self.edges.first_stages(roots, self._graph.order)
 
     def update(self, graph: PipelineGraph, now_ms: float) -> None:
-        """Follow a reload; roots that wait at a stage or for a topic that is gone fail."""
+        """Follow a reload; roots that wait at a stage or for a topic that is gone fail.
+
+        Batches of stages that are gone are dropped.
+        """
         self.ledger.set_timeout(graph.settings.timeout_ms)
-        self._graph = graph
-        self.reports.update(graph)
+        before, self._graph = self.reports, graph
+        self.reports = {name: before.get(name) or StageReports() for name in graph.stages}
+        for name in before.keys() - graph.stages:
+            self._mark(("stage", name))
+            for batch in before[name].waiting:
+                self._dropped += 1
+                self._forget(batch)
+        for name, reports in self.reports.items():
+            produces = graph.stages[name].produces
+            reports.written = [each for each in reports.written if each[0].topic in produces]
         self._fail_stranded(now_ms)
         self._apply_ready(now_ms)
 
-    def changes(self, *, hands_over: bool = False) -> tuple[list[Record], list[str]]:
-        """Return the records to write and the keys to delete, O(changed); in one transaction.
-
-        What the stages have written since their last reports has records for a handover only.
-        """
-        for stage, reports in self.reports.stages.items():
-            if hands_over and reports.written:
-                self.journal.mark_changed(("written", stage))
-        return self.journal.take()
+    def hand_over(self) -> None:
+        """Have records of what the stages have written since their last reports, too."""
+        for stage, reports in self.reports.items():
+            if reports.written:
+                self._mark(("written", stage))
 
     def load(
         self, records: Collection[Record], now_ms: float, *, is_handed_over: bool = False
@@ -200,7 +351,7 @@ class Completion:
         out; those of a newer program are left alone. Roots at stages that are gone fail.
         """
         if records or is_handed_over:
-            self.reports.loaded_ms = now_ms
+            self.loaded_ms = now_ms
         refused, deletes = self._read(records, now_ms)
         self.journal.take()  # what was taken up is as it was written
         for key in deletes:
@@ -212,12 +363,12 @@ class Completion:
 
     def document(self, now_ms: float) -> dict[str, Json]:
         """Return it as the API shows it: JSON, times in wall-clock seconds."""
-        limit, to_s, outcomes = self._limit, self._wall.to_s, self.outcomes
-        first = list(islice(self.ledger.pending(), MAX_SHOWN))
-        waits_at = self.waits_at(root for root, *_ in first)
+        limit, to_s, outcomes = self._limit, self.wall.to_s, self.outcomes
+        first = dict(islice(self.ledger.roots.items(), MAX_SHOWN))
+        waits_at = self.waits_at(first)
         return {
             "pending": {
-                "batches": self.ledger.pending_batches,
+                "batches": len(self.ledger.roots),
                 "size_bytes": self.ledger.pending_bytes,
                 "max_batches": limit.batches,
                 "max_bytes": limit.size_bytes,
@@ -225,12 +376,12 @@ class Completion:
                 "first": [
                     {
                         "root": f"{root:016x}",
-                        **asdict(owner),
+                        **asdict(entry.owner),
                         "started_s": to_s(entry.started_ms),
                         "age_s": to_s(now_ms) - to_s(entry.started_ms),
                         "waits_at": waits_at.get(root),
                     }
-                    for root, entry, owner in first
+                    for root, entry in first.items()
                 ],
             },
             "completed": outcomes[RootOutcome.COMPLETED, ""],
@@ -238,9 +389,9 @@ class Completion:
             "failed": {why: n for (how, why), n in outcomes.items() if how is RootOutcome.FAILED},
             "edges": self.edges.size,
             "max_edges": self._max_edges,
-            "early_batches": len(self.reports.early),
-            "forced_batches": self.reports.forced,
-            "dropped_batches": self.reports.dropped,
+            "early_batches": len(self._early),
+            "forced_batches": self._forced,
+            "dropped_batches": self._dropped,
             "counts": asdict(self.counts),
             "notes": [{"at_s": at_s, "text": text} for at_s, text in self.notes],
         }
@@ -257,10 +408,10 @@ class Completion:
             yield from (("edge", *key, start) for start in edges.starts)
         yield from (("root", root) for root in self.ledger.roots)
         yield from (("group", number) for number in self.edges.anchors)
-        for name, reports in self.reports.stages.items():
+        for name, reports in self.reports.items():
             if math.isfinite(reports.settled_ms):
                 yield ("stage", name)
-        yield from (("early", number) for number in self.reports.early)
+        yield from (("early", number) for number in self._early)
 
     def key(self, item: LedgerItem) -> str:
         """Return the key of a part's record."""
@@ -278,13 +429,50 @@ class Completion:
         return self._graph.settings.max_pending or PendingLimit()
 
     def _apply_ready(self, now_ms: float) -> None:
-        for batch, is_known in self.reports.ready(now_ms):
-            if not is_known:
-                text = "is taken although it is not known who produced what it read"
-                self._note_batch(batch, text, now_ms)
-            self._apply(batch, now_ms)
-            if self.edges.size > self._max_edges:
-                self._make_room(now_ms)
+        """Apply the batches that need not wait."""
+        limit_ms = min(MAX_WAIT_MS, self._graph.settings.timeout_ms / 2)
+        for stage in self._graph.order:
+            queue = self.reports[stage].waiting
+            while queue:
+                first = queue[0]
+                is_known = self._is_known(first)
+                is_over = now_ms >= first.at_ms + limit_ms or len(queue) > MAX_DEFERRED
+                if not (is_known or is_over):
+                    break
+                self._forget(queue.popleft())
+                if not is_known:
+                    self._forced += 1
+                    text = "is taken although it is not known who produced what it read"
+                    self._note_batch(first, text, now_ms)
+                self._apply(first, now_ms)
+                if self.edges.size > self._max_edges:
+                    self._make_room(now_ms)
+                self._settle(stage, min(first.started_ms, first.at_ms))
+            for batch in queue:
+                if batch.number not in self._early:
+                    self._early[batch.number] = batch
+                    self._mark(("early", batch.number))
+
+    def _settle(self, stage: str, time_ms: float) -> None:
+        """Record that all is reported that a stage appended before that time."""
+        if time_ms > self.reports[stage].settled_ms:
+            self.reports[stage].settled_ms = time_ms
+            self._mark(("stage", stage))
+
+    def _forget(self, batch: StageBatch) -> None:
+        if self._early.pop(batch.number, None) is not None:
+            self._mark(("early", batch.number))
+
+    def _is_known(self, batch: StageBatch) -> bool:
+        for read in batch.inputs:
+            feeder = self._graph.feeder(batch.stage, read.topic)
+            if feeder is None or read.start == read.end:
+                continue
+            is_settled = self.reports[feeder].settled_ms >= batch.at_ms
+            key = (batch.stage, read.topic, read.partition)
+            if not is_settled and read.end > self.edges.known_to(key):
+                return False
+        return True
 
     def _apply(self, batch: StageBatch, now_ms: float) -> None:
         acks, of_source, is_again = self._complete(batch, now_ms)
@@ -407,7 +595,7 @@ class Completion:
         self._note(f"batch {batch.batch} of {batch.stage!r} {text}", now_ms)
 
     def _note(self, text: str, now_ms: float) -> None:
-        self.notes.append((self._wall.to_s(now_ms), text))
+        self.notes.append((self.wall.to_s(now_ms), text))
 
     def _read(self, records: Iterable[Record], now_ms: float) -> tuple[list[str], list[str]]:
         """Read them before anything happens; return why some were refused, and keys to delete."""
@@ -453,12 +641,13 @@ class Completion:
         now_ms: float,
     ) -> None:
         """Load one record. Raises ValueError with what is wrong."""
-        stages, to_ms = self._graph.stages, self._wall.to_ms
+        stages, to_ms = self._graph.stages, self.wall.to_ms
         match item:
             case "root", root:
                 value = reduce(xor, map(_id, form.at.values()), 0)
-                entry = Root(value, form.owner, to_ms(form.started_s), form.failed)
-                self.ledger.restore(int(root, 16), entry, to_ms(form.heard_s), now_ms)
+                heard_ms = min(to_ms(form.heard_s), now_ms)
+                entry = Root(value, form.owner, to_ms(form.started_s), heard_ms)
+                self.ledger.restore(int(root, 16), entry)
             case "group", number:
                 roots = tuple(int(root, 16) for root in form.roots)
                 anchors[int(number)] = self.edges.anchor(roots, int(number))
@@ -474,16 +663,18 @@ class Completion:
                 for low, high in form.done:
                     edges.done.add(low, high)
             case "stage", stage if stage in stages:
-                self.reports.settle(stage, to_ms(form.settled_s))
+                self._settle(stage, to_ms(form.settled_s))
             case "early", number if form.stage in stages:
                 batch = StageBatch(
                     *(form.stage, form.batch, form.inputs, form.outputs, to_ms(form.started_s)),
                     *(form.size_bytes, int(number), to_ms(form.at_s)),
                 )
-                self.reports.restore(batch)
+                self._last_number = max(self._last_number, batch.number)
+                self._early[batch.number] = batch
+                self.reports[batch.stage].waiting.append(batch)
             case "written", _ if form.stage in stages:
                 produces = stages[form.stage].produces
-                self.reports.stages[form.stage].written = [
+                self.reports[form.stage].written = [
                     (each, to_ms(at_s)) for each, at_s in form.ranges if each.topic in produces
                 ]
             case (("stage" | "early"), _):
@@ -493,34 +684,33 @@ class Completion:
 
     def _value(self, item: LedgerItem) -> Json:
         kind, *where = item
-        to_s, reports = self._wall.to_s, self.reports
+        to_s = self.wall.to_s
         match kind, where[0]:
             case "edge", _ if edge := self.edges.find((where[0], where[1], where[2]), where[3]):
                 return {"end": edge[1], "id": f"{edge[2]:016x}", "group": edge[3].number}
             case "lane", _ if edges := self.edges.partitions.get((where[0], where[1], where[2])):
                 return {"known_to": edges.known_to, "done": list(edges.done)}
             case "root", root if entry := self.ledger.roots.get(root):
-                stage = "" if entry.owner is None else entry.owner.stage
                 return {
-                    "at": {stage: f"{entry.value:016x}"} if entry.value else {},
-                    "owner": None if entry.owner is None else asdict(entry.owner),
+                    "at": {entry.owner.stage: f"{entry.value:016x}"} if entry.value else {},
+                    "owner": asdict(entry.owner),
                     "started_s": to_s(entry.started_ms),
-                    "heard_s": to_s(self.ledger.heard_ms(entry)),
-                    "failed": entry.failed,
+                    "heard_s": to_s(entry.heard_ms),
+                    "failed": None,  # for earlier programs
                 }
             case "group", number if anchor := self.edges.anchors.get(number):
                 return {"roots": [f"{root:016x}" for root in anchor.roots]}
-            case "stage", name if known := reports.stages.get(name):
+            case "stage", name if known := self.reports.get(name):
                 if math.isfinite(known.settled_ms):
                     return {"settled_s": to_s(known.settled_ms)}
-            case "early", number if batch := reports.early.get(number):
+            case "early", number if batch := self._early.get(number):
                 times = {"started_s": to_s(batch.started_ms), "at_s": to_s(batch.at_ms)}
                 form, value = LEDGER_RECORDS[kind].form, asdict(batch) | times
                 return {name: value[name] for name in form.model_fields}
             case "written", stage:
                 ranges = [
                     (asdict(each), to_s(at_ms))
-                    for each, at_ms in reports.stages[stage].written
+                    for each, at_ms in self.reports[stage].written
                     if each.start < each.end
                 ]
                 return {"stage": stage, "ranges": ranges}

@@ -432,9 +432,7 @@ class Stage(Controller):
         return self._was_seen and self.is_alive(now_ms)
 
     def converted(self, records_in: int, records_out: Mapping[str, int]) -> None:
-        """Record what a batch read, and wrote to each topic."""
-        if not records_in:
-            return
+        """Record what a batch with rows read, and wrote to each topic."""
         self._read = self._read * YIELD_DECAY + records_in
         for topic in self.settings.produces:
             earlier = self._written.get(topic, 0.0)

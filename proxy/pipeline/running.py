@@ -16,7 +16,7 @@ from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import Report
 from proxy.progress.report_handler import AcceptedReport
 from proxy.quota.manager import QuotaManager
-from proxy.state import Record, StateError, Store
+from proxy.state import Journal, Record, StateError, Store
 from proxy.state.store import SEPARATOR
 from proxy.wire.topic_partition import TopicPartition
 
@@ -81,10 +81,10 @@ class RunningPipelines:
         self.store: Store | None = None
         """Where the state of the flow is read again; None while it is closed."""
         self._reapply_ms = clock_ms() + REAPPLY_MS
-        self._unwritten: dict[str, Record | None] = {}
-        """By key; None: to be deleted."""
-        self._writing: dict[str, Record | None] = {}
-        """What `changes` returned last."""
+        self._leaving: list[RunningPipeline] = []
+        """Held no more, and not yet written to the end."""
+        self._journal = Journal[str](lambda _: None, str)
+        """Has the keys of pipelines that are not there any more, which are to be deleted."""
         self.generation = 0
         """Changes whenever `follows` may give another answer."""
         self.update(pipelines)
@@ -114,7 +114,7 @@ class RunningPipelines:
                 found[_pipeline_of(record.key)].append(record)
         for name in () if is_handed_over else found.keys() - self._settings.keys():
             for record in found[name]:
-                self._unwritten[record.key] = None
+                self._journal.mark_deleted(record.key)
                 problem = f"{record.key}: there is no such pipeline any more; deleted"
                 _log.warning(_NOT_TAKEN_UP, problem=problem)
         now_ms = self._clock_ms()
@@ -131,30 +131,30 @@ class RunningPipelines:
         self._owns = owns
         for name in [name for name in self._pipelines if not owns.pipeline(name)]:
             pipeline = self._pipelines.pop(name)
-            self._collect(pipeline, hands_over=True)
+            pipeline.completion.hand_over()
+            self._leaving.append(pipeline)
             self._leave(pipeline)
         self._index()
 
     def forget_leaving(self) -> bool:
         """Write nothing more of what was let go; return whether all of it was written."""
-        due = len(self._unwritten)
-        self._unwritten, self._writing = (
-            {key: record for key, record in each.items() if self._is_owned(_pipeline_of(key))}
-            for each in (self._unwritten, self._writing)
-        )
-        return len(self._unwritten) == due
+        gone, self._leaving = self._leaving, []
+        if gone:
+            self._journal.forget(())
+        return not any(pipeline.is_changed for pipeline in gone)
 
     def changes(self) -> tuple[list[Record], list[str]]:
         """Return the records to write and the keys to delete since the last call."""
-        for each in self._pipelines.values():
-            self._collect(each)
-        self._writing, self._unwritten = self._unwritten, {}
-        records = [record for record in self._writing.values() if record is not None]
-        return records, [key for key, record in self._writing.items() if record is None]
+        changes = [each.changes() for each in (*self._pipelines.values(), *self._leaving)]
+        written = {record.key: record for records, _ in changes for record in records}
+        deletes = dict.fromkeys(key for _, gone in (*changes, self._journal.take()) for key in gone)
+        return list(written.values()), [key for key in deletes if key not in written]
 
     def changes_failed(self) -> None:
         """Return again with the next `changes` what the last ones were: it is not written."""
-        self._unwritten = self._writing | self._unwritten
+        for each in (*self._pipelines.values(), *self._leaving):
+            each.changes_failed()
+        self._journal.give_back()
 
     async def reapply(self) -> None:
         """Read the state of the flow again, at a fixed period."""
@@ -205,7 +205,8 @@ class RunningPipelines:
             return set()
         pipeline, stage = found
         started_ms = now_ms - report.age_ms - (report.batch.execution_ms or 0)
-        return pipeline.lost_ends(stage, started_ms)
+        is_lost = pipeline.completion.is_recovering(stage.name, started_ms)
+        return set(pipeline.known_ends(stage)) if is_lost else set()
 
     def reported(
         self,
@@ -214,9 +215,11 @@ class RunningPipelines:
         ends: Mapping[TopicPartition, int] = MappingProxyType({}),
     ) -> None:
         """Apply a report that the registry has accepted; for `ends` see `lost_ends`."""
+        query = accepted.query
         if accepted.new_run:
             self.generation += 1  # the query may have another name now
-        if self._stages and (found := self._stage_of(accepted.query.client_id)) is not None:
+        found = self._stages.get(query.client_id) or self._stages.get(query.name)
+        if found is not None:
             pipeline, stage = found
             if pipeline.reported(stage, accepted, ends, now_ms):
                 self._on_change()
@@ -296,12 +299,6 @@ class RunningPipelines:
         self._index()
         return made
 
-    def _collect(self, pipeline: RunningPipeline, *, hands_over: bool = False) -> None:
-        """Add what has changed in a pipeline to what is to be written."""
-        records, deletes = pipeline.changes(hands_over=hands_over)
-        self._unwritten.update(dict.fromkeys(deletes))
-        self._unwritten.update({record.key: record for record in records})
-
     def _leave(self, pipeline: RunningPipeline) -> None:
         """Hold nobody for a pipeline that is gone, or another member's; show nothing of it."""
         pipeline.release(self._clock_ms())
@@ -312,16 +309,18 @@ class RunningPipelines:
     def _drop(self, pipeline: RunningPipeline) -> None:
         name, completion = pipeline.name, pipeline.completion
         self._leave(pipeline)
-        pending = completion.ledger.pending_batches
+        pending = len(completion.ledger.roots)
         _log.warning("pipeline is gone", pipeline=name, pending=pending)
         if pending:
             self._instruments.ledger_failed_total.of(name, PIPELINE_CHANGED).inc(pending)
         # No other may take its records up.
-        _, gone = pipeline.changes()
+        pipeline.changes_failed()  # what is just being written is to be deleted as well
+        records, gone = pipeline.changes()
+        gone += [record.key for record in records]
         gone += map(completion.key, completion.items())
         gone += [FLOW_RECORDS.key(name, node) for node in pipeline.graph.nodes]
-        gone += [key for key in self._unwritten if _pipeline_of(key) == name]
-        self._unwritten.update(dict.fromkeys(gone))
+        for key in gone:
+            self._journal.mark_deleted(key)
 
     def _forget_nodes(self, pipeline: str) -> None:
         for metric in (self._instruments.stage_state, self._instruments.stage_rate):
@@ -341,7 +340,7 @@ class RunningPipelines:
 
     def _show(self, pipeline: RunningPipeline) -> None:
         name, instruments = pipeline.name, self._instruments
-        instruments.ledger_pending.of(name).set(pipeline.completion.ledger.pending_batches)
+        instruments.ledger_pending.of(name).set(len(pipeline.completion.ledger.roots))
         for node in pipeline.nodes.values():
             held = [] if node.state.rate is None else [node.state.rate]
             if isinstance(node, Stage) and node.ceiling is not None:

@@ -38,10 +38,9 @@ from proxy.state.journal import Journal
 from proxy.wire.topic_partition import TopicPartition
 
 from .batch_limit import BatchLimit, QueriesOf, UpstreamWriter, records_that_fit
-from .completion import Completion
+from .completion import Completion, StageBatch
 from .edges import MAX_OFFSET, TopicRange
 from .graph import Node, PipelineGraph, find_endless
-from .ledger import WallTime
 from .nodes import (
     FLOW_RECORDS,
     Controller,
@@ -55,7 +54,6 @@ from .nodes import (
     raised_rates,
     to_record,
 )
-from .stage_reports import StageBatch
 
 MAX_EVENTS = 100
 
@@ -86,7 +84,6 @@ class RunningPipeline:
         now_s: float,
     ) -> None:
         self.name = graph.settings.name
-        self._wall = WallTime.at(now_ms, now_s)
         self._journal = Journal(self._record, self._key)
         self.nodes: Mapping[str, Stage | Source] = {}
         """What can be held, by name."""
@@ -95,6 +92,7 @@ class RunningPipeline:
         self._events: deque[dict[str, Json]] = deque(maxlen=MAX_EVENTS)
         self._registry, self._queries_of, self._quotas = registry, queries_of, quotas
         self.completion = Completion(graph, random=SystemRandom(), now_ms=now_ms, now_s=now_s)
+        self._to_s = self.completion.wall.to_s
         self._loaded_ms = -math.inf
         """When this process took up the state; long ago if it did not."""
         self._unread: dict[TopicPartition, tuple[int, int]] = {}
@@ -166,11 +164,16 @@ class RunningPipeline:
         """Whether there are `changes`."""
         return bool(self._journal or self.completion.journal)
 
-    def changes(self, *, hands_over: bool = False) -> tuple[list[Record], list[str]]:
-        """Return the records to write and the keys to delete, see `Completion.changes`."""
+    def changes(self) -> tuple[list[Record], list[str]]:
+        """Return the records to write and the keys to delete; in one transaction."""
         records, deletes = self._journal.take()
-        of_ledger, gone = self.completion.changes(hands_over=hands_over)
+        of_ledger, gone = self.completion.changes()
         return records + of_ledger, deletes + gone
+
+    def changes_failed(self) -> None:
+        """Return again with the next `changes` what the last ones were: it is not written."""
+        self._journal.give_back()
+        self.completion.journal.give_back()
 
     def state_of(self, node: str) -> NodeState | None:
         """Return how a node is held; None when it is not."""
@@ -202,7 +205,7 @@ class RunningPipeline:
 
     def tick(self, now_ms: float) -> None:
         """End the periods that are due; call it at least once in the shortest."""
-        now_s = self._wall.to_s(now_ms)
+        now_s = self._to_s(now_ms)
         verdicts: dict[str, Verdict] = {}
         for name, stage in self.stages.items():
             if now_ms < stage.due_ms:
@@ -240,7 +243,7 @@ class RunningPipeline:
         if written.start < start:  # the topic was made anew
             start, end = written.start, 0
         self._unread[key] = start, max(end, written.end)
-        self.completion.reports.wrote(stage.name, written, now_ms)
+        self.completion.wrote(stage.name, written, now_ms)
 
     def plans(
         self, stage: Stage, client_id: str, partitions: Set[TopicPartition], now_ms: float
@@ -253,11 +256,6 @@ class RunningPipeline:
             stage.plans[client_id].limit = self._limit(stage, client_id, now_ms)
             self._set_ceilings(stage, now_ms)
 
-    def lost_ends(self, stage: Stage, started_ms: float) -> set[TopicPartition]:
-        """Return the partitions whose log ends say what a batch may have written unseen."""
-        is_lost = self.completion.reports.is_recovering(stage.name, started_ms)
-        return set(self._known_ends(stage)) if is_lost else set()
-
     def reported(
         self,
         stage: Stage,
@@ -265,7 +263,7 @@ class RunningPipeline:
         ends: Mapping[TopicPartition, int],
         now_ms: float,
     ) -> bool:
-        """Apply a report; for `ends` see `lost_ends`. Return whether it says more than "alive"."""
+        """Apply a report; see `RunningPipelines`. Return whether it says more than "alive"."""
         report, query, name, graph = accepted.report, accepted.query, stage.name, self.graph
         stage.seen(now_ms)
         is_late = report.run_id != query.run_id  # of an earlier run
@@ -276,7 +274,7 @@ class RunningPipeline:
             self._add_batch(stage, query, report.batch, event_ms, ends, now_ms)
         elif report.event == "idle":
             # What came after that belongs to a batch that is not reported yet.
-            written = self.completion.reports.stages[name].written
+            written = self.completion.reports[name].written
             if all(at_ms <= event_ms for _, at_ms in written):
                 self.completion.idle(name, now_ms)
         elif report.event == "terminated":
@@ -292,7 +290,7 @@ class RunningPipeline:
         graph = self.graph
         return {
             "name": self.name,
-            "at_s": self._wall.to_s(now_ms),
+            "at_s": self._to_s(now_ms),
             "hold_producers": graph.settings.hold_producers,
             "max_lag": graph.settings.max_lag,
             "stages": [
@@ -399,7 +397,7 @@ class RunningPipeline:
             adjust_ms = stage.settings.t_min_adjust_ms
             controllers[node].ask(name, verdict.direction, rate, adjust_ms, reason)
         stage.request = {
-            "at_s": self._wall.to_s(now_ms),
+            "at_s": self._to_s(now_ms),
             "direction": verdict.direction,
             "processing_rate": processing_rate,
             "reason": verdict.reason,
@@ -407,7 +405,7 @@ class RunningPipeline:
         }
 
     def _event(self, node: str, rate: float | None, reason: str, now_ms: float) -> None:
-        at_s = self._wall.to_s(now_ms)
+        at_s = self._to_s(now_ms)
         self._events.append({"at_s": at_s, "node": node, "rate": rate, "reason": reason})
 
     def _log_rate(self, node: str, rate: float | None, reason: str) -> None:
@@ -451,8 +449,8 @@ class RunningPipeline:
     def _measured(self, client_id: str) -> tuple[float, int, float]:
         """Return a client's offsets per record, least offsets of a batch, and bytes per record."""
         for bounded in self._queries_of(client_id):
-            clamp, size = bounded.clamp, bounded.measurements.bytes_per_record.value
-            return clamp.offsets_per_record, clamp.least_offsets, size or 0.0
+            measured, least_offsets = bounded.measurements, bounded.clamp.least_offsets
+            return measured.per_record, least_offsets, measured.bytes_per_record.value or 0.0
         return 1.0, 1, 0.0
 
     def _hold(self, now_ms: float) -> None:
@@ -530,7 +528,7 @@ class RunningPipeline:
         batches, size_bytes = 0, 0.0
         # A query that is gone makes its batch again when it is back: as the first of a run.
         for name in self.graph.first:
-            batches += len(self.completion.reports.stages[name].waiting)
+            batches += len(self.completion.reports[name].waiting)
             for client_id in self._living_clients(self.stages[name], now_ms):
                 planned, records = self._planned(self.stages[name], client_id)
                 batches += planned
@@ -594,7 +592,7 @@ class RunningPipeline:
         _, planned = self._planned(stage, client_id)
         has_work = is_asking or planned > 0
         has_work = has_work or self._waiting(stage, stage.settings.consumes, now_ms) != 0
-        written = self.completion.reports.stages[stage.name].written if planned else ()
+        written = self.completion.reports[stage.name].written if planned else ()
         return UpstreamWriter(
             stage.normal_rate if has_work else 0.0,
             stage.records_out(topics),
@@ -634,17 +632,17 @@ class RunningPipeline:
         ends: Mapping[TopicPartition, int],
         now_ms: float,
     ) -> None:
-        name, reports = stage.name, self.completion.reports
+        name, completion = stage.name, self.completion
         execution_ms = float(batch.execution_ms or 0)
         started_ms = ended_ms - execution_ms
         measured = [each.measurements for each in self._queries_of(query.client_id)]
-        seen = written = reports.take(name, ended_ms)
-        if reports.is_recovering(name, started_ms):
-            written += reports.recover(name, self._known_ends(stage), ends)
+        seen = written = completion.take_written(name, ended_ms)
+        if completion.is_recovering(name, started_ms):
+            written += completion.recover(name, self.known_ends(stage), ends)
         size = next(filter(None, (each.bytes_per_record.value for each in measured)), 0.0)
         size_bytes, inputs = round(batch.rows * size), tuple(_inputs(stage, query, batch))
         done = StageBatch(name, batch.batch_id, inputs, written, started_ms, size_bytes)
-        self.completion.stage_batch(done, now_ms)
+        completion.stage_batch(done, now_ms)
         if batch.rows > 0 and execution_ms > 0:
             # A short batch had little to do: what it shows is Spark's own time, not the stage's.
             if all(execution_ms >= FULL_BATCH * (each.interval_ms or 0) for each in measured):
@@ -655,7 +653,7 @@ class RunningPipeline:
                 made[each.topic] += each.end - each.start
             stage.converted(batch.rows, made)
 
-    def _known_ends(self, stage: Stage) -> dict[TopicPartition, int]:
+    def known_ends(self, stage: Stage) -> dict[TopicPartition, int]:
         """Return up to where it is known who wrote what of the topics of a stage."""
         known: dict[TopicPartition, int] = {}  # at least what readers have completed
         for query in self._registry.queries:

@@ -35,7 +35,7 @@ def query_document(query: QueryProgress, now_ms: float, now_s: float) -> Iterato
         partition = query.partitions.get(key)
         if partition is not None:  # it may be gone by now
             partitions.append(_partition(partition, now_ms, at_s))
-    trigger, batch, commit = query.trigger, query.last_batch, query.commit
+    trigger, batch, commit = query.trigger_kind, query.last_batch, query.commit
     yield {
         "name": query.name,
         "query_id": query.query_id,
@@ -45,7 +45,7 @@ def query_document(query: QueryProgress, now_ms: float, now_s: float) -> Iterato
         "ended": query.ended,
         "error": query.error,
         "trigger": trigger
-        and {"kind": trigger.kind, "interval_s": in_seconds(trigger.interval_ms)},
+        and {"kind": trigger, "interval_s": in_seconds(query.trigger_interval_ms)},
         "last_report": at_s(query.last_report_ms),
         "last_heard": at_s(query.last_heard_ms),
         "report_age_s": in_seconds(query.report_age_ms(now_ms)),

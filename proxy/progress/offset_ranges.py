@@ -107,8 +107,11 @@ class RangeSet(Generic[Point]):
 
     def remove_below(self, point: Point) -> None:
         """Remove every point below this one."""
-        if self.starts and self.starts[0] < point:
-            self.remove(self.starts[0], point)
+        starts, ends = self.starts, self.ends
+        gone = bisect_right(ends, point)
+        del starts[:gone], ends[:gone]
+        if starts and starts[0] < point:
+            starts[0] = point
 
     def clear(self) -> None:
         """Remove every point."""

@@ -332,8 +332,11 @@ class PartitionProgress:
         first, seen_from = self.log.log_start_offset, self.seen_from
         if first is None or seen_from is None:
             return
+        undelivered = self._undelivered(max(start, seen_from), min(read.end, first))
+        if not undelivered:
+            return
         lost = OffsetRanges(2 * MAX_RANGES + 2)
-        for low, high in self._undelivered(max(start, seen_from), min(read.end, first)):
+        for low, high in undelivered:
             lost.add(low, high)
         if self.open_ended is not None:
             lost.remove(*self.open_ended)

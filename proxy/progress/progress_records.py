@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from proxy.state import Json, Record, RecordFormat
 from proxy.wire.topic_partition import TopicPartition
 
-from .partition import PartitionProgress
 from .query import QueryProgress
 from .report import MAX_INT32, Figure, Name, Topic, Uuid
 
@@ -111,19 +110,3 @@ def record_of(item: JournalItem) -> Record | None:
         "at_s": partition.committed_at_s,
     }
     return FORMAT.record((query.client_id, *key), value)
-
-
-def restore(query: QueryProgress, entry: ProgressRecord, now_ms: float) -> PartitionProgress | None:
-    """Restore a partition of a query; return it, or None when there is no room for it."""
-    partition = query.open(entry.topic, entry.partition, now_ms)
-    if partition is None:
-        return None
-    partition.run_id = entry.run_id
-    partition.committed_to = entry.completed
-    partition.committed_at_s = entry.at_s
-    partition.delivered.add(entry.completed, entry.delivered)
-    partition.leader = entry.leader
-    partition.may_go_back = entry.backwards
-    if entry.topic_id is not None:
-        partition.log.topic_id = bytes.fromhex(entry.topic_id)
-    return partition

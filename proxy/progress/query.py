@@ -13,7 +13,7 @@ from proxy.wire.topic_partition import TopicPartition
 from .events import ChangeLog, EventKind, OnEvent, ProgressEvent
 from .offset_ranges import SkipReason
 from .partition import PartitionProgress
-from .report import BatchRange, BatchReport, Refusal, TriggerKind, TriggerReport
+from .report import BatchRange, BatchReport, Refusal, TriggerKind
 
 MAX_PARTITIONS = 10_000
 """How many partitions of one query are followed."""
@@ -159,7 +159,10 @@ class QueryProgress(ChangeLog):
         runs of the query is older."""
         self.run_batches = 0
         self.last_batch_id: int | None = None
-        self.trigger: TriggerReport | None = None
+        self.trigger_kind: TriggerKind | None = None
+        """None: not known."""
+        self.trigger_interval_ms: float | None = None
+        """Between the starts of two batches; 0: as fast as it can; None: not known."""
         self.confirmed_ms: float | None = None
         """Up to when reports say what this run has completed."""
         self.asks_spark = False
@@ -183,16 +186,6 @@ class QueryProgress(ChangeLog):
     def commit_group(self) -> str | None:
         """The group that its offsets are committed to."""
         return self.settings.commit_group if self.settings is not None else None
-
-    @property
-    def trigger_kind(self) -> TriggerKind | None:
-        """Of this run; None: not known."""
-        return self.trigger.kind if self.trigger is not None else None
-
-    @property
-    def trigger_interval_ms(self) -> float | None:
-        """Between the starts of two batches of this run; 0: as fast as it can; None: not known."""
-        return self.trigger.interval_ms if self.trigger is not None else None
 
     @property
     def last_read_ms(self) -> float | None:

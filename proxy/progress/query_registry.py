@@ -20,7 +20,7 @@ from .events import EventKind, OnEvent
 from .log_edges import end_age_ms
 from .owns import Owns, owns_all
 from .partition import PartitionProgress
-from .progress_records import FORMAT, ProgressRecord, ReadRecords, key_of, record_of, restore
+from .progress_records import FORMAT, ProgressRecord, ReadRecords, key_of, record_of
 from .query import MAX_ERROR_SHOWN, STUCK_AFTER_MS, GroupState, ProgressSettings, QueryProgress
 
 FORGET_AFTER_MS = 3 * 86_400_000.0
@@ -208,14 +208,13 @@ class QueryRegistry:
         return label
 
     def _set_label(self, query: QueryProgress, label: str) -> None:
-        old_label = query.name
-        if label == old_label and self._labels.get(label) is query:
+        if self._labels.get(label) is query:
             return
-        query.name = label
-        if self._labels.get(old_label) is query:
-            del self._labels[old_label]
+        if self._labels.get(query.name) is query:
+            del self._labels[query.name]
             for key in query.partitions:
                 self.journal.mark_changed((query, key))  # its record names the label
+        query.name = label
         self._labels[label] = query
 
     def _make(self, client_id: str) -> QueryProgress:
@@ -396,8 +395,15 @@ class QueryRegistry:
         """Restore a partition from the record of a key; return why that can't be, if so."""
         if entry.query_id != query.query_id:
             return f"it is of query {entry.query_id}, {entry.label!r} is {query.query_id} now"
-        if (partition := restore(query, entry, self.now_ms)) is None:
+        partition = query.open(entry.topic, entry.partition, self.now_ms)
+        if partition is None:
             return "too many partitions"
+        partition.run_id, partition.leader = entry.run_id, entry.leader
+        partition.committed_to, partition.committed_at_s = entry.completed, entry.at_s
+        partition.delivered.add(entry.completed, entry.delivered)
+        partition.may_go_back = entry.backwards
+        if entry.topic_id is not None:
+            partition.log.topic_id = bytes.fromhex(entry.topic_id)
         self._commit_later(query, partition.key)
         is_moved = key != FORMAT.key(query.client_id, *partition.key)
         if is_moved:

@@ -209,9 +209,12 @@ class BatchReport(_Part):
 
         None when it is not said where it began in each: a first one, or a new partition.
         """
-        read = [(each.start, each.end) for each in self.ranges.values()]
-        starts = [start for start, _ in read if start is not None]
-        return sum([end for _, end in read]) - sum(starts) if len(starts) == len(read) else None
+        offsets = 0
+        for read in self.ranges.values():
+            if read.start is None:
+                return None
+            offsets += read.end - read.start
+        return offsets
 
 
 class TriggerKind(StrEnum):

@@ -40,7 +40,7 @@ class AcceptedReport:
 
 @dataclass(slots=True)
 class Sender:
-    """One listener, by the numbers of its reports."""
+    """One listener, by the numbers of its reports; it may start at any number."""
 
     last: int
     """The highest one that was accepted."""
@@ -49,42 +49,15 @@ class Sender:
     refused: OffsetRanges = field(default_factory=lambda: OffsetRanges(MAX_REFUSED_RANGES))
     """Higher ones that came and were refused: not lost."""
 
-
-class Senders:
-    """The listeners that reported, by id. One that is not known may start at any number."""
-
-    def __init__(self) -> None:
-        self._senders: dict[str, Sender] = {}
-
-    def is_repeated(self, sender_id: str, number: int) -> bool:
-        """Return whether this number, or a higher one, was accepted already."""
-        sender = self._senders.get(sender_id)
-        return sender is not None and number <= sender.last
-
-    def lost(self, sender_id: str) -> int:
-        """Return how many numbers of a sender below its last accepted one never came."""
-        sender = self._senders.get(sender_id)
-        return sender.lost if sender is not None else 0
-
-    def accept(self, sender_id: str, number: int, *, counts_lost: bool = True) -> int:
+    def accept(self, number: int, *, counts_lost: bool) -> int:
         """Record a number that is accepted; return how many were lost before it, if that counts."""
-        sender = self._senders.pop(sender_id, None) or Sender(number - 1)
-        if len(self._senders) >= MAX_SENDERS:
-            del self._senders[next(iter(self._senders))]
-        self._senders[sender_id] = sender
-        lost, next_number = 0, sender.last + 1
+        lost, next_number = 0, self.last + 1
         if counts_lost and number > next_number:
-            lost = number - next_number - sender.refused.covered(next_number, number)
-        sender.refused.remove_below(number + 1)
-        sender.last = number
-        sender.lost += lost
+            lost = number - next_number - self.refused.covered(next_number, number)
+        self.refused.remove_below(number + 1)
+        self.last = number
+        self.lost += lost
         return lost
-
-    def refuse(self, sender_id: str, number: int) -> None:
-        """Record a number that came but is not accepted."""
-        sender = self._senders.get(sender_id)
-        if sender is not None and number > sender.last:
-            sender.refused.add(number, number + 1)
 
 
 @dataclass(slots=True, eq=False)
@@ -99,7 +72,8 @@ class ReportHandler:
     _registry: QueryRegistry
     _knows_client: Callable[[str], bool]
     """Returns whether a client id has ever connected."""
-    _senders: Senders = field(default_factory=Senders)
+    _senders: dict[str, Sender] = field(default_factory=dict)
+    """By id, those that reported; the one that did last is last."""
 
     def refuse(self, error: ReportRefused) -> None:
         """Count a report that `parse_report` refused."""
@@ -144,7 +118,8 @@ class ReportHandler:
             # Again at the end: queries may come or go between two steps.
             for checked in (ranges, {}) if may_wait else (ranges,):
                 query = self._registry.query_of(client_id) or self._movable(report, scope, now_ms)
-                _check_scope(report, client_id, query, scope)
+                if scope is not ALL_QUERIES:
+                    _check_scope(report, client_id, query, scope)
                 self._check(report, client_id, query, now_ms)
                 known = query.partitions if query is not None else {}
                 for key, read in checked.items():
@@ -155,8 +130,9 @@ class ReportHandler:
             self.refuse(error)
             if error.reason is Refusal.NOT_ALLOWED:
                 raise  # nor is anything counted for a query or a sender that is another's
-            if report.number is not None:
-                self._senders.refuse(report.sender, report.number)
+            sender = self._senders.get(report.sender)
+            if sender is not None and report.number is not None and report.number > sender.last:
+                sender.refused.add(report.number, report.number + 1)
             if query is not None:
                 query.refused_reports[error.reason] += 1
                 if error.reason is Refusal.CLIENT_TAKEN:
@@ -169,7 +145,7 @@ class ReportHandler:
             assert query is not None, "there was room"
         elif query.client_id != client_id:
             self._registry.move(query, client_id)
-        lost = self._count(report, query) if report.number is not None else 0
+        lost = 0 if report.number is None else self._count(report, report.number, query)
         new_run = False
         if not _is_past(report, query, now_ms):
             new_run = yield from self._applying(report, query, now_ms, now_s)
@@ -177,11 +153,14 @@ class ReportHandler:
             yield from query.completing_late(report.run_id, report.ranges, now_ms, now_s)
         return AcceptedReport(report, query, new_run, lost)
 
-    def _count(self, report: Report, query: QueryProgress) -> int:
+    def _count(self, report: Report, number: int, query: QueryProgress) -> int:
         """Count an event that is accepted; return how many of its sender were lost before it."""
+        sender = self._senders.pop(report.sender, None) or Sender(number - 1)
+        if len(self._senders) >= MAX_SENDERS:
+            del self._senders[next(iter(self._senders))]
+        self._senders[report.sender] = sender
         # Numbers that are missing here may have gone to other members.
-        is_alone = self._registry.owns is owns_all
-        lost = self._senders.accept(report.sender, report.number or 0, counts_lost=is_alone)
+        lost = sender.accept(number, counts_lost=self._registry.owns is owns_all)
         self._registry.report_results["accepted"] += 1
         self._registry.report_results["lost"] += lost
         query.received += 1
@@ -213,7 +192,8 @@ class ReportHandler:
         if not self._registry.owns.client(client_id):
             text = f"client {client_id!r} has gone to another member of this proxy"
             raise ReportRefused(Refusal.OWNED_ELSEWHERE, text, "send the report again")
-        if report.number is not None and self._senders.is_repeated(report.sender, report.number):
+        sender = self._senders.get(report.sender)
+        if sender is not None and report.number is not None and report.number <= sender.last:
             text = f"number {report.number} of this sender, or a later one, was taken in before"
             raise ReportRefused(Refusal.REPEATED, text)
         if query is None or query.client_id != client_id:
@@ -263,7 +243,9 @@ class ReportHandler:
             query.run_sender = report.sender
         query.query_id = report.query_id
         query.reported_name = report.name or query.reported_name
-        query.trigger = report.trigger or query.trigger
+        if report.trigger is not None:
+            query.trigger_kind = report.trigger.kind
+            query.trigger_interval_ms = report.trigger.interval_ms
         self._registry.relabel(query)
         if report.event == "running":
             if report.known_age_ms is not None:
@@ -276,7 +258,7 @@ class ReportHandler:
         query.idle = report.event == "idle"
         batch = report.batch
         if batch is not None:
-            sender_lost = self._senders.lost(report.sender)
+            sender_lost = self._senders[report.sender].lost
             gap = _gap(query, report, sender_lost)
             query.sender, query.sender_lost = report.sender, sender_lost
             query.last_batch = LastBatch(batch.batch_id, batch.rows, batch.execution_ms, began_ms)
@@ -291,8 +273,6 @@ def _check_scope(
     report: Report, client_id: str, query: QueryProgress | None, scope: QueryScope
 ) -> None:
     """Check that a sender may report on the query by all of its names that count."""
-    if scope is ALL_QUERIES:
-        return
     configured = query.settings.name if query is not None and query.settings is not None else None
     names = {"client id": client_id, "name": report.name, "name in the configuration": configured}
     for what, name in names.items():

@@ -14,15 +14,15 @@ from collections.abc import (
 )
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from itertools import chain
 
 from prometheus_client import CollectorRegistry
 from structlog import get_logger
 
 from metrics import Instruments
 from metrics.clock import MS_PER_SECOND, clock_ms
-from proxy.backpressure import backpressure_record as pressure_records
 from proxy.backpressure.backpressure import Backpressure
+from proxy.backpressure.backpressure_record import BOUND_RECORDS
 from proxy.backpressure.query_advice import OUTSIDE, advise
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.upstream import UpstreamError
@@ -41,12 +41,11 @@ from proxy.progress.query_scope import QueryScope
 from proxy.progress.report import Report, ReportRefused, parse_report
 from proxy.progress.report_handler import ReportHandler
 from proxy.progress.topics import TopicNames
-from proxy.queries.following import Following
-from proxy.queries.record_owner import read_owned
-from proxy.queries.report_turns import ReportTurns
+from proxy.queries.following import Following, ReportTurns
+from proxy.queries.record_owner import OwnedRecords, read_owned
 from proxy.quota.manager import QuotaManager
 from proxy.slices import Slices
-from proxy.state import Document, Record, RecordFormat, StateError, StateWriter, Store
+from proxy.state import Document, StateError, StateWriter, Store
 from proxy.wire.topic_partition import TopicPartition
 
 QUERIES_TICK_S = 1.0
@@ -149,7 +148,7 @@ class Queries:
         records, progress = self._read(store, owns)
         self._take(records, progress, owns)
         self.resume(store)
-        self._pipelines.assign(records, owns, is_handed_over=False)
+        self._pipelines.assign(chain(*records.values()), owns, is_handed_over=False)
 
     async def assign(self, store: Store, *, owns: Owns) -> None:
         """Resume what these own more than before, from what is written there of it.
@@ -161,7 +160,7 @@ class Queries:
             came = OwnedBeside(owns, self.owns, is_others=False)
             records, progress = await asyncio.to_thread(self._read, store, came)
             self._take(records, progress, owns)
-            self._pipelines.assign(records, owns)
+            self._pipelines.assign(chain(*records.values()), owns)
 
     async def revoke(self, *, owns: Owns) -> bool:
         """Commit and write what is due of what these do not own any more, and forget it.
@@ -205,20 +204,18 @@ class Queries:
         self._backpressure.forget_leaving()
         return self._pipelines.forget_leaving()
 
-    def _read(self, store: Store, owns: Owns) -> tuple[list[Record], ReadRecords]:
+    def _read(self, store: Store, owns: Owns) -> tuple[OwnedRecords, ReadRecords]:
         """Return all records of what these own, and what those of progress say."""
         records = read_owned(store, owns, self._registry.client_of_record)
-        return records, progress_records.read_records(_under(records, progress_records.FORMAT))
+        return records, progress_records.read_records(records[progress_records.FORMAT.namespace])
 
-    def _take(self, records: Iterable[Record], progress: ReadRecords, owns: Owns) -> None:
+    def _take(self, records: OwnedRecords, progress: ReadRecords, owns: Owns) -> None:
         """Follow the queries and bounds of these, from these records; of others nothing is left."""
         self._own(owns)
         self._forget_leaving()
         for problem in self._registry.load(progress):
             _log.warning("progress not taken up", problem=problem)
-        for problem in self._backpressure.load(
-            _under(records, pressure_records.BOUND_RECORDS), clock_ms()
-        ):
+        for problem in self._backpressure.load(records[BOUND_RECORDS.namespace], clock_ms()):
             _log.warning("backpressure not taken up", problem=problem)
         for client_id in self._backpressure.clients:
             self._registry.follow(client_id)  # its reports may come before it connects
@@ -263,7 +260,8 @@ class Queries:
             await asyncio.sleep(0)  # there may be thousands: other work comes between two walks
         unknown |= self._pipelines.lost_ends(report, clock_ms())
         ends = await self._ends(unknown) if unknown else {}
-        return await self._turns.take(self._accepting(report, ends, scope))
+        steps = self._accepting(report, ends, scope)
+        return await self._turns.take(steps, is_short=len(report.ranges) <= 1)
 
     def _accepting(
         self, report: Report, ends: Mapping[TopicPartition, int], scope: QueryScope
@@ -391,10 +389,6 @@ class Queries:
                         _log.warning(text, ids=len(unknown), seen=self._names.lost)
                 if self._names.wanted():
                     await asyncio.sleep(RESOLVE_PAUSE_S)
-
-
-def _under(records: Iterable[Record], kind: RecordFormat[Any]) -> list[Record]:
-    return [record for record in records if record.key.startswith(kind.prefix)]
 
 
 def _log_event(event: ProgressEvent) -> None:

@@ -76,7 +76,13 @@ def owned(
     return found
 
 
-def read_owned(store: Store, owns: Owns, client_of: Callable[[str, str], str]) -> list[Record]:
+OwnedRecords = dict[str, list[Record]]
+"""By what the keys begin with."""
+
+
+def read_owned(store: Store, owns: Owns, client_of: Callable[[str, str], str]) -> OwnedRecords:
     """Return what is written of what a member owns. Raises StateError."""
-    found = [record for each in OWNED_RECORDS for record in store.items(each + SEPARATOR)]
-    return found if owns is owns_all else owned(found, owns, client_of)
+    found = {each: store.items(each + SEPARATOR) for each in OWNED_RECORDS}
+    if owns is owns_all:
+        return found
+    return {each: owned(records, owns, client_of) for each, records in found.items()}

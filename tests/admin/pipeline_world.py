@@ -9,7 +9,7 @@ from admin_world import HOSTILE
 from parts.lone_pipeline import lone_pipeline
 from spark_world import SparkWorld
 
-from proxy.pipeline.completion import Completion
+from proxy.pipeline.completion import Completion, StageBatch
 from proxy.pipeline.edges import TopicRange
 from proxy.pipeline.graph import (
     PendingLimit,
@@ -18,7 +18,6 @@ from proxy.pipeline.graph import (
     StageSettings,
 )
 from proxy.pipeline.running_pipeline import RunningPipeline
-from proxy.pipeline.stage_reports import StageBatch
 
 NOW_S = 1_790_000_000.0
 PERIOD_MS = 10_000.0

@@ -16,8 +16,8 @@ from proxy.progress.events import ProgressEvent
 from proxy.progress.offset_ranges import SkipReason
 from proxy.progress.query import ProgressSettings, QuerySettings
 from proxy.progress.query_scope import ALL_QUERIES, QueryScope
-from proxy.progress.reader import Reader
 from proxy.progress.report import ReportRefused, parse_report
+from proxy.progress.tracker import Reader
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rules import AdaptiveBound, Rule
 

@@ -21,7 +21,7 @@ from proxy.progress import log_ends as module
 from proxy.progress.log_ends import LogEnds
 from proxy.progress.query import ProgressSettings, QuerySettings
 from proxy.progress.query_registry import QueryRegistry
-from proxy.progress.reader import Reader
+from proxy.progress.tracker import Reader
 
 Partition = tuple[str, int]
 

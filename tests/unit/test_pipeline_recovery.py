@@ -1,12 +1,13 @@
 """What a batch that was under way when a process ended is taken to have written."""
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 
+from proxy.pipeline.completion import LATE_MS, Completion
 from proxy.pipeline.edges import TopicRange
 from proxy.pipeline.graph import PipelineGraph, PipelineSettings, SourceSettings, StageSettings
-from proxy.pipeline.stage_reports import LATE_MS, PipelineReports
 
 LOADED_MS = 1000.0
 STAGE = StageSettings(
@@ -28,11 +29,11 @@ def graph(*stages: StageSettings) -> PipelineGraph:
     return PipelineGraph(PipelineSettings(name="p", stages=stages, sources=(source,)))
 
 
-def reports() -> PipelineReports:
-    return PipelineReports(graph(STAGE), lambda _: 0, lambda _: None)
+def reports() -> Completion:
+    return Completion(graph(STAGE), random=Random(1), now_ms=0.0, now_s=0.0)
 
 
-def taken_up() -> PipelineReports:
+def taken_up() -> Completion:
     outputs = reports()
     outputs.loaded_ms = LOADED_MS
     return outputs
@@ -73,8 +74,8 @@ def test_it_concerns_the_first_batch_if_that_began_before():
 def test_what_a_stage_wrote_while_it_was_left_out_was_not_seen_either():
     outputs = taken_up()
     outputs.recover("one", {}, {})
-    outputs.update(graph(replace(STAGE, name="other")))
-    outputs.update(graph(STAGE))
+    outputs.update(graph(replace(STAGE, name="other")), LOADED_MS)
+    outputs.update(graph(STAGE), LOADED_MS)
     assert outputs.is_recovering("one", LOADED_MS - 1)
     assert not outputs.is_recovering("one", LOADED_MS)
 
@@ -96,11 +97,11 @@ def test_what_is_counted_is_not_counted_again(written, at_ms, left):
     outputs = taken_up()
     before = TopicRange(*B0, *written)
     outputs.wrote("one", before, LOADED_MS)
-    assert outputs.take("one", LOADED_MS) == (before,)
+    assert outputs.take_written("one", LOADED_MS) == (before,)
     outputs.recover("one", {B0: 1}, {B0: 5})
     outputs.wrote("one", before, LOADED_MS + at_ms)
     outputs.wrote("one", TopicRange(*B1, 0, 3), LOADED_MS)
-    assert outputs.take("one", LOADED_MS + at_ms) == (
+    assert outputs.take_written("one", LOADED_MS + at_ms) == (
         TopicRange(*B0, *left),
         TopicRange(*B1, 0, 3),
     )

@@ -8,8 +8,7 @@ from uuid import UUID
 from parts.query_world import QueryWorld
 from parts.reports import ReportingDriver, batch_document, parsed
 
-from proxy.backpressure.offset_lookups import OffsetLookups
-from proxy.backpressure.query_backpressure import QueryBackpressure
+from proxy.backpressure.backpressure import OffsetLookups, QueryBackpressure
 from proxy.progress.progress_records import read_records
 from proxy.progress.query import ProgressSettings, QueryProgress, QuerySettings
 from proxy.quota.entities import ClientIdentity, QuotaKind

@@ -14,7 +14,7 @@ from backpressure_parts import (
     told,
 )
 
-from proxy.progress.reader import Reader
+from proxy.progress.tracker import Reader
 
 RATE = 100.0
 PER_BATCH = 200

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.backpressure.query_backpressure import (
+from proxy.backpressure.backpressure import (
     RETURN_FACTOR,
     RETURN_STEP_MS,
     RETURN_STEPS,

@@ -21,11 +21,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from parts.reports import uuid
 
+from proxy.backpressure.backpressure import OffsetLookups
 from proxy.backpressure.driver_view import REPORT_WAIT_MS
 from proxy.backpressure.drivers import MISSED_ANSWERS
-from proxy.backpressure.offset_lookups import OffsetLookups
-from proxy.progress.reader import Reader
-from proxy.progress.report import TriggerReport
+from proxy.progress.report import TriggerKind
+from proxy.progress.tracker import Reader
 from proxy.quota.rules import Rule
 from proxy.wire.list_offsets import EARLIEST, LATEST, READ_COMMITTED
 
@@ -64,11 +64,11 @@ def adaptive_no_more(world: BackpressureWorld) -> None:
 
 
 def every_interval(world: BackpressureWorld) -> None:
-    world.query.trigger = TriggerReport(kind="processing_time")
+    world.query.trigger_kind = TriggerKind.PROCESSING_TIME
 
 
 def once(world: BackpressureWorld) -> None:
-    world.query.trigger = TriggerReport(kind="available_now")
+    world.query.trigger_kind = TriggerKind.AVAILABLE_NOW
 
 
 def other_checkpoint(world: BackpressureWorld) -> None:

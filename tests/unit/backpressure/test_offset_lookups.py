@@ -8,12 +8,12 @@ from backpressure_parts import INTERVAL_MS, BackpressureWorld, ask
 from driver_script import END, PER_BATCH, RATE, fresh, running
 
 from proxy.backpressure.driver_view import LIFE_WAIT_MS, REPORT_WAIT_MS
-from proxy.progress.report import TriggerReport
+from proxy.progress.report import TriggerKind
 from proxy.wire.list_offsets import EARLIEST
 
 
 def once(world: BackpressureWorld) -> None:
-    world.query.trigger = TriggerReport(kind="available_now")
+    world.query.trigger_kind = TriggerKind.AVAILABLE_NOW
 
 
 RECONNECTED = running().reconnects()

@@ -8,7 +8,7 @@ import pytest
 from backpressure_parts import INTERVAL_MS, VERSION, answer, ask, tell_earliest, told
 from driver_script import PER_BATCH, RATE, world_of
 
-from proxy.progress.reader import Reader
+from proxy.progress.tracker import Reader
 from proxy.wire.list_offsets import EARLIEST, LATEST
 
 BACKLOG = 1_000_000

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.backpressure.batch_cost import FinishedBatch
-from proxy.backpressure.pid import PidEstimator
+from proxy.backpressure.cost import PidEstimator
 
 
 class Transcription:

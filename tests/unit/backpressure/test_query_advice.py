@@ -24,7 +24,8 @@ def make(
     query.name = name
     list(query.beginning_run("run", None, 0.0))
     query.reported_name = name
-    query.trigger = trigger
+    if trigger is not None:
+        query.trigger_kind, query.trigger_interval_ms = trigger.kind, trigger.interval_ms
     query.run_batches = batches
     query.last_batch = LastBatch(batches, rows, 100, 0.0) if batches else None
     return query

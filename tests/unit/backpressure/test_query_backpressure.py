@@ -17,7 +17,7 @@ from backpressure_parts import (
     told,
 )
 
-from proxy.backpressure.query_backpressure import RETURN_FACTOR, RETURN_STEP_MS
+from proxy.backpressure.backpressure import RETURN_FACTOR, RETURN_STEP_MS
 from proxy.progress.query_registry import FORGET_AFTER_MS
 from proxy.quota.entities import DEFAULT, ClientIdentity
 from proxy.quota.rules import Rule

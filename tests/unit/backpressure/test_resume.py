@@ -17,8 +17,8 @@ from driver_script import END, PER_BATCH, RATE, fresh, running, world_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.backpressure.backpressure import RETURN_FACTOR
 from proxy.backpressure.driver_view import LIFE_WAIT_MS, REPORT_WAIT_MS, RESUME_WAIT_MS
-from proxy.backpressure.query_backpressure import RETURN_FACTOR
 from proxy.progress.query_registry import FORGET_AFTER_MS
 from proxy.quota.rules import Rule
 from proxy.wire.list_offsets import EARLIEST

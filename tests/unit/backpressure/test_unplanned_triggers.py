@@ -3,7 +3,7 @@
 import pytest
 from backpressure_parts import INTERVAL_MS, BackpressureWorld, told
 
-from proxy.backpressure.offset_lookups import OffsetLookups
+from proxy.backpressure.backpressure import OffsetLookups
 
 REAL_TIME = {"kind": "real_time", "interval_ms": 300_000}
 UNHEARD_OF = {"kind": "whenever", "interval_ms": 20}

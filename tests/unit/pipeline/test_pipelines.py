@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from wired_world import HIGH, NORMAL, PRODUCER, SECOND_MS, START_S, STATIC, WiredWorld, pipeline
 
+from proxy.pipeline.completion import MAX_OUTPUTS
 from proxy.pipeline.running import REAPPLY_MS
-from proxy.pipeline.stage_reports import MAX_OUTPUTS
 from proxy.state import MemoryStore, Record, StateError
 
 # Completion

@@ -139,8 +139,6 @@ def test_a_stage_is_alive_for_a_while_and_may_ask_when_it_was_seen():
 def test_records_out_per_record_in_follow_the_latest_batches():
     stage = Stage(SETTINGS, None, 0.0)
     assert stage.records_out(["b"]) == 1.0
-    stage.converted(0, {"b": 5})
-    assert stage.records_out(["b"]) == 1.0
     stage.converted(100, {"b": 50, "unknown": 7})
     assert (stage.records_out(["b"]), stage.records_out(["b", "c"])) == (0.5, 0.5)
     for _ in range(50):

@@ -10,9 +10,9 @@ from parts.reports import ReportingDriver, batch_document, parsed, uuid
 from parts.virtual_time import VirtualTime
 
 from proxy.progress.query_registry import QueryRegistry
-from proxy.progress.reader import Reader
 from proxy.progress.report import ReportRefused
 from proxy.progress.report_handler import ReportHandler
+from proxy.progress.tracker import Reader
 
 LARGE = None
 """As the end of an answer: its records passed unseen."""

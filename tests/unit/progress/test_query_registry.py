@@ -18,7 +18,7 @@ from proxy.progress.query import (
     QuerySettings,
 )
 from proxy.progress.report import BatchReport, ReportRefused
-from proxy.progress.report_handler import MAX_SENDERS, Senders
+from proxy.progress.report_handler import MAX_SENDERS
 
 # --- what is accepted
 
@@ -136,12 +136,14 @@ def test_numbers_of_two_queries_of_one_sender_are_one_row(world, driver):
     assert driver.batch(10, 20).lost_reports == 0
 
 
-def test_the_number_of_senders_has_a_bound():
-    senders = Senders()
-    for number in range(MAX_SENDERS + 1):
-        senders.accept(str(number), 5)
-    assert not senders.is_repeated("0", 5)
-    assert senders.is_repeated("1", 5)
+def test_the_number_of_senders_has_a_bound(world):
+    first = world.driver(sender=uuid("0"))
+    first.send("started", number=5)
+    for number in range(1, MAX_SENDERS + 1):
+        world.driver(sender=uuid(str(number))).send("idle", number=5)
+    with pytest.raises(ReportRefused, match="number 5 of this sender"):
+        world.driver(sender=uuid("1")).send("idle", number=5)
+    first.send("idle", number=5)
 
 
 # --- gaps in the offsets

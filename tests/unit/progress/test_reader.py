@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from progress_world import LARGE, Client, ProgressWorld
 
-from proxy.progress.reader import MAX_CURSORS, Reader
 from proxy.progress.topics import TopicNames
-from proxy.progress.tracker import FetchTracker
+from proxy.progress.tracker import MAX_CURSORS, FetchTracker, Reader
 from proxy.wire.fetch import FetchRequestPartitions
 
 OUT_OF_RANGE = 1

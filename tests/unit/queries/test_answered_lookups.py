@@ -9,8 +9,7 @@ from proxy.pipeline.running import RunningPipelines
 from proxy.progress.query import LIVE_MS
 from proxy.progress.topics import TopicNames
 from proxy.progress.tracker import MAX_AGE_MS
-from proxy.queries.following import Following
-from proxy.queries.report_turns import ReportTurns
+from proxy.queries.following import Following, ReportTurns
 from proxy.quota.entities import ClientIdentity
 from proxy.slices import Slices
 from proxy.wire.apis import APIS, FETCH, LIST_OFFSETS

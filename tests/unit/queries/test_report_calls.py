@@ -1,0 +1,59 @@
+"""A report of one partition passes few stations."""
+
+import json
+import sys
+
+import pytest
+from parts.member_world import Tier
+from parts.reports import ReportingDriver, batch_document, uuid
+
+from proxy.progress.query_scope import ALL_QUERIES
+
+BATCHES = 5
+
+
+def calls_of(work) -> tuple[int, int]:
+    """Return how many calls, in how many files, a coroutine takes that waits for nothing."""
+    files = []
+
+    def count(frame, event, _):
+        if event == "call":
+            files.append(frame.f_code.co_filename)
+
+    sys.setprofile(count)
+    try:
+        work.send(None)
+    except StopIteration:
+        return len(files), len(set(files))
+    finally:
+        sys.setprofile(None)
+    raise AssertionError("it waits for something")
+
+
+@pytest.mark.parametrize(
+    ("name", "most_calls", "most_files"),
+    [
+        pytest.param("plain", 100, 25, id="without a rule"),
+        pytest.param("lone", 180, 32, id="with an adaptive one"),
+    ],
+)
+async def test_a_report_of_one_partition_takes_few_calls(name, most_calls, most_files):
+    (member,) = Tier(members=1).members
+    driver = ReportingDriver(name, query_id=uuid(name), run_id=uuid(f"r{name}"), sender=uuid(name))
+
+    def report(event, **more):
+        raw = json.dumps(driver.document(event, **more)).encode()
+        return member.queries.accept(raw, ALL_QUERIES)
+
+    await report("started", trigger={"kind": "processing_time", "interval_ms": 1000})
+    member.fetch(name, "t", 10 * BATCHES)
+    for number in range(BATCHES):
+        member.registry.log_end("t", 0, 10 * BATCHES, 0.0)
+        start = 10 * number
+        batch = batch_document(number, start, start + 10, rows=10, took_ms=500)
+        work = report("progress", batch=batch)
+        if number < BATCHES - 1:
+            await work
+    calls, files = calls_of(work)
+    assert calls <= most_calls
+    assert files <= most_files
