@@ -136,7 +136,6 @@ class Services:
     max_pipes: int = MAX_PIPES
     pipes: PipePool = field(init=False)
     times: TimedApis = field(init=False)
-    _requests: dict[tuple[int, int], CounterChild] = field(default_factory=dict)
     _awaits_leases: bool = False
 
     def __post_init__(self) -> None:
@@ -172,14 +171,8 @@ class Services:
 
     def request_counter(self, api_key: int, version: int) -> CounterChild:
         """Return the child of requests_total; versions that no schema knows share a label."""
-        counter = self._requests.get((api_key, version))
-        if counter is None:
-            known = is_known(api_key, version)
-            label = str(version) if known else OTHER
-            counter = self.instruments.requests_total.of(api_name(api_key), label)
-            if known:
-                self._requests[api_key, version] = counter
-        return counter
+        label = str(version) if is_known(api_key, version) else OTHER
+        return self.instruments.requests_total.of(api_name(api_key), label)
 
     def count_throttled(self, charge: ThrottleTime, hold_ms: float) -> None:
         """Count a response that is held for so long."""

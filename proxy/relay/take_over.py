@@ -46,7 +46,6 @@ TAKE_OVER_TIMEOUT_S = 5.0
 MAX_TAKE_OVER_BYTES = 4 * 2**20
 """More than all 65535 ports take."""
 
-TAKE_OVER_READ_BYTES = 64 * 2**10
 TAKE_OVER_BACKLOG = 8
 
 _CREDENTIALS = Struct("3i")  # Linux's ucred: process, user, group
@@ -71,11 +70,12 @@ class Predecessor:
         self.pid = pid
         self._sock = socket.socket(socket.AF_UNIX)
         self._sock.settimeout(TAKE_OVER_TIMEOUT_S)
+        self._answers = self._sock.makefile("rb")
         try:
             self.sockets = self._ask()
             """How many sockets it has by where they listen; these ports may be shared with it."""
         except BaseException:
-            self._sock.close()
+            self.close()
             raise
 
     def release(self, limit_s: int = SERVE_TIMEOUT_S) -> bool:
@@ -103,6 +103,7 @@ class Predecessor:
 
     def close(self) -> None:
         """End the connection; before `stop` that means that it is not replaced."""
+        self._answers.close()
         self._sock.close()
 
     def _say(self, line: str) -> bool:
@@ -145,13 +146,10 @@ class Predecessor:
         return found
 
     def _read_line(self) -> bytes:
-        line = bytearray()
-        while not line.endswith(b"\n"):
-            part = self._sock.recv(TAKE_OVER_READ_BYTES)
-            line += part
-            if not part or len(line) > MAX_TAKE_OVER_BYTES:
-                raise ConnectionError("the connection ended")
-        return bytes(line)
+        line = self._answers.readline(MAX_TAKE_OVER_BYTES)
+        if not line.endswith(b"\n"):
+            raise ConnectionError("the connection ended")
+        return line
 
 
 class Replaced(Protocol):
