@@ -72,7 +72,7 @@ async def test_every_path_asks_for_the_right_to_it(tier: TierWorld):
     async with tier.asked(access=CLOSED, servers={"c/1": {"tier": None}}) as of:
         routes = routes_of("a/0")
         more = {path for _, path in routes - routes_of("c/1")}
-        alive = {"/v1/tier/alive", "/v1/tier/visits", "/v1/tier/records"}
+        alive = {f"/v1/tier/{name}" for name in ("alive", "visits", "records", "budgets")}
         assert more == {*HIDDEN, *alive, "/v1/tier"}
         for method, path in routes:
             if path in OPEN_PATHS:
