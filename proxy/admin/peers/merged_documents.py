@@ -345,6 +345,19 @@ def _shown(groups: Sequence[_ClientGroup]) -> int:
     return len(named) + unnamed + left
 
 
+def merged_budgets(told: MemberDocuments) -> Document:
+    """Return the budgets, with the sums of what their clients have at all members."""
+    alike = grouped(told.rows("budgets"), itemgetter("name", "quota"))
+    sums: Mapping[str, Combine] = {
+        "rate": lambda values: round(sum(values), 1),
+        "active_clients": sum,
+        "waiting": sum,
+    }
+    found = [combined(rows, sums) for rows in alike]
+    shown = ({key: row[key] for key in row if key != MEMBER} for row in found[: told.limit])
+    return {"budgets": list(shown)}
+
+
 def merged_unbounded(told: MemberDocuments) -> Document:
     """Return the clients without a bound, those that move most first, and how many there are."""
     key = "unbounded_clients"
@@ -451,6 +464,7 @@ TABLES: Mapping[str, Sequence[Part]] = {
             request_times=lambda lists: merged_times(chain.from_iterable(lists)),
         ),
         merged_clients,
+        merged_budgets,
         merged_unbounded,
         # The members of a machine listen at one address; another machine has another one.
         rows(
@@ -471,7 +485,7 @@ TABLES: Mapping[str, Sequence[Part]] = {
         _tier,
         _figures,
     ),
-    "/v1/clients": (merged_clients, merged_unbounded),
+    "/v1/clients": (merged_clients, merged_budgets, merged_unbounded),
     CLIENTS_PATH + ANY_NAME: (rows("quotas", sensor_of, merged_row),),
     "/v1/progress": (rows("queries"),),
     "/v1/pipelines": (rows("pipelines"),),
