@@ -182,7 +182,7 @@ class BudgetShares:
             part,
             fair_share=alike.share,
             borrowed=max(sharer.rate - alike.share, 0.0),
-            lent=max(alike.share - sharer.rate, 0.0) if self._is_wanted(sharer) else 0.0,
+            lent=max(alike.share - sharer.rate, 0.0) if self._lends(sharer) else 0.0,
             waits_for=self._waits_for(sharer),
         )
 
@@ -211,10 +211,13 @@ class BudgetShares:
         charged = sharer.meter.charged
         return self._budgets.get(charged[1]) if len(charged) > 1 else None
 
-    def _is_wanted(self, sharer: _Sharer) -> bool:
-        """Return whether others of its budgets wait, or get more than their shares."""
+    def _lends(self, sharer: _Sharer) -> bool:
+        """Return whether others of its budgets want what a client leaves: wait, or borrow.
+
+        Who waits itself leaves nothing.
+        """
         within = sharer
-        while (around := self._around(within)) is not None:
+        while not sharer.waiting and (around := self._around(within)) is not None:
             if around.is_borrowed or around.wanting > (within.waiting > 0):
                 return True
             within = around
