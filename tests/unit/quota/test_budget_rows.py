@@ -2,6 +2,7 @@
 
 import pytest
 from closed_loop import CONSUMER, MB, PRODUCER
+from parts.quota_world import QuotaWorld
 from test_budgets import ADHOC, ANALYTICS, END_MS, RATE, World, etl, rule
 
 from proxy.quota.budget_rows import BudgetShares
@@ -240,3 +241,18 @@ def test_ten_thousand_clients_are_divided_for_together():
     assert rows.part("etl").fair_share == 60 * MB
     assert rows.part("x9999").fair_share == pytest.approx(140 * MB / 10_000)
     assert rows.budgets["analytics"].active_clients == 10_001
+
+
+def test_what_clients_are_guaranteed_is_a_metric():
+    world = QuotaWorld(etl(), rule("n1"))
+
+    def guaranteed(client_id):
+        labels = {"quota_entity": f"client-id={client_id}", "quota": "consumer_byte_rate"}
+        return world.prometheus.get_sample_value("kafka_quota_proxy_guaranteed_bytes", labels)
+
+    for name in ("etl", "n1"):
+        world.client_quotas(name).charge(CONSUMER, 1.0, 0.0)
+    assert (guaranteed("etl"), guaranteed("n1")) == (60 * MB, None)
+    world.quotas.update(QuotaSettings(rules=(Rule(client_id="etl", bounds={CONSUMER: MB}),)))
+    world.client_quotas("etl").charge(CONSUMER, 1.0, 1.0)
+    assert guaranteed("etl") is None
