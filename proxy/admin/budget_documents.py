@@ -1,5 +1,6 @@
 """Describes budgets, and what clients have of them."""
 
+from metrics.clock import MS_PER_SECOND
 from proxy.admin.written_values import picked, rounded
 from proxy.quota.budget_rows import BudgetRow
 from proxy.quota.meter import BudgetPart
@@ -18,6 +19,8 @@ def budget_document(row: BudgetRow) -> Document:
         "unit": row.kind.unit.name,
         "rate": round(row.rate, 1),
         **picked(row, "bound", "guaranteed", "active_clients", "waiting", "enforced"),
+        **picked(row, "throttled", "holds"),
+        "held_s": round(row.held_ms / MS_PER_SECOND, 3),
     }
 
 

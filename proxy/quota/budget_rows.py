@@ -41,6 +41,16 @@ class BudgetRow:
     waiting: int
     """How many connections wait at its gate, or at that of a budget around it."""
     enforced: bool
+    throttled: bool = False
+    """As of a client; what a budget holds counts here, and not for its clients."""
+    holds: int = 0
+    """In the last minute."""
+    held_ms: float = 0.0
+    """For how long they were held, added up."""
+
+
+_OF_SENSOR = ("bound", "rate", "waiting", "enforced", "throttled", "holds", "held_ms")
+"""What the row of a budget has of that of its sensor."""
 
 
 @dataclass(slots=True, eq=False)
@@ -196,14 +206,9 @@ class BudgetShares:
                 meter = sensors.get(sensor_name(kind, budget.shared_entity))
                 if meter is not None:
                     shared = self._budgets.get(meter)
-                    row = replace(
-                        row,
-                        bound=meter.bound,
-                        rate=meter.metric.measure(now_ms),
-                        active_clients=0 if shared is None else shared.active_clients,
-                        waiting=meter.waiting,
-                        enforced=meter.is_enforced,
-                    )
+                    own, active = meter.row((), now_ms), shared.active_clients if shared else 0
+                    figures = {name: getattr(own, name) for name in _OF_SENSOR}
+                    row = replace(row, active_clients=active, **figures)
                 yield row
 
     def _around(self, sharer: _Sharer) -> _SharedBudget | None:

@@ -36,6 +36,9 @@ async def test_budgets_are_listed_with_what_their_clients_have(ask: Ask, path: s
         "active_clients": 3,
         "waiting": 4,
         "enforced": True,
+        "throttled": False,
+        "holds": 0,
+        "held_s": 0.0,
     }
     assert (adhoc["name"], adhoc["parent"], adhoc["waiting"]) == ("adhoc", "analytics", 4)
     assert (adhoc["active_clients"], adhoc["guaranteed"]) == (2, 0)
@@ -125,7 +128,8 @@ async def test_the_page_has_a_line_for_each_budget_above_its_clients(page: Page)
 def test_budgets_of_members_are_one():
     def told(**figures: Any) -> dict[str, Any]:
         about = {"name": "analytics", "parent": None, "quota": "consumer_byte_rate", "bound": 200.0}
-        return {"budgets": [about | figures]}
+        held: dict[str, Any] = {"throttled": bool(figures["waiting"]), "holds": 2, "held_s": 0.5}
+        return {"budgets": [about | held | figures]}
 
     by_member = {
         "a": told(rate=50.25, active_clients=2, waiting=1),
@@ -134,5 +138,6 @@ def test_budgets_of_members_are_one():
     }
     (merged,) = merged_budgets(MemberDocuments(by_member, limit=9))["budgets"]
     assert (merged["rate"], merged["active_clients"], merged["waiting"]) == (150.2, 3, 1)
+    assert (merged["throttled"], merged["holds"], merged["held_s"]) == (True, 4, 1.0)
     assert (merged["bound"], "member" in merged) == (200.0, False)
     assert merged_budgets(MemberDocuments(by_member, limit=0)) == {"budgets": []}

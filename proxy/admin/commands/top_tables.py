@@ -249,7 +249,7 @@ def _by_budget(
 def _budget_row(budget: Document) -> tuple[Document, str]:
     unknown = dict.fromkeys(("history", "hold_ends_in_s", "rule"))
     title = f"budget {budget['name']}"
-    return {**budget, **unknown, "title": title, "holds": 0, "above_s": 0}, HEAD
+    return {**budget, **unknown, "title": title, "above_s": 0}, HEAD
 
 
 def _client_name(quotas: Sequence[Document]) -> str:

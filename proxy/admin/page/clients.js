@@ -179,7 +179,8 @@ function makeBudgetRow() {
     say(bound, `of ${rate(budget.bound, budget.unit)}`);
     say(share, `${Math.round((100 * budget.rate) / budget.bound)} %`);
     say(what, budget.waiting ? `${count(budget.waiting, "connection")} waiting` : "");
-    say(observed, budget.enforced ? "" : "not enforced");
+    say(observed, !budget.enforced ? "not enforced" : budget.throttled
+      ? `${count(budget.holds, "hold")}, ${seconds(budget.held_s)} in the last minute` : "");
   }
   return { line, update };
 }

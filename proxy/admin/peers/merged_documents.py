@@ -350,8 +350,9 @@ def merged_budgets(told: MemberDocuments) -> Document:
     alike = grouped(told.rows("budgets"), itemgetter("name", "quota"))
     sums: Mapping[str, Combine] = {
         "rate": lambda values: round(sum(values), 1),
-        "active_clients": sum,
-        "waiting": sum,
+        **dict.fromkeys(("active_clients", "waiting", "holds"), sum),
+        "held_s": lambda values: round(sum(values), 3),
+        "throttled": any,
     }
     found = [combined(rows, sums) for rows in alike]
     shown = ({key: row[key] for key in row if key != MEMBER} for row in found[: told.limit])
