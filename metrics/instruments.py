@@ -235,6 +235,9 @@ class Instruments(Declarations):
     expected_throttling = bounded(
         Gauge, "1 where the rule says that being held to the quota is expected.", PER_SENSOR
     )
+    guaranteed_bytes = bounded(
+        Gauge, "Bytes per second that a quota's entity is guaranteed of its budget.", PER_SENSOR
+    )
     would_throttle_total = bounded(
         Counter, "Measurements that exceeded a quota which is not enforced.", PER_SENSOR
     )

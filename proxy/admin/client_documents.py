@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 
 from metrics.clock import MS_PER_SECOND
 from proxy.admin.admin_parts import AdminParts
+from proxy.admin.budget_documents import budget_document, part_document
 from proxy.admin.history import History, Largest, share
 from proxy.admin.query_documents import Cached
 from proxy.admin.rule_documents import rule_name, throttling_document
 from proxy.admin.written_values import iso, picked, rounded
+from proxy.quota.budget_rows import BudgetRow, BudgetShares
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import QuotaRow
@@ -77,6 +79,7 @@ class FoundRows:
     by_client: bool
     """Whether it chose clients, with all rows of each; else each group is one row."""
     groups: Sequence[RowGroup] = ()
+    budgets: Sequence[BudgetRow] = ()
     sensors: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(("bounded", "throttled", "held"), 0)
     )
@@ -134,6 +137,7 @@ class ClientDocuments:
         return found.sensors, {
             "client_counts": found.clients,
             "throttling": throttling_document(self._parts.rules, time.time()),
+            "budgets": list(map(budget_document, found.budgets[:limit])),
             "clients": await self.describe(self._rows(found, history)),
             **(await self._unbounded(text, limit)),
         }
@@ -145,10 +149,10 @@ class ClientDocuments:
         return [row for row in await self._slices.collect(found) if row is not None]
 
     def _walk(self, text: str, limit: int, by_client: bool) -> Iterator[FoundRows | None]:
-        found = FoundRows(by_client)
+        found, shares = FoundRows(by_client), BudgetShares()
         # The other rows are not kept: that many at once would bring on Python's full collections.
         most: Largest[RowGroup] = Largest(limit)
-        for rows in self._quotas.row_groups(self._clock_ms):
+        for rows in self._quotas.row_groups(self._clock_ms, shares):
             found.add(rows)
             for each in (rows,) if by_client else ((row,) for row in rows):
                 if any(_has(row, text) for row in each):
@@ -156,6 +160,7 @@ class ClientDocuments:
                     most.add(group.urgency, group)
             yield None
         found.groups = most.descending()
+        found.budgets = self._quotas.budget_rows(shares, self._clock_ms())
         yield from found.add_connected(self._quotas, self._clock_ms())
         yield found
 
@@ -226,6 +231,7 @@ def _row(
         "window_s": round(row.window_ms / MS_PER_SECOND, 3),
         "held_s": round(row.held_ms / MS_PER_SECOND, 3),
         "hold_ends_in_s": round(left_ms / MS_PER_SECOND, 3) if left_ms > 0 else None,
+        **part_document(row.part),
         "rule": rule_name(row.rule, in_force),
         "clients": list(map(_client, row.clients)),
         "adaptive": adapted,

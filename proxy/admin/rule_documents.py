@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from proxy.admin.written_values import iso, left_s, picked
 from proxy.quota.rule_registry import RuleEntry, RuleRegistry
-from proxy.quota.rules import Rule
+from proxy.quota.rules import Rule, Share
 from proxy.quota.validation import selector
 from proxy.state import Document
 
@@ -18,10 +18,17 @@ def rule_entry(entry: RuleEntry, now_s: float) -> Document:
         **picked(rule, "keys", "scope", "enforce", "expected", "title", "place"),
         "adaptive": asdict(rule.adaptive) if rule.adaptive is not None else None,
         "bounds": {str(kind): bound for kind, bound in rule.bounds.items()},
+        "share": None if rule.share is None else _share(rule.share),
+        "ceilings": {str(kind): most for kind, most in rule.ceilings.items()},
         **_origin(entry),
         "left_s": left_s(entry.until_s, now_s),
         "in_force": entry.in_force,
     }
+
+
+def _share(share: Share) -> Document:
+    """Return what each client of a rule has of a budget."""
+    return {"budget": share.budget.name, **picked(share, "weight", "guaranteed")}
 
 
 def rule_name(rule: Rule, in_force: Mapping[str, RuleEntry]) -> Document:

@@ -10,6 +10,7 @@ from metrics.clock import MS_PER_SECOND
 from .meter import Meter
 from .rules import Budget
 from .shares import Claim
+from .turns import Step
 
 ACTIVE_MS = 2_000.0
 """A client that moved nothing for so long, and waits for nothing, has no part in the division."""
@@ -93,7 +94,7 @@ def _active(budget: Meter, now_ms: float) -> Iterator[Meter]:
     """Yield the sensors of clients, and of budgets, that moved something lately, or wait here."""
     for sharer in budget.sharers.values():
         is_moving = now_ms - sharer.last_record_ms < ACTIVE_MS
-        if is_moving or budget.gate.turns.has(sharer.entity):
+        if is_moving or budget.gate.turns.count((Step(sharer.entity),)):
             yield sharer
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from metrics import Instruments
 
+from .budget_rows import BudgetRow, BudgetShares
 from .client_quotas import ClientQuotas
 from .debts import Debt, PendingDebt
 from .entities import TRAFFIC_KINDS, ClientIdentity, QuotaKind
@@ -62,14 +63,22 @@ class QuotaManager(Meters):
         for rows in self.row_groups(clock_ms):
             yield from rows or (None,)
 
-    def row_groups(self, clock_ms: Clock) -> Iterator[list[QuotaRow]]:
+    def row_groups(
+        self, clock_ms: Clock, shares: BudgetShares | None = None
+    ) -> Iterator[list[QuotaRow]]:
         """Yield the rows of what is one client to operators together; [] for a step without.
 
         What only one connected client is charged to is that client's. An entity's other sensors,
         shared by several clients or left by all, are together; but those left by all go to a client
-        that is charged to another sensor of the entity: it has most likely come back.
+        that is charged to another sensor of the entity: it has most likely come back. `shares` is
+        filled with what clients have of budgets.
         """
         self.take_all_back(clock_ms)
+        shares = BudgetShares() if shares is None else shares
+        for meter in self.registry if self.table.budgets else ():
+            shares.add(meter, clock_ms())
+            yield []
+        shares.settle()
         # Most sensors have one client: a list for each would bring on Python's full collections.
         first: dict[str, ClientQuotas] = {}
         more: dict[str, list[ClientIdentity]] = {}
@@ -104,9 +113,14 @@ class QuotaManager(Meters):
                     if found is not None and name not in walked:
                         client = first.get(name)
                         charged = () if client is None else (client.identity, *more.get(name, ()))
-                        rows.append(found.row(charged, clock_ms()))
+                        now_ms = clock_ms()
+                        rows.append(found.row(charged, now_ms, shares.part(found, now_ms)))
                     walked.add(name)
             yield rows
+
+    def budget_rows(self, shares: BudgetShares, now_ms: float) -> list[BudgetRow]:
+        """Return the rates of the budgets that rules share, each before those in it."""
+        return list(shares.rows(self.table.budgets, self.registry, now_ms))
 
     def sensors_of(self, client: ClientIdentity) -> tuple[Meter, ...]:
         """Return the sensors that a connected client's latest traffic was charged to."""

@@ -41,6 +41,25 @@ SHOWN_CLIENTS = 20
 
 
 @dataclass(frozen=True, slots=True)
+class BudgetPart:
+    """What a sensor has of a budget; rates in bytes per second."""
+
+    budget: str
+    weight: float
+    guaranteed: float
+    ceiling: float
+    """The most that it can have."""
+    fair_share: float | None = None
+    """What it would get if all clients that are active wanted more; None while it is not."""
+    borrowed: float = 0.0
+    """What it gets beyond that."""
+    lent: float = 0.0
+    """What it leaves of that to others that want more."""
+    waits_for: str | None = None
+    """What its connections wait for at the budget's gate, in words; None when none waits there."""
+
+
+@dataclass(frozen=True, slots=True)
 class QuotaRow:
     """One sensor as the status page shows it; rate and bounds in bytes per second or percent."""
 
@@ -75,6 +94,8 @@ class QuotaRow:
     """How many measurements of the last minute were above a bound that is not enforced."""
     above_s: int = 0
     """In how many seconds of the last minute there was such a measurement."""
+    part: BudgetPart | None = None
+    """Of a budget; None where it shares none."""
 
 
 class Level(NamedTuple):
@@ -386,7 +407,20 @@ class Meter(Sensor):
         under_way = pacer.bound * TURNS_ROUND_MS / MS_PER_SECOND + self.gate.granted_size
         return not pacer.is_pacing and self.brake is None and self.free >= under_way
 
-    def row(self, clients: Sequence[ClientIdentity], now_ms: float) -> QuotaRow:
+    def budget_waits(self) -> dict["Meter", int]:
+        """Return how many connections wait at the gates of its budgets, where any do."""
+        around = (level for level in self.levels if level.path and level.meter.gate.waiting)
+        counts = ((level.meter, level.meter.gate.turns.count(level.path)) for level in around)
+        return {budget: count for budget, count in counts if count}
+
+    @property
+    def waiting(self) -> int:
+        """How many connections wait at its gate, and at those of its budgets."""
+        return self.gate.waiting + sum(self.budget_waits().values())
+
+    def row(
+        self, clients: Sequence[ClientIdentity], now_ms: float, part: BudgetPart | None = None
+    ) -> QuotaRow:
         """Return what there is to show of the sensor, whose clients these are."""
         holds, above = self.holds, None if self.is_enforced else self.above
         return QuotaRow(
@@ -400,7 +434,7 @@ class Meter(Sensor):
             holds=holds.events(LAST_MINUTE, now_ms) if holds else 0,
             held_ms=holds.measure(LAST_MINUTE, now_ms) if holds else 0.0,
             hold_until_ms=self.hold_until_ms(now_ms),
-            waiting=self.gate.waiting,
+            waiting=self.waiting,
             throttled=self.is_throttled,
             clients=tuple(clients[:SHOWN_CLIENTS]),
             client_count=len(clients),
@@ -409,6 +443,7 @@ class Meter(Sensor):
             enforced=self.is_enforced,
             would_throttle=above.events(LAST_MINUTE, now_ms) if above else 0,
             above_s=int(above.measure(LAST_MINUTE, now_ms)) if above else 0,
+            part=part,
         )
 
     def has_history(self, now_ms: float) -> bool:

@@ -247,7 +247,7 @@ class Meters:
             meter.follow(
                 *(rule, self.settings, self.generation, now_ms), enforced=enforced, budget=budget
             )
-            self._show_expected(meter, is_expected=rule.expected)
+            self._show_rule(meter, rule, budget)
             if is_new and enforced and (paces or self.paces_new):
                 meter.share(now_ms)
             if is_new:
@@ -359,7 +359,7 @@ class Meters:
         meter.gate.open()
         if self._throttled.pop(meter.name, None) is not None:
             self._report_state(meter, throttled=False, now_ms=now_ms)
-        self._show_expected(meter, is_expected=False)
+        self._show_rule(meter)
         if meter.name in self._quiet[meter.kind]:
             of_address = meter.kind, self._quiet[meter.kind].pop(meter.name)[1]
             self._of_address[of_address] -= 1
@@ -376,13 +376,19 @@ class Meters:
                 metric.forget(quota_entity=meter.entity, quota=str(meter.kind))
         return True
 
-    def _show_expected(self, meter: Meter, *, is_expected: bool) -> None:
-        """Show whether the clients of a sensor are expected to be at their bound."""
-        expected = self._instruments.expected_throttling
-        if not is_expected:
-            expected.forget(quota_entity=meter.entity, quota=str(meter.kind))
-        elif not expected.is_full:  # else it would be said of all that are counted as others
-            expected.of(meter.entity, str(meter.kind)).set(1)
+    def _show_rule(
+        self, meter: Meter, rule: Rule | None = None, budget: Meter | None = None
+    ) -> None:
+        """Show whether a sensor's clients are expected to be at their bound, and a guarantee."""
+        share = rule.share if rule is not None and budget is not None else None
+        for shown, value in (
+            (self._instruments.expected_throttling, rule is not None and rule.expected),
+            (self._instruments.guaranteed_bytes, share and share.guaranteed),
+        ):
+            if not value:
+                shown.forget(quota_entity=meter.entity, quota=str(meter.kind))
+            elif not shown.is_full:  # else it would be said of all that are counted as others
+                shown.of(meter.entity, str(meter.kind)).set(value)
 
     def _report_state(self, meter: Meter, *, throttled: bool, now_ms: float) -> None:
         rate = meter.metric.measure(now_ms)

@@ -449,13 +449,31 @@ def _place_of(identity: ClientIdentity, rank: Rank) -> Named | None:
     )
 
 
+def _guarantees(rules: Iterable[Rule]) -> tuple[tuple[Budget, float], ...]:
+    """Return the budgets of rules, each before those in it, with the sums of their guarantees."""
+    found: dict[str, tuple[list[int], Budget, float]] = {}
+    for rule in rules:
+        inner_first: list[Budget] = []
+        within = rule
+        while within.share is not None:
+            within = within.share.budget
+            inner_first.append(within)
+        for at, budget in enumerate(inner_first):
+            numbers = [each.number for each in reversed(inner_first[at:])]
+            guaranteed = rule.share.guaranteed if rule.share is not None else 0.0
+            _, _, before = found.get(budget.name, (numbers, budget, 0.0))
+            found[budget.name] = numbers, budget, before + guaranteed
+    in_order = sorted(found.values(), key=lambda each: (each[0], each[1].name))
+    return tuple((budget, guaranteed) for _, budget, guaranteed in in_order)
+
+
 class RuleTable:
     """All rules in order of precedence; in each rank a client can stand in one place only.
 
     Without `enforce` no client is held to any, nor are those for whom there is a pause.
     """
 
-    __slots__ = ("_by_kind", "_enforce", "_last_open", "_ranks", "pauses", "rules")
+    __slots__ = ("_by_kind", "_enforce", "_last_open", "_ranks", "budgets", "pauses", "rules")
 
     def __init__(
         self, rules: Iterable[Rule], *, enforce: bool = True, pauses: Iterable[QuotaPause] = ()
@@ -463,6 +481,8 @@ class RuleTable:
         self._enforce = enforce
         self.pauses = tuple(pauses)
         self.rules = tuple(sorted(rules, key=lambda rule: (rule.rank, rule.number)))
+        self.budgets = _guarantees(self.rules)
+        """The budgets that they share, each before those in it, and what it guarantees in all."""
         self._by_kind = {
             kind: tuple(rule for rule in self.rules if kind in rule.ceilings) for kind in QuotaKind
         }

@@ -237,9 +237,11 @@ class Turns(Generic[W]):
         for group, step in zip(self._groups(path), path, strict=False):
             group.order.took(step, size)
 
-    def has(self, key: Hashable) -> bool:
-        """Return whether a member of the outermost group waits."""
-        return key in self._root.lines
+    def count(self, path: TurnPath) -> int:
+        """Return how many connections wait whose paths begin so."""
+        groups = self._groups(path)
+        line = groups[-1].lines.get(path[-1].key) if len(groups) == len(path) else None
+        return 0 if line is None else _length(line)
 
     def is_behind(self, path: TurnPath) -> bool:
         """Return whether a client gets less than its share, or wants less, while others wait."""
@@ -256,3 +258,8 @@ class Turns(Generic[W]):
             groups.append(line)
             line = line.lines.get(step.key) or line.kept.get(step.key)
         return groups
+
+
+def _length(line: _Group[W] | OrderedDict[W, None]) -> int:
+    """Return how many connections wait in a line, or in all lines of a group."""
+    return sum(map(_length, line.lines.values())) if isinstance(line, _Group) else len(line)

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import pipeline_world
 import spark_world
 from admin_world import HOSTILE, AdminWorld, running
+from budget_world import BudgetWorld
 from chromium import PHONE, WIDE, Page
 from traffic import ACTORS, PICTURE_MS, scene
 
@@ -147,6 +148,7 @@ def changed_world() -> AdminWorld:
 
 
 _CHANGED = Scene(lambda: changed_world().server(), f"{CHANGES} === 4")
+_BUDGETS = Scene(lambda: BudgetWorld().server(), f"{CLIENTS} === 6")
 _UNBOUNDED = Scene(_unbounded, "document.querySelectorAll('#unbounded > li').length === 41")
 _QUERIES = Scene(lambda: spark_world.scene().server(), f"{QUERIES} === 5")
 _PIPELINES = Scene(lambda: pipeline_world.scene().server(), f"{PIPELINES} === 3")
@@ -165,6 +167,15 @@ SECTIONS = {
             "phone": {**PHONE, "scale": 2},
             "wall": {"width": 2560, "height": 1440},
         },
+    ),
+    "budgets": Section(
+        scene=_BUDGETS,
+        unfold=Step(
+            "document.querySelectorAll('summary').forEach(each => each.click())",
+            "document.querySelectorAll('details[open] .why > *').length >= 4",
+        ),
+        pictured=_BUDGETS,
+        pictures=_pictures("budgets"),
     ),
     "unbounded": Section(
         scene=_UNBOUNDED,

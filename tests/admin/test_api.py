@@ -64,6 +64,8 @@ async def test_clients_say_rate_bound_window_and_rule(world: AdminWorld, ask: As
         "clients": [{"listener": "default", "user": "bob", "client_id": "etl-orders"}],
         "static_bound": None,
         "adaptive": None,
+        **dict.fromkeys(("budget", "weight", "guaranteed", "ceiling")),
+        **dict.fromkeys(("fair_share", "borrowed", "lent", "waits_for")),
     }
 
 

@@ -68,6 +68,7 @@ def _at(*path: str) -> dict[str, Any]:
         (models.ListenerSection, ("listeners", "*")),
         (models.ListenerTls, ("listeners", "*", "tls")),
         (models.QuotasSection, ("quotas",)),
+        (models.BudgetSection, ("quotas", "budgets", "*")),
         (models.RuleSection, ("quotas", "rules", "*")),
         (query_models.AdaptiveSection, ("quotas", "rules", "*", "adaptive")),
         (query_models.QuerySection, ("queries", "*")),

@@ -1,6 +1,7 @@
 """Exit codes and messages of the commands; never a traceback."""
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -161,6 +162,18 @@ def test_the_rules_of_the_documentation_keep_strangers_out_of_places(
     code, out, err = quota_proxy("check", "-c", file, *client)
     assert (code, err) == (0, "")
     assert expected in out.splitlines()
+
+
+def test_the_budgets_of_the_documentation_are_sound(write: Callable[[str], Path]) -> None:
+    quotas = (ROOT / "docs/quotas.md").read_text()
+    _, _, rest = quotas.partition("<!-- budgets: begin -->\n```yaml\n")
+    text, _, _ = rest.partition("```\n<!-- budgets: end -->")
+    _, second = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
+    for each in (text, second):
+        file = write(yaml.safe_dump(config(NOBODY) | yaml.safe_load(each)))
+        code, out, err = quota_proxy("check", "-c", file)
+        assert (code, err) == (0, "")
+        assert "client-id=etl-orders: 150MiB per second when all want more" in out
 
 
 DEFAULT = {"client-id": "<default>", "consumer_byte_rate": "50MiB"}

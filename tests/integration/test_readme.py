@@ -52,8 +52,8 @@ print(urllib.request.urlopen(sys.argv[1]).read().decode())
 
 
 def shown(language: str) -> str:
-    """Give the README's one file in a language."""
-    (text,) = re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    """Give the README's first file in a language."""
+    text, *_ = re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
     return str(text)
 
 

@@ -28,6 +28,7 @@ NO_CLIENT_ID = "(no client id)"
 NAME_PART = 2  # the middle of a name longer than this part of the width is left out
 MIN_NAME = 48  # characters; but not of a shorter one, which is folded
 LISTED_NAME = 40  # characters of a name among others
+LEAST_LOAN = 0.05  # of a share: what is borrowed or lent below that is not shown
 SECONDS_SHOWN = 60  # what is counted of a client reaches back a minute, or a little further
 NAMED_CLIENTS = 10  # of those without a bound
 FAILED = "failed"
@@ -212,7 +213,8 @@ def _paused(throttling: Document) -> str:
 
 
 def _clients(status: Document, order: str, width: int, rows: int | None) -> _Drawn:
-    lines = [line for each in in_order(status["clients"], order) for line in _client_rows(each)]
+    budgets = status.get("budgets", ())
+    lines = list(_by_budget(in_order(status["clients"], order), budgets))
     shown, counts = lines[:rows], status["client_counts"]
     below = Text(f"{counts['shown']} of {counts['bounded']} clients under a quota", "dim")
     if counts["left"]:
@@ -226,7 +228,28 @@ def _clients(status: Document, order: str, width: int, rows: int | None) -> _Dra
         below.append(f"; {status['unbounded']} without a bound: {', '.join(names)}", WARNING)
     if rows is not None:
         below.no_wrap, below.overflow = True, "crop"
-    return draw_table(CLIENT_COLUMNS, shown, width), below
+    columns = (*CLIENT_COLUMNS, BUDGET_COLUMN) if budgets else CLIENT_COLUMNS
+    return draw_table(columns, shown, width), below
+
+
+def _by_budget(
+    clients: Sequence[Sequence[Document]], budgets: Sequence[Document]
+) -> Iterator[tuple[Document, str]]:
+    """Yield the rows of each budget with those of its clients below it, then the other clients'."""
+    within: dict[str | None, list[Sequence[Document]]] = {each["name"]: [] for each in budgets}
+    for quotas in clients:
+        names = (quota["budget"] for quota in quotas if quota.get("budget") in within)
+        within.setdefault(next(names, None), []).append(quotas)
+    for name, inside in within.items():
+        yield from (_budget_row(each) for each in budgets if each["name"] == name)
+        for quotas in inside:
+            yield from _client_rows(quotas, "" if name is None else "  ")
+
+
+def _budget_row(budget: Document) -> tuple[Document, str]:
+    unknown = dict.fromkeys(("history", "hold_ends_in_s", "rule"))
+    title = f"budget {budget['name']}"
+    return {**budget, **unknown, "title": title, "above_s": 0}, HEAD
 
 
 def _client_name(quotas: Sequence[Document]) -> str:
@@ -237,9 +260,9 @@ def _client_name(quotas: Sequence[Document]) -> str:
     return (clients[0]["client_id"] if clients else None) or NO_CLIENT_ID
 
 
-def _client_rows(quotas: Sequence[Document]) -> Iterator[tuple[Document, str]]:
+def _client_rows(quotas: Sequence[Document], indent: str) -> Iterator[tuple[Document, str]]:
     """Yield a row for each quota of a client, with its style; the first one names the client."""
-    title = _client_name(quotas)
+    title = f"{indent}{_client_name(quotas)}"
     for quota in quotas:
         yield {**quota, "title": title}, WARNING if quota["throttled"] else CALM
         title = ""
@@ -266,6 +289,28 @@ def _sparks(client: Document) -> str:
     return "".join(SPARKS[round(bar / top * (len(SPARKS) - 1))] for bar in bars)
 
 
+def _of_budget(row: Document) -> str:
+    """Write who shares a budget and waits for it, or what a client has of its own."""
+    if "active_clients" in row:
+        parts = [f"{row['active_clients']:,} active", f"{row['waiting']:,} waiting"]
+        parts += [f"{rate_text(row['guaranteed'])} guaranteed"] if row["guaranteed"] else []
+        parts += [f"in {row['parent']}"] if row["parent"] else []
+        return ", ".join(parts)
+    share = row.get("fair_share")
+    if share is None:
+        return UNKNOWN
+    parts = [f"share {rate_text(share)}"]
+    parts += [f"borrows {rate_text(row['borrowed'])}"] if _is_loan(row["borrowed"], share) else []
+    parts += [f"lends {rate_text(row['lent'])}"] if _is_loan(row["lent"], share) else []
+    parts += [row["waits_for"]] if row["waits_for"] else []
+    return ", ".join(parts)
+
+
+def _is_loan(rate: float, share: float) -> bool:
+    """Return whether what is borrowed or lent is more than what measured rates waver by."""
+    return rate >= LEAST_LOAN * share
+
+
 CLIENT_COLUMNS = (
     Column("client", of_path("title"), ratio=3, is_name=True),
     Column("quota", of_path("quota", lambda quota: QuotaKind(quota).label)),
@@ -279,6 +324,8 @@ CLIENT_COLUMNS = (
         "rule", of_path("rule", lambda rule: rule["place"] or rule["title"]), 120, 2, is_name=True
     ),
 )
+
+BUDGET_COLUMN = Column("of its budget", _of_budget, 150, 4)
 
 
 def _queries(status: Document, order: str, width: int, rows: int | None) -> _Drawn:

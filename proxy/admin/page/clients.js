@@ -12,16 +12,30 @@ const KINDS = {
 };
 const rows = new Map();
 
-export function showClients(body, { clients: quotas, client_counts: counts }) {
+export function showClients(body, { clients: quotas, client_counts: counts, budgets = [] }) {
   const groups = new Map();
   for (const quota of quotas) groups.set(quota.group, [...(groups.get(quota.group) ?? []), quota]);
   const wanted = [...groups].map(([key, all]) => [key, { quotas: all, ...named(all) }]);
   // Throttled clients first, then by name: rates change all the time, and rows must not jump.
   const order = wanted.sort(([keyA, a], [keyB, b]) =>
     isThrottled(b) - isThrottled(a) || a.name.localeCompare(b.name) || keyA.localeCompare(keyB));
-  showRows(body, rows, new Map(order), makeClient);
+  showRows(body, rows, new Map(byBudget(order, budgets)), (item) =>
+    (item.rates ? makeBudget() : makeClient()));
   const left = counts.left ? `, ${counts.left.toLocaleString("en")} of them left` : "";
   say(at("shown"), `${figure(counts.shown)} of ${count(counts.bounded, "client")}${left}`);
+}
+
+// Each budget with its clients below it, then those without one.
+function byBudget(clients, budgets) {
+  const within = new Map(budgets.map(({ name }) => [name, []]));
+  const others = [];
+  for (const client of clients) {
+    const { budget } = client[1].quotas.find((quota) => within.has(quota.budget)) ?? {};
+    (within.get(budget) ?? others).push(client);
+  }
+  const shown = [...within].flatMap(([name, inside]) =>
+    [[`budget\n${name}`, { rates: budgets.filter((each) => each.name === name) }], ...inside]);
+  return [...shown, ...others];
 }
 
 const isThrottled = ({ quotas }) => quotas.some((quota) => quota.throttled);
@@ -69,14 +83,17 @@ function makeRow(first) {
   const now = element("div", "big");
   const bound = element("div", "note");
   const most = element("div", "note");
+  const part = element("div", "note");
   const share = element("div", "share");
   const what = element("div", "what");
   const until = element("div");
+  const waits = element("div", "note");
   const holds = element("div", "note");
   const observed = element("div", "note");
   const line = makeLine(
     element("td", "", title, user, shares, kind, details), element("td", "", chart.svg),
-    element("td", "number", now, bound, most, share), element("td", "", what, until, holds, observed));
+    element("td", "number", now, bound, most, part, share),
+    element("td", "", what, until, waits, holds, observed));
 
   function update(client, { name, who, isFirst, isThrottled }) {
     const held = client.hold_ends_in_s !== null;
@@ -92,6 +109,8 @@ function makeRow(first) {
     say(now, rate(client.rate, client.unit));
     say(bound, `of ${rate(client.bound, client.unit)}`);
     say(most, client.adaptive ? `adaptive, at most ${rate(client.static_bound, client.unit)}` : "");
+    say(part, partOf(client));
+    say(waits, client.waits_for ? visible(client.waits_for) : "");
     say(share, `${Math.round((100 * client.rate) / client.bound)} %`);
     const isAbove = !client.enforced && client.above_s > 0;
     line.classList.toggle("throttled", client.throttled);
@@ -106,6 +125,62 @@ function makeRow(first) {
       ? `${count(client.holds, "hold")}, ${seconds(client.held_s)} in the last minute` : "");
     const source = client.rule.source ? `${client.rule.source}, ` : "";
     say(summary, `${client.rule.title} · ${source}${count(client.client_count, "client")}`);
+  }
+  return { line, update };
+}
+
+// What a client has of its budget. What is borrowed or lent below a twentieth of its share is no
+// more than what measured rates waver by.
+function partOf({ fair_share: share = null, borrowed, lent, unit }) {
+  if (share === null) return "";
+  const loans = [["borrows", borrowed], ["lends", lent]].filter(([, of]) => of >= share / 20);
+  return [["share", share], ...loans].map(([word, of]) => `${word} ${rate(of, unit)}`).join(" · ");
+}
+
+// The rows of a budget: one for each of its rates.
+function makeBudget() {
+  const inside = new Map();
+  let lines = [];
+
+  function update({ rates }) {
+    for (const [kind, row] of inside) {
+      if (!rates.some((each) => each.quota === kind)) { row.line.remove(); inside.delete(kind); }
+    }
+    lines = rates.map((each, index) => {
+      if (!inside.has(each.quota)) inside.set(each.quota, makeBudgetRow());
+      inside.get(each.quota).update(each, index === 0);
+      return inside.get(each.quota).line;
+    });
+  }
+  return { get lines() { return lines; }, update };
+}
+
+function makeBudgetRow() {
+  const title = element("div", "name");
+  const kind = element("div", "kind");
+  const active = element("div", "note");
+  const now = element("div", "big");
+  const bound = element("div", "note");
+  const share = element("div", "share");
+  const what = element("div", "what");
+  const observed = element("div", "note");
+  const line = makeLine(element("td", "", title, kind), element("td", "", active),
+    element("td", "number", now, bound, share), element("td", "", what, observed));
+
+  function update(budget, isFirst) {
+    line.className = isFirst ? "budget" : "budget further";
+    title.className = isFirst ? "name" : "name unseen";
+    sayName(title, `budget ${visible(budget.name)}`);
+    const parent = budget.parent === null ? "" : ` · in ${visible(budget.parent)}`;
+    say(kind, `${KINDS[budget.quota] ?? budget.quota}${parent}`);
+    const guaranteed = budget.guaranteed ? ` · ${rate(budget.guaranteed, budget.unit)} guaranteed` : "";
+    say(active, `${count(budget.active_clients, "active client")}${guaranteed}`);
+    say(now, rate(budget.rate, budget.unit));
+    say(bound, `of ${rate(budget.bound, budget.unit)}`);
+    say(share, `${Math.round((100 * budget.rate) / budget.bound)} %`);
+    say(what, budget.waiting ? `${count(budget.waiting, "connection")} waiting` : "");
+    say(observed, !budget.enforced ? "not enforced" : budget.throttled
+      ? `${count(budget.holds, "hold")}, ${seconds(budget.held_s)} in the last minute` : "");
   }
   return { line, update };
 }

@@ -335,6 +335,20 @@ def _shown(groups: Sequence[_ClientGroup]) -> int:
     return len(named) + unnamed + sum(group.has_left for group in groups)
 
 
+def merged_budgets(told: MemberDocuments) -> Document:
+    """Return the budgets, with the sums of what their clients have at all members."""
+    alike = grouped(told.rows("budgets"), itemgetter("name", "quota"))
+    sums: Mapping[str, Combine] = {
+        "rate": lambda values: round(sum(values), 1),
+        **dict.fromkeys(("active_clients", "waiting", "holds"), sum),
+        "held_s": lambda values: round(sum(values), 3),
+        "throttled": any,
+    }
+    found = [combined(rows, sums) for rows in alike]
+    shown = ({key: row[key] for key in row if key != MEMBER} for row in found[: told.limit])
+    return {"budgets": list(shown)}
+
+
 _rates = itemgetter("received_rate", "sent_rate")
 
 
@@ -421,6 +435,7 @@ UNBOUNDED: Sequence[Part] = (
 _CLIENTS: Sequence[Part] = (
     counts("clients", lambda row: [sensor_of(row)], **_COUNTED),
     merged_clients,
+    merged_budgets,
     *UNBOUNDED,
 )
 

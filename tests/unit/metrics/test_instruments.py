@@ -15,6 +15,7 @@ LABELS = {
     "requests_total": ("api", "version"),
     "violations_total": ("quota_entity", "quota"),
     "expected_throttling": ("quota_entity", "quota"),
+    "guaranteed_bytes": ("quota_entity", "quota"),
     "broker_seconds": ("api",),
     "proxy_seconds": ("api",),
     "hold_seconds": ("api",),

@@ -1,0 +1,274 @@
+"""Show what clients have of budgets: shares, what is borrowed or lent, and who waits for whom.
+
+A share is what a client would get if all that are active wanted more than there is. Active is who
+moved bytes in the time that rates look back, or waits.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from heapq import nlargest
+
+from metrics import Registry
+
+from .entities import QuotaKind
+from .meter import BudgetPart, Meter, sensor_name
+from .rules import Budget, Rule
+from .shares import Claim, divide
+from .values import SIZE_UNITS
+
+SLIGHTLY = 1e-6
+"""Figures that differ by less of themselves are the same."""
+
+MOST_BINDING = 2
+"""Of the guarantees that others wait for so many are kept: one, and one that is not its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetRow:
+    """One rate of a budget with what its clients have of it; rates in bytes per second."""
+
+    budget: Budget
+    kind: QuotaKind
+    bound: float
+    """In force."""
+    rate: float
+    """Of all its clients together."""
+    guaranteed: float
+    """To all its clients together, active or not."""
+    active_clients: int
+    """How many of its clients are active."""
+    waiting: int
+    """How many connections wait at its gate, or at that of a budget around it."""
+    enforced: bool
+    throttled: bool = False
+    """As of a client; what a budget holds counts here, and not for its clients."""
+    holds: int = 0
+    """In the last minute."""
+    held_ms: float = 0.0
+    """For how long they were held, added up."""
+
+
+_OF_SENSOR = ("bound", "rate", "waiting", "enforced", "throttled", "holds", "held_ms")
+"""What the row of a budget has of that of its sensor."""
+
+
+@dataclass(slots=True, eq=False)
+class _Alike:
+    """Sharers of a budget with the same claim, divided for together: 10,000 cost as much as ten."""
+
+    claim: Claim
+    """Of each of them."""
+    number: int = 0
+    highest: float = 0.0
+    """Of their rates."""
+    share: float = 0.0
+    """Of each of them."""
+
+    @property
+    def joint(self) -> Claim:
+        """What all of them may have together."""
+        number, one = self.number, self.claim
+        return Claim(number * one.weight, number * one.guaranteed, number * one.most)
+
+
+@dataclass(slots=True, eq=False)
+class _Sharer:
+    """Who has a share of a budget: an active client, or a budget that has some."""
+
+    meter: Meter
+    rate: float
+    waiting: int
+    """How many connections wait at the gates of budgets that it is in."""
+    waits_at: Meter | None = None
+    """A client's: the innermost budget at whose gate one of them waits."""
+
+    def claim(self, demand: float = math.inf) -> Claim:
+        """Return what it may have of its budget, if it wants so much."""
+        share = self.meter.rule.share
+        assert share is not None
+        return Claim(share.weight, share.guaranteed, self.meter.bound, demand)
+
+
+@dataclass(slots=True, eq=False)
+class _SharedBudget(_Sharer):
+    """A budget with its sharers."""
+
+    parts: dict[Claim, _Alike] = field(default_factory=dict)
+    guarantees: list[tuple[Claim, _Sharer]] = field(default_factory=list)
+    """Of its sharers that have any; after `divide` the largest of those that others wait for."""
+    active_clients: int = 0
+    """At all depths."""
+    wanting: int = 0
+    """How many of its sharers wait."""
+    in_line: int = 0
+    """How many clients wait at its own gate."""
+    is_borrowed: bool = False
+    """Whether a sharer gets more than its share."""
+    most: float = math.inf
+    """Its share of the budget around it, if there is one that is enforced."""
+
+    def add(self, sharer: _Sharer, claim: Claim) -> None:
+        """Add a sharer."""
+        alike = self.parts.setdefault(claim, _Alike(claim))
+        alike.number += 1
+        alike.highest = max(alike.highest, sharer.rate)
+        self.wanting += sharer.waiting > 0
+        if claim.guaranteed:
+            self.guarantees.append((claim, sharer))
+
+    @property
+    def demand(self) -> float:
+        """What all its sharers can have."""
+        return math.fsum(each.joint.most for each in self.parts.values())
+
+    def divide(self) -> None:
+        """Give each sharer its share."""
+        parts, rate = list(self.parts.values()), min(self.meter.bound, self.most)
+        for each, share in zip(parts, divide(rate, [each.joint for each in parts]), strict=True):
+            each.share = share / each.number
+            self.is_borrowed |= each.highest > each.share * (1 + SLIGHTLY)
+        hungry = (each for each in parts if each.share < each.claim.most * (1 - SLIGHTLY))
+        level = min((each.share / each.claim.weight for each in hungry), default=math.inf)
+        waited_for = (
+            (claim, sharer)
+            for claim, sharer in self.guarantees
+            if min(claim.guaranteed, sharer.rate) > level * claim.weight * (1 + SLIGHTLY)
+        )
+        self.guarantees = nlargest(MOST_BINDING, waited_for, key=lambda each: each[0].guaranteed)
+
+
+class BudgetShares:
+    """The shares of all clients of budgets that are active at a time: `add` them, then `settle`.
+
+    Nothing is kept of each client: that many objects would bring on Python's full collections.
+    """
+
+    def __init__(self) -> None:
+        self._budgets: dict[Meter, _SharedBudget] = {}
+
+    def add(self, meter: Meter, now_ms: float) -> None:
+        """Count a sensor if it is that of an active client, and charged to a budget."""
+        sharer = _active(meter, now_ms)
+        if sharer is None:
+            return
+        for budget in meter.charged[1:]:
+            shared = self._budgets.get(budget)
+            if shared is None:
+                waiting = sum(budget.budget_waits().values())
+                shared = _SharedBudget(budget, budget.metric.measure(now_ms), waiting)
+                self._budgets[budget] = shared
+            shared.active_clients += 1
+            shared.in_line += budget is sharer.waits_at
+        self._budgets[meter.charged[1]].add(sharer, sharer.claim())
+
+    def settle(self) -> None:
+        """Divide all budgets among those that were added."""
+        inner_first = sorted(self._budgets.values(), key=lambda each: -len(each.meter.charged))
+        claims: dict[_SharedBudget, Claim] = {}
+        for shared in inner_first:
+            around = self._around(shared)
+            if around is not None:
+                claims[shared] = shared.claim(shared.demand)
+                around.add(shared, claims[shared])
+        for shared in reversed(inner_first):
+            around = self._around(shared)
+            if around is not None and around.meter.is_enforced:
+                shared.most = around.parts[claims[shared]].share
+            shared.divide()
+
+    def part(self, meter: Meter, now_ms: float) -> BudgetPart | None:
+        """Return what a sensor has of a budget; None if none bounds it."""
+        share, kind = meter.rule.share, meter.kind
+        if share is None or kind not in share.budget.ceilings:
+            return None
+        ceiling = meter.rule.ceilings[kind]
+        part = BudgetPart(share.budget.name, share.weight, share.guaranteed, ceiling)
+        sharer = _active(meter, now_ms)
+        around = None if sharer is None else self._around(sharer)
+        if sharer is None or around is None or (alike := around.parts.get(sharer.claim())) is None:
+            return part
+        return replace(
+            part,
+            fair_share=alike.share,
+            borrowed=max(sharer.rate - alike.share, 0.0),
+            lent=max(alike.share - sharer.rate, 0.0) if self._lends(sharer) else 0.0,
+            waits_for=self._waits_for(sharer),
+        )
+
+    def rows(
+        self, budgets: Iterable[tuple[Budget, float]], sensors: Registry[Meter], now_ms: float
+    ) -> Iterator[BudgetRow]:
+        """Yield the rates of budgets, given with what each guarantees in all."""
+        for budget, guaranteed in budgets:
+            for kind, bound in budget.ceilings.items():
+                row = BudgetRow(budget, kind, bound, 0.0, guaranteed, 0, 0, budget.enforce)
+                meter = sensors.get(sensor_name(kind, budget.shared_entity))
+                if meter is not None:
+                    shared = self._budgets.get(meter)
+                    own, active = meter.row((), now_ms), shared.active_clients if shared else 0
+                    figures = {name: getattr(own, name) for name in _OF_SENSOR}
+                    row = replace(row, active_clients=active, **figures)
+                yield row
+
+    def _around(self, sharer: _Sharer) -> _SharedBudget | None:
+        """Return the budget that one has a share of."""
+        charged = sharer.meter.charged
+        return self._budgets.get(charged[1]) if len(charged) > 1 else None
+
+    def _lends(self, sharer: _Sharer) -> bool:
+        """Return whether others of its budgets want what a client leaves: wait, or borrow.
+
+        Who waits itself leaves nothing.
+        """
+        within = sharer
+        while not sharer.waiting and (around := self._around(within)) is not None:
+            if around.is_borrowed or around.wanting > (within.waiting > 0):
+                return True
+            within = around
+        return False
+
+    def _waits_for(self, sharer: _Sharer) -> str | None:
+        """Return what connections of a client wait for at a budget's gate, if any does."""
+        gate_of = sharer.waits_at
+        if gate_of is None:
+            return None
+        within = sharer
+        while (around := self._around(within)) is not None:
+            binding = around.guarantees
+            if binding and all(within.meter is not each.meter for _, each in binding):
+                claim, first = binding[0]
+                who, rate = _in_words(first.meter.rule), _rate_in_words(claim.guaranteed)
+                return f"waits for {who}, which has {rate} guaranteed"
+            if around.meter is gate_of:
+                break
+            within = around
+        line = self._budgets.get(gate_of)
+        others = 0 if line is None else line.in_line - 1
+        beside = f", with {others:,} other{'s' * (others > 1)}" if others > 0 else ""
+        return f"waits for its turn in {_in_words(gate_of.rule)}{beside}"
+
+
+def _active(meter: Meter, now_ms: float) -> _Sharer | None:
+    """Return the client of a sensor if it is active, and charged to a budget that holds it."""
+    if not meter.is_enforced or len(meter.charged) == 1 or isinstance(meter.rule, Budget):
+        return None
+    waits, rate = meter.budget_waits(), meter.metric.measure(now_ms)
+    if not (rate or waits or meter.gate.waiting):
+        return None
+    return _Sharer(meter, rate, sum(waits.values()), next(iter(waits), None))
+
+
+def _in_words(rule: Rule) -> str:
+    """Return what people call the clients of a rule, or a budget."""
+    if isinstance(rule, Budget):
+        return f"budget {rule.name}"
+    values = list(rule.keys.values())
+    return values[0] if len(values) == 1 else rule.shared_entity
+
+
+def _rate_in_words(rate: float) -> str:
+    """Return bytes per second for people."""
+    units = [("B", 1), *((name, size) for name, size in SIZE_UNITS.items() if name.endswith("iB"))]
+    name, size = next((unit for unit in reversed(units) if rate >= unit[1]), units[0])
+    return f"{rate / size:.4g} {name}/s"

@@ -1,0 +1,110 @@
+"""Three real clients read through one budget: by their weights, and no more than it in all."""
+
+import json
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import pytest
+from support.clients import CLIENTS, Access
+from support.operating import call
+from support.proxy_process import ProxyProcess, until
+
+from examples.devkit.broker import EmbeddedBroker
+
+MB = 1_000_000
+BUDGET_BYTES = 4 * MB
+BURST_S = 0.5
+COUNT, RECORD_BYTES = 6_000, 10_000
+"""More than the first of them reads in the time."""
+READ_BYTES = MB
+"""Of each client, before anything is measured: all of them read by then."""
+MEASURED_S = 10.0
+NAMES = ("etl", "notebook-a", "notebook-b")
+PARTS = {"etl": 0.6, "notebook-a": 0.2, "notebook-b": 0.2}
+ENTITY = {"quota_entity": "budget=analytics", "quota": "consumer_byte_rate"}
+
+BUDGETS = [{"name": "analytics", "consumer_byte_rate": BUDGET_BYTES}]
+RULES: list[dict[str, Any]] = [
+    {"client-id": "etl", "budget": "analytics", "weight": 3, "guaranteed": MB},
+    {"client-id-prefix": "notebook-", "budget": "analytics"},
+]
+
+
+class Taken(NamedTuple):
+    """What clients have got, and when."""
+
+    from_s: float
+    until_s: float
+    """Between the two."""
+    size: dict[str, float]
+
+
+def taken(running: ProxyProcess) -> Taken:
+    from_s = time.monotonic()
+    metrics = running.metrics()
+    sizes = {name: metrics.value("bytes_total", client_id=name, api="Fetch") for name in NAMES}
+    return Taken(from_s, time.monotonic(), sizes)
+
+
+def document(running: ProxyProcess) -> dict[str, Any]:
+    return dict(json.loads(running.get("/v1/clients")[1]))
+
+
+def all_wait(running: ProxyProcess) -> dict[str, Any] | None:
+    """Return what is shown while all three want more than they get."""
+    shown = document(running)
+    is_full = shown["budgets"][0]["active_clients"] == len(NAMES)
+    waits = [row["waits_for"] for row in shown["clients"]]
+    return shown if is_full and any(waits) else None
+
+
+@pytest.mark.slow
+def test_clients_of_a_budget_share_it_by_their_weights(
+    kafka: EmbeddedBroker, proxy: Callable[..., ProxyProcess], topic: Callable[..., str]
+) -> None:
+    name = topic()
+    records = ((0, b"%08d" % number + bytes(RECORD_BYTES - 8)) for number in range(COUNT))
+    # Its batches are small: what an answer brings at least is little beside a share.
+    CLIENTS[0].produce(Access(kafka.bootstrap), name, records)
+    running = proxy(rules=RULES, quotas={"window": "1s", "budgets": BUDGETS})
+    with ThreadPoolExecutor(len(NAMES)) as pool:
+        reads = [
+            pool.submit(client.consume, Access(running.bootstrap, client_id), name, COUNT)
+            for client, client_id in zip(CLIENTS, NAMES, strict=True)
+        ]
+        try:
+            until(lambda: min(taken(running).size.values()) >= READ_BYTES, "all of them read")
+            before = taken(running)
+            shown = until(lambda: all_wait(running), "all want more than they get")
+            until(lambda: time.monotonic() >= before.from_s + MEASURED_S, "it is over")
+            after, metrics, later = taken(running), running.metrics(), document(running)
+        finally:
+            call(running, "POST", "/v1/throttling", {"off": "30m"})
+        assert [read.result().count for read in reads] == [COUNT] * len(NAMES)
+
+    elapsed_s = after.until_s - before.from_s
+    got = {client: after.size[client] - before.size[client] for client in NAMES}
+    total = sum(got.values())
+    assert total <= 1.02 * BUDGET_BYTES * (elapsed_s + BURST_S), total / elapsed_s
+    assert total >= 0.5 * BUDGET_BYTES * elapsed_s, "they want more"
+    assert {client: size / total for client, size in got.items()} == pytest.approx(PARTS, rel=0.15)
+
+    (budget,) = shown["budgets"]
+    assert budget["name"] == "analytics"
+    assert (budget["bound"], budget["guaranteed"]) == (BUDGET_BYTES, MB)
+    assert (budget["waiting"] > 0, budget["enforced"]) == (True, True)
+    rows = {row["entity"].removeprefix("client-id="): row for row in shown["clients"]}
+    fields = ("budget", "weight", "guaranteed", "ceiling")
+    assert [rows["etl"][key] for key in fields] == ["analytics", 3, MB, BUDGET_BYTES]
+    assert [rows["notebook-a"][key] for key in fields] == ["analytics", 1, 0, BUDGET_BYTES]
+    shares = {client: row["fair_share"] / BUDGET_BYTES for client, row in rows.items()}
+    assert shares == pytest.approx(PARTS)
+    (waits, *_) = [row for row in rows.values() if row["waits_for"]]
+    assert "waits for its turn in budget analytics" in waits["waits_for"]
+    assert waits["waiting"] > 0
+    assert later["budgets"][0]["rate"] == pytest.approx(BUDGET_BYTES, rel=0.5)
+
+    assert metrics.value("bound_bytes", **ENTITY) == BUDGET_BYTES
+    assert metrics.value("rate_bytes", **ENTITY) == pytest.approx(BUDGET_BYTES, rel=0.5)
