@@ -18,6 +18,7 @@ def budget_document(row: BudgetRow) -> Document:
         "quota": str(row.kind),
         "unit": row.kind.unit.name,
         "rate": round(row.rate, 1),
+        "leased": rounded(row.leased),
         **picked(row, "bound", "guaranteed", "active_clients", "waiting", "enforced"),
         **picked(row, "throttled", "holds"),
         "held_s": round(row.held_ms / MS_PER_SECOND, 3),

@@ -31,7 +31,7 @@ class BudgetRow:
     budget: Budget
     kind: QuotaKind
     bound: float
-    """In force."""
+    """Of all members together."""
     rate: float
     """Of all its clients together."""
     guaranteed: float
@@ -47,9 +47,11 @@ class BudgetRow:
     """In the last minute."""
     held_ms: float = 0.0
     """For how long they were held, added up."""
+    leased: float | None = None
+    """What this member may have of it; None where it may have all."""
 
 
-_OF_SENSOR = ("bound", "rate", "waiting", "enforced", "throttled", "holds", "held_ms")
+_OF_SENSOR = ("rate", "waiting", "enforced", "throttled", "holds", "held_ms")
 """What the row of a budget has of that of its sensor."""
 
 
@@ -208,7 +210,7 @@ class BudgetShares:
                     shared = self._budgets.get(meter)
                     own, active = meter.row((), now_ms), shared.active_clients if shared else 0
                     figures = {name: getattr(own, name) for name in _OF_SENSOR}
-                    row = replace(row, active_clients=active, **figures)
+                    row = replace(row, active_clients=active, leased=meter.leased, **figures)
                 yield row
 
     def _around(self, sharer: _Sharer) -> _SharedBudget | None:

@@ -31,6 +31,7 @@ async def test_budgets_are_listed_with_what_their_clients_have(ask: Ask, path: s
         "parent": None,
         "quota": "consumer_byte_rate",
         "unit": "bytes_per_second",
+        "leased": None,
         "bound": 200 * MIB,
         "guaranteed": 60 * MIB,
         "active_clients": 3,
@@ -132,12 +133,12 @@ def test_budgets_of_members_are_one():
         return {"budgets": [about | held | figures]}
 
     by_member = {
-        "a": told(rate=50.25, active_clients=2, waiting=1),
-        "b": told(rate=100.0, active_clients=1, waiting=0),
+        "a": told(rate=50.25, leased=80.0, active_clients=2, waiting=1),
+        "b": told(rate=100.0, leased=120.0, active_clients=1, waiting=0),
         "older": {},
     }
     (merged,) = merged_budgets(MemberDocuments(by_member, limit=9))["budgets"]
     assert (merged["rate"], merged["active_clients"], merged["waiting"]) == (150.2, 3, 1)
     assert (merged["throttled"], merged["holds"], merged["held_s"]) == (True, 4, 1.0)
-    assert (merged["bound"], "member" in merged) == (200.0, False)
+    assert (merged["bound"], merged["leased"], "member" in merged) == (200.0, 200.0, False)
     assert merged_budgets(MemberDocuments(by_member, limit=0)) == {"budgets": []}

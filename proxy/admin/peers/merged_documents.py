@@ -340,6 +340,7 @@ def merged_budgets(told: MemberDocuments) -> Document:
     alike = grouped(told.rows("budgets"), itemgetter("name", "quota"))
     sums: Mapping[str, Combine] = {
         "rate": lambda values: round(sum(values), 1),
+        "leased": lambda values: None if None in values else round(sum(values), 1),
         **dict.fromkeys(("active_clients", "waiting", "holds"), sum),
         "held_s": lambda values: round(sum(values), 3),
         "throttled": any,
