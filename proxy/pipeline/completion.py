@@ -187,13 +187,13 @@ class Completion:
         max_edges: int = MAX_EDGES,
     ) -> None:
         self._graph = graph
-        self.wall = WallTime.at(now_ms, now_s)
+        self.wall = wall = WallTime.at(now_ms, now_s)
         self._max_edges = max_edges
         self.journal = Journal[LedgerItem](self.record, self.key)
         self.changes = self.journal.take
         """See Journal; what it returns is to be written in one transaction."""
         self._mark = mark = self.journal.mark_changed
-        self.ledger = Ledger(graph.settings.timeout_ms, random, mark)
+        self.ledger = Ledger(graph.settings.timeout_ms, random, wall, mark)
         self.edges = EdgeTable(self.ledger.new_id, mark)
         self.reports = {name: StageReports() for name in graph.stages}
         """By stage."""
@@ -296,7 +296,7 @@ class Completion:
             self._end(self.ledger.end(root, now_ms, RootOutcome.FAILED, reason))
 
     def tick(self, now_ms: float) -> None:
-        """Apply what has waited long enough, and end the roots whose time is over."""
+        """End the roots whose time is over; call it at least a few times in a timeout."""
         self._apply_ready(now_ms)
         for ended in self.ledger.tick(now_ms):
             self._end(ended)
@@ -645,9 +645,8 @@ class Completion:
         match item:
             case "root", root:
                 value = reduce(xor, map(_id, form.at.values()), 0)
-                heard_ms = min(to_ms(form.heard_s), now_ms)
-                entry = Root(value, form.owner, to_ms(form.started_s), heard_ms)
-                self.ledger.restore(int(root, 16), entry)
+                entry = Root(value, form.owner, to_ms(form.started_s))
+                self.ledger.restore(int(root, 16), entry, to_ms(form.heard_s), now_ms)
             case "group", number:
                 roots = tuple(int(root, 16) for root in form.roots)
                 anchors[int(number)] = self.edges.anchor(roots, int(number))
@@ -695,7 +694,7 @@ class Completion:
                     "at": {entry.owner.stage: f"{entry.value:016x}"} if entry.value else {},
                     "owner": asdict(entry.owner),
                     "started_s": to_s(entry.started_ms),
-                    "heard_s": to_s(entry.heard_ms),
+                    "heard_s": to_s(self.ledger.heard_ms(entry)),
                     "failed": None,  # for earlier programs
                 }
             case "group", number if anchor := self.edges.anchors.get(number):

@@ -15,6 +15,9 @@ from typing import Any
 
 from metrics.clock import MS_PER_SECOND
 
+BUCKETS = 3
+"""As in Storm: a root times out after its time, and at most half of that later."""
+
 ID_BITS = 64
 
 LedgerItem = tuple[Any, ...]
@@ -81,30 +84,35 @@ class Root:
     value: int
     owner: SourceBatch
     started_ms: float
-    heard_ms: float
-    """When it was first heard of: its time is counted from then on."""
+    turn: int = 0
+    """The bucket in which it was first heard of."""
 
 
 class Ledger:
-    """The roots of one pipeline; `mark` is called with what changed or went.
+    """The roots of one pipeline, in the rotating buckets of Storm's RotatingMap.
 
-    Raises ValueError when `timeout_ms` is not above 0 and finite.
+    A root stays in the bucket of the turn in which it was first heard of, and falls out when turn
+    + BUCKETS has begun. Turns are counted on the wall clock, to go on after a restart. `mark` is
+    called with what changed or went. Raises ValueError when `timeout_ms` is not above 0 and finite.
     """
 
     def __init__(
-        self, timeout_ms: float, random: Random, mark: Callable[[LedgerItem], None]
+        self, timeout_ms: float, random: Random, wall: WallTime, mark: Callable[[LedgerItem], None]
     ) -> None:
         self._mark = mark
         self._random = random
+        self._wall = wall
         self.roots: dict[int, Root] = {}
-        """By id, in the order in which they were heard of; for reading."""
+        """By id, in the order of their turns; for reading."""
+        self._turn_ms = 0.0
+        self._latest_turn = 0
         self.pending_bytes = 0
         """What their batches have read."""
         self.set_timeout(timeout_ms)
 
     def oldest_first(self) -> list[int]:
         """Return the roots in the order in which they started."""
-        return sorted(self.roots, key=lambda root: (self.roots[root].started_ms, root))
+        return sorted(self.roots, key=self._age)
 
     def new_id(self) -> int:
         """Return an id for an edge: 64 bits, never 0."""
@@ -122,7 +130,7 @@ class Ledger:
         self, root: int, value: int, owner: SourceBatch, started_ms: float, now_ms: float
     ) -> EndedRoot | None:
         """Begin a root with the xor of its first edges; return how it ended, if at once."""
-        self.roots[root] = Root(0, owner, started_ms, now_ms)
+        self.roots[root] = Root(0, owner, started_ms, self._turn(now_ms))
         self.pending_bytes += owner.size_bytes
         return self.ack(root, value, now_ms)
 
@@ -144,20 +152,39 @@ class Ledger:
         return EndedRoot(root, entry.owner, entry.started_ms, now_ms, outcome, reason)
 
     def tick(self, now_ms: float) -> list[EndedRoot]:
-        """End the roots whose time is over."""
-        heard_ms = now_ms - self._timeout_ms
-        fallen = list(takewhile(lambda root: self.roots[root].heard_ms <= heard_ms, self.roots))
+        """End the roots whose time is over; call it at least a few times in a timeout."""
+        turn = self._turn(now_ms)
+        old = takewhile(lambda root: self.roots[root].turn + BUCKETS <= turn, self.roots)
+        # In an order that does not depend on what a restart has made of the buckets.
+        fallen = sorted(old, key=self._age)
         return [self.end(root, now_ms, RootOutcome.TIMED_OUT) for root in fallen]
 
     def set_timeout(self, timeout_ms: float) -> None:
         """Set another timeout, also for the roots that are there. Raises ValueError as at first."""
         if not 0 < timeout_ms < math.inf:
             raise ValueError(f"the timeout must be above 0 ms, not {timeout_ms}")
-        self._timeout_ms = timeout_ms
+        old_ms, self._turn_ms = self._turn_ms, timeout_ms / (BUCKETS - 1)
+        if old_ms != self._turn_ms:
+            for entry in self.roots.values():
+                entry.turn = math.floor((entry.turn + 0.5) * old_ms / self._turn_ms)
 
-    def restore(self, root: int, entry: Root) -> None:
+    def heard_ms(self, entry: Root) -> float:
+        """Return when a root was first heard of, to half a turn."""
+        return (entry.turn + 0.5) * self._turn_ms - self._wall.offset_ms
+
+    def restore(self, root: int, entry: Root, heard_ms: float, now_ms: float) -> None:
         """Restore a root; those heard of first first. Raises ValueError when it is there."""
         if root in self.roots:
             raise ValueError("the root is there already")
+        entry.turn = self._turn(min(heard_ms, now_ms))
         self.roots[root] = entry
         self.pending_bytes += entry.owner.size_bytes
+
+    def _age(self, root: int) -> tuple[float, int]:
+        return self.roots[root].started_ms, root
+
+    def _turn(self, now_ms: float) -> int:
+        turn = math.floor((now_ms + self._wall.offset_ms) / self._turn_ms)
+        if turn != self._latest_turn:  # one int object for all roots of a turn
+            self._latest_turn = turn
+        return self._latest_turn

@@ -20,7 +20,7 @@ from proxy.pipeline.completion import (
 )
 from proxy.pipeline.edges import MAX_EDGES, EdgeTable, TopicRange
 from proxy.pipeline.graph import PendingLimit
-from proxy.pipeline.ledger import Ledger, RootOutcome, SourceBatch
+from proxy.pipeline.ledger import BUCKETS, Ledger, RootOutcome, SourceBatch, WallTime
 
 TIMEOUT_MS = 600_000.0
 NOW_S = 1_700_000_000.0
@@ -360,7 +360,7 @@ class TestMaxPending:
         assert not completion.is_full()
         completion.stage_batch(batch("one", 3, "A0:2-3", "B0:2-3", size_bytes=99), 3.0)
         assert completion.is_full()
-        completion.tick(3.0 + TIMEOUT_MS)
+        completion.tick(3.0 + TIMEOUT_MS * BUCKETS)
         assert not completion.is_full()
         assert [end[2] for end in told(completion)] == ["completed", "timed_out", "timed_out"]
         assert completion.ledger.pending_bytes == 0
@@ -458,7 +458,7 @@ def test_edges_of_roots_that_timed_out_do_not_stay_for_ever():
             batch("one", number, f"A0:{number}-{number + 1}", f"B0:{number}-{number + 1}"), 1.0
         )
     completion.changes()
-    completion.tick(1.0 + TIMEOUT_MS)
+    completion.tick(1.0 + TIMEOUT_MS * BUCKETS)
     assert len(completion.take_ended()) == SWEEP_AT
     assert (completion.edges.size, completion.edges.anchors) == (0, {})
     records, deletes = completion.changes()
@@ -570,7 +570,7 @@ def test_completes_just_what_the_lineage_of_each_record_says(seed, stages, steps
     assert check() == lineage.finished()
     assert completion.document(0.0)["forced_batches"] == 0
     assert len(completion.ledger.roots) == len(lineage.roots - lineage.finished())
-    completion.tick(lineage.now_ms + TIMEOUT_MS)
+    completion.tick(lineage.now_ms + TIMEOUT_MS * BUCKETS)
     assert len(completion.ledger.roots) == 0
 
 
@@ -578,7 +578,7 @@ def test_completes_just_what_the_lineage_of_each_record_says(seed, stages, steps
 def test_100_000_roots_of_any_size_take_at_most_64_mib():
     """Does to the ledger and the edges what batches of a first stage do, each of 1,000 records."""
     roots, partitions = 100_000, 8
-    ledger = Ledger(TIMEOUT_MS, Random(1), lambda _: None)
+    ledger = Ledger(TIMEOUT_MS, Random(1), WallTime(0.0), lambda _: None)
     edges = EdgeTable(ledger.new_id, lambda _: None)
     gc.collect()
     tracemalloc.start()

@@ -8,15 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.pipeline.ledger import Ledger, RootOutcome, SourceBatch
+from proxy.pipeline.ledger import BUCKETS, Ledger, RootOutcome, SourceBatch, WallTime
 
 TIMEOUT_MS = 1_000.0
+TURN_MS = TIMEOUT_MS / (BUCKETS - 1)
 OWNER = SourceBatch("one", 7, 100)
 MAX_TREE = 12
 
 
-def make(random=None):
-    return Ledger(TIMEOUT_MS, random or Random(1), lambda _: None)
+def make(timeout_ms=TIMEOUT_MS, random=None, wall=None):
+    return Ledger(timeout_ms, random or Random(1), wall or WallTime(0.0), lambda _: None)
 
 
 def test_the_worked_example():
@@ -38,13 +39,27 @@ def test_an_init_without_edges_completes_at_once():
     assert make().init(9, 0, OWNER, 0.0, 0.0).outcome is RootOutcome.COMPLETED
 
 
-def test_it_times_out_when_its_time_is_over():
-    ledger = make()
-    ledger.init(9, 5, OWNER, 0.0, 10.0)
-    assert ledger.tick(9.0 + TIMEOUT_MS) == []
-    (end,) = ledger.tick(10.0 + TIMEOUT_MS)
-    assert (end.root, end.outcome, end.ended_ms) == (9, RootOutcome.TIMED_OUT, 10.0 + TIMEOUT_MS)
-    assert len(ledger.roots) == 0
+@settings(deadline=None)
+@given(
+    heard_ms=st.floats(0, 10_000),
+    steps=st.lists(st.floats(1, TURN_MS), min_size=20, max_size=60),
+    offset_ms=st.floats(0, 1e6),
+)
+def test_times_out_after_its_time_and_at_most_a_turn_later(heard_ms, steps, offset_ms):
+    ledger = make(wall=WallTime(offset_ms))
+    ledger.init(9, 5, OWNER, heard_ms, heard_ms)
+    now_ms = before_ms = heard_ms
+    for step in [*steps, 3 * TIMEOUT_MS]:
+        before_ms, now_ms = now_ms, now_ms + step
+        told = ledger.tick(now_ms)
+        if told:
+            break
+    assert [(end.root, end.outcome, end.ended_ms) for end in told] == [
+        (9, RootOutcome.TIMED_OUT, now_ms)
+    ]
+    slack_ms = 1e-6
+    assert now_ms - heard_ms >= TIMEOUT_MS - slack_ms
+    assert before_ms - heard_ms <= TIMEOUT_MS + TURN_MS + slack_ms
 
 
 def test_a_ledger_that_is_seldom_ticked_ends_nothing_too_soon():
@@ -81,8 +96,8 @@ class TestTimeout:
         ledger.init(1, 5, OWNER, 0.0, 10_000.0)
         timeout_ms = TIMEOUT_MS * factor
         ledger.set_timeout(timeout_ms)
-        assert ledger.tick(9_999.0 + timeout_ms) == []
-        assert len(ledger.tick(10_000.0 + timeout_ms)) == 1
+        assert ledger.tick(10_000.0 + timeout_ms / 2) == []
+        assert len(ledger.tick(10_000.0 + TURN_MS + timeout_ms * 1.5)) == 1
 
     @pytest.mark.parametrize("timeout_ms", [0.0, -1.0, math.inf, math.nan])
     def test_refuses_what_cannot_be_and_changes_nothing(self, timeout_ms):
@@ -90,8 +105,8 @@ class TestTimeout:
         ledger.init(1, 5, OWNER, 0.0, 0.0)
         with pytest.raises(ValueError, match="above 0"):
             ledger.set_timeout(timeout_ms)
-        assert ledger.tick(TIMEOUT_MS - 1) == []
-        assert len(ledger.tick(TIMEOUT_MS)) == 1
+        assert ledger.tick(TIMEOUT_MS) == []
+        assert len(ledger.tick(TIMEOUT_MS + TURN_MS)) == 1
 
 
 def test_counts_what_is_pending():
@@ -102,7 +117,7 @@ def test_counts_what_is_pending():
     ledger.ack(1, 5, 1.0)
     ledger.end(2, 1.0, RootOutcome.FAILED, "why")
     assert (len(ledger.roots), ledger.pending_bytes) == (1, 5)
-    ledger.tick(TIMEOUT_MS)
+    ledger.tick(TIMEOUT_MS * BUCKETS)
     assert (len(ledger.roots), ledger.pending_bytes) == (0, 0)
 
 
@@ -110,6 +125,7 @@ def test_counts_what_is_pending():
 class Tree:
     """A root of the model: all its edges, by whether they were made and finished."""
 
+    turn: int
     started_ms: float
     owner: SourceBatch
     made: set
@@ -132,7 +148,7 @@ class Model:
         self.told.append((root, tree.owner, tree.started_ms, now_ms, outcome, reason))
 
     def init(self, root, made, now_ms, owner):
-        self.trees[root] = Tree(now_ms, owner, set(made))
+        self.trees[root] = Tree(math.floor(now_ms / TURN_MS), now_ms, owner, set(made))
         self.check(root, now_ms)
 
     def ack(self, root, finished, made, now_ms):
@@ -141,8 +157,9 @@ class Model:
         self.check(root, now_ms)
 
     def tick(self, now_ms):
-        old = [root for root, t in self.trees.items() if t.started_ms + TIMEOUT_MS <= now_ms]
-        for root in old:
+        turn = math.floor(now_ms / TURN_MS)
+        old = [(t.started_ms, r) for r, t in self.trees.items() if t.turn + BUCKETS <= turn]
+        for _, root in sorted(old):
             self.end(root, now_ms, RootOutcome.TIMED_OUT)
 
 
