@@ -100,7 +100,7 @@ def _format(**fields: Any) -> RecordFormat[Any]:
 
 _ROOT_TIMES = {"started_s": _Seconds, "heard_s": _Seconds}
 LEDGER_RECORDS: Mapping[str, RecordFormat[Any]] = {
-    "root": _format(at=dict[str, _Id], owner=SourceBatch, **_ROOT_TIMES, failed=None),
+    "root": _format(at=dict[str, _Id], owner=SourceBatch | None, **_ROOT_TIMES, failed=str | None),
     "group": _format(roots=list[_Id]),
     "edge": _format(end=_Offset, id=_Id, group=int),
     "lane": _format(known_to=_Known, done=list[_Pair]),
@@ -149,27 +149,6 @@ class StageReports:
     """Whether it has written more since its last report than is kept."""
 
 
-@dataclass(slots=True)
-class CompletionCounts:
-    """What came of the reports, since the start."""
-
-    late_acks: int = 0
-    """Acks for roots that had ended."""
-    repeated_records: int = 0
-    """Records of input that the stage had completed before."""
-    foreign_records: int = 0
-    """Records of input from a stage's topic that no stage is known to have produced."""
-    unanchored_ranges: int = 0
-    """Ranges of output of batches that read nothing of a pending root."""
-    unknown_stages: int = 0
-    """As the last three: of earlier versions, for those who read the fields."""
-    unknown_topics: int = 0
-    """Ranges of topics that the stage does not consume or produce any more."""
-    repeated_inits: int = 0
-    unknown_fails: int = 0
-    ownerless: int = 0
-
-
 class Completion:
     """The ledger of one pipeline, its edges, and how much is in flight.
 
@@ -211,7 +190,7 @@ class Completion:
         self._name = graph.settings.name
         self._ended: list[EndedRoot] = []
         self._unswept = 0
-        self.counts = CompletionCounts()
+        self.counts = self.ledger.counts
         self.outcomes: Counter[tuple[RootOutcome, str]] = Counter()
         self.notes: deque[tuple[float, str]] = deque(maxlen=MAX_NOTES)
         """What was unusual lately: wall clock, text."""
@@ -219,7 +198,7 @@ class Completion:
     def is_full(self, planned: int = 0, planned_bytes: float = 0.0) -> bool:
         """Return whether the source is to wait; `planned` batches are not known as roots yet."""
         limit, ledger = self._limit, self.ledger
-        batches, size_bytes = len(ledger.roots) + planned, ledger.pending_bytes + planned_bytes
+        batches, size_bytes = ledger.pending_batches + planned, ledger.pending_bytes + planned_bytes
         return (limit.batches is not None and batches >= limit.batches) or (
             limit.size_bytes is not None and size_bytes >= limit.size_bytes
         )
@@ -292,8 +271,7 @@ class Completion:
 
     def fail(self, root: int, reason: str, now_ms: float) -> None:
         """End a root as failed; one that has ended stays as it is."""
-        if root in self.ledger.roots:
-            self._end(self.ledger.end(root, now_ms, RootOutcome.FAILED, reason))
+        self._end(self.ledger.fail(root, reason, now_ms))
 
     def tick(self, now_ms: float) -> None:
         """End the roots whose time is over; call it at least a few times in a timeout."""
@@ -310,7 +288,7 @@ class Completion:
 
     def oldest_waits_at(self) -> str:
         """Return the stage at which the oldest pending root waits; empty when there is none."""
-        oldest = islice(self.ledger.roots, 1)
+        oldest = [root for root, *_ in islice(self.ledger.pending(), 1)]
         return next(iter(self.waits_at(oldest).values()), "")
 
     def waits_at(self, roots: Iterable[int]) -> dict[int, str]:
@@ -364,11 +342,11 @@ class Completion:
     def document(self, now_ms: float) -> dict[str, Json]:
         """Return it as the API shows it: JSON, times in wall-clock seconds."""
         limit, to_s, outcomes = self._limit, self.wall.to_s, self.outcomes
-        first = dict(islice(self.ledger.roots.items(), MAX_SHOWN))
-        waits_at = self.waits_at(first)
+        first = list(islice(self.ledger.pending(), MAX_SHOWN))
+        waits_at = self.waits_at(root for root, *_ in first)
         return {
             "pending": {
-                "batches": len(self.ledger.roots),
+                "batches": self.ledger.pending_batches,
                 "size_bytes": self.ledger.pending_bytes,
                 "max_batches": limit.batches,
                 "max_bytes": limit.size_bytes,
@@ -376,12 +354,12 @@ class Completion:
                 "first": [
                     {
                         "root": f"{root:016x}",
-                        **asdict(entry.owner),
+                        **asdict(owner),
                         "started_s": to_s(entry.started_ms),
                         "age_s": to_s(now_ms) - to_s(entry.started_ms),
                         "waits_at": waits_at.get(root),
                     }
-                    for root, entry in first.items()
+                    for root, entry, owner in first
                 ],
             },
             "completed": outcomes[RootOutcome.COMPLETED, ""],
@@ -645,7 +623,7 @@ class Completion:
         match item:
             case "root", root:
                 value = reduce(xor, map(_id, form.at.values()), 0)
-                entry = Root(value, form.owner, to_ms(form.started_s))
+                entry = Root(value, form.owner, to_ms(form.started_s), form.failed)
                 self.ledger.restore(int(root, 16), entry, to_ms(form.heard_s), now_ms)
             case "group", number:
                 roots = tuple(int(root, 16) for root in form.roots)
@@ -690,12 +668,13 @@ class Completion:
             case "lane", _ if edges := self.edges.partitions.get((where[0], where[1], where[2])):
                 return {"known_to": edges.known_to, "done": list(edges.done)}
             case "root", root if entry := self.ledger.roots.get(root):
+                stage = "" if entry.owner is None else entry.owner.stage
                 return {
-                    "at": {entry.owner.stage: f"{entry.value:016x}"} if entry.value else {},
-                    "owner": asdict(entry.owner),
+                    "at": {stage: f"{entry.value:016x}"} if entry.value else {},
+                    "owner": None if entry.owner is None else asdict(entry.owner),
                     "started_s": to_s(entry.started_ms),
                     "heard_s": to_s(self.ledger.heard_ms(entry)),
-                    "failed": None,  # for earlier programs
+                    "failed": entry.failed,
                 }
             case "group", number if anchor := self.edges.anchors.get(number):
                 return {"roots": [f"{root:016x}" for root in anchor.roots]}

@@ -6,7 +6,7 @@ finished the value is 0. (That it is 0 before has a chance of 2^-64 per change.)
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import takewhile
@@ -82,10 +82,36 @@ class Root:
     """What is kept of a root."""
 
     value: int
-    owner: SourceBatch
+    owner: SourceBatch | None
+    """None until `init`: an ack or a fail came before it."""
     started_ms: float
+    failed: str | None = None
     turn: int = 0
     """The bucket in which it was first heard of."""
+
+
+@dataclass(slots=True)
+class CompletionCounts:
+    """What came of the reports, since the start."""
+
+    late_acks: int = 0
+    """Acks for roots that had ended."""
+    repeated_records: int = 0
+    """Records of input that the stage had completed before."""
+    foreign_records: int = 0
+    """Records of input from a stage's topic that no stage is known to have produced."""
+    unanchored_ranges: int = 0
+    """Ranges of output of batches that read nothing of a pending root."""
+    unknown_stages: int = 0
+    """Of earlier versions, for those who read the field."""
+    unknown_topics: int = 0
+    """Ranges of topics that the stage does not consume or produce any more."""
+    repeated_inits: int = 0
+    """Of a root that has an owner."""
+    unknown_fails: int = 0
+    """Of a root that is not there: it has ended."""
+    ownerless: int = 0
+    """Roots that fell out without an owner: acks that came after the end, or without a begin."""
 
 
 class Ledger:
@@ -103,12 +129,21 @@ class Ledger:
         self._random = random
         self._wall = wall
         self.roots: dict[int, Root] = {}
-        """By id, in the order of their turns; for reading."""
+        """By id, in the order of their turns; also those that have no owner. For reading."""
         self._turn_ms = 0.0
         self._latest_turn = 0
+        self.pending_batches = 0
+        """Roots with an owner."""
         self.pending_bytes = 0
         """What their batches have read."""
+        self.counts = CompletionCounts()
         self.set_timeout(timeout_ms)
+
+    def pending(self) -> Iterator[tuple[int, Root, SourceBatch]]:
+        """Yield the roots with an owner, those that came first first; change nothing meanwhile."""
+        for root, entry in self.roots.items():
+            if entry.owner is not None:
+                yield root, entry, entry.owner
 
     def oldest_first(self) -> list[int]:
         """Return the roots in the order in which they started."""
@@ -130,26 +165,30 @@ class Ledger:
         self, root: int, value: int, owner: SourceBatch, started_ms: float, now_ms: float
     ) -> EndedRoot | None:
         """Begin a root with the xor of its first edges; return how it ended, if at once."""
-        self.roots[root] = Root(0, owner, started_ms, self._turn(now_ms))
-        self.pending_bytes += owner.size_bytes
-        return self.ack(root, value, now_ms)
+        entry = self._entry(root, now_ms)
+        if entry.owner is not None:
+            self.counts.repeated_inits += 1
+            return None
+        entry.owner, entry.started_ms = owner, started_ms
+        self._count(owner, 1)
+        return self._apply(root, entry, value, now_ms)
 
     def ack(self, root: int, value: int, now_ms: float) -> EndedRoot | None:
         """Xor what a stage has finished and made into a root's value; return how it ended, if so.
 
-        The root is there; so it is for `end`.
+        One that is not there, not begun yet or ended, is kept without owner, and falls out in time.
         """
-        self._mark(("root", root))
-        entry = self.roots[root]
-        entry.value ^= value
-        return None if entry.value else self.end(root, now_ms, RootOutcome.COMPLETED)
+        return self._apply(root, self._entry(root, now_ms), value, now_ms)
 
-    def end(self, root: int, now_ms: float, outcome: RootOutcome, reason: str = "") -> EndedRoot:
-        """End a root, and return it; `reason` says why it failed."""
-        self._mark(("root", root))
-        entry = self.roots.pop(root)
-        self.pending_bytes -= entry.owner.size_bytes
-        return EndedRoot(root, entry.owner, entry.started_ms, now_ms, outcome, reason)
+    def fail(self, root: int, reason: str, now_ms: float) -> EndedRoot | None:
+        """End a root as failed, when its owner is there. The first reason stays."""
+        entry = self.roots.get(root)
+        if entry is None:
+            self.counts.unknown_fails += 1
+            return None
+        if entry.failed is None:
+            entry.failed = reason
+        return self._apply(root, entry, 0, now_ms)
 
     def tick(self, now_ms: float) -> list[EndedRoot]:
         """End the roots whose time is over; call it at least a few times in a timeout."""
@@ -157,7 +196,8 @@ class Ledger:
         old = takewhile(lambda root: self.roots[root].turn + BUCKETS <= turn, self.roots)
         # In an order that does not depend on what a restart has made of the buckets.
         fallen = sorted(old, key=self._age)
-        return [self.end(root, now_ms, RootOutcome.TIMED_OUT) for root in fallen]
+        ended = [self._end(root, now_ms, RootOutcome.TIMED_OUT) for root in fallen]
+        return [each for each in ended if each is not None]
 
     def set_timeout(self, timeout_ms: float) -> None:
         """Set another timeout, also for the roots that are there. Raises ValueError as at first."""
@@ -178,10 +218,39 @@ class Ledger:
             raise ValueError("the root is there already")
         entry.turn = self._turn(min(heard_ms, now_ms))
         self.roots[root] = entry
-        self.pending_bytes += entry.owner.size_bytes
+        if entry.owner is not None:
+            self._count(entry.owner, 1)
 
     def _age(self, root: int) -> tuple[float, int]:
         return self.roots[root].started_ms, root
+
+    def _entry(self, root: int, now_ms: float) -> Root:
+        entry = self.roots.get(root)
+        if entry is None:
+            entry = self.roots[root] = Root(0, None, now_ms, turn=self._turn(now_ms))
+        return entry
+
+    def _count(self, owner: SourceBatch, batches: int) -> None:
+        self.pending_batches += batches
+        self.pending_bytes += owner.size_bytes * batches
+
+    def _apply(self, root: int, entry: Root, value: int, now_ms: float) -> EndedRoot | None:
+        self._mark(("root", root))
+        entry.value ^= value
+        if entry.owner is None or (entry.failed is None and entry.value):
+            return None
+        is_failed = entry.failed is not None
+        return self._end(root, now_ms, RootOutcome.FAILED if is_failed else RootOutcome.COMPLETED)
+
+    def _end(self, root: int, now_ms: float, outcome: RootOutcome) -> EndedRoot | None:
+        self._mark(("root", root))
+        entry = self.roots.pop(root)
+        if entry.owner is None:
+            self.counts.ownerless += 1
+            return None
+        self._count(entry.owner, -1)
+        failed = entry.failed or ""
+        return EndedRoot(root, entry.owner, entry.started_ms, now_ms, outcome, failed)
 
     def _turn(self, now_ms: float) -> int:
         turn = math.floor((now_ms + self._wall.offset_ms) / self._turn_ms)

@@ -309,7 +309,7 @@ class RunningPipelines:
     def _drop(self, pipeline: RunningPipeline) -> None:
         name, completion = pipeline.name, pipeline.completion
         self._leave(pipeline)
-        pending = len(completion.ledger.roots)
+        pending = completion.ledger.pending_batches
         _log.warning("pipeline is gone", pipeline=name, pending=pending)
         if pending:
             self._instruments.ledger_failed_total.of(name, PIPELINE_CHANGED).inc(pending)
@@ -340,7 +340,7 @@ class RunningPipelines:
 
     def _show(self, pipeline: RunningPipeline) -> None:
         name, instruments = pipeline.name, self._instruments
-        instruments.ledger_pending.of(name).set(len(pipeline.completion.ledger.roots))
+        instruments.ledger_pending.of(name).set(pipeline.completion.ledger.pending_batches)
         for node in pipeline.nodes.values():
             held = [] if node.state.rate is None else [node.state.rate]
             if isinstance(node, Stage) and node.ceiling is not None:

@@ -391,7 +391,7 @@ class TestReload:
         ]
         completion.stage_batch(batch("four", 1, "D0:0-2"), 3.0)
         assert told(completion) == done(1)
-        assert len(completion.ledger.roots) == 0
+        assert completion.ledger.pending_batches == 0
 
     def test_what_waits_for_topics_that_are_not_read_any_more_fails(self):
         completion = self.make()
@@ -412,7 +412,7 @@ class TestReload:
         completion.stage_batch(batch("two", 2, "B0:2-9"), 2.0)
         update(completion, [DIAMOND[0]], TIMEOUT_MS, 2.0)
         assert completion.document(2.0)["dropped_batches"] == 1
-        assert len(completion.ledger.roots) == 0
+        assert completion.ledger.pending_batches == 0
         assert (completion.edges.size, completion.edges.partitions) == (0, {})
 
     def test_what_cannot_be_changes_nothing(self):
@@ -435,8 +435,8 @@ def test_too_many_edges_fail_the_oldest_roots_and_never_silently():
         assert completion.edges.size <= limit
         ended += told(completion)
     assert ended == [("one", number, "failed", TOO_MANY_EDGES) for number in range(len(ended))]
-    assert len(completion.ledger.roots) == 200 - len(ended) == completion.edges.size // 2
-    assert 70 <= len(completion.ledger.roots) <= 80
+    assert completion.ledger.pending_batches == 200 - len(ended) == completion.edges.size // 2
+    assert 70 <= completion.ledger.pending_batches <= 80
     assert completion.document(0.0)["failed"] == {TOO_MANY_EDGES: len(ended)}
     assert "more than 160 edges" in completion.notes[-1][1]
     completion.stage_batch(batch("two", 1, "B0:0-200"), 1e3)
@@ -569,7 +569,7 @@ def test_completes_just_what_the_lineage_of_each_record_says(seed, stages, steps
         completion.idle(each.name, lineage.now_ms)
     assert check() == lineage.finished()
     assert completion.document(0.0)["forced_batches"] == 0
-    assert len(completion.ledger.roots) == len(lineage.roots - lineage.finished())
+    assert completion.ledger.pending_batches == len(lineage.roots - lineage.finished())
     completion.tick(lineage.now_ms + TIMEOUT_MS * BUCKETS)
     assert len(completion.ledger.roots) == 0
 
