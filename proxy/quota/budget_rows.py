@@ -31,7 +31,7 @@ class BudgetRow:
     budget: Budget
     kind: QuotaKind
     bound: float
-    """In force."""
+    """Of all its clients together, wherever they are."""
     rate: float
     """Of all its clients together."""
     guaranteed: float
@@ -49,7 +49,7 @@ class BudgetRow:
     """For how long they were held, added up."""
 
 
-_OF_SENSOR = ("bound", "rate", "waiting", "enforced", "throttled", "holds", "held_ms")
+_OF_SENSOR = ("rate", "waiting", "enforced", "throttled", "holds", "held_ms")
 """What the row of a budget has of that of its sensor."""
 
 
