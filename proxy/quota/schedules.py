@@ -73,6 +73,10 @@ class Schedule:
         edges = sorted(edge for window in self._windows(at, DAYS_AHEAD) for edge in window)
         return next((each for each in edges if each > at and self.is_in(each) != was_in), None)
 
+    def clock(self, at: datetime) -> str:
+        """Return a time as the clock of its zone shows it."""
+        return at.astimezone(self._zone).isoformat(" ", "minutes")
+
     def overlaps(self, other: "Schedule", year: int) -> bool:
         """Return whether both have a time in common, as the clocks of their zones go in a year.
 
