@@ -6,6 +6,7 @@ from bisect import bisect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from functools import cache
 from typing import Any, Final, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
@@ -165,8 +166,9 @@ def parse_timezone(value: object) -> str:
     return name
 
 
+@cache
 def _zone_of(name: str) -> tzinfo:
-    """Return a time zone; UTC is there on systems that have no others."""
+    """Return a time zone, read once; UTC is there on systems that have no others."""
     return UTC if name == "UTC" else ZoneInfo(name)
 
 
