@@ -19,7 +19,7 @@ def explain_schedules(settings: QuotaSettings, at_s: float) -> Iterator[str]:
             then += f" ({part.when})"
         elif isinstance(part, Budget) or part.number in numbers:
             continue
-        elif other := in_force.get(frozenset(part.keys.items())):
+        elif (other := in_force.get(frozenset(part.keys.items()))) and other.when is not None:
             then = f": {other.title} is for the same clients, and goes first ({other.when})"
         else:
             then = ": no budget that it is in has a rate then, and it has none of its own"

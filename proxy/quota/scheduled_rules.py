@@ -2,11 +2,12 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Self
 
+from .entities import QuotaKind
 from .rules import Budget, QuotaSettings, Rule, Share
 from .schedules import Schedule
 
@@ -35,7 +36,7 @@ class ScheduledSettings:
         are_in = {when: when.is_in(at) for when in set(parts.values())}
         changes = [change for when in are_in if (change := when.next_change(at)) is not None]
         return cls(
-            _InForce(are_in).settings(settings),
+            _InForce({None: True, **are_in}).settings(settings),
             {title: are_in[when] for title, when in parts.items()},
             at_s,
             min(changes).timestamp() if changes else math.inf,
@@ -57,43 +58,48 @@ def parts_of(rules: Iterable[Rule]) -> dict[str, Rule]:
 class _InForce:
     """Leaves out what is not in force."""
 
-    are_in: dict[Schedule, bool]
+    are_in: dict[Schedule | None, bool]
     guaranteed: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """To the clients of each budget in all, by its name."""
-    budgets: dict[str, Budget | None] = field(default_factory=dict)
+    budgets: dict[str, Budget] = field(default_factory=dict)
 
     def settings(self, settings: QuotaSettings) -> QuotaSettings:
         """Return settings; of rules for the same clients that with a schedule goes first."""
         chosen: dict[tuple[str, ...], Rule] = {}
         for rule in sorted(settings.rules, key=lambda each: each.when is None):
-            if rule.when is None or self.are_in[rule.when]:
+            if self.are_in[rule.when] and self._is_bounded(rule):
                 chosen.setdefault((*rule.keys, *rule.keys.values()), rule)
         for rule in chosen.values():
             share = rule.share
             while rule.share is not None and share is not None:
                 self.guaranteed[share.budget.name] += rule.share.guaranteed
                 share = share.budget.share
-        rules = map(self._rule, sorted(chosen.values(), key=lambda each: each.number))
-        return replace(settings, rules=tuple(rule for rule in rules if rule is not None))
+        by_number = sorted(chosen.values(), key=lambda each: each.number)
+        return replace(settings, rules=tuple(map(self._rule, by_number)))
 
-    def _rule(self, rule: Rule) -> Rule | None:
-        """Return a rule with the rates of its budgets; None: nothing is left that bounds."""
+    def _rates(self, part: Rule) -> Mapping[QuotaKind, float]:
+        """Return the bounds in force of a rule or budget itself."""
+        return part.bounds if self.are_in[part.when] else {}
+
+    def _is_bounded(self, part: Rule) -> bool:
+        """Return whether a bound is in force, its own or of a budget around it."""
+        share = part.share
+        return bool(self._rates(part)) or (share is not None and self._is_bounded(share.budget))
+
+    def _rule(self, rule: Rule) -> Rule:
         share = self._share(rule.share)
-        if share == rule.share:
-            return rule
-        return replace(rule, share=share) if rule.bounds or share else None
+        return rule if share == rule.share else replace(rule, share=share)
 
     def _share(self, share: Share | None) -> Share | None:
-        budget = self._budget(share.budget) if share is not None else None
-        return replace(share, budget=budget) if share is not None and budget is not None else None
+        if share is None or not self._is_bounded(share.budget):
+            return None
+        return replace(share, budget=self._budget(share.budget))
 
-    def _budget(self, budget: Budget) -> Budget | None:
-        """Return a budget with its rate in force; None: neither it nor one around it has one."""
+    def _budget(self, budget: Budget) -> Budget:
         if budget.name not in self.budgets:
             share = self._share(budget.share)
             if share is not None:
                 share = replace(share, guaranteed=self.guaranteed[budget.name])
-            bounds = budget.bounds if budget.when is None or self.are_in[budget.when] else {}
-            made = replace(budget, bounds=bounds, share=share) if bounds or share else None
+            made = replace(budget, bounds=self._rates(budget), share=share)
             self.budgets[budget.name] = made
         return self.budgets[budget.name]

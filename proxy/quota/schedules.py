@@ -134,20 +134,17 @@ def parse_days(value: object) -> tuple[str, ...]:
     return days
 
 
-def parse_time(value: object) -> str:
+def parse_time(value: object, latest: str = "23:59") -> str:
     """Return a time of day. Raises BadValueError for anything else."""
-    if not isinstance(value, str) or not _TIME.fullmatch(value):
-        fix = 'write hours and minutes in quotes, from "00:00" to "23:59"'
-        raise BadValueError(f"{shown(value)} is not a time of day", fix)
-    return value
+    if isinstance(value, str) and (value == latest or _TIME.fullmatch(value)):
+        return value
+    fix = f'write hours and minutes in quotes, from "00:00" to "{latest}"'
+    raise BadValueError(f"{shown(value)} is not a time of day", fix)
 
 
 def parse_end(value: object) -> str:
-    """Return a time of day at which something may end. Raises BadValueError for anything else."""
-    if isinstance(value, str) and (value == _END or _TIME.fullmatch(value)):
-        return value
-    fix = f'write hours and minutes in quotes, from "00:00" to "{_END}"'
-    raise BadValueError(f"{shown(value)} is not a time of day", fix)
+    """Return a time of day, which may be its end. Raises BadValueError for anything else."""
+    return parse_time(value, _END)
 
 
 def parse_timezone(value: object) -> str:

@@ -142,6 +142,18 @@ def test_a_budget_does_not_bound_outside_of_its_time():
     assert [world.bound(name) for name in "abc"] == [5, 9, 9]
 
 
+def test_a_rule_without_a_bound_leaves_its_clients_to_one_that_has_one():
+    budget = Budget(name="all", bounds={CONSUMER: 9 * MB}, when=WORKING)
+    every_day = Schedule(("mon-sun",), "00:00", "20:00")
+    world = Scheduled(rule(0, when=every_day, share=Share(budget)), rule(1, 7))
+    assert world.bound() == 9
+    world.pass_to(EVENING_S)
+    assert world.bound() == 7
+    settings = QuotaSettings(rules=(rule(0, when=every_day, share=Share(budget)), rule(1, 7)))
+    first, _ = explain_schedules(settings, EVENING_S)
+    assert first.startswith("rule 0 is not in force at 2026-11-26T17:00Z: no budget")
+
+
 def test_a_budget_in_a_budget_stays_in_it_without_its_own_rate():
     outer = Budget(name="outer", bounds={CONSUMER: 9 * MB})
     inner = Budget(name="inner", bounds={CONSUMER: 4 * MB}, share=Share(outer), when=WORKING)
