@@ -33,10 +33,12 @@ class ScheduledSettings:
         if not parts:
             return cls(settings, {})
         at = datetime.fromtimestamp(at_s, UTC)
-        are_in = {when: when.is_in(at) for when in set(parts.values())}
-        changes = [change for when in are_in if (change := when.next_change(at)) is not None]
+        schedules = set(parts.values())
+        are_in: dict[Schedule | None, bool] = {when: when.is_in(at) for when in schedules}
+        are_in[None] = True
+        changes = [change for when in schedules if (change := when.next_change(at)) is not None]
         return cls(
-            _InForce({None: True, **are_in}).settings(settings),
+            _InForce(are_in).settings(settings),
             {title: are_in[when] for title, when in parts.items()},
             at_s,
             min(changes).timestamp() if changes else math.inf,
