@@ -9,8 +9,10 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 
@@ -24,6 +26,7 @@ from proxy.config import Config, ConfigError, load_config
 from proxy.config.budget_report import explain_budgets
 from proxy.config.check_report import explain_quotas, find_hints
 from proxy.config.endpoints import MAX_PORT
+from proxy.config.schedule_report import explain_schedules
 from proxy.garbage import spare_full_collections
 from proxy.launcher.launcher import Launcher
 from proxy.launcher.worker_handle import WorkerError
@@ -33,6 +36,7 @@ from proxy.onboarding.doctor_command import add_doctor
 from proxy.onboarding.init_command import add_init
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rules import RuleTable
+from proxy.quota.scheduled_rules import ScheduledSettings
 from proxy.quota.values import BadValueError
 from proxy.relay.take_over import Predecessor, TakeOverError
 from proxy.release import VERSION, CheckoutError
@@ -101,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--user", help="authenticated user of the client")
     check.add_argument("--client-id", help="client id of the client")
     check.add_argument("--listener", help="name of the listener that the client comes in by")
+    check.add_argument("--at", type=_time, help="when it would run, such as 2026-11-28T09:00")
     check.set_defaults(command=_check)
 
     add_init(commands)
@@ -123,6 +128,15 @@ def _parser() -> argparse.ArgumentParser:
     broker.add_argument("--data", type=Path, required=True, help="directory for its data")
     broker.set_defaults(command=_run_example, example="broker")
     return parser
+
+
+def _time(text: str) -> float:
+    """Parse a time, of this machine's zone where it names none; return it since the epoch."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        message = f"{text!r} is not a time such as 2026-11-28T09:00 or 2026-11-28T09:00+01:00"
+        raise argparse.ArgumentTypeError(message) from None
 
 
 def _process(text: str) -> int:
@@ -226,8 +240,10 @@ def _check(options: argparse.Namespace) -> int:
         f"{options.config}: valid, rules: {len(config.quotas.rules)}, listeners: {len(names)}, "
         f"queries: {len(config.queries)}, pipelines: {len(config.pipelines)}"
     ]
-    settings = config.quota_settings
+    at_s = time.time() if options.at is None else options.at
+    settings = ScheduledSettings.at(config.quota_settings, at_s).settings
     table = RuleTable(settings.rules, enforce=settings.enforce)
+    lines += explain_schedules(config.quota_settings, at_s)
     lines += explain_budgets(settings.rules)
     lines += find_hints(config, table)
     keys = check_keys.keys_of(config, table)

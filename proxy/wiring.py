@@ -6,7 +6,7 @@ import gc
 import resource
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import TypeVar
@@ -33,7 +33,7 @@ from proxy.admin.server import AdminServer
 from proxy.cluster.kafka_client import KafkaClient
 from proxy.cluster.upstream import LOGIN_REFUSED
 from proxy.config import Config
-from proxy.config.differences import find_differences
+from proxy.config.differences import find_differences, find_scheduled
 from proxy.config.fields import MAX_WORKERS
 from proxy.config.secrets import Secrets, read_secrets
 from proxy.garbage import FREED_INTERVAL_S, FreedMemory, collect_frozen
@@ -44,7 +44,7 @@ from proxy.progress.owns import owns_all
 from proxy.queries.queries import Queries
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
-from proxy.quota.rule_registry import RuleRegistry
+from proxy.quota.rule_registry import KeptChange, RuleRegistry
 from proxy.quota.rules import QuotaPause, Rule
 from proxy.quota.validation import selector
 from proxy.relay.brokers import Brokers
@@ -190,7 +190,9 @@ class MemberProcess:
             partial(_in_turn, asyncio.Lock()),
             partial(_in_turn, asyncio.Lock()),
             writes=self._rates.writes,
+            now_s=time.time(),
         )
+        self.audit = AuditLog(self.store)
         await self._end_due()
         self._kafka_quotas = KafkaQuotas(
             KafkaClient(self.bootstrap, limit_s=None),
@@ -199,7 +201,6 @@ class MemberProcess:
         )
         await self._kafka_quotas.follow(self._config.quotas.source == "kafka")
         self.queries.load(self.store, owns_all if self.tier is None else self.tier.owns)
-        self.audit = AuditLog(self.store)
         self._rates.use(self.store)
 
     def make_admin(self) -> AdminServer:
@@ -386,17 +387,26 @@ class MemberProcess:
             memory.give_back()
 
     async def _end_due(self) -> None:
-        """End overrides and pauses whose time has come."""
+        """End overrides and pauses whose time has come; begin and end what has a schedule."""
+        ended, before = list[KeptChange](), self.rules.scheduled()
         try:
             ended = await self.rules.end_due(time.time())
         except StateError as error:
             _log.error("ended overrides or pauses are still in the state", error=str(error))
-            return
+        await self._tell_scheduled(before)
         for each in ended:
             if isinstance(each, QuotaPause):
                 _log.info("throttling resumed", selector=each.name, by=each.by)
             else:
                 _log.info("quota override ended", selector=selector(each.rule.keys), by=each.by)
+
+    async def _tell_scheduled(self, before: Mapping[str, bool]) -> None:
+        """Log and record what a schedule has put in force, or out of it."""
+        was, is_now = find_scheduled(before, self.rules.scheduled())
+        if is_now:
+            _log.info("rules changed by their schedules", rules=is_now)
+            if self.rules.writes:
+                await self.audit.record(BY_FILE, "schedules", was, is_now, time.time())
 
     async def _tick(self) -> None:
         """Apply changed quotas, end throttling, add to the charts, until cancelled."""

@@ -34,7 +34,7 @@ from proxy.admin.replies import (
     whole_number,
 )
 from proxy.admin.request_times import merged_times
-from proxy.admin.rule_documents import rule_change, rule_entry, throttling_document
+from proxy.admin.rule_documents import budget_entry, rule_change, rule_entry, throttling_document
 from proxy.admin.written_values import iso, picked
 from proxy.progress.query import MAX_PARTITIONS
 from proxy.progress.report import MAX_REPORT_BYTES, Refusal, ReportRefused
@@ -193,7 +193,11 @@ class ApiRoutes:
     async def _get_quotas(self, _: web.Request) -> web.Response:
         now_s = time.time()
         quotas = (rule_entry(entry, now_s) for entry in self._rules.entries())
-        document = {"throttling": throttling_document(self._rules, now_s), "quotas": quotas}
+        document = {
+            "throttling": throttling_document(self._rules, now_s),
+            "quotas": quotas,
+            "budgets": (budget_entry(*each) for each in self._rules.budgets()),
+        }
         return await answer_in_slices(document, self._slices)
 
     async def _put_quota(self, request: web.Request) -> web.Response:

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from proxy.admin.written_values import iso, left_s, picked
 from proxy.quota.rule_registry import RuleEntry, RuleRegistry
-from proxy.quota.rules import Rule, Share
+from proxy.quota.rules import Budget, Rule, Share
 from proxy.quota.validation import selector
 from proxy.state import Document
 
@@ -22,6 +22,7 @@ def rule_entry(entry: RuleEntry, now_s: float) -> Document:
         "ceilings": {str(kind): most for kind, most in rule.ceilings.items()},
         **_origin(entry),
         "left_s": left_s(entry.until_s, now_s),
+        "when": _when(rule),
         "in_force": entry.in_force,
     }
 
@@ -37,6 +38,21 @@ def rule_name(rule: Rule, in_force: Mapping[str, RuleEntry]) -> Document:
     entry = in_force.get(name)
     origin = dict.fromkeys(("source", "by", "at", "until")) if entry is None else _origin(entry)
     return {"selector": name, **picked(rule, "title", "place"), **origin}
+
+
+def budget_entry(budget: Budget, in_force: bool) -> Document:
+    """Return a budget, as `GET /v1/quotas` shows it."""
+    return {
+        **picked(budget, "name", "enforce", "title", "place"),
+        "budget": budget.share.budget.name if budget.share is not None else None,
+        "bounds": {str(kind): bound for kind, bound in budget.bounds.items()},
+        "when": _when(budget),
+        "in_force": in_force,
+    }
+
+
+def _when(rule: Rule) -> Document | None:
+    return rule.when.document() if rule.when is not None else None
 
 
 def _origin(entry: RuleEntry) -> Document:

@@ -11,6 +11,7 @@ from pydantic import Field, StrictBool
 from proxy.config import fields
 from proxy.config.document import Loc
 from proxy.config.fields import OTHER_PLACE, Conflict
+from proxy.config.schedule_models import ScheduleSection
 from proxy.quota.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, QuotaKind
 from proxy.quota.rules import MOST_LEVELS, Budget, Share
 from proxy.quota.values import format_size, shown
@@ -28,6 +29,7 @@ class BudgetSection(fields.Section):
     budget: fields.Text | None = None
     weight: fields.Weight | None = None
     enforce: StrictBool = True
+    when: ScheduleSection | None = None
 
     @property
     def bounds(self) -> dict[QuotaKind, float]:
@@ -70,6 +72,10 @@ class SharingRule(Protocol):
     weight: float | None
 
     @property
+    def rule_keys(self) -> dict[str, str]:
+        """Its clients have; of rules for the same ones no two are in force at a time."""
+
+    @property
     def bounds(self) -> dict[QuotaKind, float]:
         """Its own."""
 
@@ -106,6 +112,7 @@ class Budgets:
                 bounds=each.bounds,
                 enforce=each.enforce,
                 share=share_of(made, each, guaranteed[each.name]),
+                when=each.when.schedule if each.when else None,
                 place=place(f"quotas.budgets[{at}]"),
                 number=at,
             )
@@ -175,9 +182,10 @@ class Budgets:
                     yield Conflict(("budgets", at, kind.value), message, fix)
 
     def _guaranteed(self) -> Mapping[str, float]:
-        """Return what the clients of each budget are guaranteed in all, by its name."""
-        found: defaultdict[str, float] = defaultdict(float)
+        """Return what the clients of each budget are guaranteed in all at most, by its name."""
+        found: defaultdict[str, dict[tuple[str, ...], float]] = defaultdict(dict)
         for rule in self.rules:
-            for each in self._around(rule) if rule.guaranteed else ():
-                found[each.name] += rule.guaranteed or 0
-        return found
+            keys, own = (*rule.rule_keys, *rule.rule_keys.values()), float(rule.guaranteed or 0)
+            for each in self._around(rule) if own else ():
+                found[each.name][keys] = max(own, found[each.name].get(keys, 0.0))
+        return defaultdict(float, {name: sum(each.values()) for name, each in found.items()})

@@ -1,6 +1,6 @@
 """Finds what a changed configuration sets differently, key by key, for those who read of it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from metrics.clock import MS_PER_SECOND
@@ -25,7 +25,23 @@ def find_differences(before: Config, after: Config) -> tuple[ShownValues, ShownV
 
     Items of lists are told apart by their names, not by their places.
     """
-    found = list(_differing("", before, after))
+    return _cut(list(_differing("", before, after)))
+
+
+def find_scheduled(
+    before: Mapping[str, bool], after: Mapping[str, bool]
+) -> tuple[ShownValues, ShownValues]:
+    """Return which rules and budgets were in force and are not any more, or the other way round.
+
+    Those that are new, or gone, were changed otherwise.
+    """
+    words = {True: "in force", False: "not in force"}
+    both = ((title, was, after.get(title, was)) for title, was in before.items())
+    return _cut([(title, words[was], words[is_in]) for title, was, is_in in both if was != is_in])
+
+
+def _cut(found: Sequence[tuple[str, Any, Any]]) -> tuple[ShownValues, ShownValues]:
+    """Return what there was, and what there is now, of keys with both values."""
     was = {key: _shown(key, old) for key, old, _ in found[:MAX_SHOWN_KEYS] if old is not None}
     is_now = {key: _shown(key, new) for key, _, new in found[:MAX_SHOWN_KEYS] if new is not None}
     if len(found) > MAX_SHOWN_KEYS:
@@ -71,7 +87,8 @@ def _in_seconds(name: str, value: Any) -> Any:
 def _name(item: object) -> str:
     """Return how an item of a list is called; a rule by the clients that it is for."""
     if isinstance(item, RuleSection):
-        return ",".join([f"{key}={value}" for key, value in item.rule_keys.items()])
+        keys = ",".join([f"{key}={value}" for key, value in item.rule_keys.items()])
+        return keys if item.when is None else f"{keys}; {item.when.schedule}"
     return str(vars(item).get("name", ""))
 
 

@@ -19,6 +19,7 @@ from proxy.config.budget_models import Budgets, BudgetSection, share_of, without
 from proxy.config.document import Loc
 from proxy.config.fields import Conflict, find_bad, not_empty
 from proxy.config.query_models import AdaptiveSection, PipelineSection, QuerySection
+from proxy.config.schedule_models import ScheduleSection, find_overlapping
 from proxy.progress.query import ProgressSettings
 from proxy.quota.entities import QuotaKind
 from proxy.quota.rules import Budget, QuotaSettings, Rule
@@ -170,6 +171,7 @@ class RuleSection(_RuleBounds):  # type: ignore[misc]  # mypy knows no model tha
     budget: fields.Text | None = None
     weight: fields.Weight | None = None
     guaranteed: fields.Size | None = None
+    when: ScheduleSection | None = None
 
     @property
     def is_open(self) -> bool:
@@ -202,12 +204,13 @@ class RuleSection(_RuleBounds):  # type: ignore[misc]  # mypy knows no model tha
 
     def rule(self, place: str, number: int, budgets: Mapping[str, Budget]) -> Rule:
         """Return the rule, the `number`th of the file."""
-        own = {*QuotaKind, "adaptive", "budget", "weight", "guaranteed"}
+        own = {*QuotaKind, "adaptive", "budget", "weight", "guaranteed", "when"}
         return Rule(
             **self.model_dump(exclude=own),
             bounds=self.bounds,
             share=share_of(budgets, self, self.guaranteed or 0.0),
             adaptive=self.adaptive.bound if self.adaptive else None,
+            when=self.when.schedule if self.when else None,
             place=place,
             number=number,
         )
@@ -224,12 +227,17 @@ class QuotasSection(fields.Section):
     rules: tuple[RuleSection, ...] = ()
 
     def find_conflicts(self) -> Iterator[Conflict]:  # noqa: D102
-        keyed = [tuple(rule.rule_keys.items()) for rule in self.rules]
-        located = ((("rules", at), keys) for at, keys in enumerate(keyed))
-        for loc, keys, earlier in fields.find_repeated(located):
+        keyed = [(tuple(rule.rule_keys.items()), rule.when) for rule in self.rules]
+        always = ((("rules", at), keys) for at, (keys, when) in enumerate(keyed) if not when)
+        for loc, keys, earlier in fields.find_repeated(always):
             words = ", ".join(f"{key}: {value}" for key, value in keys)
             message = f"is for the same clients ({words}) as {fields.OTHER_PLACE}"
             yield Conflict(loc, message, "put the quotas of both into one rule", earlier)
+        located = ((("rules", at), keys, when) for at, (keys, when) in enumerate(keyed) if when)
+        for loc, earlier in find_overlapping(located):
+            message = f"overlapping schedules: {fields.OTHER_PLACE} is for the same clients then"
+            fix = "let one end where the other begins, or put the quotas of both into one rule"
+            yield Conflict((*loc, "when"), message, fix, earlier)
         yield from Budgets(self.budgets, self.rules).find_conflicts()
 
 

@@ -7,6 +7,7 @@ import argparse
 import asyncio
 import re
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -41,6 +42,7 @@ from proxy.onboarding.checkup import (
     progress_of,
 )
 from proxy.quota.rules import RuleTable
+from proxy.quota.scheduled_rules import ScheduledSettings
 
 EXIT_DONE, EXIT_WRONG = 0, 1
 
@@ -73,7 +75,7 @@ def add_doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def _doctor(options: argparse.Namespace) -> int:
     config = load_config(options.config)
-    settings = config.quota_settings
+    settings = ScheduledSettings.at(config.quota_settings, time.time()).settings
     table = RuleTable(settings.rules, enforce=settings.enforce)
     subject = find_query(config, options.name)
     options.url = options.url or _url(config)

@@ -14,7 +14,8 @@ from proxy.state import Json, Record, StateError, Store
 
 from .entities import QuotaKind
 from .manager import QuotaManager
-from .rules import ALL_CLIENTS, QuotaPause, QuotaSettings, Rule, RuleTable, pause_name
+from .rules import ALL_CLIENTS, Budget, QuotaPause, QuotaSettings, Rule, RuleTable, pause_name
+from .scheduled_rules import ScheduledSettings, parts_of
 from .validation import check_keys, finite, parse_selector, selector
 
 OVERRIDES = "quotas/"
@@ -52,7 +53,7 @@ class RuleEntry:
     at_s: float | None = None
     """When, in seconds of the Unix epoch; None as for `by`."""
     in_force: bool = True
-    """False when a rule of a stronger source has the same keys."""
+    """False when a rule of a stronger source has the same keys, and outside of its schedule."""
     enforce: bool | None = None
     """What an override says of it; None: as the file's rule with the same keys."""
     until_s: float | None = None
@@ -75,16 +76,20 @@ class ComposedRules:
     """With the rules in force."""
     table: RuleTable
     """Of the rules in force."""
+    of_file: ScheduledSettings
+    """What of the file is in force at the time."""
 
 
 def compose(
-    settings: QuotaSettings, kafka: Iterable[Rule], kept: Mapping[str, KeptChange]
+    settings: QuotaSettings, kafka: Iterable[Rule], kept: Mapping[str, KeptChange], at_s: float
 ) -> ComposedRules:
-    """Return the rules in force, and those that they beat.
+    """Return the rules in force at a time, and those that they beat.
 
     `settings` has the rules of the file, `kept` overrides and pauses by the keys of their records.
     """
-    of_file = {selector(rule.keys): RuleEntry(rule, RuleOrigin.FILE) for rule in settings.rules}
+    now = ScheduledSettings.at(settings, at_s)
+    rules_now = now.settings.rules
+    of_file = {selector(rule.keys): RuleEntry(rule, RuleOrigin.FILE) for rule in rules_now}
     of_kafka = (RuleEntry(rule, RuleOrigin.KAFKA) for rule in kafka)
     overrides = (each for _, each in sorted(kept.items()) if isinstance(each, RuleEntry))
     by_name: dict[str, list[RuleEntry]] = {}
@@ -93,8 +98,13 @@ def compose(
         by_name.setdefault(name, []).append(_in_place_of(of_file.get(name), entry, number))
     for name, entry in of_file.items():
         by_name.setdefault(name, []).append(entry)
+    numbers = {rule.number for rule in rules_now}
+    for rule in settings.rules:
+        if rule.number not in numbers:
+            entry = RuleEntry(rule, RuleOrigin.FILE, in_force=False)
+            by_name.setdefault(selector(rule.keys), []).append(entry)
     in_order = sorted(by_name.items(), key=lambda item: (item[1][0].rule.rank, item[0]))
-    in_force = {name: same[0] for name, same in in_order}
+    in_force = {name: same[0] for name, same in in_order if same[0].in_force}
     entries = tuple(
         entry if entry is same[0] else replace(entry, in_force=False)
         for _, same in in_order
@@ -102,7 +112,7 @@ def compose(
     )
     rules = tuple(entry.rule for entry in in_force.values())
     table = RuleTable(rules, enforce=settings.enforce, pauses=_pauses_of(kept))
-    return ComposedRules(entries, in_force, replace(settings, rules=rules), table)
+    return ComposedRules(entries, in_force, replace(settings, rules=rules), table, now)
 
 
 def _pauses_of(kept: Mapping[str, KeptChange]) -> list[QuotaPause]:
@@ -247,7 +257,7 @@ class RuleRegistry:
     cluster takes. Changes may overlap: when one returns, it is in force with all that were called
     before it, and none that was called later is undone.
 
-    Call `end_due` at the start, and every second.
+    Call `end_due` at the start, and every second: by its time schedules go, at first by `now_s`.
 
     Of several processes that share the store one writes; the others, with `writes` False, `reread`
     when it has. One that is to write from now on gets `writes` and rereads: what ended in the one
@@ -265,8 +275,10 @@ class RuleRegistry:
         writing: Callable[[Callable[[], None]], Awaitable[None]] = _here,
         *,
         writes: bool = True,
+        now_s: float = 0.0,
     ) -> None:
         self.writes = writes
+        self._now_s = now_s
         self._writing = writing
         self._manager = manager
         self._store = store
@@ -285,6 +297,19 @@ class RuleRegistry:
     def in_force(self) -> Mapping[str, RuleEntry]:
         """Return the rules in force by their selectors."""
         return self._composed.in_force
+
+    def budgets(self) -> list[tuple[Budget, bool]]:
+        """Return the budgets of the file's rules, and whether they are in force by schedule."""
+        parts, scheduled = parts_of(self._settings.rules), self.scheduled()
+        return [
+            (each, scheduled.get(title, True))
+            for title, each in parts.items()
+            if isinstance(each, Budget)
+        ]
+
+    def scheduled(self) -> Mapping[str, bool]:
+        """Return of what has a schedule, by titles, whether it is in force by that."""
+        return self._composed.of_file.scheduled
 
     async def put(self, override: RuleEntry) -> RuleEntry:
         """Make an override, in the place of one with the same keys, and keep it; return its entry.
@@ -327,12 +352,15 @@ class RuleRegistry:
     async def end_due(self, now_s: float) -> list[KeptChange]:
         """End overrides and pauses whose time has come, in seconds of the Unix epoch; return them.
 
-        Raises StateError when they could not be deleted; they have ended all the same.
+        What begins or ends by its schedule does so, too. Raises StateError when overrides or pauses
+        could not be deleted; they have ended all the same.
         """
+        self._now_s, of_file = now_s, self._composed.of_file
         dated = ((key, each, each.until_s) for key, each in self._kept.items())
         due = {key: each for key, each, until in dated if until is not None and until <= now_s}
         if due:
             self._keep({}, due)
+        if due or not of_file.since_s <= now_s < of_file.until_s:
             await self._use()
         if self.writes and due:  # but for what was set again meanwhile
             gone = (key for key in due if key not in self._kept)
@@ -403,7 +431,7 @@ class RuleRegistry:
     @property
     def _compose(self) -> Compose:
         """Composes the sources as they are now."""
-        return partial(compose, self._settings, self._kafka, self._kept)
+        return partial(compose, self._settings, self._kafka, self._kept, self._now_s)
 
     async def _use(self) -> ComposedRules:
         """Put the sources in force as they are now, unless later ones are by then."""

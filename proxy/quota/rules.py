@@ -16,6 +16,7 @@ from metrics import MetricConfig
 from metrics.instruments import OTHER
 
 from .entities import DEFAULT, TRAFFIC_KINDS, ClientIdentity, QuotaKind
+from .schedules import Schedule
 from .validation import (
     KEYS,
     find_bound_problems,
@@ -154,6 +155,8 @@ class Rule:
     """False: what is above the bounds is counted, and held for nothing."""
     share: "Share | None" = None
     """Of a budget; each entity of the rule has one. None: its clients share no budget."""
+    when: Schedule | None = None
+    """When it is in force; None: always."""
     ceilings: Mapping[QuotaKind, float] = field(init=False, repr=False, compare=False)
     """The most that its clients can have: by `bounds`, and by the budgets that they are in."""
 
@@ -185,8 +188,9 @@ class Rule:
         named = {name: value for name, value in values if value is not None}
         bounds = {kind.value: bound for kind, bound in self.bounds.items()}
         adaptive = asdict(self.adaptive) if self.adaptive else None
-        share = {"share": self.share.document()} if self.share else {}
-        return {**named, "bounds": bounds, "adaptive": adaptive, **share}
+        more = {"share": self.share, "when": self.when}
+        documents = {name: each.document() for name, each in more.items() if each is not None}
+        return {**named, "bounds": bounds, "adaptive": adaptive, **documents}
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Self:
@@ -196,8 +200,9 @@ class Rule:
         adaptive = None
         if told:  # earlier releases only wrote whether there is such a bound
             adaptive = AdaptiveBound() if told is True else AdaptiveBound(**told)
-        share = Share.of(document["share"]) if "share" in document else None
-        return cls(**{**document, "bounds": bounds, "adaptive": adaptive, "share": share})
+        readers = ("share", Share.of), ("when", Schedule.of)
+        more = {name: read(document[name]) for name, read in readers if name in document}
+        return cls(**{**document, "bounds": bounds, "adaptive": adaptive, **more})
 
     @property
     def title(self) -> str:
@@ -298,7 +303,7 @@ class Rule:
 _DOCUMENTED = [
     each.name
     for each in fields(Rule)
-    if each.name not in ("place", "number", "bounds", "adaptive", "share", "ceilings")
+    if each.name not in ("place", "number", "bounds", "adaptive", "share", "when", "ceilings")
 ]
 """What a rule's document has as it is: not where the rule stands."""
 

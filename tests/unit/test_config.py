@@ -614,6 +614,18 @@ def test_a_full_example(folder: Path, load: Callable[[str | bytes], Config]) -> 
     assert config.place("limits.drain_timeout") == ""
 
 
+def test_of_rules_for_the_same_clients_only_the_largest_guarantee_counts(
+    load: Callable[[str | bytes], Config],
+) -> None:
+    rules = """
+    - {client-id: a, budget: all, guaranteed: 3MiB}
+    - {client-id: a, budget: all, guaranteed: 5MiB, when: {from: "20:00", to: "06:00"}}
+    - {client-id: b, budget: all, guaranteed: 4MiB}"""
+    budgets = "budgets: [{name: all, consumer_byte_rate: 9MiB}]"
+    config = load(f"{MINIMAL}quotas:\n  {budgets}\n  rules:{rules}\n")
+    assert [rule.when is not None for rule in config.quota_settings.rules] == [False, True, False]
+
+
 def test_the_spark_example(load: Callable[[str | bytes], Config]) -> None:
     config = load((EXAMPLES / "spark.yaml").read_text())
     adaptive = [rule for rule in config.quotas.rules if rule.adaptive]

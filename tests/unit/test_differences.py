@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 
 from proxy.config import Config, load_config
-from proxy.config.differences import MAX_SHOWN_KEYS, MAX_VALUE_CHARS, find_differences
+from proxy.config.differences import (
+    MAX_SHOWN_KEYS,
+    MAX_VALUE_CHARS,
+    find_differences,
+    find_scheduled,
+)
 
 TEXT = """\
 cluster: {bootstrap_servers: [broker-1:9092]}
@@ -17,6 +22,7 @@ ETL = "quotas: {rules: [{client-id: etl, consumer_byte_rate: 1MiB}, {user: x, sc
 producer_byte_rate: 1}]}\n"
 
 
+NIGHT = "client-id=etl; mon-sun 00:00 to 06:00 UTC"
 KEYS_OF_RULE = 5
 """Of a rule with one key and one bound: these, and what has a default."""
 
@@ -50,6 +56,22 @@ CASES = {
             "quotas.rules[client-id=etl].consumer_byte_rate": "1MiB per second",
         },
         {},
+    ),
+    "a rule that has a schedule beside one that has none": (
+        ETL,
+        ETL.replace("[{", "[{client-id: etl, producer_byte_rate: 1, when: {to: '06:00'}}, {"),
+        {},
+        {
+            f"quotas.rules[{NIGHT}].client-id": "etl",
+            f"quotas.rules[{NIGHT}].scope": "each",
+            f"quotas.rules[{NIGHT}].enforce": True,
+            f"quotas.rules[{NIGHT}].expected": False,
+            f"quotas.rules[{NIGHT}].producer_byte_rate": "1 per second",
+            f"quotas.rules[{NIGHT}].when.days": "mon-sun",
+            f"quotas.rules[{NIGHT}].when.from": "00:00",
+            f"quotas.rules[{NIGHT}].when.to": "06:00",
+            f"quotas.rules[{NIGHT}].when.timezone": "UTC",
+        },
     ),
     "a default": (
         "",
@@ -107,3 +129,13 @@ def test_a_file_that_is_new_as_a_whole_is_cut(load: Callable[[str], Config]) -> 
     assert was == {"more": f"{2000 * KEYS_OF_RULE - MAX_SHOWN_KEYS} further keys"}
     assert len(is_now) == MAX_SHOWN_KEYS + 1
     assert max(len(str(value)) for value in is_now.values()) == MAX_VALUE_CHARS + 3
+
+
+def test_what_a_schedule_changed_is_told_unless_it_is_new_or_gone():
+    before = {"rule 0": True, "rule 1": False, "rule 2": True, "gone": True}
+    after = {"rule 0": False, "rule 1": True, "rule 2": True, "new": True}
+    assert find_scheduled(before, after) == (
+        {"rule 0": "in force", "rule 1": "not in force"},
+        {"rule 0": "not in force", "rule 1": "in force"},
+    )
+    assert find_scheduled(after, after) == ({}, {})

@@ -1,0 +1,211 @@
+"""When a rule or budget is in force: at which times of which days, by the clock of a place."""
+
+import difflib
+import re
+from bisect import bisect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from functools import cache
+from typing import Any, Final, Self
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
+
+from .values import BadValueError, shown
+
+DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+
+DAY_MIN: Final = 24 * 60
+WEEK_MIN: Final = len(DAYS) * DAY_MIN
+
+DAY: Final = timedelta(days=1)
+MINUTE: Final = timedelta(minutes=1)
+SECOND: Final = timedelta(seconds=1)
+
+DAYS_AHEAD: Final = 16
+"""In so many days there is a change: a week, and another where a clock leaves out all of a time."""
+
+YEAR_DAYS: Final = 366
+
+_TIME: Final = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]", re.ASCII)
+_END: Final = "24:00"
+_DAYS_FIX: Final = f"write {', '.join(DAYS)}, a range such as mon-fri, or a list of these"
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Times of a week by the clock of a time zone; the values are as the functions here read them.
+
+    In place of a time that the clock leaves out stands the one at which it goes on. One that comes
+    twice begins the first time, and ends the last time.
+    """
+
+    days: tuple[str, ...] = ("mon-sun",)
+    """On which it begins: days and ranges of days."""
+    begin: str = "00:00"
+    end: str = _END
+    """Not included. At or before `begin`: on the next day."""
+    timezone: str = "UTC"
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.days)} {self.begin} to {self.end} {self.timezone}"
+
+    def document(self) -> dict[str, Any]:
+        """Return it as JSON has it, in the words of the configuration; `of` reads that."""
+        times = {"from": self.begin, "to": self.end}
+        return {"days": list(self.days), **times, "timezone": self.timezone}
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Self:
+        """Read a `document`. Raises ValueError, KeyError or TypeError for anything else."""
+        return cls(
+            parse_days(document["days"]),
+            parse_time(document["from"]),
+            parse_end(document["to"]),
+            parse_timezone(document["timezone"]),
+        )
+
+    def is_in(self, at: datetime) -> bool:
+        """Return whether a time, of any zone, is one of its times."""
+        return any(begin <= at < end for begin, end in self._windows(at, 2))
+
+    def next_change(self, at: datetime) -> datetime | None:
+        """Return when `is_in` changes next after a time; None if it does not in DAYS_AHEAD."""
+        was_in = self.is_in(at)
+        edges = sorted(edge for window in self._windows(at, DAYS_AHEAD) for edge in window)
+        return next((each for each in edges if each > at and self.is_in(each) != was_in), None)
+
+    def clock(self, at: datetime) -> str:
+        """Return a time as the clock of its zone shows it."""
+        return at.astimezone(self._zone).isoformat(" ", "minutes")
+
+    def overlaps(self, other: "Schedule", year: int) -> bool:
+        """Return whether both have a time in common, as the clocks of their zones go in a year.
+
+        Of one zone they are compared by its clock: where that is changed, one may end a little
+        after the other begins.
+        """
+        days = [datetime(year, 1, 1, tzinfo=UTC) + each * DAY for each in range(YEAR_DAYS)]
+        apart = {
+            _offset(other._zone, day) - _offset(self._zone, day)
+            for day in (days if self.timezone != other.timezone else days[:1])
+        }
+        return any(self._minutes & _turned(other._minutes, -(each // MINUTE)) for each in apart)
+
+    @property
+    def _zone(self) -> tzinfo:
+        return _zone_of(self.timezone)
+
+    @property
+    def _span_min(self) -> tuple[int, int]:
+        """When it begins and ends, in minutes of the day on which it begins."""
+        begin, end = map(_minutes_of, (self.begin, self.end))
+        return begin, end if end > begin else end + DAY_MIN
+
+    @property
+    def _minutes(self) -> int:
+        """The minutes of a week that are in it, a bit for each."""
+        begin, end = self._span_min
+        of_day = ((1 << (end - begin)) - 1) << begin
+        minutes = 0
+        for day in _days_of(self.days):
+            minutes |= _turned(of_day, day * DAY_MIN)
+        return minutes
+
+    def _windows(self, at: datetime, days: int) -> Iterator[tuple[datetime, datetime]]:
+        """Yield when it begins and ends, on the days before a time and on some after."""
+        zone, weekdays = self._zone, _days_of(self.days)
+        begin, end = self._span_min
+        today = at.astimezone(zone).date()
+        for ahead in range(-2, days):
+            day = today + ahead * DAY
+            if day.weekday() in weekdays:
+                yield _instant(zone, day, begin, fold=0), _instant(zone, day, end, fold=1)
+
+
+def parse_days(value: object) -> tuple[str, ...]:
+    """Return days and ranges of days. Raises BadValueError for anything else."""
+    days = tuple(value) if isinstance(value, list | tuple) else (value,)
+    if not days:
+        raise BadValueError("names no day", _DAYS_FIX)
+    for each in days:
+        ends = each.split("-") if isinstance(each, str) else [""]
+        if len(ends) > 2 or not set(ends) <= set(DAYS):  # noqa: PLR2004 - first and last
+            raise BadValueError(f"{shown(each)} is not a day", _DAYS_FIX)
+    return days
+
+
+def parse_time(value: object, latest: str = "23:59") -> str:
+    """Return a time of day. Raises BadValueError for anything else."""
+    if isinstance(value, str) and (value == latest or _TIME.fullmatch(value)):
+        return value
+    fix = f'write hours and minutes in quotes, from "00:00" to "{latest}"'
+    raise BadValueError(f"{shown(value)} is not a time of day", fix)
+
+
+def parse_end(value: object) -> str:
+    """Return a time of day, which may be its end. Raises BadValueError for anything else."""
+    return parse_time(value, _END)
+
+
+def parse_timezone(value: object) -> str:
+    """Return the name of a time zone. Raises BadValueError for one that is not known here."""
+    name = value if isinstance(value, str) else ""
+    try:
+        _zone_of(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):  # a directory, or no path at all
+        known = available_timezones()
+        if known:
+            nearest = difflib.get_close_matches(name, known, n=1) or ["Europe/Berlin, or UTC"]
+            fix = f"write {nearest[0]}"
+        else:
+            fix = "write UTC, or install the time zones of this system (its package tzdata)"
+        raise BadValueError(f"{shown(value)} is no time zone that is known here", fix) from None
+    return name
+
+
+@cache
+def _zone_of(name: str) -> tzinfo:
+    """Return a time zone, read once; UTC is there on systems that have no others."""
+    return UTC if name == "UTC" else ZoneInfo(name)
+
+
+def _minutes_of(clock: str) -> int:
+    hours, _, minutes = clock.partition(":")
+    return 60 * int(hours) + int(minutes)
+
+
+def _days_of(days: tuple[str, ...]) -> set[int]:
+    """Return the days of a week, from 0 for Monday; a range may go on after Sunday."""
+    found = set[int]()
+    for each in days:
+        ends = [DAYS.index(name) for name in each.split("-")]
+        more = (ends[-1] - ends[0]) % len(DAYS)
+        found |= {(ends[0] + day) % len(DAYS) for day in range(more + 1)}
+    return found
+
+
+def _turned(minutes: int, by_min: int) -> int:
+    """Return minutes of a week, a bit for each, so much later; after Sunday comes Monday."""
+    later = minutes << by_min % WEEK_MIN
+    return (later | later >> WEEK_MIN) & ((1 << WEEK_MIN) - 1)
+
+
+def _offset(zone: tzinfo, at: datetime) -> timedelta:
+    return at.astimezone(zone).utcoffset() or timedelta()
+
+
+def _instant(zone: tzinfo, day: date, minute: int, *, fold: int) -> datetime:
+    """Return when a clock shows a minute of a day, the first time or the last (`fold` 1).
+
+    Of one that it leaves out: when it goes on.
+    """
+    clock = datetime.combine(day, time()) + minute * MINUTE
+    local = clock.replace(tzinfo=zone, fold=fold)
+    instant = local.astimezone(UTC)
+    if instant.astimezone(zone).replace(tzinfo=None) == clock:
+        return instant
+    early, late = sorted(local.replace(fold=each).astimezone(UTC) for each in (0, 1))
+    after = _offset(zone, late)
+    seconds = range((late - early) // SECOND)
+    is_after = lambda second: _offset(zone, early + second * SECOND) == after  # noqa: E731
+    return early + bisect(seconds, False, key=is_after) * SECOND
