@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from proxy.admin.replies import ApiError
 from proxy.quota.entities import QuotaKind
-from proxy.quota.validation import RULE_KEYS, check_keys, find_bound_problems, parse_scope
+from proxy.quota.validation import CLIENT_KEYS, check_keys, find_bound_problems, parse_scope
 from proxy.quota.values import MAX_DURATION_S, BadValueError, parse_duration
 
 MAX_BY_CHARS = 200
@@ -21,7 +21,7 @@ _bad = partial(ApiError, 400)
 
 _KEYS = (*map(str, QuotaKind), "scope", "enforce", "until", "by")
 _EXAMPLE = '{"consumer_byte_rate": "10MiB", "by": "anna"}'
-_PAUSE_KEYS = ("off", "on", "by", *RULE_KEYS)
+_PAUSE_KEYS = ("off", "on", "by", *CLIENT_KEYS)
 _PAUSE_EXAMPLE = '{"off": "30m"} or {"on": true}'
 _END_FIX = 'write how long, such as "30m", or a time with its zone, such as "2026-11-22T18:00:00Z"'
 
@@ -73,7 +73,7 @@ def parse_throttling(
         raise _bad("the body has not exactly one of off and on", f"send {_PAUSE_EXAMPLE}")
     if document.get("on", True) is not True:
         raise _bad(f"on: {_shown(document['on'])} is not true", f"send {_PAUSE_EXAMPLE}")
-    keys: dict[str, object] = {key: document[key] for key in RULE_KEYS if key in document}
+    keys: dict[str, object] = {key: document[key] for key in CLIENT_KEYS if key in document}
     try:
         if keys:
             check_keys(keys)

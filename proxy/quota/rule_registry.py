@@ -93,7 +93,7 @@ def compose(
         by_name.setdefault(name, []).append(_in_place_of(of_file.get(name), entry, number))
     for name, entry in of_file.items():
         by_name.setdefault(name, []).append(entry)
-    in_order = sorted(by_name.items(), key=lambda item: (item[1][0].rule.rank, item[0]))
+    in_order = sorted(by_name.items(), key=lambda item: (item[1][0].rule.order, item[0]))
     in_force = {name: same[0] for name, same in in_order}
     entries = tuple(
         entry if entry is same[0] else replace(entry, in_force=False)
