@@ -324,6 +324,9 @@ class Instruments(Declarations):
     )
     build_info = gauge("1, with the version of the proxy.", "version")
     steered_connections_total = counter("Connections let go to the member that owns their client.")
+    topic_walks_total = counter(
+        "Fetch responses and Produce requests that were walked for rules with a topic."
+    )
     visits_bytes_total = counter(
         "Bytes of clients that were served at a member which does not own them."
     )

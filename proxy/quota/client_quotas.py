@@ -232,15 +232,7 @@ class ClientQuotas:
         meter = self._meter(CONSUMER_BYTE_RATE, now_ms)
         if meter is None:
             return asked_bytes, None
-        granted_bytes = asked_bytes
-        for level in meter.levels:
-            gate, before_bytes = level.meter.gate, granted_bytes
-            granted_bytes = gate.grant(before_bytes, now_ms)
-            if granted_bytes < before_bytes:
-                path = level.path_of(self._key)
-                granted_bytes = gate.whole(granted_bytes, sizes, path, now_ms)
-            if not (holds or level.meter.is_far_below):
-                granted_bytes = gate.limit(granted_bytes, sizes.last_bytes, now_ms)
+        granted_bytes = self.most_at(meter.levels, asked_bytes, sizes, now_ms, holds=holds)
         expected: InFlightFetch | None = None
         for level in reversed(meter.levels):
             expected = level.meter.gate.expect(
@@ -250,6 +242,35 @@ class ClientQuotas:
                 outer=expected,
             )
         return granted_bytes, expected
+
+    def most_at(
+        self,
+        levels: Iterable[Level],
+        asked_bytes: int,
+        sizes: FetchSizes,
+        now_ms: float,
+        *,
+        holds: bool,
+    ) -> int:
+        """Return how many bytes a Fetch may ask for that passes these gates."""
+        granted_bytes = asked_bytes
+        for level in levels:
+            gate, before_bytes = level.meter.gate, granted_bytes
+            granted_bytes = gate.grant(before_bytes, now_ms)
+            if granted_bytes < before_bytes:
+                path = level.path_of(self._key)
+                granted_bytes = gate.whole(granted_bytes, sizes, path, now_ms)
+            if not (holds or level.meter.is_far_below):
+                granted_bytes = gate.limit(granted_bytes, sizes.last_bytes, now_ms)
+        return granted_bytes
+
+    def owed_at(self, meter: Meter, now_ms: float) -> ThrottleTime | None:
+        """Return how to hold a response for what a sensor owes already, None to let it go."""
+        owed_ms = min(meter.owed_ms(now_ms), meter.longest_hold_ms, self.longest_hold_ms)
+        delay_ms = round(owed_ms) if meter.is_enforced else 0
+        if not delay_ms:
+            return None
+        return ThrottleTime(now_ms + delay_ms, delay_ms, meter.kind, meter.entity)
 
     def owed_ms(self, kind: QuotaKind, now_ms: float) -> float:
         """Return for how long a response is held that comes now; 0 or more."""

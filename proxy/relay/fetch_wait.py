@@ -3,43 +3,25 @@
 from collections.abc import Callable, Sequence
 
 from proxy.relay.interceptor import InterceptedRequest
+from proxy.relay.observed_fetch import ObservedFetch
 from proxy.wire.fetch import FetchedPartition, TopicKey
-from proxy.wire.fetch_response import FetchObserver
 
 
-class FetchWait(InterceptedRequest):
+class FetchWait(ObservedFetch):
     """Looks for a partition whose records end before its log: nobody waits who has more to send.
 
     `had_data` is called once if there is one, when all partitions were seen. `seen` is what an
     interceptor makes of the request; it is shown what it would be shown without this.
     """
 
-    __slots__ = ("_had_data", "_is_cut", "_observer", "_seen")
+    __slots__ = ("_had_data", "_is_cut")
 
-    takes_whole = False
     follows_batches = True
 
     def __init__(self, had_data: Callable[[], None], seen: InterceptedRequest | None) -> None:
+        super().__init__(seen)
         self._had_data = had_data
-        self._seen = seen
-        self._observer: FetchObserver | None = None
         self._is_cut = False
-
-    def held(self, start_ms: float, due_ms: float) -> None:
-        """See InterceptedRequest."""
-        if self._seen is not None:
-            self._seen.held(start_ms, due_ms)
-
-    def observer(self, now_ms: float) -> FetchObserver:
-        """See InterceptedRequest."""
-        if self._seen is not None:
-            self._observer = self._seen.observer(now_ms)
-        return self
-
-    def session(self, error_code: int, session_id: int) -> None:
-        """See FetchObserver."""
-        if self._observer is not None:
-            self._observer.session(error_code, session_id)
 
     def partitions(self, topic: TopicKey, fetched: Sequence[FetchedPartition]) -> None:
         """See FetchObserver."""
@@ -49,12 +31,10 @@ class FetchWait(InterceptedRequest):
             log_end = stable if 0 <= stable < high_watermark else high_watermark
             if records_bytes and (end is None or end < log_end):
                 self._is_cut = True
-        if self._observer is not None:
-            self._observer.partitions(topic, fetched)
+        super().partitions(topic, fetched)
 
     def ended(self) -> None:
         """See FetchObserver."""
-        if self._observer is not None:
-            self._observer.ended()
+        super().ended()
         if self._is_cut:
             self._had_data()

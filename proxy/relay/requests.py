@@ -1,7 +1,7 @@
 """From the client to the broker: read each request's head, remember it, send it on."""
 
 from asyncio import TimerHandle
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from time import thread_time
@@ -11,6 +11,7 @@ from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.quota.connection_quotas import ConnectionRefused
 from proxy.quota.entities import PRODUCER_BYTE_RATE, QuotaKind
 from proxy.quota.lease import Lease
+from proxy.quota.meter import Meter
 from proxy.relay.frame_flow import READ_BYTES_HELD, FrameFlow, new_scratch
 from proxy.relay.interceptor import INTERCEPTED_APIS, ClientSentOn
 from proxy.relay.lane import (
@@ -41,7 +42,9 @@ from proxy.wire.apis import (
     is_known,
     plan_of,
 )
+from proxy.wire.fetch import TopicKey
 from proxy.wire.frames import RequestHead, ends_with_frame, parse_request_head
+from proxy.wire.produce import read_produced_bytes
 from proxy.wire.request_fields import (
     fetch_limit_at,
     fetch_limits,
@@ -53,6 +56,9 @@ from proxy.wire.request_fields import (
 MAX_SEEN_BYTES = 4 << 20
 """The longest request that is read as a whole for an interceptor: a Fetch of some 100,000
 partitions, four times what a producer sends by default. A longer one is not shown."""
+
+MAX_ASKED_BYTES = 64 << 10
+"""The longest Fetch that is read for the topics that it asks for: some 2,000 partitions."""
 
 NO_ACKS = 0  # of a Produce request that gets no response
 
@@ -134,13 +140,16 @@ def _plain_response(kind: _RequestKind) -> int | None:
 class RequestFlow(FrameFlow):
     """Requests of one connection."""
 
-    __slots__ = ("_collecting", "_kinds", "_login", "_produced", "_timed")
+    __slots__ = ("_collecting", "_is_shown", "_kinds", "_login", "_produced", "_timed")
 
     _collecting: tuple[RequestHead, Exchange]
-    """What is taken whole: a login, or what an interceptor is to see."""
+    """What is taken whole: a login, what an interceptor is to see, or what rules with topics are
+    charged for."""
 
     def __init__(self, pair: PairState) -> None:
         super().__init__(pair, _scratch)
+        self._is_shown = False
+        """Whether an interceptor is to see it."""
         self._kinds: dict[int, _RequestKind] = {}
         """The latest of each API and version."""
         self._produced: Exchange | None = None
@@ -325,27 +334,18 @@ class RequestFlow(FrameFlow):
             return 0
         if frame_bytes > READ_BYTES_HELD:
             self._read_ahead(session.quotas, PRODUCER_BYTE_RATE)
-        interceptor = session.interceptor
-        if (
+        have = len(view)
+        is_whole = have >= frame_bytes or frame_bytes > MAX_SEEN_BYTES
+        if exchange.topic_sizes is not None and is_whole:
+            self._charge_topics(exchange, exchange.topic_sizes)
+        is_shown = (
             kind.is_intercepted
-            and interceptor is not None
+            and session.interceptor is not None
             and frame_bytes <= MAX_SEEN_BYTES
-            and interceptor.wants(kind.api_key, exchange.sent_ms)
-        ):
-            # Read before it is sent on: the answer must not come first.
-            self._count(kind, exchange, len(view))
-            head = kind.head(frame_bytes, correlation_id)
-            if len(view) < frame_bytes or kind.api_key != FETCH:
-                self._collecting = head, exchange
-                return self._collect(view, frame_bytes)
-            if not self._is_for_broker(head, exchange, view[:frame_bytes]):
-                return frame_bytes
-            taken = self._forward(view, frame_bytes)
-            if exchange.timed is not None:
-                exchange.timed.sent_on(clock_ms())
-            assert exchange.seen is not None
-            exchange.seen.sent()
-            return taken
+            and session.interceptor.wants(kind.api_key, exchange.sent_ms)
+        )
+        if is_shown or exchange.topic_sizes is not None:
+            return self._take_read(kind, exchange, view, is_shown=is_shown)
         if plan.api.is_login:
             taken = self._take_login(kind, exchange, view)
         else:
@@ -357,6 +357,31 @@ class RequestFlow(FrameFlow):
                 if kind.until_taught < 0:
                     self._teach_lane(pair.lane, kind, exchange.sent_ms)
         return taken
+
+    def _take_read(
+        self, kind: _RequestKind, exchange: Exchange, view: memoryview, *, is_shown: bool
+    ) -> int:
+        """Read a request before it is sent on: the answer must not come first."""
+        have, frame_bytes = len(view), exchange.request_bytes
+        self._count(kind, exchange, have)
+        head = kind.head(frame_bytes, exchange.correlation_id)
+        if have < frame_bytes or kind.api_key != FETCH:
+            self._collecting, self._is_shown = (head, exchange), is_shown
+            return self._collect(view, frame_bytes)
+        if not self._is_for_broker(head, exchange, view[:frame_bytes]):
+            return frame_bytes
+        taken = self._forward(view, frame_bytes)
+        if exchange.timed is not None:
+            exchange.timed.sent_on(clock_ms())
+        assert exchange.seen is not None
+        exchange.seen.sent()
+        return taken
+
+    @staticmethod
+    def _charge_topics(exchange: Exchange, sizes: Mapping[TopicKey, int]) -> None:
+        """Charge a Produce request to the rules for its topics, all of it at once."""
+        exchange.topic_sizes = None
+        exchange.topic_charge = exchange.session.topics.written(sizes, clock_ms())
 
     def _take_login(self, kind: _RequestKind, exchange: Exchange, view: memoryview) -> int:
         """Take the whole of a login. Raises ConnectionRefused for one that is too long."""
@@ -449,12 +474,23 @@ class RequestFlow(FrameFlow):
     def _is_admitted(self, kind: _RequestKind, view: memoryview, exchange: Exchange) -> bool:
         """Return whether quotas let a request pass, if not read again later; limit a Fetch."""
         session, api_key, start = kind.session, kind.api_key, kind.header_end
-        asked = None
+        asked, frame_bytes = None, exchange.request_bytes
+        topics: Sequence[Meter] = ()
+        walks = kind.bounded_by is not None and session.quotas.walks(kind.bounded_by)
         if api_key == FETCH:
-            asked = fetch_limits(kind.version, view, start, exchange.request_bytes)
-            if asked is None:
+            asked = fetch_limits(kind.version, view, start, frame_bytes)
+            is_cut = walks and len(view) < frame_bytes <= MAX_ASKED_BYTES
+            if asked is None or is_cut:
                 self._need_more(view)
                 return False
+            if walks:
+                session.topics.asks(kind.version, view[start:frame_bytes])
+                topics = session.topics.fetched(exchange.sent_ms)
+        elif api_key == PRODUCE and walks:
+            body = view[start:frame_bytes]
+            sizes = read_produced_bytes(kind.version, body, frame_bytes - start)
+            exchange.topic_sizes = sizes
+            topics = session.topics.writes(sizes, exchange.sent_ms)
         elif api_key == JOIN_GROUP and is_known(api_key, kind.version):
             head = kind.head(exchange.request_bytes, exchange.correlation_id)
             timeout = session_timeout_ms(head, view)
@@ -462,7 +498,7 @@ class RequestFlow(FrameFlow):
                 self._need_more(view)
                 return False
             session.quotas.joined(timeout[0])
-        if not self._pair.admits(exchange, kind.bounded_by):
+        if not self._pair.admits(exchange, kind.bounded_by, topics):
             return False
         if asked is not None:
             max_wait_ms, max_bytes, end = asked
@@ -476,6 +512,10 @@ class RequestFlow(FrameFlow):
                 exchange.sent_ms,
                 holds=self._pair.services.mode is _DELAY,
             )
+            if walks:
+                granted_bytes, exchange.topics = session.topics.expect(
+                    granted_bytes, exchange.sent_ms, holds=self._pair.services.mode is _DELAY
+                )
             if granted_bytes < max_bytes:
                 frame = view[: exchange.request_bytes]
                 lower_fetch_bytes(kind.version, frame, start, granted_bytes)
@@ -571,8 +611,12 @@ class RequestFlow(FrameFlow):
         timed = exchange.timed
         if timed is not None:
             timed.read_anew(clock_ms())
+        if exchange.topic_sizes is not None:
+            body = memoryview(frame)[head.header_end :]
+            sizes = read_produced_bytes(head.api_version, body, len(body))
+            self._charge_topics(exchange, sizes)
         if not exchange.plan.api.is_login:
-            if not self._is_for_broker(head, exchange, memoryview(frame)):
+            if self._is_shown and not self._is_for_broker(head, exchange, memoryview(frame)):
                 return
         elif self._is_raw_login(head, frame):
             raise ConnectionRefused("unsupported_sasl", "SaslHandshake version 0, use version 1")

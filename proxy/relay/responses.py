@@ -94,7 +94,10 @@ class ResponseFlow(FrameFlow):
         if self.delayed.waiting:
             exchange = self._pair.next_in_flight[0]
             if exchange.charge is not None:  # else it waits for something else
-                owed_ms = exchange.session.quotas.owed_ms(exchange.charge.kind, clock_ms())
+                session, kind = exchange.session, exchange.charge.kind
+                owed_ms = session.quotas.owed_ms(kind, clock_ms())
+                if session.quotas.walks(kind):
+                    owed_ms = max(owed_ms, session.topics.owed_ms(kind, clock_ms()))
                 self.hold_at_most(owed_ms)
 
     def hold_at_most(self, most_ms: float) -> None:
@@ -441,10 +444,15 @@ class ResponseFlow(FrameFlow):
     ) -> ThrottleTime | None:
         """Charge a response to Fetch; of another return what its request's bytes have cost."""
         if exchange.api_key != FETCH:
-            return exchange.charge
+            return longest((exchange.charge, exchange.topic_charge))
         session = exchange.session
         if exchange.seen is not None:
             exchange.seen.measured(frame_bytes)
         if exchange.expected is not None:
             exchange.expected.answered(frame_bytes)
-        return session.charge(CONSUMER_BYTE_RATE, frame_bytes, now_ms)
+        charge = session.charge(CONSUMER_BYTE_RATE, frame_bytes, now_ms)
+        topics = exchange.topics
+        if topics is None:
+            return charge
+        exchange.seen = topics.over(exchange.seen)
+        return longest((charge, topics.charge(now_ms)))

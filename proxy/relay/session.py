@@ -1,7 +1,8 @@
 """Who the client of one connection is, by its first client id and its login; its requests."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeAlias
 from zlib import crc32
 
@@ -17,7 +18,9 @@ from proxy.relay.listener import Origin
 from proxy.relay.services import Services
 from proxy.relay.steering import Owner, Steering, Visit
 from proxy.relay.timing import ExchangeTimes
+from proxy.relay.topic_traffic import TopicFetch, TopicTraffic
 from proxy.wire.apis import API_VERSIONS, ApiPlan, api_of
+from proxy.wire.fetch import TopicKey
 from proxy.wire.frames import RequestHead
 from proxy.wire.sasl import SaslExchange
 
@@ -57,7 +60,7 @@ class ClientSession:
     __slots__ = (
         *("_began_alone", "_bytes", "_clients", "_count_visit", "_generation", "_origin"),
         *("_steering", "charge", "fetch_sizes", "identity", "interceptor", "lacks_fallback"),
-        *("owner", "quotas"),
+        *("_make_topics", "_topics", "owner", "quotas"),
     )
 
     def __init__(self, services: Services, identity: ClientIdentity, origin: Origin) -> None:
@@ -81,7 +84,17 @@ class ClientSession:
         self._clients = services.clients
         self._bytes: dict[int, CounterChild] = {}
         self.fetch_sizes = FetchSizes()
+        self._topics: TopicTraffic | None = None
+        names, walks = services.topic_names, services.instruments.topic_walks_total
+        self._make_topics = partial(TopicTraffic, self.quotas, names, walks)
         services.clients.connected(identity)
+
+    @property
+    def topics(self) -> TopicTraffic:
+        """What it reads and writes of topics; to be asked where rules name any."""
+        if self._topics is None:
+            self._topics = self._make_topics()
+        return self._topics
 
     def follow_owner(self) -> None:
         """Look up who owns the client, if that may have changed."""
@@ -175,6 +188,12 @@ class Exchange:
     """How long the broker may sit on the request for lack of data."""
     expected: InFlightFetch | None = field(default=None, init=False)
     """Counts the response to a Fetch of a bounded client until it comes."""
+    topics: TopicFetch | None = field(default=None, init=False)
+    """Walks the response to a Fetch, where rules name topics."""
+    topic_sizes: Mapping[TopicKey, int] | None = field(default=None, init=False)
+    """What is read of a Produce request that rules with topics are charged for."""
+    topic_charge: ThrottleTime | None = field(default=None, init=False)
+    """What that has cost."""
     seen: InterceptedRequest | None = field(default=None, init=False)
     """What the interceptor makes of it; None when it was not shown."""
     charge: ThrottleTime | None = field(default=None, init=False)
