@@ -269,6 +269,11 @@ class Rule:
         return self.topic_rank != (ALL_TOPICS, 0)
 
     @property
+    def names_clients(self) -> bool:
+        """Whether it asks anything of a client."""
+        return not self.keys.keys().isdisjoint(CLIENT_KEYS)
+
+    @property
     def is_open(self) -> bool:
         """True when clients decide how many entities the rule has."""
         return is_open(self.keys, self.scope)
