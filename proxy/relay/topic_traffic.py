@@ -31,7 +31,9 @@ RECORDS_BYTES: Final = 5
 class TopicTraffic:
     """The topics of one connection, as far as its client has rules that name any."""
 
-    __slots__ = ("_asked", "_asked_count", "_names", "_sizes", "_written", "quotas", "walks")
+    __slots__ = (
+        *("_asked", "_asked_count", "_is_cut", "_names", "_sizes", "_written", "quotas", "walks"),
+    )
 
     def __init__(self, quotas: ClientQuotas, names: TopicNames, walks: Counter) -> None:
         self.quotas = quotas
@@ -41,6 +43,8 @@ class TopicTraffic:
         self._asked: dict[TopicKey, set[int]] = {}
         """The partitions of the fetch session."""
         self._asked_count = 0
+        self._is_cut = False
+        """Whether it was not read as a whole: then it has what its responses show, too."""
         self._written: tuple[TopicKey, ...] = ()
         """The topics of the latest Produce request."""
         self._sizes: dict[str, FetchSizes] = {}
@@ -54,9 +58,10 @@ class TopicTraffic:
         try:
             ask = read_fetch_request(version, body)
         except MalformedFrame:  # the broker says so, or it is too long to be kept
+            self._is_cut = True
             return
         if ask.is_full:
-            self._asked, self._asked_count = {}, 0
+            self._asked, self._asked_count, self._is_cut = {}, 0, False
         for topic, index, _ in ask.positions:
             known = self._asked.get(topic)
             if self._asked_count < MAX_ASKED and (known is None or index not in known):
@@ -117,6 +122,8 @@ class TopicTraffic:
 
     def read(self, topic: TopicKey, size: int, now_ms: float) -> None:
         """Charge what a response has of a topic."""
+        if self._is_cut:
+            self._asked.setdefault(topic, set())
         self._charge(CONSUMER_BYTE_RATE, topic, size, now_ms)
 
     def meter_of(self, kind: QuotaKind, topic: TopicKey, now_ms: float) -> Meter | None:

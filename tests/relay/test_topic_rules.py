@@ -12,7 +12,7 @@ from proxy.quota.entities import QuotaKind
 from proxy.quota.gate import LEAST_GRANT_BYTES
 from proxy.quota.rules import QuotaSettings, Rule
 from proxy.relay.pump import SPLICE_MIN_BYTES
-from proxy.relay.requests import MAX_SEEN_BYTES
+from proxy.relay.requests import MAX_ASKED_BYTES, MAX_SEEN_BYTES
 from proxy.wire.apis import APIS, FETCH, PRODUCE
 
 CONSUMER, PRODUCER = QuotaKind.CONSUMER_BYTE_RATE, QuotaKind.PRODUCER_BYTE_RATE
@@ -184,6 +184,24 @@ async def test_a_response_is_held_for_what_its_topics_owe():
         for connection in lab.relay.connections:
             connection.shorten_waits()
         assert await pairs[1][0].frame() == fetched(1, {"orders": 5000})
+
+
+async def test_a_fetch_that_is_too_long_to_be_read_waits_for_what_its_responses_have_shown():
+    async with open_lab(rules=(SLOW,)) as lab, asyncio.timeout(LIMIT_S):
+        topics = [f"clicks-{number}" for number in range(2000)]
+        long = fetch(1, *topics, "orders")
+        assert len(long) > MAX_ASKED_BYTES
+        client, broker = await lab.pair(fetch(1, "clicks"))
+        await broker.send(fetched(1, {}))
+        await client.frame()
+        sending = asyncio.create_task(client.send(long))
+        assert await broker.receive(len(long)) == long
+        await sending
+        await broker.send(fetched(1, {"orders": 5000}))
+        await client.frame()
+        await until(lambda: charged(lab) == 5000)
+        await client.send(fetch(2, epoch=1))
+        await until(lambda: waits(lab) == 1)
 
 
 async def test_what_is_named_by_an_id_is_charged_when_its_name_is_known():
