@@ -3,11 +3,13 @@
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from support.clients import CLIENTS, Access, Client
 from support.proxy_process import ProxyProcess
+from support.raw import RawClient, fetch
 
 from examples.devkit.broker import EmbeddedBroker
 
@@ -16,6 +18,9 @@ RECORD_BYTES = 1000
 COUNT = 6000
 READ_S = 8.0
 BURST_S = 0.5
+FETCH_VERSION = 12
+BEHIND_S = 1.0
+"""Of the bound: what may be under way before it is counted."""
 BATCH_BYTES = 16 << 10
 PART_BYTES = 64 << 10
 """Of a partition in one response: what may have passed before it is counted."""
@@ -85,6 +90,39 @@ def test_one_of_two_topics_is_bounded(
     held = metrics.value("throttled_responses_total", quota_entity=entity)
     assert held > 0
     assert read(running.bootstrap, "etl", [free])[free] == COUNT * RECORD_BYTES
+
+
+@pytest.mark.parametrize("mode", ["delay", "mute"])
+@pytest.mark.parametrize(("connections", "stays"), [(1, False), (10, True), (10, False)])
+def test_many_connections_and_new_ones_get_no_more(
+    kafka: EmbeddedBroker,
+    proxy: Callable[..., ProxyProcess],
+    topic: Callable[..., str],
+    mode: str,
+    connections: int,
+    stays: bool,
+) -> None:
+    name = topic()
+    write(kafka.bootstrap, name, COUNT)
+    rule = {"topic": name, "consumer_byte_rate": BOUND_BYTES}
+    running = proxy(quotas=quotas(rule), throttle={"mode": mode})
+    until_s = time.monotonic() + READ_S
+
+    def read_on(number: int) -> int:
+        got = 0
+        while time.monotonic() < until_s:
+            with RawClient(running.bootstrap, f"reader-{number}") as client:
+                while time.monotonic() < until_s:
+                    answer = client.ask(fetch(FETCH_VERSION, name))
+                    got += len(answer.responses[0].partitions[0].records)
+                    if not stays:
+                        break
+        return got
+
+    with ThreadPoolExecutor(connections) as pool:
+        got = sum(pool.map(read_on, range(connections)))
+    most_s = READ_S + BURST_S + BEHIND_S
+    assert 0.5 * READ_S * BOUND_BYTES < got < most_s * BOUND_BYTES + connections * BATCH_BYTES
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
