@@ -187,7 +187,7 @@ class ApiRoutes:
     async def _put_quota(self, request: web.Request) -> web.Response:
         keys = _keys(request)
         now_s = time.time()
-        override = parse_override(await json_body(request), now_s)
+        override = parse_override(await json_body(request), now_s, keys)
         name = selector(keys)
         async with self._audited(name):
             about = (override.bounds, override.scope, override.by, now_s)

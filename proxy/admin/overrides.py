@@ -1,7 +1,7 @@
 """Reads the body of a request that sets a quota, or pauses quotas, at run time."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -40,17 +40,18 @@ class Override:
     """When it ends by itself, in seconds of the Unix epoch; None: not at all."""
 
 
-def parse_override(body: bytes, now_s: float) -> Override:
+def parse_override(body: bytes, now_s: float, keys: Collection[str] = ()) -> Override:
     """Read a body such as `{"consumer_byte_rate": "10MiB", "until": "2h", "by": "anna"}`.
 
-    Raises ApiError with status 400 for anything that is not such a body.
+    `keys` are those of the rule. Raises ApiError with status 400 for anything that is not such a
+    body.
     """
     document = _json_object(body, _KEYS, _EXAMPLE)
     given = [kind for kind in QuotaKind if kind in document]
     bounds = {kind: _parsed(kind, kind.unit.parse, document[kind]) for kind in given}
     scope = _parsed("scope", parse_scope, document.get("scope", "each"))
-    for problem in find_bound_problems((), bounds):
-        raise _bad(f"the body {problem.message}", problem.fix)
+    for problem in find_bound_problems(keys, bounds):
+        raise _bad(f"{problem.key or 'the body'} {problem.message}", problem.fix)
     enforce = document.get("enforce")
     if enforce is not None and not isinstance(enforce, bool):
         raise _bad(f"enforce: {_shown(enforce)} is not known here", "write true or false")
