@@ -96,6 +96,8 @@ class TopicTraffic:
         It is limited where rules bound all topics that it asks for; else the others may have what
         they want, and the bounded ones have too much now and nothing then.
         """
+        if len(self._sizes) >= MAX_ASKED:
+            self._sizes.clear()
         found = [self.meter_of(CONSUMER_BYTE_RATE, each, now_ms) for each in self._asked]
         sizes = {
             meter: self._sizes.setdefault(meter.name, FetchSizes())

@@ -164,6 +164,10 @@ async def test_a_fetch_for_a_topic_that_owes_waits_and_others_do_not(connections
         assert waits(lab) == 0
         await client.send(fetch(3, "orders", epoch=2))
         await until(lambda: waits(lab) == 1)
+        holds = [row.hold for row in lab.relay.list.rows() if row.hold]
+        assert [(hold.where, hold.entity, hold.rule) for hold in holds] == [
+            ("gate", "topic=orders", SLOW)
+        ]
         await turns()
         assert not broker.unread
         lab.services.quotas.update(QuotaSettings())
