@@ -79,7 +79,7 @@ class ClientQuotas:
     @property
     def is_bounded(self) -> bool:
         """Whether a rule bounds any of the client's traffic."""
-        return bool(self._matches_in_force()) or bool(self.topic_kinds)
+        return bool(self._matches_in_force() or self.topic_kinds)
 
     def charge(self, kind: QuotaKind, value: float, now_ms: float) -> ThrottleTime | None:
         """Record traffic; return how to hold the response that it belongs to, None to let it go.

@@ -476,7 +476,7 @@ class RequestFlow(FrameFlow):
         session, api_key, start = kind.session, kind.api_key, kind.header_end
         asked, frame_bytes = None, exchange.request_bytes
         topics: Sequence[Meter] = ()
-        walks = kind.bounded_by is not None and session.quotas.walks(kind.bounded_by)
+        walks = kind.bounded_by in session.quotas.topic_kinds
         if api_key == FETCH:
             asked = fetch_limits(kind.version, view, start, frame_bytes)
             is_cut = walks and len(view) < frame_bytes <= MAX_ASKED_BYTES

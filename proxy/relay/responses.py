@@ -444,7 +444,8 @@ class ResponseFlow(FrameFlow):
     ) -> ThrottleTime | None:
         """Charge a response to Fetch; of another return what its request's bytes have cost."""
         if exchange.api_key != FETCH:
-            return longest((exchange.charge, exchange.topic_charge))
+            charge, of_topics = exchange.charge, exchange.topic_charge
+            return charge if of_topics is None else longest((charge, of_topics))
         session = exchange.session
         if exchange.seen is not None:
             exchange.seen.measured(frame_bytes)
