@@ -24,13 +24,14 @@ from bench.comparison import (
     Ring,
     anywhere,
 )
-from bench.lab import Certificate, Target, followed_rule, open_lab, unviolated_rules
+from bench.lab import Certificate, Target, followed_rule, open_lab, topic_rule, unviolated_rules
 from bench.processes import BenchError
 from bench.report import Row
 from bench.tls_records import tls_context
 
 CLIENT_ID, FOLLOWED_ID = "bench-compared", "bench-followed"
 PROXY, FOLLOWED, NOT_FOLLOWED = "proxy", "followed", "not followed"
+BY_TOPIC, NO_TOPIC = "by topic", "not by topic"
 ROUNDS = 9
 CONNECT_TIMEOUT_S = 10.0
 MEDIUM_BYTES, LARGE_BYTES = 20_000, 1_000_000
@@ -79,6 +80,8 @@ class Duel:
             direct = lab.start_generator(fetched)
             rivals = [] if self.rival else lab.start_haproxy(direct.address, certificate)
             rules, queries = unviolated_rules(), []
+            if BY_TOPIC in self.clients:
+                rules = [topic_rule(self.clients[BY_TOPIC]), *rules]
             if FOLLOWED in self.clients:
                 rules, queries = [followed_rule(FOLLOWED_ID), *rules], [{"name": FOLLOWED_ID}]
             proxy = lab.start_proxy(
@@ -116,6 +119,18 @@ def _small() -> Iterator[Contest]:
     for depth in (1, DEPTH):
         load = anywhere(connections=MANY, max_bytes=small, batch_bytes=small, depth=depth)
         yield Contest(f"100 B record, {MANY} x {depth}", load, SMALL_GOALS)
+
+
+def _partitions(*goals: Goal) -> Iterator[Contest]:
+    for partitions in (1, 10, 100):
+        load = anywhere(
+            connections=1,
+            max_bytes=MEDIUM_BYTES * partitions,
+            batch_bytes=MEDIUM_BYTES,
+            partitions=partitions,
+            in_session=True,
+        )
+        yield Contest(f"{partitions} x 20 kB", load, goals, latency=True)
 
 
 def _large(*goals: Goal) -> list[Contest]:
@@ -177,6 +192,13 @@ DUELS = {
         (1.5, 1.0),
         {FOLLOWED: FOLLOWED_ID, NOT_FOLLOWED: CLIENT_ID},
         rival=NOT_FOLLOWED,
+    ),
+    "topics": Duel(
+        "rule with a topic",
+        [*_partitions(Goal(BY_TOPIC, P50), Goal(BY_TOPIC, CPU_EACH))],
+        (1.0, 0.5),
+        {BY_TOPIC: "bench-topic", NO_TOPIC: CLIENT_ID},
+        rival=NO_TOPIC,
     ),
     "small": Duel(
         "small fetch", [*_small()], (1.0, 0.5), {PROXY: CLIENT_ID, FOLLOWED: FOLLOWED_ID}

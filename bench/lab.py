@@ -305,6 +305,11 @@ def followed_rule(client_id: str) -> Rule:
     return rule(client_id, NEVER_VIOLATED) | {"adaptive": {}}
 
 
+def topic_rule(client_id: str) -> Rule:
+    """Rule of one client id for all topics of the generator, that is never violated."""
+    return rule(client_id, NEVER_VIOLATED) | {"topic-prefix": traffic.TOPIC_PREFIX}
+
+
 def _broker_behind(target: Target, certificate: Certificate | None = None) -> traffic.Address:
     """Ask for the broker's address through a target, which shows that it serves."""
     context = tls_context(certificate.ca_file) if certificate is not None else None

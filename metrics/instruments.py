@@ -325,6 +325,9 @@ class Instruments(Declarations):
     config_last_reload_successful = gauge(
         "0 while the configuration's files have mistakes, so that what was read before holds."
     )
+    topic_walks_total = counter(
+        "Fetch responses and Produce requests that were walked for rules with a topic."
+    )
     build_info = gauge("1, with the version of the proxy.", "version")
     steered_connections_total = counter("Connections let go to the member that owns their client.")
     visits_bytes_total = counter(

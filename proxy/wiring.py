@@ -135,6 +135,7 @@ class MemberProcess:
             clients=self._clients,
             interceptor=self.queries.following.client,
             max_pipes=MAX_PIPES if splice else 0,
+            topic_names=self.queries.following.names,
             passes_unknown_apis=config.cluster.unknown_apis == "pass",
             # No two members of a host give a connection the same number.
             numbers=count(1) if machine is None else count(MAX_WORKERS + number, MAX_WORKERS),

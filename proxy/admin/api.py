@@ -39,7 +39,7 @@ from proxy.admin.written_values import iso, picked
 from proxy.progress.query import MAX_PARTITIONS
 from proxy.progress.report import MAX_REPORT_BYTES, Refusal, ReportRefused
 from proxy.quota.rules import QuotaPause, pause_name
-from proxy.quota.validation import parse_selector, selector
+from proxy.quota.validation import RULE_KEYS, parse_selector, selector
 from proxy.release import VERSION
 from proxy.state import Document
 
@@ -56,7 +56,7 @@ DEFAULT_LIMIT, MAX_LIMIT = 100, 1_000
 MAX_CONNECTION_NUMBER = 10**MAX_REQUEST_DIGITS - 1  # of a connection, in the query string
 DEFAULT_PARTITIONS = 1_000  # of a query in one answer, unless the request says
 
-_SELECTOR_FIX = "write KEY=VALUE,... with user, client-id, client-id-prefix or listener"
+_SELECTOR_FIX = f"write KEY=VALUE,... with {', '.join(RULE_KEYS)}"
 
 
 class ApiRoutes:

@@ -249,6 +249,12 @@ def explain(row: QuotaRow, in_force: Mapping[str, RuleEntry], table: RuleTable) 
         for each in table.explain(client):
             about = {"bound": each.rule.ceilings[each.kind], **picked(each, "chosen", "reason")}
             rules[each.kind].append({**rule_name(each.rule, in_force), **about})
+        for kind, found in rules.items():
+            for rule in table.rules_by_topic(kind, client):
+                topic = rule.topic or f"{rule.topic_prefix}*"
+                about = {"bound": rule.bounds[kind], "chosen": True}
+                reason = f"applies to its bytes of topic {topic}"
+                found.append({**rule_name(rule, in_force), **about, "reason": reason})
         quotas = [{"quota": str(kind), "rules": found} for kind, found in rules.items()]
         documents.append({**_client(client), "quotas": quotas})
     return documents

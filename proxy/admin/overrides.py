@@ -9,7 +9,7 @@ from typing import TypeVar
 from proxy.admin.replies import ApiError
 from proxy.quota.entities import QuotaKind
 from proxy.quota.rule_registry import RuleEntry, make_override
-from proxy.quota.validation import RULE_KEYS, check_keys, find_bound_problems, parse_scope
+from proxy.quota.validation import CLIENT_KEYS, check_keys, find_bound_problems, parse_scope
 from proxy.quota.values import MAX_DURATION_S, BadValueError, parse_duration
 
 MAX_BY_CHARS = 200
@@ -21,7 +21,7 @@ _bad = partial(ApiError, 400)
 
 _KEYS = (*map(str, QuotaKind), "scope", "enforce", "until", "by")
 _EXAMPLE = '{"consumer_byte_rate": "10MiB", "by": "anna"}'
-_PAUSE_KEYS = ("off", "on", "by", *RULE_KEYS)
+_PAUSE_KEYS = ("off", "on", "by", *CLIENT_KEYS)
 _PAUSE_EXAMPLE = '{"off": "30m"} or {"on": true}'
 _END_FIX = 'write how long, such as "30m", or a time with its zone, such as "2026-11-22T18:00:00Z"'
 
@@ -36,8 +36,8 @@ def parse_override(keys: Mapping[str, str], body: bytes, now_s: float) -> RuleEn
     given = [kind for kind in QuotaKind if kind in document]
     bounds = {kind: _parsed(kind, kind.unit.parse, document[kind]) for kind in given}
     scope = _parsed("scope", parse_scope, document.get("scope", "each"))
-    for problem in find_bound_problems((), bounds):
-        raise _bad(f"the body {problem.message}", problem.fix)
+    for problem in find_bound_problems(keys, bounds):
+        raise _bad(f"{problem.key or 'the body'} {problem.message}", problem.fix)
     enforce = document.get("enforce")
     if enforce is not None and not isinstance(enforce, bool):
         raise _bad(f"enforce: {_shown(enforce)} is not known here", "write true or false")
@@ -61,7 +61,7 @@ def parse_throttling(
         raise _bad("the body has not exactly one of off and on", f"send {_PAUSE_EXAMPLE}")
     if document.get("on", True) is not True:
         raise _bad(f"on: {_shown(document['on'])} is not true", f"send {_PAUSE_EXAMPLE}")
-    keys: dict[str, object] = {key: document[key] for key in RULE_KEYS if key in document}
+    keys: dict[str, object] = {key: document[key] for key in CLIENT_KEYS if key in document}
     try:
         if keys:
             check_keys(keys)

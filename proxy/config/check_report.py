@@ -14,6 +14,7 @@ from proxy.config.secrets import PUBLIC_FILES, named_files
 from proxy.pipeline.graph import PipelineGraph, find_endless
 from proxy.quota.entities import DEFAULT, TRAFFIC_KINDS, ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule, RuleTable, Share
+from proxy.quota.validation import TOPIC_KEYS
 from proxy.quota.values import format_size, shown
 
 REQUEST_TIMEOUT_S = 30.0
@@ -253,6 +254,9 @@ def explain_quotas(config: Config, table: RuleTable, identity: ClientIdentity) -
         for candidate in of_kind:
             mark = "->" if candidate.chosen else "  "
             yield f"  {mark} {candidate.rule.title}: {candidate.reason}"
+        for rule in table.rules_by_topic(kind, identity):
+            topics = ",".join(f"{key}={rule.keys[key]}" for key in TOPIC_KEYS if key in rule.keys)
+            yield f"     {kind.unit.format(rule.bounds[kind])} of {topics} by {rule.title}"
         left_out = table.count(kind) - len(of_kind)
         if left_out:
             yield f"     and {left_out} more that are for other clients"

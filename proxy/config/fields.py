@@ -1,6 +1,5 @@
 """What the models are made of: values that are read as people write them, and a section."""
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -23,7 +22,7 @@ from proxy.config import endpoints, files
 from proxy.config.document import Loc
 from proxy.progress.query_scope import ANY_REST
 from proxy.quota.entities import DEFAULT
-from proxy.quota.validation import parse_prefix
+from proxy.quota.validation import parse_prefix, parse_topic, parse_topic_prefix
 from proxy.quota.values import (
     DURATION_UNITS,
     MAX_COUNT,
@@ -55,9 +54,6 @@ RESERVED_NAMES: Final = {
     "file": "the configuration file",
 }
 """How others than tokens by name are called, where changes are recorded."""
-
-TOPIC_NAME: Final = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
-"""Kafka's own rule (its class `Topic`), which also forbids the names of directories."""
 
 PATTERN_FIX: Final = "write names of queries, or how they begin, such as team-a-*"
 
@@ -214,7 +210,6 @@ _TOO_LONG = "{} is longer than a Kafka request can be"
 _TOO_SHORT = "{} is shorter than a millisecond"
 _INTERVAL_FIX = "write the trigger interval of the query, such as 2s"
 _MANY_CLIENTS = f"{DEFAULT} stands for many clients"
-_TOPIC_FIX = "write 1 to 249 letters, digits and characters of ._-"
 _RATE_FIX = "write records per second without quotes, such as 1000"
 _SHARE_FIX = "write a number from 0 to below 1, such as 0.5"
 _WEIGHT_FIX = "write a number above 0, such as 3: twice the weight is twice the share"
@@ -269,10 +264,8 @@ QueryClient = Annotated[
         DEFAULT.__eq__, f"{_MANY_CLIENTS}, not for one query", "write the query's kafka.client.id"
     ),
 ]
-Topic = Annotated[
-    Text,
-    refuse(lambda name: not TOPIC_NAME.fullmatch(name), "{} is no name of a topic", _TOPIC_FIX),
-]
+Topic = Annotated[str, BeforeValidator(parse_topic)]
+TopicPrefix = Annotated[str, BeforeValidator(parse_topic_prefix)]
 Endpoint = Annotated[endpoints.HostPort, BeforeValidator(endpoints.parse_endpoint)]
 Bind = Annotated[endpoints.HostPort, BeforeValidator(endpoints.parse_bind)]
 AdvertisedHost = Annotated[str, BeforeValidator(endpoints.parse_host_pattern)]

@@ -148,6 +148,8 @@ class RuleKeys(fields.Section):
     client_id: fields.Text | None = Field(default=None, alias="client-id")
     client_id_prefix: fields.Prefix | None = Field(default=None, alias="client-id-prefix")
     listener: fields.Text | None = None
+    topic: fields.Topic | None = None
+    topic_prefix: fields.TopicPrefix | None = Field(default=None, alias="topic-prefix")
     scope: Literal["each", "shared"] = "each"
     enforce: StrictBool = True
 

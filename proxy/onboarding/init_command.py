@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 import yaml
 
 from proxy.config.endpoints import HostPort, parse_advertised_host, parse_endpoint
-from proxy.config.fields import TOPIC_NAME
+from proxy.quota.validation import TOPIC_NAME
 from proxy.quota.values import BadValueError
 
 EXIT_DONE, EXIT_BAD_INPUT = 0, 2

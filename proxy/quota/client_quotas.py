@@ -1,6 +1,7 @@
 """The quotas of one client: what the relay asks about each of its requests and responses."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from .entities import (
@@ -24,6 +25,9 @@ behind it, come three times in a session by default (heartbeat.interval.ms)."""
 
 SHORTEST_SESSION_MS = 6000.0
 """No shorter one shortens holds: brokers accept none by default (group.min.session.timeout.ms)."""
+
+MAX_TOPICS = 1000
+"""So many topics of a client are known by their sensors; others are looked up again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,22 +54,32 @@ class ClientQuotas:
     paced_kinds: set[QuotaKind] = field(default_factory=set)
     """Whose traffic other sensors measured until the latest update: a new one has not seen it."""
     longest_hold_ms: float = math.inf
+    topic_kinds: frozenset[QuotaKind] = frozenset()
+    """What rules bound of some topics, more than `matches` does."""
+    topic_meters: dict[tuple[QuotaKind, str], Meter | None] = field(default_factory=dict)
+    """The sensors of these, by topic; None: no rule is for that."""
     is_charged_first: bool = False
     """Whether one of `matches` is not of FORESEEN_KINDS, so that no frame is sent on before."""
 
     def has(self, kind: QuotaKind) -> bool:
-        """Return whether a rule bounds this kind of the client's traffic."""
-        return kind in self._matches_in_force()
+        """Return whether a rule bounds this kind of the client's traffic, or of some topics."""
+        return kind in self._matches_in_force() or kind in self.topic_kinds
+
+    def walks(self, kind: QuotaKind) -> bool:
+        """Return whether a rule may bound this kind of some topics alone."""
+        self._matches_in_force()
+        return kind in self.topic_kinds
 
     @property
     def charged(self) -> tuple[Meter, ...]:
         """The sensors that its latest traffic was charged to; some may be retired."""
-        return (*self.meters.values(), *self.observed.values())
+        of_topics = (each for each in self.topic_meters.values() if each is not None)
+        return (*self.meters.values(), *self.observed.values(), *dict.fromkeys(of_topics))
 
     @property
     def is_bounded(self) -> bool:
         """Whether a rule bounds any of the client's traffic."""
-        return bool(self._matches_in_force())
+        return bool(self._matches_in_force() or self.topic_kinds)
 
     def charge(self, kind: QuotaKind, value: float, now_ms: float) -> ThrottleTime | None:
         """Record traffic; return how to hold the response that it belongs to, None to let it go.
@@ -80,6 +94,26 @@ class ClientQuotas:
             if kind in self.matches:
                 self._observe(kind, value, now_ms)
             return None
+        return self.charge_at(meter, value, now_ms)
+
+    def topic_meter(self, kind: QuotaKind, topic: str, now_ms: float) -> Meter | None:
+        """Return the sensor of this client's traffic of a topic, None where no rule is for it."""
+        if not self.walks(kind):
+            return None
+        key, known = (kind, topic), self.topic_meters
+        if key in known and ((meter := known[key]) is None or not meter.retired):
+            return meter
+        match, meter = self.sensors.table.match_topic(kind, self.identity, topic), None
+        if match is not None:
+            meter = self.sensors.meter(kind, match, now_ms, self.address)
+            meter.used_by = self.identity
+        if len(known) >= MAX_TOPICS:
+            del known[next(iter(known))]
+        known[key] = meter
+        return meter
+
+    def charge_at(self, meter: Meter, value: float, now_ms: float) -> ThrottleTime | None:
+        """Record traffic, as `charge`, at a sensor that `topic_meter` has returned."""
         longest_ms, entity = 0.0, meter.entity
         for each in meter.charged:
             if not each.is_enforced:  # a budget whose clients have bounds of their own
@@ -94,7 +128,7 @@ class ClientQuotas:
         delay_ms = round(min(longest_ms, self.longest_hold_ms))
         if not delay_ms:
             return None
-        return ThrottleTime(now_ms + delay_ms, delay_ms, kind, entity)
+        return ThrottleTime(now_ms + delay_ms, delay_ms, meter.kind, entity)
 
     def lease(self, kind: QuotaKind | None) -> Lease | None:
         """Return the lease that `lends` is about, None while there is none."""
@@ -113,6 +147,8 @@ class ClientQuotas:
             return False
         if kind is None:
             return True
+        if kind in self.topic_kinds:
+            return False
         meter = self.meter_of(kind)
         if meter is None:
             return kind not in self.matches
@@ -140,6 +176,7 @@ class ClientQuotas:
         *,
         holds: bool = False,
         is_begun: bool = False,
+        topics: Iterable[Meter] = (),
     ) -> bool:
         """Return whether a request may be sent on; if not, `waiter` is woken when to ask again.
 
@@ -147,11 +184,14 @@ class ClientQuotas:
         response, `waiter` is the connection's. `size` is that of a Produce request, or of the
         connection's last Fetch response, None before the first. `holds`: the response to a Fetch is
         held, so it may be asked for ahead. `is_begun`: it is for more of a request that was
-        admitted, which is charged as it comes.
+        admitted, which is charged as it comes. `topics`: the sensors of the topics that it names.
         """
         meter = self._meter(kind, now_ms)
         is_fetched = kind is CONSUMER_BYTE_RATE
-        for level in () if meter is None else self._levels_to_pass(meter, waiter):
+        levels = () if meter is None else meter.levels
+        for each in topics:
+            levels += each.levels if each.is_enforced else ()
+        for level in self._levels_to_pass(levels, waiter):
             gate = level.meter.gate
             if is_begun and gate.has_turn(waiter):
                 continue
@@ -171,9 +211,8 @@ class ClientQuotas:
         return True
 
     @staticmethod
-    def _levels_to_pass(meter: Meter, waiter: Waiter) -> tuple[Level, ...]:
+    def _levels_to_pass(levels: tuple[Level, ...], waiter: Waiter) -> tuple[Level, ...]:
         """Return the gates that a request has to pass yet: where it waits, it has passed others."""
-        levels = meter.levels
         if waiter.gate is not None and len(levels) > 1:
             for at, level in enumerate(levels):
                 if level.meter.gate is waiter.gate:
@@ -193,15 +232,7 @@ class ClientQuotas:
         meter = self._meter(CONSUMER_BYTE_RATE, now_ms)
         if meter is None:
             return asked_bytes, None
-        granted_bytes = asked_bytes
-        for level in meter.levels:
-            gate, before_bytes = level.meter.gate, granted_bytes
-            granted_bytes = gate.grant(before_bytes, now_ms)
-            if granted_bytes < before_bytes:
-                path = level.path_of(self._key)
-                granted_bytes = gate.whole(granted_bytes, sizes, path, now_ms)
-            if not (holds or level.meter.is_far_below):
-                granted_bytes = gate.limit(granted_bytes, sizes.last_bytes, now_ms)
+        granted_bytes = self.most_at(meter.levels, asked_bytes, sizes, now_ms, holds=holds)
         expected: InFlightFetch | None = None
         for level in reversed(meter.levels):
             expected = level.meter.gate.expect(
@@ -211,6 +242,35 @@ class ClientQuotas:
                 outer=expected,
             )
         return granted_bytes, expected
+
+    def most_at(
+        self,
+        levels: Iterable[Level],
+        asked_bytes: int,
+        sizes: FetchSizes,
+        now_ms: float,
+        *,
+        holds: bool,
+    ) -> int:
+        """Return how many bytes a Fetch may ask for that passes these gates."""
+        granted_bytes = asked_bytes
+        for level in levels:
+            gate, before_bytes = level.meter.gate, granted_bytes
+            granted_bytes = gate.grant(before_bytes, now_ms)
+            if granted_bytes < before_bytes:
+                path = level.path_of(self._key)
+                granted_bytes = gate.whole(granted_bytes, sizes, path, now_ms)
+            if not (holds or level.meter.is_far_below):
+                granted_bytes = gate.limit(granted_bytes, sizes.last_bytes, now_ms)
+        return granted_bytes
+
+    def owed_at(self, meter: Meter, now_ms: float) -> ThrottleTime | None:
+        """Return how to hold a response for what a sensor owes already, None to let it go."""
+        owed_ms = min(meter.owed_ms(now_ms), meter.longest_hold_ms, self.longest_hold_ms)
+        delay_ms = round(owed_ms) if meter.is_enforced else 0
+        if not delay_ms:
+            return None
+        return ThrottleTime(now_ms + delay_ms, delay_ms, meter.kind, meter.entity)
 
     def owed_ms(self, kind: QuotaKind, now_ms: float) -> float:
         """Return for how long a response is held that comes now; 0 or more."""
@@ -303,9 +363,14 @@ class ClientQuotas:
         self.paced_kinds.update(self.meters)
         self.meters.clear()
         self.observed.clear()
-        matches = ((kind, self.sensors.table.match(kind, self.identity)) for kind in TRAFFIC_KINDS)
+        self.topic_meters.clear()
+        table = self.sensors.table
+        matches = ((kind, table.match(kind, self.identity)) for kind in TRAFFIC_KINDS)
         self.matches = {kind: match for kind, match in matches if match is not None}
         self.enforced = {kind: match for kind, match in self.matches.items() if match.enforced}
+        self.topic_kinds = frozenset(
+            kind for kind in FORESEEN_KINDS if table.rule_by_topic(kind, self.identity)
+        )
         self.is_charged_first = not FORESEEN_KINDS.issuperset(self.matches)
         if self.users:
             self.sensors.note_rules(self.identity, self.matches)

@@ -169,7 +169,8 @@ class SharedQuotas:
         """
         if not owed_ms >= 0:
             raise ValueError(f"what is owed must be 0 or more, not {owed_ms!r}")
-        charged = (each for each in self._manager.sensors_of(client) if each.kind is kind)
+        sensors = self._manager.sensors_of(client)
+        charged = (each for each in sensors if each.kind is kind and not each.rule.is_by_topic)
         of = next(charged, None) or self._manager.table.match(kind, client)
         if of is not None:
             self._owe(sensor_name(kind, of.entity), PendingDebt(now_ms + owed_ms), now_ms)

@@ -103,7 +103,7 @@ def compose(
         if rule.number not in numbers:
             entry = RuleEntry(rule, RuleOrigin.FILE, in_force=False)
             by_name.setdefault(selector(rule.keys), []).append(entry)
-    in_order = sorted(by_name.items(), key=lambda item: (item[1][0].rule.rank, item[0]))
+    in_order = sorted(by_name.items(), key=lambda item: (item[1][0].rule.order, item[0]))
     in_force = {name: same[0] for name, same in in_order if same[0].in_force}
     entries = tuple(
         entry if entry is same[0] else replace(entry, in_force=False)

@@ -15,10 +15,12 @@ from typing import Any, Literal, NamedTuple, Self
 from metrics import MetricConfig
 from metrics.instruments import OTHER
 
-from .entities import DEFAULT, TRAFFIC_KINDS, ClientIdentity, QuotaKind
+from .entities import DEFAULT, FORESEEN_KINDS, TRAFFIC_KINDS, ClientIdentity, QuotaKind
 from .schedules import Schedule
 from .validation import (
+    CLIENT_KEYS,
     KEYS,
+    check_keys,
     find_bound_problems,
     find_key_problems,
     is_open,
@@ -54,10 +56,12 @@ must not count for those."""
 
 Rank = tuple[int, int, int, int]
 
+TopicRank = tuple[int, int]
+
 Named = tuple[str | None, str | None, str | None]
 """What rules of one rank tell clients apart by: user, client id or prefix, and listener."""
 
-EXACT, PREFIX, LISTENER_ONLY, ANY, UNNAMED = range(5)
+ALL_TOPICS, EXACT, PREFIX, LISTENER_ONLY, ANY, UNNAMED = range(-1, 5)
 
 
 def mismatch(keys: Mapping[str, str], identity: ClientIdentity) -> str | None:
@@ -78,8 +82,11 @@ def mismatch(keys: Mapping[str, str], identity: ClientIdentity) -> str | None:
 
 
 def pause_name(keys: Mapping[str, str]) -> str:
-    """Return the name of the pause with these keys. Raises ValueError as `selector`."""
-    return selector(keys) if keys else ALL_CLIENTS
+    """Return the name of the pause with these keys. Raises ValueError as `check_keys`."""
+    if not keys:
+        return ALL_CLIENTS
+    check_keys(keys, CLIENT_KEYS)
+    return selector(keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +147,9 @@ class Rule:
     client_id: str | None = None
     client_id_prefix: str | None = None
     listener: str | None = None
+    topic: str | None = None
+    """Of which alone the bytes count."""
+    topic_prefix: str | None = None
     scope: Literal["each", "shared"] = "each"
     """`each`: every value of the keys has a sensor of its own; `shared`: one for all."""
     bounds: Mapping[QuotaKind, float]
@@ -212,7 +222,8 @@ class Rule:
     @property
     def keys(self) -> dict[str, str]:
         """The keys that the rule names, under their names in the configuration."""
-        values = (self.listener, self.user, self.client_id, self.client_id_prefix)
+        client_keys = self.listener, self.user, self.client_id, self.client_id_prefix
+        values = (*client_keys, self.topic, self.topic_prefix)
         return {key: value for key, value in zip(KEYS, values, strict=True) if value is not None}
 
     @property
@@ -241,6 +252,31 @@ class Rule:
             client = levels.get(self.client_id, EXACT)
         user = levels.get(self.user, EXACT)
         return user, client, -len(self.client_id_prefix or ""), listener
+
+    @property
+    def order(self) -> tuple[TopicRank, Rank]:
+        """Position among all rules; those that name a topic come last."""
+        return self.topic_rank, self.rank
+
+    @property
+    def topic_rank(self) -> TopicRank:
+        """Position among the rules for a topic, before `rank`; those for all topics are apart.
+
+        By the topic: exact, a longer prefix, a shorter one.
+        """
+        if self.topic_prefix is not None:
+            return PREFIX, -len(self.topic_prefix)
+        return (ALL_TOPICS if self.topic is None else EXACT), 0
+
+    @property
+    def is_by_topic(self) -> bool:
+        """Whether only the bytes of some topics count."""
+        return self.topic_rank != (ALL_TOPICS, 0)
+
+    @property
+    def names_clients(self) -> bool:
+        """Whether it asks anything of a client."""
+        return not self.keys.keys().isdisjoint(CLIENT_KEYS)
 
     @property
     def is_open(self) -> bool:
@@ -280,8 +316,8 @@ class Rule:
             or (prefix is not None and client_id.startswith(prefix))
         )
 
-    def entity(self, identity: ClientIdentity) -> str:
-        """Return whose traffic is added up with this client's.
+    def entity(self, identity: ClientIdentity, topic: str | None = None) -> str:
+        """Return whose traffic is added up with this client's, of a topic if the rule names any.
 
         With scope `each` these are the client's values for the rule's keys, as in Kafka: all client
         ids of alice share the entity `user=alice`. A rule of a listener alone counts each client by
@@ -297,6 +333,8 @@ class Rule:
             values["user"] = identity.user
         if listener_only or self.client_id is not None or self.client_id_prefix is not None:
             values["client-id"] = identity.client_id or ""
+        if topic is not None and self.is_by_topic:
+            values["topic"] = topic
         return ",".join(f"{key}={value.translate(ESCAPES)}" for key, value in values.items())
 
 
@@ -472,46 +510,98 @@ def _guarantees(rules: Iterable[Rule]) -> tuple[tuple[Budget, float], ...]:
     return tuple((budget, guaranteed) for _, budget, guaranteed in in_order)
 
 
+_Ranks = dict[Rank, dict[Named, Rule]]
+
+
+def _ranked(rules: Iterable[Rule]) -> _Ranks:
+    """Return rules, which are in order of precedence, by rank and place."""
+    ranks: _Ranks = {}
+    for rule in rules:
+        ranks.setdefault(rule.rank, {}).setdefault(rule.named, rule)
+    return {rank: ranks[rank] for rank in sorted(ranks)}
+
+
+def _first(ranks: _Ranks, identity: ClientIdentity) -> Rule | None:
+    """Return the first rule for this client, or None."""
+    for rank, places in ranks.items():
+        place = _place_of(identity, rank)
+        rule = places.get(place) if place is not None else None
+        if rule is not None:
+            return rule
+    return None
+
+
 class RuleTable:
     """All rules in order of precedence; in each rank a client can stand in one place only.
 
     Without `enforce` no client is held to any, nor are those for whom there is a pause.
     """
 
-    __slots__ = ("_by_kind", "_enforce", "_last_open", "_ranks", "budgets", "pauses", "rules")
+    __slots__ = (
+        *("_by_kind", "_enforce", "_last_open", "_of_any_topic", "_of_topics", "_ranks"),
+        *("budgets", "pauses", "rules"),
+    )
 
     def __init__(
         self, rules: Iterable[Rule], *, enforce: bool = True, pauses: Iterable[QuotaPause] = ()
     ) -> None:
         self._enforce = enforce
         self.pauses = tuple(pauses)
-        self.rules = tuple(sorted(rules, key=lambda rule: (rule.rank, rule.number)))
+        self.rules = tuple(sorted(rules, key=lambda rule: (*rule.order, rule.number)))
         self.budgets = _guarantees(self.rules)
         """The budgets that they share, each before those in it, and what it guarantees in all."""
         self._by_kind = {
-            kind: tuple(rule for rule in self.rules if kind in rule.ceilings) for kind in QuotaKind
+            kind: tuple(
+                rule for rule in self.rules if kind in rule.ceilings and not rule.is_by_topic
+            )
+            for kind in QuotaKind
         }
         self._last_open = {
             kind: rule for kind, rules in self._by_kind.items() for rule in rules if rule.is_open
         }
-        self._ranks: dict[QuotaKind, dict[Rank, dict[Named, Rule]]] = {}
-        for kind, of_kind in self._by_kind.items():
-            ranks = self._ranks[kind] = {}
-            for rule in of_kind:
-                ranks.setdefault(rule.rank, {}).setdefault(rule.named, rule)
+        self._ranks = {kind: _ranked(of_kind) for kind, of_kind in self._by_kind.items()}
+        self._of_any_topic: dict[QuotaKind, _Ranks] = {}
+        self._of_topics: dict[QuotaKind, dict[TopicRank, dict[str, _Ranks]]] = {}
+        """By the topic or prefix of the rules."""
+        for kind in FORESEEN_KINDS:
+            by_topic = [each for each in self.rules if each.is_by_topic and kind in each.bounds]
+            self._of_any_topic[kind] = _ranked(by_topic)
+            named: dict[TopicRank, dict[str, list[Rule]]] = {}
+            for rule in by_topic:
+                names = named.setdefault(rule.topic_rank, {})
+                names.setdefault(rule.topic or rule.topic_prefix or "", []).append(rule)
+            self._of_topics[kind] = {
+                rank: {name: _ranked(of_name) for name, of_name in names.items()}
+                for rank, names in named.items()
+            }
 
     def match(self, kind: QuotaKind, identity: ClientIdentity) -> Match | None:
-        """Return the first rule for this client that bounds this kind, or None."""
-        for rank, places in self._ranks[kind].items():
-            place = _place_of(identity, rank)
-            rule = places.get(place) if place is not None else None
+        """Return the first rule for this client that bounds this kind of all topics, or None."""
+        rule = _first(self._ranks[kind], identity)
+        return None if rule is None else self._match(rule, identity)
+
+    def rule_by_topic(self, kind: QuotaKind, identity: ClientIdentity) -> Rule | None:
+        """Return a rule that bounds this kind of some topic for this client, or None."""
+        return _first(self._of_any_topic.get(kind, {}), identity)
+
+    def match_topic(self, kind: QuotaKind, identity: ClientIdentity, topic: str) -> Match | None:
+        """Return the first rule for this client that bounds this kind of a topic, or None."""
+        for (_, minus_length), names in self._of_topics[kind].items():
+            ranks = names.get(topic[:-minus_length] if minus_length else topic, {})
+            rule = _first(ranks, identity)
             if rule is not None:
-                return self._match(rule, identity)
+                return self._match(rule, identity, topic)
         return None
 
-    def _match(self, rule: Rule, identity: ClientIdentity) -> Match:
+    def rules_by_topic(self, kind: QuotaKind, identity: ClientIdentity) -> list[Rule]:
+        """Return for each topic, or prefix, that rules name the first for this client."""
+        topics = self._of_topics.get(kind, {}).values()
+        found = (_first(ranks, identity) for names in topics for ranks in names.values())
+        return [rule for rule in found if rule is not None]
+
+    def _match(self, rule: Rule, identity: ClientIdentity, topic: str | None = None) -> Match:
         """Return what a rule that fits a client comes to."""
-        entity, enforced = rule.entity(identity), self._enforce and rule.enforce
+        entity, enforced = rule.entity(identity, topic), self._enforce and rule.enforce
         if enforced and self.pauses:
             pauses = [pause for pause in self.pauses if pause.fits(identity)]
             enforced = not pauses

@@ -9,14 +9,25 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 from urllib.parse import quote, unquote
 
-from .entities import DEFAULT, QuotaKind
+from .entities import DEFAULT, FORESEEN_KINDS, QuotaKind
 from .values import BadValueError, parse_text, shown
 
-RULE_KEYS: Final = ("user", "client-id", "client-id-prefix", "listener")
+CLIENT_KEYS: Final = ("user", "client-id", "client-id-prefix", "listener")
 """What a rule can ask of a client."""
 
-KEYS = (*RULE_KEYS[-1:], *RULE_KEYS[:-1])
+TOPIC_KEYS: Final = ("topic", "topic-prefix")
+"""Of what a client reads or writes; with one of them a rule bounds no more than that."""
+
+RULE_KEYS: Final = (*CLIENT_KEYS, *TOPIC_KEYS)
+
+KEYS = ("listener", "user", "client-id", "client-id-prefix", *TOPIC_KEYS)
 """The keys of a rule in the order of a selector."""
+
+TOPIC_NAME: Final = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
+"""Kafka's own rule (its class `Topic`), which also forbids the names of directories."""
+
+_TOPIC_FIX = "write 1 to 249 letters, digits and characters of ._-"
+_BEGINNING = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 BROKEN_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
 
@@ -25,10 +36,12 @@ def find_key_problems(keys: Collection[str]) -> Iterator[BadValueError]:
     """Yield what is wrong with the keys that a rule names."""
     if not keys:
         every = f"client-id: {DEFAULT} fits every client"
-        fix = f"add one of {', '.join(RULE_KEYS)}; {every}"
+        fix = f"add one of {', '.join(CLIENT_KEYS)}; {every}"
         yield BadValueError("fits no client: it has no key", fix)
     if "client-id" in keys and "client-id-prefix" in keys:
         yield BadValueError("has both client-id and client-id-prefix", "keep one of the two")
+    if "topic" in keys and "topic-prefix" in keys:
+        yield BadValueError("has both topic and topic-prefix", "keep one of the two")
 
 
 def find_bound_problems(
@@ -43,6 +56,8 @@ def find_bound_problems(
 
     `shares`: its clients share a budget, which bounds them.
     """
+    if topic_keys := [key for key in TOPIC_KEYS if key in keys]:
+        yield from _find_topic_problems(topic_keys[0], bounds, adaptive=adaptive, shares=shares)
     if not adaptive:
         if not (bounds or shares):
             yield BadValueError("sets no quota", f"add one of {', '.join(QuotaKind)}")
@@ -60,10 +75,27 @@ def find_bound_problems(
         yield BadValueError("names no query: a query is known by its client id", fix, "adaptive")
 
 
+def _find_topic_problems(
+    key: str, bounds: Collection[str], *, adaptive: bool, shares: bool
+) -> Iterator[BadValueError]:
+    """Yield what a rule sets that cannot be told for a topic."""
+    for kind in bounds:
+        if kind not in FORESEEN_KINDS:
+            message = f"is of clients, not of what they read or write, and does not go with {key}"
+            fix = f"write it into a rule without {key}"
+            yield BadValueError(message, fix, str(kind))
+    if adaptive:
+        message = f"follows all that a query reads, and does not go with {key}"
+        yield BadValueError(message, f"remove it, or {key}", "adaptive")
+    if shares:
+        message = f"has all bytes of its clients already, and does not go with {key}"
+        yield BadValueError(message, "write it into the rule of these clients", "budget")
+
+
 def is_open(keys: Mapping[str, str], scope: str) -> bool:
     """Return whether clients decide how many entities a rule with these keys has."""
     named = keys.keys()
-    is_for_many = DEFAULT in keys.values() or "client-id-prefix" in named
+    is_for_many = DEFAULT in keys.values() or not named.isdisjoint(_PREFIX_KEYS)
     return scope == "each" and (is_for_many or named == {"listener"})
 
 
@@ -82,14 +114,37 @@ def parse_prefix(value: object) -> str:
     return prefix
 
 
-def check_keys(keys: Mapping[str, object]) -> None:
-    """Raise BadValueError unless these are keys with values that one rule can have."""
+def parse_topic(value: object) -> str:
+    """Return the name of a topic. Raises BadValueError for anything else."""
+    name = parse_text(value)
+    if not TOPIC_NAME.fullmatch(name):
+        raise BadValueError(f"{shown(name)} is no name of a topic", _TOPIC_FIX)
+    return name
+
+
+def parse_topic_prefix(value: object) -> str:
+    """Return how names of topics begin. Raises BadValueError for anything else."""
+    prefix = parse_text(value)
+    if not _BEGINNING.fullmatch(prefix):
+        raise BadValueError(f"{shown(prefix)} begins no name of a topic", _TOPIC_FIX)
+    return prefix
+
+
+_PREFIX_KEYS = frozenset({"client-id-prefix", "topic-prefix"})
+_PARSERS = {
+    "client-id-prefix": parse_prefix,
+    "topic": parse_topic,
+    "topic-prefix": parse_topic_prefix,
+}
+
+
+def check_keys(keys: Mapping[str, object], known: Collection[str] = RULE_KEYS) -> None:
+    """Raise BadValueError unless these are keys, of those known, that one rule can have."""
     for key, value in keys.items():
-        if key not in RULE_KEYS:
-            raise BadValueError(f"{shown(key)} is not known here", f"use {', '.join(RULE_KEYS)}")
+        if key not in known:
+            raise BadValueError(f"{shown(key)} is not known here", f"use {', '.join(known)}")
         try:
-            text = parse_prefix(value) if key == "client-id-prefix" else parse_text(value)
-            text.encode()
+            _PARSERS.get(key, parse_text)(value).encode()
         except BadValueError as error:
             raise BadValueError(f"{key}: {error.message}", error.fix) from None
         except UnicodeEncodeError:

@@ -153,6 +153,8 @@ class Connection(PairState):
         for exchange in self.in_flight:
             if exchange.expected is not None:
                 exchange.expected.cancel()
+            if exchange.topics is not None:
+                exchange.topics.cancel()
         if self._close_wait is not None:
             self._close_wait.cancel()
             self.services.loop.remove_reader(self.channel.fd)

@@ -195,6 +195,10 @@ def _hold(
     entity: str | None,
     until_ms: float | None,
 ) -> ConnectionHold:
+    of_topics = () if quotas is None else quotas.topic_meters.values()
+    for meter in of_topics:
+        if meter is not None and (meter.kind, meter.entity) == (kind, entity):
+            return ConnectionHold(where, kind, entity, meter.rule, until_ms)
     match = quotas.matches.get(kind) if quotas is not None and kind is not None else None
     if match is None:
         return ConnectionHold(where, kind, entity, until_ms=until_ms)

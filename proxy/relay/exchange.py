@@ -1,5 +1,6 @@
 """A request on its way to the broker and back, and what it has in common with others."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from metrics import CounterChild
@@ -10,7 +11,9 @@ from proxy.quota.meters import ThrottleTime
 from proxy.relay.interceptor import InterceptedRequest
 from proxy.relay.session import ClientSession
 from proxy.relay.timing import NOT_TIMED, ApiTimes, ExchangeTimes
+from proxy.relay.topic_traffic import TopicFetch
 from proxy.wire.apis import ApiPlan
+from proxy.wire.fetch import TopicKey
 from proxy.wire.frames import RequestHead
 
 
@@ -74,6 +77,12 @@ class Exchange:
     """How long the broker may sit on the request for lack of data."""
     expected: InFlightFetch | None = field(default=None, init=False)
     """Counts the response to a Fetch of a bounded client until it comes."""
+    topics: TopicFetch | None = field(default=None, init=False)
+    """Walks the response to a Fetch, where rules name topics."""
+    topic_sizes: Mapping[TopicKey, int] | None = field(default=None, init=False)
+    """What is read of a Produce request that rules with topics are charged for."""
+    topic_charge: ThrottleTime | None = field(default=None, init=False)
+    """What that has cost."""
     seen: InterceptedRequest | None = field(default=None, init=False)
     """What the interceptor makes of it; None when it was not shown."""
     charge: ThrottleTime | None = field(default=None, init=False)
@@ -88,6 +97,11 @@ class Exchange:
     """How long it waited at a quota's gate."""
     timed: ExchangeTimes = field(default=NOT_TIMED, init=False)
     """Of one in some requests."""
+
+    @property
+    def is_looked_into(self) -> bool:
+        """Whether a Fetch response is walked whatever an interceptor wants."""
+        return self.is_wait_doubtful or self.topics is not None
 
     def head(self, frame_bytes: int) -> RequestHead:
         """Return the request's header."""

@@ -2,28 +2,24 @@
 
 from collections.abc import Callable, Sequence
 
+from proxy.relay.observed_fetch import ObservedFetch
 from proxy.wire.fetch import FetchedPartition, TopicKey
 from proxy.wire.fetch_response import FetchObserver
 
 
-class FetchWait:
+class FetchWait(ObservedFetch):
     """Looks for a partition whose records end before its log: nobody waits who has more to send.
 
     `had_data` is called once if there is one, when all partitions were seen. `observer` is shown
     what it would be shown without this.
     """
 
-    __slots__ = ("_had_data", "_is_cut", "_observer")
+    __slots__ = ("_had_data", "_is_cut")
 
     def __init__(self, had_data: Callable[[], None], observer: FetchObserver | None) -> None:
+        super().__init__(observer)
         self._had_data = had_data
-        self._observer = observer
         self._is_cut = False
-
-    def session(self, error_code: int, session_id: int) -> None:
-        """See FetchObserver."""
-        if self._observer is not None:
-            self._observer.session(error_code, session_id)
 
     def partitions(self, topic: TopicKey, fetched: Sequence[FetchedPartition]) -> None:
         """See FetchObserver."""
@@ -33,12 +29,10 @@ class FetchWait:
             log_end = stable if 0 <= stable < high_watermark else high_watermark
             if records_bytes and (end is None or end < log_end):
                 self._is_cut = True
-        if self._observer is not None:
-            self._observer.partitions(topic, fetched)
+        super().partitions(topic, fetched)
 
     def ended(self) -> None:
         """See FetchObserver."""
-        if self._observer is not None:
-            self._observer.ended()
+        super().ended()
         if self._is_cut:
             self._had_data()

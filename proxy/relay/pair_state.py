@@ -1,7 +1,7 @@
 """What both flows of a connection work on: who the client is, what is in flight, what pauses it."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
 
@@ -9,6 +9,7 @@ from metrics.clock import clock_ms
 from proxy.quota.delay_queue import NOT_DELAYED
 from proxy.quota.entities import PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE, QuotaKind
 from proxy.quota.gate import Waiter
+from proxy.quota.meter import Meter
 from proxy.quota.meters import ThrottleTime
 from proxy.quota.turns import TURN_BYTES
 from proxy.relay.exchange import Exchange
@@ -114,11 +115,12 @@ class PairState:
         if self.lane is not None:
             self.lane.request_bytes = self.lane.response_bytes = 0
 
-    def admits(self, exchange: Exchange) -> bool:
+    def admits(self, exchange: Exchange, topics: Iterable[Meter] = ()) -> bool:
         """Return whether quotas let a request be sent on; if not, it is read again later.
 
-        A bounded client gets no data here when another member owns it: all members at once would
-        give it a burst each. What a drain still sends on waits for nothing.
+        It waits at the gates of `topics`, too. A bounded client gets no data here when another
+        member owns it: all members at once would give it a burst each. What a drain still sends on
+        waits for nothing.
         """
         if self.life.state is not OPEN:
             return True
@@ -135,7 +137,7 @@ class PairState:
             self._leave_gate()
             self.pause(Pause.GATED)
             return False
-        return self._passes_gate(exchange, bounded_by, exchange.sent_ms)
+        return self._passes_gate(exchange, bounded_by, exchange.sent_ms, topics=topics)
 
     def admits_more(self, exchange: Exchange) -> bool:
         """Return whether more of a Produce request may be read; if not, it goes on later."""
@@ -144,7 +146,13 @@ class PairState:
         return self._passes_gate(exchange, PRODUCER_BYTE_RATE, clock_ms(), is_begun=True)
 
     def _passes_gate(
-        self, exchange: Exchange, kind: QuotaKind, now_ms: float, *, is_begun: bool = False
+        self,
+        exchange: Exchange,
+        kind: QuotaKind,
+        now_ms: float,
+        *,
+        is_begun: bool = False,
+        topics: Iterable[Meter] = (),
     ) -> bool:
         waiter, session = self.waiter, exchange.kind.session
         holds = self.services.holds
@@ -153,7 +161,9 @@ class PairState:
         # Of what a request announces no more than a turn: the rest counts when it comes.
         announced = min(exchange.request_bytes, TURN_BYTES)
         size = session.fetch_sizes.last_bytes if is_fetch else announced
-        if not session.quotas.admit(kind, waiter, size, now_ms, holds=holds, is_begun=is_begun):
+        if not session.quotas.admit(
+            kind, waiter, size, now_ms, holds=holds, is_begun=is_begun, topics=topics
+        ):
             self.pause(Pause.GATED)
             return False
         since_ms, waiter.since_ms = waiter.since_ms, None

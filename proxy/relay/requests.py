@@ -1,13 +1,14 @@
 """From the client to the broker: read each request's head, remember it, send it on."""
 
 from asyncio import TimerHandle
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from struct import Struct
 from time import thread_time
 
 from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.quota.connection_quotas import ConnectionRefused
 from proxy.quota.entities import PRODUCER_BYTE_RATE, QuotaKind
+from proxy.quota.meter import Meter
 from proxy.relay.exchange import Exchange, RequestKind
 from proxy.relay.frame_flow import READ_BYTES_HELD, FrameFlow, new_scratch
 from proxy.relay.interceptor import INTERCEPTED_APIS, ClientSentOn
@@ -37,7 +38,9 @@ from proxy.wire.apis import (
     is_known,
     plan_of,
 )
+from proxy.wire.fetch import TopicKey
 from proxy.wire.frames import RequestHead, ends_with_frame, parse_request_head
+from proxy.wire.produce import read_produced_bytes
 from proxy.wire.request_fields import (
     fetch_limit_at,
     fetch_limits,
@@ -49,6 +52,9 @@ from proxy.wire.request_fields import (
 MAX_SEEN_BYTES = 4 << 20
 """The longest request that is read as a whole for an interceptor: a Fetch of some 100,000
 partitions, four times what a producer sends by default. A longer one is not shown."""
+
+MAX_ASKED_BYTES = 64 << 10
+"""The longest Fetch that is read for the topics that it asks for: some 2,000 partitions."""
 
 NO_ACKS = 0  # of a Produce request that gets no response
 
@@ -91,13 +97,16 @@ def _check_offered(head: RequestHead, *, passes_unknown: bool) -> None:
 class RequestFlow(FrameFlow):
     """Requests of one connection."""
 
-    __slots__ = ("_collecting", "_kinds", "_login", "_produced", "_timed")
+    __slots__ = ("_collecting", "_is_shown", "_kinds", "_login", "_produced", "_timed")
 
     _collecting: Exchange
-    """What is taken whole: a login, or what an interceptor is to see."""
+    """What is taken whole: a login, what an interceptor is to see, or what rules with topics are
+    charged for."""
 
     def __init__(self, pair: PairState) -> None:
         super().__init__(pair, _scratch)
+        self._is_shown = False
+        """Whether an interceptor is to see it."""
         self._kinds: dict[int, RequestKind] = {}
         """The latest of each API and version."""
         self._produced: Exchange | None = None
@@ -277,8 +286,12 @@ class RequestFlow(FrameFlow):
             return 0
         if frame_bytes > READ_BYTES_HELD:
             self._read_ahead(quotas, PRODUCER_BYTE_RATE)
-        if frame_bytes <= MAX_SEEN_BYTES and kind.is_wanted(now_ms):
-            return self._take_intercepted(exchange, view, frame_bytes)
+        is_whole = len(view) >= frame_bytes or frame_bytes > MAX_SEEN_BYTES
+        if exchange.topic_sizes is not None and is_whole:
+            self._charge_topics(exchange, exchange.topic_sizes)
+        is_shown = frame_bytes <= MAX_SEEN_BYTES and kind.is_wanted(now_ms)
+        if is_shown or exchange.topic_sizes is not None:
+            return self._take_read(exchange, view, is_shown=is_shown)
         if kind.plan.api.is_login:
             return self._take_login(exchange, view)
         taken = self._forward(view, frame_bytes)
@@ -290,11 +303,12 @@ class RequestFlow(FrameFlow):
                 self._teach_lane(pair.lane, kind, now_ms)
         return taken
 
-    def _take_intercepted(self, exchange: Exchange, view: memoryview, frame_bytes: int) -> int:
-        """Show a request before it is sent on: the answer must not come first."""
+    def _take_read(self, exchange: Exchange, view: memoryview, *, is_shown: bool) -> int:
+        """Read a request before it is sent on: the answer must not come first."""
+        frame_bytes = exchange.request_bytes
         self._count(exchange, len(view))
         if len(view) < frame_bytes or exchange.kind.api_key != FETCH:
-            self._collecting = exchange
+            self._collecting, self._is_shown = exchange, is_shown
             return self._collect(view, frame_bytes)
         if not self._is_for_broker(exchange, view[:frame_bytes]):
             return frame_bytes
@@ -303,6 +317,12 @@ class RequestFlow(FrameFlow):
         assert exchange.seen is not None
         exchange.seen.sent()
         return taken
+
+    @staticmethod
+    def _charge_topics(exchange: Exchange, sizes: Mapping[TopicKey, int]) -> None:
+        """Charge a Produce request to the rules for its topics, all of it at once."""
+        exchange.topic_sizes = None
+        exchange.topic_charge = exchange.kind.session.topics.written(sizes, clock_ms())
 
     def _take_login(self, exchange: Exchange, view: memoryview) -> int:
         """Take the whole of a login. Raises ConnectionRefused for one that is too long."""
@@ -379,19 +399,30 @@ class RequestFlow(FrameFlow):
         """Return whether quotas let a request pass, if not read again later; limit a Fetch."""
         kind = exchange.kind
         session, api_key, start = kind.session, kind.api_key, kind.first.header_end
-        asked = None
+        asked, frame_bytes = None, exchange.request_bytes
+        topics: Sequence[Meter] = ()
+        walks = kind.bounded_by in session.quotas.topic_kinds
         if api_key == FETCH:
-            asked = fetch_limits(kind.version, view, start, exchange.request_bytes)
-            if asked is None:
+            asked = fetch_limits(kind.version, view, start, frame_bytes)
+            is_cut = walks and len(view) < frame_bytes <= MAX_ASKED_BYTES
+            if asked is None or is_cut:
                 self._need_more(view)
                 return False
+            if walks:
+                session.topics.asks(kind.version, view[start:frame_bytes])
+                topics = session.topics.fetched(exchange.sent_ms)
+        elif api_key == PRODUCE and walks:
+            body = view[start:frame_bytes]
+            sizes = read_produced_bytes(kind.version, body, frame_bytes - start)
+            exchange.topic_sizes = sizes
+            topics = session.topics.writes(sizes, exchange.sent_ms)
         elif api_key == JOIN_GROUP and is_known(api_key, kind.version):
             timeout = session_timeout_ms(exchange.head(exchange.request_bytes), view)
             if timeout is None:
                 self._need_more(view)
                 return False
             session.quotas.joined(timeout[0])
-        if not self._pair.admits(exchange):
+        if not self._pair.admits(exchange, topics):
             return False
         if asked is not None:
             max_wait_ms, max_bytes, end = asked
@@ -400,6 +431,10 @@ class RequestFlow(FrameFlow):
                 kind.plain_start = bytes(view[START_BYTES:end])
                 kind.max_bytes = max_bytes
             granted_bytes = self._pair.grant(exchange, max_bytes, exchange.sent_ms)
+            if walks:
+                granted_bytes, exchange.topics = session.topics.expect(
+                    granted_bytes, exchange.sent_ms, holds=self._pair.services.holds
+                )
             if granted_bytes < max_bytes:
                 frame = view[: exchange.request_bytes]
                 lower_fetch_bytes(kind.version, frame, start, granted_bytes)
@@ -473,8 +508,12 @@ class RequestFlow(FrameFlow):
         yield from ()  # in one step
         exchange = self._collecting
         exchange.timed.read_anew(clock_ms())
-        if not exchange.kind.plan.api.is_login:
-            if not self._is_for_broker(exchange, memoryview(frame)):
+        kind = exchange.kind
+        if exchange.topic_sizes is not None:
+            body = memoryview(frame)[kind.first.header_end :]
+            self._charge_topics(exchange, read_produced_bytes(kind.version, body, len(body)))
+        if not kind.plan.api.is_login:
+            if self._is_shown and not self._is_for_broker(exchange, memoryview(frame)):
                 return
         elif self._is_raw_login(exchange, frame):
             raise ConnectionRefused("unsupported_sasl", "SaslHandshake version 0, use version 1")

@@ -94,8 +94,12 @@ class ResponseFlow(FrameFlow):
         if self.delayed.waiting:
             exchange = self._pair.next_in_flight[0]
             if exchange.charge is not None:  # else it waits for something else
-                quotas = exchange.kind.session.quotas
-                self.hold_at_most(quotas.owed_ms(exchange.charge.kind, clock_ms()))
+                quotas, kind = exchange.kind.session.quotas, exchange.charge.kind
+                owed_ms = quotas.owed_ms(kind, clock_ms())
+                if quotas.walks(kind):
+                    of_topics = exchange.kind.session.topics
+                    owed_ms = max(owed_ms, of_topics.owed_ms(kind, clock_ms()))
+                self.hold_at_most(owed_ms)
 
     def hold_at_most(self, most_ms: float) -> None:
         """Hold a response that waits for no longer than so many milliseconds from now."""
@@ -183,7 +187,7 @@ class ResponseFlow(FrameFlow):
             exchange.throttle_ms = 0
         if frame_bytes > READ_BYTES_HELD:
             self._read_ahead(kind.session.quotas, CONSUMER_BYTE_RATE)
-        is_shown = exchange.seen is not None or exchange.is_wait_doubtful
+        is_shown = exchange.seen is not None or exchange.is_looked_into
         is_plain = not (is_shown or exchange.throttle_ms)
         if is_plain and (plan.passes or self._names_no_broker(exchange, view, frame_bytes)):
             taken = self._forward(view, frame_bytes)
@@ -220,7 +224,7 @@ class ResponseFlow(FrameFlow):
         if plan.rewrites_head:
             self._collecting = exchange
             return self._collect(view, min(frame_bytes, len(view)))
-        if plan.handling is not Handling.WALK and seen is None and not exchange.is_wait_doubtful:
+        if plan.handling is not Handling.WALK and seen is None and not exchange.is_looked_into:
             return self._forward(view, frame_bytes)
         start = plan.body_offset
         if frame_bytes <= start:
@@ -232,6 +236,8 @@ class ResponseFlow(FrameFlow):
         if exchange.is_wait_doubtful:
             observer = FetchWait(partial(self._charge_doubtful_time, kind.session), observer)
             follows_batches = True
+        if exchange.topics is not None:
+            observer = exchange.topics.over(observer)
         self._walker = FetchWalker(
             kind.version, frame_bytes - start, observer, follows_batches=follows_batches
         )
@@ -418,6 +424,10 @@ class ResponseFlow(FrameFlow):
             if exchange.expected is not None:
                 exchange.expected.answered(frame_bytes)
             charge = kind.session.charge(CONSUMER_BYTE_RATE, frame_bytes, now_ms)
+        if exchange.topics is not None:
+            charge = longest((charge, exchange.topics.charge(now_ms)))
+        elif exchange.topic_charge is not None:
+            charge = longest((charge, exchange.topic_charge))
         if kind.plan.costs_time and kind.session.quotas.has(REQUEST_PERCENTAGE):
             busy_ms = self._busy_time.answered(exchange.sent_ms, exchange.wait_ms, now_ms)
             charge = longest((charge, kind.session.charge(REQUEST_PERCENTAGE, busy_ms, now_ms)))

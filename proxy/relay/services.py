@@ -13,6 +13,7 @@ from structlog import get_logger
 from metrics import CounterChild
 from metrics.clock import MS_PER_SECOND, clock_ms
 from metrics.instruments import OTHER, Instruments
+from proxy.progress.topics import TopicNames
 from proxy.quota.connection_quotas import TOO_MANY, ConnectionQuotas
 from proxy.quota.delay_queue import Delayed, DelayQueue, Release
 from proxy.quota.lease import LEASE_MS
@@ -126,6 +127,8 @@ class Services:
     """APIs that no table knows are offered and passed on; else they are hidden and refused."""
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
     """Of connections, in the order in which they come."""
+    topic_names: TopicNames = field(default_factory=TopicNames)
+    """Of those that clients name by their ids."""
     connection_quotas: ConnectionQuotas = field(init=False)
     paced_steps: PacedSteps = field(init=False)
     kept_bytes: KeptBytes = field(init=False)

@@ -1,6 +1,7 @@
 """Who the client of one connection is, by its first client id and its login; its requests."""
 
 from collections.abc import Callable
+from functools import partial
 from zlib import crc32
 
 from metrics import CounterChild
@@ -14,6 +15,7 @@ from proxy.relay.interceptor import ClientInterceptor
 from proxy.relay.listener import Origin
 from proxy.relay.services import Services
 from proxy.relay.steering import Owner, Visit
+from proxy.relay.topic_traffic import TopicTraffic
 from proxy.wire.apis import API_VERSIONS, api_of
 from proxy.wire.frames import RequestHead
 from proxy.wire.sasl import SaslExchange
@@ -26,8 +28,9 @@ class ClientSession:
     """The client of one connection: its quotas, its byte counters, and who sees its messages."""
 
     __slots__ = (
-        *("_began_alone", "_bytes", "_generation", "_origin", "_services", "_steering"),
-        *("fetch_sizes", "identity", "interceptor", "lacks_fallback", "owner", "quotas"),
+        *("_began_alone", "_bytes", "_generation", "_make_topics", "_origin", "_services"),
+        *("_steering", "_topics", "fetch_sizes", "identity", "interceptor", "lacks_fallback"),
+        *("owner", "quotas"),
     )
 
     def __init__(self, services: Services, identity: ClientIdentity, origin: Origin) -> None:
@@ -45,7 +48,17 @@ class ClientSession:
         self.follow_owner()
         self._bytes: dict[int, CounterChild] = {}
         self.fetch_sizes = FetchSizes()
+        self._topics: TopicTraffic | None = None
+        names, walks = services.topic_names, services.instruments.topic_walks_total
+        self._make_topics = partial(TopicTraffic, self.quotas, names, walks)
         services.clients.connected(identity)
+
+    @property
+    def topics(self) -> TopicTraffic:
+        """What it reads and writes of topics; to be asked where rules name any."""
+        if self._topics is None:
+            self._topics = self._make_topics()
+        return self._topics
 
     def follow_owner(self) -> None:
         """Look up who owns the client, if that may have changed."""

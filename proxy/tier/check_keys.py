@@ -25,13 +25,25 @@ def keys_of(config: Config, table: RuleTable) -> QuotaKeys:
 
 
 def find_key_hints(config: Config, table: RuleTable, keys: QuotaKeys) -> Iterator[str]:
-    """Yield a line if there are workers, and all clients that rules bound must be at one."""
+    """Yield a line if all clients that rules bound must be at one of several members.
+
+    A rule with a topic and without a client is for all of them, whatever other rules say.
+    """
+    for_all = [rule for rule in table.rules if rule.is_by_topic and not rule.names_clients]
+    if config.tier is not None and for_all:
+        titles = ", ".join(rule.title for rule in for_all)
+        yield (
+            f"{titles}: a topic's bound for all clients together is kept by one member, which "
+            f"serves them all; fix: add client-id: {DEFAULT}, a bound for each, or name the clients"
+        )
+        return
     if config.worker_count == 1:
         return
     bounded: set[ClientIdentity] = set()
     found: set[str] = set()
     for client in _possible_clients(config, table):
-        if any(table.match(kind, client) for kind in QuotaKind):
+        kinds = list(QuotaKind)
+        if any(table.match(each, client) or table.rule_by_topic(each, client) for each in kinds):
             bounded.add(client)
             found.add(keys.key_of(client))
             if len(found) > 1:

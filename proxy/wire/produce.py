@@ -79,6 +79,39 @@ def read_produce_request(version: int, body: Buffer) -> tuple[ProducedPartition,
     return tuple(found)
 
 
+def read_produced_bytes(version: int, body: Buffer, body_bytes: int) -> dict[TopicKey, int]:
+    """Return how many bytes a request appends to each topic.
+
+    `body` starts behind the request's header and may end before it has `body_bytes`: what is not
+    there is taken for the last topic's, as is what cannot be read, which the broker refuses. None
+    for versions that no schema here knows.
+    """
+    sizes: dict[TopicKey, int] = {}
+    if not _is_read(version):
+        return sizes
+    fields = request_partitions(PRODUCE, version, "index")
+    read_count, is_tagged = fields.read_count, fields.is_tagged
+    records, index_bytes = fields.partition.fields["records"], fields.head.size
+    topic: TopicKey | None = None
+    pos = 0
+    try:
+        topics, pos = read_count(body, fields.seek(body, 0))
+        for _ in range(topics):
+            topic, pos = fields.read_key(body, pos)
+            sizes.setdefault(topic, 0)
+            partitions, pos = read_count(body, pos)
+            for _ in range(partitions):
+                start, end = records.content(body, pos + index_bytes)
+                sizes[topic] += end - start
+                pos = skip_tags(body, end) if is_tagged else end
+            if is_tagged:
+                pos = skip_tags(body, pos)
+    except UNREADABLE:
+        if topic is not None:
+            sizes[topic] += max(body_bytes - pos, 0)
+    return sizes
+
+
 def read_produce_response(version: int, frame: Buffer) -> tuple[AppendedPartition, ...]:
     """Return what a response says of each partition; `frame` is whole, length included.
 

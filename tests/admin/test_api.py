@@ -130,6 +130,44 @@ async def test_an_entity_says_why_its_rule_and_no_other(world: AdminWorld, ask: 
     assert by_kind[PRODUCER][0]["bound"] == 2 * MIB
 
 
+async def test_a_topic_has_an_override_and_a_row_of_its_own(world: AdminWorld, ask: Ask):
+    path = "/v1/quotas/client-id=etl-orders,topic=clicks"
+    assert (await ask("PUT", path, json={CONSUMER: "1MiB"})).status == 200
+    world.connect("etl-orders")(MIB)
+    identity = ClientIdentity("default", None, "etl-orders")
+    client = world.quotas.client(identity)
+    meter = client.topic_meter(QuotaKind.CONSUMER_BYTE_RATE, "clicks", world.now_ms)
+    client.charge_at(meter, MIB, world.now_ms)
+    answer = await ask("GET", "/v1/clients/client-id%3Detl-orders%2Ctopic%3Dclicks")
+    rows = {row["entity"]: row for row in answer.json["quotas"]}
+    row = rows["client-id=etl-orders,topic=clicks"]
+    assert (row["bound"], row["rule"]["selector"]) == (MIB, "client-id=etl-orders,topic=clicks")
+    (connected,) = row["connected"]
+    chosen = [
+        rule["reason"]
+        for quota in connected["quotas"]
+        for rule in quota["rules"]
+        if rule["chosen"] and rule["selector"] == row["rule"]["selector"]
+    ]
+    assert chosen == ["applies to its bytes of topic clicks"]
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "error"),
+    [
+        ("topic=a%2Fb", {CONSUMER: "1MiB"}, 'topic: "a/b" is no name of a topic'),
+        ("topic=a,topic-prefix=b", {CONSUMER: "1MiB"}, "has both topic and topic-prefix"),
+        ("topic=a", {"request_percentage": 5}, "request_percentage is of clients, not of what"),
+        ("topic=a", {"max_connections": 5}, "max_connections is of clients, not of what they"),
+    ],
+)
+async def test_what_is_no_rule_for_a_topic_is_refused(ask: Ask, path: str, body: dict, error: str):
+    answer = await ask("PUT", f"/v1/quotas/{path}", json=body)
+    assert answer.status == 400
+    assert error in answer.json["error"]
+
+
 @pytest.mark.parametrize("client_id", HOSTILE)
 async def test_hostile_client_ids_come_back_as_they_are(
     world: AdminWorld, ask: Ask, client_id: str
@@ -200,7 +238,7 @@ async def test_a_rule_is_shown_with_all_that_it_has(world: AdminWorld, ask: Ask)
     assert (made["until"] is not None, made["expected"], made["enforce"]) == (True, True, False)
     hidden = {"rule", "by", "at_s", "until_s", "enforce", "source"}  # under other names
     attributes = {each.name for each in (*fields(Rule), *fields(RuleEntry))} - hidden
-    keys = {"user", "client_id", "client_id_prefix", "listener", "number"}
+    keys = {"user", "client_id", "client_id_prefix", "listener", "number", "topic", "topic_prefix"}
     assert attributes - keys <= made.keys(), "what a rule gets one day is to be shown, too"
 
 

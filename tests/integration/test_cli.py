@@ -143,6 +143,21 @@ def test_check_says_which_rule_a_client_gets(
     assert expected in out.splitlines()
 
 
+def test_check_says_which_topics_of_a_client_are_bounded(write: Callable[[str], Path]) -> None:
+    by_topic = [
+        {"client-id": "etl", "topic-prefix": "logs-", "producer_byte_rate": "5MiB"},
+        {"topic": "clicks", "consumer_byte_rate": "80MiB"},
+        {"client-id": "other", "topic": "clicks", "consumer_byte_rate": "1MiB"},
+    ]
+    file = write(yaml.safe_dump(config(NOBODY, rules=[*RULES, *by_topic])))
+    code, out, err = quota_proxy("check", "-c", file, "--client-id", "etl")
+    assert (code, err) == (0, "")
+    told = [
+        line.partition(" by rule ")[0].strip() for line in out.splitlines() if " by rule " in line
+    ]
+    assert told == ["80MiB per second of topic=clicks", "5MiB per second of topic-prefix=logs-"]
+
+
 @pytest.mark.parametrize(
     ("client", "expected"),
     [

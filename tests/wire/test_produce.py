@@ -16,6 +16,7 @@ from proxy.wire.produce import (
     ProducedPartition,
     read_produce_request,
     read_produce_response,
+    read_produced_bytes,
 )
 
 API = APIS[PRODUCE]
@@ -131,6 +132,19 @@ def test_a_request_is_read_as_it_was_written(version, data):
             for topic, partitions in wanted.items()
             for index, count in partitions.items()
         )
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(data=st.data())
+def test_the_bytes_of_topics_are_added_up_and_what_is_cut_off_is_the_last_ones(version, data):
+    wanted = data.draw(topics(version, st.integers(0, 300).map(bytes)))
+    body = request_body(version, wanted)
+    sizes = {key_of(topic): sum(map(len, of.values())) for topic, of in wanted.items()}
+    assert read_produced_bytes(version, memoryview(body), len(body)) == sizes
+    cut = read_produced_bytes(version, body[: data.draw(st.integers(0, len(body)))], len(body))
+    assert all(cut[topic] == sizes[topic] for topic in list(cut)[:-1])
+    assert not cut or sum(cut.values()) >= sum(sizes.values())
 
 
 @pytest.mark.parametrize("version", VERSIONS)

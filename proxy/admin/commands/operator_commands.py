@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 from proxy.admin.commands.admin_client import DEFAULT_URL, AdminAddress, AdminRefusal
-from proxy.quota.validation import RULE_KEYS
+from proxy.quota.validation import CLIENT_KEYS
 
 MAX_CONNECTIONS_SHOWN = 1000
 
@@ -37,11 +37,11 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     tier.set_defaults(command=_calls("one_shot_commands:run_tier", "as_json"))
 
     chosen = argparse.ArgumentParser(add_help=False)
-    for key in RULE_KEYS:
+    for key in CLIENT_KEYS:
         chosen.add_argument(f"--{key}", dest=key, help=f"only clients with this {key}")
     chosen.add_argument("--by", default=_login_name(), help="who does it; shown and logged")
     chosen.set_defaults(
-        command=_calls("one_shot_commands:change_throttling", "off", "on", "by", *RULE_KEYS)
+        command=_calls("one_shot_commands:change_throttling", "off", "on", "by", *CLIENT_KEYS)
     )
     pause_help = "let clients through for a time: they are measured and held for nothing"
     pause = commands.add_parser("pause", parents=[asked, chosen], help=pause_help)

@@ -2,7 +2,9 @@
 
 Two clients share what a rule adds up for both, an adaptive bound, a pipeline or a query. Coarser
 keys than need be are right, only finer ones are not: so it is forms of rules that are compared,
-and what cannot be told apart in that way has one key. Not seen to: sensors of clients for whom
+and what cannot be told apart in that way has one key. All rules with a topic are one class: its
+keys are made of what each of them tells clients apart by, and where that is nothing, all their
+clients have one key. Not seen to: sensors of clients for whom
 there was no room (`OTHER`), which each member has for itself.
 """
 
@@ -10,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from proxy.quota.disjoint_sets import DisjointSets
-from proxy.quota.entities import CONSUMER_BYTE_RATE, ClientIdentity, QuotaKind
+from proxy.quota.entities import CONSUMER_BYTE_RATE, FORESEEN_KINDS, ClientIdentity, QuotaKind
 from proxy.quota.rules import ESCAPES, Rule, RuleTable
 from proxy.tier.slot_map import slot_of
 
@@ -144,7 +146,9 @@ class QuotaKeys:
         With the fields that the key is made of; None: it is the name of the tie's set.
         """
         matches = (self._table.match(kind, identity) for kind in self._kinds)
-        found = dict.fromkeys(self._tie_of_rule[id(each.rule)] for each in matches if each)
+        by_topic = (self._table.rule_by_topic(kind, identity) for kind in FORESEEN_KINDS)
+        rules = (*(each.rule for each in matches if each), *filter(None, by_topic))
+        found = dict.fromkeys(self._tie_of_rule[id(each)] for each in rules)
         of_set = self._tie_of_client_id.get(identity.client_id or "")
         ties = [*found, *(() if of_set is None else (of_set,))]
         if not ties:

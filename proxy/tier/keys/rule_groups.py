@@ -29,6 +29,9 @@ KIND_BITS = {kind: 1 << position for position, kind in enumerate(QuotaKind)}
 TOGETHER_BIT = 1 << len(KIND_BITS)
 """Stands for what clients of one `ClientSet` share, as `KIND_BITS` for what a quota bounds."""
 
+TOPIC_BIT = TOGETHER_BIT << 1
+"""Stands for what rules bound of topics: a client may have several of them, besides the others."""
+
 
 @dataclass(frozen=True, slots=True)
 class ClientSet:
@@ -79,6 +82,11 @@ class RulePattern:
         return self.kinds == TOGETHER_BIT
 
     @property
+    def is_by_topic(self) -> bool:
+        """Whether these are rules with a topic, of which none comes before another one for sure."""
+        return self.kinds == TOPIC_BIT
+
+    @property
     def is_prefix(self) -> bool:
         """Whether it asks for how a client id begins."""
         return self.client == PREFIX
@@ -105,6 +113,8 @@ class RulePattern:
 
     def precedes(self, other: Self) -> bool:
         """Return whether each rule of this form surely comes before each of the other."""
+        if self.is_by_topic or other.is_by_topic:
+            return False
         if self.user != other.user:
             return self.user < other.user
         if self.client != other.client:
@@ -130,6 +140,8 @@ class RulePattern:
         if is_adaptive:
             entity = Field.CLIENT  # its queries are known by their client ids, whatever the user
         kinds = sum(KIND_BITS[kind] for kind in rule.ceilings)
+        if rule.is_by_topic:
+            kinds = TOPIC_BIT
         entity = NO_FIELDS if is_named else entity
         return cls(user, client, listener, kinds, entity, is_named, is_adaptive)
 

@@ -44,7 +44,7 @@ class EquivalenceClasses:
         self._covers = [
             form
             for form in self._forms
-            if form.conditions in (NO_FIELDS, Field.LOGIN) and not form.is_set
+            if form.conditions in (NO_FIELDS, Field.LOGIN) and not (form.is_set or form.is_by_topic)
         ]
         """Those that are for every client, or every one with a user."""
         self._meetings: dict[tuple[int, int], int] = {}
@@ -148,6 +148,8 @@ class EquivalenceClasses:
             self._join(alike[0], each)
 
     def _join_until_settled(self) -> None:
+        # A client may have several rules with a topic.
+        self._join_all([at for at, form in enumerate(self._forms) if form.is_by_topic])
         # A query has one adaptive bound, whichever rule gives it.
         self._join_all([at for at, form in enumerate(self._forms) if form.is_adaptive])
         self._join_all([at for at, form in enumerate(self._forms) if form.is_set and form.is_named])
@@ -168,7 +170,7 @@ class EquivalenceClasses:
     def _name(self, of_class: int) -> None:
         """Join the ties of a class without key fields, where a client can have two of them."""
         members, forms = self._members[of_class], self._forms
-        if len(members) > MAX_COMPARED:
+        if len(members) > MAX_COMPARED or any(forms[each].is_by_topic for each in members):
             first, *ties = (tie for each in members for tie in self._ties_of[each])
             for tie in ties:
                 self._tie_sets.join(first, tie)

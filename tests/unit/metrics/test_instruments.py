@@ -45,6 +45,7 @@ LABELS = {
     "upstream_errors_total": ("reason",),
     "config_reloads_total": ("result",),
     "config_last_reload_successful": (),
+    "topic_walks_total": (),
     "build_info": ("version",),
     "steered_connections_total": (),
     "visits_bytes_total": (),

@@ -356,7 +356,14 @@ ETL = {"client-id": "etl"}
     ("keys", "bounds", "more", "message"),
     [
         ({}, {CONSUMER: 1.0}, {}, "fits no client: it has no key"),
-        ({"topic": "t"}, {CONSUMER: 1.0}, {}, '"topic" is not known here'),
+        ({"partition": "0"}, {CONSUMER: 1.0}, {}, '"partition" is not known here'),
+        ({"topic": "a b"}, {CONSUMER: 1.0}, {}, 'topic: "a b" is no name of a topic'),
+        (
+            {"topic": "t"},
+            {QuotaKind.REQUEST_PERCENTAGE: 1.0},
+            {},
+            "request_percentage is of clients, not of what they read or write, and does not go",
+        ),
         ({"user": ""}, {CONSUMER: 1.0}, {}, "user: is empty text"),
         (ETL, {}, {}, "sets no quota: add one of consumer_byte_rate, producer_byte_rate"),
         (ETL, {"byte_rate": 1.0}, {}, '"byte_rate" is not known here: use consumer_'),

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.quota.entities import DEFAULT
-from proxy.quota.validation import KEYS, parse_selector, selector
+from proxy.quota.validation import CLIENT_KEYS, parse_selector, selector
 
 
 @pytest.mark.parametrize(
@@ -16,6 +16,8 @@ from proxy.quota.validation import KEYS, parse_selector, selector
         ({"user": DEFAULT, "listener": "tenants"}, "listener=tenants,user=<default>"),
         ({"client-id-prefix": "a,b=c%/?# é"}, "client-id-prefix=a%2Cb%3Dc%25%2F%3F%23%20%C3%A9"),
         ({"client-id": "<default"}, "client-id=%3Cdefault"),
+        ({"topic": "orders", "client-id": "etl"}, "client-id=etl,topic=orders"),
+        ({"topic-prefix": "."}, "topic-prefix=."),
     ],
 )
 def test_keys_have_one_selector(keys, text):
@@ -39,7 +41,7 @@ def test_a_selector_may_be_written_in_other_ways(text, keys):
 VALUES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 
 
-@given(st.dictionaries(st.sampled_from(KEYS), VALUES, min_size=1))
+@given(st.dictionaries(st.sampled_from(CLIENT_KEYS), VALUES, min_size=1))
 def test_every_selector_is_read_back(keys):
     if {"client-id", "client-id-prefix"} <= keys.keys():
         del keys["client-id"]
@@ -58,7 +60,10 @@ def test_every_selector_is_read_back(keys):
         ("user=CN=alice", "'user=CN=alice' is not KEY=VALUE: quote , = and % in a value"),
         ("user=", "user: is empty text"),
         ("=alice", '"" is not known here'),
-        ("topic=x", '"topic" is not known here'),
+        ("partition=0", '"partition" is not known here'),
+        ("topic=<default>", 'topic: "<default>" is no name of a topic'),
+        ("topic-prefix=a b", 'topic-prefix: "a b" begins no name of a topic'),
+        ("topic=a,topic-prefix=a", "has both topic and topic-prefix"),
         ("User=x", '"User" is not known here'),
         ("user=a,user=b", "names user twice"),
         ("user=100%", "user: '100%' is not quoted as in URLs"),

@@ -66,6 +66,16 @@ def test_one_key_for_all_is_said_with_a_mend(tmp_path, rules, queries, mend):
     assert said(tmp_path, [{**rule, **BOUND} for rule in rules], queries, workers=1)[0] == []
 
 
+def test_a_topics_bound_for_all_clients_is_said_to_be_kept_by_one_member(tmp_path):
+    rules = [{"topic": "orders", **BOUND}, {"client-id": "<default>", **BOUND}]
+    for workers in (1, 4):
+        (hint,), _ = said(tmp_path, rules, workers=workers)
+        assert hint.startswith("rule 0 (")
+        assert "a topic's bound for all clients together is kept by one member" in hint
+    rules[0]["client-id"] = "<default>"
+    assert said(tmp_path, rules)[0] == []
+
+
 def test_the_mends_mend(tmp_path):
     rules = [{"user": "<default>", "client-id": "<default>", **BOUND}]
     assert said(tmp_path, rules, QUERY)[0] == []

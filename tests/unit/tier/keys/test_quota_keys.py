@@ -16,6 +16,7 @@ USERS = (None, "alice", "bob", "carol")
 CLIENT_IDS = (None, "a", "ab", "abc", "b", "ba", "z")
 UNIVERSE = [ClientIdentity(*each) for each in product(LISTENERS, USERS, CLIENT_IDS)]
 KINDS = list(QuotaKind)
+TOPICS = ("orders", "logs-a", "logs-b")
 CONSUMER, PRODUCER, PERCENTAGE, CONNECTIONS, CONNECTION_RATE = KINDS
 
 
@@ -24,7 +25,7 @@ def rule(*kinds: QuotaKind, **keys: object) -> Rule:
 
 
 @st.composite
-def rules(draw: st.DrawFn) -> Rule:
+def rules(draw: st.DrawFn, *, topics: bool = False) -> Rule:
     user = draw(st.sampled_from((None, None, DEFAULT, "alice", "bob")))
     client = draw(
         st.sampled_from(
@@ -35,15 +36,24 @@ def rules(draw: st.DrawFn) -> Rule:
         )
     )
     listener = draw(st.sampled_from((None, None, None, "in", "out")))
-    if user is None and not client and listener is None:
+    by_topic = ({"topic": "orders"}, {"topic": "logs-a"}, {"topic_prefix": "logs-"})
+    topic = draw(st.sampled_from(({},) * 5 + by_topic)) if topics else {}
+    if user is None and not client and listener is None and not topic:
         client = {"client_id": DEFAULT}
-    kinds = draw(st.sets(st.sampled_from(KINDS[:3]), min_size=1))
+    kinds = draw(st.sets(st.sampled_from(KINDS[: 2 if topic else 3]), min_size=1))
     scope = draw(st.sampled_from(("each", "shared")))
     adaptive = None
-    if client and scope == "each" and CONSUMER in kinds and draw(st.integers(0, 4)) == 0:
+    if (
+        client
+        and scope == "each"
+        and CONSUMER in kinds
+        and not topic
+        and draw(st.integers(0, 4)) == 0
+    ):
         adaptive = AdaptiveBound()
     return Rule(
         **client,
+        **topic,
         user=user,
         listener=listener,
         scope=scope,
@@ -68,6 +78,10 @@ def things(identity: ClientIdentity, table: RuleTable, sets: list[ClientSet]) ->
             found.add((kind, match.entity))
             if kind is CONSUMER_BYTE_RATE and match.rule.adaptive is not None:
                 found.add(("query", identity.client_id or ""))
+    for kind, topic in product(KINDS[:2], TOPICS):
+        match = table.match_topic(kind, identity, topic)
+        if match is not None:
+            found.add((kind, match.entity))
     client_id = identity.client_id or ""
     for each in sets:
         if client_id in each.client_ids:
@@ -95,6 +109,25 @@ def check(all_rules: list[Rule], sets: list[ClientSet]) -> None:
 @given(st.lists(rules(), max_size=6), st.lists(client_sets, max_size=2))
 def test_clients_that_share_anything_have_one_key(all_rules, sets):
     check(all_rules, sets)
+
+
+@settings(max_examples=1500, deadline=None)
+@given(st.lists(rules(topics=True), max_size=6), st.lists(client_sets, max_size=2))
+def test_also_by_rules_with_a_topic(all_rules, sets):
+    check(all_rules, sets)
+
+
+def test_topics_of_clients_that_are_named_keep_clients_apart():
+    keys = QuotaKeys(
+        [
+            rule(client_id="etl", topic="orders"),
+            rule(client_id=DEFAULT, topic_prefix="logs-"),
+            rule(client_id=DEFAULT),
+        ]
+    )
+    assert len(set(keys_of(keys, client("etl"), client("a"), client("b")))) == 3
+    for_all = QuotaKeys([rule(topic="orders"), rule(client_id=DEFAULT)])
+    assert len(set(keys_of(for_all, client("etl"), client("a"), client("b")))) == 1
 
 
 @settings(max_examples=300, deadline=None)

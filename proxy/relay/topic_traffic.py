@@ -1,0 +1,197 @@
+"""Charge what a connection reads and writes of topics to the sensors of rules that name these.
+
+How much of a Fetch response is of a topic is known when it has been walked, so that it holds what
+comes next: the next response, and at the sensor's gate the next Fetch that asks for the topic.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from prometheus_client import Counter
+
+from metrics.clock import clock_ms
+from proxy.progress.topics import TopicNames
+from proxy.quota.client_quotas import ClientQuotas
+from proxy.quota.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, QuotaKind
+from proxy.quota.gate import FetchSizes, InFlightFetch
+from proxy.quota.meter import Meter
+from proxy.quota.meters import ThrottleTime, longest
+from proxy.relay.observed_fetch import ObservedFetch
+from proxy.wire.fetch import FetchedPartition, TopicKey, read_fetch_request
+from proxy.wire.layout import Buffer
+from proxy.wire.malformed import MalformedFrame
+
+MAX_ASKED = 10_000
+"""Partitions that are kept of a fetch session; the topics of further ones are not waited for."""
+
+RECORDS_BYTES: Final = 5
+"""Where a FetchedPartition has the bytes of its records."""
+
+
+class TopicTraffic:
+    """The topics of one connection, as far as its client has rules that name any."""
+
+    __slots__ = (
+        *("_asked", "_asked_count", "_is_cut", "_names", "_sizes", "_written", "quotas", "walks"),
+    )
+
+    def __init__(self, quotas: ClientQuotas, names: TopicNames, walks: Counter) -> None:
+        self.quotas = quotas
+        self._names = names
+        self.walks = walks
+        """Counts the responses and requests that were walked."""
+        self._asked: dict[TopicKey, set[int]] = {}
+        """The partitions of the fetch session."""
+        self._asked_count = 0
+        self._is_cut = False
+        """Whether it was not read as a whole: then it has what its responses show, too."""
+        self._written: tuple[TopicKey, ...] = ()
+        """The topics of the latest Produce request."""
+        self._sizes: dict[str, FetchSizes] = {}
+        """What the responses had for each sensor."""
+
+    def asks(self, version: int, body: Buffer) -> None:
+        """Record what a Fetch request asks for; nothing of one that is not there as a whole.
+
+        A session (KIP-227) has what its first request names, and what the others add to it.
+        """
+        try:
+            ask = read_fetch_request(version, body)
+        except MalformedFrame:  # the broker says so, or it is too long to be kept
+            self._is_cut = True
+            return
+        if ask.is_full:
+            self._asked, self._asked_count, self._is_cut = {}, 0, False
+        for topic, index, _ in ask.positions:
+            known = self._asked.get(topic)
+            if self._asked_count < MAX_ASKED and (known is None or index not in known):
+                self._asked.setdefault(topic, set()).add(index)
+                self._asked_count += 1
+        for topic, index in () if ask.is_full else ask.forgotten:
+            known = self._asked.get(topic, set())
+            if index in known:
+                known.remove(index)
+                self._asked_count -= 1
+                if not known:
+                    del self._asked[topic]
+
+    def writes(self, sizes: Mapping[TopicKey, int], now_ms: float) -> list[Meter]:
+        """Return the sensors at whose gates a Produce request waits, of these topics."""
+        return self._meters(PRODUCER_BYTE_RATE, (*self._written, *sizes), now_ms)
+
+    def written(self, sizes: Mapping[TopicKey, int], now_ms: float) -> ThrottleTime | None:
+        """Charge a Produce request with so many bytes for each topic; return what it costs."""
+        self.walks.inc()
+        self._written = tuple(sizes)
+        kind = PRODUCER_BYTE_RATE
+        return longest([self._charge(kind, *each, now_ms) for each in sizes.items()])
+
+    def fetched(self, now_ms: float) -> list[Meter]:
+        """Return the sensors at whose gates a Fetch waits, of the topics that it asks for."""
+        return self._meters(CONSUMER_BYTE_RATE, self._asked, now_ms)
+
+    def expect(self, granted_bytes: int, now_ms: float, *, holds: bool) -> tuple[int, "TopicFetch"]:
+        """Return how many bytes a Fetch may ask for, and what counts and walks its response.
+
+        It is limited where rules bound all topics that it asks for; else the others may have what
+        they want, and the bounded ones have too much now and nothing then.
+        """
+        if len(self._sizes) >= MAX_ASKED:
+            self._sizes.clear()
+        found = [self.meter_of(CONSUMER_BYTE_RATE, each, now_ms) for each in self._asked]
+        sizes = {
+            meter: self._sizes.setdefault(meter.name, FetchSizes())
+            for meter in found
+            if meter is not None and meter.is_enforced
+        }
+        if sizes and all(each in sizes for each in found):
+            most = (
+                self.quotas.most_at(each.levels, granted_bytes, sizes[each], now_ms, holds=holds)
+                for each in sizes
+            )
+            granted_bytes = min(granted_bytes, sum(most))
+        fetches = {
+            meter: meter.gate.expect(known, now_ms, granted_bytes, holds=holds)
+            for meter, known in sizes.items()
+        }
+        return granted_bytes, TopicFetch(self, fetches)
+
+    def owed_ms(self, kind: QuotaKind, now_ms: float) -> float:
+        """Return for how long a response is held that comes now; 0 or more."""
+        topics = self._asked if kind is CONSUMER_BYTE_RATE else self._written
+        meters = self._meters(kind, topics, now_ms)
+        return max((each.owed_ms(now_ms) for each in meters if each.is_enforced), default=0.0)
+
+    def read(self, topic: TopicKey, size: int, now_ms: float) -> None:
+        """Charge what a response has of a topic."""
+        if self._is_cut:
+            self._asked.setdefault(topic, set())
+        self._charge(CONSUMER_BYTE_RATE, topic, size, now_ms)
+
+    def meter_of(self, kind: QuotaKind, topic: TopicKey, now_ms: float) -> Meter | None:
+        """Return the sensor of a topic; None where no rule is for it, or its name is not known."""
+        name = self._name_of(topic)
+        return None if name is None else self.quotas.topic_meter(kind, name, now_ms)
+
+    def _charge(
+        self, kind: QuotaKind, topic: TopicKey, size: int, now_ms: float
+    ) -> ThrottleTime | None:
+        """Charge bytes of a topic: now, or when its name is known."""
+        if isinstance(topic, bytes) and topic not in self._names.known:
+            self._names.when_known(topic, self._charge_later, kind, size)
+            return None
+        meter = self.meter_of(kind, topic, now_ms)
+        return None if meter is None else self.quotas.charge_at(meter, size, now_ms)
+
+    def _charge_later(self, name: str, kind: QuotaKind, size: int) -> None:
+        self._charge(kind, name, size, clock_ms())
+
+    def _name_of(self, topic: TopicKey) -> str | None:
+        return topic if isinstance(topic, str) else self._names.known.get(topic)
+
+    def _meters(self, kind: QuotaKind, topics: Iterable[TopicKey], now_ms: float) -> list[Meter]:
+        """Return the sensors of topics, each once."""
+        found = (self.meter_of(kind, topic, now_ms) for topic in topics)
+        return list(dict.fromkeys(each for each in found if each is not None))
+
+
+class TopicFetch(ObservedFetch):
+    """A Fetch whose response is walked for the bytes of its topics."""
+
+    __slots__ = ("_fetches", "_had", "_traffic")
+
+    def __init__(self, traffic: TopicTraffic, fetches: Mapping[Meter, InFlightFetch]) -> None:
+        super().__init__()
+        self._traffic = traffic
+        self._fetches = fetches
+        """What counts at the sensors' gates until the response has been walked."""
+        self._had = dict.fromkeys(fetches, 0)
+
+    def cancel(self) -> None:
+        """Count it no longer: there will be no response."""
+        for each in self._fetches.values():
+            each.cancel()
+
+    def charge(self, now_ms: float) -> ThrottleTime | None:
+        """Return how to hold the response for what was read before it."""
+        return longest(self._traffic.quotas.owed_at(each, now_ms) for each in self._fetches)
+
+    def partitions(self, topic: TopicKey, fetched: Sequence[FetchedPartition]) -> None:
+        """See FetchObserver."""
+        size, now_ms = sum([each[RECORDS_BYTES] for each in fetched]), clock_ms()
+        if size > 0:
+            meter = self._traffic.meter_of(CONSUMER_BYTE_RATE, topic, now_ms)
+            if meter is not None and meter in self._fetches:
+                self._fetches[meter].cancel()  # it is charged now
+                self._had[meter] += size
+            self._traffic.read(topic, size, now_ms)
+        super().partitions(topic, fetched)
+
+    def ended(self) -> None:
+        """See FetchObserver."""
+        now_ms = clock_ms()
+        self._traffic.walks.inc()
+        for meter, each in self._fetches.items():
+            each.answered(self._had[meter])
+            meter.gate.poke(now_ms)
+        super().ended()

@@ -1,0 +1,298 @@
+"""What a connection reads and writes of topics is charged to the rules that name them."""
+
+import asyncio
+from uuid import UUID
+
+import pytest
+from relaylab import frames
+from relaylab.lab import LIMIT_S, open_lab, turns, until
+
+from metrics.clock import clock_ms
+from proxy.quota.entities import QuotaKind
+from proxy.quota.gate import LEAST_GRANT_BYTES
+from proxy.quota.rules import QuotaSettings, Rule
+from proxy.relay.pump import SPLICE_MIN_BYTES
+from proxy.relay.requests import MAX_ASKED_BYTES, MAX_SEEN_BYTES
+from proxy.wire.apis import APIS, FETCH, PRODUCE
+
+CONSUMER, PRODUCER = QuotaKind.CONSUMER_BYTE_RATE, QuotaKind.PRODUCER_BYTE_RATE
+BY_NAME, BY_ID, PRODUCE_VERSION = 12, 13, 9
+ORDERS_ID = UUID(int=7)
+BOUND = 1_000_000
+SLOW = Rule(topic="orders", bounds={CONSUMER: 1.0, PRODUCER: 1.0})
+"""What is over it waits for longer than a test runs."""
+PLENTY = Rule(topic="orders", bounds={CONSUMER: 1e12, PRODUCER: 1e12})
+
+
+def keyed(topic):
+    return {"topic_id": topic} if isinstance(topic, UUID) else {"topic": topic}
+
+
+def fetch(number, *topics, version=BY_NAME, epoch=-1, forgotten=(), max_bytes=LEAST_GRANT_BYTES):
+    request = APIS[FETCH].request
+    topic_of = request.FetchTopic
+    wanted = [
+        topic_of(
+            **keyed(topic),
+            partitions=[topic_of.FetchPartition(partition=0)],
+        )
+        for topic in topics
+    ]
+    gone = [request.ForgottenTopic(topic=each, partitions=[0]) for each in forgotten]
+    message = request(
+        max_wait_ms=0,
+        max_bytes=max_bytes,
+        session_id=5,
+        session_epoch=epoch,
+        topics=wanted,
+        forgotten_topics_data=gone,
+    )
+    body = bytes(message.encode(version=version))
+    return frames.request(FETCH, version, number, body)
+
+
+def fetched(number, sizes, version=BY_NAME):
+    """A response with one partition for each topic and size."""
+    topic_of = APIS[FETCH].response.FetchableTopicResponse
+    message = APIS[FETCH].response(
+        session_id=5,
+        responses=[
+            topic_of(
+                **keyed(topic),
+                partitions=[
+                    topic_of.PartitionData(
+                        partition_index=0,
+                        error_code=0,
+                        high_watermark=9,
+                        last_stable_offset=9,
+                        log_start_offset=0,
+                        aborted_transactions=[],
+                        preferred_read_replica=-1,
+                        records=bytes(size),
+                    )
+                ],
+            )
+            for topic, size in sizes.items()
+        ],
+    )
+    body = bytes(message.encode(version=version))
+    return frames.response(FETCH, version, number, body)
+
+
+def produce(number, sizes, acks=1):
+    topic_of = APIS[PRODUCE].request.TopicProduceData
+    message = APIS[PRODUCE].request(
+        transactional_id=None,
+        acks=acks,
+        timeout_ms=5,
+        topic_data=[
+            topic_of(
+                name=topic,
+                partition_data=[topic_of.PartitionProduceData(index=0, records=bytes(size))],
+            )
+            for topic, size in sizes.items()
+        ],
+    )
+    body = bytes(message.encode(version=PRODUCE_VERSION))
+    return frames.request(PRODUCE, PRODUCE_VERSION, number, body)
+
+
+def charged(lab, entity="topic=orders"):
+    """How many bytes were charged: a new sensor's rate is that of ten seconds."""
+    rows = {row.entity: row for row in filter(None, lab.services.quotas.rows(clock_ms))}
+    row = rows.get(entity)
+    return 0 if row is None else round(row.rate * row.window_ms / 1000)
+
+
+def waits(lab):
+    return sum(row.waiting for row in filter(None, lab.services.quotas.rows(clock_ms)))
+
+
+async def exchange(client, broker, request, response):
+    """Send a request, and its response once the broker has got it; return what the client gets."""
+    await client.send(request)
+    got = await broker.frame()
+    sending = asyncio.create_task(broker.send(response))
+    answer = await client.frame()
+    await sending
+    return got, answer
+
+
+@pytest.mark.parametrize("path", ["splice", "copy"])
+@pytest.mark.parametrize("size", [1, 20_000, 3 * SPLICE_MIN_BYTES])
+async def test_a_response_is_charged_for_the_bytes_of_the_topic_and_not_changed(path, size):
+    async with open_lab(rules=(PLENTY,), splice=path == "splice") as lab:
+        client, broker = await lab.pair(fetch(1, "orders", "clicks"))
+        for number in (1, 2):
+            response = fetched(number, {"clicks": 70_000, "orders": size})
+            sending = asyncio.create_task(broker.send(response))
+            assert await client.frame() == response
+            await sending
+            await until(lambda number=number: charged(lab) == number * size)
+            await client.send(fetch(number + 1, epoch=number))
+            await broker.frame()
+        assert lab.count("topic_walks_total") == 2
+
+
+async def test_a_client_that_no_rule_with_a_topic_is_for_is_not_walked():
+    rule = Rule(client_id="other", topic="orders", bounds={CONSUMER: 1.0, PRODUCER: 1.0})
+    async with open_lab(rules=(rule,)) as lab:
+        client, broker = await lab.pair(fetch(1, "orders"))
+        await broker.send(fetched(1, {"orders": 5000}))
+        await client.frame()
+        await exchange(client, broker, produce(2, {"orders": 50}), frames.response(PRODUCE, 9, 2))
+        assert lab.count("topic_walks_total") == 0
+        assert charged(lab) == 0
+
+
+@pytest.mark.parametrize("connections", ["the same", "another"])
+async def test_a_fetch_for_a_topic_that_owes_waits_and_others_do_not(connections):
+    async with open_lab(rules=(SLOW,)) as lab, asyncio.timeout(LIMIT_S):
+        client, broker = await lab.pair(fetch(1, "orders"))
+        await broker.send(fetched(1, {"orders": 5000}))
+        await client.frame()
+        await until(lambda: charged(lab) == 5000)
+        if connections == "the same":
+            await client.send(fetch(2, "clicks", epoch=1, forgotten=["orders"]))
+        else:
+            client = await lab.client()
+            await client.send(fetch(2, "clicks"))
+            broker = await lab.broker()
+        await broker.frame()
+        await broker.send(fetched(2, {"clicks": 5000}))
+        await client.frame()
+        assert waits(lab) == 0
+        await client.send(fetch(3, "orders", epoch=2))
+        await until(lambda: waits(lab) == 1)
+        holds = [row.hold for row in lab.relay.list.rows() if row.hold]
+        assert [(hold.where, hold.entity, hold.rule) for hold in holds] == [
+            ("gate", "topic=orders", SLOW)
+        ]
+        await turns()
+        assert not broker.unread
+        lab.services.quotas.update(QuotaSettings())
+        await broker.frame()
+
+
+async def test_a_response_is_held_for_what_its_topics_owe():
+    async with open_lab(rules=(SLOW,)) as lab, asyncio.timeout(LIMIT_S):
+        pairs = [await lab.pair(fetch(1, "orders")) for _ in range(2)]
+        for client, broker in pairs:
+            await broker.send(fetched(1, {"orders": 5000}))
+            if client is pairs[0][0]:
+                await client.frame()
+                await until(lambda: charged(lab) == 5000)
+        await until(lambda: lab.held == 1)
+        assert not pairs[1][0].unread
+        lab.services.quotas.update(QuotaSettings())
+        for connection in lab.relay.connections:
+            connection.shorten_waits()
+        assert await pairs[1][0].frame() == fetched(1, {"orders": 5000})
+
+
+async def test_a_fetch_that_is_too_long_to_be_read_waits_for_what_its_responses_have_shown():
+    async with open_lab(rules=(SLOW,)) as lab, asyncio.timeout(LIMIT_S):
+        topics = [f"clicks-{number}" for number in range(2000)]
+        long = fetch(1, *topics, "orders")
+        assert len(long) > MAX_ASKED_BYTES
+        client, broker = await lab.pair(fetch(1, "clicks"))
+        await broker.send(fetched(1, {}))
+        await client.frame()
+        sending = asyncio.create_task(client.send(long))
+        assert await broker.receive(len(long)) == long
+        await sending
+        await broker.send(fetched(1, {"orders": 5000}))
+        await client.frame()
+        await until(lambda: charged(lab) == 5000)
+        await client.send(fetch(2, epoch=1))
+        await until(lambda: waits(lab) == 1)
+
+
+async def test_what_is_named_by_an_id_is_charged_when_its_name_is_known():
+    async with open_lab(rules=(PLENTY,)) as lab:
+        client, broker = await lab.pair(fetch(1, ORDERS_ID, version=BY_ID))
+        response = fetched(1, {ORDERS_ID: 5000}, BY_ID)
+        await broker.send(response)
+        assert await client.frame() == response
+        names = lab.services.topic_names
+        await until(lambda: names.wanted() == (ORDERS_ID.bytes,))
+        assert charged(lab) == 0
+        names.resolved({ORDERS_ID.bytes: "orders"})
+        assert charged(lab) == 5000
+
+
+async def test_a_fetch_for_bounded_topics_alone_is_limited():
+    rule = Rule(topic="orders", bounds={CONSUMER: float(BOUND)})
+    async with open_lab(rules=(rule,)) as lab:
+        for topics, is_limited in ((("orders",), True), (("orders", "clicks"), False)):
+            sent = fetch(1, *topics, max_bytes=1 << 20)
+            client = await lab.client()
+            await client.send(sent)
+            broker = await lab.broker()
+            assert (await broker.frame() != sent) is is_limited
+
+
+@pytest.mark.parametrize("acks", [0, 1])
+@pytest.mark.parametrize("size", [10, 100_000])
+async def test_a_request_is_charged_for_the_bytes_of_the_topic(acks, size):
+    async with open_lab(rules=(PLENTY,)) as lab:
+        client, broker = await lab.pair(fetch(1, "clicks"))
+        await broker.send(fetched(1, {}))
+        await client.frame()
+        request = produce(2, {"clicks": 40_000, "orders": size}, acks)
+        sending = asyncio.create_task(client.send(request))
+        assert await broker.frame() == request
+        await sending
+        assert charged(lab) == size
+        assert lab.count("topic_walks_total") == 2
+
+
+async def test_of_a_request_that_is_too_long_the_rest_is_the_topics_that_was_seen_last():
+    async with open_lab(rules=(PLENTY,)) as lab:
+        client, broker = await lab.pair(fetch(1, "clicks"))
+        await broker.send(fetched(1, {}))
+        await client.frame()
+        broker.reader._limit = 2 * MAX_SEEN_BYTES
+        request = produce(2, {"orders": MAX_SEEN_BYTES, "clicks": 1000})
+        sending = asyncio.create_task(client.send(request))
+        assert await broker.receive(len(request)) == request
+        await sending
+        assert MAX_SEEN_BYTES < charged(lab) <= len(request)
+
+
+@pytest.mark.parametrize("acks", [0, 1])
+async def test_a_request_for_a_topic_that_owes_waits(acks):
+    async with open_lab(rules=(SLOW,)) as lab, asyncio.timeout(LIMIT_S):
+        client, broker = await lab.pair(fetch(1, "clicks"))
+        await broker.send(fetched(1, {}))
+        await client.frame()
+        await client.send(produce(2, {"orders": 5000}, acks))
+        await broker.frame()
+        other = await lab.client()
+        await other.send(produce(1, {"clicks": 10}) + produce(2, {"orders": 10}, acks))
+        behind = await lab.broker()
+        await behind.frame()
+        await until(lambda: waits(lab) == 1)
+        await turns()
+        assert not behind.unread
+        lab.services.quotas.update(QuotaSettings())
+        await behind.frame()
+
+
+async def test_a_rule_with_a_topic_that_comes_takes_a_client_out_of_the_lane():
+    async with open_lab() as lab:
+        client, broker = await lab.pair(fetch(1, "orders"))
+        for number in range(2, 9):
+            await broker.send(fetched(number - 1, {"orders": 100}))
+            await client.frame()
+            await client.send(fetch(number, "orders"))
+            await broker.frame()
+        lab.services.quotas.update(QuotaSettings(rules=(PLENTY,)))
+        for connection in lab.relay.connections:
+            connection.shorten_waits()
+        for number in range(9, 12):
+            await broker.send(fetched(number - 1, {"orders": 100}))
+            await client.frame()
+            await client.send(fetch(number, "orders"))
+            await broker.frame()
+        assert charged(lab) == 200, "all but the one that was under way"
