@@ -125,6 +125,8 @@ class ClientQuotas:
                 self.sensors.count_violation(each)
             if hold_ms > longest_ms:
                 longest_ms, entity = hold_ms, each.entity
+        if not longest_ms:
+            return None
         delay_ms = round(min(longest_ms, self.longest_hold_ms))
         if not delay_ms:
             return None
@@ -191,7 +193,9 @@ class ClientQuotas:
         levels = () if meter is None else meter.levels
         for each in topics:
             levels += each.levels if each.is_enforced else ()
-        for level in self._levels_to_pass(levels, waiter):
+        if waiter.gate is not None and len(levels) > 1:
+            levels = self._levels_to_pass(levels, waiter)
+        for level in levels:
             gate = level.meter.gate
             if is_begun and gate.has_turn(waiter):
                 continue
@@ -213,10 +217,9 @@ class ClientQuotas:
     @staticmethod
     def _levels_to_pass(levels: tuple[Level, ...], waiter: Waiter) -> tuple[Level, ...]:
         """Return the gates that a request has to pass yet: where it waits, it has passed others."""
-        if waiter.gate is not None and len(levels) > 1:
-            for at, level in enumerate(levels):
-                if level.meter.gate is waiter.gate:
-                    return levels[at:]
+        for at, level in enumerate(levels):
+            if level.meter.gate is waiter.gate:
+                return levels[at:]
         return levels
 
     def took(self, kind: QuotaKind, size: int) -> None:

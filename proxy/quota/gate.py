@@ -269,7 +269,8 @@ class Gate:
         pacer = self._pacer
         connections = self.under_way + self.waiting + 1
         bytes_per_ms = pacer.bound / MS_PER_SECOND
-        most = bytes_per_ms * min(self.grant_ms, TURNS_ROUND_MS / connections)
+        most_ms = TURNS_ROUND_MS / connections
+        most = bytes_per_ms * (most_ms if most_ms < self.grant_ms else self.grant_ms)
         if pacer.due_ms - now_ms > LARGE_DEBT_MS:
             most *= REPAYING_SHARE
         elif asked_bytes > most:

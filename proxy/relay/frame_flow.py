@@ -329,7 +329,8 @@ class FrameFlow(ABC):
                 busy = self.paused
                 break
             pos += taken
-            busy = self.paused or self.under_way
+            pump = self._pump  # as `under_way`, but for each frame
+            busy = self.paused or self._whole is not None or (pump is not None and pump.active)
             if not busy:
                 self._begun_s = self.last_active
         if self.closed:

@@ -162,9 +162,9 @@ class Pump:
 
         What the socket does not take is kept; a copy of it where others write to the same memory.
         """
-        sent = max(self._sink.send(data, more=more), 0)
+        sent = self._sink.send(data, more=more)
         if sent < len(data):
-            rest = memoryview(data)[sent:]
+            rest = memoryview(data)[max(sent, 0) :]
             self.keep(bytes(rest) if isinstance(data, memoryview) else rest)
 
     def keep(self, unsent: bytes | memoryview) -> None:

@@ -53,7 +53,7 @@ BAD_REQUESTS: dict[str, BadRequest] = {
     "by half a character": (400, "PUT", ETL, b'{"consumer_byte_rate":1,"by":"\\ud800"}', JSON),
     "compressed": (400, "PUT", ETL, b"\x1f\x8b\x08", {**JSON, "Content-Encoding": "gzip"}),
     "no key": (400, "PUT", "/v1/quotas/etl", GOOD, JSON),
-    "unknown selector key": (400, "PUT", "/v1/quotas/topic=a", GOOD, JSON),
+    "unknown selector key": (400, "PUT", "/v1/quotas/colour=a", GOOD, JSON),
     "no value": (400, "PUT", "/v1/quotas/user=", GOOD, JSON),
     "key twice": (400, "DELETE", "/v1/quotas/user=a,user=b", b"", {}),
     "path not UTF-8": (400, "PUT", "/v1/quotas/user=%FF", GOOD, JSON),

@@ -141,10 +141,10 @@ def _read(proxy: ProxyProcess, partition: TopicPartition) -> None:
 @pytest.mark.parametrize(
     ("rules", "most_calls"),
     [
-        pytest.param([], {"fetch": 42, "produce": 42, "lookup": 39}, id="unbounded"),
+        pytest.param([], {"fetch": 52, "produce": 52, "lookup": 48}, id="unbounded"),
         pytest.param(
             [RULE],
-            {"fetch": 42, "produce": 42, "lookup": 39},
+            {"fetch": 52, "produce": 52, "lookup": 48},
             id="bounded",
         ),
     ],
