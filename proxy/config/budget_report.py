@@ -20,8 +20,7 @@ def explain_budgets(rules: Sequence[Rule]) -> Iterator[str]:
     outermost: dict[str, Budget] = {}
     for rule in rules:
         part = rule
-        while part.share is not None:
-            budget = part.share.budget
+        for budget in rule.budgets_around():
             parts[budget.name].setdefault(part.title, part)
             part = budget
         if isinstance(part, Budget):

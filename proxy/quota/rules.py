@@ -6,7 +6,7 @@ The order is Kafka's, for each kind of quota by itself: the first match wins of 
 listener, stand between these levels; see `Rule.rank`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from heapq import nsmallest
 from types import MappingProxyType
@@ -273,6 +273,13 @@ class Rule:
         """Whether only the bytes of some topics count."""
         return self.topic_rank != (ALL_TOPICS, 0)
 
+    def budgets_around(self) -> "Iterator[Budget]":
+        """Yield the budgets that its clients are in, the innermost first."""
+        share = self.share
+        while share is not None:
+            yield share.budget
+            share = share.budget.share
+
     @property
     def names_clients(self) -> bool:
         """Whether it asks anything of a client."""
@@ -496,11 +503,7 @@ def _guarantees(rules: Iterable[Rule]) -> tuple[tuple[Budget, float], ...]:
     """Return the budgets of rules, each before those in it, with the sums of their guarantees."""
     found: dict[str, tuple[list[int], Budget, float]] = {}
     for rule in rules:
-        inner_first: list[Budget] = []
-        within = rule
-        while within.share is not None:
-            within = within.share.budget
-            inner_first.append(within)
+        inner_first = list(rule.budgets_around())
         for at, budget in enumerate(inner_first):
             numbers = [each.number for each in reversed(inner_first[at:])]
             guaranteed = rule.share.guaranteed if rule.share is not None else 0.0

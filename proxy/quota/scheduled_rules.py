@@ -49,10 +49,7 @@ def parts_of(rules: Iterable[Rule]) -> dict[str, Rule]:
     """Return rules, and the budgets that they are in, by their titles."""
     found: dict[str, Rule] = {}
     for rule in rules:
-        found[rule.title], share = rule, rule.share
-        while share is not None:
-            found[share.budget.title] = share.budget
-            share = share.budget.share
+        found |= {each.title: each for each in (rule, *rule.budgets_around())}
     return found
 
 
@@ -72,10 +69,9 @@ class _InForce:
             if self.are_in[rule.when] and self._is_bounded(rule):
                 chosen.setdefault((*rule.keys, *rule.keys.values()), rule)
         for rule in chosen.values():
-            share = rule.share
-            while rule.share is not None and share is not None:
-                self.guaranteed[share.budget.name] += rule.share.guaranteed
-                share = share.budget.share
+            guaranteed = rule.share.guaranteed if rule.share is not None else 0.0
+            for budget in rule.budgets_around():
+                self.guaranteed[budget.name] += guaranteed
         by_number = sorted(chosen.values(), key=lambda each: each.number)
         return replace(settings, rules=tuple(map(self._rule, by_number)))
 
