@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,10 +24,9 @@ from proxy.quota.budget_leases import (
     LeaseUser,
     RateLease,
 )
-from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import sensor_name
-from proxy.quota.rules import Budget, Rule
+from proxy.quota.rules import Budget
 from proxy.tasks import end_tasks
 from proxy.tier.peers import Peers
 from proxy.tier.slot_map import slot_of
@@ -39,7 +38,7 @@ FAILING_AFTER_MS = 5_000.0
 """Of demands without an answer: then it is logged."""
 
 PROCESS_MARK = "#"
-"""Between a member's name and what tells its processes apart."""
+"""Between a member's name and what tells apart who asks for it: a new one knows of no lease."""
 
 NO_CLAIM = BudgetClaim(0.0, 0.0, 0.0)
 """Of a member that has no clients of a budget; it votes all the same."""
@@ -75,15 +74,23 @@ class _Owned:
     claims: dict[str, BudgetClaim] = field(default_factory=dict)
     """The latest of each member."""
 
-    def lease(self, demand: Demand, claim: BudgetClaim, now_ms: float) -> RateLease | None:
+    def use(self, members: frozenset[str], now_ms: float) -> None:
+        """Have these members vote; what others wanted counts no longer."""
+        self.owner.use(members, now_ms)
+        for gone in self.claims.keys() - members:
+            del self.claims[gone]
+
+    def lease(
+        self, member: str, number: int, uses: RateLease, claim: BudgetClaim, now_ms: float
+    ) -> RateLease | None:
         """Answer a demand, as BudgetOwner does."""
-        voter = _name_of(demand.member)
+        voter, _, _ = member.rpartition(PROCESS_MARK)
         self.claims[voter] = claim
         inner_weights: defaultdict[str, float] = defaultdict(float)
         for each in self.claims.values():
             for name, inner in each.inner.items():
                 inner_weights[name] += inner.inner_weight
-        demand = demand._replace(claim=claim.among(inner_weights))
+        demand = Demand(member, number, uses, claim.among(inner_weights))
         return self.owner.answer(demand, voter, now_ms)
 
 
@@ -98,8 +105,6 @@ class BudgetExchanges:
         owners: Callable[[], tuple[Sequence[str | None], frozenset[str]]],
     ) -> None:
         self._name, self._quotas, self._peers, self._owners = name, quotas, peers, owners
-        self._process = f"{name}{PROCESS_MARK}{uuid4().hex}"
-        """Names this process: one that is started anew knows of no lease."""
         self._budgets: dict[str, Budget] = {}
         """Of the rules in force by the names of their sensors, as all here."""
         self._uses: dict[str, _Use] = {}
@@ -108,7 +113,7 @@ class BudgetExchanges:
         """The update of the rules that these are of."""
         self._asking: dict[str, asyncio.Task[None]] = {}
         """By the owners that are asked: one at a time each."""
-        self._looked_ms = self._made_ms = clock_ms()
+        self._looked_ms = clock_ms()
         self._wanted = asyncio.Event()
         quotas.leases_budgets = True
         quotas.on_budget = self._want_all
@@ -135,10 +140,9 @@ class BudgetExchanges:
         if self._stood_still(now_ms):
             return leases  # they may be old
         for name, member, number, uses, claim_row in rows:
-            claim = BudgetClaim.of(claim_row)
-            demand = Demand(str(member), int(number), _lease_of(uses), claim.among({}))
+            demand = str(member), int(number), _lease_of(uses), BudgetClaim.of(claim_row)
             owned = self._owned.get(name)
-            lease = None if owned is None else owned.lease(demand, claim, now_ms)
+            lease = None if owned is None else owned.lease(*demand, now_ms)
             if lease is not None:
                 leases.append([name, *lease])
         return leases
@@ -156,7 +160,7 @@ class BudgetExchanges:
             use, meter = self._uses[name], self._quotas.budgets.get(name)
             if meter is not None:
                 meter.lease_rate(use.user.rate(now_ms), now_ms)
-            self._owned[name].owner.use(members, now_ms)
+            self._owned[name].use(members, now_ms)
             owner = owners[slot_of_budget(budget.name)]
             if owner and (use.is_urgent or now_ms - use.asked_ms >= ASK_EVERY_MS):
                 due[owner].append(name)
@@ -170,24 +174,24 @@ class BudgetExchanges:
     def _follow_rules(self) -> None:
         """Keep what is known of budgets for those of the rules in force."""
         self._generation = self._quotas.generation
-        rules = self._quotas.table.rules
-        self._budgets = {
-            sensor_name(kind, budget.shared_entity): budget
-            for rule in rules
-            for budget in budgets_around(rule)
-            for kind in budget.bounds
+        rates = {
+            sensor_name(kind, budget.shared_entity): (budget, rate, guaranteed)
+            for budget, guaranteed in self._quotas.table.budgets
+            for kind, rate in budget.bounds.items()
         }
+        self._budgets = {name: budget for name, (budget, _, _) in rates.items()}
         for known in (self._uses, self._owned):
             for name in known.keys() - self._budgets.keys():
                 del known[name]
-        for name, budget in self._budgets.items():
+        for name, (_, rate, guaranteed) in rates.items():
             if name not in self._uses:
-                # An earlier process of the name may have voted until now.
-                user = LeaseUser(self._process, self._made_ms)
-                self._uses[name] = _Use(user, clock_ms())
-                self._owned[name] = _Owned(BudgetOwner(0.0, 0.0))
-            owner, kind = self._owned[name].owner, QuotaKind(name.partition(":")[0])
-            owner.rate, owner.guaranteed = budget.bounds[kind], _guaranteed_in(budget, rules)
+                now_ms = clock_ms()
+                # Another one each time: who asked for the budget before may have voted until now.
+                user = LeaseUser(f"{self._name}{PROCESS_MARK}{uuid4().hex}", now_ms)
+                self._uses[name] = _Use(user, now_ms)
+                self._owned[name] = _Owned(BudgetOwner(rate, guaranteed))
+            owner = self._owned[name].owner
+            owner.rate, owner.guaranteed = rate, guaranteed
 
     def _demand(self, name: str, owner: str, now_ms: float) -> list[Any] | None:
         use, meter = self._uses[name], self._quotas.budgets.get(name)
@@ -256,23 +260,6 @@ class BudgetExchanges:
         del self._asking[owner]
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("unexpected error about budgets", owner=owner, exc_info=error)
-
-
-def _name_of(process: str) -> str:
-    return process.rpartition(PROCESS_MARK)[0]
-
-
-def budgets_around(rule: Rule) -> Iterator[Budget]:
-    """Yield the budgets that the clients of a rule are in, the innermost first."""
-    while rule.share is not None:
-        rule = rule.share.budget
-        yield rule
-
-
-def _guaranteed_in(budget: Budget, rules: Iterable[Rule]) -> float:
-    """Return what the clients of a budget are guaranteed in all."""
-    shares = (rule.share for rule in rules if budget in budgets_around(rule))
-    return math.fsum(share.guaranteed for share in shares if share is not None)
 
 
 def _lease_of(row: Any) -> RateLease:
