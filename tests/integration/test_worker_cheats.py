@@ -20,7 +20,7 @@ from support.cheating import (
 )
 from support.machine import broker_ports, machine_config, until_settled
 from support.operating import running
-from support.proxy_process import HOST, ProxyProcess, until
+from support.proxy_process import HOST, ProxyProcess
 from support.raw import RawClient, fetch, message
 
 from examples.devkit.broker import EmbeddedBroker
@@ -39,7 +39,7 @@ def machine(
     folder = tmp_path_factory.mktemp("cheats")
     process = ProxyProcess(machine_config(kafka.bootstrap, WORKERS, rules=rules), folder)
     with running(process):
-        until(lambda: process.get("/readyz")[0] == 200, "it is ready")
+        until_settled(process, WORKERS)
         yield process
 
 
@@ -125,6 +125,7 @@ def test_a_user_who_logs_in_at_all_workers(
         return client
 
     try:
+        until_settled(running, WORKERS)
         check_bound(cheat(connect, [*broker_ports(running, WORKERS), running.bootstrap], full))
         running.stop()
     finally:
@@ -158,6 +159,7 @@ def test_a_certificate_at_all_workers(
     context.load_cert_chain(names["client"]["cert_file"], names["client"]["key_file"])
     running = ProxyProcess(settings, folder / "proxy").start()
     try:
+        until_settled(running, WORKERS)
         addresses = [*broker_ports(running, WORKERS), running.bootstrap]
         got = cheat(lambda address: RawClient(address, "any", tls=context), addresses, full)
         check_bound(got)

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -29,11 +30,15 @@ class Got:
 
     bytes: int = 0
     connections: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    began_s: float = field(default_factory=time.monotonic)
+    by_second: Counter[tuple[int, str]] = field(default_factory=Counter)
+    """Bytes by second and address: what a failure is explained by."""
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def add(self, count: int) -> None:
+    def add(self, count: int, address: str) -> None:
         with self.lock:
             self.bytes += count
+            self.by_second[int(time.monotonic() - self.began_s), address] += count
 
 
 def read(
@@ -56,7 +61,7 @@ def read(
                 for _ in range(at_most):
                     client.sock.settimeout(max(until_s - time.monotonic(), RETRY_S))
                     client.send(asked)
-                    got.add(len(client.receive_frame()))
+                    got.add(len(client.receive_frame()), address)
                     client.forget()
         except (OSError, EOFError):
             time.sleep(RETRY_S)
@@ -85,8 +90,8 @@ def cheat(
 def check_bound(got: Got, seconds: float = CHEATS_S) -> None:
     """Require that all of it together is within the bound."""
     allowed = BOUND_BYTES * (seconds + SPAN_S + TOLD_S) + AT_MOST_OVER * ANSWER_BYTES
-    assert 0 < got.bytes <= allowed
-    assert got.bytes > BOUND_BYTES * seconds / 2, "it is held far below its bound"
+    assert got.bytes <= allowed, got
+    assert got.bytes > BOUND_BYTES * seconds / 2, f"it is held far below its bound: {got}"
 
 
 def plain(client_id: str) -> Open:
