@@ -38,8 +38,8 @@ from proxy.admin.rule_documents import budget_entry, rule_change, rule_entry, th
 from proxy.admin.written_values import iso, picked
 from proxy.progress.query import MAX_PARTITIONS
 from proxy.progress.report import MAX_REPORT_BYTES, Refusal, ReportRefused
-from proxy.quota.rules import QuotaPause, pause_name
-from proxy.quota.validation import RULE_KEYS, parse_selector, selector
+from proxy.quota.rules import Budget, QuotaPause, pause_name
+from proxy.quota.validation import BUDGET_KEY, RULE_KEYS, parse_selector, selector
 from proxy.release import VERSION
 from proxy.state import Document
 
@@ -56,7 +56,7 @@ DEFAULT_LIMIT, MAX_LIMIT = 100, 1_000
 MAX_CONNECTION_NUMBER = 10**MAX_REQUEST_DIGITS - 1  # of a connection, in the query string
 DEFAULT_PARTITIONS = 1_000  # of a query in one answer, unless the request says
 
-_SELECTOR_FIX = f"write KEY=VALUE,... with {', '.join(RULE_KEYS)}"
+_SELECTOR_FIX = f"write KEY=VALUE,... with {', '.join(RULE_KEYS)}, or {BUDGET_KEY}=NAME"
 
 
 class ApiRoutes:
@@ -196,7 +196,7 @@ class ApiRoutes:
         document = {
             "throttling": throttling_document(self._rules, now_s),
             "quotas": quotas,
-            "budgets": (budget_entry(*each) for each in self._rules.budgets()),
+            "budgets": (budget_entry(each, now_s) for each in self._rules.budgets()),
         }
         return await answer_in_slices(document, self._slices)
 
@@ -206,7 +206,8 @@ class ApiRoutes:
         async with self._audited(name):
             entry = await self._rules.put(parse_override(keys, body, now_s))
         log_change("quota overridden", selector=name, by=entry.by)
-        return answer(rule_entry(entry, now_s))
+        is_budget = isinstance(entry.rule, Budget)
+        return answer((budget_entry if is_budget else rule_entry)(entry, now_s))
 
     async def _delete_quota(self, request: web.Request) -> web.Response:
         keys = _keys(request)

@@ -15,6 +15,7 @@ from structlog import get_logger
 from proxy.admin.replies import ApiError
 from proxy.admin.written_values import iso
 from proxy.progress.query_scope import ALL_QUERIES, QueryScope
+from proxy.quota.values import BadValueError
 from proxy.state import Record, RecordFormat, StateError, StateWriter, Store
 
 KEPT_CHANGES = 1_000  # how many are kept; of more the oldest are forgotten
@@ -166,6 +167,8 @@ class AuditLog:
                 finally:
                     if not is_refused and (after := get()) != before:
                         await self.record(current_author(), what, before, after, time.time())
+        except BadValueError as error:
+            raise ApiError(400, error.message, error.fix) from None
         except ValueError as error:
             raise ApiError(400, str(error), fix) from None
         except StateError as error:

@@ -9,7 +9,13 @@ from typing import TypeVar
 from proxy.admin.replies import ApiError
 from proxy.quota.entities import QuotaKind
 from proxy.quota.rule_registry import RuleEntry, make_override
-from proxy.quota.validation import CLIENT_KEYS, check_keys, find_bound_problems, parse_scope
+from proxy.quota.validation import (
+    BUDGET_KEY,
+    CLIENT_KEYS,
+    check_keys,
+    find_bound_problems,
+    parse_scope,
+)
 from proxy.quota.values import MAX_DURATION_S, BadValueError, parse_duration
 
 MAX_BY_CHARS = 200
@@ -35,6 +41,8 @@ def parse_override(keys: Mapping[str, str], body: bytes, now_s: float) -> RuleEn
     document = _json_object(body, _KEYS, _EXAMPLE)
     given = [kind for kind in QuotaKind if kind in document]
     bounds = {kind: _parsed(kind, kind.unit.parse, document[kind]) for kind in given}
+    if BUDGET_KEY in keys and "scope" in document:
+        raise _bad("scope is nothing that a budget has", "remove it")
     scope = _parsed("scope", parse_scope, document.get("scope", "each"))
     for problem in find_bound_problems(keys, bounds):
         raise _bad(f"{problem.key or 'the body'} {problem.message}", problem.fix)

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from proxy.admin.written_values import iso, left_s, picked
 from proxy.quota.rule_registry import RuleEntry, RuleRegistry
-from proxy.quota.rules import Budget, Rule, Share
+from proxy.quota.rules import Rule, Share
 from proxy.quota.validation import selector
 from proxy.state import Document
 
@@ -40,14 +40,19 @@ def rule_name(rule: Rule, in_force: Mapping[str, RuleEntry]) -> Document:
     return {"selector": name, **picked(rule, "title", "place"), **origin}
 
 
-def budget_entry(budget: Budget, in_force: bool) -> Document:
+def budget_entry(entry: RuleEntry, now_s: float) -> Document:
     """Return a budget, as `GET /v1/quotas` shows it."""
+    budget = entry.rule
     return {
-        **picked(budget, "name", "enforce", "title", "place"),
+        "name": budget.keys["budget"],
+        "selector": selector(budget.keys),
+        **picked(budget, "enforce", "title", "place"),
         "budget": budget.share.budget.name if budget.share is not None else None,
         "bounds": {str(kind): bound for kind, bound in budget.bounds.items()},
+        **_origin(entry),
+        "left_s": left_s(entry.until_s, now_s),
         "when": _when(budget),
-        "in_force": in_force,
+        "in_force": entry.in_force,
     }
 
 

@@ -3,7 +3,7 @@
 That is overrides and pauses, which the state keeps.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -15,8 +15,9 @@ from proxy.state import Json, Record, StateError, Store
 from .entities import QuotaKind
 from .manager import QuotaManager
 from .rules import ALL_CLIENTS, Budget, QuotaPause, QuotaSettings, Rule, RuleTable, pause_name
-from .scheduled_rules import ScheduledSettings, parts_of
-from .validation import check_keys, finite, parse_selector, selector
+from .scheduled_rules import ScheduledSettings, budgets_of, guaranteed_to
+from .validation import BUDGET_KEY, check_keys, finite, parse_selector, selector
+from .values import BadValueError
 
 OVERRIDES = "quotas/"
 """Where the overrides are in the state; the rest of a record's key is the rule's selector."""
@@ -70,8 +71,10 @@ class ComposedRules:
 
     entries: tuple[RuleEntry, ...]
     """In order of precedence, those not in force too."""
+    budgets: tuple[RuleEntry, ...]
+    """Those of the file, each with the rates in force."""
     in_force: Mapping[str, RuleEntry]
-    """By the selectors of their rules."""
+    """By the selectors of their rules and budgets."""
     settings: QuotaSettings
     """With the rules in force."""
     table: RuleTable
@@ -87,13 +90,20 @@ def compose(
 
     `settings` has the rules of the file, `kept` overrides and pauses by the keys of their records.
     """
-    now = ScheduledSettings.at(settings, at_s)
+    overrides = [each for _, each in sorted(kept.items()) if isinstance(each, RuleEntry)]
+    budgets = _budget_entries(settings, overrides)
+    overridden = {
+        name: each.rule
+        for name, each in budgets.items()
+        if each.source is RuleOrigin.OVERRIDE and isinstance(each.rule, Budget)
+    }
+    now = ScheduledSettings.at(settings, at_s, overridden)
     rules_now = now.settings.rules
     of_file = {selector(rule.keys): RuleEntry(rule, RuleOrigin.FILE) for rule in rules_now}
     of_kafka = (RuleEntry(rule, RuleOrigin.KAFKA) for rule in kafka)
-    overrides = (each for _, each in sorted(kept.items()) if isinstance(each, RuleEntry))
+    of_rules = (each for each in overrides if not isinstance(each.rule, Budget))
     by_name: dict[str, list[RuleEntry]] = {}
-    for number, entry in enumerate(chain(overrides, of_kafka), len(settings.rules)):
+    for number, entry in enumerate(chain(of_rules, of_kafka), len(settings.rules)):
         name = selector(entry.rule.keys)
         by_name.setdefault(name, []).append(_in_place_of(of_file.get(name), entry, number))
     for name, entry in of_file.items():
@@ -112,7 +122,29 @@ def compose(
     )
     rules = tuple(entry.rule for entry in in_force.values())
     table = RuleTable(rules, enforce=settings.enforce, pauses=_pauses_of(kept))
-    return ComposedRules(entries, in_force, replace(settings, rules=rules), table, now)
+    of_budgets = tuple(
+        replace(each, in_force=now.scheduled.get(each.rule.title, True))
+        for each in budgets.values()
+    )
+    named = {selector(each.rule.keys): each for each in of_budgets}
+    settings = replace(settings, rules=rules)
+    return ComposedRules(entries, of_budgets, {**in_force, **named}, settings, table, now)
+
+
+def _budget_entries(
+    settings: QuotaSettings, overrides: Iterable[RuleEntry]
+) -> dict[str, RuleEntry]:
+    """Return the budgets of the file by their names, or the overrides in their place."""
+    of_file = budgets_of(settings.rules)
+    entries = {name: RuleEntry(each, RuleOrigin.FILE) for name, each in of_file.items()}
+    for entry in overrides:
+        if isinstance(entry.rule, Budget) and entry.rule.name in of_file:
+            beaten = of_file[entry.rule.name]
+            enforce = beaten.enforce if entry.enforce is None else entry.enforce
+            bounds, place = entry.rule.bounds, entry.rule.place
+            rule = replace(beaten, bounds=bounds, enforce=enforce, place=place, when=None)
+            entries[beaten.name] = replace(entry, rule=rule)
+    return entries
 
 
 def _pauses_of(kept: Mapping[str, KeptChange]) -> list[QuotaPause]:
@@ -158,8 +190,11 @@ def make_override(
     if not (enforce is None or isinstance(enforce, bool)):
         raise ValueError(f"whether it is enforced is {enforce!r}, not true or false")
     place = f"override by {by}" if by else "override"
-    names: Any = {key.replace("-", "_"): value for key, value in keys.items()}
-    rule = Rule(**names, scope=scope, bounds=bounds, place=place)
+    if BUDGET_KEY in keys:
+        rule: Rule = Budget(name=keys[BUDGET_KEY], bounds=bounds, place=place)
+    else:
+        names: Any = {key.replace("-", "_"): value for key, value in keys.items()}
+        rule = Rule(**names, scope=scope, bounds=bounds, place=place)
     return RuleEntry(rule, RuleOrigin.OVERRIDE, by, made_s, enforce=enforce, until_s=end_s)
 
 
@@ -298,14 +333,9 @@ class RuleRegistry:
         """Return the rules in force by their selectors."""
         return self._composed.in_force
 
-    def budgets(self) -> list[tuple[Budget, bool]]:
-        """Return the budgets of the file's rules, and whether they are in force by schedule."""
-        parts, scheduled = parts_of(self._settings.rules), self.scheduled()
-        return [
-            (each, scheduled.get(title, True))
-            for title, each in parts.items()
-            if isinstance(each, Budget)
-        ]
+    def budgets(self) -> Sequence[RuleEntry]:
+        """Return the budgets of the file's rules, each with the rates that an override gives it."""
+        return self._composed.budgets
 
     def scheduled(self) -> Mapping[str, bool]:
         """Return of what has a schedule, by titles, whether it is in force by that."""
@@ -314,10 +344,25 @@ class RuleRegistry:
     async def put(self, override: RuleEntry) -> RuleEntry:
         """Make an override, in the place of one with the same keys, and keep it; return its entry.
 
-        Raises StateError when it was not kept, nor is in force.
+        Raises BadValueError for one of a budget that there is not, or that guarantees more, and
+        StateError when it was not kept, nor is in force.
         """
+        if isinstance(override.rule, Budget):
+            self._check_budget(override.rule)
         composed = await self._change({change_record(override).key: override})
         return composed.in_force[selector(override.rule.keys)]
+
+    def _check_budget(self, override: Budget) -> None:
+        names = list(budgets_of(self._settings.rules))
+        if override.name not in names:
+            fix = f"write {' or '.join(names)}" if names else "add it to quotas.budgets"
+            raise BadValueError(f"no rule's clients are in a budget {override.name!r}", fix)
+        guaranteed = guaranteed_to(self._composed.settings.rules)[override.name]
+        for kind, rate in override.bounds.items():
+            if rate < guaranteed:
+                most, own = kind.unit.format(rate), kind.unit.format(guaranteed)
+                text = f"{kind}: {most} is less than its clients are guaranteed, {own} in all"
+                raise BadValueError(text, f"write {own} or more, or guarantee less in the file")
 
     async def delete(self, keys: Mapping[str, str]) -> bool:
         """Delete an override; return whether one had exactly these keys. Raises as `put`."""

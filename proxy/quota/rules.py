@@ -187,10 +187,14 @@ class Rule:
             place = f"{self.title}: {problem.key}" if problem.key else self.title
             raise ValueError(f"{place} {problem.message}: {problem.fix}")
         object.__setattr__(self, "bounds", MappingProxyType(bounds))
-        most = {kind: min(bound, bounds.get(kind, bound)) for kind, bound in of_budget.items()}
-        if self.share and not self.share.budget.enforce:
-            most |= bounds
-        object.__setattr__(self, "ceilings", MappingProxyType({**bounds, **most}))
+        most = dict(bounds)
+        # What is not enforced bounds nobody, but says of what there is a rate.
+        for each in sorted(self.budgets_around(), key=lambda each: not each.enforce):
+            for kind, rate in each.bounds.items():
+                most[kind] = (
+                    min(rate, most.get(kind, rate)) if each.enforce else most.get(kind, rate)
+                )
+        object.__setattr__(self, "ceilings", MappingProxyType(most))
 
     def document(self) -> dict[str, Any]:
         """Return what clients are held to as a JSON object, without where the rule stands."""

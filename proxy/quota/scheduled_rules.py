@@ -1,10 +1,11 @@
-"""Which rules and budgets are in force at a time."""
+"""Which rules and budgets are in force at a time, and with which rates."""
 
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Self
 
 from .entities import QuotaKind
@@ -26,11 +27,19 @@ class ScheduledSettings:
     """And before this one."""
 
     @classmethod
-    def at(cls, settings: QuotaSettings, at_s: float) -> Self:
-        """Return what of the settings is in force at a time of the Unix epoch."""
+    def at(
+        cls,
+        settings: QuotaSettings,
+        at_s: float,
+        overridden: Mapping[str, Budget] = MappingProxyType({}),
+    ) -> Self:
+        """Return what of the settings is in force at a time of the Unix epoch.
+
+        `overridden` has what is in the place of budgets of the file, by their names.
+        """
         whens = ((title, part.when) for title, part in parts_of(settings.rules).items())
         parts = {title: when for title, when in whens if when is not None}
-        if not parts:
+        if not (parts or overridden):
             return cls(settings, {})
         at = datetime.fromtimestamp(at_s, UTC)
         schedules = set(parts.values())
@@ -38,7 +47,7 @@ class ScheduledSettings:
         are_in[None] = True
         changes = [change for when in schedules if (change := when.next_change(at)) is not None]
         return cls(
-            _InForce(are_in).settings(settings),
+            _InForce(are_in, overridden).settings(settings),
             {title: are_in[when] for title, when in parts.items()},
             at_s,
             min(changes).timestamp() if changes else math.inf,
@@ -53,13 +62,29 @@ def parts_of(rules: Iterable[Rule]) -> dict[str, Rule]:
     return found
 
 
+def budgets_of(rules: Iterable[Rule]) -> dict[str, Budget]:
+    """Return the budgets that rules are in, by their names."""
+    return {each.name: each for each in parts_of(rules).values() if isinstance(each, Budget)}
+
+
+def guaranteed_to(rules: Iterable[Rule]) -> dict[str, float]:
+    """Return what the clients of each budget are guaranteed in all, by its name."""
+    found: defaultdict[str, float] = defaultdict(float)
+    for rule in rules:
+        guaranteed = rule.share.guaranteed if rule.share is not None else 0.0
+        for budget in rule.budgets_around():
+            found[budget.name] += guaranteed
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class _InForce:
     """Leaves out what is not in force."""
 
     are_in: dict[Schedule | None, bool]
-    guaranteed: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """To the clients of each budget in all, by its name."""
+    overridden: Mapping[str, Budget]
+    guaranteed: dict[str, float] = field(default_factory=dict)
+    """As `guaranteed_to`."""
     budgets: dict[str, Budget] = field(default_factory=dict)
 
     def settings(self, settings: QuotaSettings) -> QuotaSettings:
@@ -68,10 +93,7 @@ class _InForce:
         for rule in sorted(settings.rules, key=lambda each: each.when is None):
             if self.are_in[rule.when] and self._is_bounded(rule):
                 chosen.setdefault((*rule.keys, *rule.keys.values()), rule)
-        for rule in chosen.values():
-            guaranteed = rule.share.guaranteed if rule.share is not None else 0.0
-            for budget in rule.budgets_around():
-                self.guaranteed[budget.name] += guaranteed
+        self.guaranteed.update(guaranteed_to(chosen.values()))
         by_number = sorted(chosen.values(), key=lambda each: each.number)
         return replace(settings, rules=tuple(map(self._rule, by_number)))
 
@@ -82,6 +104,8 @@ class _InForce:
     def _is_bounded(self, part: Rule) -> bool:
         """Return whether a bound is in force, its own or of a budget around it."""
         share = part.share
+        if isinstance(part, Budget):
+            part = self.overridden.get(part.name, part)
         return bool(self._rates(part)) or (share is not None and self._is_bounded(share.budget))
 
     def _rule(self, rule: Rule) -> Rule:
@@ -95,9 +119,9 @@ class _InForce:
 
     def _budget(self, budget: Budget) -> Budget:
         if budget.name not in self.budgets:
+            budget = self.overridden.get(budget.name, budget)
             share = self._share(budget.share)
             if share is not None:
                 share = replace(share, guaranteed=self.guaranteed[budget.name])
-            made = replace(budget, bounds=self._rates(budget), share=share)
-            self.budgets[budget.name] = made
+            self.budgets[budget.name] = replace(budget, bounds=self._rates(budget), share=share)
         return self.budgets[budget.name]

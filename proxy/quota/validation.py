@@ -20,6 +20,9 @@ TOPIC_KEYS: Final = ("topic", "topic-prefix")
 
 RULE_KEYS: Final = (*CLIENT_KEYS, *TOPIC_KEYS)
 
+BUDGET_KEY: Final = "budget"
+"""Stands for the clients of a budget's rules; with it there is no other key."""
+
 KEYS = ("listener", "user", "client-id", "client-id-prefix", *TOPIC_KEYS)
 """The keys of a rule in the order of a selector."""
 
@@ -56,6 +59,10 @@ def find_bound_problems(
 
     `shares`: its clients share a budget, which bounds them.
     """
+    if BUDGET_KEY in keys:
+        for kind in bounds:
+            if kind not in FORESEEN_KINDS:
+                yield BadValueError("is nothing that a budget has", "remove it", str(kind))
     if topic_keys := [key for key in TOPIC_KEYS if key in keys]:
         yield from _find_topic_problems(topic_keys[0], bounds, adaptive=adaptive, shares=shares)
     if not adaptive:
@@ -140,6 +147,8 @@ _PARSERS = {
 
 def check_keys(keys: Mapping[str, object], known: Collection[str] = RULE_KEYS) -> None:
     """Raise BadValueError unless these are keys, of those known, that one rule can have."""
+    if BUDGET_KEY in keys and known is RULE_KEYS:
+        known = (BUDGET_KEY,)
     for key, value in keys.items():
         if key not in known:
             raise BadValueError(f"{shown(key)} is not known here", f"use {', '.join(known)}")
@@ -188,7 +197,7 @@ def selector(keys: Mapping[str, str]) -> str:
     check_keys(keys)
     return ",".join(
         f"{key}={keys[key] if keys[key] == DEFAULT else quote(keys[key], safe='')}"
-        for key in KEYS
+        for key in (*KEYS, BUDGET_KEY)
         if key in keys
     )
 

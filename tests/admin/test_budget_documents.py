@@ -80,6 +80,43 @@ async def test_rules_say_what_they_have_of_budgets(ask: Ask):
     assert rules["client-id=plain"]["share"] is None
 
 
+async def test_a_budget_is_overridden_as_a_rule_is(ask: Ask):
+    path, body = "/v1/quotas/budget=analytics", {"consumer_byte_rate": "100MiB", "by": "anna"}
+    made = (await ask("PUT", path, json=body)).json
+    assert (made["name"], made["selector"], made["source"]) == (
+        *("analytics", "budget=analytics", "override"),
+    )
+
+    async def listed():
+        budgets = (await ask("GET", "/v1/quotas")).json["budgets"]
+        analytics = next(each for each in budgets if each["name"] == "analytics")
+        return analytics["bounds"]["consumer_byte_rate"], analytics["source"], analytics["by"]
+
+    assert await listed() == (100 * MIB, "override", "anna")
+    changes = (await ask("GET", "/v1/audit")).json["changes"]
+    assert changes[0]["after"]["consumer_byte_rate"] == "100MiB per second"
+    assert (await ask("DELETE", path)).status == 200
+    assert await listed() == (200 * MIB, "file", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "error"),
+    [
+        ("budget=analytic", {"consumer_byte_rate": 1}, "no rule's clients are in a budget"),
+        ("budget=analytics", {"consumer_byte_rate": "59MiB"}, "less than its clients are guar"),
+        ("budget=analytics", {"request_percentage": 5}, "is nothing that a budget has"),
+        ("budget=analytics", {}, "sets no quota"),
+        ("budget=analytics", {"scope": "each", "consumer_byte_rate": 1}, "scope is nothing that"),
+        ("budget=analytics,user=a", {"consumer_byte_rate": 1}, "is not known here"),
+    ],
+)
+async def test_a_bad_override_of_a_budget_says_why(ask: Ask, name: str, body, error: str):
+    answer = await ask("PUT", f"/v1/quotas/{name}", json=body)
+    assert answer.status == 400
+    assert error in answer.json["error"]
+    assert answer.json["fix"]
+
+
 async def test_the_limit_is_of_budgets_too(ask: Ask):
     assert len((await ask("GET", "/v1/clients?limit=1")).json["budgets"]) == 1
 

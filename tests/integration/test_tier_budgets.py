@@ -7,10 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
+from http import HTTPStatus
 from typing import Self
 
 import pytest
 from support.machine import worker_pids
+from support.operating import call
 from support.proxy_process import until
 from support.raw import RawClient, fetch, produce
 from support.tier import TierMachine, client_of, owner_of, tier_config, until_shared
@@ -179,6 +182,15 @@ def test_members_share_a_budget(machines: list[TierMachine], records: str) -> No
                 go_on(victim)
                 until(lambda: are_shared(*readers), "each has its share again", SETTLED_S)
         every = [reader for each in readers.values() for reader in each]
+        asked = next(each for each in machines if each is not victim)
+        body = {"consumer_byte_rate": RATE // 2}
+        put = partial(call, asked, "PUT", "/v1/quotas/budget=link", body)
+        until(lambda: put().status == HTTPStatus.OK, "its rate is overridden")
+        until(
+            lambda: 0.4 < sum(shares_of(readers, SHARED_FOR_S).values()) <= 0.6,
+            "all members follow an override of the rate",
+            SETTLED_S,
+        )
     assert most_in(every, LONG_S) <= MOST, "at no time was it exceeded"
 
 

@@ -31,7 +31,7 @@ BUDGETS = {
     "proxy/relay": Budget(6100, 4300),
     "proxy/pipeline": Budget(3450, 2700),
     "proxy/backpressure": Budget(2600, 1950),
-    "proxy/quota": Budget(5700, 3100),
+    "proxy/quota": Budget(5800, 3100),
     "proxy/progress": Budget(3900, 2950),
     "proxy/state": Budget(2200, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(

@@ -15,8 +15,10 @@ from parts.quota_world import QuotaWorld
 
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
 from proxy.quota.rule_registry import RuleEntry, RuleOrigin, RuleRegistry, make_override
-from proxy.quota.rules import QuotaPause, QuotaSettings, Rule
+from proxy.quota.rules import Budget, QuotaPause, QuotaSettings, Rule, Share
+from proxy.quota.schedules import Schedule
 from proxy.quota.validation import selector
+from proxy.quota.values import BadValueError
 from proxy.state import MemoryStore, Record, SqliteStore, StateError
 
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
@@ -543,3 +545,64 @@ def test_an_override_that_cannot_be_read_changes_nothing():
     with pytest.raises(StateError):
         at_once(desk.book.reread())
     assert desk.bound("etl") == MB
+
+
+NIGHT = Schedule(("mon-sun",), "22:00", "06:00", "Europe/Berlin")
+IN_BUDGET = {"budget": "all"}
+
+
+def shares(**more) -> QuotaSettings:
+    budget = Budget(name="all", bounds={CONSUMER: 9 * MB}, **more)
+    inner = Budget(name="adhoc", bounds={}, share=Share(budget, guaranteed=3 * MB), number=1)
+    return settings(rule(5 * MB, client_id="etl", share=Share(inner, 2.0, 3 * MB)))
+
+
+def most(desk: Desk) -> float:
+    """The most that etl can have, in MB per second."""
+    return (
+        desk.quotas.table.match(CONSUMER, ClientIdentity("l", None, "etl")).rule.ceilings[CONSUMER]
+        / MB
+    )
+
+
+def test_an_override_of_a_budget_is_its_rate_at_all_times_until_it_ends():
+    desk = Desk(file=shares(when=NIGHT))
+    at_once(desk.book.end_due(NOON_S - NOON_S % 86_400 + 12 * 3600))
+    assert [each.in_force for each in desk.book.budgets()] == [True, False]
+    assert most(desk) == 5  # of the rule alone
+    made = desk.put(IN_BUDGET, {CONSUMER: 4 * MB}, by="anna", until_s=NOON_S + 1e6)
+    assert (str(made.source), made.by, made.rule.keys) == ("override", "anna", IN_BUDGET)
+    assert [each.rule.bounds for each in desk.book.budgets()] == [{}, {CONSUMER: 4 * MB}]
+    assert most(desk) == 4
+    (etl,) = desk.quotas.table.rules
+    assert (etl.share.guaranteed, etl.share.budget.share.guaranteed) == (3 * MB, 3 * MB)
+    desk.reopen(shares(when=NIGHT))
+    assert most(desk) == 4
+    desk.put(IN_BUDGET, {CONSUMER: 4 * MB}, enforce=False, until_s=NOON_S + 1e6)
+    assert most(desk) == 5
+    at_once(desk.book.end_due(NOON_S + 2e6))
+    assert {str(each.source) for each in desk.book.budgets()} == {"file"}
+    assert most(desk) == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "rate", "problem"),
+    [
+        ("al", 4 * MB, "no rule's clients are in a budget 'al'"),
+        ("all", 2 * MB, "consumer_byte_rate: .* is less than its clients are guaranteed"),
+    ],
+)
+def test_no_override_is_of_a_budget_that_is_not_there_or_guarantees_more(name, rate, problem):
+    desk = Desk(file=shares())
+    with pytest.raises(BadValueError, match=problem):
+        desk.put({"budget": name}, {CONSUMER: rate})
+    assert (most(desk), list(desk.store.items(""))) == (5, [])
+
+
+def test_an_override_of_a_budget_that_is_gone_waits_for_it():
+    desk = Desk(file=shares())
+    desk.put(IN_BUDGET, {CONSUMER: 4 * MB})
+    desk.use_file(FILE)
+    assert not desk.book.budgets()
+    desk.use_file(shares())
+    assert most(desk) == 4

@@ -133,11 +133,11 @@ def test_a_budget_does_not_bound_outside_of_its_time():
         rule(2, 12, name="c", share=Share(budget)),
     )
     assert [world.bound(name) for name in "abc"] == [5, 9, 9]
-    assert world.registry.budgets() == [(budget, True)]
+    assert [(each.rule, each.in_force) for each in world.registry.budgets()] == [(budget, True)]
     world.pass_to(EVENING_S)
     assert [world.bound(name) for name in "abc"] == [5, None, 12]
     assert [rule.share for rule in world.quotas.table.rules] == [None, None]
-    assert world.registry.budgets() == [(budget, False)]
+    assert [(each.rule, each.in_force) for each in world.registry.budgets()] == [(budget, False)]
     world.pass_to(NIGHT_S + 10 * HOUR_S)
     assert [world.bound(name) for name in "abc"] == [5, 9, 9]
 
