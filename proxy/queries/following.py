@@ -81,12 +81,13 @@ class ReportTurns:
 APPLIED_WAIT_MS = 500.0
 """How long a driver's answer waits for reports to be applied: each takes some 0.1 s at the most."""
 
-SENT_ON_MS = 10_000.0
+SENT_ON_MS = 30_000.0
 """For so long look-ups of a driver are not answered; then its query reads without a bound, as it
-would stand still otherwise."""
+would stand still otherwise. Slots of a member that died have another owner after half of that."""
 
-FORGOTTEN_MS = 60_000.0
-"""A driver that asked for nothing in this time begins anew."""
+FORGOTTEN_MS = 5_000.0
+"""A driver that asked for nothing in this time begins anew: it was answered elsewhere. One that is
+let go asks again within a second or two."""
 
 MAX_VISITORS = 10_000
 
