@@ -116,6 +116,9 @@ CELLS = (
 )
 QUICK_CELLS = ("three", "connections", "newcomer")
 
+BURST = "500ms"
+"""As a budget has it: ten seconds' credit of a rule would pass without being held."""
+
 _SMALL = Sharer(size=1_000, connections=16)
 COSTS = {
     "a small Fetch far below the bound": Cell("below", [_SMALL], rate=FAR_ABOVE),
@@ -136,6 +139,7 @@ def measure(quick: bool) -> list[Row]:
                 for cell in COSTS.values()
                 for client_id in cell.clients
             ],
+            burst=BURST,
         )
         rows = [row for cell in cells for row in _shares(lab, proxy.target(), cell, quick=quick)]
         rounds = QUICK_ROUNDS if quick else ROUNDS

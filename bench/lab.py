@@ -135,6 +135,7 @@ class Lab:
         rules: Sequence[Rule],
         *,
         budgets: Sequence[Rule] = (),
+        burst: str | None = None,
         queries: Sequence[dict[str, str]] = (),
         mode: str = "delay",
         pinned: bool = True,
@@ -161,7 +162,11 @@ class Lab:
                     **tls,
                 }
             ],
-            "quotas": {"budgets": list(budgets), "rules": list(rules)},
+            "quotas": {
+                "budgets": list(budgets),
+                "rules": list(rules),
+                **({} if burst is None else {"burst": burst}),
+            },
             "queries": list(queries),
             "throttle": {"mode": mode},
             "limits": {

@@ -117,11 +117,16 @@ STEPS = st.lists(
 
 
 @settings(max_examples=500)
-@given(steps=STEPS, first=st.sampled_from(sorted(CHANGES)), holds=st.booleans())
-def test_the_same_is_charged_by_lease_and_one_by_one(steps, first, holds):
+@given(
+    steps=STEPS,
+    first=st.sampled_from(sorted(CHANGES)),
+    holds=st.booleans(),
+    burst_ms=st.sampled_from([None, 0.0, 500.0]),
+)
+def test_the_same_is_charged_by_lease_and_one_by_one(steps, first, holds, burst_ms):
     before, after = worlds = [FetchWorld(leases=each, holds=holds) for each in (False, True)]
     for world in worlds:
-        world.quotas.update(QuotaSettings(rules=CHANGES[first]))
+        world.quotas.update(QuotaSettings(rules=CHANGES[first], burst_ms=burst_ms))
     now_ms = 0.0
     for pause_ms, what, number, size, change in steps:
         now_ms += pause_ms
@@ -137,7 +142,7 @@ def test_the_same_is_charged_by_lease_and_one_by_one(steps, first, holds):
                 elif what == "expire":
                     list(world.quotas.expiring(now_ms))
                 else:
-                    world.quotas.update(QuotaSettings(rules=CHANGES[change]))
+                    world.quotas.update(QuotaSettings(rules=CHANGES[change], burst_ms=burst_ms))
         assert came[0] == came[1]
         assert before.woken == after.woken
         if came[0] is None:
@@ -155,6 +160,16 @@ def test_a_client_far_below_its_bound_always_passes():
         assert world.ask(0, ASKED_BYTES, now_ms) == ASKED_BYTES
         assert world.answer(0, 1000, now_ms) is None
     assert world.passed == before + 200
+
+
+def test_who_may_take_little_at_once_passes_far_below_its_bound():
+    world = FetchWorld(leases=True)
+    world.quotas.update(QuotaSettings(rules=(rule(BOUND),), burst_ms=500.0))
+    world.client.charge(CONSUMER, 1000, 0.0)
+    assert world.takes(0, 1000, 1000.0)
+    assert not world.takes(0, int(BOUND / 2), 1000.0), "as much as it may take at once"
+    assert world.client.charge(CONSUMER, BOUND, 1000.0) is not None
+    assert not world.takes(0, 1, 1001.0)
 
 
 def test_nothing_is_lent_to_a_client_at_its_bound():
