@@ -187,8 +187,10 @@ class BudgetShares:
         ceiling = meter.rule.ceilings[kind]
         part = BudgetPart(share.budget.name, share.weight, share.guaranteed, ceiling)
         sharer = _active(meter, now_ms)
-        around = None if sharer is None else self._around(sharer)
-        if sharer is None or around is None or (alike := around.parts.get(sharer.claim())) is None:
+        if sharer is None:
+            return replace(part, lent=self._used_of(share.guaranteed, meter))
+        around = self._around(sharer)
+        if around is None or (alike := around.parts.get(sharer.claim())) is None:
             return part
         return replace(
             part,
@@ -229,6 +231,13 @@ class BudgetShares:
                 return True
             within = around
         return False
+
+    def _used_of(self, guaranteed: float, idle: Meter) -> float:
+        """Return what of an idle client's guarantee the others of its budget have."""
+        around = self._budgets.get(idle.charged[1]) if len(idle.charged) > 1 else None
+        if around is None:
+            return 0.0
+        return min(max(around.rate - (around.meter.bound - guaranteed), 0.0), guaranteed)
 
     def _waits_for(self, sharer: _Sharer) -> str | None:
         """Return what connections of a client wait for at a budget's gate, if any does."""

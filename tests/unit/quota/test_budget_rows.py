@@ -72,6 +72,17 @@ def test_who_wants_less_lends_and_the_others_borrow():
     assert rows.part("n1").waits_for == "waits for its turn in budget analytics, with 1 other"
 
 
+@pytest.mark.parametrize(("reads", "lent"), [(16, 60), ((1, SMALL), 0)])
+def test_who_is_idle_lends_what_it_is_guaranteed_to_those_who_use_it(reads, lent):
+    world = World(etl(), rule("n1"))
+    world.reads("etl", until_ms=500.0)
+    world.reads("n1", *(reads if isinstance(reads, tuple) else (reads,)))
+    world.loop.run(END_MS)
+    rows = Rows(world)
+    assert rows.by_client["etl"].rate == 0
+    assert rows.part("etl").lent == pytest.approx(lent * MB, **NEAR)
+
+
 def test_nothing_is_lent_where_nobody_wants_it():
     rows = shown(etl(), rule("n1"), reads={"etl": (1, SMALL), "n1": (1, SMALL)})
     assert rows.part("etl").fair_share == pytest.approx(150 * MB)
