@@ -24,6 +24,10 @@ OWED, WATCH = "owed", "watch"
 DEBT_SNAPSHOT_SCHEMA = 2
 """Of what clients owe."""
 
+MOST_SERVED_ON_MS = 5000.0
+"""For so long the one before serves on while a slot moves: what then passes makes up for the time,
+and a client owes as much at the end as when that was written."""
+
 _log = get_logger(__name__)
 
 
@@ -103,7 +107,8 @@ def take_debts(store: Store, slots: Collection[int]) -> list[Debt]:
         try:
             record.check_schema(DEBT_SNAPSHOT_SCHEMA)
             document: Any = record.value
-            passed_ms = max(0.0, (time.time() - float(document["at_s"])) * MS_PER_SECOND)
+            passed_ms = (time.time() - float(document["at_s"])) * MS_PER_SECOND
+            passed_ms = max(0.0, passed_ms - MOST_SERVED_ON_MS)
             left = [Debt.of(row).after(passed_ms) for row in document["owed"]]
             debts += [debt for debt in left if debt.owed_ms > 0]
         except (ValueError, KeyError, TypeError) as error:

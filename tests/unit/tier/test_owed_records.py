@@ -9,6 +9,7 @@ from proxy.state import MemoryStore, Record
 from proxy.tier import records
 from proxy.tier.records import (
     DEBT_SNAPSHOT_SCHEMA,
+    MOST_SERVED_ON_MS,
     OWED,
     slot_key,
     take_debts,
@@ -39,10 +40,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualTime:
     return clock
 
 
-def test_of_what_is_owed_the_time_on_the_way_is_gone(clock: VirtualTime) -> None:
+def test_who_is_served_on_the_way_owes_as_much_at_its_end(clock: VirtualTime) -> None:
     store = MemoryStore()
     write_debts(store, [(7, etl(3000.0)), (7, web(500.0))])
-    clock.pass_ms(1000)
+    clock.pass_ms(MOST_SERVED_ON_MS)
+    assert take_debts(store, [7]) == [etl(pytest.approx(3000.0)), web(pytest.approx(500.0))]
+
+
+def test_nobody_is_served_on_for_longer(clock: VirtualTime) -> None:
+    store = MemoryStore()
+    write_debts(store, [(7, etl(3000.0)), (7, web(500.0))])
+    clock.pass_ms(MOST_SERVED_ON_MS + 1000)
     assert take_debts(store, [7]) == [etl(pytest.approx(2000.0))]
 
 
