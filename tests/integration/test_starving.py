@@ -24,8 +24,9 @@ MOST_MIB = 200
 OTHERS_ASK = 100
 
 PIPELINED, MANY_BROKERS = 200, 1000
-MOST_CPU_MS = 10
-"""Of one round of the event loop, for which all others wait."""
+MOST_CPU_MS = 40
+"""Of one round of the event loop, for which all others wait. It is 10 at the most on one that has
+nothing else to do; all of the requests together take 100 times as much."""
 
 MEASURED_ROUNDS = """
 import asyncio, time, uvloop
