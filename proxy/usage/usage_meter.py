@@ -150,6 +150,8 @@ class UsageMeter:
         """Take what was recorded of a client, for the labels under which its bytes are counted."""
         labels = identity.listener, identity.user or "", identity.client_id or ""
         if labels not in self._bytes_total.last_values and labels not in self._clients:
+            if not self._bytes_total.is_full:
+                return  # nothing was counted yet
             labels = identity.listener, OTHER, OTHER
         sampled = {"read": usage.fetched, "write": usage.produced}
         for direction in KINDS:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from proxy.admin.rates.observed_rates import OBSERVED_INTERVAL_MS
 from support.machine import machine_config
 from support.operating import call, quota_proxy, running
 from support.proxy_process import ProxyProcess, config, until
@@ -13,7 +14,6 @@ from support.raw import RawClient, fetch
 
 from examples.devkit.broker import EmbeddedBroker
 from metrics.clock import MS_PER_SECOND
-from proxy.admin.rates.observed_rates import OBSERVED_INTERVAL_MS
 
 RECORD_BYTES = 500_000
 SEEN_WITHIN_S, MEMBERS = 40, 3
