@@ -348,7 +348,8 @@ class MemberProcess:
         )
         topic = UsageTopic(self.bootstrap, usage.topic)
         writer = UsageWriter(topic, UsageInstruments(self.metrics), self.slices)
-        member = self.name if self.tier else member_name(0, socket.gethostname().partition(".")[0])
+        alone = member_name(0, socket.gethostname().partition(".")[0])
+        member = alone if self._config.tier is None else self.name
         return Metering(meter, writer, self.slices, member=member, interval_s=usage.interval)
 
     async def _observe(self, since_s: float) -> Observed:
