@@ -89,8 +89,8 @@ class Duel:
                 direct.address, rules, queries=queries, certificate=certificate
             ).target()
             targets = dict.fromkeys(self.clients, proxy)
-            if METERED in self.clients:  # records are not written, as the generator takes none
-                metered = lab.start_proxy(direct.address, rules, usage={"interval": "10s"})
+            if METERED in self.clients:  # no interval ends: the generator takes no records
+                metered = lab.start_proxy(direct.address, rules, usage={"interval": "1h"})
                 targets[METERED] = metered.target()
             lines = [
                 Line(name, targets[name], client_id) for name, client_id in self.clients.items()

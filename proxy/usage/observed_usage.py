@@ -14,7 +14,7 @@ from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.upstream import UpstreamError
 from proxy.quota.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, ClientIdentity, QuotaKind
 from proxy.slices import Slices
-from proxy.usage.usage_record import UsageRecord, bucket_of, descending, quantile
+from proxy.usage.usage_record import UsageRecord, bucket_of, descending, quantile_of
 from proxy.usage.usage_topic import UsageTopic, usage_messages
 
 READ_LIMIT_S = 25.0
@@ -62,7 +62,7 @@ class SeenSeries:
 
     def quantile(self, share: float) -> float:
         """Return a rate that this share of the rates, 0 to 1, does not exceed."""
-        return quantile(self.counts, share, self.peak)
+        return quantile_of(self.counts, share, self.peak)
 
 
 @dataclass(slots=True)

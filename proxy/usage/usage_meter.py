@@ -26,11 +26,14 @@ LOOKED_AT_ONCE = 100  # counters in one step; some 50 microseconds
 READ_API, WRITE_API = api_name(FETCH), api_name(PRODUCE)
 """Whose bytes make a rate, and are of topics."""
 
-KINDS: Mapping[Direction, QuotaKind] = {"read": CONSUMER_BYTE_RATE, "write": PRODUCER_BYTE_RATE}
+BY_DIRECTION: Mapping[Direction, QuotaKind] = {
+    "read": CONSUMER_BYTE_RATE,
+    "write": PRODUCER_BYTE_RATE,
+}
 
-MAX_NAMES = 20_000  # whose hashes are kept
+MAX_HASHES = 20_000  # whose hashes are kept
 
-Labels = tuple[str, ...]
+UsageLabels = tuple[str, ...]
 """Listener, user, client id and API of a counter of bytes; of a client those before the API."""
 
 
@@ -76,13 +79,13 @@ class UsageMeter:
     ) -> None:
         self._bytes_total, self._usage, self._table = bytes_total, usage, table
         self.is_hashed = hash_key is not None
-        self._name = lru_cache(MAX_NAMES)(partial(hashed_name, hash_key)) if hash_key else str
-        self._seen: dict[Labels, tuple[CounterChild, float, float]] = {}
+        self._name = lru_cache(MAX_HASHES)(partial(hashed_name, hash_key)) if hash_key else str
+        self._seen: dict[UsageLabels, tuple[CounterChild, float, float]] = {}
         """Each counter, with the bytes and requests that were taken of it."""
-        self._clients: dict[Labels, dict[Direction, DirectionUsage]] = {}
+        self._clients: dict[UsageLabels, dict[Direction, DirectionUsage]] = {}
 
     def reading(self) -> Iterator[None]:
-        """Take in small steps what all counters have counted."""
+        """Add in small steps what each counter has more than before."""
         before, self._seen = self._seen, {}
         for number, (labels, counter) in enumerate(self._bytes_total.counted()):
             if not number % LOOKED_AT_ONCE:
@@ -126,7 +129,7 @@ class UsageMeter:
             yield
 
     def _take(
-        self, labels: Labels, known: tuple[CounterChild, float, float]
+        self, labels: UsageLabels, known: tuple[CounterChild, float, float]
     ) -> tuple[CounterChild, float, float]:
         """Take what a counter has counted beyond what is known; return what is known now."""
         counter, bytes_before, requests_before = known
@@ -143,7 +146,7 @@ class UsageMeter:
                 usage.rated_bytes += count
         return now
 
-    def _of(self, labels: Labels, direction: Direction) -> DirectionUsage:
+    def _of(self, labels: UsageLabels, direction: Direction) -> DirectionUsage:
         return self._clients.setdefault(labels, {}).setdefault(direction, DirectionUsage())
 
     def _take_usage(self, identity: ClientIdentity, usage: ClientUsage) -> None:
@@ -154,7 +157,7 @@ class UsageMeter:
                 return  # nothing was counted yet
             labels = identity.listener, OTHER, OTHER
         sampled = {"read": usage.fetched, "write": usage.produced}
-        for direction in KINDS:
+        for direction in BY_DIRECTION:
             connections = usage.connections if direction == "read" else 0
             held_ms, would_be_s = usage.held_ms[direction], usage.would_be_s[direction]
             sampler = sampled[direction]
@@ -167,12 +170,12 @@ class UsageMeter:
         usage.clear()
 
     def _records(
-        self, labels: Labels, direction: Direction, usage: DirectionUsage, table: RuleTable
+        self, labels: UsageLabels, direction: Direction, usage: DirectionUsage, table: RuleTable
     ) -> Iterator[Mapping[str, object]]:
         """Yield the figures of each record, the one with most bytes first."""
         listener, user, client_id = labels
         match = table.match(
-            KINDS[direction], ClientIdentity(listener, user or None, client_id or None)
+            BY_DIRECTION[direction], ClientIdentity(listener, user or None, client_id or None)
         )
         rule = None if match is None else match.rule
         parts, sampled = usage.shares.divide(usage.topic_bytes)

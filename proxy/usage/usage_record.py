@@ -94,7 +94,7 @@ def bucket_of(rate: float) -> int:
     return math.ceil(math.log(rate) / math.log(BUCKET_GROWTH))
 
 
-def quantile(counts: Mapping[int, int], share: float, peak: float) -> float:
+def quantile_of(counts: Mapping[int, int], share: float, peak: float) -> float:
     """Return a rate that this share, 0 to 1, of rates does not exceed; 0 without any.
 
     At most 5 % above the lowest such rate, and never above the peak.

@@ -14,7 +14,8 @@ from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.upstream import Address, RefusedError
 from proxy.state import StateError
 from proxy.state.kafka.messages import batches
-from proxy.state.kafka.state_topic import COMPACT, FencedError, StateTopic, least_in_sync
+from proxy.state.kafka.producer import SEQUENCES
+from proxy.state.kafka.state_topic import COMPACT, FencedError, StateTopic, settings
 from proxy.usage.usage_record import UsageRecord, message_key
 
 USAGE_PARTITIONS = 6
@@ -28,10 +29,9 @@ GZIP_CODE = 1
 OUT_OF_ORDER, DUPLICATE = 45, 46
 """Of a producer's batches: one before was lost, or this one is there already."""
 
-TRANSACTIONS_NONE = 60_000  # how long a transaction may take, of which there are none
+UNUSED_TIMEOUT_MS = 60_000  # of transactions, of which there are none
 NO_PRODUCER = -1
-SEQUENCES = 2**31
-NO_OFFSET = -1
+NOT_FOUND = -1  # in place of the offset at a time
 
 
 class UsageTopic(StateTopic):
@@ -78,7 +78,7 @@ class UsageTopic(StateTopic):
             "cleanup.policy": "delete",
             "compression.type": GZIP,  # Python reads it without more libraries
             "retention.ms": str(RETENTION_MS),
-            "min.insync.replicas": least_in_sync(replicas),
+            "min.insync.replicas": settings(replicas)["min.insync.replicas"],
         }
 
     async def append(self, records: Sequence[UsageRecord]) -> None:
@@ -111,7 +111,7 @@ class UsageTopic(StateTopic):
     async def _init(self) -> None:
         request = InitProducerIdRequest[3](
             transactional_id=None,
-            transaction_timeout_ms=TRANSACTIONS_NONE,
+            transaction_timeout_ms=UNUSED_TIMEOUT_MS,
             producer_id=NO_PRODUCER,
             producer_epoch=NO_PRODUCER,
         )
@@ -169,7 +169,7 @@ class UsageTopic(StateTopic):
         numbers = range(self.partitions)
         ends = await self.retry(partial(self.offsets, numbers, -1))
         starts = await self.retry(partial(self.offsets, numbers, time_ms))
-        found = {number: start for number, start in starts.items() if start != NO_OFFSET}
+        found = {number: start for number, start in starts.items() if start != NOT_FOUND}
         return found, ends
 
 

@@ -251,20 +251,7 @@ class StateTopic(KafkaClient):
 
     def _settings(self, replicas: int) -> Mapping[str, str]:
         """Return what the topic is made with."""
-        return {
-            "cleanup.policy": COMPACT,
-            # Whatever the cluster does to other topics, we must be able to read this one.
-            "compression.type": "uncompressed",
-            "min.insync.replicas": least_in_sync(replicas),
-            # With more than a batch adds to its only record.
-            "max.message.bytes": str(MAX_RECORD_BYTES + 1024),
-            # Only closed segments are compacted. Small ones, closed soon, keep the start quick.
-            "segment.bytes": str(16 * 2**20),
-            "segment.ms": str(60 * 60 * 1000),
-            "min.cleanable.dirty.ratio": "0.1",
-            # For readers on their way only, and reading takes a minute at most.
-            "delete.retention.ms": str(60 * 60 * 1000),
-        }
+        return settings(replicas)
 
     async def _configs(self) -> dict[str, str]:
         resource = TOPIC_RESOURCE, self.name, ["cleanup.policy", "compression.type"]
@@ -275,9 +262,20 @@ class StateTopic(KafkaClient):
         return {config.name: config.value for config in found.configs}
 
 
-def least_in_sync(replicas: int) -> str:
-    """Return min.insync.replicas: what is acknowledged outlives the loss of a broker.
-
-    And one may be away meanwhile.
-    """
-    return str(MAX_REPLICAS - 1) if replicas >= MAX_REPLICAS else "1"
+def settings(replicas: int) -> Mapping[str, str]:
+    """Return what the topic is made with."""
+    return {
+        "cleanup.policy": COMPACT,
+        # Whatever the cluster does to other topics, we must be able to read this one.
+        "compression.type": "uncompressed",
+        # What is acknowledged outlives the loss of a broker, and one may be away meanwhile.
+        "min.insync.replicas": str(MAX_REPLICAS - 1) if replicas >= MAX_REPLICAS else "1",
+        # With more than a batch adds to its only record.
+        "max.message.bytes": str(MAX_RECORD_BYTES + 1024),
+        # Only closed segments are compacted. Small ones, closed soon, keep the start quick.
+        "segment.bytes": str(16 * 2**20),
+        "segment.ms": str(60 * 60 * 1000),
+        "min.cleanable.dirty.ratio": "0.1",
+        # For readers on their way only, and reading takes a minute at most.
+        "delete.retention.ms": str(60 * 60 * 1000),
+    }

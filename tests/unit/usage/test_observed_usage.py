@@ -10,7 +10,7 @@ from parts.usage_world import record
 
 from proxy.quota.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
 from proxy.usage.observed_usage import Observed, ObservedClient, RateSeries, observed_client
-from proxy.usage.usage_record import bucket_of, quantile
+from proxy.usage.usage_record import bucket_of, quantile_of
 
 SPARK = "consumer-spark-kafka-source-{}-1234567-executor-{}"
 RUNS = ("92017897-daab-4d28-a2d5-5cc4133bee8f", "C11A5E77-01D1-4431-A753-36BFC3FA3355")
@@ -25,12 +25,12 @@ def seen_of(observed, name="etl", kind=CONSUMER_BYTE_RATE, user=None, *, is_pref
 @given(st.lists(st.floats(0.01, 1e13), min_size=1), st.sampled_from([0.5, 0.95, 0.99, 1.0]))
 def test_a_quantile_is_at_most_five_percent_high(rates, share):
     exact = sorted(rates)[math.ceil(share * len(rates) - 1e-9) - 1]
-    found = quantile(Counter(map(bucket_of, rates)), share, max(rates))
+    found = quantile_of(Counter(map(bucket_of, rates)), share, max(rates))
     assert exact * (1 - 1e-9) <= found <= exact * 1.05 * (1 + 1e-9)
 
 
 def test_nothing_was_seen():
-    assert quantile({}, 0.99, 0.0) == 0.0
+    assert quantile_of({}, 0.99, 0.0) == 0.0
 
 
 @pytest.mark.parametrize(
