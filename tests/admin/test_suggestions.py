@@ -207,7 +207,7 @@ async def test_the_command_prints_rules(
 
 
 async def test_who_is_left_out_is_counted(world: AdminWorld, ask: Ask):
-    world.rates.max_clients = 1
+    world.max_clients = 1
     for number in range(4):
         move(world, f"c{number}", 1.0)
     text = (await ask("GET", PATH)).json["yaml"]
