@@ -23,7 +23,7 @@ BUDGETS = {
     "proxy/launcher": Budget(800, 400),
     "proxy/member.py proxy/wiring.py proxy/belongings.py proxy/succession.py "
     "proxy/debt_records.py proxy/health.py proxy/parts.py proxy/garbage.py": Budget(1350, 650),
-    "proxy/tier": Budget(4600, 2350),
+    "proxy/tier": Budget(4300, 2350),
     "proxy/onboarding": Budget(800, 700),
     "proxy/queries": Budget(950, 650),
     "proxy/admin": Budget(6000, 4250),
@@ -31,7 +31,7 @@ BUDGETS = {
     "proxy/relay": Budget(6100, 4300),
     "proxy/pipeline": Budget(3450, 2700),
     "proxy/backpressure": Budget(2600, 1950),
-    "proxy/quota": Budget(5700, 3100),
+    "proxy/quota": Budget(5850, 3100),
     "proxy/progress": Budget(3900, 2950),
     "proxy/state": Budget(2200, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
