@@ -251,7 +251,7 @@ def _check(options: argparse.Namespace) -> int:
     if (options.user, options.client_id, options.listener) != (None, None, None):
         identity = ClientIdentity(options.listener or names[0], options.user, options.client_id)
         lines += explain_quotas(config, table, identity)
-        lines += check_keys.explain_key(keys, identity)
+        lines += check_keys.explain_key(config, table, keys, identity)
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     return EXIT_DONE
 

@@ -231,6 +231,7 @@ def _row(
         "window_s": round(row.window_ms / MS_PER_SECOND, 3),
         "held_s": round(row.held_ms / MS_PER_SECOND, 3),
         "hold_ends_in_s": round(left_ms / MS_PER_SECOND, 3) if left_ms > 0 else None,
+        "leased": rounded(row.leased),
         **part_document(row.part),
         "rule": rule_name(row.rule, in_force),
         "clients": list(map(_client, row.clients)),

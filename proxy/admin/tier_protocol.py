@@ -12,10 +12,6 @@ VisitRows = Sequence[Sequence[Any]]
 """Of visits: listener, user, client id, address, kind and amount."""
 
 
-DemandRows = Sequence[Sequence[Any]]
-"""What a member demands of budgets, and what is leased to it: `proxy.tier.budget_exchanges`."""
-
-
 @dataclass(frozen=True, slots=True)
 class MemberEndpoint:
     """Where a member answers."""
@@ -80,10 +76,10 @@ class Tier(Protocol):
         Raises ValueError for rows that are no visits.
         """
 
-    def lease(self, rows: DemandRows) -> DemandRows:
-        """Return what is leased of the budgets that this member owns.
+    def lease(self, document: Document) -> Sequence[Sequence[Any]]:
+        """Return what is leased of what this member may lease: `proxy.tier.budget_exchanges`.
 
-        Raises ValueError, TypeError or AttributeError for rows that are no demands.
+        Raises ValueError, KeyError, TypeError or AttributeError for what holds no demands.
         """
 
     async def keep(self, records: Sequence[Record], debts: Sequence[Debt]) -> None:

@@ -6,10 +6,11 @@ only by what it has back for sure: a lower lease that its member has confirmed, 
 So at no moment do the rates that may still be in use add up to more than the budget, whatever is
 lost, late, doubled or frozen (leases: Gray and Cheriton, 1989; division: BwE, SIGCOMM 2015).
 
-Who the owner is members may judge differently for a while. So each demand is a vote, which lasts as
-long as a lease: only who has those of a majority leases anything, for no longer than these last,
+Who the owner is members may judge differently for a while. So they vote for one, and a vote lasts
+as long as a lease: only who has those of a majority leases anything, for no longer than these last,
 and a member asks another owner only when its vote for the one before is over. Any two majorities
-have a member in common; so when one owner begins, all leases of others are over.
+have a member in common; so when one owner begins, all leases of others are over. There is a vote
+for each slot; who has a majority there leases all that the slot has, whoever wants any of it.
 
 No clocks are compared: a member counts from when it asked, its owner from when it answered, which
 is later.
@@ -38,7 +39,7 @@ ASK_LIMIT_MS = 1_000.0
 """A demand that is not answered for so long is given up, and comes to no owner any more."""
 
 VOTE_MS = RATE_LEASE_MS + SKEW_MS
-"""How long a vote may count after its demand is answered, or given up, by the member's clock."""
+"""How long a vote may count after it is answered, or given up, by the member's clock."""
 
 HYSTERESIS = 0.1
 """A lease stays as it is while its member's share is less by no more of it."""
@@ -73,44 +74,52 @@ class Demand(NamedTuple):
     """The lease in use now; the member will never again use one with a lower number."""
     claim: Claim
     """Of all its clients together."""
+    guaranteed: float
+    """What is guaranteed to clients that are at this member alone."""
 
 
 @dataclass(slots=True)
-class LeaseUser:
-    """A member's side: what it may use at a time by its own clock; made at `made_ms`."""
+class Vote:
+    """A member's side of one slot: whom it takes for the owner; made at `made_ms`."""
 
-    member: str
     made_ms: float
-    voted_for: str = ""
-    """The owner that was asked last; who is new may have asked any other one."""
-    lease: RateLease = NO_LEASE
-    _since_ms: float = -math.inf
-    """When the lease was asked for."""
-    _asked_ms: dict[int, float] = field(default_factory=dict)
-    _number: int = 0
+    """Who is new may have asked any owner until then."""
+    owner: str = ""
+    """That was asked last."""
     _voted_ms: float = field(init=False)
     """When the latest vote was given at the latest."""
 
     def __post_init__(self) -> None:
         self._voted_ms = self.made_ms
 
-    def ask(self, owner: str, claim: Claim, now_ms: float) -> Demand | None:
-        """Return what to say to an owner, once, at once; None while the vote is another's."""
-        if owner != self.voted_for and now_ms < self._voted_ms + VOTE_MS:
-            return None
-        self.voted_for, self._voted_ms = owner, now_ms + ASK_LIMIT_MS
-        self._number += 1
-        self._asked_ms[self._number] = now_ms
-        if len(self._asked_ms) > KEPT_DEMANDS:
-            del self._asked_ms[next(iter(self._asked_ms))]
-        rate, guaranteed = self.rate(now_ms), min(self.guaranteed(now_ms), self.lease.rate)
-        return Demand(
-            self.member, self._number, RateLease(self.lease.number, rate, guaranteed), claim
-        )
+    def give(self, owner: str, now_ms: float) -> bool:
+        """Return whether this owner may be asked now, once, at once: no other one has the vote."""
+        if owner != self.owner and now_ms < self._voted_ms + VOTE_MS:
+            return False
+        self.owner, self._voted_ms = owner, now_ms + ASK_LIMIT_MS
+        return True
 
     def ended(self, now_ms: float) -> None:
-        """Record that the latest demand is answered, or given up."""
+        """Record that the owner has answered, or that it is given up."""
         self._voted_ms = now_ms
+
+
+@dataclass(slots=True)
+class LeaseUser:
+    """A member's side: what it may use at a time by its own clock."""
+
+    lease: RateLease = NO_LEASE
+    _since_ms: float = -math.inf
+    """When the lease was asked for."""
+    _asked_ms: dict[int, float] = field(default_factory=dict)
+
+    def ask(self, number: int, now_ms: float) -> RateLease:
+        """Return what is in use, to ask the owner once, at once; `number` is above all before."""
+        self._asked_ms[number] = now_ms
+        if len(self._asked_ms) > KEPT_DEMANDS:
+            del self._asked_ms[next(iter(self._asked_ms))]
+        guaranteed = min(self.guaranteed(now_ms), self.lease.rate)
+        return RateLease(self.lease.number, self.rate(now_ms), guaranteed)
 
     def take(self, lease: RateLease, now_ms: float) -> bool:
         """Use a lease from now on, unless a later one was there before or it was not asked for.
@@ -154,12 +163,58 @@ class _Outstanding:
         return self.lease.guaranteed if now_ms < self.guaranteed_until_ms else 0.0
 
 
+class Votes:
+    """The owner's side of one slot: the votes for this process."""
+
+    def __init__(self) -> None:
+        self.members: frozenset[str] = frozenset()
+        self._changed_ms = math.inf
+        """When these changed: a majority of others may know of other ones for as long as it lasts.
+        """
+        self._heard_ms: dict[str, float] = {}
+        """When each member voted last."""
+        self._begun_ms: float | None = None
+        """Since when there is a majority."""
+
+    def use(self, members: frozenset[str], now_ms: float) -> None:
+        """Have these members vote."""
+        if members != self.members:
+            self.members, self._changed_ms = members, now_ms
+
+    def take(self, voter: str, now_ms: float) -> None:
+        """Count a member's vote from now on."""
+        self._heard_ms[voter] = now_ms
+        if self.lasts_ms(now_ms) <= 0:
+            self._begun_ms = None
+        elif self._begun_ms is None:
+            self._begun_ms = now_ms
+
+    def forget(self) -> None:
+        """Lease nothing until a majority asks anew: this process stood still."""
+        self._heard_ms.clear()
+        self._begun_ms = None
+
+    def lasts_ms(self, now_ms: float) -> float:
+        """Return how long a lease may last that is given now; 0 or less without a majority."""
+        heard = [self._heard_ms.get(each, -math.inf) for each in self.members]
+        heard.sort(reverse=True)
+        majority_ms = heard[len(heard) // 2] if heard else -math.inf
+        return majority_ms + RATE_LEASE_MS - now_ms
+
+    @property
+    def free_ms(self) -> float:
+        """From when on what nobody says to use is not in use, but for guaranteed parts."""
+        assert self._begun_ms is not None
+        return max(self._begun_ms, self._changed_ms + VOTE_MS)
+
+
 @dataclass(slots=True)
 class _Holder:
     """A member as the owner knows it."""
 
     number: int = 0
     claim: Claim = _NOTHING
+    guaranteed: float = 0.0
     heard_ms: float = -math.inf
     leases: list[_Outstanding] = field(default_factory=list)
 
@@ -180,23 +235,10 @@ class BudgetOwner:
 
     def __init__(self, rate: float, guaranteed: float) -> None:
         self.rate, self.guaranteed = rate, guaranteed
-        self._members: frozenset[str] = frozenset()
-        self._changed_ms = math.inf
-        """When these changed: a majority of others may know of other ones for as long as it lasts.
-        """
-        self._heard_ms: dict[str, float] = {}
-        """When each member voted last."""
-        self._begun_ms: float | None = None
-        """Since when there is a majority."""
         self._holders: dict[str, _Holder] = {}
 
-    def use(self, members: frozenset[str], now_ms: float) -> None:
-        """Have these members vote."""
-        if members != self._members:
-            self._members, self._changed_ms = members, now_ms
-
-    def answer(self, demand: Demand, voter: str, now_ms: float) -> RateLease | None:
-        """Return the lease for a member, whose vote the demand is.
+    def answer(self, demand: Demand, votes: Votes, now_ms: float) -> RateLease | None:
+        """Return the lease for a member, whose own vote is counted.
 
         None for a demand that is no later than one before, and without a majority.
         """
@@ -204,60 +246,52 @@ class BudgetOwner:
         if demand.number <= holder.number:
             return None
         holder.number, holder.claim, holder.heard_ms = demand.number, demand.claim, now_ms
+        holder.guaranteed = demand.guaranteed
         holder.leases = [each for each in holder.leases if each.lease.number >= demand.uses.number]
         if demand.uses.rate and all(
             each.lease.number != demand.uses.number for each in holder.leases
         ):  # another owner's
             holder.add(demand.uses, now_ms)
-        self._heard_ms[voter] = now_ms
-        lasts_ms = self._majority_ms + RATE_LEASE_MS - now_ms
+        lasts_ms = votes.lasts_ms(now_ms)
         if lasts_ms <= 0:
-            self._begun_ms = None
             return None
-        if self._begun_ms is None:
-            self._begun_ms = now_ms
-        rate = min(self._share(demand, now_ms), self._free(demand, now_ms))
-        lease = RateLease(demand.number, rate, min(demand.claim.floor, rate), lasts_ms)
+        rate = min(self._share(demand, now_ms), self._free(demand, votes.free_ms, now_ms))
+        lease = RateLease(demand.number, rate, min(demand.guaranteed, rate), lasts_ms)
         holder.add(lease, now_ms)
         return lease
-
-    def forget_votes(self) -> None:
-        """Lease nothing until a majority asks anew: this process stood still."""
-        self._heard_ms.clear()
-        self._begun_ms = None
-
-    @property
-    def _majority_ms(self) -> float:
-        """Since when at the latest a majority of members has voted; -inf if none has."""
-        heard = [self._heard_ms.get(each, -math.inf) for each in self._members]
-        heard.sort(reverse=True)
-        return heard[len(heard) // 2] if heard else -math.inf
 
     def in_use(self, now_ms: float) -> float:
         """Return what all leases that may be in use add up to, as far as it is known."""
         return math.fsum(each.in_use(now_ms) for each in self._holders.values())
 
-    def _share(self, demand: Demand, now_ms: float) -> float:
-        """Return a member's share of the budget, or what it has if that is about the same."""
+    def is_idle(self, now_ms: float) -> bool:
+        """Return whether it knows of nothing that may be in use, or wanted."""
+        self._forget_silent(now_ms)
+        return not self._holders
+
+    def _forget_silent(self, now_ms: float, but: str = "") -> None:
+        """Count no more what silent members want, and forget those of them that use nothing."""
         for name, each in tuple(self._holders.items()):
             if now_ms - each.heard_ms >= RATE_LEASE_MS:
-                each.claim = _NOTHING  # what it may still use counts all the same
-                if not each.in_use(now_ms) and name != demand.member:
+                each.claim, each.guaranteed = _NOTHING, 0.0  # what it may use counts all the same
+                if not each.in_use(now_ms) and name != but:
                     del self._holders[name]
+
+    def _share(self, demand: Demand, now_ms: float) -> float:
+        """Return a member's share of the budget, or what it has if that is about the same."""
+        self._forget_silent(now_ms, demand.member)
         claims = {name: each.claim for name, each in self._holders.items()}
         shares = dict(zip(claims, divide(self.rate, list(claims.values())), strict=True))
         share, has = shares[demand.member], demand.uses.rate
         return has if 0 <= has - share <= HYSTERESIS * has else share
 
-    def _free(self, demand: Demand, now_ms: float) -> float:
+    def _free(self, demand: Demand, free_ms: float, now_ms: float) -> float:
         """Return what a member may have at the most: the rest is, or may be, in use by others."""
         others = (each for name, each in self._holders.items() if name != demand.member)
         free = self.rate - math.fsum(each.in_use(now_ms) for each in others)
-        assert self._begun_ms is not None
-        free_ms = max(self._begun_ms, self._changed_ms + VOTE_MS)
         if now_ms < free_ms:
             free = min(free, demand.uses.rate)
         elif now_ms < free_ms + GUARANTEE_MS + SKEW_MS:
-            known = math.fsum(each.claim.floor for each in self._holders.values())
+            known = math.fsum(each.guaranteed for each in self._holders.values())
             free -= max(min(self.guaranteed, self.rate) - known, 0.0)
         return max(free, 0.0)

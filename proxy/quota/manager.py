@@ -151,6 +151,9 @@ class SharedQuotas:
         """
         quotas = self._manager.client(identity, address)
         try:
+            meter = quotas.meter_of(kind)
+            if meter is not None and meter.leased is not None:
+                return 0.0  # it had what is leased there
             quotas.charge(kind, amount, now_ms)
             meter = quotas.meter_of(kind)
         finally:
@@ -188,7 +191,7 @@ class SharedQuotas:
         """
         for meter in self._manager.registry:
             client, now_ms, owed_ms = meter.used_by, clock_ms(), 0.0
-            if not (meter.is_overflow or meter.retired):
+            if not (meter.is_overflow or meter.retired) and meter.leased is None:
                 owed_ms = meter.debt_ms(now_ms)
             if client is None or owed_ms <= least_ms or not covers(client):
                 yield None
@@ -220,9 +223,9 @@ class SharedQuotas:
     def _owe(self, name: str, debt: PendingDebt, now_ms: float) -> None:
         """Have a sensor owe, now or once it is there; an earlier time than is known is ignored."""
         meter, pending = self._manager.registry.get(name), self._pending
-        if meter is not None:
+        if meter is not None and meter.leased is None:
             meter.owe(debt.until_ms, now_ms, debt.held_until_ms)
-        elif debt.until_ms > now_ms:
+        elif meter is None and debt.until_ms > now_ms:
             known = pending.pop(name, debt)
             if len(pending) >= MAX_PENDING:
                 for over in [each for each, owed in pending.items() if owed.until_ms <= now_ms]:
@@ -234,7 +237,7 @@ class SharedQuotas:
     def _settle(self, meter: Meter, now_ms: float) -> None:
         """Have a new sensor owe what was kept for it."""
         debt = self._pending.pop(meter.name, None)
-        if debt is not None:
+        if debt is not None and meter.leased is None:
             meter.owe(debt.until_ms, now_ms, debt.held_until_ms)
 
 

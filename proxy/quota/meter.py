@@ -14,7 +14,7 @@ from metrics.sensor import QuotaViolation
 from .entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, ClientIdentity, QuotaKind
 from .gate import BUDGET_GRANT_MS, SHARED_AHEAD_MS, TURNS_ROUND_MS, Gate
 from .lease import LEASE_MS, Lease
-from .pacer import AdaptivePacer, Pacer, throttle_time_ms
+from .pacer import MAX_CARRY_MS, AdaptivePacer, Pacer, throttle_time_ms
 from .rules import CLIENT_ID_KEYS, DEFAULT_BURST_MS, Budget, QuotaSettings, Rule
 from .turns import Step, TurnPath
 
@@ -30,8 +30,12 @@ QUIET_MS = 30_000.0
 LEND_ABOVE = 0.5
 """Of what a client may have in all of its windows: with more free than that a sensor lends."""
 
-LEAST_LEASE = 1.0
-"""In the place of no lease at all, in bytes per second: one answer at a time passes."""
+LEAST_LEASE = 1e-6
+"""Of the bound, in the place of no lease at all: one answer at a time passes."""
+
+UNLEASED_HOLD_MS = 1_000.0
+"""What is held without a lease, which mostly comes in a moment, leaves after so long at the latest.
+What it owes it owes all the same, so that nothing else is asked for."""
 
 LEND_PART = 0.25
 """Of what its schedules have saved up a sensor lends so much: others of its budget lend, too."""
@@ -96,6 +100,8 @@ class QuotaRow:
     """In how many seconds of the last minute there was such a measurement."""
     part: BudgetPart | None = None
     """Of a budget; None where it shares none."""
+    leased: float | None = None
+    """What this member may have of the bound, which is for all members; None where it has all."""
 
 
 class Level(NamedTuple):
@@ -174,7 +180,9 @@ class Meter(Sensor):
     moved: float = 0.0
     """How much was charged to it in all."""
     leased: float | None = None
-    """A budget's: what this member may have of it, per second; None: all of it."""
+    """What this member may have of its bound, per second; None: all of it."""
+    is_divided: bool = False
+    """Whether other members may have sensors of the same entity, with parts of what it has."""
     lent: float = 0.0
     """What it, or what is charged to it, has lent of what its schedule has saved up."""
     rate: Rate = field(default_factory=Rate)
@@ -199,10 +207,12 @@ class Meter(Sensor):
         *,
         enforced: bool = True,
         budget: "Meter | None" = None,
+        is_divided: bool = False,
     ) -> None:
         """Set bound and windows; the history stays, but nothing is owed when `enforced` changes.
 
-        `budget` is the sensor of the budget that it has a share of, if that is to be charged.
+        `budget` is the sensor of the budget that it has a share of, if that is to be charged. Of a
+        bound that `is_divided` among members it has what is leased to it, nothing at first.
         """
         self.rule = rule
         self.generation = generation
@@ -214,24 +224,33 @@ class Meter(Sensor):
             self.ahead_ms, self.gate.grant_ms = 0.0, BUDGET_GRANT_MS
         self.span_ms = settings.span_ms
         self.pacer.burst_ms = DEFAULT_BURST_MS if settings.burst_ms is None else settings.burst_ms
-        if self.kind.is_time:  # as Kafka, which holds for as long as the rate shows a spike
-            self.pacer.carry_ms = self.span_ms
-        self.metric.config = MetricConfig(
-            samples=settings.samples, window_ms=settings.window_ms, quota=Quota(self.bound)
-        )
+        # Time as Kafka, which holds for as long as the rate shows a spike.
+        self.pacer.carry_ms = self.span_ms if self.kind.is_time else MAX_CARRY_MS
         begins = enforced and not self.is_enforced
         if enforced != self.is_enforced:
             self.is_enforced, self.brake = enforced, None
             self.pacer.end()
             self.held_until_ms = min(self.held_until_ms, now_ms)
+        self.is_divided = is_divided
         self._join(budget)
+        is_leased = is_divided and enforced and self.kind in rule.bounds
+        if not is_leased or self.is_measured_only:
+            self.leased = None
+        elif self.leased is None:
+            self.leased = 0.0
+        if self.leased is not None:
+            self.ahead_ms = min(self.ahead_ms, SHARED_AHEAD_MS)
+            self.pacer.carry_ms = math.inf  # with the least lease an answer may be owed for weeks
+        self.metric.config = MetricConfig(
+            samples=settings.samples, window_ms=settings.window_ms, quota=Quota(self.bound)
+        )
         self._keep(now_ms)
         if begins:
             self.pacer.begin(self.metric.measure(now_ms), now_ms)
         is_budgeted = budget is not None or isinstance(rule, Budget)
-        if settings.burst_ms is None and not is_budgeted:
+        if self.leased is None and settings.burst_ms is None and not is_budgeted:
             self.pacer.strict_until_ms = min(self.pacer.strict_until_ms, now_ms + self.span_ms)
-        elif enforced and not self.kind.is_time:
+        elif enforced and (self.leased is not None or not self.kind.is_time):
             self.pacer.pace_immediately(math.inf, now_ms)
 
     def _join(self, budget: "Meter | None") -> None:
@@ -271,7 +290,7 @@ class Meter(Sensor):
         self._keep(now_ms)
 
     def lease_rate(self, rate: float, now_ms: float) -> None:
-        """Have no more of a budget than this from now on, in bytes per second; 0 or more."""
+        """Have no more of the bound than this from now on, per second; 0 or more."""
         if rate != self.leased:
             self.leased = rate
             self.metric.config = replace(self.metric.config, quota=Quota(self.bound))
@@ -299,9 +318,10 @@ class Meter(Sensor):
             window_ms = self._window_ms(now_ms)
             throttle_ms = throttle_time_ms(violation.value, self.pacer.bound, window_ms)
         hold_ms = self.pacer.charge(value, throttle_ms, now_ms)
-        if hold_ms and isinstance(self.rule, Budget):
+        if hold_ms and (isinstance(self.rule, Budget) or self.leased is not None):
             # Its own bytes had their turn: who has one connection asks for more meanwhile.
             hold_ms = max(hold_ms - value / self.pacer.bound * MS_PER_SECOND, 0.0)
+            hold_ms = min(hold_ms, UNLEASED_HOLD_MS) if self.leased == 0 else hold_ms
         if self.brake is not None:
             hold_ms = max(hold_ms, self.brake.hold_ms(value, now_ms))
         if not self.pacer.is_pacing and now_ms < self.pacer.strict_until_ms:
@@ -316,7 +336,8 @@ class Meter(Sensor):
         way. `holds`: their responses can be held.
         """
         self.take_back(now_ms)
-        if len(self.charged) > 1 or self.pacer.strict_until_ms == math.inf:
+        is_scheduled = self.pacer.strict_until_ms == math.inf or self.leased is not None
+        if len(self.charged) > 1 or is_scheduled:
             return self.is_enforced and self._lends_saved(now_ms)
         config, room = self.metric.config, self.room
         if room is not None and room.is_over(config, now_ms):
@@ -428,9 +449,9 @@ class Meter(Sensor):
             kind=self.kind,
             rule=self.rule,
             rate=self.metric.measure(now_ms),
-            bound=self.bound,
+            bound=self.shown_bound,
             window_ms=self._window_ms(now_ms),
-            owed_ms=self.owed_ms(now_ms),
+            owed_ms=min(self.owed_ms(now_ms), MAX_CARRY_MS),
             holds=holds.events(LAST_MINUTE, now_ms) if holds else 0,
             held_ms=holds.measure(LAST_MINUTE, now_ms) if holds else 0.0,
             hold_until_ms=self.hold_until_ms(now_ms),
@@ -444,6 +465,7 @@ class Meter(Sensor):
             would_throttle=above.events(LAST_MINUTE, now_ms) if above else 0,
             above_s=int(above.measure(LAST_MINUTE, now_ms)) if above else 0,
             part=part,
+            leased=self.leased,
         )
 
     def has_history(self, now_ms: float) -> bool:
@@ -503,12 +525,17 @@ class Meter(Sensor):
 
     @property
     def bound(self) -> float:
-        """The bound in force: the adapted one, but never more than the rule's own."""
+        """The bound in force: what is leased, or adapted, never more than the rule's own."""
         bound = self.rule.ceilings[self.kind]
         if self.leased is not None:
-            return min(bound, max(self.leased, LEAST_LEASE))
+            bound = min(bound, max(self.leased, LEAST_LEASE * bound))
         adapted = self.adapted.bound if self.adapted and self._is_adaptive else None
         return bound if adapted is None else min(bound, adapted)
+
+    @property
+    def shown_bound(self) -> float:
+        """The bound in force of all members together."""
+        return self.bound if self.leased is None else self.rule.ceilings[self.kind]
 
     def _keep(self, now_ms: float) -> None:
         """Put the bound in force: a query's adapted one with the brake, all else by schedule."""
@@ -522,7 +549,8 @@ class Meter(Sensor):
             pacer.raise_bound(kept, allowance_ms, soon_ms if is_strict else -math.inf, now_ms)
             self.gate.poke(now_ms)
         elif kept < pacer.bound:
-            pacer.lower_bound(kept, self.metric.measure(now_ms), soon_ms, now_ms)
+            forgives_ms = soon_ms if self.leased is None else math.inf
+            pacer.lower_bound(kept, self.metric.measure(now_ms), forgives_ms, now_ms)
             self.gate.poke(now_ms)
         if adaptive is None or adaptive.batch_interval_ms is None or kept == bound:
             self.brake = None

@@ -94,12 +94,13 @@ class Meters:
         """Called for each second in which a quota is exceeded that is not enforced, and by whom."""
         self.generation = -1
         """Counts the updates, after which handles look up their rules again."""
-        self.leases_budgets = False
-        """Whether this member has only of a budget what its owner leases to it."""
-        self.budgets: dict[str, Meter] = {}
-        """The sensors of budgets with a rate of their own that is enforced, by their names."""
-        self.on_budget: Callable[[], None] = lambda: None
-        """Called when there is a budget's sensor more."""
+        self.is_divided: Callable[[Rule], bool] = lambda _: False
+        """Whether several members may have sensors of one entity of a rule. Each has then only
+        what the entity's owner leases to it."""
+        self.leased: dict[str, Meter] = {}
+        """The sensors of such entities whose bounds are enforced, by their names."""
+        self.on_leased: Callable[[], None] = lambda: None
+        """Called when there is one more of these."""
         self.paces_new = False
         """Whether a new sensor paces from its first byte: its clients may have had at another
         member what the formula would let pass here."""
@@ -123,6 +124,11 @@ class Meters:
         for meter in self.registry:
             meter.gate.open()
         self.on_update()
+
+    def divide(self, is_divided: Callable[[Rule], bool]) -> None:
+        """Have other bounds be divided among members, under the rules in force."""
+        self.is_divided = is_divided
+        self.update(self.settings, self.table)
 
     def adapt(
         self, kind: QuotaKind, entity: str, bound: float | None, reason: str | None, now_ms: float
@@ -152,7 +158,7 @@ class Meters:
         for meter in self.registry:
             if not meter.retired:
                 rate = meter.metric.measure(clock_ms())
-                yield MeasuredRate(meter.entity, meter.kind, rate, meter.bound)
+                yield MeasuredRate(meter.entity, meter.kind, rate, meter.shown_bound)
 
     def lends(self, meter: Meter, now_ms: float, *, holds: bool) -> bool:
         """Have a sensor lend what it has room for; return whether it does. See `Meter.lends`."""
@@ -247,8 +253,16 @@ class Meters:
             is_new, enforced = meter.generation < 0, match.enforced
             budget = self._budget(kind, rule, now_ms)
             meter.follow(
-                *(rule, self.settings, self.generation, now_ms), enforced=enforced, budget=budget
+                *(rule, self.settings, self.generation, now_ms),
+                enforced=enforced,
+                budget=budget,
+                is_divided=self.is_divided(rule),
             )
+            if meter.leased is None:
+                self.leased.pop(meter.name, None)
+            elif self.leased.get(meter.name) is not meter:
+                self.leased[meter.name] = meter
+                self.on_leased()
             self._show_rule(meter, rule, budget)
             if is_new and enforced and (paces or self.paces_new):
                 meter.share(now_ms)
@@ -264,14 +278,6 @@ class Meters:
         enforced = self.settings.enforce and budget.enforce
         meter = self.meter(kind, Match(budget, budget.shared_entity, enforced), now_ms)
         meter.expiry_ms = math.inf  # type: ignore[misc]  # as Registry does
-        if not (enforced and kind in budget.bounds):
-            self.budgets.pop(meter.name, None)
-            meter.leased = None
-        elif meter.name not in self.budgets:
-            self.budgets[meter.name] = meter
-            if self.leases_budgets:
-                meter.lease_rate(0.0, now_ms)
-                self.on_budget()
         return meter
 
     def note_rules(self, client: ClientIdentity, bounded: Collection[QuotaKind]) -> None:
@@ -355,7 +361,7 @@ class Meters:
             return False
         meter.take_back(now_ms)
         self._lent.pop(meter, None)
-        self.budgets.pop(meter.name, None)
+        self.leased.pop(meter.name, None)
         if meter.budget is not None:
             meter.budget.sharers.pop(meter.name, None)
         meter.gate.open()

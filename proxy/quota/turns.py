@@ -243,6 +243,12 @@ class Turns(Generic[W]):
         line = groups[-1].lines.get(path[-1].key) if len(groups) == len(path) else None
         return 0 if line is None else _length(line)
 
+    @property
+    def clients(self) -> int:
+        """How many clients wait."""
+        groups = self._root.lines.values()
+        return sum(len(each.lines) if isinstance(each, _Group) else 1 for each in groups)
+
     def is_behind(self, path: TurnPath) -> bool:
         """Return whether a client gets less than its share, or wants less, while others wait."""
         groups = zip(self._groups(path), path, strict=False)

@@ -1,20 +1,25 @@
-"""Lease parts of each budget to the members that serve its clients, and use what is leased here."""
+"""Lease parts of what clients of several members share, and use what is leased here.
+
+That is each budget, and what a rule adds up whose clients may have several keys. One exchange with
+each owner of some, twice a second, has this member's votes and its demands.
+"""
 
 import asyncio
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from itertools import count
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from structlog import get_logger
 
 from metrics.clock import clock_ms
 from proxy.admin.peers.peer_client import PeerError
-from proxy.quota.budget_claims import BudgetClaim, claim_of, rate_since
+from proxy.quota.budget_claims import BudgetClaim, claim_of, is_idle, rate_since
 from proxy.quota.budget_leases import (
     ASK_EVERY_MS,
     RATE_LEASE_MS,
@@ -23,40 +28,59 @@ from proxy.quota.budget_leases import (
     Demand,
     LeaseUser,
     RateLease,
+    Vote,
+    Votes,
 )
+from proxy.quota.entities import TRAFFIC_KINDS
 from proxy.quota.manager import QuotaManager
-from proxy.quota.meter import sensor_name
-from proxy.quota.rules import Budget
+from proxy.quota.meter import Meter, sensor_name
+from proxy.quota.rules import Budget, Rule
+from proxy.state import Document
 from proxy.tasks import end_tasks
+from proxy.tier.keys.quota_keys import QuotaKeys
 from proxy.tier.peers import Peers
 from proxy.tier.slot_map import slot_of
 
 LEASE_LOOK_S = 0.1
-"""Between two looks for leases that are over, and budgets that are new here."""
+"""Between two looks for leases that are over, and what is new here."""
+
+LEASES_AT_ONCE = 200
+"""Of what is leased, between two turns of the event loop."""
+
+MAX_DEMANDS = 200
+"""In one message: what was asked for longest ago goes first."""
 
 FAILING_AFTER_MS = 5_000.0
 """Of demands without an answer: then it is logged."""
 
 PROCESS_MARK = "#"
-"""Between a member's name and what tells apart who asks for it: a new one knows of no lease."""
-
-NO_CLAIM = BudgetClaim(0.0, 0.0, 0.0)
-"""Of a member that has no clients of a budget; it votes all the same."""
+"""Between a member's name and what tells apart its processes: a new one knows of no lease."""
 
 Rows = Sequence[Sequence[Any]]
 
 _log = get_logger(__name__)
 
 
-def slot_of_budget(name: str) -> int:
-    """Return the slot whose owner leases a budget."""
-    return slot_of(f"budget:{name}")
+def lease_slot(entity: str) -> int:
+    """Return the slot whose owner leases what a budget, or a rule, has for all its clients."""
+    return slot_of(f"leases:{entity}")
+
+
+class _Leased(NamedTuple):
+    """What rules in force have for clients of several members; of one quota type."""
+
+    slot: int
+    rate: float
+    """Of a rule: of each entity."""
+    guaranteed: float
 
 
 @dataclass(slots=True)
 class _Use:
-    """What this member uses of a budget."""
+    """What this member uses of an entity."""
 
+    rule: str
+    """Whose entity it is, as its own sensor is called."""
     user: LeaseUser
     answered_ms: float
     moved: float = 0.0
@@ -65,37 +89,47 @@ class _Use:
     is_urgent: bool = True
     """Whether to ask at once."""
 
+    def is_due(self, meter: Meter, now_ms: float) -> bool:
+        """Return whether to ask for it now."""
+        if is_idle(meter, now_ms):
+            return False
+        return self.is_urgent or now_ms - self.asked_ms >= ASK_EVERY_MS
+
 
 @dataclass(slots=True)
 class _Owned:
-    """A budget that this member may lease, if others take it for the owner."""
+    """What this member may lease, if others take it for the owner."""
 
     owner: BudgetOwner
     claims: dict[str, BudgetClaim] = field(default_factory=dict)
     """The latest of each member."""
 
-    def use(self, members: frozenset[str], now_ms: float) -> None:
-        """Have these members vote; what others wanted counts no longer."""
-        self.owner.use(members, now_ms)
-        for gone in self.claims.keys() - members:
-            del self.claims[gone]
-
     def lease(
-        self, member: str, number: int, uses: RateLease, claim: BudgetClaim, now_ms: float
+        self,
+        member: str,
+        number: int,
+        uses: RateLease,
+        claim: BudgetClaim,
+        votes: Votes,
+        now_ms: float,
     ) -> RateLease | None:
         """Answer a demand, as BudgetOwner does."""
-        voter, _, _ = member.rpartition(PROCESS_MARK)
-        self.claims[voter] = claim
+        for gone in self.claims.keys() - votes.members:
+            del self.claims[gone]
+        self.claims[_voter(member)] = claim
         inner_weights: defaultdict[str, float] = defaultdict(float)
         for each in self.claims.values():
             for name, inner in each.inner.items():
                 inner_weights[name] += inner.inner_weight
-        demand = Demand(member, number, uses, claim.among(inner_weights))
-        return self.owner.answer(demand, voter, now_ms)
+        demand = Demand(member, number, uses, claim.among(inner_weights), claim.lasting)
+        return self.owner.answer(demand, votes, now_ms)
 
 
 class BudgetExchanges:
-    """Those of this member: `owners` gives the member that owns each slot, and all members."""
+    """Those of this member: `owners` gives the member that owns each slot, and all members.
+
+    `keys` gives the keys in force: what is divided among members follows from them.
+    """
 
     def __init__(
         self,
@@ -103,163 +137,225 @@ class BudgetExchanges:
         quotas: QuotaManager,
         peers: Peers,
         owners: Callable[[], tuple[Sequence[str | None], frozenset[str]]],
+        keys: Callable[[], QuotaKeys],
     ) -> None:
         self._name, self._quotas, self._peers, self._owners = name, quotas, peers, owners
-        self._budgets: dict[str, Budget] = {}
-        """Of the rules in force by the names of their sensors, as all here."""
+        self._process = f"{name}{PROCESS_MARK}{uuid4().hex}"
+        self._made_ms = self._looked_ms = clock_ms()
+        self._numbers = count(1)
+        """Of messages."""
+        self._leased: dict[str, _Leased] = {}
+        """By the names that sensors of all clients of a rule have."""
         self._uses: dict[str, _Use] = {}
+        """By the names of sensors here, as all below."""
         self._owned: dict[str, _Owned] = {}
+        self._given: dict[int, Vote] = {}
+        """By slots, as those taken."""
+        self._taken: dict[int, Votes] = {}
+        self._latest: dict[str, tuple[str, int]] = {}
+        """Of each member that asks its process, and the number of its latest message."""
         self._generation = -1
         """The update of the rules that these are of."""
+        self._asked_ms: dict[str, float] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
         """By the owners that are asked: one at a time each."""
-        self._looked_ms = clock_ms()
         self._wanted = asyncio.Event()
-        quotas.leases_budgets = True
-        quotas.on_budget = self._want_all
+        quotas.on_leased = self._wanted.set
+        self._keys, self._divided_by = keys, keys()
+        self._divide(self._divided_by)
+
+    def _divide(self, keys: QuotaKeys) -> None:
+        """Divide among members what clients of several keys share."""
+        self._divided_by = keys
+        self._quotas.divide(lambda rule: isinstance(rule, Budget) or keys.is_divided(rule))
 
     async def run(self) -> None:
         """Ask for leases, and use them, until cancelled."""
         try:
             while True:
                 self._wanted.clear()
-                self._look(clock_ms())
+                await self._look()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LEASE_LOOK_S):
                         await self._wanted.wait()
         finally:
             await end_tasks(self._asking.values())
 
-    def lease(self, rows: Rows) -> list[list[Any]]:
+    def lease(self, document: Document) -> list[list[Any]]:
         """Answer the demands of a member, which takes this one for the owner, as rows.
 
-        Raises ValueError, TypeError or AttributeError for rows that are no demands.
+        Raises ValueError, KeyError, TypeError or AttributeError for what holds no demands.
         """
+        member, number, voted = document["votes"]
+        member, number, slots = str(member), int(number), {int(slot) for slot in voted}
+        demands = [
+            (str(rule), str(sensor), _lease_of(uses), BudgetClaim.of(claim))
+            for rule, sensor, uses, claim in document["demands"]
+        ]
+        now_ms, voter = clock_ms(), _voter(member)
+        process, latest = self._latest.get(voter, ("", 0))
+        if self._stood_still(now_ms) or (process == member and number <= latest):
+            return []  # it may be old
+        self._latest[voter] = member, number
+        for slot in slots & self._taken.keys():
+            self._taken[slot].take(voter, now_ms)
         leases: list[list[Any]] = []
-        now_ms = clock_ms()
-        if self._stood_still(now_ms):
-            return leases  # they may be old
-        for name, member, number, uses, claim_row in rows:
-            demand = str(member), int(number), _lease_of(uses), BudgetClaim.of(claim_row)
-            owned = self._owned.get(name)
-            lease = None if owned is None else owned.lease(*demand, now_ms)
+        for rule, sensor, uses, claim in demands:
+            leased = self._leased.get(rule)
+            if leased is None or leased.slot not in slots:
+                continue
+            owned = self._owned.get(sensor)
+            if owned is None:
+                owned = self._owned[sensor] = _Owned(BudgetOwner(0.0, 0.0))
+            owned.owner.rate, owned.owner.guaranteed = leased.rate, leased.guaranteed
+            votes = self._taken[leased.slot]
+            lease = owned.lease(member, number, uses, claim, votes, now_ms)
             if lease is not None:
-                leases.append([name, *lease])
+                leases.append([sensor, *lease])
         return leases
 
-    def _look(self, now_ms: float) -> None:
+    async def _look(self) -> None:
         """Use what is leased at this time; ask for what is due."""
+        now_ms = clock_ms()
         self._stood_still(now_ms)
+        if (keys := self._keys()) is not self._divided_by:
+            self._divide(keys)
         if self._generation != self._quotas.generation:
             self._follow_rules()
-        if not self._budgets:
-            return
         owners, members = self._owners()
+        slots: defaultdict[str, list[int]] = defaultdict(list)
+        for slot, votes in self._taken.items():
+            votes.use(members, now_ms)
+            if (owner := owners[slot]) is not None and self._leased:
+                slots[owner].append(slot)
         due: defaultdict[str, list[str]] = defaultdict(list)
-        for name, budget in self._budgets.items():
-            use, meter = self._uses[name], self._quotas.budgets.get(name)
-            if meter is not None:
-                meter.lease_rate(use.user.rate(now_ms), now_ms)
-            self._owned[name].use(members, now_ms)
-            owner = owners[slot_of_budget(budget.name)]
-            if owner and (use.is_urgent or now_ms - use.asked_ms >= ASK_EVERY_MS):
+        for at, (name, meter) in enumerate(tuple(self._quotas.leased.items()), 1):
+            use = self._use(name, meter)
+            meter.lease_rate(use.user.rate(now_ms), now_ms)
+            leased = self._leased.get(use.rule)
+            owner = None if leased is None else owners[leased.slot]
+            if owner is not None and use.is_due(meter, now_ms):
                 due[owner].append(name)
-        for owner, names in due.items():
-            if owner not in self._asking:
-                demands = (self._demand(name, owner, now_ms) for name in names)
-                rows = [row for row in demands if row is not None]
-                task = self._asking[owner] = asyncio.create_task(self._ask(owner, rows))
+            if at % LEASES_AT_ONCE == 0:
+                await asyncio.sleep(0)
+                now_ms = clock_ms()
+        for owner in slots.keys() - self._asking.keys():
+            is_due = now_ms - self._asked_ms.get(owner, -math.inf) >= ASK_EVERY_MS
+            if due[owner] or is_due:
+                self._asked_ms[owner] = now_ms
+                names = sorted(due[owner], key=lambda name: self._uses[name].asked_ms)
+                task = asyncio.create_task(self._ask(owner, slots[owner], names[:MAX_DEMANDS]))
+                self._asking[owner] = task
                 task.add_done_callback(partial(self._asked, owner))
+        await self._forget(now_ms)
+
+    def _use(self, name: str, meter: Meter) -> _Use:
+        """Return what is used of a sensor's entity, nothing yet if its rule is another one."""
+        use, rule = self._uses.get(name), sensor_name(meter.kind, meter.rule.shared_entity)
+        if use is None or use.rule != rule:
+            use = self._uses[name] = _Use(rule, LeaseUser(), clock_ms())
+        return use
 
     def _follow_rules(self) -> None:
-        """Keep what is known of budgets for those of the rules in force."""
-        self._generation = self._quotas.generation
-        rates = {
-            sensor_name(kind, budget.shared_entity): (budget, rate, guaranteed)
-            for budget, guaranteed in self._quotas.table.budgets
-            for kind, rate in budget.bounds.items()
+        """Lease what the rules in force have for clients of several members."""
+        self._generation, table = self._quotas.generation, self._quotas.table
+        every: Iterable[tuple[Rule, float]] = (
+            *table.budgets,
+            *((rule, 0.0) for rule in table.rules if self._quotas.is_divided(rule)),
+        )
+        self._leased = {
+            sensor_name(kind, rule.shared_entity): _Leased(
+                lease_slot(rule.shared_entity), rate, guaranteed
+            )
+            for rule, guaranteed in every
+            for kind, rate in rule.bounds.items()
+            if kind in TRAFFIC_KINDS
         }
-        self._budgets = {name: budget for name, (budget, _, _) in rates.items()}
-        for known in (self._uses, self._owned):
-            for name in known.keys() - self._budgets.keys():
-                del known[name]
-        for name, (_, rate, guaranteed) in rates.items():
-            if name not in self._uses:
-                now_ms = clock_ms()
-                # Another one each time: who asked for the budget before may have voted until now.
-                user = LeaseUser(f"{self._name}{PROCESS_MARK}{uuid4().hex}", now_ms)
-                self._uses[name] = _Use(user, now_ms)
-                self._owned[name] = _Owned(BudgetOwner(rate, guaranteed))
-            owner = self._owned[name].owner
-            owner.rate, owner.guaranteed = rate, guaranteed
+        for slot in {each.slot for each in self._leased.values()} - self._taken.keys():
+            self._given[slot], self._taken[slot] = Vote(self._made_ms), Votes()
 
-    def _demand(self, name: str, owner: str, now_ms: float) -> list[Any] | None:
-        use, meter = self._uses[name], self._quotas.budgets.get(name)
-        claim = NO_CLAIM
-        if meter is not None:
-            lately = rate_since(meter.moved, use.moved, now_ms - use.asked_ms)
-            claim = claim_of(meter, lately, now_ms)
-        demand = use.user.ask(owner, claim.among({}), now_ms)
-        if demand is None:
-            return None
-        use.moved, use.asked_ms, use.is_urgent = meter.moved if meter else 0.0, now_ms, False
-        return [name, demand.member, demand.number, list(demand.uses), claim.row()]
-
-    def _want_all(self) -> None:
-        """Ask at once: there are clients of a budget that had none here."""
-        for use in self._uses.values():
-            use.is_urgent = True
-        self._wanted.set()
+    async def _forget(self, now_ms: float) -> None:
+        """Forget what is used no more here, and what nobody uses of what was leased."""
+        for name in self._uses.keys() - self._quotas.leased.keys():
+            del self._uses[name]
+        for at, (name, owned) in enumerate(tuple(self._owned.items()), 1):
+            if owned.owner.is_idle(now_ms):
+                del self._owned[name]
+            if at % LEASES_AT_ONCE == 0:
+                await asyncio.sleep(0)
 
     def _stood_still(self, now_ms: float) -> bool:
         """Return whether this process stood still, and so knows of no votes."""
         stood_still = now_ms - self._looked_ms >= SKEW_MS
         self._looked_ms = now_ms
-        for owned in self._owned.values() if stood_still else ():
-            owned.owner.forget_votes()
+        for votes in self._taken.values() if stood_still else ():
+            votes.forget()
         return stood_still
 
-    async def _ask(self, owner: str, rows: Rows) -> None:
+    async def _ask(self, owner: str, slots: Sequence[int], names: Sequence[str]) -> None:
+        """Vote for an owner, and use what it leases of some entities."""
+        now_ms, number = clock_ms(), next(self._numbers)
+        voted = [slot for slot in slots if self._given[slot].give(owner, now_ms)]
+        rows = [] if not voted else [self._demand(name, number, now_ms) for name in names]
+        asked = [row for row in rows if row is not None and self._leased[row[0]].slot in voted]
         try:
-            answer = self.lease(rows) if owner == self._name else await self._leases(owner, rows)
+            if voted:
+                message = {"votes": [self._process, number, voted], "demands": asked}
+                self._take(await self._leases(owner, message))
         except PeerError as error:
-            self._failed(owner, rows, str(error))
-            return
+            self._failed(owner, [name for _, name, *_ in asked], str(error))
         finally:
-            for name, *_ in rows:
-                if (use := self._uses.get(name)) is not None:
-                    use.user.ended(clock_ms())
+            for slot in voted:
+                self._given[slot].ended(clock_ms())
+
+    def _demand(self, name: str, number: int, now_ms: float) -> list[Any] | None:
+        """Return what this member wants of a sensor's entity; None if it is there no more."""
+        use, meter = self._uses.get(name), self._quotas.leased.get(name)
+        if use is None or meter is None or use.rule not in self._leased:
+            return None
+        claim = claim_of(meter, rate_since(meter.moved, use.moved, now_ms - use.asked_ms), now_ms)
+        uses = use.user.ask(number, now_ms)
+        use.moved, use.asked_ms, use.is_urgent = meter.moved, now_ms, False
+        return [use.rule, name, list(uses), claim.row()]
+
+    def _take(self, leases: Rows) -> None:
         now_ms = clock_ms()
-        for name, *lease in answer:
-            use, meter = self._uses.get(name), self._quotas.budgets.get(name)
-            if use is None:
+        for name, *lease in leases:
+            use, meter = self._uses.get(name), self._quotas.leased.get(name)
+            if use is None or meter is None:
                 continue
             use.answered_ms = now_ms
             use.is_urgent = use.user.take(RateLease(*lease), now_ms)
-            if meter is not None:
-                meter.lease_rate(use.user.rate(now_ms), now_ms)
-                if use.is_urgent:
-                    self._wanted.set()
+            meter.lease_rate(use.user.rate(now_ms), now_ms)
+            if use.is_urgent:
+                self._wanted.set()
 
-    async def _leases(self, owner: str, rows: Rows) -> Rows:
-        answer = await self._peers.demand(owner, rows)
+    async def _leases(self, owner: str, message: Document) -> Rows:
+        if owner == self._name:
+            return self.lease(message)
+        answer = await self._peers.demand(owner, message)
         try:
             return [(str(name), *_lease_of(lease)) for name, *lease in answer]
         except (TypeError, ValueError) as error:
             raise PeerError(owner, f"its leases are not understood: {error}") from None
 
-    def _failed(self, owner: str, rows: Rows, problem: str) -> None:
+    def _failed(self, owner: str, names: Iterable[str], problem: str) -> None:
         now_ms = clock_ms()
-        uses = [use for name, *_ in rows if (use := self._uses.get(name)) is not None]
+        uses = [use for name in names if (use := self._uses.get(name)) is not None]
         if any(now_ms - use.answered_ms >= FAILING_AFTER_MS for use in uses):
-            _log.warning("budgets are not leased to this member", owner=owner, error=problem)
+            _log.warning("no part of what clients share is leased here", owner=owner, error=problem)
             for use in uses:
                 use.answered_ms = now_ms
 
     def _asked(self, owner: str, task: asyncio.Task[None]) -> None:
         del self._asking[owner]
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("unexpected error about budgets", owner=owner, exc_info=error)
+            _log.error("unexpected error about leases", owner=owner, exc_info=error)
+
+
+def _voter(process: str) -> str:
+    """Return the member that a process is of."""
+    return process.rpartition(PROCESS_MARK)[0]
 
 
 def _lease_of(row: Any) -> RateLease:

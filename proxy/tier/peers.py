@@ -19,7 +19,7 @@ from proxy.admin.peers.tier_routes import (
     RECORDS_PATH,
     VISITS_PATH,
 )
-from proxy.admin.tier_protocol import DemandRows, MemberEndpoint, VisitRows
+from proxy.admin.tier_protocol import MemberEndpoint, VisitRows
 from proxy.config import Config
 from proxy.quota.debts import Debt
 from proxy.state import Document, Record
@@ -103,9 +103,9 @@ class Peers(PeerClient):
         """
         return await self._rows(member, VISITS_PATH, {"visits": rows}, "owed")
 
-    async def demand(self, member: str, rows: DemandRows) -> DemandRows:
-        """Ask a member for leases of the budgets that it owns; return them. Raises PeerError."""
-        return await self._rows(member, BUDGETS_PATH, {"demands": rows}, "leases")
+    async def demand(self, member: str, message: Document) -> list[Any]:
+        """Ask a member for parts of what it leases; return them. Raises PeerError."""
+        return await self._rows(member, BUDGETS_PATH, message, "leases")
 
     async def _rows(self, member: str, path: str, body: Document, key: str) -> list[Any]:
         """Send a document; return the list that is answered under a key."""

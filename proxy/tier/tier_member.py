@@ -136,7 +136,7 @@ class TierMember:
         steering.on_learned = self._learned
         self._exchanges = VisitExchanges(quotas.shared, steering, peers)
         self.visited = self._exchanges.charge
-        self._budgets = BudgetExchanges(name, quotas, peers, ownership.serving)
+        self._budgets = BudgetExchanges(name, quotas, peers, ownership.serving, lambda: rules.keys)
         self.lease = self._budgets.lease
         self._member: GroupMember | None = None
         """None while this process is not to be in the group."""

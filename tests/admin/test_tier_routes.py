@@ -23,11 +23,12 @@ from proxy.admin.peers.tier_routes import (
 )
 from proxy.admin.port.guard import Access
 from proxy.admin.replies import ApiError
-from proxy.admin.tier_protocol import DemandRows, VisitRows
+from proxy.admin.tier_protocol import VisitRows
 from proxy.quota.debts import Debt
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.state import Document, Record, StateError
 from proxy.tier.budget_exchanges import BudgetExchanges
+from proxy.tier.keys.quota_keys import QuotaKeys
 from proxy.tier.peers import Peers
 from proxy.tier.slot_map import SLOTS
 from proxy.tier.visits import read_visit
@@ -39,7 +40,9 @@ DEBT = Debt(ETL, "client-id=etl", QuotaKind.CONSUMER_BYTE_RATE, 250.0)
 HANDED = {"records": [[RECORD.key, RECORD.text, RECORD.version]], "owed": [DEBT.document()]}
 ASKED = [("GET", ALIVE_PATH, {}), ("POST", VISITS_PATH, {"visits": []})]
 ASKED += [("POST", RECORDS_PATH, {"records": [], "owed": []})]
-DEMAND = ["consumer_byte_rate:budget=link", "far/0#1", 1, [0, 0.0, 0.0], [1.0, 0.0, None, {}]]
+SENSOR = "consumer_byte_rate:budget=link"
+DEMAND = [SENSOR, SENSOR, [0, 0.0, 0.0], [1.0, 0.0, None, {}]]
+VOTES = ["far/0#1", 1, [17]]
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -64,10 +67,12 @@ class Owner(MemberTier):
         self.told.append(rows)
         return [[*row[:-1], 250.0] for row in rows]
 
-    def lease(self, rows: DemandRows) -> DemandRows:
+    def lease(self, document: Document) -> Sequence[Sequence[Any]]:
+        keys = QuotaKeys(())
         return BudgetExchanges(
-            self.name, QuotaWorld().quotas, Peers(), lambda: ([None] * SLOTS, frozenset())
-        ).lease(rows)
+            *(self.name, QuotaWorld().quotas, Peers()),
+            *(lambda: ([None] * SLOTS, frozenset()), lambda: keys),
+        ).lease(document)
 
     async def keep(self, records: Sequence[Record], debts: Sequence[Debt]) -> None:
         if not self.has:
@@ -169,15 +174,19 @@ async def test_only_a_token_with_all_rights_asks_as_a_member(
             for document in (
                 {},
                 [],
-                {"demands": [[]]},
-                {"demands": [DEMAND[:-1]]},
-                {"demands": [[*DEMAND[:2], "x", *DEMAND[3:]]]},
-                {"demands": [[*DEMAND[:3], [0, -1.0, 0.0], DEMAND[4]]]},
-                {"demands": [[*DEMAND[:3], [0, 1.0, 2.0], DEMAND[4]]]},
-                {"demands": [[*DEMAND[:3], [0, 1.0, 0.0, 1e9], DEMAND[4]]]},
-                {"demands": [[*DEMAND[:4], [float("nan"), 0.0, None, {}]]]},
-                {"demands": [[*DEMAND[:4], [1.0, 0.0, None, {"a": [1.0]}]]]},
-                {"demands": [[*DEMAND[:4], [1.0, 0.0, None, 7]]]},
+                {"demands": [DEMAND]},
+                {"votes": VOTES},
+                {"votes": VOTES[:-1], "demands": []},
+                {"votes": ["far/0#1", "x", []], "demands": []},
+                {"votes": ["far/0#1", 1, ["x"]], "demands": []},
+                {"votes": VOTES, "demands": [[]]},
+                {"votes": VOTES, "demands": [DEMAND[:-1]]},
+                {"votes": VOTES, "demands": [[*DEMAND[:2], [0, -1.0, 0.0], DEMAND[3]]]},
+                {"votes": VOTES, "demands": [[*DEMAND[:2], [0, 1.0, 2.0], DEMAND[3]]]},
+                {"votes": VOTES, "demands": [[*DEMAND[:2], [0, 1.0, 0.0, 1e9], DEMAND[3]]]},
+                {"votes": VOTES, "demands": [[*DEMAND[:3], [float("nan"), 0.0, None, {}]]]},
+                {"votes": VOTES, "demands": [[*DEMAND[:3], [1.0, 0.0, None, {"a": [1.0]}]]]},
+                {"votes": VOTES, "demands": [[*DEMAND[:3], [1.0, 0.0, None, 7]]]},
             )
         ),
         *(
@@ -208,7 +217,7 @@ async def test_what_is_badly_formed_is_refused_and_nothing_of_it_taken(
 
 async def test_who_owns_no_budget_leases_nothing(owner: Owner):
     async with owner.asked(CLOSED) as ask:
-        body = {"demands": [DEMAND]}
+        body = {"votes": VOTES, "demands": [DEMAND]}
         asked = await ask("POST", BUDGETS_PATH, json=body, headers=bearer("ops"))
         assert (asked.status, asked.json) == (200, {"leases": []})
         refused = await ask("POST", BUDGETS_PATH, json=body, headers=bearer("desk"))

@@ -17,7 +17,7 @@ from metrics.member_names import machine_of
 from proxy.admin.peers import members as members_module
 from proxy.admin.port.guard import Access
 from proxy.admin.server import AdminServer
-from proxy.admin.tier_protocol import DemandRows, MemberEndpoint, VisitRows
+from proxy.admin.tier_protocol import MemberEndpoint, VisitRows
 from proxy.progress.query_scope import QueryScope
 from proxy.progress.report import Refusal, ReportRefused
 from proxy.quota.debts import Debt
@@ -83,8 +83,8 @@ class MemberTier:
     async def visited(self, rows: VisitRows) -> VisitRows:
         raise ValueError(f"{rows} are not for {self.name}")
 
-    def lease(self, rows: DemandRows) -> DemandRows:
-        raise ValueError(f"{rows} are not for {self.name}")
+    def lease(self, document: Document) -> Sequence[Sequence[Any]]:
+        raise ValueError(f"{document} is not for {self.name}")
 
     async def keep(self, records: Sequence[Record], debts: Sequence[Debt]) -> None:
         raise AssertionError(f"{records} and {debts} are not for {self.name}")

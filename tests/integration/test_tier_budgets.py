@@ -1,4 +1,4 @@
-"""A budget over the members of a tier: together no more than it, and nothing left idle for long."""
+"""What clients of several members share: together no more than it, and little left idle for long."""
 
 import json
 import os
@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from http import HTTPStatus
-from typing import Self
+from pathlib import Path
+from typing import Any, Self
 
 import pytest
 from support.machine import worker_pids
@@ -19,27 +20,28 @@ from support.raw import RawClient, fetch, produce
 from support.tier import TierMachine, client_of, owner_of, tier_config, until_shared
 
 from examples.devkit.broker import EmbeddedBroker
-from proxy.tier.budget_exchanges import slot_of_budget
+from proxy.tier.budget_exchanges import lease_slot
 from proxy.tier.slot_map import SLOTS
 
 RATE = 3_000_000
-"""Bytes per second of the budget: little, so that a busy machine carries it, too."""
+"""Bytes per second that they share: little, so that a busy machine carries it, too."""
 BURST_S = 0.5
 RECORD_BYTES = 20_000
 NAMES = ("a", "b", "c")
-QUOTAS = {
+BUDGET = {
     "budgets": [{"name": "link", "consumer_byte_rate": RATE}],
     "rules": [
         {"client-id": "heavy", "budget": "link", "weight": 3, "guaranteed": RATE // 4},
         {"client-id-prefix": "c", "budget": "link"},
     ],
 }
+SHARED = {"rules": [{"client-id-prefix": "c", "scope": "shared", "consumer_byte_rate": RATE}]}
 SETTLED_S = 90.0
 SHARED_FOR_S = 4.0
 TOLERANCE = 0.2
 LONG_S = 11.0
 MOST = 1.1
-"""Of the budget, in that time."""
+"""Of what they share, in that time."""
 
 
 class Reader(threading.Thread):
@@ -77,13 +79,13 @@ def bytes_in(readers: list[Reader], begin_s: float, end_s: float) -> int:
     return sum(size for at_s, size in got if begin_s <= at_s < end_s)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def machines(
-    kafka: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory
+    kafka: EmbeddedBroker, tmp_path: Path, quotas: dict[str, Any]
 ) -> Iterator[list[TierMachine]]:
-    folder = tmp_path_factory.mktemp("budgets")
+    tier = "shared" if quotas is SHARED else "budgets"
     made = [
-        TierMachine(tier_config(kafka.bootstrap, "budgets", name, quotas=QUOTAS), folder / name)
+        TierMachine(tier_config(kafka.bootstrap, tier, name, quotas=quotas), tmp_path / name)
         for name in NAMES
     ]
     try:
@@ -106,9 +108,9 @@ def records(kafka: EmbeddedBroker, topic: Callable[..., str]) -> str:
     return name
 
 
-def leasing_machine(machines: list[TierMachine]) -> TierMachine:
-    """Return the machine that leases the budget."""
-    slot = slot_of_budget("link")
+def leasing_machine(machines: list[TierMachine], entity: str) -> TierMachine:
+    """Return the machine that leases what clients share."""
+    slot = lease_slot(entity)
 
     def owner() -> TierMachine | None:
         members = json.loads(machines[0].get("/v1/tier")[1])["members"]
@@ -120,7 +122,7 @@ def leasing_machine(machines: list[TierMachine]) -> TierMachine:
 
 
 def shares_of(readers: dict[str, list[Reader]], lately_s: float) -> dict[str, float]:
-    """Return what each client had of the budget in the last seconds."""
+    """Return what each client had of what they share in the last seconds."""
     now_s = time.monotonic()
     return {
         name: bytes_in(each, now_s - lately_s, now_s) / lately_s / RATE
@@ -129,7 +131,7 @@ def shares_of(readers: dict[str, list[Reader]], lately_s: float) -> dict[str, fl
 
 
 def most_in(readers: list[Reader], window_s: float) -> float:
-    """Return the most that any time of this length has seen, in parts of the budget."""
+    """Return the most that any time of this length has seen, in parts of what they share."""
     got = sorted(each for reader in readers for each in reader.got)
     most = total = first = 0
     for at_s, size in got:
@@ -146,8 +148,17 @@ def send(machine: TierMachine, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-def test_members_share_a_budget(machines: list[TierMachine], records: str) -> None:
-    """Also while its owner stands still, and when that dies."""
+@pytest.mark.parametrize(
+    ("quotas", "entity"),
+    [
+        pytest.param(BUDGET, "budget=link", id="a budget"),
+        pytest.param(SHARED, "client-id-prefix=c", id="a shared rule"),
+    ],
+)
+def test_members_share(
+    machines: list[TierMachine], records: str, quotas: dict[str, Any], entity: str
+) -> None:
+    """Also while the owner of its slot stands still, and when that dies."""
     with ExitStack() as stack:
 
         def read(machine: TierMachine, client_id: str) -> list[Reader]:
@@ -155,7 +166,7 @@ def test_members_share_a_budget(machines: list[TierMachine], records: str) -> No
             return [stack.enter_context(reader) for reader in made]
 
         heavy = owner_of(machines, "heavy")
-        readers = {"heavy": read(heavy, "heavy")}
+        readers = {"heavy": read(heavy, "heavy")} if quotas is BUDGET else {}
         for machine in machines:
             client_id = client_of(machines, machine, "c")
             readers[machine.name] = read(machine, client_id)
@@ -172,10 +183,10 @@ def test_members_share_a_budget(machines: list[TierMachine], records: str) -> No
 
         until(lambda: are_shared(*readers), "each has its share", SETTLED_S)
         for stop, go_on in ((freeze, unfreeze), (TierMachine.crash, None)):
-            victim = leasing_machine(machines)
+            victim = leasing_machine(machines, entity)
             stop(victim)
             left = [name for name in readers if name != victim.name]
-            if heavy is victim:
+            if heavy is victim and quotas is BUDGET:
                 left.remove("heavy")
             until(lambda left=left: are_shared(*left), "the others have it", SETTLED_S)
             if go_on is not None:

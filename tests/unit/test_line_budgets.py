@@ -23,7 +23,7 @@ BUDGETS = {
     "proxy/launcher": Budget(800, 400),
     "proxy/member.py proxy/wiring.py proxy/belongings.py proxy/succession.py "
     "proxy/debt_records.py proxy/health.py proxy/parts.py proxy/garbage.py": Budget(1400, 650),
-    "proxy/tier": Budget(4600, 2350),
+    "proxy/tier": Budget(4300, 2350),
     "proxy/onboarding": Budget(800, 700),
     "proxy/queries": Budget(950, 650),
     "proxy/admin": Budget(5650, 4250),
@@ -32,7 +32,7 @@ BUDGETS = {
     "proxy/usage": Budget(1150, 1000),
     "proxy/pipeline": Budget(3450, 2700),
     "proxy/backpressure": Budget(2600, 1950),
-    "proxy/quota": Budget(5800, 3100),
+    "proxy/quota": Budget(5950, 3100),
     "proxy/progress": Budget(3900, 2950),
     "proxy/state": Budget(2200, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(

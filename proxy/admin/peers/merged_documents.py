@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from heapq import nlargest
 from itertools import chain, zip_longest
 from operator import itemgetter
@@ -193,10 +194,13 @@ def merged_row(rows: Sequence[Row]) -> Row:
     """Return one row for a sensor.
 
     Rate, bound and rule are those of the client's owner: it counts what passes elsewhere as well.
-    Where the owner is not among the members, or not known, they are of the highest rate.
+    Where the owner is not among the members, or not known, they are of the highest rate. Of what is
+    divided among members each counts its own part.
     """
     clients = _each_client([row["clients"] for row in rows])
-    fields = {key: combine for key, combine in _FIELDS.items() if key in rows[0]}
+    is_divided = any(row.get("leased") is not None for row in rows)
+    combines = {**_FIELDS, **_DIVIDED} if is_divided else _FIELDS
+    fields = {key: combine for key, combine in combines.items() if key in rows[0]}
     return {
         **combined(rows, fields),
         "client_count": max(len(clients), *(row["client_count"] for row in rows)),
@@ -210,12 +214,14 @@ def merged_unbounded_row(rows: Sequence[Row]) -> Row:
     return {**rows[0], "rate": round(sum(known), 1) if known else None}
 
 
-def merged_chart(charts: Sequence[Document | None]) -> Document | None:
+def merged_chart(
+    charts: Sequence[Document | None], of_interval: Callable[[Iterable[float]], float] = max
+) -> Document | None:
     """Return the chart of a sensor that several members have; the first is its owner's.
 
-    All end now. In each interval the highest rate counts: what a client moves elsewhere its owner
-    counts as well, so that a sum would have it twice; and after a handover each member knows a
-    part of the time. Bounds are the owner's where it knows them.
+    All end now. `of_interval` makes one rate of those of an interval. That is the highest: what a
+    client moves elsewhere its owner counts as well, so that a sum would have it twice; and after a
+    handover each member knows a part of the time. Bounds are the owner's where it knows them.
     """
     known = [each for each in charts if each is not None]
     if not known:
@@ -223,7 +229,7 @@ def merged_chart(charts: Sequence[Document | None]) -> Document | None:
     rates = zip_longest(*(reversed(chart["rates"]) for chart in known), fillvalue=0.0)
     bounds = zip_longest(*(reversed(list(_bound_of_each(chart))) for chart in known))
     of_each = [next(bound for bound in column if bound is not None) for column in bounds]
-    return chart(known[0]["interval_s"], list(map(max, rates))[::-1], reversed(of_each))
+    return chart(known[0]["interval_s"], list(map(of_interval, rates))[::-1], reversed(of_each))
 
 
 def _bound_of_each(chart: Document) -> Iterator[float]:
@@ -251,6 +257,12 @@ _FIELDS: Mapping[str, Combine] = {
     "clients": lambda lists: _each_client(lists)[:MAX_CLIENTS],
     "history": merged_chart,
     "connected": _each_client,  # why each client has its rule
+}
+
+_DIVIDED: Mapping[str, Combine] = {
+    "rate": lambda rates: round(sum(rates), 1),
+    "leased": lambda parts: round(sum(each or 0.0 for each in parts), 1),
+    "history": partial(merged_chart, of_interval=sum),
 }
 
 _KINDS = [str(kind) for kind in QuotaKind]

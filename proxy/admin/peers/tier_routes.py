@@ -32,7 +32,7 @@ and who asks knows at once."""
 LONG_S = 20.0
 
 MAX_VISITS_BYTES = 16 * 2**20  # of one message; 10,000 visits with long names come to less
-MAX_DEMANDS_BYTES = 2**20  # of one message; a thousand budgets come to less
+MAX_DEMANDS_BYTES = 2**20  # of one message; 200 demands with long names come to less
 DEMAND_DEPTH = 8  # of its lists and objects in each other
 MAX_RECORDS_BYTES = 32 * 2**20  # of one message; one record has 8 MiB at most
 
@@ -89,9 +89,10 @@ class TierRoutes:
         require_all_rights(current_author())
         body = await json_body(request, MAX_DEMANDS_BYTES)
         try:
-            leases = self._tier.lease(read_whole(body, DEMAND_DEPTH)["demands"])
+            leases = self._tier.lease(read_whole(body, DEMAND_DEPTH))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            fix = 'send {"demands": [[SENSOR, MEMBER, NUMBER, LEASE, CLAIM], ...]}'
+            form = '"votes": [PROCESS, NUMBER, SLOTS], "demands": [[RULE, SENSOR, LEASE, CLAIM]]'
+            fix = f"send {{{form}}}"
             raise ApiError(400, f"these are no demands: {error}", fix) from None
         return answer({"leases": leases})
 

@@ -1,4 +1,4 @@
-"""Clients that share anything have one key, against brute force; usual rules keep clients apart."""
+"""What clients share is divided, or they have one key: against brute force, and by usual rules."""
 
 from itertools import combinations, product
 
@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from proxy.quota.entities import CONSUMER_BYTE_RATE, DEFAULT, ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveBound, Rule, RuleTable
-from proxy.tier.keys.quota_keys import MAX_KNOWN_KEYS, QuotaKeys
-from proxy.tier.keys.rule_groups import ClientSet
+from proxy.tier.keys.quota_keys import MAX_KNOWN_KEYS, ClientSet, QuotaKeys
 
 LISTENERS = ("in", "out")
 USERS = (None, "alice", "bob", "carol")
@@ -69,18 +68,21 @@ client_sets = st.builds(
 )
 
 
-def things(identity: ClientIdentity, table: RuleTable, sets: list[ClientSet]) -> set[object]:
-    """Return all that a client can share with another."""
+def things(
+    identity: ClientIdentity, table: RuleTable, sets: list[ClientSet], keys: QuotaKeys
+) -> set[object]:
+    """Return all that a client can share with another, and that is not divided."""
     found: set[object] = set()
     for kind in QuotaKind:
         match = table.match(kind, identity)
         if match is not None:
-            found.add((kind, match.entity))
+            if not keys.is_divided(match.rule):
+                found.add((kind, match.entity))
             if kind is CONSUMER_BYTE_RATE and match.rule.adaptive is not None:
                 found.add(("query", identity.client_id or ""))
     for kind, topic in product(KINDS[:2], TOPICS):
         match = table.match_topic(kind, identity, topic)
-        if match is not None:
+        if match is not None and not keys.is_divided(match.rule):
             found.add((kind, match.entity))
     client_id = identity.client_id or ""
     for each in sets:
@@ -95,8 +97,7 @@ def check(all_rules: list[Rule], sets: list[ClientSet]) -> None:
     keys, table = QuotaKeys(all_rules, sets), RuleTable(all_rules)
     holders: dict[object, ClientIdentity] = {}
     for identity in UNIVERSE:
-        assert keys.explain(identity)
-        for thing in things(identity, table, sets):
+        for thing in things(identity, table, sets, keys):
             other = holders.setdefault(thing, identity)
             assert keys.key_of(other) == keys.key_of(identity), (thing, other, identity)
             if thing[0] == "query":
@@ -107,7 +108,7 @@ def check(all_rules: list[Rule], sets: list[ClientSet]) -> None:
 
 @settings(max_examples=1500, deadline=None)
 @given(st.lists(rules(), max_size=6), st.lists(client_sets, max_size=2))
-def test_clients_that_share_anything_have_one_key(all_rules, sets):
+def test_clients_that_share_what_is_not_divided_have_one_key(all_rules, sets):
     check(all_rules, sets)
 
 
@@ -118,30 +119,21 @@ def test_also_by_rules_with_a_topic(all_rules, sets):
 
 
 def test_topics_of_clients_that_are_named_keep_clients_apart():
-    keys = QuotaKeys(
-        [
-            rule(client_id="etl", topic="orders"),
-            rule(client_id=DEFAULT, topic_prefix="logs-"),
-            rule(client_id=DEFAULT),
-        ]
-    )
+    rules = [
+        rule(client_id="etl", topic="orders"),
+        rule(client_id=DEFAULT, topic_prefix="logs-"),
+        rule(topic="orders"),
+        rule(client_id=DEFAULT),
+    ]
+    keys = QuotaKeys(rules)
     assert len(set(keys_of(keys, client("etl"), client("a"), client("b")))) == 3
-    for_all = QuotaKeys([rule(topic="orders"), rule(client_id=DEFAULT)])
-    assert len(set(keys_of(for_all, client("etl"), client("a"), client("b")))) == 1
+    assert [keys.is_divided(each) for each in rules] == [False, False, True, False]
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(rules(), min_size=6, max_size=20), st.lists(client_sets, max_size=2))
 def test_also_with_many_rules(all_rules, sets):
     check(all_rules, sets)
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.lists(rules(), min_size=2, max_size=12), st.lists(client_sets, max_size=2))
-def test_also_with_more_forms_than_are_compared(all_rules, sets):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("proxy.tier.keys.tie_classes.MAX_COMPARED", 2)
-        check(all_rules, sets)
 
 
 def keys_of(keys: QuotaKeys, *identities: ClientIdentity) -> list[str]:
@@ -163,31 +155,31 @@ def test_client_id_rules_of_all_sorts_keep_clients_apart():
     assert found == [f"client-id=app-{at}" for at in range(250)]
 
 
-def test_shared_prefix_rules_stand_beside_a_default_rule():
-    keys = QuotaKeys(
-        [
-            rule(CONSUMER, client_id_prefix="etl-", scope="shared"),
-            rule(CONSUMER, PRODUCER, client_id_prefix="etl-orders-", scope="shared"),
-            rule(CONSUMER, PRODUCER, client_id_prefix="ml-", scope="shared"),
-            rule(CONSUMER, PRODUCER, client_id=DEFAULT),
-        ]
-    )
-    assert keys_of(keys, client("etl-1"), client("etl-2")) == ["client-id-prefix=etl-"] * 2
-    assert keys.key_of(client("ml-1")) == "client-id-prefix=ml-"
-    assert keys_of(keys, client("x"), client("y")) == ["client-id=x", "client-id=y"]
-    assert keys.key_of(client("etl-orders-1")) == "client-id-prefix=etl-orders-"
+def test_what_a_shared_rule_adds_up_is_divided_and_its_clients_are_apart():
+    shared = [
+        rule(client_id_prefix="etl-", scope="shared"),
+        rule(client_id=DEFAULT, scope="shared"),
+        rule(listener="out", scope="shared"),
+        rule(user=DEFAULT, scope="shared"),
+        rule(user=DEFAULT, client_id="etl", scope="shared"),
+    ]
+    one = [rule(client_id="etl", scope="shared"), rule(user="alice", client_id="x", scope="shared")]
+    keys = QuotaKeys([*shared, *one])
+    assert all(map(keys.is_divided, shared))
+    assert not any(map(keys.is_divided, one))
+    assert keys_of(keys, client("etl-1"), client("etl-2")) == ["client-id=etl-1", "client-id=etl-2"]
 
 
 @pytest.mark.parametrize("kinds", [(CONSUMER,), (CONSUMER, PRODUCER), tuple(KINDS)])
 def test_user_rules_keep_users_apart_and_anonymous_clients_too(kinds):
-    keys = QuotaKeys(
-        [
-            rule(*kinds, user="alice"),
-            rule(CONSUMER, user="bob"),
-            rule(*kinds, user=DEFAULT),
-            rule(*kinds, client_id=DEFAULT),
-        ]
-    )
+    rules = [
+        rule(*kinds, user="alice"),
+        rule(CONSUMER, user="bob"),
+        rule(*kinds, user=DEFAULT),
+        rule(*kinds, client_id=DEFAULT),
+    ]
+    keys = QuotaKeys(rules)
+    assert not any(map(keys.is_divided, rules))
     assert keys_of(keys, client("x", "alice"), client("y", "alice")) == ["user=alice"] * 2
     assert keys_of(keys, client("x", "bob"), client("x", "carol")) == ["user=bob", "user=carol"]
     assert keys_of(keys, client("x"), client("y")) == ["client-id=x", "client-id=y"]
@@ -206,39 +198,41 @@ def test_rules_for_user_and_client_id_keep_both_apart():
 
 
 def test_listener_rules_keep_clients_apart():
-    keys = QuotaKeys([rule(*KINDS, listener="out"), rule(CONSUMER, client_id=DEFAULT)])
-    out = keys_of(
-        keys, client("a", "bob", "out"), client("b", "bob", "out"), client("a", None, "out")
-    )
-    assert out == [
-        "listener=out,user=bob,client-id=a",
-        "listener=out,user=bob,client-id=b",
-        "listener=out,client-id=a",
+    keys = QuotaKeys([rule(*KINDS, listener="out")])
+    clients = client("a", "bob", "out"), client("b", "bob", "out"), client("a", None, "out")
+    assert keys_of(keys, *clients) == [
+        "user=bob,client-id=a",
+        "user=bob,client-id=b",
+        "client-id=a",
     ]
-    assert keys_of(keys, client("a"), client("b")) == ["client-id=a", "client-id=b"]
 
 
-def test_a_shared_listener_rule_is_one_key_for_its_listener_only():
-    keys = QuotaKeys(
-        [rule(CONSUMER, listener="out", scope="shared"), rule(CONSUMER, client_id=DEFAULT)]
-    )
-    assert keys_of(keys, client("a", None, "out"), client("b", None, "out")) == ["listener=out"] * 2
-    assert keys.key_of(client("a")) == "client-id=a"
-
-
-def test_rules_that_overlap_have_one_key():
+def test_of_rules_that_overlap_what_users_have_is_divided():
     """Alice's clients share what she reads, and what each of them produces with bob's."""
-    keys = QuotaKeys([rule(CONSUMER, user="alice"), rule(PRODUCER, client_id=DEFAULT)])
-    found = {keys.key_of(each) for each in (client("a", "alice"), client("b", "bob"), client("c"))}
-    assert len(found) == 1
-    assert "user=alice; client-id=<default>, which overlap" in keys.explain(client("b", "bob"))
+    alice, every = rule(CONSUMER, user="alice"), rule(PRODUCER, client_id=DEFAULT)
+    keys = QuotaKeys([alice, every])
+    found = keys_of(keys, client("a", "alice"), client("a", "bob"), client("c", "alice"))
+    assert found == ["client-id=a", "client-id=a", "client-id=c"]
+    assert (keys.is_divided(alice), keys.is_divided(every)) == (True, False)
+
+
+def test_a_user_whom_no_rule_for_client_ids_reaches_goes_by_the_user():
+    alice = rule(CONSUMER, user="alice")
+    keys = QuotaKeys([alice, rule(CONSUMER, client_id=DEFAULT)])
+    assert keys_of(keys, client("a", "alice"), client("a", "bob")) == ["user=alice", "client-id=a"]
+    assert not keys.is_divided(alice)
+    beside = QuotaKeys([alice], [ClientSet("q", frozenset({"q"}))])
+    assert keys_of(beside, client("a", "alice"), client("q", "alice")) == [
+        "user=alice",
+        "client-id=q",
+    ]
+    assert beside.is_divided(alice)
 
 
 def test_clients_without_rules_go_by_their_client_id():
     keys = QuotaKeys([rule(user="alice")])
     assert keys_of(keys, client("a", "bob"), client("a")) == ["client-id=a"] * 2
     assert keys.key_of(client(None)) == keys.key_of(client("")) == "client-id="
-    assert "nothing bounds" in keys.explain(client("a"))
 
 
 def test_a_pipeline_has_one_key_and_a_query_its_own():
@@ -270,20 +264,6 @@ def test_two_users_adaptive_bounds_for_one_client_id_are_one():
         [rule(user=each, client_id="q", adaptive=AdaptiveBound()) for each in ("alice", "bob")]
     )
     assert keys_of(keys, client("q", "alice"), client("q", "bob")) == ["client-id=q"] * 2
-
-
-def test_more_forms_than_are_compared_come_to_one_key(monkeypatch):
-    monkeypatch.setattr("proxy.tier.keys.tie_classes.MAX_COMPARED", 1)
-    keys = QuotaKeys(
-        [
-            rule(CONSUMER, client_id_prefix="etl-", scope="shared"),
-            rule(CONSUMER, client_id_prefix="ml-", scope="shared"),
-            rule(CONSUMER, PRODUCER, client_id_prefix="x-", scope="shared"),
-            rule(CONSUMER, PRODUCER, client_id=DEFAULT),
-        ]
-    )
-    assert keys.key_of(client("etl-1")) == keys.key_of(client("ml-1")) == keys.key_of(client("x-"))
-    assert keys.key_of(client("a")) == "client-id=a"
 
 
 def test_values_cannot_be_taken_for_other_keys():
