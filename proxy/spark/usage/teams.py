@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -23,6 +24,7 @@ ENTRY_KINDS = {
     "topics": "topic",
 }
 """The keys of a team, in the order in which they say whose a record is."""
+_LINE = re.compile(r"\bline:? ([0-9]+)")
 PRICE_KEYS = ("currency", "read_per_gib", "write_per_gib")
 
 
@@ -58,7 +60,9 @@ def read_teams(spark: SparkSession, path: Path) -> Teams:
     try:
         document = json.loads(_as_json(spark, text))
     except Exception as error:  # of Java, or of a Spark without what reads YAML
-        raise UsageInputError(f"{path}: is not YAML: {cause_of(error)}") from None
+        line = _LINE.search(str(error))
+        at = f"{path}:{line[1]}" if line else str(path)
+        raise UsageInputError(f"{at}: is not YAML: {cause_of(error)}") from None
     return parse_teams(document, str(path))
 
 

@@ -25,8 +25,8 @@ h1{font-size:26px;margin:0}h2{font-size:18px;margin:34px 0 8px}p,footer{color:#7
 .tile{display:inline-block;border:1px solid #e6e6e3;border-radius:8px;padding:8px 16px;margin:4px}
 .tile b{display:block;font-size:22px}ul{background:#faf3dd;border-radius:8px;padding:12px 32px}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
-th,td{text-align:right;padding:5px 8px;border-bottom:1px solid #e6e6e3;word-break:break-word}
-th{color:#787774}th.text,td.text{text-align:left}svg{max-width:100%;height:auto}
+th,td{text-align:right;padding:5px 6px;border-bottom:1px solid #e6e6e3;font-size:13px}
+td{white-space:nowrap}th{color:#787774}.text{text-align:left;white-space:normal}svg{max-width:100%;height:auto}
 svg text{font:12px system-ui,sans-serif;fill:#37352f}.key{margin-right:14px}
 """
 NO_FIGURE = "-"

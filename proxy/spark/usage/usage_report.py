@@ -37,7 +37,7 @@ from .usage_page import page_of, size_words
 
 TABLE_FILE, PAGE_FILE, RULES_FILE = "usage.csv", "usage.html", "suggested-rules.yaml"
 DEFAULT_DAYS, MOST_DAYS = 30, 3660
-NAMES_TOLD = 5
+NAMES_TOLD, TEAMS_TOLD = 5, 20
 CLOCK_TOLERANCE_MS = 60_000
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
@@ -271,12 +271,17 @@ def _run(given: argparse.Namespace) -> None:
 
 def summary_of(figures: UsageFigures, notes: Iterable[str]) -> Iterator[str]:
     """Yield the lines for a terminal: the largest teams, and the notes."""
-    for each in figures.teams[:20]:
+    for each in figures.teams[:TEAMS_TOLD]:
         sizes = f"read {size_words(each.read_bytes)}, written {size_words(each.written_bytes)}"
         cost = "" if each.cost is None else f", {each.cost:,.2f} {each.currency}"
-        yield f"{each.team}: {sizes}{cost}"
+        yield f"{_printable(each.team)}: {sizes}{cost}"
     for note in notes:
-        yield f"note: {note}"
+        yield f"note: {_printable(note)}"
+
+
+def _printable(text: str) -> str:
+    """Return what does nothing to a terminal: clients chose some of it."""
+    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 if __name__ == "__main__":
