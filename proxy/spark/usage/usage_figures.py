@@ -74,12 +74,12 @@ class TeamUsage(NamedTuple):
     connections: int = 0
     held_seconds: float = 0.0
     would_be_held_seconds: float = 0.0
-    read_p95: float = 0.0
-    read_p99: float = 0.0
-    read_peak: float = 0.0
-    write_p95: float = 0.0
-    write_p99: float = 0.0
-    write_peak: float = 0.0
+    read_p95: int = 0
+    read_p99: int = 0
+    read_peak: int = 0
+    write_p95: int = 0
+    write_p99: int = 0
+    write_peak: int = 0
     sampled_bytes: int = 0
     """Of the bytes those whose topic is known by sampling."""
     first_day: date | None = None
@@ -122,7 +122,7 @@ class UsageFigures(NamedTuple):
     topics: dict[str | None, dict[str, Any]]
     """With most bytes first: `bytes`, `read_bytes`, `write_bytes`, `teams`."""
     rules: list[RuleUsage]
-    clients: list[tuple[Client, dict[str, dict[str, float]]]]
+    clients: list[tuple[Client, dict[str, dict[str, int]]]]
     """With most bytes first, and by direction their percentiles and `peak`."""
     members: list[Row]
     """Runs of members, those with most `lost` records first."""
@@ -359,11 +359,12 @@ def _team_row(
     )
 
 
-def _rates_of(rates: _Rates, key: str, direction: str, peak: float) -> dict[str, float]:
+def _rates_of(rates: _Rates, key: str, direction: str, peak: float) -> dict[str, int]:
     """Return percentiles and peak; no edge of a bucket is above the peak."""
     found = rates.get((key, direction))
     edges = {name: 0.0 if found is None else found[name] for name in PERCENTILES}
-    return {name: round(min(edge, peak or edge)) for name, edge in edges.items()} | {"peak": peak}
+    least = {name: round(min(edge, peak or edge)) for name, edge in edges.items()}
+    return {**least, "peak": round(peak)}
 
 
 def _rules(frames: _Frames, known: Iterable[str]) -> list[RuleUsage]:
@@ -389,7 +390,7 @@ def _rules(frames: _Frames, known: Iterable[str]) -> list[RuleUsage]:
     return sorted(found, key=lambda each: (-each.held_seconds, -each.busy_seconds, each.rule))
 
 
-def _clients(frames: _Frames) -> list[tuple[Client, dict[str, dict[str, float]]]]:
+def _clients(frames: _Frames) -> list[tuple[Client, dict[str, dict[str, int]]]]:
     total = frames.sums.groupBy("client").agg(*_added("bytes", "hashed"), *_both("peak", F.max))
     most = total.orderBy(F.desc("bytes"), "client").limit(MOST_CLIENTS).persist()
     of_most = frames.sketches.join(F.broadcast(most.select("client")), "client")

@@ -46,6 +46,11 @@ def size_words(size: float) -> str:
     return f"{size:.4g} TiB"
 
 
+def cost_words(cost: float, currency: str) -> str:
+    """Write a cost for people: small ones with more digits."""
+    return f"{cost:,.{2 if cost >= 1 or not cost else 4}f} {currency}"
+
+
 def _rate(rate: float) -> str:
     return f"{size_words(rate)}/s" if rate else NO_FIGURE
 
@@ -59,7 +64,7 @@ def time_words(seconds: float) -> str:
 
 
 def _money(team: TeamUsage) -> str:
-    return NO_FIGURE if team.cost is None else f"{team.cost:,.2f} {team.currency}"
+    return NO_FIGURE if team.cost is None else cost_words(team.cost, team.currency)
 
 
 def page_of(figures: UsageFigures, notes: Sequence[str], made_at: str) -> str:
@@ -114,7 +119,7 @@ def _tiles(teams: Sequence[TeamUsage]) -> Iterator[str]:
     figures = {
         "read": size_words(sum(team.read_bytes for team in teams)),
         "written": size_words(sum(team.written_bytes for team in teams)),
-        "cost": f"{sum(costs):,.2f} {teams[0].currency}" if costs else NO_FIGURE,
+        "cost": cost_words(sum(costs), teams[0].currency) if costs else NO_FIGURE,
         "teams with traffic": str(sum(team.bytes > 0 for team in teams)),
     }
     for name, text in figures.items():

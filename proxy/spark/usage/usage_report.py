@@ -33,7 +33,7 @@ from .record_frames import (
 )
 from .teams import NO_TEAM, Teams, read_teams
 from .usage_figures import TeamUsage, UsageFigures, figures_of
-from .usage_page import page_of, size_words
+from .usage_page import cost_words, page_of, size_words
 
 TABLE_FILE, PAGE_FILE, RULES_FILE = "usage.csv", "usage.html", "suggested-rules.yaml"
 DEFAULT_DAYS, MOST_DAYS = 30, 3660
@@ -273,7 +273,7 @@ def summary_of(figures: UsageFigures, notes: Iterable[str]) -> Iterator[str]:
     """Yield the lines for a terminal: the largest teams, and the notes."""
     for each in figures.teams[:TEAMS_TOLD]:
         sizes = f"read {size_words(each.read_bytes)}, written {size_words(each.written_bytes)}"
-        cost = "" if each.cost is None else f", {each.cost:,.2f} {each.currency}"
+        cost = "" if each.cost is None else f", {cost_words(each.cost, each.currency)}"
         yield f"{_printable(each.team)}: {sizes}{cost}"
     for note in notes:
         yield f"note: {_printable(note)}"
