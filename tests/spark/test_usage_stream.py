@@ -1,24 +1,17 @@
 """The stream from a real broker to Parquet: killed, started again, and each record there once."""
 
 import json
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
-import pyspark
 import pytest
 from confluent_kafka import Producer
 from listening.session import finish
 from metered.messages import record
+from parts.usage_driver import until_stored, usage_driver
 from pyspark.sql import SparkSession
 
 from examples.devkit.broker import EmbeddedBroker
-from examples.devkit.jars import connector_jars
-from proxy.spark.usage import usage_stream
 from proxy.spark.usage.usage_stream import usage_query
 
 pytestmark = pytest.mark.slow
@@ -27,8 +20,7 @@ PARTITIONS = 3
 RECORDS, DAYS = 3000, 5
 FILES = 4
 """So many batches are stored, and one is under way, when the driver is killed."""
-START_S = 120
-POLL_S = 0.1
+FLUSH_S = 60
 
 
 def write(bootstrap: str, topic: str, numbers: range) -> None:
@@ -39,28 +31,7 @@ def write(bootstrap: str, topic: str, numbers: range) -> None:
         for _ in range(2 if number % 3 == 0 else 1):
             producer.produce(topic, text, partition=number % PARTITIONS)
         producer.poll(0)
-    assert producer.flush(START_S) == 0
-
-
-@contextmanager
-def driver(bootstrap: str, topic: str, out: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The program on its own, as spark-submit runs it: one that has only pyspark."""
-    arguments = ("--jars", ",".join(map(str, connector_jars())), "--master", "local[1]")
-    settings = ("--conf", "spark.ui.enabled=false", "--conf", "spark.driver.host=127.0.0.1")
-    process = subprocess.Popen(
-        [
-            *(Path(pyspark.__file__).parent / "bin" / "spark-submit", *arguments, *settings),
-            *(usage_stream.__file__, "--bootstrap-servers", bootstrap, "--topic", topic),
-            *("--out", out, "--trigger", "0 seconds", "--option", "maxOffsetsPerTrigger=100"),
-        ],
-        env={**os.environ, "PYTHONPATH": "", "PYSPARK_PYTHON": sys.executable},
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        os.killpg(process.pid, 9)
-        process.wait()
+    assert producer.flush(FLUSH_S) == 0
 
 
 def test_each_record_is_stored_once_whenever_the_driver_is_killed(
@@ -68,12 +39,8 @@ def test_each_record_is_stored_once_whenever_the_driver_is_killed(
 ) -> None:
     name, out = topic(PARTITIONS), tmp_path / "usage"
     write(kafka.bootstrap, name, range(RECORDS))
-    with driver(kafka.bootstrap, name, out) as process:
-        deadline = time.monotonic() + START_S
-        while len([*out.glob("usage/*/*.parquet")]) < FILES:
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(POLL_S)
+    with usage_driver(kafka.bootstrap, name, out) as driver:
+        until_stored(driver, out, FILES)
 
     def copied() -> tuple[int, int]:
         options = {"kafka.bootstrap.servers": kafka.bootstrap}

@@ -33,7 +33,7 @@ NAME_MARK = "\0"
 """Between user and name of a client that stands for a team: it may not be confused with another."""
 
 _MADE_ANEW = "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
-_BY_CLIENT = ("user", "client_id", "rule", "budget", "topic", "direction")
+_BY_CLIENT = ("user", "client_id", "rule", "topic", "direction")
 
 
 class Client(NamedTuple):
@@ -288,7 +288,8 @@ def _by_day(sums: DataFrame, teams: Teams | None) -> dict[date, dict[str, int]]:
     found: dict[date, dict[str, int]] = {}
     for row in daily.agg(*_added("bytes")).collect():
         team = OTHERS if row["shown"] is None else team_title(row["shown"], teams)
-        found.setdefault(row["day"], {})[team] = row["bytes"]
+        sizes = found.setdefault(row["day"], {})
+        sizes[team] = sizes.get(team, 0) + row["bytes"]  # titles of clients may be the same
     return found
 
 
