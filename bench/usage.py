@@ -22,7 +22,7 @@ FIGURE = "usage"
 FULL, QUICK = (1_000_000, 10_000_000, 100_000_000), (300_000, 1_000_000)
 """How many records; what the first takes for each is what the others are compared with."""
 RECORDS_PER_MINUTE, CLIENTS, TOPICS, MEMBERS = 2_000, 1_000, 50, 3
-RATES_PER_RECORD = 6
+RATES_PER_RECORD, RECORDS_PER_FILE = 6, 500_000
 MOST_RATIO = 1.3
 MOST_RSS_GIB = 2.0
 FIRST = date(2026, 1, 1)
@@ -73,7 +73,7 @@ def _store(spark: SparkSession, count: int, folder: str) -> int:
     """Write the records as Parquet by day; return on which day from the first they end."""
     start_ms = (FIRST - date(1970, 1, 1)).days * 86_400_000
     records = (
-        spark.range(count)
+        spark.range(0, count, 1, max(count // RECORDS_PER_FILE, 1))
         .withColumn("minute", expr(f"id div {RECORDS_PER_MINUTE}"))
         .withColumn("end_ms", expr(f"{start_ms} + (minute + 1) * 60000"))
         .withColumn("client", expr(f"id % {CLIENTS}"))

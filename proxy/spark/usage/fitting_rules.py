@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from .usage_figures import PERCENTILES, Client, UsageFigures
+from .usage_figures import PERCENTILES, Client, Usage, UsageFigures
 
 RULE_HEADROOM = 1.5  # of the p99: what a bound is before it is rounded up
 LEAST_BOUND = 100 * 1024  # no bound is lower: it lets a few record batches through in a second
@@ -34,30 +34,32 @@ def rule_lines(figures: UsageFigures) -> Iterator[str]:
     yield "# A rate is that of 10 s with traffic; percentiles are at most 5 % high."
     yield "# What goes over a bound waits: see whether a peak is worth a higher one."
     yield "# To try the rules without holding anybody, write throttle: {enforce: false}."
-    named = [
-        (client, rates) for client, rates in figures.clients if _can_be_named(client) and rates
-    ]
-    left_off = len(figures.clients) - len(named)
-    if left_off:
+    named = [each for each in figures.clients if _can_be_named(each)]
+    if left_off := len(figures.clients) - len(named):
         yield f"# Left off: {left_off} clients whose name is hashed, or none of their own."
     yield "quotas:"
     yield "  rules:" if named else "  rules: []"
-    for client, rates in named:
-        yield ""
+    for usage in named:
+        client, rates = Client.of(usage.team), usage._asdict()
         keys = {"user": client.user} if client.user else {}
         keys["client-id-prefix" if client.is_prefix else "client-id"] = client.name
         lines = [f"{key}: {_yaml_text(value)}" for key, value in keys.items()]
         lines += ["scope: shared"] if client.is_prefix else []
-        for direction, figure in rates.items():
-            seen = ", ".join(f"{name} {figure[name]:.0f}" for name in (*PERCENTILES, "peak"))
-            yield f"    # {BOUND_KEYS[direction]}: {seen} bytes/s"
-            lines.append(f"{BOUND_KEYS[direction]}: {bound_text(figure['p99'] * RULE_HEADROOM)}")
+        yield ""
+        for direction, bound in BOUND_KEYS.items():
+            if rates[f"{direction}_p99"]:
+                names = (*PERCENTILES, "peak")
+                seen = ", ".join(f"{name} {rates[f'{direction}_{name}']}" for name in names)
+                yield f"    # {bound}: {seen} bytes/s"
+                most = rates[f"{direction}_p99"] * RULE_HEADROOM
+                lines.append(f"{bound}: {bound_text(most)}")
         for number, line in enumerate(lines):
             yield f"    {' ' if number else '-'} {line}"
 
 
-def _can_be_named(client: Client) -> bool:
-    return client.name not in ("", "<default>") and not client.is_hashed
+def _can_be_named(usage: Usage) -> bool:
+    name = Client.of(usage.team).name
+    return name not in ("", "<default>") and not usage.hashed and usage.busy_seconds > 0
 
 
 def _yaml_text(text: str) -> str:

@@ -7,7 +7,7 @@ from datetime import timedelta
 from html import escape
 
 from .teams import NO_TEAM, OTHERS
-from .usage_figures import RuleUsage, TeamUsage, UsageFigures
+from .usage_figures import Usage, UsageFigures
 
 COLOURS = tuple(
     "#d9730d #4a7fb5 #5b8c5a #9065b0 #c29343 #3e8e8e #b35c7a #6b6f9c #8f6b4a #7a9a3a".split()  # noqa: SIM905
@@ -30,6 +30,8 @@ td{white-space:nowrap}th{color:#787774}.text{text-align:left;white-space:normal}
 svg text{font:12px system-ui,sans-serif;fill:#37352f}.key{margin-right:14px}
 """
 NO_FIGURE = "-"
+TOO_SMALL_SHARE = 0.05
+"""A quota is too small by which clients are held for more than this part of their busy time."""
 TEAM_HEADS = (
     "Team|Read|Written|Cost|Growth in 7 days|p95 read|p99 read|Peak read|p99 write|Peak write|Held"
 )
@@ -63,7 +65,7 @@ def time_words(seconds: float) -> str:
     return f"{seconds / 86_400:.4g} days"
 
 
-def _money(team: TeamUsage) -> str:
+def _money(team: Usage) -> str:
     return NO_FIGURE if team.cost is None else cost_words(team.cost, team.currency)
 
 
@@ -114,7 +116,7 @@ def _parts(figures: UsageFigures, notes: Sequence[str], made_at: str) -> Iterato
     yield "peak is that of its largest client.</footer></body></html>"
 
 
-def _tiles(teams: Sequence[TeamUsage]) -> Iterator[str]:
+def _tiles(teams: Sequence[Usage]) -> Iterator[str]:
     costs = [team.cost for team in teams if team.cost is not None]
     figures = {
         "read": size_words(sum(team.read_bytes for team in teams)),
@@ -194,7 +196,7 @@ def _table(heads: str, rows: Iterable[Sequence[str]], texts: int) -> str:
     return f"<table><tr>{cells('th', heads.split('|'))}</tr>{body}</table>"
 
 
-def _team_cells(team: TeamUsage) -> Sequence[str]:
+def _team_cells(team: Usage) -> Sequence[str]:
     growth = NO_FIGURE if team.growth_percent is None else f"{team.growth_percent:+.0f} %"
     sizes = (size_words(team.read_bytes), size_words(team.written_bytes))
     rates = (team.read_p95, team.read_p99, team.read_peak, team.write_p99, team.write_peak)
@@ -202,7 +204,10 @@ def _team_cells(team: TeamUsage) -> Sequence[str]:
     return (team.team, *sizes, _money(team), growth, *map(_rate, rates), held)
 
 
-def _rule_cells(rule: RuleUsage) -> Sequence[str]:
-    times = (rule.held_seconds, rule.would_be_seconds, rule.busy_seconds)
-    rates = (_rate(rule.p99.get(each, 0.0)) for each in ("read", "write"))
-    return (rule.rule, rule.verdict, *map(time_words, times), *rates)
+def _rule_cells(rule: Usage) -> Sequence[str]:
+    held = max(rule.held_seconds, rule.would_be_held_seconds)
+    verdict = "too small" if held > TOO_SMALL_SHARE * rule.busy_seconds else ""
+    verdict = "unused" if rule.first_day is None else verdict
+    times = (rule.held_seconds, rule.would_be_held_seconds, rule.busy_seconds)
+    rates = (rule.read_p99, rule.write_p99)
+    return (rule.team, verdict, *map(time_words, times), *map(_rate, rates))

@@ -32,7 +32,7 @@ from .record_frames import (
     read_days,
 )
 from .teams import NO_TEAM, Teams, read_teams
-from .usage_figures import TeamUsage, UsageFigures, figures_of
+from .usage_figures import Usage, UsageFigures, figures_of
 from .usage_page import cost_words, page_of, size_words
 
 TABLE_FILE, PAGE_FILE, RULES_FILE = "usage.csv", "usage.html", "suggested-rules.yaml"
@@ -136,7 +136,7 @@ def write_report(
     made_at = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")  # noqa: UP017
     with (out / TABLE_FILE).open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
-        table.writerow(TeamUsage._fields)
+        table.writerow(Usage._fields)
         table.writerows(map(_cells, figures.teams))
     (out / PAGE_FILE).write_text(page_of(figures, notes, made_at), encoding="utf-8")
     lines = "".join(f"{line}\n" for line in rule_lines(figures))
@@ -144,7 +144,7 @@ def write_report(
     return figures, notes
 
 
-def _cells(team: TeamUsage) -> Iterator[object]:
+def _cells(team: Usage) -> Iterator[object]:
     """Yield the cells of a row: a name that clients chose is no formula for a spreadsheet."""
     for value in team:
         if isinstance(value, str) and value.startswith(_FORMULA):
@@ -219,8 +219,9 @@ def _notes(
     refused = read_days(spark, folder, REJECTED_FOLDER, span.days)
     if refused is not None and (count := refused.count()):
         yield f"{count} messages were rejected and are in no sum: {_reasons(refused)}."
-    if doubtful["hashed"]:
-        yield f"Names are hashed in {doubtful['hashed']} groups of records: teams need the hashes."
+    hashed = sum(each.hashed for each in figures.teams)
+    if hashed:
+        yield f"Names are hashed in {hashed} records: the teams' file needs the hashes, too."
     sampled = sum(each.sampled_bytes for each in figures.teams)
     if sampled:
         yield f"Topics of {sampled / max(total, 1):.1%} of the bytes are known by sampling."
