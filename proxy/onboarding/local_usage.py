@@ -2,11 +2,12 @@
 
 import argparse
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from datetime import time as day_time
 from pathlib import Path
 
@@ -50,6 +51,7 @@ BATCH_OPTIONS = {
     "kafka.request.timeout.ms": "15000",
 }
 """So that a cluster which does not answer is told of within a minute."""
+_IS_CAUSE = re.compile("Exception in thread|.*(No such file|not set)")
 SLACK = timedelta(days=1)
 """How much before the first day the topic is read from: a member's clock may be behind."""
 
@@ -79,19 +81,28 @@ def _report(given: argparse.Namespace) -> None:
         with tempfile.TemporaryDirectory(prefix="quota-proxy-usage-") as copied:
             folder = given.parquet or copied
             if given.parquet is None:
-                begin = datetime.combine(span.first, day_time(), UTC) - SLACK
-                begin_ms = str(int(begin.timestamp() * MS_PER_SECOND))
-                options = {
-                    **_source(config),
-                    **BATCH_OPTIONS,
-                    "startingTimestamp": begin_ms,
-                    "startingOffsetsByTimestampStrategy": "latest",
-                }
-                reader = spark.read.format("kafka").options(**options)
-                store(reader.option("subscribe", USAGE_NAME).load(), copied)
+                _copy(spark, config, span.first, copied)
             figures, notes = write_report(spark, folder, span, given.out, teams)
     lines = [*summary_of(figures, notes), str(given.out / PAGE_FILE)]
     sys.stdout.write("".join(f"{line}\n" for line in lines))
+
+
+def _copy(spark: SparkSession, config: Config, first: date, folder: str) -> None:
+    """Store what the topic has since the first day."""
+    begin = datetime.combine(first, day_time(), UTC) - SLACK
+    options = {
+        **_source(config),
+        **BATCH_OPTIONS,
+        "subscribe": USAGE_NAME,
+        "startingTimestamp": str(int(begin.timestamp() * MS_PER_SECOND)),
+        "startingOffsetsByTimestampStrategy": "latest",
+    }
+    try:
+        store(spark.read.format("kafka").options(**options).load(), folder)
+    except Exception as error:
+        servers = options["kafka.bootstrap.servers"]
+        text = f"can't read topic {USAGE_NAME!r} at {servers}: {cause_of(error)}"
+        raise RuntimeError(f"{text}; fix: see that a proxy with `usage` has run there") from None
 
 
 def _stream(given: argparse.Namespace) -> None:
@@ -163,6 +174,9 @@ def _session(settings: dict[str, str], *, needs_kafka: bool) -> Iterator[SparkSe
         os.dup2(descriptor, 2)  # Java inherits it
         try:
             spark = SparkSession.builder.config(map=given).getOrCreate()
+        except Exception:  # says no more than that it has not started
+            lines = Path(log).read_text(errors="replace").splitlines()
+            raise RuntimeError(next(filter(_IS_CAUSE.match, lines), *lines[:1])) from None
         finally:
             os.dup2(own_errors, 2)
         spark.sparkContext.setLogLevel("ERROR")

@@ -179,7 +179,7 @@ def test_what_is_doubtful_is_said(report: Callable[..., Reported], spark: SparkS
     assert found.total("read_bytes") == 3000
     for said in (
         "11 of 14 days have no records at all",
-        "5 records are missing, by the gaps in the numbers of host/0",
+        "5 records are missing, by gaps in the numbers of host/0",
         "9 messages were rejected and are in no sum: 2 a field is missing or has an impossible "
         "value, 4 damaged: not JSON, or a field of another type, 2 no usage record, 1 schema "
         "version newer than 1",

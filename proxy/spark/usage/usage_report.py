@@ -208,7 +208,8 @@ def _notes(
     if gaps:
         count = sum(run["lost"] for run in gaps)
         names = _some(sorted({run["member"] for run in gaps}))
-        yield f"{count} records are missing, by the gaps in the numbers of {names}: use was higher."
+        late = ", or not yet there" if span.last >= today() else ""
+        yield f"{count} records are missing{late}, by gaps in the numbers of {names}."
     doubled = [run for run in figures.members if run["lost"] < 0]
     if doubled:
         names = _some(sorted({run["member"] for run in doubled}))
