@@ -11,7 +11,7 @@ WORKERS ?= $(shell expr 2 \* $(CORES))
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
 
-.PHONY: help setup demo demo-budgets demo-backpressure demo-pipeline demo-tier test test-fast coverage check format bench chaos broker wheels lock clean
+.PHONY: help setup demo demo-budgets demo-backpressure demo-pipeline demo-tier demo-usage test test-fast coverage check format bench chaos broker wheels lock clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ demo-pipeline: setup  ## See a slow job hold back the one that feeds it (about 4
 
 demo-tier: setup  ## See three members share clients, and one of them killed (about 2 minutes)
 	$(BIN)/quota-proxy demo tier
+
+demo-usage: setup  ## See who used what: four teams, and the report on them (about 3 minutes)
+	$(BIN)/quota-proxy demo usage
 
 test: setup  ## Run all tests, against a real broker and a real Spark
 	tests/install-tools

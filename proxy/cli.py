@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 
@@ -112,8 +113,15 @@ def _parser() -> argparse.ArgumentParser:
     add_doctor(commands)
     add_commands(commands)
 
+    usage = commands.add_parser("usage", help="report who used what of the cluster, by Spark")
+    what_help = "make a page, a table and rules of some days, or copy the topic to Parquet files"
+    usage.add_argument("what", choices=("report", "stream"), help=what_help)
+    words_help = "see `quota-proxy usage report --help`"
+    usage.add_argument("words", nargs=argparse.REMAINDER, metavar="...", help=words_help)
+    usage.set_defaults(command=_run_usage)
+
     demo = commands.add_parser("demo", help="see a PySpark query held to its quota")
-    shows = ("quotas", "budgets", "backpressure", "pipeline", "tier")
+    shows = ("quotas", "budgets", "backpressure", "pipeline", "tier", "usage")
     show_help = "what to see (default: quotas)"
     demo.add_argument("show", nargs="?", choices=shows, default="quotas", help=show_help)
     size = number_of("a number of MiB, 1 or more", 1, math.inf)
@@ -254,6 +262,15 @@ def _check(options: argparse.Namespace) -> int:
         lines += check_keys.explain_key(config, table, keys, identity)
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     return EXIT_DONE
+
+
+def _run_usage(options: argparse.Namespace) -> int:
+    """Run what needs pyspark, which is not installed with the proxy."""
+    if find_spec("pyspark") is None:
+        return _complain("usage needs pyspark; fix: pip install 'pyspark>=3.5'", EXIT_BAD_INPUT)
+    from proxy.onboarding.local_usage import run_usage  # noqa: PLC0415 - Spark takes a second
+
+    return run_usage(options.what, options.words)
 
 
 def _run_example(options: argparse.Namespace) -> int:

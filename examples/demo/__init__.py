@@ -1,10 +1,11 @@
 """The demo: real Spark queries on a real broker, and the proxy between them.
 
 It runs from a checkout only. `frame` starts a broker and a proxy, each a process of its own, and
-runs one of five scenarios: `quotas`, a query held to its quota beside a client without one,
+runs one of six scenarios: `quotas`, a query held to its quota beside a client without one,
 `budgets`, queries and a backfill that share a link,
 `backpressure` and `pipeline`, queries whose processing is slow for a while (`trial` runs them,
-`queries` is their program, `jobs` what they do), and `tier`, three members of which one is killed.
+`queries` is their program, `jobs` what they do), `tier`, three members of which one is killed, and
+`usage`, four teams and the report on what they used.
 """
 
 import importlib
@@ -25,7 +26,7 @@ def run_demo(scenario: str, megabytes: int | None = None, brief: bool = False) -
     """Run a scenario, and leave picture, configuration and logs in build/; return the exit code.
 
     Args:
-        scenario: quotas, budgets, backpressure, pipeline or tier.
+        scenario: quotas, budgets, backpressure, pipeline, tier or usage.
         megabytes: MiB of records that the query of quotas reads, 1 or more.
         brief: of the others: a shorter run, too short for the loop to show all that it can.
 

@@ -93,10 +93,16 @@ def run_plan(plan: str, bootstrap: str, proxy: str, jars: str, work_dir: str) ->
             listener.close(CLOSE_TIMEOUT_S)
 
 
-def run_day(bootstrap: str, spans: dict[str, list[float]], jars: str, work_dir: str) -> None:
+def run_day(
+    bootstrap: str,
+    spans: dict[str, list[float]],
+    jars: str,
+    work_dir: str,
+    topics: dict[str, str] | None = None,
+) -> None:
     """Run queries from when to when `spans` says, in seconds from when there is the file `go`.
 
-    It ends with who started it.
+    `topics` are those that are not DAY_TOPIC, by query. It ends with who started it.
     """
     go_file = Path(work_dir, DAY_GO_FILE)
     with _session("quota-proxy demo budgets", "local[8]", jars) as spark:
@@ -110,17 +116,20 @@ def run_day(bootstrap: str, spans: dict[str, list[float]], jars: str, work_dir: 
                 if name in running and now_s >= end_s:
                     running.pop(name).stop()
                 elif name not in running and start_s <= now_s < end_s:
-                    running[name] = _read_on(spark, bootstrap, name, work_dir)
+                    topic = (topics or {}).get(name, DAY_TOPIC)
+                    running[name] = _read_on(spark, bootstrap, name, topic, work_dir)
             time.sleep(POLL_S)
 
 
-def _read_on(spark: SparkSession, bootstrap: str, name: str, work_dir: str) -> StreamingQuery:
+def _read_on(
+    spark: SparkSession, bootstrap: str, name: str, topic: str, work_dir: str
+) -> StreamingQuery:
     """Start a query that reads as fast as it is let, and does nothing with it."""
     return (
         spark.readStream.format("kafka")
         .options(**client_options(name, bootstrap))
         .option("kafka.max.partition.fetch.bytes", FETCH_BYTES)
-        .option("subscribe", DAY_TOPIC)
+        .option("subscribe", topic)
         .option("startingOffsets", "earliest")
         .option("maxOffsetsPerTrigger", DAY_RECORDS_PER_BATCH)
         .load()

@@ -1,0 +1,151 @@
+"""Usage records as DataFrames: from a topic's messages to Parquet by day, each record once."""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import NamedTuple
+
+from pyspark import StorageLevel
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
+
+SCHEMA_VERSION = 1
+RECORD_SCHEMA = """
+    schema_version INT, member STRING, epoch BIGINT, sequence BIGINT, start_ms BIGINT,
+    end_ms BIGINT, listener STRING, user STRING, client_id STRING, hashed BOOLEAN, rule STRING,
+    budget STRING, topic STRING, direction STRING, bytes BIGINT, requests BIGINT,
+    connections BIGINT, held_seconds DOUBLE, would_be_seconds DOUBLE, sampled BOOLEAN,
+    rates MAP<STRING, BIGINT>, peak DOUBLE
+"""
+REJECTED_SCHEMA = "topic STRING, partition INT, offset BIGINT, reason STRING, value BINARY"
+RECORD_KEY = ("member", "epoch", "sequence")
+"""A record is written twice at most under the same key, and then ends on the same day."""
+
+RECORDS_FOLDER, REJECTED_FOLDER = "usage", "rejected"
+"""Below the folder of the pipeline, each with a folder `day=YYYY-MM-DD` for each day in UTC."""
+
+NEWER_VERSION = f"schema version newer than {SCHEMA_VERSION}"
+NO_RECORD = "no usage record"
+DAMAGED = "damaged: not JSON, or a field of another type"
+IMPOSSIBLE = "a field is missing or has an impossible value"
+
+_COUNTS = ("requests", "connections", "held_seconds", "would_be_seconds", "peak")
+_LATEST_MS = 253_402_300_800_000  # of the year 9999, the last one of Spark's dates
+_MOST_BYTES = 2**53  # of one record; thousands of them can't exceed what a sum holds
+
+
+class Stored(NamedTuple):
+    """What became of a batch of messages."""
+
+    records: int
+    doubles: int
+    """Records that were there before, or twice in the batch."""
+    rejected: int
+
+
+def utc_day(milliseconds: str) -> Column:
+    """Return the day in UTC of milliseconds since 1970, whatever the session's time zone."""
+    return F.expr(f"date_add(date'1970-01-01', cast(floor(({milliseconds}) / 86400000) as int))")
+
+
+def judged(messages: DataFrame) -> DataFrame:
+    """Return each message of Spark's Kafka source with its `record` and the `reason` against it.
+
+    `reason` is null for a sound record, which has `day`, and is one of a few texts otherwise.
+    """
+    text = messages.withColumn("text", F.col("value").cast("string")).withColumn(
+        "json",
+        F.from_json(
+            "text",
+            f"{RECORD_SCHEMA}, corrupt STRING",
+            {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "corrupt"},
+        ),
+    )
+    version = F.expr("try_cast(get_json_object(text, '$.schema_version') as int)")
+    possible = F.expr(f"""
+        json.member is not null and json.epoch is not null and json.sequence >= 0
+        and json.start_ms is not null and json.end_ms between 0 and {_LATEST_MS - 1}
+        and json.listener is not null and json.direction in ('read', 'write')
+        and json.bytes between 0 and {_MOST_BYTES}
+        and {" and ".join(f"coalesce(json.{name}, 0) >= 0" for name in _COUNTS)}
+        and forall(coalesce(map_entries(json.rates), array()),
+                   each -> each.key rlike '^-?[0-9]{{1,4}}$' and each.value >= 0)
+    """)
+    reason = (
+        F.when(F.col("value").isNull(), NO_RECORD)
+        .when(version > SCHEMA_VERSION, NEWER_VERSION)
+        .when(F.col("json.corrupt").isNotNull(), DAMAGED)
+        .when(version.isNull() | (version < 1), NO_RECORD)
+        .when(possible, None)
+        .otherwise(IMPOSSIBLE)
+    )
+    kept = ("topic", "partition", "offset", "value", "timestamp")
+    return text.select(
+        *kept, reason.alias("reason"), F.col("json").dropFields("corrupt").alias("record")
+    )
+
+
+def sound_records(messages: DataFrame) -> DataFrame:
+    """Return the sound records of judged messages, with their `day` and when they were written."""
+    written = F.expr("unix_millis(timestamp)").alias("written_ms")
+    found = messages.where("reason is null").select("record.*", written)
+    found = found.withColumn("client_id", F.coalesce("client_id", F.lit("")))
+    return found.fillna(0, list(_COUNTS)).withColumn("day", utc_day("end_ms"))
+
+
+def store(messages: DataFrame, folder: str) -> Stored:
+    """Append the messages of a topic to the Parquet files below a folder, each record once.
+
+    What is there already is left out, so a batch may be stored again after any crash, from another
+    checkpoint or with none. What is no record goes to `rejected`, with where it stands.
+    """
+    found = judged(messages).persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        records, rejected = sound_records(found), found.where("reason is not null")
+        rejected = rejected.withColumn("day", utc_day("unix_millis(timestamp)"))
+        rejected = rejected.drop("record", "timestamp")
+        seen = records.count()
+        new = _append(records, RECORD_KEY, folder, RECORDS_FOLDER)
+        refused = _append(rejected, ("topic", "partition", "offset"), folder, REJECTED_FOLDER)
+        return Stored(new, seen - new, refused)
+    finally:
+        found.unpersist()
+
+
+def _append(frame: DataFrame, key: tuple[str, ...], folder: str, name: str) -> int:
+    """Write the rows whose key is not there on their day; return how many."""
+    days = [row["day"] for row in frame.select("day").distinct().collect()]
+    if not days:
+        return 0
+    frame = frame.dropDuplicates([*key])
+    earlier = read_days(frame.sparkSession, folder, name, days)
+    if earlier is not None:
+        frame = frame.join(earlier.select(*key, "day"), [*key, "day"], "left_anti")
+    # A file for each day and batch. Counted on the way: afterwards the join finds all of them.
+    frame = frame.repartition("day").persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        count: int = frame.count()
+        if count:
+            frame.write.mode("append").partitionBy("day").parquet(f"{folder}/{name}")
+        return count
+    finally:
+        frame.unpersist()
+
+
+def days_of(spark: SparkSession, folder: str, name: str) -> list[date]:
+    """Return the days that have a folder, in order; [] where there is none."""
+    path = spark._jvm.org.apache.hadoop.fs.Path(f"{folder}/{name}/day=*")
+    found = path.getFileSystem(spark._jsc.hadoopConfiguration()).globStatus(path) or ()
+    return sorted(date.fromisoformat(each.getPath().getName()[len("day=") :]) for each in found)
+
+
+def read_days(spark: SparkSession, folder: str, name: str, days: list[date]) -> DataFrame | None:
+    """Return what is stored of these days with their `day`, or None if nothing is."""
+    there = set(days_of(spark, folder, name))
+    paths = [f"{folder}/{name}/day={day}" for day in sorted(there.intersection(days))]
+    if not paths:
+        return None
+    schema = f"{RECORD_SCHEMA}, written_ms BIGINT" if name == RECORDS_FOLDER else REJECTED_SCHEMA
+    reader = spark.read.schema(f"{schema}, day DATE").option("basePath", f"{folder}/{name}")
+    frame: DataFrame = reader.parquet(*paths)
+    return frame

@@ -1,0 +1,57 @@
+"""The stream from a real broker to Parquet: killed, started again, and each record there once."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from listening.session import finish
+from metered.messages import record
+from parts.usage_driver import until_stored, usage_driver
+from pyspark.sql import SparkSession
+
+from examples.devkit.broker import EmbeddedBroker
+from proxy.spark.usage.usage_stream import usage_query
+
+pytestmark = pytest.mark.slow
+
+PARTITIONS = 3
+RECORDS, DAYS = 3000, 5
+FILES = 4
+"""So many batches are stored, and one is under way, when the driver is killed."""
+FLUSH_S = 60
+
+
+def write(bootstrap: str, topic: str, numbers: range) -> None:
+    """Write records, a third of them twice; those of each run of a member to one partition."""
+    producer = Producer({"bootstrap.servers": bootstrap})
+    for number in numbers:
+        text = json.dumps(record(number, day=number * DAYS // RECORDS, bytes=1000 + number))
+        for _ in range(2 if number % 3 == 0 else 1):
+            producer.produce(topic, text, partition=number % PARTITIONS)
+        producer.poll(0)
+    assert producer.flush(FLUSH_S) == 0
+
+
+def test_each_record_is_stored_once_whenever_the_driver_is_killed(
+    kafka: EmbeddedBroker, topic: Callable[..., str], spark: SparkSession, tmp_path: Path
+) -> None:
+    name, out = topic(PARTITIONS), tmp_path / "usage"
+    write(kafka.bootstrap, name, range(RECORDS))
+    with usage_driver(kafka.bootstrap, name, out) as driver:
+        until_stored(driver, out, FILES)
+
+    def copied() -> tuple[int, int]:
+        options = {"kafka.bootstrap.servers": kafka.bootstrap}
+        finish(usage_query(spark, options, str(out), name, {"availableNow": True}))
+        stored = spark.read.parquet(str(out / "usage"))
+        assert stored.count() == stored.select("sequence").distinct().count()
+        row = stored.selectExpr("count(*)", "sum(bytes)").first()
+        assert row is not None
+        return row[0], row[1]
+
+    whole = RECORDS, sum(1000 + number for number in range(RECORDS))
+    assert copied() == whole
+    (out / "checkpoint").rename(tmp_path / "lost")  # all comes again, however late
+    assert copied() == whole
