@@ -96,6 +96,8 @@ class QuotaRow:
     """In how many seconds of the last minute there was such a measurement."""
     part: BudgetPart | None = None
     """Of a budget; None where it shares none."""
+    used_by: ClientIdentity | None = None
+    """A client of it, also one that has left."""
 
 
 class Level(NamedTuple):
@@ -444,6 +446,7 @@ class Meter(Sensor):
             would_throttle=above.events(LAST_MINUTE, now_ms) if above else 0,
             above_s=int(above.measure(LAST_MINUTE, now_ms)) if above else 0,
             part=part,
+            used_by=self.used_by,
         )
 
     def has_history(self, now_ms: float) -> bool:
