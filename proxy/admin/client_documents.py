@@ -1,6 +1,5 @@
 """Describes clients and connections: what each moves, what holds it, and which rule and why."""
 
-import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from metrics.member_names import machine_of
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.document_models import Model, Moment
 from proxy.admin.history import History, merged_chart, share
-from proxy.admin.pages import Chosen, Key, Largest, Page
+from proxy.admin.pages import Chosen, Largest, Page
 from proxy.admin.query_documents import Cached
 from proxy.admin.rule_documents import rule_name, throttling_document
 from proxy.admin.written_values import iso, picked, rounded
@@ -249,7 +248,7 @@ class RowGroup:
         return any(row.throttled for row in self.rows), max(map(share, self.rows))
 
     @property
-    def key(self) -> Key:
+    def key(self) -> tuple[str, str]:
         """What a walk has it by."""
         return min((row.entity, str(row.kind)) for row in self.rows)
 
@@ -267,19 +266,6 @@ class RowGroup:
     def in_order(self) -> list[QuotaRow]:
         """Return the rows in an order that stays while figures change."""
         return sorted(self.rows, key=lambda row: (_KINDS.index(row.kind), row.entity))
-
-
-def names_of(groups: Iterable[RowGroup]) -> Iterator[tuple[str, RowGroup]]:
-    """Yield each group with a name that no other has: its entity, if it is one."""
-    taken: set[str] = set()
-    for group in groups:
-        client, name = group.client, group.rows[0].entity
-        if client and (name in taken or any(row.entity != name for row in group.rows)):
-            name = f"client={json.dumps([client.listener, client.user, client.client_id])}"
-        elif name in taken:
-            name += ",shared"
-        taken.add(name)
-        yield name, group
 
 
 @dataclass(slots=True)
@@ -401,8 +387,10 @@ class ClientDocuments:
         self, groups: Sequence[RowGroup], history: History | None, by_client: bool
     ) -> Iterator[tuple[QuotaRow, Document]]:
         """Yield each row of groups, and what it says besides."""
-        for name, group in names_of(groups):
-            about = {"group": name, "shares": self._shares(group)} if by_client else {}
+        for group in groups:
+            about: Document = {}
+            if by_client:
+                about = {"group": ", ".join(group.key), "shares": self._shares(group)}
             for row in group.in_order():
                 charted = {} if history is None else {"history": history.document(row)}
                 yield row, {**about, **charted}

@@ -116,13 +116,6 @@ def test_the_quotas_of_a_client_stay_together_whatever_members_call_it():
     assert len({each["group"] for each in merged["clients"]}) == 1
 
 
-def test_two_groups_of_one_name_are_two():
-    one = told([row("a", 5.0)], 9)
-    other = told([{**row("b", 5.0), "group": "a"}], 9)
-    merged = merge_clients([one, other], 9)
-    assert sorted(each["group"] for each in merged["clients"]) == ["a", "a@1"]
-
-
 figures = st.lists(st.integers(1, 1000), max_size=20, unique=True)
 
 

@@ -44,7 +44,7 @@ async def test_clients_are_walked_by_entity_and_quota(world: AdminWorld, ask: As
     keys = [(row["entity"], row["quota"]) for page in pages for row in page["clients"]]
     assert keys == [(f"client-id={name}", kind) for name in "abcd" for kind in (CONSUMER, REQUEST)]
     pages = await walk(ask, "/v1/clients?by=client&filter=id", 3)
-    groups = [list(names([page], "clients", "group")) for page in pages]
+    groups = [list(names([page], "clients", "entity")) for page in pages]
     assert groups == [[f"client-id={name}" for name in "aabbcc"], ["client-id=d"] * 2]
     first = (await ask("GET", "/v1/clients?limit=1")).json
     assert (first["clients"][0]["entity"], "next" in first) == ("client-id=d", False)

@@ -160,59 +160,29 @@ _SHORT: dict[str, Any] = {"most": _MOST, "left_off": (MEMBER, "members")}
 _KINDS = [str(kind) for kind in QuotaKind]
 
 _sensor_of = itemgetter("quota", "entity")
+_key_of: Callable[[Row], Key] = itemgetter("entity", "quota")
 
 
-@dataclass(frozen=True, slots=True)
-class _ClientGroup:
-    """Rows that belong together: of one client, or of what several share."""
-
-    rows: Sequence[Row]
-
-    @property
-    def urgency(self) -> tuple[bool, float]:
-        """Throttled ones are above the others, then those closer to their bound."""
-        shares = (row["rate"] / row["bound"] for row in self.rows)
-        return any(row["throttled"] for row in self.rows), max(shares)
-
-    @property
-    def key(self) -> Key:
-        """What a walk has it by."""
-        return min((row["entity"], row["quota"]) for row in self.rows)
+def _urgency(group: Sequence[Row]) -> tuple[bool, float]:
+    """Return what puts a client before others: throttled, then closer to its bound."""
+    return any(row["throttled"] for row in group), max(row["rate"] / row["bound"] for row in group)
 
 
 def merged_clients(told: MemberDocuments) -> Document:
     """Return `clients`, those of the page. A sensor that several members have is one row."""
     groups: dict[Hashable, list[Row]] = {}
     for row in joined(told.rows("clients"), _sensor_of, CLIENT):
-        of = (row[MEMBER], row["group"]) if "group" in row else _sensor_of(row)
-        groups.setdefault(of, []).append(row)
-    found = chosen(
-        told.page,
-        map(_ClientGroup, groups.values()),
-        lambda each: each.key,
-        lambda each: each.urgency,
-    )
-    shown: list[Row] = []
-    taken: set[Any] = set()
-    for group in found.rows():
-        name = group.rows[0].get("group")
-        if name is not None and name in taken:
-            name = f"{name}@{group.rows[0][MEMBER]}"
-        taken.add(name)
-        for row in sorted(group.rows, key=lambda row: (_KINDS.index(row["quota"]), row["entity"])):
-            shown.append(row if name is None else {**row, "group": name})
-    counts = summed(told.values("client_counts"))
-    counts["shown"] = min(counts["shown"], _shown(found.rows()))
-    return {"client_counts": counts, "clients": shown, **found.next(*told.nexts())}
-
-
-def _shown(groups: Sequence[_ClientGroup]) -> int:
-    """Return how many clients some groups are about, at most."""
-    rows = [row for group in groups for row in group.rows]
+        groups.setdefault(row.get("group", _sensor_of(row)), []).append(row)
+    found = chosen(told.page, groups.values(), lambda each: min(map(_key_of, each)), _urgency)
+    for group in groups.values():
+        group.sort(key=lambda row: (_KINDS.index(row["quota"]), row["entity"]))
+    shown, counts = found.rows(), summed(told.values("client_counts"))
+    rows = list(chain.from_iterable(shown))
     named = {client_key(client) for row in rows for client in row["clients"]}
     unnamed: int = sum(row["client_count"] - len(row["clients"]) for row in rows)
-    has_left = (not any(row["client_count"] for row in group.rows) for group in groups)
-    return len(named) + unnamed + sum(has_left)
+    left = sum(not any(row["client_count"] for row in group) for group in shown)
+    counts["shown"] = min(counts["shown"], len(named) + unnamed + left)
+    return {"client_counts": counts, "clients": rows, **found.next(*told.nexts())}
 
 
 def _of_machine(connection: Row) -> Row:

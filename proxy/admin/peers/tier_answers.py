@@ -1,7 +1,7 @@
 """Answers for all members of a tier: who of them answers what, and what they know together."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
 from io import BytesIO
@@ -203,8 +203,8 @@ class TierAnswers:
                 self._up.labels(each.name).set(each.name in texts)
             # A thread: four members with 10,000 clients each have tens of megabytes.
             scrapes = generate_latest(self._up), *texts.values()
-            body = await asyncio.to_thread(lambda: _body_of(join_scrapes(scrapes)))
-        return answer_in_pieces(body, {"Content-Type": CONTENT_TYPE})
+            body = await asyncio.to_thread(lambda: b"".join(join_scrapes(scrapes)))
+        return answer_in_pieces(BytesIO(body), {"Content-Type": CONTENT_TYPE})
 
     async def _get_readyz(self, request: web.Request) -> web.Response:
         """Answer that clients can be served when all members that run say so, of this machine.
@@ -332,14 +332,6 @@ class TierAnswers:
             _log.error("a change is not kept in the state's audit", problem=problem, what=changes)
 
 
-def _body_of(pieces: Iterable[bytes | memoryview]) -> BytesIO:
-    """Return a body, made in small steps."""
-    body = BytesIO()
-    for piece in pieces:
-        body.write(piece)
-    return body
-
-
 def _merged_body(
     answers: Answers, table: Sequence[Part], page: Page, tier: Document | None
 ) -> bytes:
@@ -357,31 +349,26 @@ def _merged_body(
         merged = merge(documents) if documents else {}
     missing = [*answers.missing]
     for reply in answers.replies:
-        if (why := _trouble(reply, reply.member in documents)) is not None:
-            missing.append(PeerError(reply.member, why))
+        if reply.is_ok and reply.member not in documents:
+            missing.append(PeerError(reply.member, _NOT_UNDERSTOOD))
+        elif reply.status in _REFUSALS and reply.status != HTTPStatus.NOT_FOUND:
+            missing.append(PeerError(reply.member, f"it refuses to answer with {reply.status}"))
     if not documents:
         raise none_answers(missing)
-    missing.sort(key=lambda each: _in_order(each.member))
-    figures = merged.pop("members", {})
-    rows = {each.member: _row(each.member) for each in answers.replies}
-    rows |= {name: _row(name, **figures.get(name, {})) for name in documents}
+    about: dict[str, dict[str, Any]] = {
+        reply.member: {"alive": True, "answers": True} for reply in answers.replies
+    }
+    for name, figures in merged.pop("members", {}).items():
+        about[name] |= figures
     for each in missing:
-        rows[each.member] = _row(each.member, alive=each.alive, answers=False, problem=each.why)
-    merged["members"] = [rows[name] for name in sorted(rows, key=_in_order)]
-    merged["unreachable"] = [{"name": each.member, "why": each.why} for each in missing]
+        about[each.member] = {"alive": each.alive, "answers": False, "problem": each.why}
+    names = sorted(about, key=_in_order)
+    merged["members"] = [
+        {"name": name, "machine": machine_of(name), **about[name]} for name in names
+    ]
+    why = {each.member: each.why for each in missing}
+    merged["unreachable"] = [{"name": name, "why": why[name]} for name in names if name in why]
     return written(merged)
-
-
-def _row(name: str, **about: object) -> dict[str, object]:
-    return {"name": name, "machine": machine_of(name), "alive": True, "answers": True} | about
-
-
-def _trouble(reply: Reply, is_understood: bool) -> str | None:
-    """Return why what a member knows is missing although it answered; None: it is not."""
-    if reply.is_ok:
-        return None if is_understood else _NOT_UNDERSTOOD
-    is_refusal = reply.status in _REFUSALS and reply.status != HTTPStatus.NOT_FOUND
-    return f"it refuses to answer with {reply.status}" if is_refusal else None
 
 
 def _read(reply: Reply) -> Document | None:
