@@ -11,7 +11,7 @@ WORKERS ?= $(shell expr 2 \* $(CORES))
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
 
-.PHONY: help setup demo demo-budgets demo-backpressure demo-pipeline demo-tier demo-usage test test-fast coverage check format bench chaos broker wheels lock clean
+.PHONY: help setup demo demo-budgets demo-backpressure demo-pipeline demo-tier demo-usage test test-fast coverage check docs format bench chaos broker wheels lock clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +61,9 @@ check: setup  ## Lint, types, import contracts, names, line budgets
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/unit/test_names.py tests/unit/test_line_budgets.py
+
+docs: setup  ## Write the tables of docs that are made of the code
+	$(BIN)/python tests/unit/test_contributing.py
 
 format: setup  ## Format the sources
 	$(BIN)/ruff check --fix $(SOURCES)

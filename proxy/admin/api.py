@@ -9,14 +9,21 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from metrics.clock import MS_PER_SECOND
-from metrics.member_names import machine_of
 from proxy.admin.admin_parts import AdminParts
-from proxy.admin.audit import current_author, log_change
+from proxy.admin.audit import KEPT_CHANGES, current_author, log_change
 from proxy.admin.client_documents import ClientDocuments, connections_document, explain
+from proxy.admin.document_models import Moment
 from proxy.admin.log_level import LOG_LEVEL_PATH, log_level, parse_level
 from proxy.admin.overrides import parse_override, parse_throttling
+from proxy.admin.pages import Chosen, Page, chosen, page_of
 from proxy.admin.port.guard import REPORT_PATH, SCOPE
-from proxy.admin.query_documents import PARTITION_DEPTH, limited
+from proxy.admin.query_documents import (
+    PARTITION_DEPTH,
+    limited,
+    partition_choice,
+    partitions_of,
+    with_partitions,
+)
 from proxy.admin.rates.suggestions import SUGGESTIONS_PATH, suggestions_answer
 from proxy.admin.replies import (
     CONTENT_TYPE,
@@ -33,10 +40,10 @@ from proxy.admin.replies import (
     whole_number,
 )
 from proxy.admin.request_times import merged_times
-from proxy.admin.rule_documents import budget_entry, rule_change, rule_entry, throttling_document
+from proxy.admin.rule_documents import BUDGET_RULE, RULE, rule_change, throttling_document
 from proxy.admin.written_values import iso, picked
-from proxy.progress.query import MAX_PARTITIONS
 from proxy.progress.report import MAX_REPORT_BYTES, Refusal, ReportRefused
+from proxy.quota.rule_registry import RuleEntry
 from proxy.quota.rules import Budget, QuotaPause, pause_name
 from proxy.quota.validation import BUDGET_KEY, RULE_KEYS, parse_selector, selector
 from proxy.release import VERSION
@@ -49,11 +56,8 @@ THROTTLING_PATH = "/v1/throttling"
 
 ANY_NAME = "{tail:(?s:.+)}"  # what follows may hold every character; see `tail_of`
 
-DEFAULT_LIMIT, MAX_LIMIT = 100, 1_000
-"""How many clients one answer holds: unless the request says, and at most."""
-
 MAX_CONNECTION_NUMBER = 10**MAX_REQUEST_DIGITS - 1  # of a connection, in the query string
-DEFAULT_PARTITIONS = 1_000  # of a query in one answer, unless the request says
+LAST = "\U0010ffff"  # behind the name of every machine
 
 _SELECTOR_FIX = f"write KEY=VALUE,... with {', '.join(RULE_KEYS)}, or {BUDGET_KEY}=NAME"
 
@@ -106,12 +110,11 @@ class ApiRoutes:
     async def _get_status(self, request: web.Request) -> web.Response:
         """Answer with all that the status page and `quota-proxy top` show."""
         parts, queries = self._parts, self._parts.queries
-        text, limit = filter_and_limit(request)
-        by_client, times = is_by_client(request), parts.request_times()
+        page, times = Page(page_of(request).limit), parts.request_times()
         now_ms, now_s = parts.clock_ms(), time.time()
         reason, warning = parts.problems()
         sensors, fields = await self._clients.fields(
-            text, limit, by_client=by_client, history=parts.history
+            filter_of(request), page, by_client=is_by_client(request), history=parts.history
         )
         changes_total, changes = parts.audit.documents()
         slots = {} if parts.tier is None else parts.tier.slots()
@@ -131,15 +134,16 @@ class ApiRoutes:
             "pipelines": await queries.pipeline_summaries(),
             "request_times": times if SCOPE in request.headers else merged_times(times),
             "changes_total": changes_total,
-            "changes": list(changes),
+            "changes": changes,
             **({"slots": slots} if slots else {}),
         }
-        return await answer_in_slices(document, self._slices)
+        return answer(document)
 
     async def _get_clients(self, request: web.Request) -> web.Response:
-        text, limit = filter_and_limit(request)
-        sensors, fields = await self._clients.fields(text, limit, by_client=is_by_client(request))
-        return await answer_in_slices({"total": sensors["bounded"], **fields}, self._slices)
+        sensors, fields = await self._clients.fields(
+            filter_of(request), page_of(request), by_client=is_by_client(request)
+        )
+        return answer({"total": sensors["bounded"], **fields})
 
     async def _get_client(self, request: web.Request) -> web.Response:
         entity = tail_of(request, CLIENTS_PATH)
@@ -155,26 +159,8 @@ class ApiRoutes:
         return answer({"entity": entity, "quotas": quotas})
 
     async def _get_connections(self, request: web.Request) -> web.Response:
-        text, limit = filter_and_limit(request)
-        after = self._after(request) if "after" in request.query else None
-        document = await connections_document(self._parts, text, limit, after)
-        return await answer_in_slices(document, self._slices)
-
-    def _after(self, request: web.Request) -> int:
-        """Return the number of a connection; others are asked for of those behind it.
-
-        In a tier it may be MACHINE/N: with the same number those of later machines come behind.
-        """
-        if self._parts.tier is None:
-            return whole_number(request, "after", 0, MAX_CONNECTION_NUMBER)
-        text = request.query["after"]
-        machine, _, digits = text.rpartition("/")
-        number = parse_number(digits)
-        if number is None:
-            fix = f"write MACHINE/N, or 0 to {MAX_CONNECTION_NUMBER}"
-            raise ApiError(400, f"after: {text!r} is no id of a connection", fix)
-        is_later = machine and machine_of(self._parts.member) > machine
-        return max(number - 1, 0) if is_later else number
+        page = connection_page(request, in_tier=self._parts.tier is not None)
+        return answer(await connections_document(self._parts, filter_of(request), page))
 
     async def _delete_connection(self, request: web.Request) -> web.Response:
         name = tail_of(request, CONNECTIONS_PATH)
@@ -189,15 +175,21 @@ class ApiRoutes:
         log_change("connection closed by an operator", peer=peer, **about)
         return answer({"closed": row.number})
 
-    async def _get_quotas(self, _: web.Request) -> web.Response:
-        now_s = time.time()
-        quotas = (rule_entry(entry, now_s) for entry in self._rules.entries())
-        document = {
-            "throttling": throttling_document(self._rules, now_s),
-            "quotas": quotas,
-            "budgets": (budget_entry(each, now_s) for each in self._rules.budgets()),
-        }
-        return await answer_in_slices(document, self._slices)
+    async def _get_quotas(self, request: web.Request) -> web.Response:
+        now, entries = Moment(time.time()), self._rules.entries()
+        page = page_of(request)
+        found = Chosen[RuleEntry](page, lambda each: (selector(each.rule.keys), str(each.source)))
+        await self._slices.collect(map(found.add, entries))
+        budgets = self._rules.budgets()[: page.limit]
+        return answer(
+            {
+                "throttling": throttling_document(self._rules, now.now_s),
+                "total": len(entries),
+                "quotas": [RULE.document(entry, now) for entry in found.rows()],
+                "budgets": [BUDGET_RULE.document(each, now) for each in budgets],
+                **found.next(),
+            }
+        )
 
     async def _put_quota(self, request: web.Request) -> web.Response:
         keys = _keys(request)
@@ -205,8 +197,8 @@ class ApiRoutes:
         async with self._audited(name):
             entry = await self._rules.put(parse_override(keys, body, now_s))
         log_change("quota overridden", selector=name, by=entry.by)
-        is_budget = isinstance(entry.rule, Budget)
-        return answer((budget_entry if is_budget else rule_entry)(entry, now_s))
+        model = BUDGET_RULE if isinstance(entry.rule, Budget) else RULE
+        return answer(model.document(entry, Moment(now_s)))
 
     async def _delete_quota(self, request: web.Request) -> web.Response:
         keys = _keys(request)
@@ -259,7 +251,7 @@ class ApiRoutes:
             raise ApiError(error.status, error.message, error.fix, reason=reason) from None
 
     async def _get_progress(self, request: web.Request) -> web.Response:
-        limit = whole_number(request, "limit", DEFAULT_PARTITIONS, MAX_PARTITIONS)
+        page = page_of(request)
         documents = _named(
             request.query.get("query"),
             await self._parts.queries.documents(),
@@ -267,9 +259,15 @@ class ApiRoutes:
             "see GET /v1/progress for those that are; name it under queries, or let "
             "QuotaListener report it",
         )
-        # In a thread: of 10,000 partitions it takes milliseconds.
-        shown = await asyncio.to_thread(lambda: [limited(each, limit) for each in documents])
-        return await answer_in_slices({"queries": shown}, self._slices, PARTITION_DEPTH)
+        found = partition_choice(page)
+        if page.after is None:
+            steps = (limited(each, page.limit) for each in documents)
+            shown = await self._slices.collect(steps)
+        else:
+            await self._slices.collect(map(found.add, partitions_of(documents)))
+            shown = with_partitions(found.rows())
+        document = {"queries": shown, **found.next()}
+        return await answer_in_slices(document, self._slices, PARTITION_DEPTH)
 
     async def _get_pipelines(self, request: web.Request) -> web.Response:
         documents = _named(
@@ -279,7 +277,8 @@ class ApiRoutes:
             "see GET /v1/pipelines for those that there are; name it under pipelines in the "
             "configuration",
         )
-        return answer({"pipelines": documents})
+        found = chosen(page_of(request), documents, lambda each: (str(each["name"]),))
+        return answer({"pipelines": found.rows(), **found.next()})
 
     async def _get_level(self, _: web.Request) -> web.Response:
         return answer({"level": log_level.name})
@@ -294,19 +293,39 @@ class ApiRoutes:
         return answer({"level": name})
 
     async def _get_audit(self, request: web.Request) -> web.Response:
-        text, limit = filter_and_limit(request)
-        total, changes = self._audit.documents(limit, text)
-        return await answer_in_slices({"total": total, "changes": changes}, self._slices)
+        page, text = page_of(request), filter_of(request)
+        # Of a thousand at most, which is one page.
+        total, changes = self._audit.documents(KEPT_CHANGES, text)
+        found = chosen(page, changes, lambda each: (-each["number"],))
+        return answer({"total": total, "changes": found.rows(), **found.next()})
 
     async def _get_suggestions(self, request: web.Request) -> web.Response:
         parts = self._parts
         return await suggestions_answer(request, parts.observe, parts.quotas.table, self._slices)
 
 
-def filter_and_limit(request: web.Request) -> tuple[str, int]:
-    """Read `?filter=TEXT&limit=N`."""
-    limit = whole_number(request, "limit", DEFAULT_LIMIT, MAX_LIMIT)
-    return request.query.get("filter", "").lower(), limit
+def filter_of(request: web.Request) -> str:
+    """Read `?filter=TEXT`."""
+    return request.query.get("filter", "").lower()
+
+
+def connection_page(request: web.Request, *, in_tier: bool) -> Page:
+    """Return which connections a request is for; `after` is the id that a walk goes on behind.
+
+    In a tier it may be MACHINE/N: with the same number those of later machines come behind.
+    """
+    page = page_of(request)
+    if "after" not in request.query:
+        return page
+    if not in_tier:
+        return Page(page.limit, (whole_number(request, "after", 0, MAX_CONNECTION_NUMBER), LAST))
+    text = request.query["after"]
+    machine, _, digits = text.rpartition("/")
+    number = parse_number(digits)
+    if number is None:
+        fix = f"write MACHINE/N, or 0 to {MAX_CONNECTION_NUMBER}"
+        raise ApiError(400, f"after: {text!r} is no id of a connection", fix)
+    return Page(page.limit, (number, machine or LAST))
 
 
 def is_by_client(request: web.Request) -> bool:

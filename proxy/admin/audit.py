@@ -231,13 +231,13 @@ class AuditLog:
 
     def documents(
         self, limit: int = DISPLAYED_CHANGES, text: str = ""
-    ) -> tuple[int, Iterator[dict[str, Any]]]:
+    ) -> tuple[int, list[dict[str, Any]]]:
         """Return how many changes have `text`, as `latest`, and the newest of them for JSON."""
         found = list(self.latest(text))
-        return len(found), (
+        return len(found), [
             {**change.model_dump(exclude={"at_s"}), "at": iso(change.at_s)}
             for change in found[:limit]
-        )
+        ]
 
     def resume(self, store: Store) -> None:
         """Write to this store from now on, after `close`."""

@@ -1,14 +1,18 @@
 """Describes clients and connections: what each moves, what holds it, and which rule and why."""
 
-import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from operator import attrgetter
+from typing import Any
 
 from metrics.clock import MS_PER_SECOND
+from metrics.member_names import machine_of
 from proxy.admin.admin_parts import AdminParts
-from proxy.admin.budget_documents import budget_document, part_document
-from proxy.admin.history import History, Largest, share
+from proxy.admin.document_models import Model, Moment
+from proxy.admin.history import History, merged_chart, share
+from proxy.admin.pages import Chosen, Largest, Page
 from proxy.admin.query_documents import Cached
 from proxy.admin.rule_documents import rule_name, throttling_document
 from proxy.admin.written_values import iso, picked, rounded
@@ -25,7 +29,221 @@ FRESH_MS = 500.0
 """How long measured rows are shown again: with 10,000 sensors they take some 0.1 s of computing
 time to make, and many may be looking."""
 
+IS_VISIT = "is_visit"  # in what a member tells another one, of a client that it does not own
+MAX_CLIENTS = 20  # named in one row, also in that of several members
+
 _KINDS = list(QuotaKind)
+
+
+def _seconds(ms: float) -> float:
+    return round(ms / MS_PER_SECOND, 3)
+
+
+def _left_s(until_ms: float | None, now: Moment) -> float | None:
+    return None if until_ms is None else _seconds(max(until_ms - now.now_ms, 0.0))
+
+
+def _age_s(row: ConnectionRow, now: Moment) -> float:
+    return max(now.now_ms - row.began_ms, 0.0) / MS_PER_SECOND
+
+
+def _adapted(row: QuotaRow, now: Moment) -> Document | None:
+    if row.static_bound is None:
+        return None
+    known = now.adaptive.get(row.entity, {})
+    about = {"rate_records": known.get("rate"), "bound_age_s": known.get("bound_age_s")}
+    return {**picked(row, "bound", "reason"), **about}
+
+
+def _client(client: ClientIdentity) -> Document:
+    return picked(client, "listener", "user", "client_id")
+
+
+def _of_part(name: str, digits: int | None = None) -> Callable[[QuotaRow, Moment], Any]:
+    """Return what gives a figure of a client's part of a budget; None without a budget."""
+
+    def get(row: QuotaRow, _: Moment) -> Any:
+        value = None if row.part is None else getattr(row.part, name)
+        return value if digits is None else rounded(value, digits)
+
+    return get
+
+
+def _sum(digits: int) -> Callable[[list[Any]], Any]:
+    """Return what adds values up; what one of them does not know, nobody does."""
+    return lambda values: None if None in values else round(sum(values), digits)
+
+
+def _each_client(lists: Iterable[Sequence[Document]]) -> list[Document]:
+    """Return the clients of several rows, each once, as the last one has it."""
+    return list({client_key(each): each for of_row in lists for each in of_row}.values())
+
+
+def client_key(client: Document) -> tuple[Any, ...]:
+    """Return what tells a client from others."""
+    return client["listener"], client["user"], client["client_id"]
+
+
+CLIENT = Model[QuotaRow](
+    """
+    entity, quota: whose traffic is added up, and which kind
+    rate, unit: measured now, in `bytes_per_second` or `percent`
+    bound: the most that is allowed now
+    leased: in a tier, of a bound that clients of several members share: what is
+        [leased](scale-out.md#budgets) to these; else `null`
+    window_s: over which time the rate is measured
+    enforced: `false`: the clients are measured and held for nothing
+    would_throttle, above_s: then: measurements above the bound in the last minute, and in how many
+        seconds there were any
+    throttled: held at least once, and not yet 30 s without a hold
+    holds, held_s: responses held and requests kept waiting in the last minute, and for how long,
+        added up
+    hold_ends_in_s: when the last response that is held now leaves; `null` when none is
+    waiting: connections whose next request is not read, since the client owes too much, or since
+        it is not its turn in its budget
+    rule: `selector`, `title`, `place`, `source` (`file`, `override`, `kafka`), `by`, `at`, `until`
+    clients, client_count: up to 20 of the connected clients that share it, and how many there are
+    static_bound: the rule's own bound where the rule is adaptive, and `bound` is that or less; else
+        `null`
+    adaptive: with it: `rate_records` (records/s; `null` when not known), `bound`, `reason`, and
+        `bound_age_s`, for how long that bound has been in force
+    budget, weight, guaranteed, ceiling: what it has of its [budget](#budgets): the name, its
+        weight, the rate that it is guaranteed, and the most that it can have. `null` without a
+        budget, as the next four
+    fair_share: what it would get if all clients that are active wanted more; `null` while it is not
+        active
+    borrowed, lent: what its `rate` is above its `fair_share`; what it is below that, where others
+        of the budget wait or borrow, and it does not wait itself
+    waits_for: what its connections wait for at the budget's gate, in words; `null` when none does
+    group: with `by=client`: a text that the rows of one client have in common
+    shares: with `by=client`: the quotas (`quota`, `entity`, `throttled`) that it shares with others
+    history: in `/v1/status`: `rates`, one for each `interval_s`, the oldest first, and `bounds`,
+        pairs of (position, bound) where the bound changed. It goes back 10 minutes, and is kept for
+        the 200 that came closest to their bound
+    connected: in `/v1/clients/{entity}`: of each connected client the rules that were looked at for
+        each `quota`, whether it was `chosen`, and the `reason`
+    member, members: in a tier: where it is; of a client that is at several members for a while all
+    """,
+    {
+        "quota": lambda row, _: str(row.kind),
+        "rate": lambda row, _: round(row.rate, 1),
+        "unit": lambda row, _: row.kind.unit.name,
+        "leased": lambda row, _: rounded(row.leased),
+        "window_s": lambda row, _: _seconds(row.window_ms),
+        "held_s": lambda row, _: _seconds(row.held_ms),
+        "hold_ends_in_s": lambda row, now: _left_s(row.hold_until_ms, now) or None,
+        "rule": lambda row, now: rule_name(row.rule, now.in_force),
+        "clients": lambda row, _: list(map(_client, row.clients)),
+        "adaptive": _adapted,
+        **{
+            name: _of_part(name)
+            for name in ("budget", "weight", "guaranteed", "ceiling", "waits_for")
+        },
+        **{name: _of_part(name, 1) for name in ("fair_share", "borrowed", "lent")},
+    },
+    {
+        # Each member counts what happened on its own connections.
+        **dict.fromkeys(("would_throttle", "holds", "waiting"), sum),
+        **{"held_s": _sum(3), "throttled": any, "above_s": max, "client_count": max},
+        "hold_ends_in_s": lambda ends: max((e for e in ends if e is not None), default=None),
+        "clients": lambda lists: _each_client(lists)[:MAX_CLIENTS],
+        "connected": _each_client,
+        "history": merged_chart,
+    },
+    {
+        "rate": _sum(1),
+        "leased": lambda parts: round(sum(filter(None, parts)), 1),
+        "client_count": sum,
+        "history": partial(merged_chart, of_interval=sum),
+    },
+)
+
+BUDGET = Model[BudgetRow](
+    """
+    name, parent: of the budget, and of the one that it is in; `null` where it is in none
+    quota, unit: which of its rates, in `bytes_per_second`
+    rate: measured of all its clients together
+    leased: in a tier: what is [leased](scale-out.md#budgets) to the members that serve its clients,
+        together; `null` without a tier
+    bound: the most that its clients may have together
+    guaranteed: what its clients are guaranteed in all, whether they are there or not
+    active_clients: those that moved bytes in the time that rates look back (11 s), or wait. Shares
+        are computed among them
+    waiting: connections that wait at its gate, or at that of a budget around it
+    enforced: `false`: it is measured and holds nobody
+    throttled, holds, held_s: as of a client. What a budget holds counts here; in the rows of its
+        clients what their own bounds hold
+    """,
+    {
+        "name": lambda row, _: row.budget.name,
+        "parent": lambda row, _: row.budget.share and row.budget.share.budget.name,
+        "quota": lambda row, _: str(row.kind),
+        "unit": lambda row, _: row.kind.unit.name,
+        "rate": lambda row, _: round(row.rate, 1),
+        "leased": lambda row, _: rounded(row.leased),
+        "held_s": lambda row, _: _seconds(row.held_ms),
+    },
+    {
+        **dict.fromkeys(("active_clients", "waiting", "holds"), sum),
+        **{"rate": _sum(1), "leased": _sum(1), "held_s": _sum(3), "throttled": any},
+    },
+)
+
+UNBOUNDED = Model[tuple[ClientIdentity, float | None]](
+    """
+    listener, user, client_id: who it is
+    rate: what all connections of the client moved per second in both directions, over 5 s and at
+        most 5 s ago; `null` for one that has just come
+    """,
+    {
+        "listener": lambda row, _: row[0].listener,
+        "user": lambda row, _: row[0].user,
+        "client_id": lambda row, _: row[0].client_id,
+        "rate": lambda row, _: rounded(row[1]),
+    },
+    {"rate": lambda rates: rounded(sum(filter(None, rates))) if any(rates) else rates[0]},
+)
+
+HOLD = Model[ConnectionHold](
+    """
+    where: one of the words below
+    quota, entity, rule: what holds it, and by which rule, as of a client; `null` where none does
+    until, ends_in_s: when it goes on; `null` where that is not known
+    """,
+    {
+        "quota": lambda hold, _: hold.kind and str(hold.kind),
+        "rule": lambda hold, now: hold.rule and rule_name(hold.rule, now.in_force),
+        "until": lambda hold, now: (
+            hold.until_ms and iso(now.now_s + (_left_s(hold.until_ms, now) or 0.0))
+        ),
+        "ends_in_s": lambda hold, now: _left_s(hold.until_ms, now),
+    },
+)
+
+CONNECTION = Model[ConnectionRow](
+    """
+    id: its number, not used twice while the proxy runs
+    address, port, listener: where it comes from, and where it came in
+    user, client_id: `null` before the first request, too
+    node_id, broker: the broker that the client asked for, `null` on the bootstrap port; and the
+        address that the proxy is connected to for it
+    since, age_s: when it came, and for how long it is there
+    state: `new` (has sent nothing), `dialling` (the broker), `open`, `draining`, `lingering`
+    received_rate, sent_rate: bytes per second from and to the client over the last 5 s, as the
+        kernel counts them (with TLS, encrypted); `null` in a connection's first second
+    in_flight: requests without an answer
+    held: `null` when it goes on; else the following
+    """,
+    {
+        "id": lambda row, _: row.number,
+        "address": lambda row, _: row.ip,
+        "since": lambda row, now: iso(now.now_s - _age_s(row, now)),
+        "age_s": lambda row, now: round(_age_s(row, now), 1),
+        "received_rate": lambda row, _: rounded(row.received_rate),
+        "sent_rate": lambda row, _: rounded(row.sent_rate),
+        "held": lambda row, now: row.hold and HOLD.document(row.hold, now),
+    },
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +256,11 @@ class RowGroup:
     def urgency(self) -> tuple[bool, float]:
         """Throttled ones are above the others, then those closer to their bound."""
         return any(row.throttled for row in self.rows), max(map(share, self.rows))
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What a walk has it by."""
+        return min((row.entity, str(row.kind)) for row in self.rows)
 
     @property
     def client(self) -> ClientIdentity | None:
@@ -55,19 +278,6 @@ class RowGroup:
         return sorted(self.rows, key=lambda row: (_KINDS.index(row.kind), row.entity))
 
 
-def names_of(groups: Iterable[RowGroup]) -> Iterator[tuple[str, RowGroup]]:
-    """Yield each group with a name that no other has: its entity, if it is one."""
-    taken: set[str] = set()
-    for group in groups:
-        client, name = group.client, group.rows[0].entity
-        if client and (name in taken or any(row.entity != name for row in group.rows)):
-            name = f"client={json.dumps([client.listener, client.user, client.client_id])}"
-        elif name in taken:
-            name += ",shared"
-        taken.add(name)
-        yield name, group
-
-
 @dataclass(slots=True)
 class FoundRows:
     """The rows that a request chose, and how many there are in all.
@@ -76,10 +286,10 @@ class FoundRows:
     shared one count once.
     """
 
-    by_client: bool
-    """Whether it chose clients, with all rows of each; else each group is one row."""
     groups: Sequence[RowGroup] = ()
     budgets: Sequence[BudgetRow] = ()
+    next: Document = field(default_factory=dict)
+    """Of a walk."""
     sensors: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(("bounded", "throttled", "held"), 0)
     )
@@ -102,13 +312,15 @@ class FoundRows:
             self.clients["throttled"] += throttled > 0
             self.clients["held"] += held > 0
 
-    def add_connected(self, quotas: QuotaManager, now_ms: float) -> Iterator[None]:
+    def add_connected(
+        self, quotas: QuotaManager, is_visitor: Callable[[ClientIdentity], bool], now_ms: float
+    ) -> Iterator[None]:
         """Count the connected clients, one in each step, and those of the groups."""
         counts = self.clients
         counts["shown"] += sum(group.has_left for group in self.groups)
         sensors = {(row.kind, row.entity) for group in self.groups for row in group.rows}
         for client in quotas.clients():
-            meters = quotas.sensors_of(client)
+            meters = () if is_visitor(client) else quotas.sensors_of(client)
             counts["bounded"] += bool(meters)
             counts["throttled"] += any(meter.is_throttled for meter in meters)
             counts["held"] += any(meter.hold_until_ms(now_ms) is not None for meter in meters)
@@ -125,21 +337,23 @@ class ClientDocuments:
         self._found = Cached(self._walk, self._slices, self._clock_ms, lambda _: FRESH_MS)
 
     async def fields(
-        self, text: str, limit: int, *, by_client: bool, history: History | None = None
+        self, text: str, page: Page, *, by_client: bool, history: History | None = None
     ) -> tuple[dict[str, int], Document]:
         """Return figures of all sensors, and what the status and `/v1/clients` say of clients.
 
-        They show the throttled clients, then those closest to their bound: at most `limit`, 0 or
-        more, that have `text`, in lower case, in their entity, or in the user or client id of a
-        connected client. `by_client` chooses, and counts, groups with all their rows.
+        They show those of a page that have `text`, in lower case, in their entity, or in the user
+        or client id of a connected client: the throttled ones first, then those closest to their
+        bound. `by_client` chooses, and counts, groups with all their rows. Clients that another
+        member owns are shown, and not counted.
         """
-        (found,) = await self._found.get(text, limit, by_client)
+        (found,) = await self._found.get(text, page, by_client)
         return found.sensors, {
             "client_counts": found.clients,
             "throttling": throttling_document(self._parts.rules, time.time()),
-            "budgets": list(map(budget_document, found.budgets[:limit])),
-            "clients": await self.describe(self._rows(found, history)),
-            **(await self._unbounded(text, limit)),
+            "budgets": [BUDGET.document(each, Moment(0.0)) for each in found.budgets],
+            "clients": await self.describe(self._rows(found.groups, history, by_client)),
+            **(await self._unbounded(text, page.limit)),
+            **found.next,
         }
 
     async def of_entity(self, entity: str) -> list[QuotaRow]:
@@ -148,36 +362,45 @@ class ClientDocuments:
         found = (row if row is not None and row.entity == entity else None for row in rows)
         return [row for row in await self._slices.collect(found) if row is not None]
 
-    def _walk(self, text: str, limit: int, by_client: bool) -> Iterator[FoundRows | None]:
-        found, shares = FoundRows(by_client), BudgetShares()
+    def _is_visitor(self, client: ClientIdentity | None) -> bool:
+        tier = self._parts.tier
+        return tier is not None and client is not None and tier.is_visitor(client)
+
+    def _walk(self, text: str, page: Page, by_client: bool) -> Iterator[FoundRows | None]:
+        found, shares = FoundRows(), BudgetShares()
         # The other rows are not kept: that many at once would bring on Python's full collections.
-        most: Largest[RowGroup] = Largest(limit)
+        shown = Chosen[RowGroup](page, attrgetter("key"), attrgetter("urgency"))
         for rows in self._quotas.row_groups(self._clock_ms, shares):
-            found.add(rows)
+            if rows and not self._is_visitor(rows[0].used_by):
+                found.add(rows)
             for each in (rows,) if by_client else ((row,) for row in rows):
                 if any(_has(row, text) for row in each):
-                    group = RowGroup(each)
-                    most.add(group.urgency, group)
+                    shown.add(RowGroup(each))
             yield None
-        found.groups = most.descending()
-        found.budgets = self._quotas.budget_rows(shares, self._clock_ms())
-        yield from found.add_connected(self._quotas, self._clock_ms())
+        found.groups, found.next = shown.rows(), shown.next()
+        found.budgets = self._quotas.budget_rows(shares, self._clock_ms())[: page.limit]
+        yield from found.add_connected(self._quotas, self._is_visitor, self._clock_ms())
         yield found
 
     async def describe(self, rows: Iterable[tuple[QuotaRow, Document]]) -> list[Document]:
         """Return the document of each row, with what it says besides."""
         in_force, adaptive = self._parts.rules.in_force(), await self._parts.queries.adaptive()
-        now_ms = self._clock_ms()
+        now = Moment(time.time(), self._clock_ms(), in_force, adaptive)
         return await self._slices.collect(
-            {**_row(row, in_force, adaptive, now_ms), **more} for row, more in rows
+            {**CLIENT.document(row, now), **self._visit(row.used_by), **more} for row, more in rows
         )
 
+    def _visit(self, client: ClientIdentity | None) -> Document:
+        return {IS_VISIT: True} if self._is_visitor(client) else {}
+
     def _rows(
-        self, found: FoundRows, history: History | None
+        self, groups: Sequence[RowGroup], history: History | None, by_client: bool
     ) -> Iterator[tuple[QuotaRow, Document]]:
-        """Yield each row that was found, and what it says besides."""
-        for name, group in names_of(found.groups):
-            about = {"group": name, "shares": self._shares(group)} if found.by_client else {}
+        """Yield each row of groups, and what it says besides."""
+        for group in groups:
+            about: Document = {}
+            if by_client:
+                about = {"group": ", ".join(group.key), "shares": self._shares(group)}
             for row in group.in_order():
                 charted = {} if history is None else {"history": history.document(row)}
                 yield row, {**about, **charted}
@@ -195,48 +418,18 @@ class ClientDocuments:
     async def _unbounded(self, text: str, limit: int) -> Document:
         """Return how many connected clients no rule bounds, and those of them with most traffic."""
         clients, rates = self._quotas.unbounded(), self._parts.connections.client_rates
-        found: Largest[ClientIdentity] = Largest(limit)
+        shown: Largest[ClientIdentity] = Largest(limit)
 
-        def choose() -> Iterator[None]:
+        def count() -> Iterator[bool]:
             for client in clients:
                 if _names(client, text):
-                    found.add(rates.get(client, 0.0), client)
-                yield
+                    shown.add(rates.get(client, 0.0), client)
+                yield not self._is_visitor(client)
 
-        await self._slices.collect(choose())
-        shown = [
-            {**_client(client), "rate": rounded(rates.get(client))} for client in found.descending()
-        ]
-        return {"unbounded": len(clients), "unbounded_clients": shown}
-
-
-def _row(
-    row: QuotaRow,
-    in_force: Mapping[str, RuleEntry],
-    adaptive: Mapping[str, Document],
-    now_ms: float,
-) -> Document:
-    left_ms = 0.0 if row.hold_until_ms is None else row.hold_until_ms - now_ms
-    adapted = None
-    if row.static_bound is not None:
-        known = adaptive.get(row.entity, {})
-        about = {"rate_records": known.get("rate"), "bound_age_s": known.get("bound_age_s")}
-        adapted = {**picked(row, "bound", "reason"), **about}
-    return {
-        **picked(row, "entity", "bound", "throttled", "enforced", "would_throttle", "above_s"),
-        **picked(row, "holds", "waiting", "client_count", "static_bound"),
-        "quota": str(row.kind),
-        "unit": row.kind.unit.name,
-        "rate": round(row.rate, 1),
-        "window_s": round(row.window_ms / MS_PER_SECOND, 3),
-        "held_s": round(row.held_ms / MS_PER_SECOND, 3),
-        "hold_ends_in_s": round(left_ms / MS_PER_SECOND, 3) if left_ms > 0 else None,
-        "leased": rounded(row.leased),
-        **part_document(row.part),
-        "rule": rule_name(row.rule, in_force),
-        "clients": list(map(_client, row.clients)),
-        "adaptive": adapted,
-    }
+        own, now = sum(await self._slices.collect(count())), Moment(0.0)
+        rows = [(client, rates.get(client)) for client in shown.descending()]
+        documents = [{**UNBOUNDED.document(row, now), **self._visit(row[0])} for row in rows]
+        return {"unbounded": own, "unbounded_clients": documents}
 
 
 def explain(row: QuotaRow, in_force: Mapping[str, RuleEntry], table: RuleTable) -> list[Document]:
@@ -261,10 +454,6 @@ def explain(row: QuotaRow, in_force: Mapping[str, RuleEntry], table: RuleTable) 
     return documents
 
 
-def _client(client: ClientIdentity) -> Document:
-    return picked(client, "listener", "user", "client_id")
-
-
 def _has(row: QuotaRow, text: str) -> bool:
     """Return whether a lower-case text is in the entity or names one of the clients."""
     return text in row.entity.lower() or any(_names(each, text) for each in row.clients)
@@ -275,67 +464,28 @@ def _names(client: ClientIdentity, text: str) -> bool:
     return text in (client.client_id or "").lower() or text in (client.user or "").lower()
 
 
-async def connections_document(
-    parts: AdminParts, text: str, limit: int, after: int | None
-) -> Document:
-    """Return at most `limit` open connections with `text`, in lower case, in what names them.
+async def connections_document(parts: AdminParts, text: str, page: Page) -> Document:
+    """Return the open connections of a page with `text`, in lower case, in what names them.
 
-    Those with most traffic come first; with `after` those with higher numbers than that, in the
-    order of their numbers.
+    Those with most traffic come first; in a walk they are in the order of their numbers.
     """
-    found: Largest[ConnectionRow] = Largest(limit)
+    machine = machine_of(parts.member)
+    found = Chosen[ConnectionRow](page, lambda row: (row.number, machine), attrgetter("rate"))
     counts = dict.fromkeys(("total", "held", "matching"), 0)
 
     def choose() -> Iterator[None]:
         for row in parts.connections.rows():
             counts["total"] += 1
             counts["held"] += row.hold is not None
-            if _is_named(row, text) and (after is None or row.number > after):
-                counts["matching"] += 1
-                found.add(row.rate if after is None else -row.number, row)
+            counts["matching"] += _is_named(row, text) and found.add(row)
             yield
 
-    now_ms, now_s = parts.clock_ms(), time.time()
+    now = Moment(time.time(), parts.clock_ms(), parts.rules.in_force())
     await parts.slices.collect(choose())
-    in_force = parts.rules.in_force()
-    documents = await parts.slices.collect(
-        _connection(row, in_force, now_ms, now_s) for row in found.descending()
-    )
-    return {**counts, "connections": documents}
+    rows = (CONNECTION.document(row, now) for row in found.rows())
+    return {**counts, "connections": await parts.slices.collect(rows), **found.next()}
 
 
 def _is_named(row: ConnectionRow, text: str) -> bool:
     names = (row.client_id, row.user, row.ip, row.listener)
     return any(text in (name or "").lower() for name in names)
-
-
-def _connection(
-    row: ConnectionRow, in_force: Mapping[str, RuleEntry], now_ms: float, now_s: float
-) -> Document:
-    age_s = max(now_ms - row.began_ms, 0.0) / MS_PER_SECOND
-    return {
-        "id": row.number,
-        "address": row.ip,
-        **picked(row, "port", "listener", "user", "client_id", "node_id", "broker"),
-        **picked(row, "state", "in_flight"),
-        "since": iso(now_s - age_s),
-        "age_s": round(age_s, 1),
-        "received_rate": rounded(row.received_rate),
-        "sent_rate": rounded(row.sent_rate),
-        "held": None if row.hold is None else _hold(row.hold, in_force, now_ms, now_s),
-    }
-
-
-def _hold(
-    hold: ConnectionHold, in_force: Mapping[str, RuleEntry], now_ms: float, now_s: float
-) -> Document:
-    until_ms = hold.until_ms
-    left_s = None if until_ms is None else max(until_ms - now_ms, 0.0) / MS_PER_SECOND
-    return {
-        "where": hold.where,
-        "quota": None if hold.kind is None else str(hold.kind),
-        "entity": hold.entity,
-        "rule": None if hold.rule is None else rule_name(hold.rule, in_force),
-        "until": None if left_s is None else iso(now_s + left_s),
-        "ends_in_s": rounded(left_s, 3),
-    }

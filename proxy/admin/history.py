@@ -1,16 +1,17 @@
 """Keeps the last ten minutes of rate against bound for the clients closest to their bounds."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from heapq import heappush, heapreplace
-from itertools import groupby
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby, zip_longest
 from operator import itemgetter
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import TypeAlias
 
 from metrics.clock import MS_PER_SECOND
+from proxy.admin.pages import Largest
 from proxy.quota.entities import QuotaKind
 from proxy.quota.meter import QuotaRow
 from proxy.quota.meters import Clock, MeasuredRate
+from proxy.state import Document
 
 HISTORY_INTERVAL_MS = 5_000.0  # between two samples
 SAMPLES = 120  # kept for each series: ten minutes
@@ -18,31 +19,6 @@ MAX_SERIES = 200  # about 12 kB each
 
 Measured: TypeAlias = MeasuredRate | QuotaRow
 SensorKey = tuple[str, QuotaKind]
-T = TypeVar("T")
-
-
-class Largest(Generic[T]):
-    """At most `limit` things, those with the largest keys; of equal ones the earlier stay."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        # The number, from 0 down, settles between equal keys: no two things are ever compared.
-        self._heap: list[tuple[Any, int, T]] = []
-        self._number = 0
-
-    def add(self, key: Any, thing: T) -> None:
-        """Take a thing in if its key is among the largest; keys must be comparable."""
-        self._number -= 1
-        if len(self._heap) < self._limit:
-            heappush(self._heap, (key, self._number, thing))
-        elif self._heap and key > self._heap[0][0]:
-            heapreplace(self._heap, (key, self._number, thing))
-
-    def descending(self) -> list[T]:
-        """Return the things, the one with the largest key first."""
-        return [thing for _, _, thing in sorted(self._heap, reverse=True)]
-
-
 Series = deque[tuple[float, float]]
 """Rates of a sensor, each with the bound of its time, the oldest first, to the latest tick."""
 
@@ -110,6 +86,32 @@ def chart(interval_s: float, rates: list[float], bounds: Iterable[float]) -> dic
     """Return rates and the bound of each as a document has them."""
     runs = groupby(enumerate(bounds), key=itemgetter(1))
     return {"interval_s": interval_s, "rates": rates, "bounds": [next(run) for _, run in runs]}
+
+
+def merged_chart(
+    charts: Sequence[Document | None], of_interval: Callable[[Iterable[float]], float] = max
+) -> Document | None:
+    """Return the chart of a sensor that several members have; the first is its owner's.
+
+    All end now. `of_interval` makes one rate of those of an interval. That is the highest: what a
+    client moves elsewhere its owner counts as well, so that a sum would have it twice; and after a
+    handover each member knows a part of the time. Bounds are the owner's where it knows them.
+    """
+    known = [each for each in charts if each is not None]
+    if not known:
+        return None
+    rates = zip_longest(*(reversed(chart["rates"]) for chart in known), fillvalue=0.0)
+    bounds = zip_longest(*(reversed(list(_bound_of_each(chart))) for chart in known))
+    of_each = [next(bound for bound in column if bound is not None) for column in bounds]
+    return chart(known[0]["interval_s"], list(map(of_interval, rates))[::-1], reversed(of_each))
+
+
+def _bound_of_each(chart: Document) -> Iterator[float]:
+    """Yield the bound for each rate."""
+    starts, bound = dict(map(tuple, chart["bounds"])), 0.0
+    for position in range(len(chart["rates"])):
+        bound = starts.get(position, bound)
+        yield bound
 
 
 def share(measured: Measured) -> float:

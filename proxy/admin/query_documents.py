@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import nlargest
+from itertools import groupby
 from operator import itemgetter
 from typing import Generic, Protocol, TypeVar
 
+from proxy.admin.pages import Chosen, Page
 from proxy.admin.written_values import cut, picked
 from proxy.progress.query_scope import QueryScope
 from proxy.slices import Slices
@@ -146,6 +148,27 @@ def limited(document: Document, most: int) -> Document:
     )
     shown.sort(key=itemgetter("topic", "partition"))
     return {**document, "partitions": shown}
+
+
+ListedPartition = tuple[Document, Document]
+"""A query, and one of its partitions."""
+
+
+def partitions_of(documents: Iterable[Document]) -> Iterator[ListedPartition]:
+    """Yield the partitions of queries, each with its query."""
+    return ((query, each) for query in documents for each in query["partitions"])
+
+
+def partition_choice(page: Page) -> Chosen[ListedPartition]:
+    """Return what chooses the partitions of a page, in the order of queries and topics."""
+    return Chosen(page, lambda row: (row[0]["name"], row[1]["topic"], row[1]["partition"]))
+
+
+def with_partitions(rows: Iterable[ListedPartition]) -> list[Document]:
+    """Return the queries of some partitions, each with those of them that are its own."""
+    by_query = groupby(rows, key=lambda row: str(row[0]["name"]))
+    pages = (list(of_query) for _, of_query in by_query)
+    return [{**page[0][0], "partitions": [each for _, each in page]} for page in pages]
 
 
 def _totals(partitions: Sequence[Document]) -> Generator[None, None, Document]:

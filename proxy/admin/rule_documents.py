@@ -1,73 +1,103 @@
 """Describes rules and pauses: where each comes from, and when it ends."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from typing import Any
 
+from proxy.admin.document_models import Model, Moment
 from proxy.admin.written_values import iso, left_s, picked
+from proxy.quota.entities import QuotaKind
 from proxy.quota.rule_registry import RuleEntry, RuleRegistry
-from proxy.quota.rules import Rule, Share
-from proxy.quota.validation import selector
+from proxy.quota.rules import QuotaPause, Rule, Share
+from proxy.quota.validation import BUDGET_KEY, selector
 from proxy.state import Document
 
 
-def rule_entry(entry: RuleEntry, now_s: float) -> Document:
-    """Return a rule with where it comes from, as `GET /v1/quotas` shows it."""
-    rule = entry.rule
-    return {
-        "selector": selector(rule.keys),
-        **picked(rule, "keys", "scope", "enforce", "expected", "title", "place"),
-        "adaptive": asdict(rule.adaptive) if rule.adaptive is not None else None,
-        "bounds": {str(kind): bound for kind, bound in rule.bounds.items()},
-        "share": None if rule.share is None else _share(rule.share),
-        "ceilings": {str(kind): most for kind, most in rule.ceilings.items()},
-        **_origin(entry),
-        "left_s": left_s(entry.until_s, now_s),
-        "when": _when(rule),
-        "in_force": entry.in_force,
-    }
+def _by_kind(figures: Mapping[QuotaKind, float]) -> Document:
+    return {str(kind): figure for kind, figure in figures.items()}
+
+
+def _of_rule(name: str) -> Callable[[RuleEntry, Moment], Any]:
+    return lambda entry, _: getattr(entry.rule, name)
+
+
+RULE = Model[RuleEntry](
+    """
+    selector, keys: what a path names it by, and the same by keys
+    scope: `each` or `shared`
+    enforce: `false`: [only observed](quotas.md#observe-before-you-enforce)
+    expected: what it says of an [alert](operations.md)
+    adaptive: `null`, or its settings: records per second, milliseconds
+    bounds: all its quotas
+    share: `null`, or what it has of a budget: `budget`, `weight`, `guaranteed`
+    ceilings: what a client of it can have at most
+    title, place: what the log calls it, and where it is in the file
+    source, by, at: `file`, `override` or `kafka`; who set an override, and when
+    until, left_s: when it ends by itself, and in how many seconds; both `null`: not at all
+    when: `null`, or its [schedule](quotas.md#schedules): `days`, `from`, `to`, `timezone`
+    in_force: `false` where a rule of a stronger source has the same keys, and outside of its
+        schedule
+    """,
+    {
+        "selector": lambda entry, _: selector(entry.rule.keys),
+        "adaptive": lambda entry, _: entry.rule.adaptive and asdict(entry.rule.adaptive),
+        "bounds": lambda entry, _: _by_kind(entry.rule.bounds),
+        "share": lambda entry, _: entry.rule.share and _share(entry.rule.share),
+        "ceilings": lambda entry, _: _by_kind(entry.rule.ceilings),
+        "source": lambda entry, _: str(entry.source),
+        "at": lambda entry, _: iso(entry.at_s),
+        "until": lambda entry, _: iso(entry.until_s),
+        "left_s": lambda entry, now: left_s(entry.until_s, now.now_s),
+        "when": lambda entry, _: entry.rule.when and entry.rule.when.document(),
+        **{
+            name: _of_rule(name)
+            for name in ("keys", "scope", "enforce", "expected", "title", "place")
+        },
+    },
+)
+
+BUDGET_RULE = Model[RuleEntry](
+    """
+    name, budget: of the budget, and of the one that it is in
+    selector, enforce, title, place, bounds, source, by, at, until, left_s, when, in_force: as of a
+        rule; with the rates of an override if there is one
+    """,
+    {
+        **RULE.made("selector", "enforce", "title", "place", "bounds", "source", "at", "until"),
+        **RULE.made("left_s", "when"),
+        "name": lambda entry, _: entry.rule.keys[BUDGET_KEY],
+        "budget": lambda entry, _: entry.rule.share and entry.rule.share.budget.name,
+    },
+)
+
+PAUSE = Model[QuotaPause](
+    """
+    selector, keys: whose quotas are paused
+    until, left_s: when it ends by itself, and in how many seconds
+    by, at: who paused them, and when
+    """,
+    {
+        "selector": lambda pause, _: pause.name,
+        "keys": lambda pause, _: dict(pause.keys),
+        "until": lambda pause, _: iso(pause.until_s),
+        "left_s": lambda pause, now: left_s(pause.until_s, now.now_s),
+        "at": lambda pause, _: iso(pause.at_s),
+    },
+)
 
 
 def _share(share: Share) -> Document:
-    """Return what each client of a rule has of a budget."""
     return {"budget": share.budget.name, **picked(share, "weight", "guaranteed")}
 
 
 def rule_name(rule: Rule, in_force: Mapping[str, RuleEntry]) -> Document:
     """Return what names a rule; a sensor may be under one that has gone, which has no source."""
     name = selector(rule.keys)
-    entry = in_force.get(name)
-    origin = dict.fromkeys(("source", "by", "at", "until")) if entry is None else _origin(entry)
+    origin: Document = dict.fromkeys(("source", "by", "at", "until"))
+    if (entry := in_force.get(name)) is not None:
+        about = {"at": iso(entry.at_s), "until": iso(entry.until_s)}
+        origin = {"source": str(entry.source), "by": entry.by, **about}
     return {"selector": name, **picked(rule, "title", "place"), **origin}
-
-
-def budget_entry(entry: RuleEntry, now_s: float) -> Document:
-    """Return a budget, as `GET /v1/quotas` shows it."""
-    budget = entry.rule
-    return {
-        "name": budget.keys["budget"],
-        "selector": selector(budget.keys),
-        **picked(budget, "enforce", "title", "place"),
-        "budget": budget.share.budget.name if budget.share is not None else None,
-        "bounds": {str(kind): bound for kind, bound in budget.bounds.items()},
-        **_origin(entry),
-        "left_s": left_s(entry.until_s, now_s),
-        "when": _when(budget),
-        "in_force": entry.in_force,
-    }
-
-
-def _when(rule: Rule) -> Document | None:
-    return rule.when.document() if rule.when is not None else None
-
-
-def _origin(entry: RuleEntry) -> Document:
-    """Return where a rule comes from."""
-    return {
-        "source": str(entry.source),
-        "by": entry.by,
-        "at": iso(entry.at_s),
-        "until": iso(entry.until_s),
-    }
 
 
 def rule_change(entry: RuleEntry) -> Document:
@@ -88,15 +118,5 @@ def rule_change(entry: RuleEntry) -> Document:
 
 def throttling_document(rules: RuleRegistry, now_s: float) -> Document:
     """Return whether quotas are enforced, and for whom they are paused, for JSON."""
-    paused = [
-        {
-            "selector": pause.name,
-            "keys": dict(pause.keys),
-            "until": iso(pause.until_s),
-            "left_s": left_s(pause.until_s, now_s),
-            "by": pause.by,
-            "at": iso(pause.at_s),
-        }
-        for pause in rules.pauses()
-    ]
+    paused = [PAUSE.document(pause, Moment(now_s)) for pause in rules.pauses()]
     return {"enforced": rules.is_enforced, "paused": paused}

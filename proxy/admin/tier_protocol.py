@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from proxy.quota.debts import Debt
+from proxy.quota.entities import ClientIdentity
 from proxy.state import Document, Record
 
 VisitRows = Sequence[Sequence[Any]]
@@ -45,6 +46,9 @@ class Tier(Protocol):
 
         It is called in threads, too.
         """
+
+    def is_visitor(self, client: ClientIdentity) -> bool:
+        """Return whether another member owns a client."""
 
     @property
     def not_ready(self) -> str | None:

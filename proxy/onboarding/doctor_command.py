@@ -116,7 +116,7 @@ def _see_admin(config: Config, address: AdminAddress, given: Path | None) -> Adm
     if readers:
         address = replace(address, token=read_token(readers[0]))
     try:
-        quotas = address.document("/v1/quotas")["quotas"]
+        quotas = address.rows("/v1/quotas", "quotas")
         for file, text in shown.items() or ((None, None),):
             refused = _refusal(replace(address, token=text))
             if refused is not None:

@@ -102,6 +102,8 @@ class QuotaRow:
     """Of a budget; None where it shares none."""
     leased: float | None = None
     """What this member may have of the bound, which is for all members; None where it has all."""
+    used_by: ClientIdentity | None = None
+    """A client of it, also one that has left."""
 
 
 class Level(NamedTuple):
@@ -466,6 +468,7 @@ class Meter(Sensor):
             above_s=int(above.measure(LAST_MINUTE, now_ms)) if above else 0,
             part=part,
             leased=self.leased,
+            used_by=self.used_by,
         )
 
     def has_history(self, now_ms: float) -> bool:

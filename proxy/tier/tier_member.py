@@ -21,6 +21,7 @@ from proxy.config.endpoints import HostPort
 from proxy.config.secrets import ALL_RIGHTS, Secrets
 from proxy.config.stores import RELEASE_TIMEOUT_S, StateHolder
 from proxy.queries.queries import Queries
+from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import Rule
 from proxy.relay.relay import Relay
@@ -133,6 +134,7 @@ class TierMember:
         )
         self.watch_loads, self.slots = self._loads.watch, self._loads.document
         self.keep = ownership.keep
+        self._steering = steering
         steering.on_learned = self._learned
         self._exchanges = VisitExchanges(quotas.shared, steering, peers)
         self.visited = self._exchanges.charge
@@ -310,6 +312,10 @@ class TierMember:
     def owner_of(self, client_id: str) -> str | None:
         """Return the member that has the query of a client id; None: nobody has."""
         return self._ownership.owns.slot_map.owners[self._rules.keys.slot_of_query(client_id)]
+
+    def is_visitor(self, client: ClientIdentity) -> bool:
+        """Return whether another member owns a client."""
+        return self._steering.owner_of(client) is not None
 
     def document(self) -> Document | None:
         """Return what the status shows of the tier."""

@@ -10,7 +10,8 @@ from chromium import Page, text
 from status_page import CLIENTS, visited
 from terminal import run_once
 
-from proxy.admin.peers.merged_documents import MemberDocuments, merged_budgets
+from proxy.admin import pages
+from proxy.admin.peers.merged_documents import MERGED_BUDGETS, MemberDocuments
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -174,8 +175,8 @@ def test_budgets_of_members_are_one():
         "b": told(rate=100.0, leased=120.0, active_clients=1, waiting=0),
         "older": {},
     }
-    (merged,) = merged_budgets(MemberDocuments(by_member, limit=9))["budgets"]
+    (merged,) = MERGED_BUDGETS(MemberDocuments(by_member, pages.Page(9)))["budgets"]
     assert (merged["rate"], merged["active_clients"], merged["waiting"]) == (150.2, 3, 1)
     assert (merged["throttled"], merged["holds"], merged["held_s"]) == (True, 4, 1.0)
     assert (merged["bound"], merged["leased"], "member" in merged) == (200.0, 200.0, False)
-    assert merged_budgets(MemberDocuments(by_member, limit=0)) == {"budgets": []}
+    assert MERGED_BUDGETS(MemberDocuments(by_member, pages.Page(0))) == {"budgets": []}

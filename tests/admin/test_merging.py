@@ -1,6 +1,5 @@
 """What several members say, put together: nothing is lost, counted twice or out of order."""
 
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -8,44 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.admin.peers.merged_documents import (
-    CONNECTIONS_AFTER,
-    TABLES,
-    UNBOUNDED,
-    MemberDocuments,
-    OwnerOf,
-    merged_chart,
-)
+from proxy.admin.client_documents import IS_VISIT
+from proxy.admin.history import merged_chart
+from proxy.admin.pages import Key, Page, cursor_of
+from proxy.admin.peers.merged_documents import BOUNDLESS, TABLES, MemberDocuments
 from proxy.admin.peers.tier_answers import peeked_client
-from proxy.admin.replies import read_whole, written_pieces
 from proxy.admin.request_times import HISTOGRAMS, merged_times, quantile
 from proxy.quota.entities import QuotaKind
 
 KINDS = [str(kind) for kind in QuotaKind]
 BOUND = 100.0
 BOUNDS = [0.001, 0.01, 0.1]
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-)
-
-
-@given(json_values, st.integers(0, 5), st.sampled_from([None, 1]))
-def test_json_is_read_and_written_in_steps_as_it_is_at_once(
-    value: Any, depth: int, indent: int | None
-):
-    assert read_whole(json.dumps(value, indent=indent).encode(), depth) == value
-    assert "".join(written_pieces(value, depth)) == json.dumps(value)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "{", "{]", "[1,]", "[1 2]", '{"a" 1}', "{1: 2}", "[] []", "[" * 100_000, '{"a":}']
-)
-@pytest.mark.parametrize("depth", [0, 1, 3, 1_000_000])
-def test_what_is_no_json_is_refused(text: str, depth: int):
-    with pytest.raises((ValueError, RecursionError)):
-        read_whole(text.encode(), depth)
 
 
 def row(entity: str, rate: float, *, quota: str = KINDS[0], held: bool = False) -> dict[str, Any]:
@@ -75,17 +47,16 @@ def told(rows: list[dict[str, Any]], limit: int) -> dict[str, Any]:
     counts = {"bounded": len(rows), "throttled": held, "held": held, "left": 0}
     return {
         "total": len(rows),
+        "unbounded": 0,
         "client_counts": {**counts, "shown": len(shown)},
         "clients": shown,
     }
 
 
-def merge_clients(
-    documents: Iterable[dict[str, Any]], limit: int, owner_of: OwnerOf
-) -> dict[str, Any]:
+def merge_clients(documents: Iterable[dict[str, Any]], limit: int) -> dict[str, Any]:
     """Return what members 0, 1 and so on have told, put together."""
     by_member = {str(number): each for number, each in enumerate(documents)}
-    return MemberDocuments(by_member, limit, owner_of).merged(TABLES["/v1/clients"])
+    return MemberDocuments(by_member, Page(limit)).merged(TABLES["/v1/clients"])
 
 
 @st.composite
@@ -103,7 +74,7 @@ def tiers(draw: st.DrawFn) -> list[list[dict[str, Any]]]:
 def test_totals_are_sums_and_the_most_urgent_come_first(
     tier: list[list[dict[str, Any]]], limit: int
 ):
-    merged = merge_clients((told(rows, limit) for rows in tier), limit, lambda _: None)
+    merged = merge_clients((told(rows, limit) for rows in tier), limit)
     rows = [each for rows in tier for each in rows]
     assert merged["total"] == len(rows)
     counts = merged["client_counts"]
@@ -120,47 +91,29 @@ def test_totals_are_sums_and_the_most_urgent_come_first(
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4), st.integers(1, 300)), max_size=12))
-def test_a_client_of_several_members_counts_once(seen: list[tuple[int, int, int]]):
+def test_a_client_of_several_members_is_one_row_of_its_owner(seen: list[tuple[int, int, int]]):
     tier: list[dict[str, dict[str, Any]]] = [{}, {}, {}]
     for member, client, rate in seen:
-        tier[member][f"c{client}"] = row(f"c{client}", float(rate), held=rate > 200)
-    merged = merge_clients((told(list(rows.values()), 99) for rows in tier), 99, lambda _: "1")
+        about = {} if member == 1 else {IS_VISIT: True}
+        tier[member][f"c{client}"] = row(f"c{client}", float(rate), held=rate > 200) | about
+    merged = merge_clients((told(list(rows.values()), 99) for rows in tier), 99)
     clients = {f"c{client}" for _, client, _ in seen}
     assert sorted(each["entity"] for each in merged["clients"]) == sorted(clients)
-    counts = merged["client_counts"]
-    assert merged["total"] == counts["bounded"] == counts["shown"] == len(clients)
-    assert counts["throttled"] == sum(each["throttled"] for each in merged["clients"])
     for each in merged["clients"]:
+        alike = [rows[each["entity"]] for rows in tier if each["entity"] in rows]
+        assert (each["holds"], IS_VISIT in each) == (sum(one["holds"] for one in alike), False)
         own = tier[1].get(each["entity"])
         if own is not None:
             assert (each["member"], each["rate"]) == ("1", own["rate"])
 
 
-def test_who_has_left_one_member_and_is_at_another_is_no_one_who_left():
-    gone = {**row("a", 0.0), "client_count": 0, "clients": []}
-    old = told([gone, {**gone, "entity": "b", "group": "b"}], 9)
-    old["client_counts"]["left"] = 2
-    merged = merge_clients([old, told([row("a", 5.0)], 9)], 9, lambda _: "1")
-    assert merged["client_counts"] == {
-        **{"bounded": 2, "throttled": 0, "held": 0},
-        **{"left": 1, "shown": 2},
-    }
-
-
 def test_the_quotas_of_a_client_stay_together_whatever_members_call_it():
     request = row("other", 9.0, quota=KINDS[2])
     one = told([{**row("a", 5.0), "group": "client=a"}, {**request, "group": "client=a"}], 9)
-    other = told([row("a", 90.0)], 9)
-    merged = merge_clients([one, other], 9, lambda _: "1")
+    other = told([row("a", 90.0) | {IS_VISIT: True}], 9)
+    merged = merge_clients([one, other], 9)
     assert [each["entity"] for each in merged["clients"]] == ["a", "other"]
     assert len({each["group"] for each in merged["clients"]}) == 1
-
-
-def test_two_groups_of_one_name_are_two():
-    one = told([row("a", 5.0)], 9)
-    other = told([{**row("b", 5.0), "group": "a"}], 9)
-    merged = merge_clients([one, other], 9, lambda _: None)
-    assert sorted(each["group"] for each in merged["clients"]) == ["a", "a@1"]
 
 
 figures = st.lists(st.integers(1, 1000), max_size=20, unique=True)
@@ -169,21 +122,23 @@ figures = st.lists(st.integers(1, 1000), max_size=20, unique=True)
 @given(figures, st.integers(1, 3), st.integers(1, 8))
 def test_paging_goes_through_all_connections(numbers: list[int], members: int, limit: int):
     seen: list[int] = []
-    after = 0
+    after: Key = ()
     while True:
         pages = {}
         for member in range(members):
             own = sorted(n for n in numbers if n % members == member)
-            rows = [{"id": n} for n in own if n > after]
+            rows = [{"id": n} for n in own if (n, "a") > after]
             counts = {"total": len(own), "held": 0, "matching": len(rows)}
-            pages[f"a/{member}"] = {**counts, "connections": rows[:limit]}
-        page = MemberDocuments(pages, limit).merged(TABLES[CONNECTIONS_AFTER])
+            more = "more" if len(rows) > limit else None
+            pages[f"a/{member}"] = {**counts, "connections": rows[:limit], "next": more}
+        page = MemberDocuments(pages, Page(limit, after)).merged(TABLES["/v1/connections"])
         assert page["total"] == len(numbers)
         found = [int(each["id"].removeprefix("a/")) for each in page["connections"]]
-        if not found:
-            break
         seen += found
-        after = found[-1]
+        if page["next"] is None:
+            break
+        after = (found[-1], "a")
+        assert page["next"] == cursor_of(after)
     assert seen == sorted(numbers)
 
 
@@ -202,7 +157,7 @@ def test_the_rows_of_members_are_those_of_one_process(seen: list[tuple[float, in
         str(member): document([rows[n] for n, at in enumerate(seen) if at[1] == member])
         for member in range(3)
     }
-    merged = MemberDocuments(pages, limit).merged(TABLES["/v1/connections"])
+    merged = MemberDocuments(pages, Page(limit)).merged(TABLES["/v1/connections"])
     alone = document(rows)
     for page in (merged, alone):
         page["connections"] = [row["received_rate"] for row in page["connections"]]
@@ -224,10 +179,11 @@ def test_only_the_lists_that_take_the_limit_of_a_request_are_cut_off_by_it():
         "delay_queues": {},
         "warning": None,
     }
-    figures = dict.fromkeys(("uptime_s", "followed", "pipelines_total"), 0)
+    figures = dict.fromkeys(("uptime_s", "followed", "pipelines_total", "unbounded"), 0)
+    figures |= dict.fromkeys(("bounded", "throttled", "held"), 0)
     values |= {"config_loads": [], "request_times": [], "not_ready_reason": None}
     status = lists | values | figures | {"client_counts": counts}
-    merged = MemberDocuments({"0": status, "1": status}, limit=0).merged(TABLES["/v1/status"])
+    merged = MemberDocuments({"0": status, "1": status}, Page(0)).merged(TABLES["/v1/status"])
     assert merged["brokers"] == [{"node_id": 1}, {"node_id": 2}]
     assert {key: len(merged[key]) for key in lists} == {
         **{"listeners": 1, "brokers": 2, "certificates": 1},
@@ -241,9 +197,12 @@ def test_what_a_client_without_a_bound_moves_at_all_members_is_added():
 
     tier = {
         "0": {"unbounded": 2, "unbounded_clients": [client("a", 5.0), client(None, None)]},
-        "1": {"unbounded": 2, "unbounded_clients": [client("a", 7.0), client("b", 8.0)]},
+        "1": {
+            "unbounded": 1,
+            "unbounded_clients": [client("a", 7.0) | {IS_VISIT: True}, client("b", 8.0)],
+        },
     }
-    merged = MemberDocuments(tier, 9, lambda _: "0").merged(UNBOUNDED)
+    merged = MemberDocuments(tier, Page(9)).merged(BOUNDLESS)
     assert merged["unbounded"] == 3
     rates = [
         (each["client_id"], each["rate"], each["member"]) for each in merged["unbounded_clients"]

@@ -14,11 +14,9 @@ from spark_world import REPORTS, Job, SparkWorld
 from proxy.admin.query_documents import (
     COST_FACTOR,
     MAX_QUERY_SUMMARIES,
-    PARTITION_DEPTH,
     QueryDocuments,
     limited,
 )
-from proxy.admin.replies import written_pieces
 from proxy.progress.query import QuerySettings
 from proxy.progress.report import MAX_REPORT_BYTES, Refusal
 from proxy.slices import Slices
@@ -322,12 +320,6 @@ DOCUMENT = st.fixed_dictionaries(
         "error": st.none() | st.text(),
     }
 )
-
-
-@given(st.lists(DOCUMENT, max_size=3))
-def test_what_is_written_in_pieces_is_the_same_json(documents: list[dict[str, Any]]):
-    pieces = written_pieces({"queries": [limited(each, 8) for each in documents]}, PARTITION_DEPTH)
-    assert json.loads("".join(pieces)) == {"queries": documents}
 
 
 @given(DOCUMENT, st.integers(0, 7))

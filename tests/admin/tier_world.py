@@ -21,6 +21,7 @@ from proxy.admin.tier_protocol import MemberEndpoint, VisitRows
 from proxy.progress.query_scope import QueryScope
 from proxy.progress.report import Refusal, ReportRefused
 from proxy.quota.debts import Debt
+from proxy.quota.entities import ClientIdentity
 from proxy.state import Document, Record
 
 NAMES = ("a/0", "a/1", "b/0", "b/1", "c/0", "c/1")
@@ -63,6 +64,9 @@ class MemberTier:
 
     def owner_of(self, client_id: str) -> str | None:
         return self._world.owners.get(client_id, self.leader)
+
+    def is_visitor(self, client: ClientIdentity) -> bool:
+        return self._world.owners.get(client.client_id or "", self.name) != self.name
 
     def slots(self) -> Document:
         return self.own_slots

@@ -1,4 +1,4 @@
-"""What clients of several members share: together no more than it, and little left idle for long."""
+"""What clients of several members share: together no more, and little left idle for long."""
 
 import json
 import os

@@ -1,9 +1,10 @@
-"""docs/contributing.md lists every metric; this file, run as a script, writes the list anew."""
+"""Tables of docs are those of the code; this file, run as a script, writes them anew."""
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
@@ -21,6 +22,9 @@ from metrics import (
     UsageInstruments,
 )
 from metrics.instruments import InstrumentRow
+from proxy.admin.client_documents import BUDGET, CLIENT, CONNECTION, HOLD, UNBOUNDED
+from proxy.admin.document_models import Model
+from proxy.admin.rule_documents import BUDGET_RULE, PAUSE, RULE
 from proxy.progress.events import EventKind
 from proxy.progress.progress_collector import ProgressCollector
 from proxy.progress.query_registry import QueryRegistry
@@ -31,7 +35,18 @@ from proxy.quota.rules import QuotaSettings, Rule
 
 ROOT = Path(__file__).parents[2]
 CONTRIBUTING = ROOT / "docs" / "contributing.md"
-BEGIN, END = "<!-- metrics: begin -->\n", "<!-- metrics: end -->\n"
+API = ROOT / "docs" / "api.md"
+MODELS: Mapping[str, Model[Any]] = {
+    "rule": RULE,
+    "budget rule": BUDGET_RULE,
+    "pause": PAUSE,
+    "client": CLIENT,
+    "budget": BUDGET,
+    "unbounded": UNBOUNDED,
+    "connection": CONNECTION,
+    "hold": HOLD,
+}
+"""By what begins their tables in docs/api.md."""
 
 
 def _sensors(instruments: Instruments) -> SensorCollector:
@@ -82,12 +97,18 @@ def metric_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def test_the_list_of_metrics_is_that_of_the_code() -> None:
-    before, _, rest = CONTRIBUTING.read_text().partition(BEGIN)
-    listed, end, _ = rest.partition(END)
-    assert before
-    assert end
-    assert listed == metric_table()
+def tables() -> Iterator[tuple[Path, str, str]]:
+    """Yield each table: its file, what stands before it, and what it is."""
+    yield CONTRIBUTING, "<!-- metrics: begin -->\n", metric_table() + "<!-- metrics: end -->\n"
+    for name, model in MODELS.items():
+        yield API, f"<!-- fields: {name} -->\n", f"{model.table()}\n<!-- end -->\n"
+
+
+def test_the_tables_are_those_of_the_code() -> None:
+    for path, begin, table in tables():
+        _, begun, rest = path.read_text().partition(begin)
+        assert begun, f"{path.name} lacks {begin}"
+        assert rest.startswith(table), f"{path.name} is old: run `make docs`"
 
 
 def test_the_paths_of_the_steps_exist() -> None:
@@ -99,6 +120,7 @@ def test_the_paths_of_the_steps_exist() -> None:
 
 
 if __name__ == "__main__":
-    text = CONTRIBUTING.read_text()
-    head, tail = text.split(BEGIN)[0], text.split(END)[1]
-    CONTRIBUTING.write_text(head + BEGIN + metric_table() + END + tail)
+    for file, first_line, current in tables():
+        head, tail = file.read_text().split(first_line)
+        end = current.splitlines(keepends=True)[-1]
+        file.write_text(head + first_line + current + tail.partition(end)[2])

@@ -14,6 +14,7 @@ from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 
 from proxy.state import Document
 
+PAGE_ROWS = 1_000  # as many as an answer may have
 DEFAULT_URL = "http://127.0.0.1:9644"
 _FIX_URL = "give the address of admin.bind as --url"
 
@@ -96,6 +97,16 @@ class AdminAddress:
         if not isinstance(document, dict) or not known <= document.keys():
             raise AdminRefusal(f"{self.url} is not a quota proxy of this version", _FIX_URL)
         return document
+
+    def rows(self, path: str, key: str) -> list[Document]:
+        """Return all rows of a list, page by page. As `read`."""
+        rows: list[Document] = []
+        cursor: str | None = ""
+        while cursor is not None:
+            page = self.document(f"{path}?limit={PAGE_ROWS}&cursor={cursor}", {key})
+            rows += page[key]
+            cursor = page.get("next")
+        return rows
 
 
 def reason_of(error: HTTPError) -> tuple[str, str]:

@@ -1,46 +1,42 @@
 """Merges the documents of several members; a table declares how for each path."""
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from heapq import nlargest
-from itertools import chain, zip_longest
+from itertools import chain
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any
 
 from metrics.member_names import machine_of
 from proxy.admin.api import ANY_NAME, CLIENTS_PATH
-from proxy.admin.history import chart
+from proxy.admin.client_documents import (
+    BUDGET,
+    CLIENT,
+    IS_VISIT,
+    UNBOUNDED,
+    client_key,
+)
+from proxy.admin.document_models import Combine, Model
 from proxy.admin.log_level import LOG_LEVEL_PATH
+from proxy.admin.pages import Key, Page, chosen
 from proxy.admin.query_documents import (
     MAX_PIPELINE_SUMMARIES,
     MAX_QUERY_SUMMARIES,
+    partition_choice,
+    partitions_of,
     pipeline_urgency,
     query_urgency,
+    with_partitions,
 )
 from proxy.admin.request_times import merged_times
-from proxy.quota.disjoint_sets import DisjointSets
 from proxy.quota.entities import QuotaKind
 from proxy.state import Document
 
-T = TypeVar("T")
-
-OwnerOf = Callable[[str], str | None]
-"""Gives the name of the member that owns a client id; None for one that nobody owns now."""
-
 Row = dict[str, Any]
-
-Combine = Callable[[list[Any]], Any]
-"""Makes one value of those that several documents or rows have of a field."""
-
-Merge = Callable[[Sequence[Row]], Row]
-"""Makes one row of those that several members have of the same thing; see `joined`."""
 
 MEMBER = "member"
 
 OWN_SLOTS = "slots"  # the key of what the status of one member says of its own slots
-CONNECTIONS_AFTER = "/v1/connections?after"  # those in the order of their numbers
-MAX_CLIENTS = 20  # named in one row, as a member does
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +45,8 @@ class MemberDocuments:
 
     by_member: Mapping[str, Document]
     """By their names, the leader's first."""
-    limit: int | None = None
-    """The most rows of a list that is as long as the request says; None: all."""
-    owner_of: OwnerOf = lambda _: None
+    page: Page
+    """Of a list that is as long as the request says."""
     tier: Document | None = None
     """What is known of the tier."""
 
@@ -75,24 +70,9 @@ class MemberDocuments:
         by_name = sorted(self.by_member.items())
         return [{MEMBER: name, **row} for name, each in by_name for row in each.get(key, ())]
 
-    def joined(
-        self, rows: Sequence[Row], identity: Callable[[Row], Hashable], merge: Merge
-    ) -> list[Row]:
-        """Return one row for those of each identity.
-
-        Where several members have one, the row of its client's owner comes first, then those with
-        the highest rates.
-        """
-        alike = grouped(rows, identity)
-        return [merge(self._owner_first(each)) if len(each) > 1 else each[0] for each in alike]
-
-    def _owner_first(self, rows: Sequence[Row]) -> Sequence[Row]:
-        clients = (each for row in rows for each in row.get("clients", [row]))
-        name = next(filter(None, (each.get("client_id") for each in clients)), None)
-        owner = None if name is None else self.owner_of(name)
-        return sorted(
-            rows, key=lambda row: (row[MEMBER] == owner, row.get("rate") or 0.0), reverse=True
-        )
+    def nexts(self) -> list[str | None]:
+        """Return the cursors of the members' next pages."""
+        return [each.get("next") for each in self.by_member.values()]
 
 
 Part = Callable[[MemberDocuments], Document]
@@ -104,71 +84,67 @@ def values(**combines: Combine) -> Part:
     return lambda told: {key: combine(told.values(key)) for key, combine in combines.items()}
 
 
+def joined(
+    rows: Iterable[Row], identity: Callable[[Row], Hashable], model: Model[Any]
+) -> list[Row]:
+    """Return one row for those of each identity, which the row of its owner begins.
+
+    Where several members have one, those follow that have the highest rates.
+    """
+    alike: dict[Hashable, list[Row]] = {}
+    for row in rows:
+        alike.setdefault(identity(row), []).append(row)
+    found = []
+    for each in alike.values():
+        each.sort(key=lambda row: (not row.get(IS_VISIT), row.get("rate") or 0.0), reverse=True)
+        found.append(model.combined(each) if len(each) > 1 else each[0])
+        found[-1].pop(IS_VISIT, None)
+        if len(each) > 1:
+            found[-1]["members"] = [row[MEMBER] for row in each]
+    return found
+
+
+LISTENER = Model[Any]("connections: how many are open", {}, {"connections": sum})
+UNMERGED = Model[Any]("member: where it is", {})
+
+
 def rows(
     key: str,
     identity: Callable[[Row], Hashable] = id,
-    merge: Merge = itemgetter(0),
+    model: Model[Any] = UNMERGED,
     *,
-    rank: Callable[[Row], Any] | None = None,
+    urgency: Callable[[Row], Any] = lambda _: 0,
     most: int | None = None,
-    is_limited: bool = False,
-    shown: Callable[[Row], Row] = lambda row: row,
+    left_off: Sequence[str] = (),
 ) -> Part:
     """Return the part that is a list with the rows of all, each row of the same `identity` once.
 
-    Those with the highest `rank` come first, equal ones in the order of their members' names. There
-    are `most` of them, or as many as the request says.
+    Those with the highest `urgency` come first, equal ones in the order of their members' names.
+    There are `most` of them, None: as many as the request says.
     """
 
     def part(told: MemberDocuments) -> Document:
-        found = told.joined(told.rows(key), identity, merge)
-        if rank is not None:
-            found.sort(key=rank, reverse=True)
-        return {key: list(map(shown, found[: told.limit if is_limited else most]))}
+        found = joined(told.rows(key), identity, model)
+        page = Page(told.page.limit if most is None else most)
+        shown = chosen(page, found, lambda _: (), urgency).rows()
+        return {key: [{name: row[name] for name in row if name not in left_off} for row in shown]}
 
     return part
 
 
-def counts(
+def walked(
     key: str,
-    things: Callable[[Row], Iterable[Hashable]],
-    **counted: Callable[[Row], bool],
+    key_of: Callable[[Row], Key],
+    urgency: Callable[[Row], Any] = lambda _: 0,
+    shown: Callable[[Row], Row] = lambda row: row,
 ) -> Part:
-    """Return the part of figures that are sums, less what members are seen to count twice.
-
-    The list `key` has rows with the `things` that are counted; `counted` tells by figures in which
-    rows. Beyond the rows that the members gave what they count twice is not known.
-    """
+    """Return the part that is a list of whose rows a request has a page, and the next cursor."""
 
     def part(told: MemberDocuments) -> Document:
-        found, (first, *_) = told.rows(key), told.by_member.values()
-        return {
-            name: sum(told.values(name)) - twice(filter(is_counted, found), things)
-            for name, is_counted in counted.items()
-            if name in first
-        }
+        found = chosen(told.page, map(shown, told.rows(key)), key_of, urgency)
+        return {key: found.rows(), **found.next(*told.nexts())}
 
     return part
-
-
-def twice(rows: Iterable[Row], things: Callable[[Row], Iterable[Hashable]]) -> int:
-    """Return how often the things of some rows are counted, at a member each, beyond once."""
-    counted = {(thing, row[MEMBER]) for row in rows for thing in things(row)}
-    return len(counted) - len({thing for thing, _ in counted})
-
-
-def grouped(things: Iterable[T], identity: Callable[[T], Hashable]) -> list[list[T]]:
-    """Return the things of each identity."""
-    found: dict[Hashable, list[T]] = {}
-    for each in things:
-        found.setdefault(identity(each), []).append(each)
-    return list(found.values())
-
-
-def combined(documents: Sequence[Document], combines: Mapping[str, Combine]) -> dict[str, Any]:
-    """Return the first document or row, with some fields made of the values of all."""
-    found = {key: combine([each[key] for each in documents]) for key, combine in combines.items()}
-    return {**documents[0], **found}
 
 
 def summed(documents: Sequence[Mapping[str, int]]) -> dict[str, int]:
@@ -177,192 +153,36 @@ def summed(documents: Sequence[Mapping[str, int]]) -> dict[str, int]:
     return {key: sum(each.get(key, 0) for each in documents) for key in keys}
 
 
-def sensor_of(row: Mapping[str, Any]) -> tuple[str, str]:
-    """Return what tells a sensor from others."""
-    return row["quota"], row["entity"]
-
-
-_identity_of: Callable[[Row], Hashable] = itemgetter("listener", "user", "client_id")
-
-
-def clients_of(row: Mapping[str, Any]) -> list[Hashable]:
-    """Return the identities of the clients that a row names."""
-    return list(map(_identity_of, row["clients"]))
-
-
-def merged_row(rows: Sequence[Row]) -> Row:
-    """Return one row for a sensor.
-
-    Rate, bound and rule are those of the client's owner: it counts what passes elsewhere as well.
-    Where the owner is not among the members, or not known, they are of the highest rate. Of what is
-    divided among members each counts its own part.
-    """
-    clients = _each_client([row["clients"] for row in rows])
-    is_divided = any(row.get("leased") is not None for row in rows)
-    combines = {**_FIELDS, **_DIVIDED} if is_divided else _FIELDS
-    fields = {key: combine for key, combine in combines.items() if key in rows[0]}
-    return {
-        **combined(rows, fields),
-        "client_count": max(len(clients), *(row["client_count"] for row in rows)),
-        "members": [row[MEMBER] for row in rows],
-    }
-
-
-def merged_unbounded_row(rows: Sequence[Row]) -> Row:
-    """Return one row for a client; its rate is that of its connections, wherever they are."""
-    known = [row["rate"] for row in rows if row["rate"] is not None]
-    return {**rows[0], "rate": round(sum(known), 1) if known else None}
-
-
-def merged_chart(
-    charts: Sequence[Document | None], of_interval: Callable[[Iterable[float]], float] = max
-) -> Document | None:
-    """Return the chart of a sensor that several members have; the first is its owner's.
-
-    All end now. `of_interval` makes one rate of those of an interval. That is the highest: what a
-    client moves elsewhere its owner counts as well, so that a sum would have it twice; and after a
-    handover each member knows a part of the time. Bounds are the owner's where it knows them.
-    """
-    known = [each for each in charts if each is not None]
-    if not known:
-        return None
-    rates = zip_longest(*(reversed(chart["rates"]) for chart in known), fillvalue=0.0)
-    bounds = zip_longest(*(reversed(list(_bound_of_each(chart))) for chart in known))
-    of_each = [next(bound for bound in column if bound is not None) for column in bounds]
-    return chart(known[0]["interval_s"], list(map(of_interval, rates))[::-1], reversed(of_each))
-
-
-def _bound_of_each(chart: Document) -> Iterator[float]:
-    """Yield the bound for each rate."""
-    starts, bound = dict(map(tuple, chart["bounds"])), 0.0
-    for position in range(len(chart["rates"])):
-        bound = starts.get(position, bound)
-        yield bound
-
-
-def _each_client(lists: Sequence[Sequence[Row]]) -> list[Row]:
-    """Return the clients of several rows, each once, as the last one has it."""
-    return list({_identity_of(row): row for row in chain.from_iterable(lists)}.values())
-
-
-_FIELDS: Mapping[str, Combine] = {
-    # Each member counts what happened on its own connections.
-    "would_throttle": sum,
-    "holds": sum,
-    "held_s": lambda values: round(sum(values), 3),
-    "waiting": sum,
-    "throttled": any,
-    "above_s": max,
-    "hold_ends_in_s": lambda ends: max((end for end in ends if end is not None), default=None),
-    "clients": lambda lists: _each_client(lists)[:MAX_CLIENTS],
-    "history": merged_chart,
-    "connected": _each_client,  # why each client has its rule
-}
-
-_DIVIDED: Mapping[str, Combine] = {
-    "rate": lambda rates: round(sum(rates), 1),
-    "leased": lambda parts: round(sum(each or 0.0 for each in parts), 1),
-    "history": partial(merged_chart, of_interval=sum),
-}
+_MOST = 10**9
+_SHORT: dict[str, Any] = {"most": _MOST, "left_off": (MEMBER, "members")}
+"""Of a list that is shown whole, whose rows are of no member."""
 
 _KINDS = [str(kind) for kind in QuotaKind]
 
-_COUNTED: Mapping[str, Callable[[Row], bool]] = {
-    "total": lambda _: True,
-    "bounded": lambda _: True,
-    "throttled": itemgetter("throttled"),
-    "held": lambda row: row["hold_ends_in_s"] is not None,
-}
-"""Figures of a document, with the rows of `clients` that each counts."""
+_sensor_of = itemgetter("quota", "entity")
+_key_of: Callable[[Row], Key] = itemgetter("entity", "quota")
 
 
-class _ClientGroup:
-    """Rows that belong together at any member: of one client, or of what several share."""
-
-    def __init__(self, rows: Sequence[Row], told: MemberDocuments) -> None:
-        merged = told.joined(rows, sensor_of, merged_row)
-        self.rows = sorted(merged, key=lambda row: (_KINDS.index(row["quota"]), row["entity"]))
-        connected = {row[MEMBER] for row in rows if row["client_count"]}
-        self.has_left = not connected
-        """Whether none of its clients is connected anywhere."""
-        self.gone = len({row[MEMBER] for row in rows} - connected) - self.has_left
-        """How many members count it as left although it is counted elsewhere."""
-
-    @property
-    def urgency(self) -> tuple[bool, float]:
-        """Throttled ones are above the others, then those closer to their bound."""
-        shares = (row["rate"] / row["bound"] for row in self.rows)
-        return any(row["throttled"] for row in self.rows), max(shares)
+def _urgency(group: Sequence[Row]) -> tuple[bool, float]:
+    """Return what puts a client before others: throttled, then closer to its bound."""
+    return any(row["throttled"] for row in group), max(row["rate"] / row["bound"] for row in group)
 
 
 def merged_clients(told: MemberDocuments) -> Document:
-    """Return `clients`, the closest to their bounds first, and how many there are.
-
-    A sensor that several members have is one row; each client counts once.
-    """
-    rows = told.rows("clients")
-    groups = [_ClientGroup(each, told) for each in _joined(rows)]
-    shown = sorted(groups, key=lambda group: group.urgency, reverse=True)[: told.limit]
-    clients, gone = summed(told.values("client_counts")), sum(group.gone for group in groups)
-    clients["left"] -= gone
-    clients["bounded"] -= gone
-    for key in ("bounded", "throttled", "held"):
-        clients[key] -= twice(filter(_COUNTED[key], rows), clients_of)
-    clients["shown"] = min(clients["shown"], _shown(shown))
-    return {
-        "client_counts": {key: max(value, 0) for key, value in clients.items()},
-        "clients": list(_rows_of(shown)),
-    }
-
-
-def _rows_of(groups: Iterable[_ClientGroup]) -> Iterable[Row]:
-    """Yield the rows of groups, in each with a name of the group that no other has."""
-    taken: set[str] = set()
-    for group in groups:
-        name = group.rows[0].get("group")
-        if name is None:  # chosen by quotas
-            yield from group.rows
-            continue
-        if name in taken:
-            name = f"{name}@{group.rows[0][MEMBER]}"
-        taken.add(name)
-        yield from ({**row, "group": name} for row in group.rows)
-
-
-def _joined(rows: Sequence[Row]) -> list[list[Row]]:
-    """Return the rows by groups; groups of two members are one if they have a sensor in common."""
-    sets, first = DisjointSets(len(rows)), dict[Any, int]()
-    for number, row in enumerate(rows):
-        sets.join(first.setdefault(sensor_of(row), number), number)
-        if "group" in row:
-            sets.join(first.setdefault((row[MEMBER], row["group"], "group"), number), number)
-    return [[rows[number] for number in each] for each in grouped(range(len(rows)), sets.find)]
-
-
-def _shown(groups: Sequence[_ClientGroup]) -> int:
-    """Return how many clients some groups are about, at most."""
-    rows = [row for group in groups for row in group.rows]
-    named = {client for row in rows for client in clients_of(row)}
+    """Return `clients`, those of the page. A sensor that several members have is one row."""
+    groups: dict[Hashable, list[Row]] = {}
+    for row in joined(told.rows("clients"), _sensor_of, CLIENT):
+        groups.setdefault(row.get("group", _sensor_of(row)), []).append(row)
+    found = chosen(told.page, groups.values(), lambda each: min(map(_key_of, each)), _urgency)
+    for group in groups.values():
+        group.sort(key=lambda row: (_KINDS.index(row["quota"]), row["entity"]))
+    shown, counts = found.rows(), summed(told.values("client_counts"))
+    rows = list(chain.from_iterable(shown))
+    named = {client_key(client) for row in rows for client in row["clients"]}
     unnamed: int = sum(row["client_count"] - len(row["clients"]) for row in rows)
-    return len(named) + unnamed + sum(group.has_left for group in groups)
-
-
-def merged_budgets(told: MemberDocuments) -> Document:
-    """Return the budgets, with the sums of what their clients have at all members."""
-    alike = grouped(told.rows("budgets"), itemgetter("name", "quota"))
-    sums: Mapping[str, Combine] = {
-        "rate": lambda values: round(sum(values), 1),
-        "leased": lambda values: None if None in values else round(sum(values), 1),
-        **dict.fromkeys(("active_clients", "waiting", "holds"), sum),
-        "held_s": lambda values: round(sum(values), 3),
-        "throttled": any,
-    }
-    found = [combined(rows, sums) for rows in alike]
-    shown = ({key: row[key] for key in row if key != MEMBER} for row in found[: told.limit])
-    return {"budgets": list(shown)}
-
-
-_rates = itemgetter("received_rate", "sent_rate")
+    left = sum(not any(row["client_count"] for row in group) for group in shown)
+    counts["shown"] = min(counts["shown"], len(named) + unnamed + left)
+    return {"client_counts": counts, "clients": rows, **found.next(*told.nexts())}
 
 
 def _of_machine(connection: Row) -> Row:
@@ -370,9 +190,10 @@ def _of_machine(connection: Row) -> Row:
     return {**connection, "id": f"{machine_of(connection[MEMBER])}/{connection['id']}"}
 
 
-def _unowned(row: Row) -> Row:
-    """Return a row without the member that has it."""
-    return {key: value for key, value in row.items() if key != MEMBER}
+def connection_key(connection: Row) -> Key:
+    """Return where a connection of a tier is in a walk."""
+    machine, _, number = connection["id"].rpartition("/")
+    return int(number), machine
 
 
 def _figures(told: MemberDocuments) -> Document:
@@ -411,6 +232,16 @@ def _tier(told: MemberDocuments) -> Document:
     }
 
 
+def _merged_progress(told: MemberDocuments) -> Document:
+    queries = told.rows("queries")
+    if told.page.after is None:
+        return {"queries": queries}
+    found = partition_choice(told.page)
+    for pair in partitions_of(queries):
+        found.add(pair)
+    return {"queries": with_partitions(found.rows()), **found.next(*told.nexts())}
+
+
 def _levels(told: MemberDocuments) -> Document:
     return {
         "levels": [{"name": name, "level": each["level"]} for name, each in told.by_member.items()]
@@ -432,25 +263,20 @@ def _merged_loads(lists: Sequence[Sequence[Mapping[str, Any]]]) -> list[Document
     return nlargest(max(map(len, lists)), loads, key=itemgetter("at"))
 
 
-_CONNECTIONS = values(total=sum, held=sum, matching=sum)
-
-UNBOUNDED: Sequence[Part] = (
-    counts("unbounded_clients", lambda row: [_identity_of(row)], unbounded=lambda _: True),
-    rows(
-        "unbounded_clients",
-        _identity_of,
-        merged_unbounded_row,
-        rank=lambda row: row["rate"] or 0.0,
-        is_limited=True,
-    ),
+BOUNDLESS: Sequence[Part] = (
+    values(unbounded=sum),
+    rows("unbounded_clients", client_key, UNBOUNDED, urgency=lambda row: row["rate"] or 0.0),
 )
+
+MERGED_BUDGETS = rows("budgets", itemgetter("name", "quota"), BUDGET, left_off=(MEMBER, "members"))
 
 _CLIENTS: Sequence[Part] = (
-    counts("clients", lambda row: [sensor_of(row)], **_COUNTED),
     merged_clients,
-    merged_budgets,
-    *UNBOUNDED,
+    MERGED_BUDGETS,
+    *BOUNDLESS,
 )
+
+_SENSORS = dict.fromkeys(("bounded", "throttled", "held"), sum)
 
 TABLES: Mapping[str, Sequence[Part]] = {
     "/v1/status": (
@@ -462,39 +288,41 @@ TABLES: Mapping[str, Sequence[Part]] = {
             followed=sum,
             pipelines_total=sum,
             request_times=lambda lists: merged_times(chain.from_iterable(lists)),
+            **_SENSORS,
         ),
         *_CLIENTS,
         # The members of a machine listen at one address; another machine has another one.
         rows(
             "listeners",
             itemgetter("name", "host", "port"),
-            lambda alike: combined(alike, {"connections": sum}),
-            shown=_unowned,
+            LISTENER,
+            **_SHORT,
         ),
-        rows("brokers", itemgetter("node_id"), rank=lambda row: -row["node_id"], shown=_unowned),
-        rows("certificates", itemgetter("section", "file"), shown=_unowned),
-        rows("queries", rank=query_urgency, most=MAX_QUERY_SUMMARIES),
-        rows("pipelines", rank=pipeline_urgency, most=MAX_PIPELINE_SUMMARIES),
+        rows(
+            "brokers",
+            itemgetter("node_id"),
+            urgency=lambda row: -row["node_id"],
+            **_SHORT,
+        ),
+        rows("certificates", itemgetter("section", "file"), **_SHORT),
+        rows("queries", urgency=query_urgency, most=MAX_QUERY_SUMMARIES),
+        rows("pipelines", urgency=pipeline_urgency, most=MAX_PIPELINE_SUMMARIES),
         _tier,
         _figures,
     ),
-    "/v1/clients": _CLIENTS,
-    CLIENTS_PATH + ANY_NAME: (rows("quotas", sensor_of, merged_row),),
+    "/v1/clients": (values(total=sum), *_CLIENTS),
+    CLIENTS_PATH + ANY_NAME: (rows("quotas", _sensor_of, CLIENT, most=_MOST),),
     "/v1/connections": (
-        _CONNECTIONS,
-        rows(
+        values(total=sum, held=sum, matching=sum),
+        walked(
             "connections",
-            rank=lambda row: sum(filter(None, _rates(row))),
-            is_limited=True,
-            shown=_of_machine,
+            connection_key,
+            lambda row: sum(filter(None, (row["received_rate"], row["sent_rate"]))),
+            _of_machine,
         ),
     ),
-    CONNECTIONS_AFTER: (
-        _CONNECTIONS,
-        rows("connections", rank=lambda row: -row["id"], is_limited=True, shown=_of_machine),
-    ),
-    "/v1/progress": (rows("queries"),),
-    "/v1/pipelines": (rows("pipelines"),),
+    "/v1/progress": (_merged_progress,),
+    "/v1/pipelines": (walked("pipelines", lambda row: (row["name"],)),),
     LOG_LEVEL_PATH: (_levels,),
 }
 """By paths; what no part of a table gives is the leader's."""

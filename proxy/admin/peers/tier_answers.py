@@ -1,7 +1,7 @@
 """Answers for all members of a tier: who of them answers what, and what they know together."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
 from io import BytesIO
@@ -21,10 +21,11 @@ from proxy.admin.api import (
     CONNECTIONS_PATH,
     QUOTAS_PATH,
     THROTTLING_PATH,
-    filter_and_limit,
+    connection_page,
     tail_of,
 )
 from proxy.admin.log_level import LOG_LEVEL_PATH
+from proxy.admin.pages import LISTS, Page, page_of
 from proxy.admin.peers.members import (
     MEMBERS_FIX,
     Answers,
@@ -35,37 +36,29 @@ from proxy.admin.peers.members import (
     passed_on,
     target_of,
 )
-from proxy.admin.peers.merged_documents import CONNECTIONS_AFTER, TABLES, MemberDocuments
+from proxy.admin.peers.merged_documents import TABLES, MemberDocuments, Part
 from proxy.admin.peers.peer_client import PeerError, Reply
 from proxy.admin.peers.tier_routes import LEFT_CHANGES_PATH, OF_MEMBERS
 from proxy.admin.port.guard import CHANGES, REPORT_PATH, SCOPE
-from proxy.admin.query_documents import PARTITION_DEPTH
 from proxy.admin.replies import (
     CONTENT_TYPE,
     JSON_HEADERS,
-    ROW_DEPTH,
     ApiError,
     answer_in_pieces,
     json_body,
     read_whole,
     readiness_answer,
-    written_pieces,
+    written,
 )
 from proxy.progress.report import MAX_REPORT_BYTES
 from proxy.slices import LONG_ANSWERS
 from proxy.state import Document
-
-_REPORT_DEPTH = 5
-"""At which a report is read in one step: there are offsets of thousands of partitions in it."""
 
 UNDONE, UNDONE_LIMIT_S = HTTPStatus.SERVICE_UNAVAILABLE, 8.0
 """What a member answers that has not taken yet what it is asked for, and how long it is asked."""
 
 AWAY_LIMIT_S, AWAY_RETRY_S = 2.0, 0.1
 """For how long, and how often, a member is asked that is away."""
-
-_LIMITED = ("/v1/status", "/v1/clients", "/v1/connections")
-"""Paths of lists that are as long as the request says."""
 
 _LEADER = "which keeps what concerns all"
 _OWNER = "which owns the report's client"
@@ -135,14 +128,14 @@ class TierAnswers:
     async def _get_merged(self, path: str, request: web.Request) -> web.StreamResponse:
         """Answer with what the table of a path makes of the documents of all.
 
-        These are read and written in steps. What all refuse is refused as the first of them did.
+        What all refuse is refused as the first of them did.
         """
-        limit = filter_and_limit(request)[1] if path in _LIMITED else None
+        page = Page(0)
+        if path == "/v1/connections":
+            page = connection_page(request, in_tier=True)
+        elif path in LISTS:
+            page = page_of(request)
         tier = self._tier.document() if path == "/v1/status" else None
-        told = partial(MemberDocuments, limit=limit, owner_of=self._tier.owner_of, tier=tier)
-        depth = PARTITION_DEPTH if path == "/v1/progress" else ROW_DEPTH
-        is_in_order = path == "/v1/connections" and "after" in request.query
-        table = TABLES[CONNECTIONS_AFTER if is_in_order else path]
         asked = self._members.asked_for(request)
         async with self._long_answers:
             answers = await self._members.ask_all(asked, Question(request, target_of(request)))
@@ -152,10 +145,9 @@ class TierAnswers:
                 raise ApiError(404, "no member that answers knows it", fix)
             if not answers.ok:
                 return passed_on(answers.first)
-            body = await asyncio.to_thread(
-                _merged_body, answers, lambda documents: told(documents).merged(table), depth
-            )
-        return answer_in_pieces(body, JSON_HEADERS)
+            # A thread: what ten members have to say takes some milliseconds each.
+            body = await asyncio.to_thread(_merged_body, answers, TABLES[path], page, tier)
+        return answer_in_pieces(BytesIO(body), JSON_HEADERS)
 
     async def _get_any(self, request: web.Request) -> web.StreamResponse:
         """Answer what is the same at all members: from the leader, or another one that answers."""
@@ -180,8 +172,8 @@ class TierAnswers:
                 self._up.labels(each.name).set(each.name in texts)
             # A thread: four members with 10,000 clients each have tens of megabytes.
             scrapes = generate_latest(self._up), *texts.values()
-            body = await asyncio.to_thread(lambda: _body_of(join_scrapes(scrapes)))
-        return answer_in_pieces(body, {"Content-Type": CONTENT_TYPE})
+            body = await asyncio.to_thread(lambda: b"".join(join_scrapes(scrapes)))
+        return answer_in_pieces(BytesIO(body), {"Content-Type": CONTENT_TYPE})
 
     async def _get_readyz(self, request: web.Request) -> web.Response:
         """Answer that clients can be served when all members that run say so, of this machine.
@@ -309,20 +301,15 @@ class TierAnswers:
             _log.error("a change is not kept in the state's audit", problem=problem, what=changes)
 
 
-def _body_of(pieces: Iterable[bytes | memoryview]) -> BytesIO:
-    """Return a body, made in small steps."""
-    body = BytesIO()
-    for piece in pieces:
-        body.write(piece)
-    return body
+def _merged_body(
+    answers: Answers, table: Sequence[Part], page: Page, tier: Document | None
+) -> bytes:
+    """Return the merged document as JSON. Raises ApiError with 503 when none is understood."""
 
+    def merge(documents: Mapping[str, Document]) -> dict[str, Any]:
+        return MemberDocuments(documents, page, tier).merged(table)
 
-def _merged_body(answers: Answers, merge: MergeAll, depth: int) -> BytesIO:
-    """Return the merged document as JSON. Raises ApiError with 503 when none is understood.
-
-    For a thread: all of it is Python in small steps, between which the event loop runs.
-    """
-    read = {reply.member: _read(reply, depth) for reply in answers.ok}
+    read = {reply.member: _read(reply) for reply in answers.ok}
     documents = {name: each for name, each in read.items() if each is not None}
     try:
         merged = merge(documents)
@@ -331,37 +318,32 @@ def _merged_body(answers: Answers, merge: MergeAll, depth: int) -> BytesIO:
         merged = merge(documents) if documents else {}
     missing = [*answers.missing]
     for reply in answers.replies:
-        if (why := _trouble(reply, reply.member in documents)) is not None:
-            missing.append(PeerError(reply.member, why))
+        if reply.is_ok and reply.member not in documents:
+            missing.append(PeerError(reply.member, _NOT_UNDERSTOOD))
+        elif reply.status in _REFUSALS and reply.status != HTTPStatus.NOT_FOUND:
+            missing.append(PeerError(reply.member, f"it refuses to answer with {reply.status}"))
     if not documents:
         raise none_answers(missing)
-    missing.sort(key=lambda each: _in_order(each.member))
-    figures = merged.pop("members", {})
-    rows = {each.member: _row(each.member) for each in answers.replies}
-    rows |= {name: _row(name, **figures.get(name, {})) for name in documents}
+    about: dict[str, dict[str, Any]] = {
+        reply.member: {"alive": True, "answers": True} for reply in answers.replies
+    }
+    for name, figures in merged.pop("members", {}).items():
+        about[name] |= figures
     for each in missing:
-        rows[each.member] = _row(each.member, alive=each.alive, answers=False, problem=each.why)
-    merged["members"] = [rows[name] for name in sorted(rows, key=_in_order)]
-    merged["unreachable"] = [{"name": each.member, "why": each.why} for each in missing]
-    return _body_of(map(str.encode, written_pieces(merged, depth)))
+        about[each.member] = {"alive": each.alive, "answers": False, "problem": each.why}
+    names = sorted(about, key=_in_order)
+    merged["members"] = [
+        {"name": name, "machine": machine_of(name), **about[name]} for name in names
+    ]
+    why = {each.member: each.why for each in missing}
+    merged["unreachable"] = [{"name": name, "why": why[name]} for name in names if name in why]
+    return written(merged)
 
 
-def _row(name: str, **about: object) -> dict[str, object]:
-    return {"name": name, "machine": machine_of(name), "alive": True, "answers": True} | about
-
-
-def _trouble(reply: Reply, is_understood: bool) -> str | None:
-    """Return why what a member knows is missing although it answered; None: it is not."""
-    if reply.is_ok:
-        return None if is_understood else _NOT_UNDERSTOOD
-    is_refusal = reply.status in _REFUSALS and reply.status != HTTPStatus.NOT_FOUND
-    return f"it refuses to answer with {reply.status}" if is_refusal else None
-
-
-def _read(reply: Reply, depth: int = ROW_DEPTH) -> Document | None:
+def _read(reply: Reply) -> Document | None:
     """Return what a member said; None for what is no document."""
     try:
-        document = read_whole(reply.body, depth)
+        document = read_whole(reply.body)
     except (ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) else None
@@ -381,7 +363,7 @@ def peeked_client(body: bytes, client_of: Callable[[str], str]) -> str | None:
     Nothing else of the body is looked at: the member that gets it reads it with all care.
     """
     try:
-        document: Any = read_whole(body, _REPORT_DEPTH)
+        document: Any = read_whole(body)
     except (ValueError, RecursionError):
         return None
     if not isinstance(document, dict):

@@ -11,7 +11,7 @@ from aiohttp import web
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import current_author
 from proxy.admin.port.guard import require_all_rights
-from proxy.admin.replies import ROW_DEPTH, ApiError, answer, json_body, read_whole
+from proxy.admin.replies import ApiError, answer, json_body, read_whole
 from proxy.admin.tier_protocol import Tier
 from proxy.quota.debts import Debt
 from proxy.state import Record, StateError
@@ -33,7 +33,6 @@ LONG_S = 20.0
 
 MAX_VISITS_BYTES = 16 * 2**20  # of one message; 10,000 visits with long names come to less
 MAX_DEMANDS_BYTES = 2**20  # of one message; 200 demands with long names come to less
-DEMAND_DEPTH = 8  # of its lists and objects in each other
 MAX_RECORDS_BYTES = 32 * 2**20  # of one message; one record has 8 MiB at most
 
 _BAD = (ValueError, KeyError, TypeError, RecursionError)
@@ -78,7 +77,7 @@ class TierRoutes:
         require_all_rights(current_author())
         body = await json_body(request, MAX_VISITS_BYTES)
         try:
-            document: Any = await asyncio.to_thread(read_whole, body, ROW_DEPTH)
+            document: Any = await asyncio.to_thread(read_whole, body)
             owed = await self._tier.visited(document["visits"])
         except _BAD as error:
             fix = 'send {"visits": [[LISTENER, USER, CLIENT_ID, ADDRESS, KIND, AMOUNT], ...]}'
@@ -89,7 +88,7 @@ class TierRoutes:
         require_all_rights(current_author())
         body = await json_body(request, MAX_DEMANDS_BYTES)
         try:
-            leases = self._tier.lease(read_whole(body, DEMAND_DEPTH))
+            leases = self._tier.lease(read_whole(body))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             form = '"votes": [PROCESS, NUMBER, SLOTS], "demands": [[RULE, SENSOR, LEASE, CLAIM]]'
             fix = f"send {{{form}}}"
@@ -100,7 +99,7 @@ class TierRoutes:
         require_all_rights(current_author())
         body = await json_body(request, MAX_RECORDS_BYTES)
         try:
-            document: Any = await asyncio.to_thread(read_whole, body, ROW_DEPTH)
+            document: Any = await asyncio.to_thread(read_whole, body)
             records = [
                 Record(str(key), str(text), int(version))
                 for key, text, version in document["records"]

@@ -69,7 +69,7 @@ def _money(team: Usage) -> str:
     return NO_FIGURE if team.cost is None else cost_words(team.cost, team.currency)
 
 
-def page_of(figures: UsageFigures, notes: Sequence[str], made_at: str) -> str:
+def html_of(figures: UsageFigures, notes: Sequence[str], made_at: str) -> str:
     """Return the page; `notes` are what a reader must know of the figures."""
     return "".join(f"{part}\n" for part in _parts(figures, notes, made_at))
 

@@ -33,7 +33,7 @@ from .record_frames import (
 )
 from .teams import NO_TEAM, Teams, read_teams
 from .usage_figures import Usage, UsageFigures, figures_of
-from .usage_page import cost_words, page_of, size_words
+from .usage_page import cost_words, html_of, size_words
 
 TABLE_FILE, PAGE_FILE, RULES_FILE = "usage.csv", "usage.html", "suggested-rules.yaml"
 DEFAULT_DAYS, MOST_DAYS = 30, 3660
@@ -138,7 +138,7 @@ def write_report(
         table = csv.writer(file)
         table.writerow(Usage._fields)
         table.writerows(map(_cells, figures.teams))
-    (out / PAGE_FILE).write_text(page_of(figures, notes, made_at), encoding="utf-8")
+    (out / PAGE_FILE).write_text(html_of(figures, notes, made_at), encoding="utf-8")
     lines = "".join(f"{line}\n" for line in rule_lines(figures))
     (out / RULES_FILE).write_text(lines, encoding="utf-8")
     return figures, notes

@@ -1,0 +1,85 @@
+"""Models of documents: each says how its fields are made, merged over members, and documented."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from inspect import cleandoc
+from typing import Any, Generic, TypeVar
+
+from proxy.quota.rule_registry import RuleEntry
+from proxy.state import Document
+
+T = TypeVar("T")
+
+Combine = Callable[[list[Any]], Any]
+"""Makes one value of those that several documents or rows have of a field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What rows are described by, beside themselves."""
+
+    now_s: float
+    """Seconds since the epoch."""
+    now_ms: float = 0.0
+    """On the monotonic clock."""
+    in_force: Mapping[str, RuleEntry] = field(default_factory=dict)
+    """Rules by their selectors."""
+    adaptive: Mapping[str, Document] = field(default_factory=dict)
+    """What backpressure does, by the entity whose reading is bounded."""
+
+
+class Model(Generic[T]):
+    """The fields of a document that is made of a `T`.
+
+    `text` has a line for each, or for some together: `NAME, NAME: what docs/api.md says`; what is
+    indented goes on with the line before. `made` gives values for JSON, others are the attributes
+    of their names. `merged` makes one value of those of several members; else the first one counts.
+    `divided` does so where each of them has a part: what is `leased` to it.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        made: Mapping[str, Callable[[T, Moment], Any]],
+        merged: Mapping[str, Combine] | None = None,
+        divided: Mapping[str, Combine] | None = None,
+    ) -> None:
+        lines = cleandoc(text).replace("\n    ", " ").splitlines()
+        self._texts = dict(line.split(": ", 1) for line in lines)
+        self._merged, self._divided, self._made = merged or {}, divided or {}, made
+        self.names = [name for names in self._texts for name in names.split(", ")]
+
+    def made(self, *names: str) -> dict[str, Callable[[T, Moment], Any]]:
+        """Return what makes these fields, for a model of the same rows."""
+        return {name: self._made[name] for name in names}
+
+    def document(self, row: T, moment: Moment) -> Document:
+        """Return a row for JSON, with the fields that can be made of it alone."""
+        made = self._made
+        return {
+            name: made[name](row, moment) if name in made else getattr(row, name)
+            for name in self.names
+            if name in made or hasattr(row, name)
+        }
+
+    def combined(self, documents: Sequence[Document]) -> dict[str, Any]:
+        """Return what several members have of one thing as one document; the first is its owner's.
+
+        Raises KeyError where one lacks a field.
+        """
+        first, merged = documents[0], self._merged
+        if any(each.get("leased") is not None for each in documents):
+            merged = {**merged, **self._divided}
+        found = {
+            name: merge([each[name] for each in documents])
+            for name, merge in merged.items()
+            if name in first
+        }
+        return {**first, **found}
+
+    def table(self) -> str:
+        """Return the table of docs/api.md."""
+        rows = (
+            f"| `{names.replace(', ', '`, `')}` | {text} |" for names, text in self._texts.items()
+        )
+        return "\n".join(("| field | |", "|---|---|", *rows))

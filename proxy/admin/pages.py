@@ -1,0 +1,151 @@
+"""Cuts lists into pages: `limit` rows, those that matter most or those behind a `cursor`."""
+
+import json
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from heapq import heappush, heapreplace
+from typing import Any, Generic, TypeVar
+
+from aiohttp import web
+
+from proxy.admin.replies import ApiError, whole_number
+from proxy.progress.query import MAX_PARTITIONS
+from proxy.state import Document
+
+MAX_LIMIT = 1_000
+
+_CURSOR_FIX = "send `next` of the page before as it is, or nothing for the first page"
+
+T = TypeVar("T")
+
+Key = tuple[str | int, ...]
+"""What tells a row of a list from others, and says where it is in the order of a walk."""
+
+
+LISTS: Mapping[str, tuple[Key, int, int]] = {
+    "/v1/status": ((), 100, MAX_LIMIT),
+    "/v1/clients": (("entity", "quota"), 100, MAX_LIMIT),
+    "/v1/connections": ((0, "machine"), 100, MAX_LIMIT),
+    "/v1/quotas": (("selector", "source"), MAX_LIMIT, MAX_LIMIT),
+    "/v1/pipelines": (("name",), MAX_LIMIT, MAX_LIMIT),
+    "/v1/progress": (("query", "topic", 0), MAX_LIMIT, MAX_PARTITIONS),
+    "/v1/audit": ((0,), 100, MAX_LIMIT),
+}
+"""By the path of a list: what its keys are like, how many rows an answer has unless the request
+says, and at most. A list without keys is no walk's."""
+
+
+class Largest(Generic[T]):
+    """At most `limit` things, those with the largest keys; of equal ones the earlier stay."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        # The number, from 0 down, settles between equal keys: no two things are ever compared.
+        self._heap: list[tuple[Any, int, T]] = []
+        self._number = 0
+
+    def add(self, key: Any, thing: T) -> None:
+        """Take a thing in if its key is among the largest; keys must be comparable."""
+        self._number -= 1
+        if len(self._heap) < self._limit:
+            heappush(self._heap, (key, self._number, thing))
+        elif self._heap and key > self._heap[0][0]:
+            heapreplace(self._heap, (key, self._number, thing))
+
+    def descending(self) -> list[T]:
+        """Return the things, the one with the largest key first."""
+        return [thing for _, _, thing in sorted(self._heap, reverse=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Backwards:
+    """A key that is the larger the smaller it is."""
+
+    key: Key
+
+    def __lt__(self, other: "_Backwards") -> bool:
+        return other.key < self.key
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Which rows of a list a request is for."""
+
+    limit: int
+    """The most rows, 0 or more."""
+    after: Key | None = None
+    """Those behind this key, in the order of keys; () from the first. None: the most urgent."""
+
+
+class Chosen(Generic[T]):
+    """The rows of a page, which are added in any order.
+
+    `urgency` puts a row before others where the page has no cursor.
+    """
+
+    def __init__(
+        self, page: Page, key: Callable[[T], Key], urgency: Callable[[T], Any] = lambda _: 0
+    ) -> None:
+        self._page, self._key, self._urgency = page, key, urgency
+        self._found: Largest[T] = Largest(page.limit + 1)
+
+    def add(self, row: T) -> bool:
+        """Take a row in if it is among those of the page; return whether it may be."""
+        after = self._page.after
+        if after is None:
+            self._found.add(self._urgency(row), row)
+            return True
+        key = self._key(row)
+        if key > after:
+            self._found.add(_Backwards(key), row)
+        return key > after
+
+    def rows(self) -> list[T]:
+        """Return the rows of the page in their order."""
+        return self._found.descending()[: self._page.limit]
+
+    def next(self, *others: str | None) -> Document:
+        """Return the field `next` of a walk: the cursor of the page behind this one, if any.
+
+        `others` are those of the members that the rows come from.
+        """
+        if self._page.after is None:
+            return {}
+        found, rows = self._found.descending(), self.rows()
+        has_more = len(found) > len(rows) or any(others)
+        return {"next": cursor_of(self._key(rows[-1])) if rows and has_more else None}
+
+
+def chosen(
+    page: Page,
+    rows: Iterable[T],
+    key: Callable[[T], Key],
+    urgency: Callable[[T], Any] | None = None,
+) -> Chosen[T]:
+    """Return those of some rows that a page has; without `urgency` the first of them."""
+    found = Chosen(page, key) if urgency is None else Chosen(page, key, urgency)
+    for row in rows:
+        found.add(row)
+    return found
+
+
+def cursor_of(key: Key) -> str:
+    """Return a key as text that needs no encoding in a URL."""
+    return urlsafe_b64encode(json.dumps(key).encode()).rstrip(b"=").decode()
+
+
+def page_of(request: web.Request) -> Page:
+    """Read `?limit=N&cursor=TEXT` for the list of a path. Raises ApiError with status 400."""
+    like, default, most = LISTS[request.path]
+    limit = whole_number(request, "limit", default, most)
+    text = request.query.get("cursor")
+    if text is None or not like:
+        return Page(limit)
+    try:
+        key = json.loads(urlsafe_b64decode(text + "=" * (-len(text) % 4)) or "[]")
+        if text == "" or list(map(type, key)) == list(map(type, like)):
+            return Page(limit, tuple(key))
+    except (ValueError, TypeError):  # a part of one, or another text
+        pass
+    raise ApiError(400, f"cursor: {text!r} is none of this list", _CURSOR_FIX)
