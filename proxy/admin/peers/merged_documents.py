@@ -97,10 +97,13 @@ def joined(
     found = []
     for each in alike.values():
         each.sort(key=lambda row: (not row.get(IS_VISIT), row.get("rate") or 0.0), reverse=True)
-        found.append(model.combined(each) if len(each) > 1 else each[0])
-        found[-1].pop(IS_VISIT, None)
+        row = each[0]
         if len(each) > 1:
-            found[-1]["members"] = [row[MEMBER] for row in each]
+            row = model.combined(each) | {"members": [row[MEMBER] for row in each]}
+        if "clients" in row:
+            row["client_count"] = max(row["client_count"], len(row["clients"]))
+        row.pop(IS_VISIT, None)
+        found.append(row)
     return found
 
 
