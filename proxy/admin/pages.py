@@ -4,6 +4,7 @@ import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from heapq import heappush, heapreplace
 from typing import Any, Generic, TypeVar
 
@@ -101,9 +102,13 @@ class Chosen(Generic[T]):
             self._found.add(_Backwards(key), row)
         return key > after
 
+    @cached_property
+    def _in_order(self) -> list[T]:
+        return self._found.descending()
+
     def rows(self) -> list[T]:
-        """Return the rows of the page in their order."""
-        return self._found.descending()[: self._page.limit]
+        """Return the rows of the page in their order, when all were added."""
+        return self._in_order[: self._page.limit]
 
     def next(self, *others: str | None) -> Document:
         """Return the field `next` of a walk: the cursor of the page behind this one, if any.
@@ -112,8 +117,8 @@ class Chosen(Generic[T]):
         """
         if self._page.after is None:
             return {}
-        found, rows = self._found.descending(), self.rows()
-        has_more = len(found) > len(rows) or any(others)
+        rows = self.rows()
+        has_more = len(self._in_order) > len(rows) or any(others)
         return {"next": cursor_of(self._key(rows[-1])) if rows and has_more else None}
 
 
@@ -121,10 +126,10 @@ def chosen(
     page: Page,
     rows: Iterable[T],
     key: Callable[[T], Key],
-    urgency: Callable[[T], Any] | None = None,
+    urgency: Callable[[T], Any] = lambda _: 0,
 ) -> Chosen[T]:
     """Return those of some rows that a page has; without `urgency` the first of them."""
-    found = Chosen(page, key) if urgency is None else Chosen(page, key, urgency)
+    found = Chosen(page, key, urgency)
     for row in rows:
         found.add(row)
     return found

@@ -301,12 +301,6 @@ TABLES: Mapping[str, Sequence[Part]] = {
             LISTENER,
             **_SHORT,
         ),
-        rows(
-            "brokers",
-            itemgetter("node_id"),
-            urgency=lambda row: -row["node_id"],
-            **_SHORT,
-        ),
         rows("certificates", itemgetter("section", "file"), **_SHORT),
         rows("queries", urgency=query_urgency, most=MAX_QUERY_SUMMARIES),
         rows("pipelines", urgency=pipeline_urgency, most=MAX_PIPELINE_SUMMARIES),
