@@ -26,7 +26,7 @@ BUDGETS = {
     "proxy/tier": Budget(4600, 2350),
     "proxy/onboarding": Budget(800, 700),
     "proxy/queries": Budget(950, 650),
-    "proxy/admin": Budget(6250, 4250),
+    "proxy/admin": Budget(6200, 4250),
     "proxy/config": Budget(3000, 2150),
     "proxy/relay": Budget(6100, 4300),
     "proxy/pipeline": Budget(3450, 2700),

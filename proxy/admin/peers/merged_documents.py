@@ -29,7 +29,6 @@ from proxy.admin.query_documents import (
     with_partitions,
 )
 from proxy.admin.request_times import merged_times
-from proxy.quota.entities import QuotaKind
 from proxy.state import Document
 
 Row = dict[str, Any]
@@ -160,8 +159,6 @@ _MOST = 10**9
 _SHORT: dict[str, Any] = {"most": _MOST, "left_off": (MEMBER, "members")}
 """Of a list that is shown whole, whose rows are of no member."""
 
-_KINDS = [str(kind) for kind in QuotaKind]
-
 _sensor_of = itemgetter("quota", "entity")
 _key_of: Callable[[Row], Key] = itemgetter("entity", "quota")
 
@@ -178,7 +175,7 @@ def merged_clients(told: MemberDocuments) -> Document:
         groups.setdefault(row.get("group", _sensor_of(row)), []).append(row)
     found = chosen(told.page, groups.values(), lambda each: min(map(_key_of, each)), _urgency)
     for group in groups.values():
-        group.sort(key=lambda row: (_KINDS.index(row["quota"]), row["entity"]))
+        group.sort(key=_sensor_of)
     shown, counts = found.rows(), summed(told.values("client_counts"))
     rows = list(chain.from_iterable(shown))
     named = {client_key(client) for row in rows for client in row["clients"]}
