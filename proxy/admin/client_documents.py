@@ -290,14 +290,10 @@ class FoundRows:
         """Count rows that belong together, and their clients if these have left."""
         throttled = sum(row.throttled for row in rows)
         held = sum(row.hold_until_ms is not None for row in rows)
-        self.sensors["bounded"] += len(rows)
-        self.sensors["throttled"] += throttled
-        self.sensors["held"] += held
-        if rows and not any(row.client_count for row in rows):
-            self.clients["bounded"] += 1
-            self.clients["left"] += 1
-            self.clients["throttled"] += throttled > 0
-            self.clients["held"] += held > 0
+        for name, number in (("bounded", len(rows)), ("throttled", throttled), ("held", held)):
+            self.sensors[name] += number
+            self.clients[name] += number > 0 and RowGroup(rows).has_left
+        self.clients["left"] += RowGroup(rows).has_left
 
     def add_connected(
         self, quotas: QuotaManager, is_visitor: Callable[[ClientIdentity], bool], now_ms: float

@@ -80,16 +80,22 @@ class Page:
 
 
 class Chosen(Generic[T]):
-    """The rows of a page, which are added in any order.
+    """The rows of a page, which are added in any order: `rows`, and what `add` is called with.
 
-    `urgency` puts a row before others where the page has no cursor.
+    `urgency` puts a row before others where the page has no cursor; without it the first come.
     """
 
     def __init__(
-        self, page: Page, key: Callable[[T], Key], urgency: Callable[[T], Any] = lambda _: 0
+        self,
+        page: Page,
+        key: Callable[[T], Key],
+        urgency: Callable[[T], Any] = lambda _: 0,
+        rows: Iterable[T] = (),
     ) -> None:
         self._page, self._key, self._urgency = page, key, urgency
         self._found: Largest[T] = Largest(page.limit + 1)
+        for row in rows:
+            self.add(row)
 
     def add(self, row: T) -> bool:
         """Take a row in if it is among those of the page; return whether it may be."""
@@ -120,19 +126,6 @@ class Chosen(Generic[T]):
         rows = self.rows()
         has_more = len(self._in_order) > len(rows) or any(others)
         return {"next": cursor_of(self._key(rows[-1])) if rows and has_more else None}
-
-
-def chosen(
-    page: Page,
-    rows: Iterable[T],
-    key: Callable[[T], Key],
-    urgency: Callable[[T], Any] = lambda _: 0,
-) -> Chosen[T]:
-    """Return those of some rows that a page has; without `urgency` the first of them."""
-    found = Chosen(page, key, urgency)
-    for row in rows:
-        found.add(row)
-    return found
 
 
 def cursor_of(key: Key) -> str:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pipeline_world import scene as pipelines
 from tier_world import TierWorld
 
-from proxy.admin.pages import Page, chosen, cursor_of
+from proxy.admin.pages import Chosen, Page, cursor_of
 from proxy.admin.replies import read_whole, written
 
 
@@ -141,7 +141,7 @@ def test_a_walk_has_each_row_once_in_the_order_of_keys(rows: list[Any], limit: i
     seen: list[Any] = []
     after: Any = ()
     while True:
-        found = chosen(Page(limit, after), rows, lambda row: row)
+        found = Chosen(Page(limit, after), lambda row: row, rows=rows)
         seen += found.rows()
         if found.next()["next"] is None:
             break

@@ -18,7 +18,7 @@ from proxy.admin.client_documents import (
 )
 from proxy.admin.document_models import Combine, Model
 from proxy.admin.log_level import LOG_LEVEL_PATH
-from proxy.admin.pages import Key, Page, chosen
+from proxy.admin.pages import Chosen, Key, Page
 from proxy.admin.query_documents import (
     MAX_PIPELINE_SUMMARIES,
     MAX_QUERY_SUMMARIES,
@@ -128,7 +128,7 @@ def rows(
     def part(told: MemberDocuments) -> Document:
         found = joined(told.rows(key), identity, model)
         page = Page(told.page.limit if most is None else most)
-        shown = chosen(page, found, lambda _: (), urgency).rows()
+        shown = Chosen(page, lambda _: (), urgency, found).rows()
         return {key: [{name: row[name] for name in row if name not in left_off} for row in shown]}
 
     return part
@@ -143,7 +143,7 @@ def walked(
     """Return the part that is a list of whose rows a request has a page, and the next cursor."""
 
     def part(told: MemberDocuments) -> Document:
-        found = chosen(told.page, map(shown, told.rows(key)), key_of, urgency)
+        found = Chosen(told.page, key_of, urgency, map(shown, told.rows(key)))
         return {key: found.rows(), **found.next(*told.nexts())}
 
     return part
@@ -173,7 +173,7 @@ def merged_clients(told: MemberDocuments) -> Document:
     groups: dict[Hashable, list[Row]] = {}
     for row in joined(told.rows("clients"), _sensor_of, CLIENT):
         groups.setdefault(row.get("group", _sensor_of(row)), []).append(row)
-    found = chosen(told.page, groups.values(), lambda each: min(map(_key_of, each)), _urgency)
+    found = Chosen(told.page, lambda each: min(map(_key_of, each)), _urgency, groups.values())
     for group in groups.values():
         group.sort(key=_sensor_of)
     shown, counts = found.rows(), summed(told.values("client_counts"))
