@@ -19,7 +19,7 @@ from proxy.admin.written_values import iso, picked, rounded
 from proxy.quota.budget_rows import BudgetRow, BudgetShares
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
-from proxy.quota.meter import QuotaRow
+from proxy.quota.meter import SHOWN_CLIENTS, QuotaRow
 from proxy.quota.rule_registry import RuleEntry
 from proxy.quota.rules import RuleTable
 from proxy.relay.connection_list import ConnectionHold, ConnectionRow
@@ -30,9 +30,6 @@ FRESH_MS = 500.0
 time to make, and many may be looking."""
 
 IS_VISIT = "is_visit"  # in what a member tells another one, of a client that it does not own
-MAX_CLIENTS = 20  # named in one row, also in that of several members
-
-_KINDS = list(QuotaKind)
 
 
 def _seconds(ms: float) -> float:
@@ -146,7 +143,7 @@ CLIENT = Model[QuotaRow](
         **dict.fromkeys(("would_throttle", "holds", "waiting"), sum),
         **{"held_s": _sum(3), "throttled": any, "above_s": max, "client_count": max},
         "hold_ends_in_s": lambda ends: max((e for e in ends if e is not None), default=None),
-        "clients": lambda lists: _each_client(lists)[:MAX_CLIENTS],
+        "clients": lambda lists: _each_client(lists)[:SHOWN_CLIENTS],
         "connected": _each_client,
         "history": merged_chart,
     },
@@ -275,7 +272,7 @@ class RowGroup:
 
     def in_order(self) -> list[QuotaRow]:
         """Return the rows in an order that stays while figures change."""
-        return sorted(self.rows, key=lambda row: (_KINDS.index(row.kind), row.entity))
+        return sorted(self.rows, key=attrgetter("kind", "entity"))
 
 
 @dataclass(slots=True)
@@ -303,14 +300,10 @@ class FoundRows:
         """Count rows that belong together, and their clients if these have left."""
         throttled = sum(row.throttled for row in rows)
         held = sum(row.hold_until_ms is not None for row in rows)
-        self.sensors["bounded"] += len(rows)
-        self.sensors["throttled"] += throttled
-        self.sensors["held"] += held
-        if rows and not any(row.client_count for row in rows):
-            self.clients["bounded"] += 1
-            self.clients["left"] += 1
-            self.clients["throttled"] += throttled > 0
-            self.clients["held"] += held > 0
+        for name, number in (("bounded", len(rows)), ("throttled", throttled), ("held", held)):
+            self.sensors[name] += number
+            self.clients[name] += number > 0 and RowGroup(rows).has_left
+        self.clients["left"] += RowGroup(rows).has_left
 
     def add_connected(
         self, quotas: QuotaManager, is_visitor: Callable[[ClientIdentity], bool], now_ms: float

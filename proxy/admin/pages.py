@@ -4,6 +4,7 @@ import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from heapq import heappush, heapreplace
 from typing import Any, Generic, TypeVar
 
@@ -79,16 +80,22 @@ class Page:
 
 
 class Chosen(Generic[T]):
-    """The rows of a page, which are added in any order.
+    """The rows of a page, which are added in any order: `rows`, and what `add` is called with.
 
-    `urgency` puts a row before others where the page has no cursor.
+    `urgency` puts a row before others where the page has no cursor; without it the first come.
     """
 
     def __init__(
-        self, page: Page, key: Callable[[T], Key], urgency: Callable[[T], Any] = lambda _: 0
+        self,
+        page: Page,
+        key: Callable[[T], Key],
+        urgency: Callable[[T], Any] = lambda _: 0,
+        rows: Iterable[T] = (),
     ) -> None:
         self._page, self._key, self._urgency = page, key, urgency
         self._found: Largest[T] = Largest(page.limit + 1)
+        for row in rows:
+            self.add(row)
 
     def add(self, row: T) -> bool:
         """Take a row in if it is among those of the page; return whether it may be."""
@@ -101,9 +108,13 @@ class Chosen(Generic[T]):
             self._found.add(_Backwards(key), row)
         return key > after
 
+    @cached_property
+    def _in_order(self) -> list[T]:
+        return self._found.descending()
+
     def rows(self) -> list[T]:
-        """Return the rows of the page in their order."""
-        return self._found.descending()[: self._page.limit]
+        """Return the rows of the page in their order, when all were added."""
+        return self._in_order[: self._page.limit]
 
     def next(self, *others: str | None) -> Document:
         """Return the field `next` of a walk: the cursor of the page behind this one, if any.
@@ -112,22 +123,9 @@ class Chosen(Generic[T]):
         """
         if self._page.after is None:
             return {}
-        found, rows = self._found.descending(), self.rows()
-        has_more = len(found) > len(rows) or any(others)
+        rows = self.rows()
+        has_more = len(self._in_order) > len(rows) or any(others)
         return {"next": cursor_of(self._key(rows[-1])) if rows and has_more else None}
-
-
-def chosen(
-    page: Page,
-    rows: Iterable[T],
-    key: Callable[[T], Key],
-    urgency: Callable[[T], Any] | None = None,
-) -> Chosen[T]:
-    """Return those of some rows that a page has; without `urgency` the first of them."""
-    found = Chosen(page, key) if urgency is None else Chosen(page, key, urgency)
-    for row in rows:
-        found.add(row)
-    return found
 
 
 def cursor_of(key: Key) -> str:
@@ -145,7 +143,7 @@ def page_of(request: web.Request) -> Page:
     try:
         key = json.loads(urlsafe_b64decode(text + "=" * (-len(text) % 4)) or "[]")
         if text == "" or list(map(type, key)) == list(map(type, like)):
-            return Page(limit, tuple(key))
+            return Page(min(limit, MAX_LIMIT), tuple(key))
     except (ValueError, TypeError):  # a part of one, or another text
         pass
     raise ApiError(400, f"cursor: {text!r} is none of this list", _CURSOR_FIX)

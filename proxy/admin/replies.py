@@ -1,11 +1,12 @@
 """Reads what comes with an admin request, and writes the answer: JSON, or a Prometheus scrape.
 
-Long ones are read and written in small steps: nothing else runs during one call for megabytes.
+Long ones that have no pages are written in small steps: nothing else runs during one call.
 """
 
 import asyncio
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import islice
@@ -65,11 +66,15 @@ def answer(
 
 
 def written(document: object) -> bytes:
-    """Return a document as JSON: a page of 1,000 rows takes 2 ms."""
-    try:
-        return to_json(document)
-    except PydanticSerializationError:  # half of a surrogate pair, which only Python writes
-        return json.dumps(document).encode()
+    """Return a document as JSON, in ASCII: a page of 1,000 rows takes 2 ms.
+
+    What else client ids hold could steer a terminal, or is half of a surrogate pair: only Python's
+    writer escapes it, in five times the time.
+    """
+    with suppress(PydanticSerializationError):
+        if (body := to_json(document)).isascii():
+            return body
+    return json.dumps(document, separators=(",", ":")).encode()
 
 
 def read_whole(body: bytes, _: int = 0) -> Any:

@@ -1,5 +1,6 @@
 """Lists are walked through page by page: each row comes once, whatever comes and goes meanwhile."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from pipeline_world import scene as pipelines
 from tier_world import TierWorld
 
-from proxy.admin.pages import Page, chosen, cursor_of
+from proxy.admin.pages import Chosen, Page, cursor_of
+from proxy.admin.replies import read_whole, written
 
 
 async def walk(ask: Ask, path: str, limit: int = 2) -> list[Any]:
@@ -60,6 +62,14 @@ async def test_what_comes_and_goes_meanwhile_leaves_no_row_out(world: AdminWorld
     rest = (await ask("GET", f"/v1/clients?cursor={page['next']}")).json
     seen = list(names([page, rest], "clients", "entity"))
     assert seen == [f"client-id={name}" for name in "bcdf"]
+
+
+@pytest.mark.parametrize("name", ["\x9b31m", "\u202exe", "\ud800", "ä", "plain"])
+def test_what_could_steer_a_terminal_is_escaped(name: str):
+    body = written({"clients": [{"client_id": name}]})
+    assert body.isascii()
+    assert body == json.dumps(json.loads(body), separators=(",", ":")).encode()
+    assert read_whole(body) == {"clients": [{"client_id": name}]}
 
 
 async def test_rules_connections_and_changes_are_walked(world: AdminWorld):
@@ -131,7 +141,7 @@ def test_a_walk_has_each_row_once_in_the_order_of_keys(rows: list[Any], limit: i
     seen: list[Any] = []
     after: Any = ()
     while True:
-        found = chosen(Page(limit, after), rows, lambda row: row)
+        found = Chosen(Page(limit, after), lambda row: row, rows=rows)
         seen += found.rows()
         if found.next()["next"] is None:
             break

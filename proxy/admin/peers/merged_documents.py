@@ -18,7 +18,7 @@ from proxy.admin.client_documents import (
 )
 from proxy.admin.document_models import Combine, Model
 from proxy.admin.log_level import LOG_LEVEL_PATH
-from proxy.admin.pages import Key, Page, chosen
+from proxy.admin.pages import Chosen, Key, Page
 from proxy.admin.query_documents import (
     MAX_PIPELINE_SUMMARIES,
     MAX_QUERY_SUMMARIES,
@@ -29,7 +29,6 @@ from proxy.admin.query_documents import (
     with_partitions,
 )
 from proxy.admin.request_times import merged_times
-from proxy.quota.entities import QuotaKind
 from proxy.state import Document
 
 Row = dict[str, Any]
@@ -97,10 +96,13 @@ def joined(
     found = []
     for each in alike.values():
         each.sort(key=lambda row: (not row.get(IS_VISIT), row.get("rate") or 0.0), reverse=True)
-        found.append(model.combined(each) if len(each) > 1 else each[0])
-        found[-1].pop(IS_VISIT, None)
+        row = each[0]
         if len(each) > 1:
-            found[-1]["members"] = [row[MEMBER] for row in each]
+            row = model.combined(each) | {"members": [row[MEMBER] for row in each]}
+        if "clients" in row:
+            row["client_count"] = max(row["client_count"], len(row["clients"]))
+        row.pop(IS_VISIT, None)
+        found.append(row)
     return found
 
 
@@ -126,7 +128,7 @@ def rows(
     def part(told: MemberDocuments) -> Document:
         found = joined(told.rows(key), identity, model)
         page = Page(told.page.limit if most is None else most)
-        shown = chosen(page, found, lambda _: (), urgency).rows()
+        shown = Chosen(page, lambda _: (), urgency, found).rows()
         return {key: [{name: row[name] for name in row if name not in left_off} for row in shown]}
 
     return part
@@ -141,7 +143,7 @@ def walked(
     """Return the part that is a list of whose rows a request has a page, and the next cursor."""
 
     def part(told: MemberDocuments) -> Document:
-        found = chosen(told.page, map(shown, told.rows(key)), key_of, urgency)
+        found = Chosen(told.page, key_of, urgency, map(shown, told.rows(key)))
         return {key: found.rows(), **found.next(*told.nexts())}
 
     return part
@@ -157,8 +159,6 @@ _MOST = 10**9
 _SHORT: dict[str, Any] = {"most": _MOST, "left_off": (MEMBER, "members")}
 """Of a list that is shown whole, whose rows are of no member."""
 
-_KINDS = [str(kind) for kind in QuotaKind]
-
 _sensor_of = itemgetter("quota", "entity")
 _key_of: Callable[[Row], Key] = itemgetter("entity", "quota")
 
@@ -173,9 +173,9 @@ def merged_clients(told: MemberDocuments) -> Document:
     groups: dict[Hashable, list[Row]] = {}
     for row in joined(told.rows("clients"), _sensor_of, CLIENT):
         groups.setdefault(row.get("group", _sensor_of(row)), []).append(row)
-    found = chosen(told.page, groups.values(), lambda each: min(map(_key_of, each)), _urgency)
+    found = Chosen(told.page, lambda each: min(map(_key_of, each)), _urgency, groups.values())
     for group in groups.values():
-        group.sort(key=lambda row: (_KINDS.index(row["quota"]), row["entity"]))
+        group.sort(key=_sensor_of)
     shown, counts = found.rows(), summed(told.values("client_counts"))
     rows = list(chain.from_iterable(shown))
     named = {client_key(client) for row in rows for client in row["clients"]}
@@ -296,12 +296,6 @@ TABLES: Mapping[str, Sequence[Part]] = {
             "listeners",
             itemgetter("name", "host", "port"),
             LISTENER,
-            **_SHORT,
-        ),
-        rows(
-            "brokers",
-            itemgetter("node_id"),
-            urgency=lambda row: -row["node_id"],
             **_SHORT,
         ),
         rows("certificates", itemgetter("section", "file"), **_SHORT),

@@ -310,12 +310,7 @@ def _merged_body(
         return MemberDocuments(documents, page, tier).merged(table)
 
     read = {reply.member: _read(reply) for reply in answers.ok}
-    documents = {name: each for name, each in read.items() if each is not None}
-    try:
-        merged = merge(documents)
-    except _MISFITS:  # of another version
-        documents = {name: each for name, each in documents.items() if _fits(merge, name, each)}
-        merged = merge(documents) if documents else {}
+    documents = {name: each for name, each in read.items() if each and _fits(merge, name, each)}
     missing = [*answers.missing]
     for reply in answers.replies:
         if reply.is_ok and reply.member not in documents:
@@ -324,6 +319,7 @@ def _merged_body(
             missing.append(PeerError(reply.member, f"it refuses to answer with {reply.status}"))
     if not documents:
         raise none_answers(missing)
+    merged = merge(documents)
     about: dict[str, dict[str, Any]] = {
         reply.member: {"alive": True, "answers": True} for reply in answers.replies
     }
@@ -350,6 +346,7 @@ def _read(reply: Reply) -> Document | None:
 
 
 def _fits(merge: MergeAll, name: str, document: Document) -> bool:
+    """Return whether a document can be merged; not that of another version."""
     try:
         merge({name: document})
     except _MISFITS:
