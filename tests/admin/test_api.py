@@ -42,6 +42,7 @@ async def test_clients_say_rate_bound_window_and_rule(world: AdminWorld, ask: As
         "unit": "bytes_per_second",
         "rate": round(5 * MIB / 10, 1),
         "bound": 10 * MIB,
+        "leased": None,
         "window_s": 10.0,
         "throttled": False,
         "enforced": True,

@@ -15,7 +15,7 @@ def test_free_ports_differ_and_are_free() -> None:
 
 
 def test_more_ports_than_are_tried_are_not_had() -> None:
-    with pytest.raises(BrokerError, match="No free port was found from 2"):
+    with pytest.raises(BrokerError, match=r"No free port was found from [23]\d{4} to"):
         free_ports(1000)
 
 
