@@ -328,6 +328,8 @@ class MemberProcess:
         # The password of another user waits with that user for a restart.
         if login is not None and secrets.password is not None and sasl == self._config.cluster.sasl:
             login.renew(secrets.password)
+        if self._metering is not None:
+            self._metering.meter.use_key(secrets.hash_key)
         # The texts of the tokens that there were at the start: others wait for a restart.
         self.admin.guard.access = access_of(self._config, secrets)
         self.secrets = secrets

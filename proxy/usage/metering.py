@@ -40,7 +40,7 @@ class Metering:
         clock_s: Callable[[], float] = time,
         clock_ms: Callable[[], float] = clock_ms,
     ) -> None:
-        self._meter, self._writer, self._slices = meter, writer, slices
+        self.meter, self._writer, self._slices = meter, writer, slices
         self._interval_ms = interval_s * MS_PER_SECOND
         self._clock_s, self._clock_ms = clock_s, clock_ms
         self._start_ms = self._day_ms()
@@ -75,10 +75,10 @@ class Metering:
     async def tick(self) -> None:
         """Take a rate, and end the interval, if it is time."""
         now_ms = self._clock_ms()
-        await self._slices.collect(self._meter.reading())
+        await self._slices.collect(self.meter.reading())
         if now_ms >= self._rated_ms + RATE_INTERVAL_MS:
             seconds, self._rated_ms = (now_ms - self._rated_ms) / MS_PER_SECOND, now_ms
-            await self._slices.collect(self._meter.rating(seconds))
+            await self._slices.collect(self.meter.rating(seconds))
         if now_ms >= self._due_ms:
             await self._record()
 
@@ -90,11 +90,11 @@ class Metering:
         make = partial(self._make, start_ms=start_ms, end_ms=end_ms)
         self._start_ms = end_ms
         self._plan()
-        await self._slices.collect(self._meter.recording(make, self._writer.add))
+        await self._slices.collect(self.meter.recording(make, self._writer.add))
         await self._slices.collect(self._writer.coarsening(now_ms))
 
     async def close(self) -> None:
         """Write the last interval, which is shorter, when `run` has ended and nothing moves."""
-        await self._slices.collect(self._meter.reading())
+        await self._slices.collect(self.meter.reading())
         await self._record()
         await self._writer.close()

@@ -78,11 +78,15 @@ class UsageMeter:
         hash_key: bytes | None = None,
     ) -> None:
         self._bytes_total, self._usage, self._table = bytes_total, usage, table
-        self.is_hashed = hash_key is not None
-        self._name = lru_cache(MAX_HASHES)(partial(hashed_name, hash_key)) if hash_key else str
+        self.use_key(hash_key)
         self._seen: dict[UsageLabels, tuple[CounterChild, float, float]] = {}
         """Each counter, with the bytes and requests that were taken of it."""
         self._clients: dict[UsageLabels, dict[Direction, DirectionUsage]] = {}
+
+    def use_key(self, hash_key: bytes | None) -> None:
+        """Hash names with this key from now on."""
+        self.is_hashed = hash_key is not None
+        self._name = lru_cache(MAX_HASHES)(partial(hashed_name, hash_key)) if hash_key else str
 
     def reading(self) -> Iterator[None]:
         """Add in small steps what each counter has more than before."""
