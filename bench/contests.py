@@ -32,6 +32,7 @@ from bench.tls_records import tls_context
 CLIENT_ID, FOLLOWED_ID = "bench-compared", "bench-followed"
 PROXY, FOLLOWED, NOT_FOLLOWED = "proxy", "followed", "not followed"
 BY_TOPIC, NO_TOPIC = "by topic", "not by topic"
+METERED, NOT_METERED = "metered", "not metered"
 ROUNDS = 9
 CONNECT_TIMEOUT_S = 10.0
 MEDIUM_BYTES, LARGE_BYTES = 20_000, 1_000_000
@@ -87,7 +88,13 @@ class Duel:
             proxy = lab.start_proxy(
                 direct.address, rules, queries=queries, certificate=certificate
             ).target()
-            lines = [Line(name, proxy, client_id) for name, client_id in self.clients.items()]
+            targets = dict.fromkeys(self.clients, proxy)
+            if METERED in self.clients:  # no interval ends: the generator takes no records
+                metered = lab.start_proxy(direct.address, rules, usage={"interval": "1h"})
+                targets[METERED] = metered.target()
+            lines = [
+                Line(name, targets[name], client_id) for name, client_id in self.clients.items()
+            ]
             lines += [Line(target.name, target, CLIENT_ID) for target in rivals]
             contests = self.contests
             if certificate is not None:
@@ -199,6 +206,19 @@ DUELS = {
         (1.0, 0.5),
         {BY_TOPIC: "bench-topic", NO_TOPIC: CLIENT_ID},
         rival=NO_TOPIC,
+    ),
+    "usage": Duel(
+        "usage",
+        [
+            *(
+                replace(each, goals=(Goal(METERED, P50, 1.02), Goal(METERED, CPU_EACH)))
+                for each in _small()
+            ),
+            *_large(Goal(METERED, THROUGHPUT, 0.99), Goal(METERED, CPU_PER_GB)),
+        ],
+        (1.0, 0.5),
+        {METERED: CLIENT_ID, NOT_METERED: CLIENT_ID},
+        rival=NOT_METERED,
     ),
     "small": Duel(
         "small fetch", [*_small()], (1.0, 0.5), {PROXY: CLIENT_ID, FOLLOWED: FOLLOWED_ID}

@@ -139,11 +139,13 @@ class Lab:
         mode: str = "delay",
         pinned: bool = True,
         certificate: Certificate | None = None,
+        usage: dict[str, str] | None = None,
     ) -> Proxy:
         """Start `quota-proxy run` before `upstream` with these quota rules.
 
         The clients of `queries` are followed.
-        With a certificate its clients connect by TLS.
+        With a certificate its clients connect by TLS. `usage` is the section, None: nothing is
+        metered.
         """
         bind_port, admin_port, first_port, *_, last_port = free_ports(2 + BROKER_PORTS)
         tls = {}
@@ -170,6 +172,7 @@ class Lab:
             },
             "state": {"kind": "memory"},
             "admin": {"bind": f"127.0.0.1:{admin_port}"},
+            **({} if usage is None else {"usage": usage}),
         }
         path = self.work_dir / f"quota-proxy-{bind_port}.yaml"
         path.write_text(yaml.safe_dump(config, sort_keys=False))

@@ -4,7 +4,7 @@ Pure: no I/O, no event loop, nothing of the proxy; time is an argument in monoto
 """
 
 from .exposition import DroppedLogLines, SensorCollector, join_scrapes
-from .instruments import BoundedLabels, Instruments, MemberInstruments
+from .instruments import BoundedLabels, Instruments, MemberInstruments, UsageInstruments
 from .lock_free import CounterChild, HistogramChild
 from .registry import Registry, RegistryFull
 from .sensor import Metric, MetricName, QuotaViolation, Sensor
@@ -28,6 +28,7 @@ __all__ = [
     "RegistryFull",
     "Sensor",
     "SensorCollector",
+    "UsageInstruments",
     "WindowedSum",
     "join_scrapes",
 ]

@@ -101,6 +101,10 @@ class BoundedLabels(Collector, Generic[M]):
             self._others[values] = child
         return child
 
+    def counted(self) -> list[tuple[LabelValues, M]]:
+        """Return all children by their values, those with OTHER too."""
+        return [*self.children.items(), *self._others.items()]
+
     def forget(self, **labels: str) -> int:
         """Drop the sets with these values, of all labels or all but the last one; return how many.
 
@@ -336,6 +340,19 @@ class Instruments(Declarations):
     rules_digest = gauge(
         "1 with a digest of the rules in force: who shares clients should show the same.",
         "tier, digest",
+    )
+
+
+class UsageInstruments(Declarations):
+    """What a process shows of its usage records, where it writes any."""
+
+    usage_records_written_total = counter("Usage records written to their topic.")
+    usage_records_lost_total = counter(
+        "Usage records given up, since the cluster took none for too long."
+    )
+    usage_write_errors_total = counter("Attempts to write usage records that failed.")
+    usage_written_age_seconds = gauge(
+        "Time since usage records were written last; 0 before the first."
     )
 
 

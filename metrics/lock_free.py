@@ -22,11 +22,13 @@ Child = TypeVar("Child")
 class CounterChild:
     """The count of one label set. Where each call counts, add to `value` directly."""
 
-    __slots__ = ("_name", "value")
+    __slots__ = ("_name", "requests", "value")
 
     def __init__(self, name: str) -> None:
         self._name = name
         self.value = 0.0
+        self.requests = 0.0
+        """How many requests it is of, where that is counted; it is not exposed."""
 
     def inc(self, amount: float = 1) -> None:
         """Add `amount`, 0 or more."""

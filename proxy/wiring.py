@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import gc
 import resource
+import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -19,15 +20,15 @@ from metrics import (
     Instruments,
     MemberInstruments,
     SensorCollector,
+    UsageInstruments,
 )
-from metrics.clock import clock_ms
+from metrics.clock import MS_PER_SECOND, clock_ms
 from metrics.member_names import ONLY_MEMBER, member_name
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import BY_FILE, AuditLog
 from proxy.admin.history import History
 from proxy.admin.log_level import log_level
 from proxy.admin.loop_lag import watch_lag
-from proxy.admin.rates.observed_rates import ObservedRates
 from proxy.admin.request_times import RequestTimes
 from proxy.admin.server import AdminServer
 from proxy.cluster.kafka_client import KafkaClient
@@ -48,6 +49,7 @@ from proxy.quota.rule_registry import KeptChange, RuleRegistry
 from proxy.quota.rules import QuotaPause, Rule
 from proxy.quota.validation import selector
 from proxy.relay.brokers import Brokers
+from proxy.relay.client_usage import ClientUsage
 from proxy.relay.clients import ClientRegistry
 from proxy.relay.kafka_quotas import KafkaQuotas
 from proxy.relay.pump import MAX_PIPES
@@ -60,6 +62,11 @@ from proxy.tasks import end_tasks
 from proxy.tier.key_rules import digest_in_force
 from proxy.tier.slot_steering import SlotSteering
 from proxy.tier.tier_member import TierMember
+from proxy.usage.metering import Metering
+from proxy.usage.observed_usage import Observed, read_observed
+from proxy.usage.usage_meter import UsageMeter
+from proxy.usage.usage_topic import UsageTopic
+from proxy.usage.usage_writer import UsageWriter
 
 STOOD_STILL_S = 1.0
 """A lag after which clients are held to their bounds by schedule: their sensors saw nothing."""
@@ -114,7 +121,9 @@ class MemberProcess:
         self.secrets = read_secrets(config)
         self.bootstrap = bootstrap_of(config, self.secrets, errors.labels(LOGIN_REFUSED).inc)
         self.brokers = Brokers(self.bootstrap)
-        self._clients = ClientRegistry(instruments.bytes_total)
+        new_usage = None if config.usage is None else self._new_usage
+        self._clients = ClientRegistry(instruments.bytes_total, new_usage)
+        self.quotas.on_would_throttle = self._clients.would_throttle
         self.queries = Queries(
             config.progress_settings,
             config.pipelines,
@@ -151,10 +160,8 @@ class MemberProcess:
         self._request_times = RequestTimes(self.services.times.by_name)
         self.slices = Slices()
         """For all long walks of this process."""
-        self._rates = ObservedRates(
-            instruments.bytes_total.children, config.limits.max_client_entities, slices=self.slices
-        )
-        self._rates.writes = config.tier is None
+        self._metering = self._make_metering()
+        self._leads = config.tier is None
         self._tasks: list[asyncio.Task[None]] = []
         if steering is not None:
             # Who is new here may have had its bound at another member a moment ago.
@@ -190,7 +197,7 @@ class MemberProcess:
             self._settings,
             partial(_in_turn, asyncio.Lock()),
             partial(_in_turn, asyncio.Lock()),
-            writes=self._rates.writes,
+            writes=self._leads,
             now_s=time.time(),
         )
         self.audit = AuditLog(self.store)
@@ -202,7 +209,6 @@ class MemberProcess:
         )
         await self._kafka_quotas.follow(self._config.quotas.source == "kafka")
         self.queries.load(self.store, owns_all if self.tier is None else self.tier.owns)
-        self._rates.use(self.store)
 
     def make_admin(self) -> AdminServer:
         """Make what serves operators; `start` it with sockets."""
@@ -218,7 +224,7 @@ class MemberProcess:
             history=self._history,
             request_times=self._request_times.documents,
             reports=self.queries,
-            rates=self._rates,
+            observe=None if self._config.usage is None else self._observe,
             audit=self.audit,
             connections=self.relay.list,
         )
@@ -244,10 +250,11 @@ class MemberProcess:
             self._expire,
             self._give_memory_back,
             self._tick,
-            self._rates.run,
             *self.queries.works(),
             *more,
         )
+        if self._metering is not None:
+            works = (*works, self._metering.run)
         if self.tier is not None:
             works = (*works, self.tier.watch, self.tier.watch_loads, self._follow_rules)
         self._tasks = [asyncio.create_task(work(), name=work.__name__) for work in works]
@@ -257,12 +264,13 @@ class MemberProcess:
         """Write all that is due; nothing is written any more, so that the store can be closed."""
         await self.audit.close()
         await self.queries.close()
-        await self._rates.close()
 
     async def end(self) -> None:
-        """Drain connections, then end the work."""
+        """Drain connections, end the work, write the last of the usage."""
         await self.relay.drain()
         await end_tasks(self._tasks)
+        if self._metering is not None and self._tasks:
+            await self._metering.close()
         self.services.reapers.close()
 
     async def reread(self) -> None:
@@ -277,18 +285,13 @@ class MemberProcess:
         """
         if writes == self.rules.writes:
             return
-        if not writes:
-            await self._rates.keep(keeps=False)
         self.rules.writes = writes
         await self.reread()
-        if writes:
-            await self._rates.keep(keeps=True)
 
     async def resume(self) -> None:
         """Write to the store again, which is open again. Raises StateError."""
         await self.rules.use_store(self.store)
         self.queries.resume(self.store)
-        self._rates.use(self.store)
 
     async def apply(self, config: Config, secrets: Secrets) -> None:
         """Put quotas, throttling, limits and what the files say now in force.
@@ -325,10 +328,38 @@ class MemberProcess:
         # The password of another user waits with that user for a restart.
         if login is not None and secrets.password is not None and sasl == self._config.cluster.sasl:
             login.renew(secrets.password)
+        if self._metering is not None:
+            self._metering.meter.use_key(secrets.hash_key)
         # The texts of the tokens that there were at the start: others wait for a restart.
         self.admin.guard.access = access_of(self._config, secrets)
         self.secrets = secrets
         self.health.show_certificates()
+
+    def _new_usage(self) -> ClientUsage:
+        assert self._config.usage is not None
+        return ClientUsage(self.queries.following.names, self._config.usage.sample_every)
+
+    def _make_metering(self) -> Metering | None:
+        """Make what writes usage records, if they are wanted."""
+        usage = self._config.usage
+        if usage is None:
+            return None
+        bytes_total, of_clients = self.services.instruments.bytes_total, self._clients.usage
+        meter = UsageMeter(
+            bytes_total, of_clients, lambda: self.quotas.table, self.secrets.hash_key
+        )
+        topic = UsageTopic(self.bootstrap, usage.topic)
+        writer = UsageWriter(topic, UsageInstruments(self.metrics), self.slices)
+        alone = member_name(0, socket.gethostname().partition(".")[0])
+        member = alone if self._config.tier is None else self.name
+        return Metering(meter, writer, self.slices, member=member, interval_s=usage.interval)
+
+    async def _observe(self, since_s: float) -> Observed:
+        """Return what usage records say of the last so many seconds; raises as `read_observed`."""
+        assert self._config.usage is not None
+        since_ms = round((time.time() - since_s) * MS_PER_SECOND)
+        most, topic = self._config.limits.max_client_entities, self._config.usage.topic
+        return await read_observed(self.bootstrap, topic, since_ms, most, self.slices)
 
     def _client_of(self, query: str) -> str:
         """Return the client id of a query by its name."""

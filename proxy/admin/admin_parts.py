@@ -1,6 +1,6 @@
 """The parts of the program that the admin port shows and changes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
@@ -9,13 +9,13 @@ from metrics.clock import clock_ms
 from proxy.admin.audit import AuditLog
 from proxy.admin.history import History
 from proxy.admin.query_documents import QueryDocuments, Reports
-from proxy.admin.rates.observed_rates import ObservedRates
 from proxy.admin.tier_protocol import Tier
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rule_registry import RuleRegistry
 from proxy.relay.connection_list import ConnectionList
 from proxy.slices import Slices
 from proxy.state import Document
+from proxy.usage.observed_usage import Observed
 
 
 @dataclass(kw_only=True)
@@ -30,6 +30,8 @@ class AdminParts:
     tier: Tier | None = None
     client_of: Callable[[str], str] = lambda name: name
     """Gives the client id that a query's name stands for."""
+    observe: Callable[[float], Awaitable[Observed]] | None = None
+    """Gives what usage records say of the last so many seconds; None: none are written."""
     quotas: QuotaManager
     rules: RuleRegistry
     relay: Callable[[], Document]
@@ -39,7 +41,6 @@ class AdminParts:
     clock_ms: Callable[[], float] = clock_ms
     """The monotonic time that `quotas` is fed with."""
     reports: Reports
-    rates: ObservedRates
     audit: AuditLog
     connections: ConnectionList
     slices: Slices = field(default_factory=Slices, init=False)

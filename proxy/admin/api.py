@@ -17,8 +17,7 @@ from proxy.admin.log_level import LOG_LEVEL_PATH, log_level, parse_level
 from proxy.admin.overrides import parse_override, parse_throttling
 from proxy.admin.port.guard import REPORT_PATH, SCOPE
 from proxy.admin.query_documents import PARTITION_DEPTH, limited
-from proxy.admin.rates.observed_rates import Observed
-from proxy.admin.rates.suggestions import SUGGESTIONS_PATH, add_own, suggestions_answer
+from proxy.admin.rates.suggestions import SUGGESTIONS_PATH, suggestions_answer
 from proxy.admin.replies import (
     CONTENT_TYPE,
     MAX_REQUEST_DIGITS,
@@ -300,8 +299,7 @@ class ApiRoutes:
 
     async def _get_suggestions(self, request: web.Request) -> web.Response:
         parts = self._parts
-        observed = await add_own(Observed(), request, parts.rates, self._slices)
-        return await suggestions_answer(request, observed, parts.quotas.table, self._slices)
+        return await suggestions_answer(request, parts.observe, parts.quotas.table, self._slices)
 
 
 def filter_and_limit(request: web.Request) -> tuple[str, int]:

@@ -54,6 +54,10 @@ def find_contradictions(config: Config) -> Iterator[Conflict]:
             message = f"{what.format(count)}, more than limits.max_client_entities, {most}"
             fix = "remove some, or raise limits.max_client_entities"
             yield Conflict((section,), message, fix)
+    usage, state = config.usage, config.state
+    if usage is not None and state.kind == "kafka" and usage.topic == state.topic:
+        fix = "write another name, such as quota-proxy-usage"
+        yield Conflict(("usage", "topic"), "is also the topic of the state", fix)
     yield from _unknown_listeners(config)
     yield from _too_few_ports(config)
     yield from _tier_conflicts(config) if config.tier else _names_without_tier(config)

@@ -41,6 +41,8 @@ MAX_REQUEST_BYTES: Final = 2**31 - 1
 MAX_WINDOW_SAMPLES: Final = 1000
 
 MAX_WORKERS: Final = 256
+MAX_USAGE_INTERVAL_S: Final = 3600
+MAX_SAMPLE_EVERY: Final = 1000
 
 AUTO: Final = "auto"
 """Stands for a worker for each core that this process may use."""
@@ -226,6 +228,16 @@ Milliseconds = Annotated[Duration, AfterValidator(MS_PER_SECOND.__mul__)]
 """Above 0."""
 MillisecondsOrZero = Annotated[DurationOrZero, AfterValidator(MS_PER_SECOND.__mul__)]
 Window = Annotated[Milliseconds, refuse(MIN_WINDOW_MS.__gt__, _TOO_SHORT, "write 1ms or more")]
+UsageInterval = Annotated[
+    Duration,
+    refuse(
+        lambda seconds: not 1 <= seconds <= MAX_USAGE_INTERVAL_S,
+        "{} is out of range",
+        "write 1s to 1h, such as 60s",
+    ),
+]
+"""Seconds."""
+SampleEvery = Annotated[int, _whole_number(1, MAX_SAMPLE_EVERY)]
 BatchInterval = Annotated[Milliseconds, refuse(MIN_INTERVAL_MS.__gt__, _TOO_SHORT, _INTERVAL_FIX)]
 """Milliseconds, at least `MIN_INTERVAL_MS`."""
 Count = Annotated[int, _whole_number(1, MAX_COUNT)]
@@ -275,5 +287,6 @@ Sni = Annotated[str, BeforeValidator(endpoints.parse_sni)]
 FilePath = Annotated[Path, BeforeValidator(files.resolve)]
 CertificateFile = Annotated[FilePath, _checked_by(files.check_certificates)]
 PasswordFile = Annotated[FilePath, _checked_by(files.read_password)]
+HashKeyFile = Annotated[FilePath, _checked_by(files.read_hash_key)]
 KeyFile = Annotated[FilePath, _checked_by(files.check_private_key)]
 TokenFile = Annotated[FilePath, _checked_by(files.read_token)]

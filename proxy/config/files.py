@@ -12,6 +12,7 @@ from proxy.quota.values import BadValueError, shown
 
 MAX_FILE_MIB = 4
 """The longest file that is read."""
+MIN_HASH_KEY_CHARS = 16
 EXPOSED_MODE = stat.S_IRWXO | stat.S_IWGRP
 """What a file with a secret must not allow; its group may read it, as Kubernetes mounts it so."""
 
@@ -116,6 +117,15 @@ def read_password(path: Path) -> str:
         fix = "leave one line in it, without control characters"
         raise _bad(path, "holds more than a password", fix)
     return password
+
+
+def read_hash_key(path: Path) -> bytes:
+    """Return the key in a file with which names are hashed."""
+    key = _read_text(path, "key", str.strip)
+    if len(key) < MIN_HASH_KEY_CHARS:
+        fix = "write 32 random characters or more: openssl rand -hex 32"
+        raise _bad(path, f"holds a key of less than {MIN_HASH_KEY_CHARS} characters", fix)
+    return key.encode()
 
 
 def find_same(paths: Iterable[Path]) -> tuple[str, str] | None:

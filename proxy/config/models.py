@@ -349,6 +349,15 @@ class TierSection(fields.Section):
     admin_host: fields.AdvertisedHost | None = None
 
 
+class UsageSection(fields.Section):
+    """The topic to which is written who used what; with a key the names of clients are hashed."""
+
+    topic: fields.Topic = "quota-proxy-usage"
+    interval: fields.UsageInterval = 60.0
+    sample_every: fields.SampleEvery = 50
+    hash_key_file: fields.HashKeyFile | None = None
+
+
 class ProgressSection(fields.Section):
     """How queries are followed."""
 
@@ -376,6 +385,7 @@ class Config(fields.Section):
     limits: LimitsSection = LimitsSection()
     state: StateSection = Field(default={}, validate_default=True)
     tier: TierSection | None = None
+    usage: UsageSection | None = None
     admin: AdminSection = AdminSection()
     workers: fields.Workers = 1
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -36,7 +36,7 @@ LOAD_LIMIT_S = 300.0
 """For a load; to read a file as long as any may be takes a minute or two."""
 
 NEEDS_RESTART = (
-    *("cluster", "listeners", "workers", "tier", "state", "admin"),
+    *("cluster", "listeners", "workers", "tier", "state", "admin", "usage"),
     "limits.max_client_entities",
 )
 """What is read at the start only, but for what the files say that it names. Of the last one,

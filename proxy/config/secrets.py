@@ -57,6 +57,8 @@ class Secrets:
     """With which the proxy itself logs in to them."""
     tokens: Mapping[str, str] = field(repr=False)
     """Those of the admin server, by name."""
+    hash_key: bytes | None = field(repr=False)
+    """With which names in usage records are hashed."""
     admin: ssl.SSLContext | None = field(repr=False)
     """The TLS of the admin server."""
     certificates: tuple[Certificate, ...]
@@ -85,6 +87,7 @@ def read_secrets(config: Config) -> Secrets:
     tokens = {each.name: files.read_token(each.token_file) for each in admin.tokens}
     if admin.token_file is not None:
         tokens[ALL_RIGHTS] = files.read_token(admin.token_file)
+    hash_key_file = config.usage.hash_key_file if config.usage is not None else None
     certificates: list[Certificate] = []
     for name, tls in servers.items():
         certificates += _certificates_of(tls, "server", "client_ca", f"listeners {name!r}", name)
@@ -99,6 +102,7 @@ def read_secrets(config: Config) -> Secrets:
         ),
         password=files.read_password(sasl.password_file) if sasl else None,
         tokens=tokens,
+        hash_key=files.read_hash_key(hash_key_file) if hash_key_file else None,
         admin=_server_context(admin.tls) if admin.tls else None,
         certificates=tuple(certificates),
         tls_digest=digest.digest(),

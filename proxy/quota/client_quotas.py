@@ -346,7 +346,7 @@ class ClientQuotas:
         """Measure what is held for nothing; count it if the bound is exceeded."""
         if meter.is_above(value, now_ms):
             self.sensors.count_violation(meter)
-            self.sensors.count_would_throttle(meter, now_ms)
+            self.sensors.count_would_throttle(meter, self.identity, now_ms)
 
     def _matches_in_force(self) -> dict[QuotaKind, Match]:
         if self.generation != self.sensors.generation:

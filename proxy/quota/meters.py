@@ -90,6 +90,8 @@ class Meters:
         self._lent: dict[Meter, Lease] = {}
         self.on_lent: Callable[[], None] = lambda: None
         """Called when there is the first lease to take back."""
+        self.on_would_throttle: Callable[[ClientIdentity, QuotaKind], None] = lambda *_: None
+        """Called for each second in which a quota is exceeded that is not enforced, and by whom."""
         self.generation = -1
         """Counts the updates, after which handles look up their rules again."""
         self.leases_budgets = False
@@ -400,9 +402,10 @@ class Meters:
             meter.violations = self._instruments.violations_total.of(meter.entity, str(meter.kind))
         meter.violations.inc()
 
-    def count_would_throttle(self, meter: Meter, now_ms: float) -> None:
-        """Count that a sensor is above its bound, which is not enforced."""
+    def count_would_throttle(self, meter: Meter, client: ClientIdentity, now_ms: float) -> None:
+        """Count that a client's sensor is above its bound, which is not enforced."""
         labels = meter.entity, str(meter.kind)
         self._instruments.would_throttle_total.of(*labels).inc()
         if meter.is_first_above(now_ms):
             self._instruments.would_throttle_seconds_total.of(*labels).inc()
+            self.on_would_throttle(client, meter.kind)

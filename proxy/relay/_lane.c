@@ -37,7 +37,7 @@ typedef struct {
     uint32_t api;
     int metered, response;
     int limit_at, limit; /* what a Fetch may ask for at most, 0 for as much as it does */
-    int unsampled;
+    int unsampled, until_shown;
     int64_t sample_ns, until_ns;
     uint64_t new_requests, new_bytes;
 } Kind;
@@ -61,7 +61,7 @@ typedef struct {
 
 static char buffer[BUFFER_BYTES]; /* nothing in it outlives a call, nor a call into Python */
 static PyTypeObject *kind_type;
-static PyObject *value_name;
+static PyObject *value_name, *requests_name;
 
 static int64_t now_ns(void) {
     struct timespec now;
@@ -102,14 +102,13 @@ static int takes(Kind *kind, int64_t bytes, int64_t now) {
     return 1;
 }
 
-static int add(PyObject *counter, uint64_t *amount) {
-    PyObject *before = PyObject_GetAttr(counter, value_name);
-    PyObject *after = before ? PyFloat_FromDouble(PyFloat_AsDouble(before) + (double)*amount) : NULL;
-    int failed = !after || PyObject_SetAttr(counter, value_name, after);
+static int add(PyObject *counter, PyObject *name, uint64_t amount) {
+    PyObject *before = PyObject_GetAttr(counter, name);
+    PyObject *after = before ? PyFloat_FromDouble(PyFloat_AsDouble(before) + (double)amount) : NULL;
+    int failed = !after || PyObject_SetAttr(counter, name, after);
     Py_XDECREF(before);
     Py_XDECREF(after);
-    *amount = 0;
-    return failed ? -1 : 0;
+    return failed;
 }
 
 /* Counts what came of the last kind, with the first frame of another one, or NULL for the end. */
@@ -118,8 +117,10 @@ static int count(Kind **last, Kind *kind) {
     if (done == kind) return 0;
     *last = kind;
     Py_XINCREF(OBJECT(kind));
-    int failed = done && ((done->new_requests && add(done->requests, &done->new_requests)) ||
-                          (done->new_bytes && add(done->count, &done->new_bytes)));
+    int failed = done && ((done->new_requests && (add(done->requests, value_name, done->new_requests) ||
+                                                  add(done->count, requests_name, done->new_requests))) ||
+                          (done->new_bytes && add(done->count, value_name, done->new_bytes)));
+    if (done) done->new_requests = done->new_bytes = 0;
     Py_XDECREF(OBJECT(done));
     return failed ? -1 : 0;
 }
@@ -193,8 +194,10 @@ static PyObject *requests_ready(Lane *self, PyObject *unused) {
         if (bytes < REQUEST_START || bytes > got - at) break;
         Kind *kind = kind_of(self, frame, bytes);
         if (!kind || waiting == MAX_IN_FLIGHT || (int)waiting + before + 1 >= self->most) break;
+        if (kind->until_shown == 1) break;
         if ((may = takes(kind, kind->metered == METER_REQUESTS ? bytes : 0, now)) < 0) return NULL;
         if (!may) break;
+        kind->until_shown -= kind->until_shown > 0;
         if (kind->limit) {
             uint32_t limit = htonl((uint32_t)kind->limit);
             memcpy(frame + kind->limit_at, &limit, sizeof limit);
@@ -375,7 +378,10 @@ static PyMemberDef lane_members[] = {
     {NULL}};
 static PyGetSetDef lane_values[] = {
     {"waiting", (getter)waiting, NULL, NULL, NULL}, {"active_s", (getter)active_s, NULL, NULL, NULL}, {NULL}};
-static PyMemberDef kind_members[] = {{"limit", T_INT, offsetof(Kind, limit), 0, NULL}, {NULL}};
+static PyMemberDef kind_members[] = {
+    {"limit", T_INT, offsetof(Kind, limit), 0, NULL},
+    {"until_shown", T_INT, offsetof(Kind, until_shown), 0, NULL},
+    {NULL}};
 
 static PyType_Slot lane_slots[] = {
     {Py_tp_init, init_lane}, {Py_tp_dealloc, free_lane}, {Py_tp_methods, lane_methods},
@@ -390,7 +396,8 @@ PyMODINIT_FUNC PyInit__lane(void) {
     PyObject *made = PyModule_Create(&module), *lane = PyType_FromSpec(&lane_spec);
     kind_type = (PyTypeObject *)PyType_FromSpec(&kind_spec);
     value_name = PyUnicode_InternFromString("value");
-    if (!made || !lane || !kind_type || !value_name || PyModule_AddObjectRef(made, "Lane", lane) ||
+    requests_name = PyUnicode_InternFromString("requests");
+    if (!made || !lane || !kind_type || !value_name || !requests_name || PyModule_AddObjectRef(made, "Lane", lane) ||
         PyModule_AddObjectRef(made, "Kind", (PyObject *)kind_type)) return NULL;
     Py_DECREF(lane);
     return made;

@@ -9,8 +9,9 @@ class Kind:
 
     `renew(about, kind)` returns whether they may pass for 50 ms more; it must not run a lane.
     `observe(broker_ms, proxy_ms)` gets the times of one in 17, and of one after 100 ms. `requests`
-    and `count`, of bytes, have a `value` to which is added. `lease` has the bytes that are left,
-    those that were taken, and until when, in ns of the monotonic clock; None: as many as come.
+    and `count`, of bytes, have a `value` to which is added, and the latter `requests`, too. `lease`
+    has the bytes that are left, those that were taken, and until when, in ns of the monotonic
+    clock; None: as many as come.
     `metered` says what is taken from it, and `response` what may be sent on, as in `lane`: any one,
     one that equals the second of a pair of `shapes` under the first as mask, or none is due. At
     `limit_at`, within `start`, is what a Fetch asks for at most.
@@ -18,6 +19,8 @@ class Kind:
 
     limit: int
     """Is put there; 0 leaves what the client asks for."""
+    until_shown: int
+    """The request that is so far from here, 1 for the next one, is left to Python; 0: none is."""
 
     def __init__(
         self,

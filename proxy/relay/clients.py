@@ -2,12 +2,13 @@
 
 from collections import Counter as Tally
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from metrics import BoundedLabels, CounterChild
 from metrics.clock import clock_ms
 from metrics.sensor import DEFAULT_EXPIRY_MS
-from proxy.quota.entities import ClientIdentity
+from proxy.quota.entities import ClientIdentity, QuotaKind
+from proxy.relay.client_usage import ClientUsage, direction_of
 from proxy.wire.apis import api_name
 
 MAX_GONE_CLIENTS = 10_000
@@ -15,10 +16,20 @@ MAX_GONE_CLIENTS = 10_000
 
 
 class ClientRegistry:
-    """Who uses which byte counters, those of the metric `bytes_total`."""
+    """Who uses which byte counters, those of the metric `bytes_total`.
 
-    def __init__(self, bytes_total: BoundedLabels[CounterChild]) -> None:
+    `new_usage` makes what further is recorded of a client; None: nothing is.
+    """
+
+    def __init__(
+        self,
+        bytes_total: BoundedLabels[CounterChild],
+        new_usage: Callable[[], ClientUsage] | None = None,
+    ) -> None:
         self._bytes_total = bytes_total
+        self._new_usage = new_usage
+        self.usage: dict[ClientIdentity, ClientUsage] = {}
+        """Of all whose byte counters are kept."""
         self.connections: Tally[ClientIdentity] = Tally()
         """How many connections each client has; who is not connected is not in it."""
         # In the order of their leaving. Not a dict, which is slow to find its first key once many
@@ -34,6 +45,10 @@ class ClientRegistry:
     def connected(self, identity: ClientIdentity) -> None:
         """Record that a connection uses this client's byte counters."""
         self.connections[identity] += 1
+        if self._new_usage is not None:
+            if identity not in self.usage:
+                self.usage[identity] = self._new_usage()
+            self.usage[identity].connections += 1
         if self.connections[identity] == 1 and self._gone_ms.pop(identity, None) is None:
             self._client_ids[identity.client_id] += 1
 
@@ -45,6 +60,11 @@ class ClientRegistry:
             self._gone_ms[identity] = clock_ms()
             if len(self._gone_ms) > MAX_GONE_CLIENTS:
                 self._forget(next(iter(self._gone_ms)))
+
+    def would_throttle(self, identity: ClientIdentity, kind: QuotaKind) -> None:
+        """Record a second in which a client exceeded a quota which is not enforced."""
+        if identity in self.usage:
+            self.usage[identity].would_be_s[direction_of(kind)] += 1
 
     def byte_counter(self, identity: ClientIdentity, api_key: int) -> CounterChild:
         """Return the child of bytes_total for a client and an API."""
@@ -66,6 +86,7 @@ class ClientRegistry:
 
     def _forget(self, identity: ClientIdentity) -> None:
         del self._gone_ms[identity]
+        self.usage.pop(identity, None)
         self._client_ids[identity.client_id] -= 1
         if not self._client_ids[identity.client_id]:
             del self._client_ids[identity.client_id]

@@ -8,6 +8,7 @@ from proxy.quota.entities import QuotaKind
 from proxy.quota.gate import InFlightFetch
 from proxy.quota.lease import Lease
 from proxy.quota.meters import ThrottleTime
+from proxy.relay.client_usage import SampleTurn
 from proxy.relay.interceptor import InterceptedRequest
 from proxy.relay.session import ClientSession
 from proxy.relay.timing import NOT_TIMED, ApiTimes, ExchangeTimes
@@ -49,6 +50,8 @@ class RequestKind:
     lease: Lease | None = None
     """What the lane's bytes are taken from; None: no rule bounds them."""
     is_in_lane: bool = False
+    turn: SampleTurn | None = None
+    """Draws which are walked for their topics; None: none are."""
     until_taught: int = 0
     """So many requests go by before the lane is taught it again, after it was in vain."""
 
@@ -93,6 +96,8 @@ class Exchange:
     """What to tell the client; 0 leaves the broker's own figure."""
     is_wait_doubtful: bool = field(default=False, init=False)
     """Whether its time counts unless the broker has waited for data."""
+    weight: int = field(default=0, init=False)
+    """How many requests it stands for in the samples of topics; 0: it is in none."""
     gated_ms: float = field(default=0.0, init=False)
     """How long it waited at a quota's gate."""
     timed: ExchangeTimes = field(default=NOT_TIMED, init=False)
@@ -101,7 +106,7 @@ class Exchange:
     @property
     def is_looked_into(self) -> bool:
         """Whether a Fetch response is walked whatever an interceptor wants."""
-        return self.is_wait_doubtful or self.topics is not None
+        return self.is_wait_doubtful or self.topics is not None or self.weight > 0
 
     def head(self, frame_bytes: int) -> RequestHead:
         """Return the request's header."""

@@ -170,7 +170,7 @@ class PairState:
         if since_ms is not None and waiter.kind is not None and since_ms < now_ms:
             exchange.gated_ms = waited_ms = now_ms - since_ms
             charge = ThrottleTime(now_ms, round(waited_ms), waiter.kind, waiter.entity)
-            self.services.count_throttled(charge, waited_ms)
+            self.services.count_throttled(charge, waited_ms, session.usage)
             if is_fetch and session.interceptor is not None:
                 session.interceptor.gated(since_ms, now_ms)
         return True

@@ -40,7 +40,7 @@ from proxy.wire.apis import (
 )
 from proxy.wire.fetch import TopicKey
 from proxy.wire.frames import RequestHead, ends_with_frame, parse_request_head
-from proxy.wire.produce import read_produced_bytes
+from proxy.wire.produce import names_one_topic, read_produced_bytes
 from proxy.wire.request_fields import (
     fetch_limit_at,
     fetch_limits,
@@ -127,13 +127,16 @@ class RequestFlow(FrameFlow):
             self._pair.lane.forget()
             for kind in self._kinds.values():
                 kind.is_in_lane = False
+                if kind.turn is not None:
+                    kind.turn.lane = None
 
     def _teach_lane(self, lane: Lane, kind: RequestKind, now_ms: float) -> None:
         """Have the lane send on requests of a kind, if nothing but quotas may keep them."""
         session, api_key, version = kind.session, kind.api_key, kind.version
         start, response = kind.plain_start, _plain_response(kind)
         kind.until_taught = TEACH_EVERY
-        if start is None or response is None:
+        is_walked = kind.turn is not None and kind.turn.sampler.weight == 1
+        if start is None or response is None or is_walked:
             return
         limit_at: int | None = 0
         if api_key == FETCH and session.quotas.matches:
@@ -142,22 +145,23 @@ class RequestFlow(FrameFlow):
             return
         kind.lease = lease = session.quotas.lease(kind.bounded_by)
         kind.is_in_lane = True
-        lane.learn(
-            Kind(
-                kind,
-                api_key << 16 | version,
-                start,
-                self._renew,
-                kind.times.observe,
-                kind.count,
-                session.byte_counter(api_key),
-                None if lease is None else lease.cells,
-                0 if lease is None else METER_RESPONSES if api_key == FETCH else METER_REQUESTS,
-                response,
-                limit_at,
-                self._pair.shapes.pairs(version),
-            )
+        lane_kind = Kind(
+            kind,
+            api_key << 16 | version,
+            start,
+            self._renew,
+            kind.times.observe,
+            kind.count,
+            session.byte_counter(api_key),
+            None if lease is None else lease.cells,
+            0 if lease is None else METER_RESPONSES if api_key == FETCH else METER_REQUESTS,
+            response,
+            limit_at,
+            self._pair.shapes.pairs(version),
         )
+        if kind.turn is not None:
+            kind.turn.join(lane_kind)
+        lane.learn(lane_kind)
 
     def _may_pass(self, kind: RequestKind, now_ms: float) -> bool:
         """Return whether nothing but the lease keeps requests of a kind from being sent on."""
@@ -286,9 +290,11 @@ class RequestFlow(FrameFlow):
             return 0
         if frame_bytes > READ_BYTES_HELD:
             self._read_ahead(quotas, PRODUCER_BYTE_RATE)
+        if kind.turn is not None and (weight := kind.turn.taken()):
+            self._sample(exchange, view[:frame_bytes], weight)
         is_whole = len(view) >= frame_bytes or frame_bytes > MAX_SEEN_BYTES
         if exchange.topic_sizes is not None and is_whole:
-            self._charge_topics(exchange, exchange.topic_sizes)
+            self._charge_topics(exchange, exchange.topic_sizes, frame_bytes)
         is_shown = frame_bytes <= MAX_SEEN_BYTES and kind.is_wanted(now_ms)
         if is_shown or exchange.topic_sizes is not None:
             return self._take_read(exchange, view, is_shown=is_shown)
@@ -318,11 +324,28 @@ class RequestFlow(FrameFlow):
         exchange.seen.sent()
         return taken
 
+    def _sample(self, exchange: Exchange, view: memoryview, weight: int) -> None:
+        """Have a request walked that stands for so many; `view` is what is there of it."""
+        kind, frame_bytes = exchange.kind, exchange.request_bytes
+        if kind.api_key == FETCH:
+            exchange.weight = weight
+        elif exchange.topic_sizes is None:
+            exchange.weight, start = weight, kind.first.header_end
+            sizes = read_produced_bytes(kind.version, view[start:], frame_bytes - start)
+            if len(view) < frame_bytes and names_one_topic(kind.version, view[start:]):
+                self._charge_topics(exchange, sizes, frame_bytes)  # it need not be read whole
+            else:
+                exchange.topic_sizes = sizes
+
     @staticmethod
-    def _charge_topics(exchange: Exchange, sizes: Mapping[TopicKey, int]) -> None:
-        """Charge a Produce request to the rules for its topics, all of it at once."""
-        exchange.topic_sizes = None
-        exchange.topic_charge = exchange.kind.session.topics.written(sizes, clock_ms())
+    def _charge_topics(exchange: Exchange, sizes: Mapping[TopicKey, int], frame_bytes: int) -> None:
+        """Charge a Produce request to the rules for its topics, all of it at once; record them."""
+        session, weight = exchange.kind.session, exchange.weight
+        exchange.topic_sizes, exchange.weight = None, 0
+        if not weight:  # it is read for the rules, as all are
+            exchange.topic_charge = session.topics.written(sizes, clock_ms())
+        if session.usage is not None:
+            session.usage.produced.add_produced(sizes, frame_bytes, weight or 1)
 
     def _take_login(self, exchange: Exchange, view: memoryview) -> int:
         """Take the whole of a login. Raises ConnectionRefused for one that is too long."""
@@ -388,6 +411,7 @@ class RequestFlow(FrameFlow):
             bounded_by=None if byte_rate is None else QuotaKind(byte_rate),
             plain_start=None if is_looked_into else start,
             max_bytes=None if api_key == FETCH else 0,
+            turn=None if session.usage is None else session.usage.turn(api_key),
         )
         _, api, _ = _START.unpack_from(view)
         has_room = api in self._kinds or len(self._kinds) < MAX_KINDS
@@ -447,6 +471,7 @@ class RequestFlow(FrameFlow):
         """
         pair, kind = self._pair, exchange.kind
         kind.count.value += 1
+        kind.session.byte_counter(kind.api_key).requests += 1
         if kind.acks is not None:
             if have < exchange.request_bytes:
                 exchange.request_bytes = have
@@ -511,7 +536,8 @@ class RequestFlow(FrameFlow):
         kind = exchange.kind
         if exchange.topic_sizes is not None:
             body = memoryview(frame)[kind.first.header_end :]
-            self._charge_topics(exchange, read_produced_bytes(kind.version, body, len(body)))
+            sizes = read_produced_bytes(kind.version, body, len(body))
+            self._charge_topics(exchange, sizes, len(frame))
         if not kind.plan.api.is_login:
             if self._is_shown and not self._is_for_broker(exchange, memoryview(frame)):
                 return

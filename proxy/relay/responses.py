@@ -9,6 +9,7 @@ from proxy.quota.busy import BusyTime
 from proxy.quota.delay_queue import NOT_DELAYED
 from proxy.quota.entities import CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE
 from proxy.quota.meters import ThrottleTime, longest
+from proxy.relay.client_usage import FetchSample
 from proxy.relay.exchange import Exchange
 from proxy.relay.fetch_wait import FetchWait
 from proxy.relay.frame_flow import (
@@ -238,6 +239,10 @@ class ResponseFlow(FrameFlow):
             follows_batches = True
         if exchange.topics is not None:
             observer = exchange.topics.over(observer)
+        usage, weight = kind.session.usage, 1 if observer is not None else exchange.weight
+        if usage is not None and weight:  # what is walked anyway stands for itself alone
+            size = exchange.request_bytes + frame_bytes
+            observer = FetchSample(usage.fetched, size, weight).over(observer)
         self._walker = FetchWalker(
             kind.version, frame_bytes - start, observer, follows_batches=follows_batches
         )
@@ -383,7 +388,7 @@ class ResponseFlow(FrameFlow):
         if hold_ms < MIN_HOLD_MS or self._pair.life.state is DRAINING:
             return False
         exchange.charge = charge
-        services.count_throttled(charge, hold_ms)
+        services.count_throttled(charge, hold_ms, exchange.kind.session.usage)
         if exchange.seen is not None:
             exchange.seen.held(now_ms, charge.due_ms)
         if not services.holds:

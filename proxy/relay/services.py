@@ -19,6 +19,7 @@ from proxy.quota.delay_queue import Delayed, DelayQueue, Release
 from proxy.quota.lease import LEASE_MS
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meters import ThrottleTime
+from proxy.relay.client_usage import ClientUsage, direction_of
 from proxy.relay.clients import ClientRegistry
 from proxy.relay.interceptor import Interceptor
 from proxy.relay.kept_bytes import KeptBytes
@@ -177,8 +178,12 @@ class Services:
         label = str(version) if is_known(api_key, version) else OTHER
         return self.instruments.requests_total.of(api_name(api_key), label)
 
-    def count_throttled(self, charge: ThrottleTime, hold_ms: float) -> None:
-        """Count a response that is held for so long."""
+    def count_throttled(
+        self, charge: ThrottleTime, hold_ms: float, usage: ClientUsage | None
+    ) -> None:
+        """Count a response that is held for so long, of a client with this usage."""
+        if usage is not None:
+            usage.held_ms[direction_of(charge.kind)] += hold_ms
         self.instruments.throttle_seconds.labels(charge.kind).observe(hold_ms / MS_PER_SECOND)
         self.quotas.held(charge, hold_ms, clock_ms())
 

@@ -30,7 +30,7 @@ class ClientSession:
     __slots__ = (
         *("_began_alone", "_bytes", "_generation", "_make_topics", "_origin", "_services"),
         *("_steering", "_topics", "fetch_sizes", "identity", "interceptor", "lacks_fallback"),
-        *("owner", "quotas"),
+        *("owner", "quotas", "usage"),
     )
 
     def __init__(self, services: Services, identity: ClientIdentity, origin: Origin) -> None:
@@ -52,6 +52,8 @@ class ClientSession:
         names, walks = services.topic_names, services.instruments.topic_walks_total
         self._make_topics = partial(TopicTraffic, self.quotas, names, walks)
         services.clients.connected(identity)
+        self.usage = services.clients.usage.get(identity)
+        """What is recorded of the client beside its bytes, None: nothing."""
 
     @property
     def topics(self) -> TopicTraffic:

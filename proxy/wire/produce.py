@@ -112,6 +112,17 @@ def read_produced_bytes(version: int, body: Buffer, body_bytes: int) -> dict[Top
     return sizes
 
 
+def names_one_topic(version: int, body: Buffer) -> bool:
+    """Return whether a request appends to one topic alone; `body` may end before the request."""
+    if not _is_read(version):
+        return False
+    fields = request_partitions(PRODUCE, version, "index")
+    try:
+        return fields.read_count(body, fields.seek(body, 0))[0] == 1
+    except UNREADABLE:
+        return False
+
+
 def read_produce_response(version: int, frame: Buffer) -> tuple[AppendedPartition, ...]:
     """Return what a response says of each partition; `frame` is whole, length included.
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -15,7 +16,6 @@ from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import AuditLog
 from proxy.admin.history import History
 from proxy.admin.port.guard import Access, AdminToken
-from proxy.admin.rates.observed_rates import ObservedRates
 from proxy.admin.server import AdminServer
 from proxy.config.endpoints import HostPort
 from proxy.progress.query_scope import QueryScope
@@ -25,6 +25,9 @@ from proxy.quota.rules import QuotaSettings, Rule
 from proxy.relay.connection_list import ConnectionList
 from proxy.state import MemoryStore, Record, StateError
 from proxy.succession import bind_admin
+from proxy.usage.observed_usage import Observed
+from proxy.usage.usage_meter import UsageMeter
+from proxy.usage.usage_record import UsageRecord
 
 MIB = 2.0**20
 CONSUMER, PRODUCER, REQUEST, MAX_CONNECTIONS, CONNECTION_RATE = QuotaKind
@@ -123,7 +126,9 @@ class AdminWorld(QuotaWorld):
         self.audit = AuditLog(self.store)
         self.rules = RuleRegistry(self.quotas, self.store, settings)
         self.history = History(self.quotas.measured_rates)
-        self.rates = ObservedRates(self.instruments.bytes_total.children, max_clients=100)
+        self.meter = UsageMeter(self.instruments.bytes_total, {}, lambda: self.quotas.table)
+        self.records: list[UsageRecord] = []
+        self.max_clients = 100
         self.relay = RELAY
         self.not_ready: str | None = None
         self.warning: str | None = None
@@ -153,16 +158,30 @@ class AdminWorld(QuotaWorld):
             "audit": self.audit,
             "access": access or Access(tokens),
             "connections": ConnectionList(()),
-            "rates": self.rates,
+            "observe": self.observe,
         } | changes
         of_parts = {each.name for each in fields(AdminParts) if each.init}
         parts = {key: arguments.pop(key) for key in of_parts & arguments.keys()}
         return AdminServer(host, AdminParts(**parts), **arguments)
 
     def sample(self) -> None:
-        """Take a sample of the rates at this time."""
-        for _ in self.rates.sample(self.now_ms, time.time()):
+        """Take a rate of the last ten seconds."""
+        for _ in (*self.meter.reading(), *self.meter.rating(10.0)):
             pass
+
+    async def observe(self, since_s: float) -> Observed:
+        """Return what the records say that were made since `since_s` ago, up to now."""
+        end_ms = round(time.time() * 1000)
+        make = partial(UsageRecord, member="h/0", epoch=1, sequence=0, start_ms=0, end_ms=end_ms)
+        observed = Observed(self.max_clients)
+        for _ in self.meter.recording(make, self.records.append):
+            pass
+        for record in self.records:
+            if record.end_ms >= end_ms - since_s * 1000:
+                observed.add(record)
+        for _ in observed.finishing():
+            pass
+        return observed
 
     def connect(
         self, client_id: str | None, user: str | None = None, listener: str = "default"

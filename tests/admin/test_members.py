@@ -35,7 +35,7 @@ ETL = "/v1/quotas/client-id=etl-orders"
 REPORTS = "/v1/spark/batches"
 BODY = {"consumer_byte_rate": "1MiB", "by": "anna"}
 SCOPED = {SCOPE: "member"}
-HIDDEN = {"/member/changes": "POST", "/member/observed": "GET"}
+HIDDEN = {"/member/changes": "POST"}
 LIMIT_S = 20
 MEMBER_HEAD = f"HTTP/1.1 200 OK\r\n{SCOPE}: member\r\nContent-Length: 2\r\n\r\n".encode()
 
@@ -538,28 +538,6 @@ async def test_members_may_come_and_go(tier: TierWorld, of: Of):
     assert members((await of("a/0")("GET", "/v1/status")).json) == list(NAMES[:-1])
     known["c/3"] = replace(gone, name="c/3")
     assert members((await of("a/0")("GET", "/v1/status")).json) == [*NAMES[:-1], "c/3"]
-
-
-async def test_what_all_have_seen_is_suggested_from_together(tier: TierWorld, of: Of):
-    # One member has seen slow times, the other fast ones: the p99 of both is not their average.
-    for name, rate, intervals in (("a/1", 100_000.0, 90), ("c/0", 9_000_000.0, 10)):
-        world = tier.worlds[name]
-        counter = world.instruments.bytes_total.of("default", "", "etl-new", "Fetch")
-        world.sample()
-        for _ in range(intervals):
-            counter.inc(rate * 10)
-            world.now_ms += 10_000.0
-            world.sample()
-    for asked in ("a/0", "c/0"):
-        told = (await of(asked)("GET", "/v1/suggestions?since=2h")).json
-        (quota,) = told["clients"][0]["quotas"]
-        assert (quota["intervals"], quota["total_bytes"]) == (100, 990_000_000)
-        assert quota["p50"] < 110_000
-        assert quota["p99"] == pytest.approx(9_000_000, rel=0.1)
-        assert quota["rule"] == "rule 3 (quota-proxy.yaml:15)"
-        assert "etl-new" in told["yaml"]
-        (alone,) = (await of(asked)("GET", "/v1/suggestions?member=c")).json["clients"]
-        assert alone["quotas"][0]["intervals"] == 10
 
 
 async def test_request_times_are_of_all_requests(tier: TierWorld, of: Of):

@@ -5,17 +5,19 @@ from pathlib import Path
 
 import pytest
 import yaml
-from admin_world import CONSUMER, MIB, PRODUCER, AdminWorld, Ask, running
+from admin_world import CONSUMER, MIB, PRODUCER, AdminWorld, Ask, running, serve
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.admin.rates.suggestions import SUGGESTED_HEADROOM, round_up
 from proxy.cli import main
+from proxy.cluster.upstream import RefusedError
 from proxy.config import load_config
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rule_registry import make_override
-from proxy.quota.rules import QuotaSettings, RuleTable, mismatch
+from proxy.quota.rules import Budget, QuotaSettings, Rule, RuleTable, Share, mismatch
 from proxy.quota.values import parse_size
+from proxy.usage.observed_usage import Observed
 
 PATH = "/v1/suggestions"
 RUN = "92017897-daab-4d28-a2d5-5cc4133bee8f"
@@ -207,8 +209,56 @@ async def test_the_command_prints_rules(
 
 
 async def test_who_is_left_out_is_counted(world: AdminWorld, ask: Ask):
-    world.rates.max_clients = 1
+    world.max_clients = 1
     for number in range(4):
         move(world, f"c{number}", 1.0)
     text = (await ask("GET", PATH)).json["yaml"]
     assert "# 1 clients or more are left out" in text
+
+
+async def test_a_client_in_a_budget_stays_in_it(tmp_path: Path):
+    adhoc = Budget(name="adhoc", bounds={CONSUMER: 100 * MIB})
+    world = AdminWorld((Rule(client_id="<default>", bounds={}, share=Share(adhoc)),))
+    move(world, "new-job", 10.0)
+    async with serve(world.server()) as ask:
+        text = (await ask("GET", PATH)).json["yaml"]
+    assert 'held to 100MiB per second by "client-id=<default>"' in text
+    budgets = "quotas:\n  budgets: [{name: adhoc, consumer_byte_rate: 100MiB}]\n"
+    (rule,) = configured(tmp_path, text.replace("quotas:\n", budgets)).rules
+    assert (rule.client_id, rule.share.budget.name) == ("new-job", "adhoc")
+
+
+async def test_hashed_names_get_no_rule(world: AdminWorld, ask: Ask, tmp_path: Path):
+    world.meter.use_key(b"0123456789abcdef")
+    move(world, "new-job", 10.0)
+    answer = (await ask("GET", PATH)).json
+    assert configured(tmp_path, answer["yaml"]).rules == ()
+    assert "names are hashed" in answer["yaml"]
+    assert answer["clients"][0]["keys"] == {}
+
+
+async def test_without_records_it_is_said_how_to_get_them(world: AdminWorld):
+    async with serve(world.server(observe=None)) as ask:
+        answer = await ask("GET", PATH)
+    assert answer.status == 404
+    assert "usage: {topic: quota-proxy-usage}" in answer.json["fix"]
+
+
+async def test_records_that_cannot_be_read_are_said(world: AdminWorld):
+    async def refuse(since_s: float) -> Observed:
+        raise RefusedError(f"TOPIC_AUTHORIZATION_FAILED in {since_s:g} s", 29)
+
+    async with serve(world.server(observe=refuse)) as ask:
+        answer = await ask("GET", f"{PATH}?since=1h")
+    assert answer.status == 503
+    assert "TOPIC_AUTHORIZATION_FAILED in 3600 s" in answer.json["error"]
+
+
+async def test_what_was_not_read_is_said(world: AdminWorld):
+    async def observe(_: float) -> Observed:
+        return Observed(10, is_cut=True, unread=3)
+
+    async with serve(world.server(observe=observe)) as ask:
+        text = (await ask("GET", PATH)).json["yaml"]
+    assert "# Not all records could be read" in text
+    assert "# 3 messages of the topic are no records" in text

@@ -11,7 +11,7 @@ from chart import CHART, Helm
 from dashboard_queries import DASHBOARDS, dashboard_queries, panels
 from prometheus_client import PROCESS_COLLECTOR, CollectorRegistry
 
-from metrics import DroppedLogLines, Instruments, MemberInstruments
+from metrics import DroppedLogLines, Instruments, MemberInstruments, UsageInstruments
 from metrics.exposition import BOUND_METRIC, PREFIX
 from proxy.progress.progress_collector import ProgressCollector
 from proxy.progress.query import ProgressSettings
@@ -28,6 +28,7 @@ def exposed() -> set[str]:
     registry = CollectorRegistry()
     Instruments(registry, max_label_sets=1)
     MemberInstruments(registry)
+    UsageInstruments(registry)
     book = QueryRegistry(ProgressSettings(), lambda _: None)
     registry.register(ProgressCollector(book, lambda: 0.0, 1))
     registry.register(DroppedLogLines(int))

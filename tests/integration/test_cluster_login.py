@@ -360,6 +360,30 @@ def test_a_proxy_in_front_of_a_cluster_that_wants_logins(
         assert len(in_clear) == (mechanism == "PLAIN")
 
 
+@pytest.mark.parametrize("may_write", [True, False])
+def test_usage_needs_the_rights_on_its_topic(
+    kafka: EmbeddedBroker,
+    topic: Callable[..., str],
+    fill: Callable[..., None],
+    tmp_path: Path,
+    may_write: bool,
+) -> None:
+    """Without them that is said once, and clients are served."""
+    name = topic()
+    fill(name, 1, 1000)
+    usage = f"{STATE if may_write else 'no-'}usage-{name}"
+    made = {**configured(kafka, tmp_path), "usage": {"topic": usage, "interval": "1s"}}
+    with proxy_with(made, tmp_path) as process:
+        client = Access(process.bootstrap, "client", user=CLIENT, password=PASSWORDS[CLIENT])
+        assert Librdkafka().consume(client, name, 1).count == 1
+        metric = "usage_records_written_total" if may_write else "usage_write_errors_total"
+        until(lambda: process.metrics().value(metric) > 0, metric)
+        if not may_write:
+            (line,) = process.logged("usage is not written, trying again; relaying goes on")
+            assert line["fix"] == f"let quota-proxy create, describe, read and write topic {usage}"
+        assert Librdkafka().consume(client, name, 1).count == 1
+
+
 def test_a_wrong_password_is_said_and_mended_while_it_runs(
     kafka: EmbeddedBroker, tmp_path: Path
 ) -> None:

@@ -1,100 +1,30 @@
 """What a connection reads and writes of topics is charged to the rules that name them."""
 
 import asyncio
-from uuid import UUID
 
 import pytest
 from relaylab import frames
 from relaylab.lab import LIMIT_S, open_lab, turns, until
+from relaylab.topic_frames import (
+    BY_ID,
+    ORDERS_ID,
+    fetch,
+    fetched,
+    produce,
+)
 
 from metrics.clock import clock_ms
 from proxy.quota.entities import QuotaKind
-from proxy.quota.gate import LEAST_GRANT_BYTES
 from proxy.quota.rules import QuotaSettings, Rule
 from proxy.relay.pump import SPLICE_MIN_BYTES
 from proxy.relay.requests import MAX_ASKED_BYTES, MAX_SEEN_BYTES
-from proxy.wire.apis import APIS, FETCH, PRODUCE
+from proxy.wire.apis import PRODUCE
 
 CONSUMER, PRODUCER = QuotaKind.CONSUMER_BYTE_RATE, QuotaKind.PRODUCER_BYTE_RATE
-BY_NAME, BY_ID, PRODUCE_VERSION = 12, 13, 9
-ORDERS_ID = UUID(int=7)
 BOUND = 1_000_000
 SLOW = Rule(topic="orders", bounds={CONSUMER: 1.0, PRODUCER: 1.0})
 """What is over it waits for longer than a test runs."""
 PLENTY = Rule(topic="orders", bounds={CONSUMER: 1e12, PRODUCER: 1e12})
-
-
-def keyed(topic):
-    return {"topic_id": topic} if isinstance(topic, UUID) else {"topic": topic}
-
-
-def fetch(number, *topics, version=BY_NAME, epoch=-1, forgotten=(), max_bytes=LEAST_GRANT_BYTES):
-    request = APIS[FETCH].request
-    topic_of = request.FetchTopic
-    wanted = [
-        topic_of(
-            **keyed(topic),
-            partitions=[topic_of.FetchPartition(partition=0)],
-        )
-        for topic in topics
-    ]
-    gone = [request.ForgottenTopic(topic=each, partitions=[0]) for each in forgotten]
-    message = request(
-        max_wait_ms=0,
-        max_bytes=max_bytes,
-        session_id=5,
-        session_epoch=epoch,
-        topics=wanted,
-        forgotten_topics_data=gone,
-    )
-    body = bytes(message.encode(version=version))
-    return frames.request(FETCH, version, number, body)
-
-
-def fetched(number, sizes, version=BY_NAME):
-    """A response with one partition for each topic and size."""
-    topic_of = APIS[FETCH].response.FetchableTopicResponse
-    message = APIS[FETCH].response(
-        session_id=5,
-        responses=[
-            topic_of(
-                **keyed(topic),
-                partitions=[
-                    topic_of.PartitionData(
-                        partition_index=0,
-                        error_code=0,
-                        high_watermark=9,
-                        last_stable_offset=9,
-                        log_start_offset=0,
-                        aborted_transactions=[],
-                        preferred_read_replica=-1,
-                        records=bytes(size),
-                    )
-                ],
-            )
-            for topic, size in sizes.items()
-        ],
-    )
-    body = bytes(message.encode(version=version))
-    return frames.response(FETCH, version, number, body)
-
-
-def produce(number, sizes, acks=1):
-    topic_of = APIS[PRODUCE].request.TopicProduceData
-    message = APIS[PRODUCE].request(
-        transactional_id=None,
-        acks=acks,
-        timeout_ms=5,
-        topic_data=[
-            topic_of(
-                name=topic,
-                partition_data=[topic_of.PartitionProduceData(index=0, records=bytes(size))],
-            )
-            for topic, size in sizes.items()
-        ],
-    )
-    body = bytes(message.encode(version=PRODUCE_VERSION))
-    return frames.request(PRODUCE, PRODUCE_VERSION, number, body)
 
 
 def charged(lab, entity="topic=orders"):

@@ -18,6 +18,7 @@ from metrics import (
     Instruments,
     MemberInstruments,
     SensorCollector,
+    UsageInstruments,
 )
 from metrics.instruments import InstrumentRow
 from proxy.progress.events import EventKind
@@ -64,6 +65,7 @@ def metric_rows() -> Iterator[InstrumentRow]:
     instruments = Instruments(CollectorRegistry(), max_label_sets=1)
     yield from instruments.rows
     yield from MemberInstruments(CollectorRegistry()).rows
+    yield from UsageInstruments(CollectorRegistry()).rows
     for collector in (_sensors(instruments), _progress(), DroppedLogLines(int)):
         for family in collector.collect():
             labels = tuple(name for name in next(iter(family.samples)).labels if name != "le")

@@ -37,15 +37,9 @@ from proxy.admin.peers.members import (
 )
 from proxy.admin.peers.merged_documents import CONNECTIONS_AFTER, TABLES, MemberDocuments
 from proxy.admin.peers.peer_client import PeerError, Reply
-from proxy.admin.peers.tier_routes import LEFT_CHANGES_PATH, OBSERVED_PATH, OF_MEMBERS
+from proxy.admin.peers.tier_routes import LEFT_CHANGES_PATH, OF_MEMBERS
 from proxy.admin.port.guard import CHANGES, REPORT_PATH, SCOPE
 from proxy.admin.query_documents import PARTITION_DEPTH
-from proxy.admin.rates.suggestions import (
-    SUGGESTIONS_PATH,
-    add_own,
-    read_observed,
-    suggestions_answer,
-)
 from proxy.admin.replies import (
     CONTENT_TYPE,
     JSON_HEADERS,
@@ -108,7 +102,6 @@ class TierAnswers:
             ("GET", "/readyz"): self._get_readyz,
             # What all say, merged:
             **{("GET", path): partial(self._get_merged, path) for path in TABLES},
-            ("GET", SUGGESTIONS_PATH): self._get_suggestions,
             # The leader, or another one that answers:
             ("GET", "/v1/quotas"): self._get_any,
             ("GET", THROTTLING_PATH): self._get_any,
@@ -173,30 +166,6 @@ class TierAnswers:
                 return passed_on(answers.replies[0])
             missing += answers.missing
         raise none_answers(missing)
-
-    async def _get_suggestions(self, request: web.Request) -> web.StreamResponse:
-        """Answer by the rules in force here, of what all have seen.
-
-        A client is at its owner, and what it had before is where it was; sketches of both are
-        added, as quantiles could not be.
-        """
-        asked = self._members.asked_for(request)
-        # What others have seen comes to megabytes, and what this one has stays here.
-        others = [each for each in asked if each.name != self._tier.name]
-        with_own, slices = len(others) < len(asked), self._parts.slices
-        query = f"?{request.query_string}" if request.query_string else ""
-        async with self._long_answers:
-            answers = await self._members.ask_all(others, Question(request, OBSERVED_PATH + query))
-            if not answers.ok and not with_own:
-                return passed_on(answers.first)
-            try:
-                observed = await read_observed((each.body for each in answers.ok), slices)
-            except ValueError:
-                unread = [PeerError(reply.member, _NOT_UNDERSTOOD) for reply in answers.ok]
-                raise none_answers(unread) from None
-            if with_own:
-                await add_own(observed, request, self._parts.rates, slices)
-            return await suggestions_answer(request, observed, self._parts.quotas.table, slices)
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
         """Answer for the members of this machine, as it is scraped by itself."""

@@ -11,9 +11,7 @@ from aiohttp import web
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import current_author
 from proxy.admin.port.guard import require_all_rights
-from proxy.admin.rates.observed_rates import Observed
-from proxy.admin.rates.suggestions import add_own
-from proxy.admin.replies import ROW_DEPTH, ApiError, answer, answer_in_slices, json_body, read_whole
+from proxy.admin.replies import ROW_DEPTH, ApiError, answer, json_body, read_whole
 from proxy.admin.tier_protocol import Tier
 from proxy.quota.debts import Debt
 from proxy.state import Record, StateError
@@ -26,7 +24,6 @@ BUDGETS_PATH = "/v1/tier/budgets"
 
 OF_MEMBERS = "/member/"  # begins what members alone may ask each other
 LEFT_CHANGES_PATH = "/member/changes"
-OBSERVED_PATH = "/member/observed"  # gives another member what this one has seen of clients' rates
 
 LONG_ALIVE_PATH = "/v1/tier/alive?until=ended"
 """Is answered after LONG_S, or when the member ends in order: when it dies its connection breaks,
@@ -64,7 +61,6 @@ class TierRoutes:
             web.post(RECORDS_PATH, self._post_records),
             web.post(BUDGETS_PATH, self._post_budgets),
             web.post(LEFT_CHANGES_PATH, self._post_changes),
-            web.get(OBSERVED_PATH, self._get_observed),
         ]
 
     async def _get_tier(self, _: web.Request) -> web.Response:
@@ -131,10 +127,3 @@ class TierRoutes:
         for what, before, after in changes:
             await self._parts.audit.record(current_author(), what, before, after, time.time())
         return answer({"recorded": len(changes)})
-
-    async def _get_observed(self, request: web.Request) -> web.Response:
-        slices = self._parts.slices
-        observed = await add_own(Observed(), request, self._parts.rates, slices)
-        rows = (seen.document() for seen in observed.by_series.values())
-        document = {"left_out": observed.left_out, "observed": rows}
-        return await answer_in_slices(document, slices)

@@ -1,33 +1,25 @@
 """Suggests rules from what was observed, as YAML with the figures behind each, and as JSON."""
 
-import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from operator import itemgetter
-from typing import Any
 
 from aiohttp import web
 
 from metrics.clock import MS_PER_SECOND
-from proxy.admin.rates.observed_rates import (
-    KEPT_HOURS,
-    OBSERVED_INTERVAL_MS,
-    SECONDS_PER_HOUR,
-    Observed,
-    ObservedClient,
-    ObservedRates,
-    SeenSeries,
-)
-from proxy.admin.replies import ROW_DEPTH, ApiError, answer_in_slices, read_whole
+from proxy.admin.replies import ApiError, answer_in_slices
 from proxy.admin.written_values import iso, size_text
+from proxy.cluster.upstream import RefusedError, UpstreamError
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.rules import Match, RuleTable
 from proxy.quota.values import BadValueError, parse_duration, parse_size
 from proxy.slices import Slices
-from proxy.state import Document
+from proxy.state import Document, StateError
+from proxy.usage.metering import RATE_INTERVAL_MS
+from proxy.usage.observed_usage import READ_LIMIT_S, Observed, ObservedClient, SeenSeries
 
 SUGGESTED_HEADROOM = 1.5  # of the p99: what a bound is before it is rounded up
 
@@ -43,6 +35,13 @@ MAX_SUGGESTIONS = 1000  # how many clients are named, those with most bytes firs
 
 SUGGESTIONS_PATH = "/v1/suggestions"
 DEFAULT_SINCE = "24h"
+MAX_SINCE_H = 7 * 24
+SECONDS_PER_HOUR = 3600
+
+READ_FIX = "let quota-proxy describe and read the topic, see docs/usage.md; or ask for less"
+NO_USAGE_FIX = (
+    "add usage: {topic: quota-proxy-usage} to the configuration, restart, and ask again after a day"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ class Suggestion:
     seen: Mapping[QuotaKind, SeenSeries]
     """At least one."""
     matches: Mapping[QuotaKind, Match | None]
-    """The rules that bound it now, or would."""
+    """The rules that bound it now, or would; of hashed names that is not known."""
 
     @property
     def example(self) -> str:
@@ -70,14 +69,22 @@ class Suggestion:
     @property
     def can_be_named(self) -> bool:
         """Whether a rule can be for it and nobody else."""
-        return self.client.name not in ("", DEFAULT)
+        return self.client.name not in ("", DEFAULT) and not self.client.is_hashed
 
     @property
     def keys(self) -> dict[str, str]:
         """Return the keys of a rule for it."""
         name, user = self.client.name, self.client.user
+        if self.client.is_hashed:
+            return {}
         keys = {} if user is None else {"user": user}
         return {**keys, ("client-id-prefix" if self.client.is_prefix else "client-id"): name}
+
+    @property
+    def budget(self) -> str | None:
+        """The budget that it is in now: a rule of its own stays in it."""
+        rules = (match.rule for match in self.matches.values() if match is not None)
+        return next((rule.share.budget.name for rule in rules if rule.share), None)
 
     def bounds(self) -> dict[QuotaKind, str]:
         """Return a bound for each direction in which it was seen."""
@@ -99,7 +106,8 @@ async def suggest(observed: Observed, table: RuleTable, slices: Slices) -> list[
             yield
         for client, by_kind in of_clients.items():
             example = next(iter(by_kind.values())).example
-            matches = {kind: table.match(kind, example) for kind in by_kind}
+            known = () if client.is_hashed else by_kind
+            matches = {kind: table.match(kind, example) for kind in known}
             total_bytes = sum(seen.total_bytes for seen in by_kind.values())
             suggestion = Suggestion(client, by_kind, matches)
             made.append((None not in matches.values(), -total_bytes, suggestion))
@@ -140,7 +148,7 @@ def as_documents(suggestions: Iterable[Suggestion]) -> Iterator[Document]:
                     "peak": round(seen.peak),
                     "total_bytes": seen.total_bytes,
                     "intervals": seen.counts.total(),
-                    "rule": match.rule.title if (match := each.matches[kind]) else None,
+                    "rule": match.rule.title if (match := each.matches.get(kind)) else None,
                 }
                 for kind, seen in each.seen.items()
             ],
@@ -148,22 +156,26 @@ def as_documents(suggestions: Iterable[Suggestion]) -> Iterator[Document]:
 
 
 def as_yaml(
-    suggestions: Sequence[Suggestion], since: str, now_s: float, left_out: int
+    suggestions: Sequence[Suggestion], since: str, now_s: float, observed: Observed
 ) -> Iterator[str]:
     """Yield the lines of a `quotas` section, with the figures behind each rule as comments."""
-    interval_s = OBSERVED_INTERVAL_MS / MS_PER_SECOND
+    interval_s = RATE_INTERVAL_MS / MS_PER_SECOND
     yield f"# Suggested at {iso(now_s)} from what passed in the last {since}."
     headroom = f"times {SUGGESTED_HEADROOM:g}, up to two digits"
     yield f"# A bound is the p99 of the client's rates, {headroom}."
     yield f"# A rate is that of {interval_s:g} s with traffic; times without any do not count."
-    yield "# p50, p95 and p99 are at most 9 % high."
+    yield "# p50, p95 and p99 are at most 5 % high."
     yield "# What goes over a bound waits: see whether a peak is worth a higher one."
     yield "# What has a rule of its own is in comments."
     yield "# To try the rules without holding anybody, write throttle: {enforce: false}."
     shown = suggestions[:MAX_SUGGESTIONS]
-    if left_out:
+    if observed.left_out:
         lack = "left out for lack of room (limits.max_client_entities)"
-        yield f"# {left_out} clients or more are {lack}."
+        yield f"# {len(observed.left_out)} clients or more are {lack}."
+    if observed.is_cut:
+        yield f"# Not all records could be read in {READ_LIMIT_S:g} s: ask for less with --since."
+    if observed.unread:
+        yield f"# {observed.unread} messages of the topic are no records that this version reads."
     if len(shown) < len(suggestions):
         yield f"# Left off: {len(suggestions) - len(shown)} clients with fewer bytes."
     named = [each for each in shown if each.can_be_named]
@@ -174,7 +186,11 @@ def as_yaml(
     for each in shown:
         if not each.can_be_named:
             yield ""
-            yield f"    # No rule can name these clients alone, such as {_quoted(each.example)}:"
+            example = _quoted(each.example)
+            if each.client.is_hashed:
+                yield f"    # No rule can name it: names are hashed; {example}"
+            else:
+                yield f"    # No rule can name these clients alone, such as {example}:"
             yield from _figures(each)
 
 
@@ -187,6 +203,7 @@ def _rule_lines(suggestion: Suggestion) -> Iterator[str]:
     yield from _figures(suggestion)
     lines = [f"{key}: {_quoted(value)}" for key, value in suggestion.keys.items()]
     lines += ["scope: shared"] if client.is_prefix else []
+    lines += [f"budget: {_quoted(suggestion.budget)}"] if suggestion.budget else []
     lines += [f"{kind}: {bound}" for kind, bound in suggestion.bounds().items()]
     mark = "# " if suggestion.has_rule else ""
     for number, line in enumerate(lines):
@@ -195,14 +212,14 @@ def _rule_lines(suggestion: Suggestion) -> Iterator[str]:
 
 def _figures(suggestion: Suggestion) -> Iterator[str]:
     for kind, seen in suggestion.seen.items():
-        match = suggestion.matches[kind]
         quantiles = ", ".join(
             f"{name} {_rate(seen.quantile(share))}" for name, share in SHARES.items()
         )
         yield f"    # {kind}: {quantiles}, peak {_rate(seen.peak)}"
-        hours = seen.counts.total() * OBSERVED_INTERVAL_MS / MS_PER_SECOND / SECONDS_PER_HOUR
+        hours = seen.counts.total() * RATE_INTERVAL_MS / MS_PER_SECOND / SECONDS_PER_HOUR
         busy = f"{size_text(seen.total_bytes, 3, 'TiB')} in {hours:.3g} h with traffic"
-        yield f"    #   {busy}; {_bounded(kind, match)}"
+        about = f"; {_bounded(kind, suggestion.matches[kind])}" if suggestion.matches else ""
+        yield f"    #   {busy}{about}"
 
 
 def _bounded(kind: QuotaKind, match: Match | None) -> str:
@@ -232,36 +249,24 @@ def _rate(rate: float) -> str:
     return f"{size_text(rate, 3, 'TiB')}/s"
 
 
-async def add_own(
-    observed: Observed, request: web.Request, rates: ObservedRates, slices: Slices
-) -> Observed:
-    """Return what was observed elsewhere with what this process has seen since `?since=TIME`."""
-    _, since_s = parse_since(request)
-    first_hour = int((time.time() - since_s) // SECONDS_PER_HOUR)
-    await slices.collect(observed.adding(rates, first_hour))
-    return observed
-
-
-async def read_observed(bodies: Iterable[bytes], slices: Slices) -> Observed:
-    """Return what members say that they have seen. Raises ValueError for anything else."""
-    observed = Observed()
-    try:
-        for body in bodies:
-            document: Any = await asyncio.to_thread(read_whole, body, ROW_DEPTH)
-            observed.left_out += int(document["left_out"])
-            await slices.collect(observed.adding_documents(document["observed"]))
-    except (TypeError, KeyError, RecursionError) as error:
-        raise ValueError("this is not what a member has seen") from error
-    return observed
-
-
 async def suggestions_answer(
-    request: web.Request, observed: Observed, table: RuleTable, slices: Slices
+    request: web.Request,
+    observe: Callable[[float], Awaitable[Observed]] | None,
+    table: RuleTable,
+    slices: Slices,
 ) -> web.Response:
-    """Answer by the rules in force, of what was seen."""
+    """Answer by the rules in force, of what usage records say."""
     (since, since_s), now_s = parse_since(request), time.time()
+    if observe is None:
+        raise ApiError(
+            404, "no usage is recorded, so there is nothing to suggest from", NO_USAGE_FIX
+        )
+    try:
+        observed = await observe(since_s)
+    except (UpstreamError, RefusedError, StateError) as error:
+        raise ApiError(503, f"usage records cannot be read: {error}", READ_FIX) from None
     suggestions = await suggest(observed, table, slices)
-    lines = as_yaml(suggestions, since, now_s, observed.left_out)
+    lines = as_yaml(suggestions, since, now_s, observed)
     document = {
         "since_s": since_s,
         "yaml": "\n".join(await slices.collect(lines)) + "\n",
@@ -277,7 +282,7 @@ def parse_since(request: web.Request) -> tuple[str, float]:
         since_s = parse_duration(since)
     except BadValueError as error:
         raise ApiError(400, f"since: {error.message}", error.fix) from None
-    if since_s > KEPT_HOURS * SECONDS_PER_HOUR:
-        fix = f"write at most {KEPT_HOURS}h"
-        raise ApiError(400, f"since: rates are kept for {KEPT_HOURS} h", fix)
+    if since_s > MAX_SINCE_H * SECONDS_PER_HOUR:
+        fix = f"write at most {MAX_SINCE_H}h; quota-proxy usage report takes more days"
+        raise ApiError(400, f"since: it is more than {MAX_SINCE_H} h", fix)
     return since, since_s

@@ -238,7 +238,7 @@ class StateTopic(KafkaClient):
             num_partitions=self.partitions,
             replication_factor=replicas,
             assignments=[],
-            configs=list(settings(replicas).items()),
+            configs=list(self._settings(replicas).items()),
         )
         request = CreateTopicsRequest[4](
             topics=[topic], timeout_ms=CREATE_TIMEOUT_MS, validate_only=False
@@ -248,6 +248,10 @@ class StateTopic(KafkaClient):
         (made,) = response.topics
         if made.error_code != ALREADY_EXISTS:  # by another proxy, or by us when the answer was lost
             self.check(made.error_code, f"make topic {self.name}", made.error_message)
+
+    def _settings(self, replicas: int) -> Mapping[str, str]:
+        """Return what the topic is made with."""
+        return settings(replicas)
 
     async def _configs(self) -> dict[str, str]:
         resource = TOPIC_RESOURCE, self.name, ["cleanup.policy", "compression.type"]

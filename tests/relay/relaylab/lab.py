@@ -15,10 +15,12 @@ from prometheus_client import CollectorRegistry
 from metrics import Instruments
 from proxy.cluster.dial import upstream_context
 from proxy.cluster.kafka_client import Bootstrap
+from proxy.progress.topics import TopicNames
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import QuotaSettings, Rule
 from proxy.relay.brokers import Brokers
+from proxy.relay.client_usage import ClientUsage
 from proxy.relay.clients import ClientRegistry
 from proxy.relay.listener import ListenerSettings
 from proxy.relay.relay import Relay
@@ -232,18 +234,21 @@ async def open_lab(
     steering: Steering | None = None,
     is_inner: bool = False,
     lane: bool | None = None,
+    sample_every: int | None = None,
 ) -> AsyncIterator[Lab]:
     """Start everything; at the end check that nothing is left of any connection.
 
     `lane`: what is plain goes by the lane; None: on uvloop, as in the proxy, and not on the other
-    loop, so that each test is run both ways. `is_inner`: another lab is opened before and closed
-    after it, and looks for open files.
+    loop, so that each test is run both ways. `sample_every`: one request in so many is walked for
+    its topics; None: none is. `is_inner`: another lab is opened before and closed after it, and
+    looks for open files.
     """
     loop = asyncio.get_running_loop()
     files = open_files()
     metrics = CollectorRegistry()
     instruments = Instruments(metrics, max_label_sets=100)
-    settings = QuotaSettings(rules=rules)
+    settings, names = QuotaSettings(rules=rules), TopicNames()
+    new_usage = None if sample_every is None else lambda: ClientUsage(names, sample_every)
     services = Services(
         loop=loop,
         limits=limits or Limits(),
@@ -252,7 +257,8 @@ async def open_lab(
         reapers=Reapers(loop, instruments),
         instruments=instruments,
         max_pipes=512 if splice else 0,
-        clients=ClientRegistry(instruments.bytes_total),
+        clients=ClientRegistry(instruments.bytes_total, new_usage),
+        topic_names=names,
         passes_unknown_apis=passes_unknown_apis,
         steering=steering,
         lane="uvloop" in type(loop).__module__ if lane is None else lane,

@@ -1,0 +1,1 @@
+"""Who used what: a record for each interval, client and topic, written to a Kafka topic."""

@@ -1,0 +1,191 @@
+"""Adds up the records of the last days: how fast each client reads and writes, for suggestions."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from proxy.cluster.kafka_client import Bootstrap
+from proxy.cluster.upstream import UpstreamError
+from proxy.quota.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, ClientIdentity, QuotaKind
+from proxy.slices import Slices
+from proxy.usage.usage_record import UsageRecord, bucket_of, descending, quantile_of
+from proxy.usage.usage_topic import UsageTopic, usage_messages
+
+READ_LIMIT_S = 25.0
+"""How long records are read: the command waits 30 s for the answer."""
+
+MAX_SUMMED = 200_000
+"""So many rates are kept by interval, of clients whose names are made anew; about 20 MB."""
+
+KIND_OF = {"read": CONSUMER_BYTE_RATE, "write": PRODUCER_BYTE_RATE}
+
+MADE_ANEW = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+"""A UUID: who has one in its client id, as Spark's executors, has another one at each start."""
+
+
+class ObservedClient(NamedTuple):
+    """Whom a rule could name."""
+
+    user: str | None
+    name: str
+    """The client id, or what comes before the part of it that is made anew at each start."""
+    is_prefix: bool
+    is_hashed: bool = False
+    """Whether the names are hashed, so that no rule can name it after all."""
+
+
+class RateSeries(NamedTuple):
+    """One direction of a client's traffic."""
+
+    client: ObservedClient
+    kind: QuotaKind
+
+
+@dataclass(slots=True)
+class SeenSeries:
+    """The rates of a series, to within 5 %; they are above 0, in bytes per second."""
+
+    series: RateSeries
+    example: ClientIdentity
+    """One of the clients."""
+    counts: Counter[int] = field(default_factory=Counter)
+    """How many rates are in each bucket, by its number."""
+    peak: float = 0.0
+    """The highest rate."""
+    total_bytes: int = 0
+
+    def quantile(self, share: float) -> float:
+        """Return a rate that this share of the rates, 0 to 1, does not exceed."""
+        return quantile_of(self.counts, share, self.peak)
+
+
+@dataclass(slots=True)
+class Observed:
+    """What was seen; `max_clients`: further ones are only counted."""
+
+    max_clients: int
+    by_series: dict[RateSeries, SeenSeries] = field(default_factory=dict)
+    left_out: set[ObservedClient] = field(default_factory=set)
+    """Clients for whom there was no room; at most `max_clients` of them are counted."""
+    unread: int = 0
+    """Messages that are no records, or of a newer version."""
+    is_cut: bool = False
+    """Whether there was no time for all records."""
+    _clients: set[ObservedClient] = field(default_factory=set)
+    _last: dict[tuple[int, str, int], int] = field(default_factory=dict)
+    """The number of the last record of each partition, member and epoch: doubles come later."""
+    _summed: defaultdict[RateSeries, dict[int, list[float]]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
+    """Of clients with one bound together the rates of each interval, the highest first."""
+    _summed_count: int = 0
+
+    def adding(self, topic: str, part: Any, positions: dict[int, int]) -> Iterator[None]:
+        """Add in small steps what was fetched of a partition; see `usage_messages`."""
+        for value in usage_messages(topic, part, positions):
+            self.add_message(part.partition_index, value)
+            yield
+
+    def add_message(self, partition: int, value: bytes | None) -> None:
+        """Add what a message says, but not twice."""
+        try:
+            record = UsageRecord.model_validate_json(value or b"")
+        except ValidationError:
+            self.unread += 1
+            return
+        writer = partition, record.member, record.epoch
+        if record.sequence > self._last.get(writer, -1):
+            self._last[writer] = record.sequence
+            self.add(record)
+
+    def add(self, record: UsageRecord) -> None:
+        """Add a record, of which there was none before."""
+        client = observed_client(record.user, record.client_id, is_hashed=record.hashed)
+        series = RateSeries(client, KIND_OF[record.direction])
+        seen = self.by_series.get(series)
+        if seen is None:
+            if client not in self._clients and len(self._clients) >= self.max_clients:
+                if len(self.left_out) < self.max_clients:
+                    self.left_out.add(client)
+                return
+            self._clients.add(client)
+            identity = ClientIdentity(record.listener, record.user, record.client_id)
+            seen = self.by_series[series] = SeenSeries(series, identity)
+        seen.total_bytes += record.bytes
+        if client.is_prefix and self._summed_count < MAX_SUMMED:
+            self._add_at_once(self._summed[series], record)
+        else:
+            seen.counts.update(record.rates)
+            seen.peak = max(seen.peak, record.peak)
+
+    def _add_at_once(self, by_end: dict[int, list[float]], record: UsageRecord) -> None:
+        """Add the rates of one of several clients that share a bound, the highest to the highest.
+
+        They move at the same times, as the executors of a query; if not, the sum is too high.
+        """
+        rates = by_end.setdefault(record.end_ms, [])
+        for rank, rate in enumerate(descending(record.rates)):
+            if rank < len(rates):
+                rates[rank] += rate
+            else:
+                rates.append(rate)
+                self._summed_count += 1
+
+    def finishing(self) -> Iterator[None]:
+        """Make in small steps the series of who share a bound; drop what has no rates."""
+        for series, by_end in self._summed.items():
+            seen = self.by_series[series]
+            for rates in by_end.values():
+                seen.counts.update(map(bucket_of, rates))
+                seen.peak = max((seen.peak, *rates))
+                yield
+        self._summed.clear()
+        for series, seen in tuple(self.by_series.items()):
+            if not seen.counts:
+                del self.by_series[series]
+            yield
+
+
+async def read_observed(
+    way: Bootstrap, topic_name: str, since_ms: int, max_clients: int, slices: Slices
+) -> Observed:
+    """Return what the records of a time and later say, of all members.
+
+    Raises UpstreamError, RefusedError and StateError.
+    """
+    observed = Observed(max_clients)
+    with closing(UsageTopic(way, topic_name)) as topic:
+        try:
+            async with topic.within(READ_LIMIT_S):
+                if await topic.is_there():
+                    await _read(topic, since_ms, observed, slices)
+        except UpstreamError:
+            if not observed.by_series:
+                raise
+            observed.is_cut = True
+    await slices.collect(observed.finishing())
+    return observed
+
+
+async def _read(topic: UsageTopic, since_ms: int, observed: Observed, slices: Slices) -> None:
+    positions, ends = await topic.positions_at(since_ms)
+    while left := {at: start for at, start in positions.items() if start < ends[at]}:
+        for part in await topic.retry(partial(topic.fetch, left)):
+            number = part.partition_index
+            before = positions[number]
+            await slices.collect(observed.adding(topic.name, part, positions))
+            if positions[number] == before and part.records:  # what cannot be read is passed over
+                positions[number] = ends[number]
+
+
+def observed_client(user: str | None, client_id: str, *, is_hashed: bool) -> ObservedClient:
+    """Return whom a client counts as."""
+    made_anew = None if is_hashed else MADE_ANEW.search(client_id)
+    name = client_id if made_anew is None else client_id[: made_anew.start()]
+    return ObservedClient(user, name, made_anew is not None, is_hashed)

@@ -1,0 +1,213 @@
+"""Meters clients: reads the counters that there are, and makes a record of each for an interval.
+
+Nothing is counted for it but what `relay.client_usage` records. What a counter has counted is taken
+once, when it is read: the sum over all records is what the counters say, to the byte.
+"""
+
+import hashlib
+import hmac
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+
+from metrics import BoundedLabels, CounterChild
+from metrics.clock import MS_PER_SECOND
+from metrics.instruments import OTHER
+from proxy.quota.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, ClientIdentity, QuotaKind
+from proxy.quota.rules import RuleTable
+from proxy.relay.client_usage import ClientUsage, Direction
+from proxy.usage.topic_split import TopicShares, apportioned
+from proxy.usage.usage_record import UsageRecord, bucket_of
+from proxy.wire.apis import FETCH, PRODUCE, api_name
+
+LOOKED_AT_ONCE = 100  # counters in one step; some 50 microseconds
+
+READ_API, WRITE_API = api_name(FETCH), api_name(PRODUCE)
+"""Whose bytes make a rate, and are of topics."""
+
+BY_DIRECTION: Mapping[Direction, QuotaKind] = {
+    "read": CONSUMER_BYTE_RATE,
+    "write": PRODUCER_BYTE_RATE,
+}
+
+MAX_HASHES = 20_000  # whose hashes are kept
+
+UsageLabels = tuple[str, ...]
+"""Listener, user, client id and API of a counter of bytes; of a client those before the API."""
+
+
+@dataclass(slots=True)
+class DirectionUsage:
+    """What a client has done in one direction since its last record."""
+
+    bytes: int = 0
+    topic_bytes: int = 0
+    """Those of Fetch or Produce."""
+    rated_bytes: int = 0
+    """Those of them since the last rate."""
+    requests: int = 0
+    connections: int = 0
+    held_ms: float = 0.0
+    would_be_s: float = 0.0
+    rates: Counter[int] = field(default_factory=Counter)
+    peak: float = 0.0
+    shares: TopicShares = field(default_factory=TopicShares)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to write."""
+        counts = self.bytes, self.requests, self.connections, self.held_ms, self.would_be_s
+        return not (any(counts) or self.rates)
+
+    def clear(self) -> None:
+        """Begin a new interval; what has made no rate yet stays."""
+        self.bytes = self.topic_bytes = self.requests = self.connections = 0
+        self.held_ms = self.would_be_s = self.peak = 0.0
+        self.rates = Counter()
+
+
+class UsageMeter:
+    """All clients of a process. `hash_key`: names are hashed with it, None: they are not."""
+
+    def __init__(
+        self,
+        bytes_total: BoundedLabels[CounterChild],
+        usage: Mapping[ClientIdentity, ClientUsage],
+        table: Callable[[], RuleTable],
+        hash_key: bytes | None = None,
+    ) -> None:
+        self._bytes_total, self._usage, self._table = bytes_total, usage, table
+        self.use_key(hash_key)
+        self._seen: dict[UsageLabels, tuple[CounterChild, float, float]] = {}
+        """Each counter, with the bytes and requests that were taken of it."""
+        self._clients: dict[UsageLabels, dict[Direction, DirectionUsage]] = {}
+
+    def use_key(self, hash_key: bytes | None) -> None:
+        """Hash names with this key from now on."""
+        self.is_hashed = hash_key is not None
+        self._name = lru_cache(MAX_HASHES)(partial(hashed_name, hash_key)) if hash_key else str
+
+    def reading(self) -> Iterator[None]:
+        """Add in small steps what each counter has more than before."""
+        before, self._seen = self._seen, {}
+        for number, (labels, counter) in enumerate(self._bytes_total.counted()):
+            if not number % LOOKED_AT_ONCE:
+                yield
+            known = before.pop(labels, None)
+            if known is not None and known[0] is not counter:  # it was dropped, and made anew
+                self._take(labels, known)
+                known = None
+            self._seen[labels] = self._take(labels, known or (counter, 0.0, 0.0))
+        for labels, known in before.items():
+            self._take(labels, known)
+            yield
+
+    def rating(self, seconds: float) -> Iterator[None]:
+        """Record each client's rate over so many seconds, those since the last time."""
+        for client in tuple(self._clients.values()):
+            for usage in client.values():
+                if usage.rated_bytes:
+                    rate, usage.rated_bytes = usage.rated_bytes / seconds, 0
+                    usage.rates[bucket_of(rate)] += 1
+                    usage.peak = max(usage.peak, rate)
+            yield
+
+    def recording(
+        self, make: Callable[..., UsageRecord], put: Callable[[UsageRecord], None]
+    ) -> Iterator[None]:
+        """Make the records since the last time, and put each; `make` knows when and where."""
+        for identity, recorded in tuple(self._usage.items()):
+            self._take_usage(identity, recorded)
+            yield
+        table = self._table()
+        for labels, client in tuple(self._clients.items()):
+            for direction, usage in client.items():
+                if not usage.is_idle:
+                    for figures in self._records(labels, direction, usage, table):
+                        put(make(**figures))
+                    usage.clear()
+            # Those who are together under OTHER have a client of that name as long as we run.
+            if labels not in self._bytes_total.last_values and OTHER not in labels:
+                del self._clients[labels]
+            yield
+
+    def _take(
+        self, labels: UsageLabels, known: tuple[CounterChild, float, float]
+    ) -> tuple[CounterChild, float, float]:
+        """Take what a counter has counted beyond what is known; return what is known now."""
+        counter, bytes_before, requests_before = known
+        now = counter, counter.value, counter.requests
+        count = round(now[1] - bytes_before)
+        requests = round(now[2] - requests_before)
+        if count or requests:
+            api = labels[-1]
+            usage = self._of(labels[:-1], "write" if api == WRITE_API else "read")
+            usage.bytes += count
+            usage.requests += requests
+            if api in (READ_API, WRITE_API):
+                usage.topic_bytes += count
+                usage.rated_bytes += count
+        return now
+
+    def _of(self, labels: UsageLabels, direction: Direction) -> DirectionUsage:
+        return self._clients.setdefault(labels, {}).setdefault(direction, DirectionUsage())
+
+    def _take_usage(self, identity: ClientIdentity, usage: ClientUsage) -> None:
+        """Take what was recorded of a client, for the labels under which its bytes are counted."""
+        labels = identity.listener, identity.user or "", identity.client_id or ""
+        if labels not in self._bytes_total.last_values and labels not in self._clients:
+            if not self._bytes_total.is_full:
+                return  # nothing was counted yet
+            labels = identity.listener, OTHER, OTHER
+        sampled = {"read": usage.fetched, "write": usage.produced}
+        for direction in BY_DIRECTION:
+            connections = usage.connections if direction == "read" else 0
+            held_ms, would_be_s = usage.held_ms[direction], usage.would_be_s[direction]
+            sampler = sampled[direction]
+            if connections or held_ms or would_be_s or sampler.total_bytes or sampler.sizes:
+                into = self._of(labels, direction)
+                into.connections += connections
+                into.held_ms += held_ms
+                into.would_be_s += would_be_s
+                into.shares.take(sampler)
+        usage.clear()
+
+    def _records(
+        self, labels: UsageLabels, direction: Direction, usage: DirectionUsage, table: RuleTable
+    ) -> Iterator[Mapping[str, object]]:
+        """Yield the figures of each record, the one with most bytes first."""
+        listener, user, client_id = labels
+        match = table.match(
+            BY_DIRECTION[direction], ClientIdentity(listener, user or None, client_id or None)
+        )
+        rule = None if match is None else match.rule
+        parts, sampled = usage.shares.divide(usage.topic_bytes)
+        parts[None] = parts.get(None, 0) + usage.bytes - usage.topic_bytes
+        weights: Mapping[str | None, int] = parts if usage.bytes else {None: 1}
+        requests = apportioned(usage.requests, weights)
+        topics = [each for each in sorted(parts, key=lambda each: -parts[each]) if parts[each]]
+        for number, topic in enumerate(topics or [None]):
+            yield {
+                "listener": listener,
+                "user": self._name(user) if user else None,
+                "client_id": self._name(client_id) if client_id else "",
+                "hashed": self.is_hashed,
+                "rule": None if rule is None else self._name(rule.shared_entity),
+                "budget": rule.share.budget.name if rule is not None and rule.share else None,
+                "topic": topic,
+                "direction": direction,
+                "bytes": parts.get(topic, 0),
+                "requests": requests.get(topic, 0),
+                "connections": 0 if number else usage.connections,
+                "held_seconds": 0.0 if number else usage.held_ms / MS_PER_SECOND,
+                "would_be_seconds": 0.0 if number else usage.would_be_s,
+                "sampled": sampled,
+                "rates": {} if number else dict(usage.rates),
+                "peak": 0.0 if number else usage.peak,
+            }
+
+
+def hashed_name(key: bytes, name: str) -> str:
+    """Return what stands for a name: who has the key can find it again, nobody else."""
+    return hmac.new(key, name.encode(), hashlib.sha256).hexdigest()

@@ -1,0 +1,189 @@
+"""The topic of usage records: made with the right settings, appended to, read from a time on."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from aiokafka.partitioner import murmur2
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
+
+from proxy.cluster.kafka_client import Bootstrap
+from proxy.cluster.upstream import Address, RefusedError
+from proxy.state import StateError
+from proxy.state.kafka.messages import batches
+from proxy.state.kafka.producer import SEQUENCES
+from proxy.state.kafka.state_topic import COMPACT, FencedError, StateTopic, settings
+from proxy.usage.usage_record import UsageRecord, message_key
+
+USAGE_PARTITIONS = 6
+RETENTION_MS = 90 * 24 * 3600 * 1000
+
+BATCH_LIMIT_BYTES = 900_000  # before compression; brokers take 1 MiB by default
+PRODUCE_LIMIT_MS = 5000
+GZIP = "gzip"
+GZIP_CODE = 1
+
+OUT_OF_ORDER, DUPLICATE = 45, 46
+"""Of a producer's batches: one before was lost, or this one is there already."""
+
+UNUSED_TIMEOUT_MS = 60_000  # of transactions, of which there are none
+NO_PRODUCER = -1
+NOT_FOUND = -1  # in place of the offset at a time
+
+
+class UsageTopic(StateTopic):
+    """The topic; one task at a time appends, or reads. Who appends is one idempotent producer.
+
+    Raises as StateTopic does.
+    """
+
+    def __init__(self, way: Bootstrap, name: str) -> None:
+        super().__init__(way, name, USAGE_PARTITIONS)
+        self._producer: tuple[int, int] | None = None
+        """Its id and epoch."""
+        self._sequences: Counter[int] = Counter()
+        """How many records were appended with it, by partition."""
+
+    async def is_there(self) -> bool:
+        """Return whether there is such a topic; count its partitions."""
+        found = await self.retry(self._find)
+        self.partitions = 0 if found is None else len(found.partitions)
+        return found is not None
+
+    async def _ensure(self) -> None:
+        """See StateTopic. Its settings are looked at where the proxy may see them."""
+        if not await self.is_there():
+            self.partitions = USAGE_PARTITIONS
+            await self.retry(self._create)
+            await self.retry(lambda: self.by_leader([0]))
+            await self.is_there()
+        await self.retry(lambda: self.by_leader(range(self.partitions)))
+        try:
+            policy = (await self.retry(self._configs)).get("cleanup.policy")
+        except RefusedError:
+            return
+        if policy is not None and COMPACT in policy:
+            raise StateError(
+                f"topic {self.name} would lose usage: its cleanup.policy is {policy}",
+                f"set it: kafka-configs.sh --alter --topic {self.name} --add-config "
+                "cleanup.policy=delete, or name another topic as usage.topic",
+            )
+
+    def _settings(self, replicas: int) -> Mapping[str, str]:
+        """See StateTopic."""
+        return {
+            "cleanup.policy": "delete",
+            "compression.type": GZIP,  # Python reads it without more libraries
+            "retention.ms": str(RETENTION_MS),
+            "min.insync.replicas": settings(replicas)["min.insync.replicas"],
+        }
+
+    async def append(self, records: Sequence[UsageRecord]) -> None:
+        """Append records that together are less than a batch; when this returned they are kept.
+
+        After an error it may be that they, or some, are there all the same.
+        """
+        by_partition: dict[int, list[UsageRecord]] = {}
+        for record in records:
+            partition = (murmur2(message_key(record)) & 0x7FFFFFFF) % self.partitions
+            by_partition.setdefault(partition, []).append(record)
+        left: dict[int, bytes] = {}
+        try:
+            while by_partition:
+                if self._producer is None:
+                    await self.retry(self._init)
+                    left.clear()
+                for number, some in by_partition.items():
+                    if number not in left:
+                        left[number] = self._batch(number, some)
+                        await asyncio.sleep(0)  # it takes a millisecond
+                try:
+                    await self.retry(partial(self._append, left, by_partition))
+                except FencedError:
+                    self._producer = None  # the brokers have forgotten it
+        except BaseException:
+            self._producer = None  # what is next has other contents, and may not take their numbers
+            raise
+
+    async def _init(self) -> None:
+        request = InitProducerIdRequest[3](
+            transactional_id=None,
+            transaction_timeout_ms=UNUSED_TIMEOUT_MS,
+            producer_id=NO_PRODUCER,
+            producer_epoch=NO_PRODUCER,
+        )
+        response = await self.ask(request)
+        self.check(response.error_code, f"begin to write to topic {self.name}")
+        self._producer = response.producer_id, response.producer_epoch
+        self._sequences.clear()
+
+    def _batch(self, partition: int, records: Sequence[UsageRecord]) -> bytes:
+        assert self._producer is not None
+        producer_id, producer_epoch = self._producer
+        batch = DefaultRecordBatchBuilder(
+            magic=2,
+            compression_type=GZIP_CODE,
+            is_transactional=0,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            base_sequence=self._sequences[partition],
+            batch_size=BATCH_LIMIT_BYTES,
+        )
+        for number, each in enumerate(records):
+            value = each.model_dump_json().encode()
+            batch.append(number, each.end_ms, message_key(each), value, [])
+        self._sequences[partition] = (self._sequences[partition] + len(records)) % SEQUENCES
+        return bytes(batch.build())
+
+    async def _append(self, left: dict[int, bytes], by_partition: dict[int, Any]) -> None:
+        """Send what is left to its leaders; what they have taken leaves both."""
+        for leader, led in (await self.by_leader(left)).items():
+            for number, error_code in await self._produce(leader, led, left):
+                if error_code == OUT_OF_ORDER:
+                    raise FencedError(f"partition {number} lacks what was written before")
+                if error_code != DUPLICATE:
+                    self.check(error_code, f"write to topic {self.name}")
+                del left[number], by_partition[number]
+
+    async def _produce(
+        self, leader: Address, led: Collection[int], left: Mapping[int, bytes]
+    ) -> Iterator[tuple[int, int]]:
+        """Return the partitions that a leader has answered for, each with its error code."""
+        request = ProduceRequest[7](
+            transactional_id=None,
+            acks=-1,
+            timeout_ms=PRODUCE_LIMIT_MS,
+            topic_data=[(self.name, [(number, left[number]) for number in led])],
+        )
+        (topic,) = (await self.ask(request, leader)).responses
+        return ((each.index, each.error_code) for each in topic.partition_responses)
+
+    async def positions_at(self, time_ms: int) -> tuple[dict[int, int], dict[int, int]]:
+        """Return by partition where the records of a time and later begin, and where all end now.
+
+        Without partitions that have none.
+        """
+        numbers = range(self.partitions)
+        ends = await self.retry(partial(self.offsets, numbers, -1))
+        starts = await self.retry(partial(self.offsets, numbers, time_ms))
+        found = {number: start for number, start in starts.items() if start != NOT_FOUND}
+        return found, ends
+
+
+def usage_messages(topic: str, part: Any, positions: dict[int, int]) -> Iterator[bytes | None]:
+    """Yield the values of what was fetched of a partition, from its position on, which goes along.
+
+    None for a message without, or a batch that is damaged or in a compression that is not read.
+    """
+    number = part.partition_index
+    try:
+        for batch, messages in batches(topic, part):
+            for message in messages:
+                if message.offset >= positions[number]:
+                    yield message.value
+            positions[number] = batch.next_offset
+    except Exception:
+        yield None

@@ -1,0 +1,115 @@
+"""What records of many members say of a client: once each, and to within 5 %."""
+
+import math
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from parts.usage_world import record
+
+from proxy.quota.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
+from proxy.usage.observed_usage import Observed, ObservedClient, RateSeries, observed_client
+from proxy.usage.usage_record import bucket_of, quantile_of
+
+SPARK = "consumer-spark-kafka-source-{}-1234567-executor-{}"
+RUNS = ("92017897-daab-4d28-a2d5-5cc4133bee8f", "C11A5E77-01D1-4431-A753-36BFC3FA3355")
+
+
+def seen_of(observed, name="etl", kind=CONSUMER_BYTE_RATE, user=None, *, is_prefix=False):
+    for _ in observed.finishing():
+        pass
+    return observed.by_series.get(RateSeries(ObservedClient(user, name, is_prefix), kind))
+
+
+@given(st.lists(st.floats(0.01, 1e13), min_size=1), st.sampled_from([0.5, 0.95, 0.99, 1.0]))
+def test_a_quantile_is_at_most_five_percent_high(rates, share):
+    exact = sorted(rates)[math.ceil(share * len(rates) - 1e-9) - 1]
+    found = quantile_of(Counter(map(bucket_of, rates)), share, max(rates))
+    assert exact * (1 - 1e-9) <= found <= exact * 1.05 * (1 + 1e-9)
+
+
+def test_nothing_was_seen():
+    assert quantile_of({}, 0.99, 0.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("user", "client_id", "client"),
+    [
+        (None, "etl", ObservedClient(None, "etl", False)),
+        ("anna", "reports-7", ObservedClient("anna", "reports-7", False)),
+        *(
+            (None, SPARK.format(run, n), ObservedClient(None, "consumer-spark-kafka-source-", True))
+            for run in RUNS
+            for n in (1, 2)
+        ),
+        (None, RUNS[0], ObservedClient(None, "", True)),
+        (None, "", ObservedClient(None, "", False)),
+        (None, RUNS[0][:-1], ObservedClient(None, RUNS[0][:-1], False)),
+    ],
+)
+def test_whom_a_client_counts_as(user, client_id, client):
+    assert observed_client(user, client_id, is_hashed=False) == client
+
+
+def test_doubles_count_once_by_member_run_and_partition():
+    observed = Observed(10)
+    for partition, changes in (
+        (0, {"sequence": 0}),
+        (0, {"sequence": 3}),
+        (0, {"sequence": 0}),
+        (0, {"sequence": 3}),
+        (0, {"sequence": 4}),
+        (1, {"sequence": 1, "direction": "write"}),
+        (0, {"sequence": 0, "epoch": 2}),
+        (0, {"sequence": 0, "member": "other/0"}),
+    ):
+        observed.add_message(partition, record(**changes).model_dump_json().encode())
+    assert (seen_of(observed).total_bytes, seen_of(observed).counts) == (5000, {7: 10})
+    assert seen_of(observed, kind=PRODUCER_BYTE_RATE).total_bytes == 1000
+
+
+@pytest.mark.parametrize("value", [None, b"", b"{}", b"\xff", b'{"schema_version":1}'])
+def test_what_is_no_record_is_counted(value):
+    observed = Observed(10)
+    observed.add_message(0, value)
+    newer = record().model_dump_json().replace('"schema_version":1', '"schema_version":2')
+    observed.add_message(0, newer.encode())
+    assert (observed.unread, observed.by_series) == (2, {})
+
+
+def test_bytes_without_a_rate_make_no_series():
+    observed = Observed(10)
+    observed.add(record(rates={}, peak=0.0))
+    assert seen_of(observed) is None
+
+
+def test_executors_are_bounded_together_so_their_rates_of_an_interval_are_added():
+    observed = Observed(10)
+    for number, run in enumerate(RUNS):
+        for minute in (1, 2):
+            client_id = SPARK.format(run, number)
+            rates = {bucket_of(100.0 * minute): 6}
+            observed.add(record(client_id=client_id, end_ms=minute, rates=rates, peak=1.0))
+    seen = seen_of(observed, "consumer-spark-kafka-source-", is_prefix=True)
+    assert sum(seen.counts.values()) == 12
+    assert seen.quantile(0.5) == pytest.approx(200, rel=0.11)
+    assert seen.peak == pytest.approx(400, rel=0.06)
+
+
+def test_users_are_told_apart_and_hashed_names_are_no_names():
+    observed = Observed(10)
+    observed.add(record(user="anna"))
+    observed.add(record(hashed=True, client_id=RUNS[0]))
+    assert seen_of(observed, user="anna") is not None
+    assert seen_of(observed) is None
+    assert [each.client.is_hashed for each in observed.by_series] == [False, True]
+
+
+def test_there_are_no_more_clients_than_fit():
+    observed = Observed(2)
+    for number in range(10):
+        for direction in ("read", "write"):
+            observed.add(record(client_id=f"c{number}", direction=direction))
+    assert len(observed.by_series) == 4
+    assert len(observed.left_out) == 2
