@@ -24,7 +24,7 @@ BUDGETS = {
     "proxy/member.py proxy/wiring.py proxy/belongings.py proxy/succession.py "
     "proxy/debt_records.py proxy/health.py proxy/parts.py proxy/garbage.py": Budget(1400, 650),
     "proxy/tier": Budget(4600, 2350),
-    "proxy/onboarding": Budget(800, 700),
+    "proxy/onboarding": Budget(1000, 900),
     "proxy/queries": Budget(950, 650),
     "proxy/admin": Budget(5650, 4250),
     "proxy/config": Budget(3100, 2150),
