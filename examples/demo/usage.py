@@ -24,7 +24,7 @@ from examples.demo.frame import Frame, Scenario, Servers, make_topics, servers
 from examples.demo.jobs import DAY_GO_FILE
 from examples.devkit.jars import connector_jars
 
-CONFIG, TEAMS = "demo-usage.yaml", "demo-usage-teams.yaml"
+CONFIG, TEAMS = "demo-usage.yaml", "teams.yaml"
 QUERIES = {"orders-report": "orders", "clicks-report": "clicks"}
 BACKFILL, NOTEBOOK = "backfill", "notebook-7"
 TEAM_OF = {
@@ -126,7 +126,7 @@ def _counted(admin_url: str) -> Counter[str]:
 
 def _report(out_dir: Path) -> None:
     """Make the report as a user does; raises DemoError with what it says if it fails."""
-    shutil.copy(CHECKOUT / "examples" / TEAMS, out_dir)
+    shutil.copy(CHECKOUT / "examples" / "demo" / TEAMS, out_dir)
     jars = ",".join(map(str, connector_jars()))
     done = subprocess.run(
         [

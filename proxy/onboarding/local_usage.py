@@ -82,7 +82,7 @@ def _report(given: argparse.Namespace) -> None:
             folder = given.parquet or copied
             if given.parquet is None:
                 _copy(spark, config, span.first, copied)
-            figures, notes = write_report(spark, folder, span, given.out, teams)
+            figures, notes = write_report(spark, folder, span, given.out, teams, _rules(config))
     lines = [*summary_of(figures, notes), str(given.out / PAGE_FILE)]
     sys.stdout.write("".join(f"{line}\n" for line in lines))
 
@@ -90,10 +90,11 @@ def _report(given: argparse.Namespace) -> None:
 def _copy(spark: SparkSession, config: Config, first: date, folder: str) -> None:
     """Store what the topic has since the first day."""
     begin = datetime.combine(first, day_time(), UTC) - SLACK
+    topic = _topic(config)
     options = {
         **_source(config),
         **BATCH_OPTIONS,
-        "subscribe": USAGE_NAME,
+        "subscribe": topic,
         "startingTimestamp": str(int(begin.timestamp() * MS_PER_SECOND)),
         "startingOffsetsByTimestampStrategy": "latest",
     }
@@ -101,7 +102,7 @@ def _copy(spark: SparkSession, config: Config, first: date, folder: str) -> None
         store(spark.read.format("kafka").options(**options).load(), folder)
     except Exception as error:
         servers = options["kafka.bootstrap.servers"]
-        text = f"can't read topic {USAGE_NAME!r} at {servers}: {cause_of(error)}"
+        text = f"can't read topic {topic!r} at {servers}: {cause_of(error)}"
         raise RuntimeError(f"{text}; fix: see that a proxy with `usage` has run there") from None
 
 
@@ -110,7 +111,18 @@ def _stream(given: argparse.Namespace) -> None:
     trigger = {"availableNow": True} if given.once else None
     with _session(given.set, needs_kafka=True) as spark:
         options = _source(config)
-        usage_query(spark, options, given.out, trigger=trigger).awaitTermination()
+        usage_query(spark, options, given.out, _topic(config), trigger).awaitTermination()
+
+
+def _topic(config: Config) -> str:
+    return USAGE_NAME if config.usage is None else config.usage.topic
+
+
+def _rules(config: Config) -> list[str]:
+    """Return the rules as records name them; none where these are hashed."""
+    if config.usage is not None and config.usage.hash_key_file is not None:
+        return []
+    return [rule.shared_entity for rule in config.quota_settings.rules]
 
 
 def _config(path: Path) -> Config:

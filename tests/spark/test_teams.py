@@ -1,12 +1,16 @@
 """The teams' file: what it may say, and what is refused."""
 
+import re
 from typing import Any
 
 import pytest
 
+from proxy.spark.usage import record_frames, usage_figures
 from proxy.spark.usage.command_line import UsageInputError, cause_of
 from proxy.spark.usage.fitting_rules import bound_text
+from proxy.spark.usage.record_frames import RECORD_SCHEMA
 from proxy.spark.usage.teams import parse_teams
+from proxy.usage import usage_record
 
 A: dict[str, Any] = {"name": "a", "users": ["alice"], "client-ids": ["etl"], "topics": ["t"]}
 
@@ -89,3 +93,11 @@ def test_the_innermost_cause_of_a_java_failure_is_one_line():
         "Caused by: org.apache.kafka.common.errors.TimeoutException: no answer\n\tat d.e(F.java:2)"
     )
     assert cause_of(RuntimeError(text)) == "TimeoutException: no answer"
+
+
+def test_the_form_of_a_record_is_that_of_the_proxy():
+    """Nothing of ours is imported there, so it is written twice."""
+    assert record_frames.RECORD_VERSION == usage_record.SCHEMA_VERSION
+    assert usage_figures.SKETCH_GROWTH == usage_record.BUCKET_GROWTH
+    columns = re.findall(r"(\w+) (?:STRING|INT|BIGINT|DOUBLE|BOOLEAN|MAP)", RECORD_SCHEMA)
+    assert columns == [*usage_record.UsageRecord.model_fields]

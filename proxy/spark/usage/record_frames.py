@@ -9,7 +9,7 @@ from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
-SCHEMA_VERSION = 1
+RECORD_VERSION = 1
 RECORD_SCHEMA = """
     schema_version INT, member STRING, epoch BIGINT, sequence BIGINT, start_ms BIGINT,
     end_ms BIGINT, listener STRING, user STRING, client_id STRING, hashed BOOLEAN, rule STRING,
@@ -24,7 +24,7 @@ RECORD_KEY = ("member", "epoch", "sequence")
 RECORDS_FOLDER, REJECTED_FOLDER = "usage", "rejected"
 """Below the folder of the pipeline, each with a folder `day=YYYY-MM-DD` for each day in UTC."""
 
-NEWER_VERSION = f"schema version newer than {SCHEMA_VERSION}"
+NEWER_VERSION = f"schema version newer than {RECORD_VERSION}"
 NO_RECORD = "no usage record"
 DAMAGED = "damaged: not JSON, or a field of another type"
 IMPOSSIBLE = "a field is missing or has an impossible value"
@@ -73,7 +73,7 @@ def judged(messages: DataFrame) -> DataFrame:
     """)
     reason = (
         F.when(F.col("value").isNull(), NO_RECORD)
-        .when(version > SCHEMA_VERSION, NEWER_VERSION)
+        .when(version > RECORD_VERSION, NEWER_VERSION)
         .when(F.col("json.corrupt").isNotNull(), DAMAGED)
         .when(version.isNull() | (version < 1), NO_RECORD)
         .when(possible, None)

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentat
 
 from .teams import NO_TEAM, OTHERS, Teams, team_columns
 
-BUCKET_GROWTH = 1.05
+SKETCH_GROWTH = 1.05
 """Bucket b of a sketch has the rates above 1.05^(b-1) and up to 1.05^b bytes per second."""
 RATE_SECONDS = 10
 PERCENTILES = {"p95": 0.95, "p99": 0.99}
@@ -245,7 +245,7 @@ def _percentiles(sketches: DataFrame, key: str) -> dict[tuple[str, str], Row]:
     up_to = whole.orderBy("bucket").rowsBetween(Window.unboundedPreceding, Window.currentRow)
     ranked = merged.select(
         *keys,
-        F.pow(F.lit(BUCKET_GROWTH), "bucket").alias("edge"),
+        F.pow(F.lit(SKETCH_GROWTH), "bucket").alias("edge"),
         F.sum("rates").over(up_to).alias("rank"),
         F.sum("rates").over(whole).alias("of"),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -99,12 +100,14 @@ def span_of(given: argparse.Namespace) -> Span:
 
 def prepare_out(out: Path) -> None:
     """Make the folder for the report. Raises UsageInputError if it can't be."""
+    problem = "it may not be written to"
     try:
         out.mkdir(parents=True, exist_ok=True)
-        (out / TABLE_FILE).touch()
+        if os.access(out, os.W_OK):
+            return
     except OSError as error:
-        text = f"--out {out}: {error.strerror}; fix: name a folder that may be written to"
-        raise UsageInputError(text) from None
+        problem = error.strerror or str(error)
+    raise UsageInputError(f"--out {out}: {problem}; fix: name a folder that may be written to")
 
 
 def write_report(
