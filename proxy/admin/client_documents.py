@@ -86,8 +86,8 @@ CLIENT = Model[QuotaRow](
     entity, quota: whose traffic is added up, and which kind
     rate, unit: measured now, in `bytes_per_second` or `percent`
     bound: the most that is allowed now
-    leased: in a tier, of a bound that clients of several members share: what is
-        [leased](scale-out.md#budgets) to these; else `null`
+    leased: in a tier: what this member has of a bound that is
+        [divided](quotas.md#which-clients-stay-together), of all members their sum; else `null`
     window_s: over which time the rate is measured
     enforced: `false`: the clients are measured and held for nothing
     would_throttle, above_s: then: measurements above the bound in the last minute, and in how many
@@ -160,8 +160,8 @@ BUDGET = Model[BudgetRow](
     name, parent: of the budget, and of the one that it is in; `null` where it is in none
     quota, unit: which of its rates, in `bytes_per_second`
     rate: measured of all its clients together
-    leased: in a tier: what is [leased](scale-out.md#budgets) to the members that serve its clients,
-        together; `null` without a tier
+    leased: in a tier: what is [leased](scale-out.md#what-clients-of-several-members-share) to the
+        members that serve its clients, together; `null` without a tier
     bound: the most that its clients may have together
     guaranteed: what its clients are guaranteed in all, whether they are there or not
     active_clients: those that moved bytes in the time that rates look back (11 s), or wait. Shares

@@ -62,8 +62,11 @@ _log = get_logger(__name__)
 
 
 def lease_slot(entity: str) -> int:
-    """Return the slot whose owner leases what a budget, or a rule, has for all its clients."""
-    return slot_of(f"leases:{entity}")
+    """Return the slot whose owner leases what a budget, or a rule, has for all its clients.
+
+    It is not that of a client with the same values.
+    """
+    return slot_of(entity.replace("=", ":"))
 
 
 class _Leased(NamedTuple):

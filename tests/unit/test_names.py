@@ -13,7 +13,6 @@ Named = tuple[str, str, str]
 """Of what a module defines at its top: module, name, and what it is, as text."""
 
 DOUBLED = {
-    "BUCKET_GROWTH",  # what runs on Spark imports nothing of ours
     "DRAINING",
     "EXIT_BAD_INPUT",
     "EXIT_DONE",
@@ -26,7 +25,6 @@ DOUBLED = {
     "Partition",
     "REPORT_PATH",  # the listener in a driver imports nothing of ours
     "ROOM_SHARE",
-    "SCHEMA_VERSION",  # as BUCKET_GROWTH
     "Topic",
 }
 """Functions, constants and aliases that still share their names: to be renamed, never added to."""
