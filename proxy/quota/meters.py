@@ -400,7 +400,7 @@ class Meters:
 
     def _report_state(self, meter: Meter, *, throttled: bool, now_ms: float) -> None:
         rate = meter.metric.measure(now_ms)
-        self.on_state(meter.entity, meter.kind, meter.rule, throttled, rate, meter.bound)
+        self.on_state(meter.entity, meter.kind, meter.rule, throttled, rate, meter.shown_bound)
 
     def count_violation(self, meter: Meter) -> None:
         """Count that a sensor is above its bound."""

@@ -186,31 +186,23 @@ def test_progress_is_known_to_the_next_owner(
     until_shared(*tier, least=SHARE)
 
 
-def test_progress_follows_a_query_whose_key_is_another_one(
+def test_a_rule_for_several_queries_leaves_each_with_its_owner(
     tier: list[TierMachine], topic: Callable[..., str]
 ) -> None:
-    """A rule that bounds several queries together gives them one key, and so one owner."""
-    name = topic()
-    heir = owner_of(tier, "moving-to")
-    before = next(machine for machine in tier if machine is not heir)
-    client_id = client_of(tier, before, "moving")
-    report_to(before, client_id, name)
+    owners = [tier[0], tier[1]]
+    client_ids = [client_of(tier, machine, "staying") for machine in owners]
+    for machine, client_id in zip(owners, client_ids, strict=True):
+        report_to(machine, client_id, topic())
     rule = {"consumer_byte_rate": 10_000_000, "scope": "shared"}
-    assert put_somewhere(tier, "/v1/quotas/client-id-prefix=moving", rule)
-    until(lambda: owner_of(tier, client_id) is owner_of(tier, "moving-to"), "both have one owner")
-    now = owner_of(tier, client_id)
-    until(
-        lambda: client_id in now.get(f"/v1/progress?member={now.name}")[1],
-        "its owner knows the query",
-    )
+    assert put_somewhere(tier, "/v1/quotas/client-id-prefix=staying", rule)
     for machine in tier:
-        if machine is not now:
-            until(
-                lambda machine=machine: (
-                    client_id not in machine.get(f"/v1/progress?member={machine.name}")[1]
-                ),
-                "nobody else does",
-            )
+        until(
+            lambda machine=machine: "client-id-prefix=staying" in machine.get("/v1/quotas")[1],
+            "all have the rule",
+        )
+    assert [owner_of(tier, client_id) for client_id in client_ids] == owners
+    for machine, client_id in zip(owners, client_ids, strict=True):
+        assert client_id in machine.get(f"/v1/progress?member={machine.name}")[1]
 
 
 def test_of_two_with_one_name_the_later_one_stays(

@@ -36,6 +36,7 @@ BUDGET = {
     ],
 }
 SHARED = {"rules": [{"client-id-prefix": "c", "scope": "shared", "consumer_byte_rate": RATE}]}
+BY_TOPIC = {"rules": [{"topic-prefix": "t", "consumer_byte_rate": RATE}]}
 SETTLED_S = 90.0
 SHARED_FOR_S = 2.0
 """Little: who stands still for longer than its session gets other slots when it goes on."""
@@ -84,7 +85,7 @@ def bytes_in(readers: list[Reader], begin_s: float, end_s: float) -> int:
 def machines(
     kafka: EmbeddedBroker, tmp_path: Path, quotas: dict[str, Any]
 ) -> Iterator[list[TierMachine]]:
-    tier = "shared" if quotas is SHARED else "budgets"
+    tier = "-".join(quotas["rules"][-1])  # one for each
     made = [
         TierMachine(tier_config(kafka.bootstrap, tier, name, quotas=quotas), tmp_path / name)
         for name in NAMES
@@ -154,6 +155,7 @@ def send(machine: TierMachine, number: signal.Signals) -> None:
     [
         pytest.param(BUDGET, "budget=link", id="a budget"),
         pytest.param(SHARED, "client-id-prefix=c", id="a shared rule"),
+        pytest.param(BY_TOPIC, "topic-prefix=t", id="a topic of a prefix"),
     ],
 )
 def test_members_share(

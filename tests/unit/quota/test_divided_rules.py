@@ -7,7 +7,7 @@ from closed_loop import CONSUMER, MB, WINDOW_MS, ClosedLoop, Consumer
 from parts.quota_world import QuotaWorld
 
 from metrics.clock import MS_PER_SECOND
-from proxy.quota.budget_claims import claim_of, is_idle, rate_since
+from proxy.quota.budget_claims import BudgetClaim, InnerClaim, claim_of, is_idle, rate_since
 from proxy.quota.budget_leases import (
     ASK_EVERY_MS,
     VOTE_MS,
@@ -19,7 +19,7 @@ from proxy.quota.budget_leases import (
 )
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
-from proxy.quota.rules import Rule
+from proxy.quota.rules import Budget, Rule, Share
 
 RATE = 2 * MB
 SHARED = Rule(client_id_prefix="s", scope="shared", bounds={CONSUMER: RATE})
@@ -176,3 +176,27 @@ def test_what_a_visitor_had_of_a_part_is_not_charged_to_another_part():
     assert quotas.shared.charge_visit(visitor, "10.0.0.9", CONSUMER, 5000.0, 1.0) == 0.0
     assert client.meter_of(QuotaKind.CONSUMER_BYTE_RATE).moved == 1000.0
     assert quotas.shared.debts(lambda _: True, 2.0) == []
+
+
+def test_a_share_of_a_budget_that_is_divided_counts_once():
+    claim = BudgetClaim(1.0, 5.0, 1e9, {"user=a": InnerClaim(3.0, 1.0, 60.0)})
+    assert BudgetClaim.of(claim.row()) == claim
+    one, half = claim.among({}), claim.among({"user=a": 2.0})
+    assert (one.weight, one.guaranteed) == (4.0, 65.0)
+    assert (half.weight, half.guaranteed) == (2.5, 35.0)
+    assert claim.lasting == 5.0
+
+
+def test_who_has_a_divided_share_of_a_budget_is_claimed_so():
+    budget = Budget(name="b", bounds={CONSUMER: RATE})
+    rules = [
+        Rule(user="a", bounds={}, share=Share(budget, 3.0, 60.0)),
+        Rule(client_id="c", bounds={}, share=Share(budget, 1.0, 5.0)),
+    ]
+    quotas = QuotaWorld(*rules).quotas
+    quotas.divide(lambda rule: rule.user is not None or isinstance(rule, Budget))
+    for user in ("a", None):
+        quotas.client(ClientIdentity("l", user, "c")).charge(CONSUMER, 100.0, 0.0)
+    claim = claim_of(quotas.leased["consumer_byte_rate:budget=b"], 200.0, 0.0)
+    assert (claim.weight, claim.guaranteed) == (1.0, 5.0)
+    assert claim.inner == {"user=a": InnerClaim(3.0, 1.0, 60.0)}
