@@ -471,7 +471,8 @@ class RequestFlow(FrameFlow):
         """
         pair, kind = self._pair, exchange.kind
         kind.count.value += 1
-        kind.session.byte_counter(kind.api_key).requests += 1
+        if kind.session.usage is not None:
+            kind.session.byte_counter(kind.api_key).requests += 1
         if kind.acks is not None:
             if have < exchange.request_bytes:
                 exchange.request_bytes = have

@@ -82,7 +82,7 @@ class UsageTopic(StateTopic):
         }
 
     async def append(self, records: Sequence[UsageRecord]) -> None:
-        """Append records that together are less than a batch; when this returned they are kept.
+        """Append records, a batch for each partition at a time; when this returned they are kept.
 
         After an error it may be that they, or some, are there all the same.
         """
@@ -90,7 +90,7 @@ class UsageTopic(StateTopic):
         for record in records:
             partition = (murmur2(message_key(record)) & 0x7FFFFFFF) % self.partitions
             by_partition.setdefault(partition, []).append(record)
-        left: dict[int, bytes] = {}
+        left: dict[int, tuple[bytes, int]] = {}  # batches, each with how many records it has
         try:
             while by_partition:
                 if self._producer is None:
@@ -120,7 +120,8 @@ class UsageTopic(StateTopic):
         self._producer = response.producer_id, response.producer_epoch
         self._sequences.clear()
 
-    def _batch(self, partition: int, records: Sequence[UsageRecord]) -> bytes:
+    def _batch(self, partition: int, records: Sequence[UsageRecord]) -> tuple[bytes, int]:
+        """Return a batch of the first records, as many as it takes, and how many these are."""
         assert self._producer is not None
         producer_id, producer_epoch = self._producer
         batch = DefaultRecordBatchBuilder(
@@ -132,31 +133,38 @@ class UsageTopic(StateTopic):
             base_sequence=self._sequences[partition],
             batch_size=BATCH_LIMIT_BYTES,
         )
-        for number, each in enumerate(records):
+        count = 0
+        for each in records:
             value = each.model_dump_json().encode()
-            batch.append(number, each.end_ms, message_key(each), value, [])
-        self._sequences[partition] = (self._sequences[partition] + len(records)) % SEQUENCES
-        return bytes(batch.build())
+            if not batch.append(count, each.end_ms, message_key(each), value, []):
+                break
+            count += 1
+        self._sequences[partition] = (self._sequences[partition] + count) % SEQUENCES
+        return bytes(batch.build()), count
 
-    async def _append(self, left: dict[int, bytes], by_partition: dict[int, Any]) -> None:
-        """Send what is left to its leaders; what they have taken leaves both."""
+    async def _append(
+        self, left: dict[int, tuple[bytes, int]], by_partition: dict[int, list[UsageRecord]]
+    ) -> None:
+        """Send batches to their leaders; what they have taken leaves both."""
         for leader, led in (await self.by_leader(left)).items():
             for number, error_code in await self._produce(leader, led, left):
                 if error_code == OUT_OF_ORDER:
                     raise FencedError(f"partition {number} lacks what was written before")
                 if error_code != DUPLICATE:
                     self.check(error_code, f"write to topic {self.name}")
-                del left[number], by_partition[number]
+                del by_partition[number][: left.pop(number)[1]]
+                if not by_partition[number]:
+                    del by_partition[number]
 
     async def _produce(
-        self, leader: Address, led: Collection[int], left: Mapping[int, bytes]
+        self, leader: Address, led: Collection[int], left: Mapping[int, tuple[bytes, int]]
     ) -> Iterator[tuple[int, int]]:
         """Return the partitions that a leader has answered for, each with its error code."""
         request = ProduceRequest[7](
             transactional_id=None,
             acks=-1,
             timeout_ms=PRODUCE_LIMIT_MS,
-            topic_data=[(self.name, [(number, left[number]) for number in led])],
+            topic_data=[(self.name, [(number, left[number][0]) for number in led])],
         )
         (topic,) = (await self.ask(request, leader)).responses
         return ((each.index, each.error_code) for each in topic.partition_responses)

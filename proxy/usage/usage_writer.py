@@ -27,7 +27,7 @@ WRITTEN_TOGETHER = 150  # some ms to encode and compress, in steps; fits a batch
 
 ATTEMPT_LIMIT_S = 20.0
 RETRY_S, RETRY_REFUSED_S = 2.0, 60.0
-CLOSE_LIMIT_S = 5.0
+CLOSE_LIMIT_S = 3.0
 """How long an end waits for the last records to be written."""
 
 _log = get_logger(__name__)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from confluent_kafka.admin import AdminClient, NewTopic
+from parts.usage_world import record
 from support.machine import admin_ports, broker_ports, machine_config
 from support.operating import call, quota_proxy, running
 from support.proxy_process import HOST, LISTENER, ProxyProcess, config, until
@@ -328,3 +329,17 @@ def test_without_usage_there_is_nothing_to_suggest_from(
         code, out, err = quota_proxy("suggest", "--url", process.admin_url)
     assert (code, out) == (1, "")
     assert "usage: {topic: quota-proxy-usage}" in err
+
+
+async def test_records_of_any_length_are_appended_in_their_order(
+    kafka: EmbeddedBroker, usage: dict[str, object]
+) -> None:
+    topic_name = str(usage["topic"])
+    long = [record(sequence=n, rates=dict.fromkeys(range(3_000), 10**9)) for n in range(60)]
+    with closing(UsageTopic(Bootstrap([(HOST, kafka.port)]), topic_name)) as writer:
+        async with writer.within(60):
+            await writer.ensure(60)
+            await writer.append(long)
+            await writer.append([record(sequence=60)])
+    found = await asyncio.to_thread(read, kafka, topic_name)
+    assert found == [*long, record(sequence=60)]

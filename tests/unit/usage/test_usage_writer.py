@@ -67,7 +67,7 @@ def test_what_is_old_is_summed_up_and_what_was_tried_is_not():
     ),
     st.integers(3, 20),
 )
-def test_what_is_written_and_lost_is_all_and_a_gap_shows_what_is_lost(steps, room):
+def test_without_doubles_it_is_all_and_a_gap_shows_what_is_lost(steps, room):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(usage_writer, "MAX_UNWRITTEN", room)
         patch.setattr(usage_writer, "WRITTEN_TOGETHER", 2)
@@ -78,19 +78,18 @@ def test_what_is_written_and_lost_is_all_and_a_gap_shows_what_is_lost(steps, roo
             writer.add(record(client_id=client_id, end_ms=now_ms, start_ms=now_ms - 1))
             coarsen(writer, now_ms)
             assert writer.unwritten <= room
-            if what == "take":
-                writer.take()
-            elif what == "write":
+            if what != "tick":  # what is tried may be in the topic
                 found += [each.model_copy() for each in writer.take()]
+            if what == "write":
                 writer.written()
         found += all_of(writer)
-    numbers = [each.sequence for each in found]
-    assert numbers == sorted(set(numbers))
+    once = {each.sequence: each for each in found}
+    assert all(once[each.sequence] == each for each in found)  # doubles are the same
     if lost(metrics):
         writer.add(record())
-        assert writer.take()[0].sequence == len(numbers) + lost(metrics)
+        assert writer.take()[0].sequence == len(once) + lost(metrics)
     else:
-        assert sum(each.bytes for each in found) == 1000 * len(steps)
+        assert sum(each.bytes for each in once.values()) == 1000 * len(steps)
 
 
 async def test_the_end_waits_for_a_while_only_and_says_what_is_lost(monkeypatch):
