@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 CLIENTS = ("etl", "web")
 RECORDS, RECORD_BYTES = 40, 1000
-COPY_S = 60
+COPY_S = 120
 
 
 def move(process: ProxyProcess, topic: str, fill: Callable[..., None]) -> None:

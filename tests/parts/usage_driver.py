@@ -13,7 +13,8 @@ import pyspark
 from examples.devkit.jars import connector_jars
 from proxy.spark.usage import usage_stream
 
-START_S = 120
+START_S = 250
+"""For a JVM to start and store a batch or two, on a machine that is busy with much else."""
 POLL_S = 0.1
 
 
@@ -24,6 +25,7 @@ def usage_driver(
     """Run it on its own, with nothing of ours to import; kill it in the end."""
     arguments = ("--jars", ",".join(map(str, connector_jars())), "--master", "local[1]")
     settings = ("--conf", "spark.ui.enabled=false", "--conf", "spark.driver.host=127.0.0.1")
+    log = out.with_name("usage-driver.log").open("wb")
     process = subprocess.Popen(
         [
             *(Path(pyspark.__file__).parent / "bin" / "spark-submit", *arguments, *settings),
@@ -33,18 +35,20 @@ def usage_driver(
         ],
         env={**os.environ, "PYTHONPATH": "", "PYSPARK_PYTHON": sys.executable},
         start_new_session=True,
+        stderr=log,
     )
     try:
         yield process
     finally:
         os.killpg(process.pid, 9)
         process.wait()
+        log.close()
 
 
 def until_stored(process: subprocess.Popen[bytes], out: Path, files: int) -> None:
     """Wait until there are so many files with records."""
     deadline = time.monotonic() + START_S
     while len([*out.glob("usage/*/*.parquet")]) < files:
-        assert process.poll() is None
-        assert time.monotonic() < deadline
+        assert process.poll() is None, out.with_name("usage-driver.log").read_text()
+        assert time.monotonic() < deadline, f"no {files} files in {START_S} s"
         time.sleep(POLL_S)

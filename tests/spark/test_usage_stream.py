@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 PARTITIONS = 3
 RECORDS, DAYS = 3000, 5
-FILES = 4
+FILES = 2
 """So many batches are stored, and one is under way, when the driver is killed."""
 FLUSH_S = 60
 
