@@ -63,7 +63,6 @@ async def test_clients_say_rate_bound_window_and_rule(world: AdminWorld, ask: As
         },
         "client_count": 1,
         "clients": [{"listener": "default", "user": "bob", "client_id": "etl-orders"}],
-        "leased": None,
         "static_bound": None,
         "adaptive": None,
         **dict.fromkeys(("budget", "weight", "guaranteed", "ceiling")),
