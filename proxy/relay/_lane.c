@@ -193,8 +193,7 @@ static PyObject *requests_ready(Lane *self, PyObject *unused) {
         unsigned waiting = self->next - self->oldest;
         if (bytes < REQUEST_START || bytes > got - at) break;
         Kind *kind = kind_of(self, frame, bytes);
-        if (!kind || waiting == MAX_IN_FLIGHT || (int)waiting + before + 1 >= self->most) break;
-        if (kind->until_shown == 1) break;
+        if (!kind || waiting == MAX_IN_FLIGHT || (int)waiting + before + 1 >= self->most || kind->until_shown == 1) break;
         if ((may = takes(kind, kind->metered == METER_REQUESTS ? bytes : 0, now)) < 0) return NULL;
         if (!may) break;
         kind->until_shown -= kind->until_shown > 0;
@@ -379,9 +378,7 @@ static PyMemberDef lane_members[] = {
 static PyGetSetDef lane_values[] = {
     {"waiting", (getter)waiting, NULL, NULL, NULL}, {"active_s", (getter)active_s, NULL, NULL, NULL}, {NULL}};
 static PyMemberDef kind_members[] = {
-    {"limit", T_INT, offsetof(Kind, limit), 0, NULL},
-    {"until_shown", T_INT, offsetof(Kind, until_shown), 0, NULL},
-    {NULL}};
+    {"limit", T_INT, offsetof(Kind, limit), 0, NULL}, {"until_shown", T_INT, offsetof(Kind, until_shown), 0, NULL}, {NULL}};
 
 static PyType_Slot lane_slots[] = {
     {Py_tp_init, init_lane}, {Py_tp_dealloc, free_lane}, {Py_tp_methods, lane_methods},
@@ -395,8 +392,7 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_lane", NULL, -1, NU
 PyMODINIT_FUNC PyInit__lane(void) {
     PyObject *made = PyModule_Create(&module), *lane = PyType_FromSpec(&lane_spec);
     kind_type = (PyTypeObject *)PyType_FromSpec(&kind_spec);
-    value_name = PyUnicode_InternFromString("value");
-    requests_name = PyUnicode_InternFromString("requests");
+    value_name = PyUnicode_InternFromString("value"), requests_name = PyUnicode_InternFromString("requests");
     if (!made || !lane || !kind_type || !value_name || !requests_name || PyModule_AddObjectRef(made, "Lane", lane) ||
         PyModule_AddObjectRef(made, "Kind", (PyObject *)kind_type)) return NULL;
     Py_DECREF(lane);
