@@ -107,6 +107,7 @@ def scene(kafka: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> It
         {"client-id": CLIENT, "consumer_byte_rate": BOUND_BYTES},
         {"client-id": "writer", "producer_byte_rate": BOUND_BYTES},
         {"client-id": "busy", "request_percentage": 0.001},
+        {"client-id": "shares", "budget": "all"},
         {
             "client-id": STAGE,
             "consumer_byte_rate": "100MiB",
@@ -114,9 +115,14 @@ def scene(kafka: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> It
         },
     ]
     made = config(
-        kafka.bootstrap, rules=rules, throttle={"max_delay": "2s"}, queries=[{"name": STAGE}]
+        kafka.bootstrap,
+        rules=rules,
+        quotas={"budgets": [{"name": "all", "producer_byte_rate": BOUND_BYTES}]},
+        throttle={"max_delay": "2s"},
+        queries=[{"name": STAGE}],
     )
-    process = ProxyProcess({**made, "pipelines": [PIPELINE]}, folder)
+    usage = {"topic": "usage-that-is-watched", "interval": "1s"}
+    process = ProxyProcess({**made, "pipelines": [PIPELINE], "usage": usage}, folder)
     Librdkafka().produce(Access(kafka.bootstrap), TOPIC, [(0, bytes(RECORD_BYTES))] * COUNT)
     with running(process):
         target = f"{HOST}:{process.log('admin')[0]['port']}"
@@ -126,8 +132,9 @@ def scene(kafka: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> It
             with RawClient(process.bootstrap, "busy") as busy:
                 for _ in range(2):
                     busy.ask(message(METADATA, 1, topics=None))
-            writer = Access(process.bootstrap, "writer")
-            Librdkafka().produce(writer, "written", [(0, bytes(RECORD_BYTES))] * 100)
+            for name, records in (("writer", 100), ("shares", 1)):
+                access = Access(process.bootstrap, name)
+                Librdkafka().produce(access, "written", [(0, bytes(RECORD_BYTES))] * records)
             run_stage(process)
             got = read(process.bootstrap)
             ended_s = time.time()

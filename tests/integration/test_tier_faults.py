@@ -1,5 +1,6 @@
 """What goes wrong with machines of a tier costs their clients a pause, and no record."""
 
+import json
 import os
 import signal
 import subprocess
@@ -197,7 +198,8 @@ def put(machine: TierMachine, bound: int) -> bool:
 
 def has_bound(machine: TierMachine, bound: int) -> bool:
     """Return whether a machine has this bound in force."""
-    return f": {bound}" in machine.get(f"/v1/quotas?member={machine.name}/0")[1]
+    listed = json.loads(machine.get(f"/v1/quotas?member={machine.name}/0")[1])["quotas"]
+    return any(each["bounds"].get("consumer_byte_rate") == bound for each in listed)
 
 
 def test_the_workers_of_a_dead_launcher_end(tier: Tier) -> None:
