@@ -207,8 +207,8 @@ DUELS = {
         {BY_TOPIC: "bench-topic", NO_TOPIC: CLIENT_ID},
         rival=NO_TOPIC,
     ),
-    "usage": Duel(
-        "usage",
+    "metering": Duel(
+        "metering",
         [
             *(
                 replace(each, goals=(Goal(METERED, P50, 1.02), Goal(METERED, CPU_EACH)))
