@@ -77,7 +77,7 @@ def written(document: object) -> bytes:
     return json.dumps(document, separators=(",", ":")).encode()
 
 
-def read_whole(body: bytes, _: int = 0) -> Any:
+def read_whole(body: bytes) -> Any:
     """Return what JSON says. Raises ValueError or RecursionError for what is none."""
     try:
         return from_json(body)

@@ -343,8 +343,7 @@ class Meter(Sensor):
         way. `holds`: their responses can be held.
         """
         self.take_back(now_ms)
-        is_scheduled = self.pacer.strict_until_ms == math.inf or self.leased is not None
-        if len(self.charged) > 1 or is_scheduled:
+        if len(self.charged) > 1 or self.pacer.strict_until_ms == math.inf:
             return self.is_enforced and self._lends_saved(now_ms)
         config, room = self.metric.config, self.room
         if room is not None and room.is_over(config, now_ms):

@@ -15,7 +15,7 @@ from proxy.state import Json, Record, StateError, Store
 from .entities import QuotaKind
 from .manager import QuotaManager
 from .rules import ALL_CLIENTS, Budget, QuotaPause, QuotaSettings, Rule, RuleTable, pause_name
-from .scheduled_rules import ScheduledSettings, budgets_of, guaranteed_to
+from .scheduled_rules import ScheduledSettings, budgets_of
 from .validation import BUDGET_KEY, check_keys, finite, parse_selector, selector
 from .values import BadValueError
 
@@ -357,7 +357,8 @@ class RuleRegistry:
         if override.name not in names:
             fix = f"write {' or '.join(names)}" if names else "add it to quotas.budgets"
             raise BadValueError(f"no rule's clients are in a budget {override.name!r}", fix)
-        guaranteed = guaranteed_to(self._composed.settings.rules)[override.name]
+        in_force = self._composed.table.budgets
+        guaranteed = next((of for each, of in in_force if each.name == override.name), 0.0)
         for kind, rate in override.bounds.items():
             if rate < guaranteed:
                 most, own = kind.unit.format(rate), kind.unit.format(guaranteed)

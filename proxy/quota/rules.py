@@ -503,7 +503,7 @@ def _place_of(identity: ClientIdentity, rank: Rank) -> Named | None:
     )
 
 
-def _guarantees(rules: Iterable[Rule]) -> tuple[tuple[Budget, float], ...]:
+def guarantees_of(rules: Iterable[Rule]) -> tuple[tuple[Budget, float], ...]:
     """Return the budgets of rules, each before those in it, with the sums of their guarantees."""
     found: dict[str, tuple[list[int], Budget, float]] = {}
     for rule in rules:
@@ -555,7 +555,7 @@ class RuleTable:
         self._enforce = enforce
         self.pauses = tuple(pauses)
         self.rules = tuple(sorted(rules, key=lambda rule: (*rule.order, rule.number)))
-        self.budgets = _guarantees(self.rules)
+        self.budgets = guarantees_of(self.rules)
         """The budgets that they share, each before those in it, and what it guarantees in all."""
         self._by_kind = {
             kind: tuple(

@@ -1,7 +1,6 @@
 """Which rules and budgets are in force at a time, and with which rates."""
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -9,7 +8,7 @@ from types import MappingProxyType
 from typing import Self
 
 from .entities import QuotaKind
-from .rules import Budget, QuotaSettings, Rule, Share
+from .rules import Budget, QuotaSettings, Rule, Share, guarantees_of
 from .schedules import Schedule
 
 
@@ -67,16 +66,6 @@ def budgets_of(rules: Iterable[Rule]) -> dict[str, Budget]:
     return {each.name: each for each in parts_of(rules).values() if isinstance(each, Budget)}
 
 
-def guaranteed_to(rules: Iterable[Rule]) -> dict[str, float]:
-    """Return what the clients of each budget are guaranteed in all, by its name."""
-    found: defaultdict[str, float] = defaultdict(float)
-    for rule in rules:
-        guaranteed = rule.share.guaranteed if rule.share is not None else 0.0
-        for budget in rule.budgets_around():
-            found[budget.name] += guaranteed
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class _InForce:
     """Leaves out what is not in force."""
@@ -84,7 +73,7 @@ class _InForce:
     are_in: dict[Schedule | None, bool]
     overridden: Mapping[str, Budget]
     guaranteed: dict[str, float] = field(default_factory=dict)
-    """As `guaranteed_to`."""
+    """To the clients of each budget in all, by its name."""
     budgets: dict[str, Budget] = field(default_factory=dict)
 
     def settings(self, settings: QuotaSettings) -> QuotaSettings:
@@ -93,7 +82,9 @@ class _InForce:
         for rule in sorted(settings.rules, key=lambda each: each.when is None):
             if self.are_in[rule.when] and self._is_bounded(rule):
                 chosen.setdefault((*rule.keys, *rule.keys.values()), rule)
-        self.guaranteed.update(guaranteed_to(chosen.values()))
+        self.guaranteed.update(
+            {each.name: guaranteed for each, guaranteed in guarantees_of(chosen.values())}
+        )
         by_number = sorted(chosen.values(), key=lambda each: each.number)
         return replace(settings, rules=tuple(map(self._rule, by_number)))
 

@@ -32,6 +32,14 @@ def usage(topic_names: Iterator[str]) -> dict[str, object]:
     return {"topic": f"usage-{next(topic_names)}", "interval": "1s"}
 
 
+@pytest.fixture
+def full(topic: Callable[..., str], fill: Callable[..., None]) -> str:
+    """Return a topic with records."""
+    name = topic()
+    fill(name, RECORDS, RECORD_BYTES)
+    return name
+
+
 def read(broker: EmbeddedBroker, topic: str) -> list[UsageRecord]:
     """Return all usage records, each once."""
 
@@ -97,33 +105,30 @@ def until_written(process: ProxyProcess, more: int = 1) -> None:
 def test_records_are_the_bytes_through_an_end_and_a_crash(
     kafka: EmbeddedBroker,
     tmp_path: Path,
-    topic: Callable[..., str],
-    fill: Callable[..., None],
+    full: str,
     usage: dict[str, object],
 ) -> None:
-    name = topic()
-    fill(name, RECORDS, RECORD_BYTES)
     document = {**config(kafka.bootstrap), "usage": usage}
     with running(ProxyProcess(document, tmp_path)) as process:
         with RawClient(process.bootstrap, "etl") as client:
-            in_order = moved(client, name, 30)
+            in_order = moved(client, full, 30)
             until(lambda: sum(counted(process).values()) == in_order, "all is counted")
             assert counted(process)["etl", "write"] > 1000
             first = counted(process)
         process.stop()  # within an interval
         process.start()
         with RawClient(process.bootstrap, "etl") as client:
-            until(lambda: moved(client, name, 3) and process.metrics().value(WRITTEN), "written")
+            until(lambda: moved(client, full, 3) and process.metrics().value(WRITTEN), "written")
             time.sleep(2)  # what passed is in an interval that is over
             until_written(process, 0)
             before_crash = counted(process)
-            moved(client, name, 30)
+            moved(client, full, 30)
             at_crash = counted(process)
             process.kill()
     one, two = epochs(read(kafka, str(usage["topic"])))
     assert summed(one) == first
     assert [each.sequence for each in one] == list(range(len(one)))
-    assert {each.topic for each in one} == {name, None}
+    assert {each.topic for each in one} == {full, None}
     assert sum(each.connections for each in one) == 1
     assert sum(each.requests for each in one) == 30
     lost = at_crash - summed(two)
@@ -134,12 +139,9 @@ def test_records_are_the_bytes_through_an_end_and_a_crash(
 def test_a_hot_restart_loses_nothing(
     kafka: EmbeddedBroker,
     tmp_path: Path,
-    topic: Callable[..., str],
-    fill: Callable[..., None],
+    full: str,
     usage: dict[str, object],
 ) -> None:
-    name = topic()
-    fill(name, RECORDS, RECORD_BYTES)
     bind_port, first, last, admin_port = free_ports(4)
     listener = {**LISTENER, "bind": f"{HOST}:{bind_port}", "broker_ports": f"{first}-{last}"}
     document = {
@@ -151,11 +153,11 @@ def test_a_hot_restart_loses_nothing(
     new = ProxyProcess(document, tmp_path / "new", ["--take-over", str(old.pid)], anew=True)
     try:
         with RawClient(f"{HOST}:{bind_port}", "etl") as client:
-            total = moved(client, name, 20)
+            total = moved(client, full, 20)
             new.start()
         assert old.wait() == 0
         with RawClient(f"{HOST}:{bind_port}", "etl") as client:
-            total += moved(client, name, 20)
+            total += moved(client, full, 20)
         new.stop()
     finally:
         old.kill()
@@ -221,19 +223,16 @@ def test_a_topic_that_would_lose_records_is_said_once_and_clients_are_served(
 def test_members_write_what_passed_through_each(
     kafka: EmbeddedBroker,
     tmp_path: Path,
-    topic: Callable[..., str],
-    fill: Callable[..., None],
+    full: str,
     usage: dict[str, object],
 ) -> None:
-    name = topic()
-    fill(name, RECORDS, RECORD_BYTES)
     document = machine_config(kafka.bootstrap, 2)
     document |= {"usage": usage, "admin": admin_ports(2)}
     with running(ProxyProcess(document, tmp_path)) as process:
         addresses = broker_ports(process, 2)
         for number in range(8):
             with RawClient(addresses[number % 2], f"c{number}") as client:
-                moved(client, name, 6)
+                moved(client, full, 6)
         until(lambda: len(counted(process)) == 16, "all is counted")
         at_end = counted(process)
         process.stop()
@@ -282,12 +281,9 @@ def test_the_topics_of_a_client_are_right_within_five_percent(
 def test_rules_are_suggested_from_what_was_written(
     kafka: EmbeddedBroker,
     tmp_path: Path,
-    topic: Callable[..., str],
-    fill: Callable[..., None],
+    full: str,
     usage: dict[str, object],
 ) -> None:
-    name = topic()
-    fill(name, RECORDS, RECORD_BYTES)
     executor = "consumer-spark-kafka-source-92017897-daab-4d28-a2d5-5cc4133bee8f-1-executor-{}"
     document = {**config(kafka.bootstrap), "usage": usage}
 
@@ -302,7 +298,7 @@ def test_rules_are_suggested_from_what_was_written(
         def rules() -> list[dict[str, object]]:
             for client_id in ("etl", executor.format(1), executor.format(2)):
                 with RawClient(process.bootstrap, client_id) as client:
-                    client.ask(fetch(12, name))
+                    client.ask(fetch(12, full))
             return suggested(process)
 
         found = until(lambda: len(each := rules()) == 2 and each, "both are seen", 40)
