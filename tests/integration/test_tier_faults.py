@@ -288,11 +288,15 @@ def test_machines_with_different_rules_say_so_and_agree_on_owners(tier: Tier) ->
     for machine in tier.machines:
         until(lambda machine=machine: warned(machine), f"{machine.name} warns")
     for name in (f"odd-{number}" for number in range(5)):
-        owners = {owner_of([machine, *tier.machines], name).name for machine in tier.machines}
-        assert len(owners) == 1, name
+        until(lambda name=name: len(owners_of(tier, name)) == 1, f"all say the same of {name}")
     write(odd, before)
     for machine in tier.machines:
         until(lambda machine=machine: not warned(machine), f"{machine.name} warns no more")
+
+
+def owners_of(tier: Tier, client_id: str) -> set[str]:
+    """Return the machines to which those of the tier send a client."""
+    return {owner_of([each, *tier.machines], client_id).name for each in tier.machines}
 
 
 def warned(machine: TierMachine) -> bool:
@@ -302,8 +306,7 @@ def warned(machine: TierMachine) -> bool:
 
 def test_all_machines_may_stop_at_once(tier: Tier) -> None:
     name, owner = tier.topic(), tier.machines[1]
-    client_id = client_of(tier.machines, owner, "kept")
-    report_to(owner, client_id, name)
+    client_id = report_to(tier.machines, owner, "kept", name)
     began_s = time.monotonic()
     for machine in tier.machines:
         machine.terminate()
@@ -314,14 +317,15 @@ def test_all_machines_may_stop_at_once(tier: Tier) -> None:
     with ThreadPoolExecutor() as pool:
         list(pool.map(TierMachine.start, tier.machines))
     tier.until_shared()
-    heir = owner_of(tier.machines, client_id)
-    until(lambda: client_id in heir.get("/v1/progress")[1], "its owner knows the query")
+    until(
+        lambda: client_id in owner_of(tier.machines, client_id).get("/v1/progress")[1],
+        "its owner knows the query",
+    )
 
 
 def test_who_is_told_to_stop_while_cut_off_ends_in_time(tier: Tier) -> None:
     victim = tier.machines[2]
-    client_id = client_of(tier.machines, victim, "late")
-    report_to(victim, client_id, tier.topic())
+    report_to(tier.machines, victim, "late", tier.topic())
     with tier.client_of(victim, "stopped") as client:
         tier.way.cut()
         try:

@@ -19,7 +19,7 @@ from support.forked import ForkedCommand, environment
 
 HOST = "127.0.0.1"
 PREFIX = "kafka_quota_proxy_"
-WAIT_S = 30
+WAIT_S = 60
 START_TIMEOUT_S = 120
 """Until `ready`: its state may be in a Kafka that comes up only then."""
 POLL_S = 0.02

@@ -6,6 +6,7 @@ import signal
 import urllib.request
 from collections.abc import Sequence
 from contextlib import suppress
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -14,10 +15,9 @@ from parts.reports import ReportingDriver, batch_document
 from support.machine import machine_config, told_port, worker_pids
 from support.operating import call
 from support.proxy_process import ProxyProcess, until
-from support.raw import RawClient, fetch, message
+from support.raw import RawClient, fetch
 
 from proxy.tier.slot_map import SLOTS
-from proxy.wire.apis import METADATA
 
 SETTLED_S = 60.0
 TRIED = 200
@@ -47,6 +47,13 @@ class TierMachine(ProxyProcess):
             return int(self.metrics().value("slots_owned"))
         return 0
 
+    def is_settled(self) -> bool:
+        """Return whether it knows of no slot that is to move; False while it does not answer."""
+        with suppress(OSError):
+            status, text = self.get("/v1/tier")
+            return status == HTTPStatus.OK and bool(json.loads(text)["settled"])
+        return False
+
     def crash(self) -> None:
         """Kill its launcher, and with it all of its workers, at once."""
         pids = list(worker_pids(self).values())
@@ -69,21 +76,27 @@ class TierMachine(ProxyProcess):
 
 
 def until_shared(*machines: TierMachine, least: int = 1) -> None:
-    """Wait until these have all slots among them, each some."""
+    """Wait until these have all slots among them, each some, and none is to move."""
 
     def are_shared() -> bool:
         counts = [machine.slots() for machine in machines]
-        return sum(counts) == SLOTS and min(counts) >= least
+        is_shared = sum(counts) == SLOTS and min(counts) >= least
+        return is_shared and all(map(TierMachine.is_settled, machines))
 
     until(are_shared, "all slots are shared", SETTLED_S)
 
 
 def owner_of(machines: Sequence[TierMachine], client_id: str) -> TierMachine:
-    """Return the machine to which a client is sent."""
-    with RawClient(machines[0].bootstrap, client_id) as client:
-        brokers = client.ask(message(METADATA, 9, topics=[], allow_auto_topic_creation=False))
-    port = next(each.port for each in brokers.brokers if each.node_id == 1)
-    return next(machine for machine in machines if port in machine.broker_ports)
+    """Return the machine of these to which the first one sends a client."""
+
+    def owner() -> TierMachine | None:
+        with suppress(OSError, EOFError):  # as it takes over another process's place, or ends
+            port = told_port(machines[0], client_id)
+            return next((each for each in machines if port in each.broker_ports), None)
+        return None
+
+    found: TierMachine = until(owner, f"{client_id} is sent to one of these")
+    return found
 
 
 def client_of(machines: Sequence[TierMachine], machine: TierMachine, prefix: str) -> str:
@@ -97,12 +110,25 @@ def client_of(machines: Sequence[TierMachine], machine: TierMachine, prefix: str
     return found
 
 
-def report_to(machine: TierMachine, client_id: str, topic: str) -> None:
-    """Report a batch of a query at its owner."""
-    port = told_port(machine, client_id)
-    assert port in machine.broker_ports, f"{machine.name} does not own it"
-    with RawClient(f"127.0.0.1:{port}", client_id) as client:
-        client.ask(fetch(12, topic))  # so that it is known
-    driver = ReportingDriver(client_id, client_id, *(str(uuid4()) for _ in range(3)))
-    report = driver.document("progress", batch=batch_document(0, 0, 0, topic))
-    assert call(machine, "POST", "/v1/spark/batches", report).status == 200
+def report_to(
+    machines: Sequence[TierMachine], machine: TierMachine, prefix: str, topic: str
+) -> str:
+    """Report a batch of a query that a machine owns; return its client id, which begins so.
+
+    Slots may move at any time: a client that went elsewhere meanwhile is left for another one.
+    """
+
+    def reported() -> str | None:
+        client_id = client_of(machines, machine, prefix)
+        port = told_port(machine, client_id)
+        if port not in machine.broker_ports:
+            return None
+        with RawClient(f"127.0.0.1:{port}", client_id) as client:
+            client.ask(fetch(12, topic))  # so that it is known
+        driver = ReportingDriver(client_id, client_id, *(str(uuid4()) for _ in range(3)))
+        report = driver.document("progress", batch=batch_document(0, 0, 0, topic))
+        is_taken = call(machine, "POST", "/v1/spark/batches", report).status == HTTPStatus.OK
+        return client_id if is_taken else None
+
+    found: str = until(reported, f"{machine.name} takes a report", SETTLED_S)
+    return found
