@@ -6,7 +6,7 @@ import socket
 from contextlib import ExitStack
 
 import pytest
-from relaylab.lab import no_free_descriptor, open_files, silent_server, turns
+from relaylab.lab import left_open, no_free_descriptor, open_files, silent_server, turns
 
 from proxy.cluster.dial import by_turns, reach, secure, upstream_context
 from proxy.cluster.resolver import Resolver
@@ -27,7 +27,7 @@ async def reason_of(host: str, port: int, *, tls=None, timeout_s: float = ENOUGH
     files = open_files()
     with pytest.raises(UpstreamError) as failure:
         await connect(host, port, tls=tls, timeout_s=timeout_s)
-    assert open_files() <= files
+    assert not await left_open(files)
     assert f"{host}:{port}" in str(failure.value)
     return failure.value.reason
 
@@ -92,7 +92,7 @@ async def test_cancelled_while_it_connects():
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert open_files() <= files
+        assert not await left_open(files)
 
 
 @pytest.mark.parametrize("first", ["refuses", "silent"])
@@ -107,7 +107,7 @@ async def test_the_next_server_is_tried_at_once(first):
         with sock:
             assert reached == good == sock.getpeername()
         await turns(10)
-        assert open_files() <= files
+        assert not await left_open(files)
 
 
 async def test_the_next_address_of_a_name_is_tried_at_once(monkeypatch):
@@ -121,7 +121,7 @@ async def test_the_next_address_of_a_name_is_tried_at_once(monkeypatch):
             assert reached == ("broker", 9092)
             assert sock.getpeername() == good
         await turns(10)
-        assert open_files() <= files
+        assert not await left_open(files)
 
 
 async def test_a_name_server_that_does_not_answer(monkeypatch):
@@ -185,7 +185,7 @@ async def test_cancelled_at_any_moment(monkeypatch, after):
         else:
             task.result()[1].close()
         await turns(10)
-        assert open_files() <= files
+        assert not await left_open(files)
 
 
 def name_means(monkeypatch, *addresses: tuple[str, int]) -> None:

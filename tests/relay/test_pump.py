@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from relaylab.lab import Certificates, open_files
+from relaylab.lab import Certificates, left_open_after, open_files
 
 from proxy.cluster.dial import handshake
 from proxy.relay.channel import BLOCKED, Channel, ChannelLost
@@ -88,7 +88,7 @@ def bench_of(way: str, certificates: Certificates) -> Iterator[Bench]:
     finally:
         bench.close()
     assert bench.pool.open_pipes == 0
-    assert open_files() <= files
+    assert not left_open_after(files)
 
 
 @pytest.fixture(params=WAYS)

@@ -5,6 +5,7 @@ import os
 import resource
 import socket
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -62,14 +63,27 @@ def _described_files() -> dict[str, str]:
     return found
 
 
+def opened(files: Collection[str]) -> list[str]:
+    """Return what is open beside these."""
+    return [text for name, text in _described_files().items() if name not in files]
+
+
 async def left_open(files: Collection[str]) -> list[str]:
     """Return what is open beside these, for good: other tests' clients come and go in threads."""
     for _ in range(LOOKS):
-        found = [text for name, text in _described_files().items() if name not in files]
-        if not found:
+        if not opened(files):
             break
         await asyncio.sleep(LOOK_S)
-    return found
+    return opened(files)
+
+
+def left_open_after(files: Collection[str]) -> list[str]:
+    """Return the same where no loop runs."""
+    for _ in range(LOOKS):
+        if not opened(files):
+            break
+        time.sleep(LOOK_S)
+    return opened(files)
 
 
 async def turns(count: int = 3) -> None:
