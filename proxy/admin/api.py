@@ -18,9 +18,7 @@ from proxy.admin.overrides import parse_override, parse_throttling
 from proxy.admin.pages import Chosen, Page, page_of
 from proxy.admin.port.guard import REPORT_PATH, SCOPE
 from proxy.admin.query_documents import (
-    PARTITION_DEPTH,
-    limited,
-    partition_choice,
+    chosen_partitions,
     partitions_of,
     with_partitions,
 )
@@ -31,7 +29,6 @@ from proxy.admin.replies import (
     ApiError,
     answer,
     answer_in_pieces,
-    answer_in_slices,
     json_body,
     made_in_slices,
     parse_number,
@@ -80,6 +77,8 @@ class ApiRoutes:
             web.get("/v1/status", self._get_status),
             web.get("/v1/clients", self._get_clients),
             web.get(CLIENTS_PATH + ANY_NAME, self._get_client),
+            web.get("/v1/unbounded", self._get_unbounded),
+            web.get("/v1/budgets", self._get_budgets),
             web.get("/v1/connections", self._get_connections),
             web.delete(CONNECTIONS_PATH + ANY_NAME, self._delete_connection),
             web.get("/v1/quotas", self._get_quotas),
@@ -157,6 +156,12 @@ class ApiRoutes:
         ]
         quotas = await self._clients.describe(explained)
         return answer({"entity": entity, "quotas": quotas})
+
+    async def _get_unbounded(self, request: web.Request) -> web.Response:
+        return answer(await self._clients.unbounded(filter_of(request), page_of(request)))
+
+    async def _get_budgets(self, request: web.Request) -> web.Response:
+        return answer(await self._clients.budgets(page_of(request)))
 
     async def _get_connections(self, request: web.Request) -> web.Response:
         page = connection_page(request, in_tier=self._parts.tier is not None)
@@ -251,7 +256,6 @@ class ApiRoutes:
             raise ApiError(error.status, error.message, error.fix, reason=reason) from None
 
     async def _get_progress(self, request: web.Request) -> web.Response:
-        page = page_of(request)
         documents = _named(
             request.query.get("query"),
             await self._parts.queries.documents(),
@@ -259,15 +263,9 @@ class ApiRoutes:
             "see GET /v1/progress for those that are; name it under queries, or let "
             "QuotaListener report it",
         )
-        found = partition_choice(page)
-        if page.after is None:
-            # In a thread: of 10,000 partitions it takes milliseconds.
-            shown = await asyncio.to_thread(lambda: [limited(e, page.limit) for e in documents])
-        else:
-            await self._slices.collect(map(found.add, partitions_of(documents)))
-            shown = with_partitions(found.rows())
-        document = {"queries": shown, **found.next()}
-        return await answer_in_slices(document, self._slices, PARTITION_DEPTH)
+        found = chosen_partitions(page_of(request))
+        await self._slices.collect(map(found.add, partitions_of(documents)))
+        return answer({"queries": with_partitions(found.rows()), **found.next()})
 
     async def _get_pipelines(self, request: web.Request) -> web.Response:
         documents = _named(

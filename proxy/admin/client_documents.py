@@ -12,7 +12,7 @@ from metrics.member_names import machine_of
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.document_models import Model, Moment
 from proxy.admin.history import History, merged_chart, share
-from proxy.admin.pages import Chosen, Largest, Page
+from proxy.admin.pages import Chosen, Key, Page
 from proxy.admin.query_documents import Cached
 from proxy.admin.rule_documents import rule_name, throttling_document
 from proxy.admin.written_values import iso, picked, rounded
@@ -343,11 +343,16 @@ class ClientDocuments:
         return found.sensors, {
             "client_counts": found.clients,
             "throttling": throttling_document(self._parts.rules, time.time()),
-            "budgets": [BUDGET.document(each, Moment(0.0)) for each in found.budgets],
+            "budgets": budget_page(found.budgets, Page(page.limit))["budgets"],
             "clients": await self.describe(self._rows(found.groups, history, by_client)),
-            **(await self._unbounded(text, page.limit)),
+            **(await self.unbounded(text, Page(page.limit))),
             **found.next,
         }
+
+    async def budgets(self, page: Page) -> Document:
+        """Return the rates of budgets of a page, each behind the budget that it is in."""
+        (found,) = await self._found.get("", Page(0), True)
+        return {"total": len(found.budgets), **budget_page(found.budgets, page)}
 
     async def of_entity(self, entity: str) -> list[QuotaRow]:
         """Return a row for each sensor of an entity."""
@@ -371,7 +376,7 @@ class ClientDocuments:
                     shown.add(RowGroup(each))
             yield None
         found.groups, found.next = shown.rows(), shown.next()
-        found.budgets = self._quotas.budget_rows(shares, self._clock_ms())[: page.limit]
+        found.budgets = self._quotas.budget_rows(shares, self._clock_ms())
         yield from found.add_connected(self._quotas, self._is_visitor, self._clock_ms())
         yield found
 
@@ -408,21 +413,41 @@ class ClientDocuments:
             if (each.kind, each.entity) not in own
         ]
 
-    async def _unbounded(self, text: str, limit: int) -> Document:
-        """Return how many connected clients no rule bounds, and those of them with most traffic."""
+    async def unbounded(self, text: str, page: Page) -> Document:
+        """Return how many connected clients no rule bounds, and a page of them by their traffic."""
         clients, rates = self._quotas.unbounded(), self._parts.connections.client_rates
-        shown: Largest[ClientIdentity] = Largest(limit)
+        found = Chosen[ClientIdentity](
+            page, lambda each: unbounded_key(_client(each)), lambda each: rates.get(each, 0.0)
+        )
 
         def count() -> Iterator[bool]:
             for client in clients:
                 if _names(client, text):
-                    shown.add(rates.get(client, 0.0), client)
+                    found.add(client)
                 yield not self._is_visitor(client)
 
         own, now = sum(await self._slices.collect(count())), Moment(0.0)
-        rows = [(client, rates.get(client)) for client in shown.descending()]
-        documents = [{**UNBOUNDED.document(row, now), **self._visit(row[0])} for row in rows]
-        return {"unbounded": own, "unbounded_clients": documents}
+        documents = [
+            {**UNBOUNDED.document((each, rates.get(each)), now), **self._visit(each)}
+            for each in found.rows()
+        ]
+        return {"unbounded": own, "unbounded_clients": documents, **found.next()}
+
+
+def budget_page(rows: Iterable[BudgetRow], page: Page) -> Document:
+    """Return the rates of budgets of a page."""
+    found = Chosen[BudgetRow](page, lambda row: (row.budget.name, str(row.kind)), rows=rows)
+    return {
+        "budgets": [BUDGET.document(row, Moment(0.0)) for row in found.rows()],
+        **found.next(),
+    }
+
+
+def unbounded_key(client: Document) -> Key:
+    """Return what a walk has a client without a bound by; an empty name is another than none."""
+    names = (name if name is None else f"={name}" for name in client_key(client))
+    listener, user, client_id = (name or "" for name in names)
+    return client_id, user, listener
 
 
 def explain(row: QuotaRow, in_force: Mapping[str, RuleEntry], table: RuleTable) -> list[Document]:

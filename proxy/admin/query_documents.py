@@ -4,11 +4,10 @@ import asyncio
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import nlargest
-from itertools import groupby
 from operator import itemgetter
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from proxy.admin.pages import Chosen, Page
+from proxy.admin.pages import Chosen, Key, Page
 from proxy.admin.written_values import cut, picked
 from proxy.progress.query_scope import QueryScope
 from proxy.slices import Slices
@@ -19,7 +18,6 @@ COST_FACTOR = 20.0
 client's traffic moves in that time."""
 
 MAX_QUERY_SUMMARIES = 100  # queries in the status document
-PARTITION_DEPTH = 4  # of the partitions of queries in a document
 MAX_PIPELINE_SUMMARIES = 50  # pipelines in the status document
 MAX_NODES = 50  # stages, and also sources, of one pipeline there
 REDUCED = "reduced"  # state of a node that is held to a rate
@@ -138,37 +136,37 @@ def _documents(reports: Reports) -> Iterator[Document | None]:
             yield {**each, "adaptive": adaptive.get(each["name"]), "totals": totals}
 
 
-def limited(document: Document, most: int) -> Document:
-    """Return a query with so many of its partitions: the stuck, then those with most lag."""
-    partitions = document["partitions"]
-    if len(partitions) <= most:
-        return document
-    shown = nlargest(
-        most, partitions, lambda each: (each["stuck_since"] is not None, each["lag_records"] or 0)
-    )
-    shown.sort(key=itemgetter("topic", "partition"))
-    return {**document, "partitions": shown}
-
-
-ListedPartition = tuple[Document, Document]
-"""A query, and one of its partitions."""
+ListedPartition = tuple[Document, Document | None]
+"""A query, and one of its partitions; None: it has none yet."""
 
 
 def partitions_of(documents: Iterable[Document]) -> Iterator[ListedPartition]:
     """Yield the partitions of queries, each with its query."""
-    return ((query, each) for query in documents for each in query["partitions"])
+    return ((query, each) for query in documents for each in query["partitions"] or (None,))
 
 
-def partition_choice(page: Page) -> Chosen[ListedPartition]:
-    """Return what chooses the partitions of a page, in the order of queries and topics."""
-    return Chosen(page, lambda row: (row[0]["name"], row[1]["topic"], row[1]["partition"]))
+def chosen_partitions(page: Page, rows: Iterable[ListedPartition] = ()) -> Chosen[ListedPartition]:
+    """Return what chooses the partitions of a page: the stuck come first, then by their lag."""
+    return Chosen(page, _partition_key, _partition_urgency, rows)
+
+
+def _partition_key(row: ListedPartition) -> Key:
+    query, each = row
+    return (query["name"], *((each["topic"], each["partition"]) if each else ("", -1)))
+
+
+def _partition_urgency(row: ListedPartition) -> tuple[bool, int]:
+    each = row[1]
+    return each is not None and each["stuck_since"] is not None, (each and each["lag_records"]) or 0
 
 
 def with_partitions(rows: Iterable[ListedPartition]) -> list[Document]:
     """Return the queries of some partitions, each with those of them that are its own."""
-    by_query = groupby(rows, key=lambda row: str(row[0]["name"]))
-    pages = (list(of_query) for _, of_query in by_query)
-    return [{**page[0][0], "partitions": [each for _, each in page]} for page in pages]
+    queries: dict[int, dict[str, Any]] = {}
+    for query, each in sorted(rows, key=_partition_key):
+        shown = queries.setdefault(id(query), {**query, "partitions": []})
+        shown["partitions"] += () if each is None else (each,)
+    return list(queries.values())
 
 
 def _totals(partitions: Sequence[Document]) -> Generator[None, None, Document]:

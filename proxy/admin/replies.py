@@ -1,7 +1,4 @@
-"""Reads what comes with an admin request, and writes the answer: JSON, or a Prometheus scrape.
-
-Long ones that have no pages are written in small steps: nothing else runs during one call.
-"""
+"""Reads what comes with an admin request, and writes the answer: JSON, or a Prometheus scrape."""
 
 import asyncio
 import json
@@ -33,7 +30,6 @@ MAX_BODY_BYTES = 64 * 1024  # of a request that changes something
 BODY_TIMEOUT_S = 10.0  # how long a body may take to arrive
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_REQUEST_DIGITS = 15  # of a number in a path or query string
-ROW_DEPTH = 2  # of the rows of the lists in a document
 SAMPLES_AT_ONCE = 50  # samples of a scrape in one step; it takes about half a millisecond
 
 
@@ -96,30 +92,6 @@ def answer_in_pieces(body: BytesIO, headers: Mapping[str, str], status: int = 20
     """Return a long body as an answer; aiohttp writes it in pieces, others run in between."""
     body.seek(0)
     return web.Response(body=body, headers=headers, status=status)
-
-
-async def answer_in_slices(
-    document: Mapping[str, object], slices: Slices, depth: int = ROW_DEPTH
-) -> web.Response:
-    """Return a document that has no pages as a JSON answer; each value at `depth` is one step."""
-    return answer_in_pieces(await made_in_slices(_pieces(document, depth), slices), JSON_HEADERS)
-
-
-def _pieces(value: Any, depth: int) -> Iterator[bytes]:
-    if depth and isinstance(value, dict):
-        for number, (key, member) in enumerate(value.items()):
-            yield (b"," if number else b"{") + written(key) + b":"
-            yield from _pieces(member, depth - 1)
-        yield b"}" if value else b"{}"
-    elif depth and isinstance(value, list | Iterator):
-        yield b"["
-        for number, item in enumerate(value):
-            if number:
-                yield b","
-            yield from _pieces(item, depth - 1)
-        yield b"]"
-    else:
-        yield written(value)
 
 
 async def made_in_slices(pieces: Iterator[bytes], slices: Slices) -> BytesIO:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import spark_world
 from admin_world import CONSUMER, MIB, REQUEST, AdminWorld, Ask, serve
+from budget_world import BudgetWorld
 from connected import PLAIN, Connected
 from hypothesis import given
 from hypothesis import strategies as st
@@ -104,9 +105,32 @@ async def test_partitions_and_pipelines_are_walked():
             for each in query["partitions"]
         ]
         assert seen == sorted(keys)
+        shown = names(await walk(ask, "/v1/progress", 1), "queries", "name")
+        assert set(shown) == {query["name"] for query in whole}
     async with serve(pipelines().server()) as ask:
         found = list(names(await walk(ask, "/v1/pipelines", 1), "pipelines", "name"))
         assert (found, len(found)) == (sorted(found), 3)
+
+
+async def test_clients_without_a_bound_are_walked(unruled: AdminWorld):
+    for name in ("b", None, "", "a"):
+        unruled.connect(name)(MIB)
+    unruled.connect("c", user="")(MIB)
+    async with serve(unruled.server()) as ask:
+        pages = await walk(ask, "/v1/unbounded")
+        assert list(names(pages, "unbounded_clients", "client_id")) == [None, "", "a", "b", "c"]
+        assert {page["unbounded"] for page in pages} == {5}
+        (page,) = await walk(ask, "/v1/unbounded?filter=b")
+        assert page["unbounded_clients"][0]["client_id"] == "b"
+
+
+async def test_budgets_are_walked():
+    async with serve(BudgetWorld().server()) as ask:
+        listed = (await ask("GET", "/v1/budgets")).json
+        shown = (await ask("GET", "/v1/clients")).json["budgets"]
+        assert (listed["budgets"], listed["total"]) == (shown, len(shown))
+        pages = await walk(ask, "/v1/budgets", 1)
+        assert list(names(pages, "budgets", "name")) == sorted(each["name"] for each in shown)
 
 
 async def test_a_tier_is_walked_as_one_process():

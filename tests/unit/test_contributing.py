@@ -24,6 +24,7 @@ from metrics import (
 from metrics.instruments import InstrumentRow
 from proxy.admin.client_documents import BUDGET, CLIENT, CONNECTION, HOLD, UNBOUNDED
 from proxy.admin.document_models import Model
+from proxy.admin.rates.suggestions import SUGGESTION
 from proxy.admin.rule_documents import BUDGET_RULE, PAUSE, RULE
 from proxy.progress.events import EventKind
 from proxy.progress.progress_collector import ProgressCollector
@@ -40,6 +41,7 @@ MODELS: Mapping[str, Model[Any]] = {
     "rule": RULE,
     "budget rule": BUDGET_RULE,
     "pause": PAUSE,
+    "suggestion": SUGGESTION,
     "client": CLIENT,
     "budget": BUDGET,
     "unbounded": UNBOUNDED,

@@ -15,6 +15,7 @@ from proxy.admin.client_documents import (
     IS_VISIT,
     UNBOUNDED,
     client_key,
+    unbounded_key,
 )
 from proxy.admin.document_models import Combine, Model
 from proxy.admin.log_level import LOG_LEVEL_PATH
@@ -22,7 +23,7 @@ from proxy.admin.pages import Chosen, Key, Page
 from proxy.admin.query_documents import (
     MAX_PIPELINE_SUMMARIES,
     MAX_QUERY_SUMMARIES,
-    partition_choice,
+    chosen_partitions,
     partitions_of,
     pipeline_urgency,
     query_urgency,
@@ -118,33 +119,21 @@ def rows(
     urgency: Callable[[Row], Any] = lambda _: 0,
     most: int | None = None,
     left_off: Sequence[str] = (),
+    walked_by: Callable[[Row], Key] | None = None,
 ) -> Part:
     """Return the part that is a list with the rows of all, each row of the same `identity` once.
 
     Those with the highest `urgency` come first, equal ones in the order of their members' names.
-    There are `most` of them, None: as many as the request says.
+    There are `most` of them, None: as many as the request says. With `walked_by`, the key of a
+    row, it is the list of whose rows a request has a page, with the next cursor.
     """
 
     def part(told: MemberDocuments) -> Document:
-        found = joined(told.rows(key), identity, model)
-        page = Page(told.page.limit if most is None else most)
-        shown = Chosen(page, lambda _: (), urgency, found).rows()
-        return {key: [{name: row[name] for name in row if name not in left_off} for row in shown]}
-
-    return part
-
-
-def walked(
-    key: str,
-    key_of: Callable[[Row], Key],
-    urgency: Callable[[Row], Any] = lambda _: 0,
-    shown: Callable[[Row], Row] = lambda row: row,
-) -> Part:
-    """Return the part that is a list of whose rows a request has a page, and the next cursor."""
-
-    def part(told: MemberDocuments) -> Document:
-        found = Chosen(told.page, key_of, urgency, map(shown, told.rows(key)))
-        return {key: found.rows(), **found.next(*told.nexts())}
+        page = told.page if walked_by else Page(told.page.limit if most is None else most)
+        key_of = walked_by or (lambda _: ())
+        found = Chosen(page, key_of, urgency, joined(told.rows(key), identity, model))
+        shown = [{name: row[name] for name in row if name not in left_off} for row in found.rows()]
+        return {key: shown, **found.next(*told.nexts())}
 
     return part
 
@@ -159,6 +148,7 @@ _MOST = 10**9
 _SHORT: dict[str, Any] = {"most": _MOST, "left_off": (MEMBER, "members")}
 """Of a list that is shown whole, whose rows are of no member."""
 
+_rate_of: Callable[[Row], Key] = itemgetter("name", "quota")
 _sensor_of = itemgetter("quota", "entity")
 _key_of: Callable[[Row], Key] = itemgetter("entity", "quota")
 
@@ -185,9 +175,16 @@ def merged_clients(told: MemberDocuments) -> Document:
     return {"client_counts": counts, "clients": rows, **found.next(*told.nexts())}
 
 
-def _of_machine(connection: Row) -> Row:
-    """Return a connection by its id in a tier: each machine numbers its own."""
-    return {**connection, "id": f"{machine_of(connection[MEMBER])}/{connection['id']}"}
+def _connections(told: MemberDocuments) -> Document:
+    """Return a page of `connections`, by their ids in a tier: each machine numbers its own."""
+    found = Chosen[Row](told.page, connection_key, _traffic)
+    for row in told.rows("connections"):
+        found.add({**row, "id": f"{machine_of(row[MEMBER])}/{row['id']}"})
+    return {"connections": found.rows(), **found.next(*told.nexts())}
+
+
+def _traffic(connection: Row) -> Any:
+    return sum(filter(None, (connection["received_rate"], connection["sent_rate"])))
 
 
 def connection_key(connection: Row) -> Key:
@@ -233,12 +230,7 @@ def _tier(told: MemberDocuments) -> Document:
 
 
 def _merged_progress(told: MemberDocuments) -> Document:
-    queries = told.rows("queries")
-    if told.page.after is None:
-        return {"queries": queries}
-    found = partition_choice(told.page)
-    for pair in partitions_of(queries):
-        found.add(pair)
+    found = chosen_partitions(told.page, partitions_of(told.rows("queries")))
     return {"queries": with_partitions(found.rows()), **found.next(*told.nexts())}
 
 
@@ -263,18 +255,23 @@ def _merged_loads(lists: Sequence[Sequence[Mapping[str, Any]]]) -> list[Document
     return nlargest(max(map(len, lists)), loads, key=itemgetter("at"))
 
 
-BOUNDLESS: Sequence[Part] = (
-    values(unbounded=sum),
-    rows("unbounded_clients", client_key, UNBOUNDED, urgency=lambda row: row["rate"] or 0.0),
-)
+def _boundless(walked_by: Callable[[Row], Key] | None = None) -> Sequence[Part]:
+    """Return the parts of clients without a bound: how many, and a list."""
+    return (
+        values(unbounded=sum),
+        rows(
+            *("unbounded_clients", client_key, UNBOUNDED),
+            urgency=lambda row: row["rate"] or 0.0,
+            walked_by=walked_by,
+        ),
+    )
 
-MERGED_BUDGETS = rows("budgets", itemgetter("name", "quota"), BUDGET, left_off=(MEMBER, "members"))
 
-_CLIENTS: Sequence[Part] = (
-    merged_clients,
-    MERGED_BUDGETS,
-    *BOUNDLESS,
-)
+def _budgets(walked_by: Callable[[Row], Key] | None = None) -> Part:
+    return rows("budgets", _rate_of, BUDGET, left_off=(MEMBER, "members"), walked_by=walked_by)
+
+
+_CLIENTS: Sequence[Part] = (merged_clients, _budgets(), *_boundless())
 
 _SENSORS = dict.fromkeys(("bounded", "throttled", "held"), sum)
 
@@ -305,18 +302,15 @@ TABLES: Mapping[str, Sequence[Part]] = {
         _figures,
     ),
     "/v1/clients": (values(total=sum), *_CLIENTS),
+    "/v1/unbounded": _boundless(unbounded_key),
+    "/v1/budgets": (values(total=max), _budgets(_rate_of)),
     CLIENTS_PATH + ANY_NAME: (rows("quotas", _sensor_of, CLIENT, most=_MOST),),
     "/v1/connections": (
         values(total=sum, held=sum, matching=sum),
-        walked(
-            "connections",
-            connection_key,
-            lambda row: sum(filter(None, (row["received_rate"], row["sent_rate"]))),
-            _of_machine,
-        ),
+        _connections,
     ),
     "/v1/progress": (_merged_progress,),
-    "/v1/pipelines": (walked("pipelines", lambda row: (row["name"],)),),
+    "/v1/pipelines": (rows("pipelines", walked_by=lambda row: (row["name"],)),),
     LOG_LEVEL_PATH: (_levels,),
 }
 """By paths; what no part of a table gives is the leader's."""
