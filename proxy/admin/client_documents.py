@@ -10,6 +10,7 @@ from typing import Any
 from metrics.clock import MS_PER_SECOND
 from metrics.member_names import machine_of
 from proxy.admin.admin_parts import AdminParts
+from proxy.admin.columns import UNKNOWN, Column
 from proxy.admin.document_models import Model, Moment
 from proxy.admin.history import History, merged_chart, share
 from proxy.admin.pages import Chosen, Key, Page
@@ -201,13 +202,34 @@ UNBOUNDED = Model[tuple[ClientIdentity, float | None]](
     {"rate": lambda rates: rounded(sum(filter(None, rates))) if any(rates) else rates[0]},
 )
 
+HELD_FOR = {
+    "delay_queue": "response held",
+    "muted": "muted",
+    "gate": "waits at the gate",
+    "connection_rate": "too many new connections",
+    "one_at_a_time": "one request at a time",
+    "login": "login under way",
+    "in_flight": "too many requests in flight",
+    "client_not_reading": "client does not read",
+    "broker_not_reading": "broker does not read",
+}
+"""What keeps a connection waiting, for people."""
+
+
+def _why(hold: ConnectionHold, _: Moment) -> str:
+    quota = f": {hold.kind} of {hold.entity}" if hold.kind else ""
+    rule = f", {hold.rule.place or hold.rule.title}" if hold.rule else ""
+    return f"{HELD_FOR.get(hold.where, hold.where)}{quota}{rule}"
+
+
 HOLD = Model[ConnectionHold](
     """
-    where: one of the words below
+    where, why: one of the words below; and the same with what follows, for people
     quota, entity, rule: what holds it, and by which rule, as of a client; `null` where none does
     until, ends_in_s: when it goes on; `null` where that is not known
     """,
     {
+        "why": _why,
         "quota": lambda hold, _: hold.kind and str(hold.kind),
         "rule": lambda hold, now: hold.rule and rule_name(hold.rule, now.in_force),
         "until": lambda hold, now: (
@@ -216,6 +238,12 @@ HOLD = Model[ConnectionHold](
         "ends_in_s": lambda hold, now: _left_s(hold.until_ms, now),
     },
 )
+
+
+def _address(row: Document) -> str:
+    host = row["address"]
+    return f"[{host}]:{row['port']}" if ":" in host else f"{host}:{row['port']}"
+
 
 CONNECTION = Model[ConnectionRow](
     """
@@ -240,6 +268,21 @@ CONNECTION = Model[ConnectionRow](
         "sent_rate": lambda row, _: rounded(row.sent_rate),
         "held": lambda row, now: row.hold and HOLD.document(row.hold, now),
     },
+    # Address and client at any width: who it is must not depend on the terminal.
+    columns=(
+        Column("id", "id", "number"),
+        Column("address", _address),
+        Column("client", lambda row: row["client_id"] or "(no client id)", ratio=3),
+        Column("user", lambda row: row["user"] or UNKNOWN, from_width=100),
+        Column("listener", "listener", from_width=140, page="Listener"),
+        Column("broker", "node_id", "number", 90, none="bootstrap", page="Broker"),
+        Column("age", "age_s", "age", page="Age"),
+        Column("in", "received_rate", "rate", page="In"),
+        Column("out", "sent_rate", "rate", page="Out"),
+        Column("flight", "in_flight", "count", 90, page="In flight"),
+        Column("held", "held.why", ratio=4, page="Held"),
+        Column("ends in", "held.ends_in_s", "seconds", page="Goes on in"),
+    ),
 )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from inspect import cleandoc
 from typing import Any, Generic, TypeVar
 
+from proxy.admin.columns import Column
 from proxy.quota.rule_registry import RuleEntry
 from proxy.state import Document
 
@@ -34,19 +35,22 @@ class Model(Generic[T]):
     `text` has a line for each, or for some together: `NAME, NAME: what docs/api.md says`; what is
     indented goes on with the line before. `made` gives values for JSON, others are the attributes
     of their names. `merged` makes one value of those of several members; else the first one counts.
-    `divided` does so where each of them has a part: what is `leased` to it.
+    `divided` does so where each of them has a part: what is `leased` to it. `columns` are those of
+    its table in the terminal, on the page or on both.
     """
 
     def __init__(
         self,
         text: str,
-        made: Mapping[str, Callable[[T, Moment], Any]],
+        made: Mapping[str, Callable[[T, Moment], Any]] | None = None,
         merged: Mapping[str, Combine] | None = None,
         divided: Mapping[str, Combine] | None = None,
+        columns: Sequence[Column] = (),
     ) -> None:
         lines = cleandoc(text).replace("\n    ", " ").splitlines()
         self._texts = dict(line.split(": ", 1) for line in lines)
-        self._merged, self._divided, self._made = merged or {}, divided or {}, made
+        self._merged, self._divided, self._made = merged or {}, divided or {}, made or {}
+        self.columns = columns
         self.names = [name for names in self._texts for name in names.split(", ")]
 
     def made(self, *names: str) -> dict[str, Callable[[T, Moment], Any]]:

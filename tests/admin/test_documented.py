@@ -13,6 +13,8 @@ from spark_world import scene as queries
 from tier_world import TierWorld
 from traffic import play
 
+from proxy.admin.followed_models import COMPLETION, NODE, PARTITION, PIPELINE_ROW, QUERY
+
 API = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 NAMED = set(re.findall(r"\w+", " ".join(re.findall(r"```.*?```|`[^`]+`", API, re.DOTALL))))
 DATA = {"before", "after", "bounds", "delay_queues", "failed", "keys", "refused"}
@@ -60,6 +62,24 @@ async def test_fields_of_clients_and_rules(world: AdminWorld):
 async def test_fields_of_queries_and_pipelines(make: Any, path: str):
     async with serve(make().server()) as ask:
         await described(ask, path, "status")
+
+
+async def test_models_name_each_field_of_queries_and_pipelines():
+    async with serve(queries().server()) as ask:
+        found = (await ask("GET", "/v1/progress")).json["queries"]
+    partitions = [each for query in found for each in query["partitions"]]
+    async with serve(pipelines().server()) as ask:
+        shown = (await ask("GET", "/v1/pipelines")).json["pipelines"]
+    nodes = [node for each in shown for node in (*each["sources"], *each["stages"])]
+    named = {*COMPLETION.names, *re.findall(r"`(\w+)`", PIPELINE_ROW.table())}
+    assert set(shown[0]["completion"]) <= named
+    for model, documents in (
+        (QUERY, found),
+        (PARTITION, partitions),
+        (PIPELINE_ROW, shown),
+        (NODE, nodes),
+    ):
+        assert set(model.names) == set().union(*documents)
 
 
 async def test_each_path_is_in_the_table():

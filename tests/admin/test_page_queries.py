@@ -176,5 +176,5 @@ async def test_it_is_a_table_to_a_screen_reader_at_any_width(page: Page, url: st
         roles = [node["role"]["value"] for node in tree["nodes"] if not node["ignored"]]
         clients, queries, partitions = 5, 5, 2
         assert roles.count("table") == 3
-        assert roles.count("columnheader") == 4 + 6 + 6
-        assert roles.count("cell") == clients * 4 + queries * 6 + 1 + partitions * 6
+        assert roles.count("columnheader") == 4 + 6 + 7
+        assert roles.count("cell") == clients * 4 + queries * 6 + 1 + partitions * 7

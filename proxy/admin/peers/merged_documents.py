@@ -17,7 +17,8 @@ from proxy.admin.client_documents import (
     client_key,
     unbounded_key,
 )
-from proxy.admin.document_models import Combine, Model
+from proxy.admin.columns import Column
+from proxy.admin.document_models import Combine, Model, Moment
 from proxy.admin.log_level import LOG_LEVEL_PATH
 from proxy.admin.pages import Chosen, Key, Page
 from proxy.admin.query_documents import (
@@ -193,24 +194,41 @@ def connection_key(connection: Row) -> Key:
     return int(number), machine
 
 
+MEMBER_ROW = Model[Document](
+    """
+    name, machine, alive, answers: of each member; whether it has answered of late, and now
+    ready, problem: why clients cannot be served, or why it does not answer
+    uptime_s, connections, waiting, clients, throttled, queries: in `/v1/status`
+    slots: those that it owns: `owned`, `bytes_per_s`, `cpu_share`, and in `overloaded` each that
+        fills it alone: `slot`, `bytes_per_s`, `cpu_share`, and the names of its biggest `clients`
+    """,
+    {
+        "ready": lambda each, _: each["ready"],
+        "problem": lambda each, _: each["not_ready_reason"],
+        "uptime_s": lambda each, _: each["uptime_s"],
+        "connections": lambda each, _: sum(one["connections"] for one in each["listeners"]),
+        "waiting": lambda each, _: sum(each["delay_queues"].values()),
+        "clients": lambda each, _: each["client_counts"]["bounded"],
+        "throttled": lambda each, _: each["client_counts"]["throttled"],
+        "queries": lambda each, _: each["followed"],
+    },
+    columns=(
+        Column("connections", "connections", "count", page="Connections"),
+        Column("clients", "clients", "count", page="Clients"),
+        Column("throttled", "throttled", "count", page="Throttled"),
+        Column("waiting", "waiting", "count", page="Waiting"),
+        Column("up", "uptime_s", "seconds", page="Up"),
+    ),
+)
+
+
 def _figures(told: MemberDocuments) -> Document:
     """Return what the table of members shows of each that gave its status."""
-    return {"members": {name: _figures_of(each) for name, each in told.by_member.items()}}
-
-
-def _figures_of(document: Document) -> Document:
-    counts = document["client_counts"]
-    return {
-        "ready": document["ready"],
-        "problem": document["not_ready_reason"],
-        "uptime_s": document["uptime_s"],
-        "connections": sum(each["connections"] for each in document["listeners"]),
-        "waiting": sum(document["delay_queues"].values()),
-        "clients": counts["bounded"],
-        "throttled": counts["throttled"],
-        "queries": document["followed"],
-        **({OWN_SLOTS: document[OWN_SLOTS]} if document.get(OWN_SLOTS) else {}),
-    }
+    members: dict[str, Document] = {}
+    for name, each in told.by_member.items():
+        slots = {OWN_SLOTS: each[OWN_SLOTS]} if each.get(OWN_SLOTS) else {}
+        members[name] = {**MEMBER_ROW.document(each, Moment(0.0)), **slots}
+    return {"members": members}
 
 
 def _tier(told: MemberDocuments) -> Document:
