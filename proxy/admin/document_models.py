@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from inspect import cleandoc
 from typing import Any, Generic, TypeVar
 
+from metrics.clock import MS_PER_SECOND
 from proxy.admin.columns import Column
 from proxy.quota.rule_registry import RuleEntry
 from proxy.state import Document
@@ -27,6 +28,12 @@ class Moment:
     """Rules by their selectors."""
     adaptive: Mapping[str, Document] = field(default_factory=dict)
     """What backpressure does, by the entity whose reading is bounded."""
+
+    def at_s(self, at_ms: float | None) -> float | None:
+        """Return a monotonic time in seconds of the epoch, to the millisecond; None for None."""
+        if at_ms is None:
+            return None
+        return round(self.now_s - (self.now_ms - at_ms) / MS_PER_SECOND, 3)
 
 
 class Model(Generic[T]):

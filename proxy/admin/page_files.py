@@ -7,8 +7,8 @@ from aiohttp import web
 
 from proxy.admin.client_documents import CONNECTION
 from proxy.admin.columns import page_columns
-from proxy.admin.followed_models import PARTITION
 from proxy.admin.peers.merged_documents import MEMBER_ROW
+from proxy.admin.progress_documents import PARTITION
 
 PAGE_HEADERS = {
     "Content-Security-Policy": (

@@ -1,6 +1,7 @@
 """Describes Structured Streaming queries and pipelines: in full, and briefly for the status."""
 
 import asyncio
+import time
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import nlargest
@@ -8,7 +9,9 @@ from operator import itemgetter
 from typing import Any, Generic, Protocol, TypeVar
 
 from proxy.admin.pages import Chosen, Key, Page
+from proxy.admin.progress_documents import progress_documents
 from proxy.admin.written_values import cut, picked
+from proxy.progress.query import QueryProgress
 from proxy.progress.query_scope import QueryScope
 from proxy.slices import Slices
 from proxy.state import Document
@@ -31,11 +34,8 @@ class Reports(Protocol):
     async def accept(self, raw: bytes, scope: QueryScope) -> Document:
         """Apply a report on a query of a scope; return what came of it. Raises ReportRefused."""
 
-    def progress(self) -> Iterable[Document | None]:
-        """Yield all that is known of each query, and None for a step without one.
-
-        See proxy.progress.documents.
-        """
+    def progress(self) -> Iterable[QueryProgress]:
+        """Return the queries that are followed."""
 
     def pressure(self) -> Mapping[str, Document]:
         """Return what backpressure does to the queries that have it, by their names."""
@@ -100,7 +100,7 @@ class QueryDocuments:
 
     def __init__(self, reports: Reports, slices: Slices, clock_ms: Callable[[], float]) -> None:
         how = slices, clock_ms, lambda cost_ms: COST_FACTOR * cost_ms
-        self.documents = Cached(partial(_documents, reports), *how).get
+        self.documents = Cached(partial(_documents, reports, clock_ms), *how).get
         """Returns each query with its partitions, what backpressure does to it, and totals."""
         self.pipelines = Cached(reports.pipelines, *how).get
         """Returns each pipeline."""
@@ -127,9 +127,9 @@ class QueryDocuments:
         return nlargest(MAX_PIPELINE_SUMMARIES, documents, key=pipeline_urgency)
 
 
-def _documents(reports: Reports) -> Iterator[Document | None]:
+def _documents(reports: Reports, clock_ms: Callable[[], float]) -> Iterator[Document | None]:
     adaptive = reports.pressure()
-    for each in reports.progress():
+    for each in progress_documents(reports.progress(), clock_ms(), time.time()):
         yield None
         if each is not None:
             totals = yield from _totals(each["partitions"])

@@ -2,9 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from io import BytesIO
 from itertools import islice
 from types import SimpleNamespace
@@ -29,6 +30,7 @@ OWN_BODY = web.RequestKey("own_body", bytes)
 MAX_BODY_BYTES = 64 * 1024  # of a request that changes something
 BODY_TIMEOUT_S = 10.0  # how long a body may take to arrive
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+MAX_REFUSED_CHARS = 60  # of a value, in a message
 MAX_REQUEST_DIGITS = 15  # of a number in a path or query string
 SAMPLES_AT_ONCE = 50  # samples of a scrape in one step; it takes about half a millisecond
 
@@ -126,6 +128,32 @@ async def json_body(request: web.Request, most_bytes: int = MAX_BODY_BYTES) -> b
     except web.RequestPayloadError:
         raise ApiError(400, "the body is broken off or badly framed", "send it again") from None
     return bytes(body)
+
+
+bad_request = partial(ApiError, 400)
+"""Makes the refusal of a request that is not as it should be, of what is wrong and the fix."""
+
+
+def read_object(body: bytes, keys: Sequence[str], example: str) -> dict[str, object]:
+    """Return a JSON object with these keys alone. Raises ApiError with status 400 for another."""
+    fix = f"send {example}"
+    try:
+        document = json.loads(body)
+    except RecursionError:
+        raise bad_request("the body is nested too deeply", fix) from None
+    except ValueError as error:  # not UTF-8 is one as well
+        raise bad_request(f"the body is not JSON: {error}", fix) from None
+    if not isinstance(document, dict):
+        raise bad_request("the body is not a JSON object", fix)
+    if unknown := sorted(set(document) - set(keys)):
+        raise bad_request(f"unknown key {shown_json(unknown[0])}", f"use {', '.join(keys)}")
+    return document
+
+
+def shown_json(value: object) -> str:
+    """Quote a value in a message, cut where it is long."""
+    text = json.dumps(value) if not isinstance(value, dict | list) else "a collection"
+    return text if len(text) <= MAX_REFUSED_CHARS else f"{text[:MAX_REFUSED_CHARS]}..."
 
 
 def whole_number(request: web.Request, name: str, default: int, most: int) -> int:

@@ -13,7 +13,7 @@ from spark_world import scene as queries
 from tier_world import TierWorld
 from traffic import play
 
-from proxy.admin.followed_models import COMPLETION, NODE, PARTITION, PIPELINE_ROW, QUERY
+from proxy.admin.progress_documents import PARTITION, QUERY
 
 API = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 NAMED = set(re.findall(r"\w+", " ".join(re.findall(r"```.*?```|`[^`]+`", API, re.DOTALL))))
@@ -64,22 +64,23 @@ async def test_fields_of_queries_and_pipelines(make: Any, path: str):
         await described(ask, path, "status")
 
 
-async def test_models_name_each_field_of_queries_and_pipelines():
+def table(begin: str) -> set[str]:
+    """Return the fields of the table that follows some text."""
+    rows = API.partition(begin)[2].partition("|---|---|\n")[2].partition("\n\n")[0].splitlines()
+    return {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+
+
+async def test_tables_of_queries_and_pipelines_have_the_fields():
     async with serve(queries().server()) as ask:
         found = (await ask("GET", "/v1/progress")).json["queries"]
-    partitions = [each for query in found for each in query["partitions"]]
     async with serve(pipelines().server()) as ask:
         shown = (await ask("GET", "/v1/pipelines")).json["pipelines"]
     nodes = [node for each in shown for node in (*each["sources"], *each["stages"])]
-    named = {*COMPLETION.names, *re.findall(r"`(\w+)`", PIPELINE_ROW.table())}
-    assert set(shown[0]["completion"]) <= named
-    for model, documents in (
-        (QUERY, found),
-        (PARTITION, partitions),
-        (PIPELINE_ROW, shown),
-        (NODE, nodes),
-    ):
-        assert set(model.names) == set().union(*documents)
+    partitions = [each for query in found for each in query["partitions"]]
+    assert set(QUERY.names) == set(found[0])
+    assert set(PARTITION.names) == set(partitions[0])
+    assert table("for one of them.") == set(shown[0])
+    assert table("Of each stage and source:") == set().union(*nodes)
 
 
 async def test_each_path_is_in_the_table():

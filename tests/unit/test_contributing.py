@@ -24,8 +24,8 @@ from metrics import (
 from metrics.instruments import InstrumentRow
 from proxy.admin.client_documents import BUDGET, CLIENT, CONNECTION, HOLD, UNBOUNDED
 from proxy.admin.document_models import Model
-from proxy.admin.followed_models import COMPLETION, NODE, PARTITION, PIPELINE_ROW, QUERY
 from proxy.admin.peers.merged_documents import MEMBER_ROW
+from proxy.admin.progress_documents import PARTITION, QUERY
 from proxy.admin.rates.suggestions import SUGGESTION
 from proxy.admin.rule_documents import BUDGET_RULE, PAUSE, RULE
 from proxy.progress.events import EventKind
@@ -51,9 +51,6 @@ MODELS: Mapping[str, Model[Any]] = {
     "hold": HOLD,
     "query": QUERY,
     "partition": PARTITION,
-    "pipeline": PIPELINE_ROW,
-    "completion": COMPLETION,
-    "node": NODE,
     "member": MEMBER_ROW,
 }
 """By what begins their tables in docs/api.md."""
