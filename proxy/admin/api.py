@@ -15,12 +15,12 @@ from proxy.admin.client_documents import ClientDocuments, connections_document, 
 from proxy.admin.document_models import Moment
 from proxy.admin.log_level import LOG_LEVEL_PATH, log_level, parse_level
 from proxy.admin.overrides import parse_override, parse_throttling
-from proxy.admin.pages import Chosen, Page, page_of
+from proxy.admin.pages import Page, PagedRows, page_of
 from proxy.admin.port.guard import REPORT_PATH, SCOPE
 from proxy.admin.query_documents import (
-    chosen_partitions,
+    grouped_by_query,
+    paged_partitions,
     partitions_of,
-    with_partitions,
 )
 from proxy.admin.rates.suggestions import SUGGESTIONS_PATH, suggestions_answer
 from proxy.admin.replies import (
@@ -28,8 +28,8 @@ from proxy.admin.replies import (
     MAX_REQUEST_DIGITS,
     ApiError,
     answer,
-    answer_in_pieces,
     json_body,
+    long_answer,
     made_in_slices,
     parse_number,
     readiness_answer,
@@ -98,7 +98,7 @@ class ApiRoutes:
     async def _get_metrics(self, _: web.Request) -> web.Response:
         pieces = scrape_pieces(self._parts.metrics, self._parts.member)
         body = await made_in_slices(pieces, self._slices)
-        return answer_in_pieces(body, {"Content-Type": CONTENT_TYPE})
+        return long_answer(body, {"Content-Type": CONTENT_TYPE})
 
     async def _get_healthz(self, _: web.Request) -> web.Response:
         return answer({"status": "up"})
@@ -183,7 +183,9 @@ class ApiRoutes:
     async def _get_quotas(self, request: web.Request) -> web.Response:
         now, entries = Moment(time.time()), self._rules.entries()
         page = page_of(request)
-        found = Chosen[RuleEntry](page, lambda each: (selector(each.rule.keys), str(each.source)))
+        found = PagedRows[RuleEntry](
+            page, lambda each: (selector(each.rule.keys), str(each.source))
+        )
         await self._slices.collect(map(found.add, entries))
         budgets = self._rules.budgets()[: page.limit]
         return answer(
@@ -263,9 +265,9 @@ class ApiRoutes:
             "see GET /v1/progress for those that are; name it under queries, or let "
             "QuotaListener report it",
         )
-        found = chosen_partitions(page_of(request))
+        found = paged_partitions(page_of(request))
         await self._slices.collect(map(found.add, partitions_of(documents)))
-        return answer({"queries": with_partitions(found.rows()), **found.next()})
+        return answer({"queries": grouped_by_query(found.rows()), **found.next()})
 
     async def _get_pipelines(self, request: web.Request) -> web.Response:
         documents = _named(
@@ -275,7 +277,7 @@ class ApiRoutes:
             "see GET /v1/pipelines for those that there are; name it under pipelines in the "
             "configuration",
         )
-        found = Chosen(page_of(request), lambda each: (str(each["name"]),), rows=documents)
+        found = PagedRows(page_of(request), lambda each: (str(each["name"]),), rows=documents)
         return answer({"pipelines": found.rows(), **found.next()})
 
     async def _get_level(self, _: web.Request) -> web.Response:
@@ -294,7 +296,7 @@ class ApiRoutes:
         page, text = page_of(request), filter_of(request)
         # Of a thousand at most, which is one page.
         total, changes = self._audit.documents(KEPT_CHANGES, text)
-        found = Chosen(page, lambda each: (-each["number"],), rows=changes)
+        found = PagedRows(page, lambda each: (-each["number"],), rows=changes)
         return answer({"total": total, "changes": found.rows(), **found.next()})
 
     async def _get_suggestions(self, request: web.Request) -> web.Response:

@@ -13,7 +13,7 @@ from proxy.admin.admin_parts import AdminParts
 from proxy.admin.columns import UNKNOWN, Column
 from proxy.admin.document_models import Model, Moment
 from proxy.admin.history import History, merged_chart, share
-from proxy.admin.pages import Chosen, Key, Page
+from proxy.admin.pages import Key, Page, PagedRows
 from proxy.admin.query_documents import Cached
 from proxy.admin.rule_documents import rule_name, throttling_document
 from proxy.admin.written_values import iso, picked, rounded
@@ -410,7 +410,7 @@ class ClientDocuments:
     def _walk(self, text: str, page: Page, by_client: bool) -> Iterator[FoundRows | None]:
         found, shares = FoundRows(), BudgetShares()
         # The other rows are not kept: that many at once would bring on Python's full collections.
-        shown = Chosen[RowGroup](page, attrgetter("key"), attrgetter("urgency"))
+        shown = PagedRows[RowGroup](page, attrgetter("key"), attrgetter("urgency"))
         for rows in self._quotas.row_groups(self._clock_ms, shares):
             if rows and not self._is_visitor(rows[0].used_by):
                 found.add(rows)
@@ -459,7 +459,7 @@ class ClientDocuments:
     async def unbounded(self, text: str, page: Page) -> Document:
         """Return how many connected clients no rule bounds, and a page of them by their traffic."""
         clients, rates = self._quotas.unbounded(), self._parts.connections.client_rates
-        found = Chosen[ClientIdentity](
+        found = PagedRows[ClientIdentity](
             page, lambda each: unbounded_key(_client(each)), lambda each: rates.get(each, 0.0)
         )
 
@@ -479,7 +479,7 @@ class ClientDocuments:
 
 def budget_page(rows: Iterable[BudgetRow], page: Page) -> Document:
     """Return the rates of budgets of a page."""
-    found = Chosen[BudgetRow](page, lambda row: (row.budget.name, str(row.kind)), rows=rows)
+    found = PagedRows[BudgetRow](page, lambda row: (row.budget.name, str(row.kind)), rows=rows)
     return {
         "budgets": [BUDGET.document(row, Moment(0.0)) for row in found.rows()],
         **found.next(),
@@ -531,7 +531,7 @@ async def connections_document(parts: AdminParts, text: str, page: Page) -> Docu
     Those with most traffic come first; in a walk they are in the order of their numbers.
     """
     machine = machine_of(parts.member)
-    found = Chosen[ConnectionRow](page, lambda row: (row.number, machine), attrgetter("rate"))
+    found = PagedRows[ConnectionRow](page, lambda row: (row.number, machine), attrgetter("rate"))
     counts = dict.fromkeys(("total", "held", "matching"), 0)
 
     def choose() -> Iterator[None]:

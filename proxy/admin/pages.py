@@ -81,7 +81,7 @@ class Page:
     """Those behind this key, in the order of keys; () from the first. None: the most urgent."""
 
 
-class Chosen(Generic[T]):
+class PagedRows(Generic[T]):
     """The rows of a page, which are added in any order: `rows`, and what `add` is called with.
 
     `urgency` puts a row before others where the page has no cursor; without it the first come.

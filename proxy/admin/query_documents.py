@@ -8,7 +8,7 @@ from heapq import nlargest
 from operator import itemgetter
 from typing import Any, Generic, Protocol, TypeVar
 
-from proxy.admin.pages import Chosen, Key, Page
+from proxy.admin.pages import Key, Page, PagedRows
 from proxy.admin.progress_documents import progress_documents
 from proxy.admin.written_values import cut, picked
 from proxy.progress.query import QueryProgress
@@ -145,9 +145,11 @@ def partitions_of(documents: Iterable[Document]) -> Iterator[ListedPartition]:
     return ((query, each) for query in documents for each in query["partitions"] or (None,))
 
 
-def chosen_partitions(page: Page, rows: Iterable[ListedPartition] = ()) -> Chosen[ListedPartition]:
+def paged_partitions(
+    page: Page, rows: Iterable[ListedPartition] = ()
+) -> PagedRows[ListedPartition]:
     """Return what chooses the partitions of a page: the stuck come first, then by their lag."""
-    return Chosen(page, _partition_key, _partition_urgency, rows)
+    return PagedRows(page, _partition_key, _partition_urgency, rows)
 
 
 def _partition_key(row: ListedPartition) -> Key:
@@ -160,7 +162,7 @@ def _partition_urgency(row: ListedPartition) -> tuple[bool, int]:
     return each is not None and each["stuck_since"] is not None, (each and each["lag_records"]) or 0
 
 
-def with_partitions(rows: Iterable[ListedPartition]) -> list[Document]:
+def grouped_by_query(rows: Iterable[ListedPartition]) -> list[Document]:
     """Return the queries of some partitions, each with those of them that are its own."""
     queries: dict[int, dict[str, Any]] = {}
     for query, each in sorted(rows, key=_partition_key):

@@ -90,7 +90,7 @@ def readiness_answer(not_ready: str | None, warning: str | None) -> web.Response
     return answer({"status": "not ready", "reason": not_ready}, 503)
 
 
-def answer_in_pieces(body: BytesIO, headers: Mapping[str, str], status: int = 200) -> web.Response:
+def long_answer(body: BytesIO, headers: Mapping[str, str], status: int = 200) -> web.Response:
     """Return a long body as an answer; aiohttp writes it in pieces, others run in between."""
     body.seek(0)
     return web.Response(body=body, headers=headers, status=status)

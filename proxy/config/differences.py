@@ -28,7 +28,7 @@ def find_differences(before: Config, after: Config) -> tuple[ShownValues, ShownV
     return _cut(list(_differing("", before, after)))
 
 
-def find_scheduled(
+def find_schedule_changes(
     before: Mapping[str, bool], after: Mapping[str, bool]
 ) -> tuple[ShownValues, ShownValues]:
     """Return which rules and budgets were in force and are not any more, or the other way round.

@@ -11,7 +11,7 @@ from proxy.admin.client_documents import IS_VISIT
 from proxy.admin.history import merged_chart
 from proxy.admin.pages import Key, Page, cursor_of
 from proxy.admin.peers.merged_documents import TABLES, MemberDocuments
-from proxy.admin.peers.tier_answers import peeked_client
+from proxy.admin.peers.tier_answers import client_of_report
 from proxy.admin.request_times import HISTOGRAMS, merged_times, quantile
 from proxy.quota.entities import QuotaKind
 
@@ -268,4 +268,4 @@ def test_a_chart_goes_on_over_a_handover():
     ],
 )
 def test_whose_a_report_is(body: bytes, client_id: str | None):
-    assert peeked_client(body, lambda name: f"client of {name}") == client_id
+    assert client_of_report(body, lambda name: f"client of {name}") == client_id

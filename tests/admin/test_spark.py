@@ -17,9 +17,9 @@ from proxy.admin.query_documents import (
     MAX_QUERY_SUMMARIES,
     ListedPartition,
     QueryDocuments,
-    chosen_partitions,
+    grouped_by_query,
+    paged_partitions,
     partitions_of,
-    with_partitions,
 )
 from proxy.progress.query import QuerySettings
 from proxy.progress.report import MAX_REPORT_BYTES, Refusal
@@ -329,11 +329,11 @@ def test_partitions_left_off_need_nobody_sooner(documents: list[dict[str, Any]],
         return (False, 0) if each is None else (bool(each["stuck_since"]), each["lag_records"] or 0)
 
     rows = list(partitions_of(documents))
-    shown = chosen_partitions(Page(most), rows).rows()
+    shown = paged_partitions(Page(most), rows).rows()
     assert len(shown) == min(most, len(rows))
     left = list(rows)
     for row in shown:
         left.remove(row)
     assert not shown or not left or min(map(need, shown)) >= max(map(need, left))
-    queries = with_partitions(shown)
+    queries = grouped_by_query(shown)
     assert sum(len(each["partitions"]) or 1 for each in queries) == len(shown)

@@ -20,15 +20,15 @@ from proxy.admin.client_documents import (
 from proxy.admin.columns import Column
 from proxy.admin.document_models import Combine, Model, Moment
 from proxy.admin.log_level import LOG_LEVEL_PATH
-from proxy.admin.pages import Chosen, Key, Page
+from proxy.admin.pages import Key, Page, PagedRows
 from proxy.admin.query_documents import (
     MAX_PIPELINE_SUMMARIES,
     MAX_QUERY_SUMMARIES,
-    chosen_partitions,
+    grouped_by_query,
+    paged_partitions,
     partitions_of,
     pipeline_urgency,
     query_urgency,
-    with_partitions,
 )
 from proxy.admin.request_times import merged_times
 from proxy.state import Document
@@ -132,7 +132,7 @@ def rows(
     def part(told: MemberDocuments) -> Document:
         page = told.page if walked_by else Page(told.page.limit if most is None else most)
         key_of = walked_by or (lambda _: ())
-        found = Chosen(page, key_of, urgency, joined(told.rows(key), identity, model))
+        found = PagedRows(page, key_of, urgency, joined(told.rows(key), identity, model))
         shown = [{name: row[name] for name in row if name not in left_off} for row in found.rows()]
         return {key: shown, **found.next(*told.nexts())}
 
@@ -164,7 +164,7 @@ def merged_clients(told: MemberDocuments) -> Document:
     groups: dict[Hashable, list[Row]] = {}
     for row in joined(told.rows("clients"), _sensor_of, CLIENT):
         groups.setdefault(row.get("group", _sensor_of(row)), []).append(row)
-    found = Chosen(told.page, lambda each: min(map(_key_of, each)), _urgency, groups.values())
+    found = PagedRows(told.page, lambda each: min(map(_key_of, each)), _urgency, groups.values())
     for group in groups.values():
         group.sort(key=_sensor_of)
     shown, counts = found.rows(), summed(told.values("client_counts"))
@@ -178,7 +178,7 @@ def merged_clients(told: MemberDocuments) -> Document:
 
 def _connections(told: MemberDocuments) -> Document:
     """Return a page of `connections`, by their ids in a tier: each machine numbers its own."""
-    found = Chosen[Row](told.page, connection_key, _traffic)
+    found = PagedRows[Row](told.page, connection_key, _traffic)
     for row in told.rows("connections"):
         found.add({**row, "id": f"{machine_of(row[MEMBER])}/{row['id']}"})
     return {"connections": found.rows(), **found.next(*told.nexts())}
@@ -248,8 +248,8 @@ def _tier(told: MemberDocuments) -> Document:
 
 
 def _merged_progress(told: MemberDocuments) -> Document:
-    found = chosen_partitions(told.page, partitions_of(told.rows("queries")))
-    return {"queries": with_partitions(found.rows()), **found.next(*told.nexts())}
+    found = paged_partitions(told.page, partitions_of(told.rows("queries")))
+    return {"queries": grouped_by_query(found.rows()), **found.next(*told.nexts())}
 
 
 def _levels(told: MemberDocuments) -> Document:

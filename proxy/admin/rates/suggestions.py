@@ -11,7 +11,7 @@ from aiohttp import web
 
 from metrics.clock import MS_PER_SECOND
 from proxy.admin.document_models import Model, Moment
-from proxy.admin.pages import Chosen, Page, page_of
+from proxy.admin.pages import Page, PagedRows, page_of
 from proxy.admin.replies import ApiError, answer
 from proxy.admin.written_values import iso, size_text
 from proxy.cluster.upstream import RefusedError, UpstreamError
@@ -117,13 +117,13 @@ class Suggestion:
 
 async def suggest(
     observed: Observed, table: RuleTable, slices: Slices, page: Page
-) -> Chosen[Suggestion]:
+) -> PagedRows[Suggestion]:
     """Return suggestions for a page of the clients that were seen: unbounded ones come first.
 
     Of both kinds those with most bytes come first. `table` has the rules in force.
     """
     of_clients: dict[ObservedClient, dict[QuotaKind, SeenSeries]] = defaultdict(dict)
-    found = Chosen[Suggestion](page, attrgetter("key"), attrgetter("urgency"))
+    found = PagedRows[Suggestion](page, attrgetter("key"), attrgetter("urgency"))
 
     def making() -> Iterator[None]:
         for (client, kind), seen in observed.by_series.items():
