@@ -1,4 +1,4 @@
-"""docs/api.md has each path and each field."""
+"""docs/api.md has each path and each field, but what is of many members, in docs/admin-port.md."""
 
 import re
 from collections.abc import Iterator
@@ -15,8 +15,10 @@ from traffic import play
 
 from proxy.admin.progress_documents import PARTITION, QUERY
 
-API = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
-NAMED = set(re.findall(r"\w+", " ".join(re.findall(r"```.*?```|`[^`]+`", API, re.DOTALL))))
+DOCS = Path(__file__).parents[2] / "docs"
+API = (DOCS / "api.md").read_text()
+BOTH = API + (DOCS / "admin-port.md").read_text()
+NAMED = set(re.findall(r"\w+", " ".join(re.findall(r"```.*?```|`[^`]+`", BOTH, re.DOTALL))))
 DATA = {"before", "after", "bounds", "delay_queues", "failed", "keys", "refused"}
 """Fields of which the keys are what an operator, or a client, has named."""
 PATHS = ("status?by=client", "clients", "connections", "quotas", "throttling", "log_level", "audit")
