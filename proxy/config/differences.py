@@ -5,7 +5,8 @@ from typing import Any
 
 from metrics.clock import MS_PER_SECOND
 from proxy.config.fields import fields_of
-from proxy.config.models import Config, RuleSection
+from proxy.config.models import Config
+from proxy.config.rule_models import RuleSection
 from proxy.quota.entities import QuotaKind
 
 MAX_SHOWN_KEYS = 50
