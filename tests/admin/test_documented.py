@@ -1,4 +1,4 @@
-"""docs/api.md has each path and each field, but what is of many members, in docs/admin-port.md."""
+"""docs/api.md has each path, and with its two neighbours each field."""
 
 import re
 from collections.abc import Iterator
@@ -17,8 +17,9 @@ from proxy.admin.progress_documents import PARTITION, QUERY
 
 DOCS = Path(__file__).parents[2] / "docs"
 API = (DOCS / "api.md").read_text()
-BOTH = API + (DOCS / "admin-port.md").read_text()
-NAMED = set(re.findall(r"\w+", " ".join(re.findall(r"```.*?```|`[^`]+`", BOTH, re.DOTALL))))
+QUERIES = (DOCS / "api-queries.md").read_text()
+ALL = API + QUERIES + (DOCS / "admin-port.md").read_text()
+NAMED = set(re.findall(r"\w+", " ".join(re.findall(r"```.*?```|`[^`]+`", ALL, re.DOTALL))))
 DATA = {"before", "after", "bounds", "delay_queues", "failed", "keys", "refused"}
 """Fields of which the keys are what an operator, or a client, has named."""
 PATHS = ("status?by=client", "clients", "connections", "quotas", "throttling", "log_level", "audit")
@@ -68,7 +69,7 @@ async def test_fields_of_queries_and_pipelines(make: Any, path: str):
 
 def table(begin: str) -> set[str]:
     """Return the fields of the table that follows some text."""
-    rows = API.partition(begin)[2].partition("|---|---|\n")[2].partition("\n\n")[0].splitlines()
+    rows = QUERIES.partition(begin)[2].partition("|---|---|\n")[2].partition("\n\n")[0].splitlines()
     return {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
 
 

@@ -38,22 +38,22 @@ from proxy.quota.rules import QuotaSettings, Rule
 
 ROOT = Path(__file__).parents[2]
 CONTRIBUTING = ROOT / "docs" / "contributing.md"
-API = ROOT / "docs" / "api.md"
-ADMIN_PORT = ROOT / "docs" / "admin-port.md"
-MODELS: Mapping[str, Model[Any]] = {
-    "rule": RULE,
-    "budget rule": BUDGET_RULE,
-    "pause": PAUSE,
-    "suggestion": SUGGESTION,
-    "client": CLIENT,
-    "budget": BUDGET,
-    "unbounded": UNBOUNDED,
-    "connection": CONNECTION,
-    "hold": HOLD,
-    "query": QUERY,
-    "partition": PARTITION,
+API = "api.md"
+MODELS: Mapping[tuple[str, str], Model[Any]] = {
+    (API, "rule"): RULE,
+    (API, "budget rule"): BUDGET_RULE,
+    (API, "pause"): PAUSE,
+    (API, "suggestion"): SUGGESTION,
+    (API, "client"): CLIENT,
+    (API, "budget"): BUDGET,
+    (API, "unbounded"): UNBOUNDED,
+    (API, "connection"): CONNECTION,
+    (API, "hold"): HOLD,
+    ("api-queries.md", "query"): QUERY,
+    ("api-queries.md", "partition"): PARTITION,
+    ("admin-port.md", "member"): MEMBER_ROW,
 }
-"""By what begins their tables in docs/api.md."""
+"""By the pages of their tables, and what begins them there."""
 
 
 def _sensors(instruments: Instruments) -> SensorCollector:
@@ -107,9 +107,9 @@ def metric_table() -> str:
 def tables() -> Iterator[tuple[Path, str, str]]:
     """Yield each table: its file, what stands before it, and what it is."""
     yield CONTRIBUTING, "<!-- metrics: begin -->\n", metric_table() + "<!-- metrics: end -->\n"
-    for name, model in MODELS.items():
-        yield API, f"<!-- fields: {name} -->\n", f"{model.table()}\n<!-- end -->\n"
-    yield ADMIN_PORT, "<!-- fields: member -->\n", f"{MEMBER_ROW.table()}\n<!-- end -->\n"
+    for (page, name), model in MODELS.items():
+        table = f"{model.table()}\n<!-- end -->\n"
+        yield ROOT / "docs" / page, f"<!-- fields: {name} -->\n", table
 
 
 def test_the_tables_are_those_of_the_code() -> None:
