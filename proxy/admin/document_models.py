@@ -58,6 +58,8 @@ class Model(Generic[T]):
         self._texts = dict(line.split(": ", 1) for line in lines)
         self._merged, self._divided, self._made = merged or {}, divided or {}, made or {}
         self.columns = columns
+        self._getters: dict[type, list[tuple[str, Callable[[T, Moment], Any] | None]]] = {}
+        """By the types of rows, of which each has the same attributes."""
         self.names = [name for names in self._texts for name in names.split(", ")]
 
     def made(self, *names: str) -> dict[str, Callable[[T, Moment], Any]]:
@@ -66,12 +68,11 @@ class Model(Generic[T]):
 
     def document(self, row: T, moment: Moment) -> Document:
         """Return a row for JSON, with the fields that can be made of it alone."""
-        made = self._made
-        return {
-            name: made[name](row, moment) if name in made else getattr(row, name)
-            for name in self.names
-            if name in made or hasattr(row, name)
-        }
+        if (getters := self._getters.get(type(row))) is None:
+            made = ((name, self._made.get(name)) for name in self.names)
+            getters = [(name, get) for name, get in made if get or hasattr(row, name)]
+            self._getters[type(row)] = getters
+        return {name: get(row, moment) if get else getattr(row, name) for name, get in getters}
 
     def combined(self, documents: Sequence[Document]) -> dict[str, Any]:
         """Return what several members have of one thing as one document; the first is its owner's.
