@@ -8,3 +8,8 @@ MS_PER_SECOND = 1000.0
 def clock_ms() -> float:
     """Return the monotonic time in milliseconds."""
     return time.monotonic() * MS_PER_SECOND
+
+
+def in_seconds(ms: float | None) -> float | None:
+    """Return milliseconds in seconds; None for None."""
+    return ms / MS_PER_SECOND if ms is not None else None

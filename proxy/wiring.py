@@ -34,7 +34,7 @@ from proxy.admin.server import AdminServer
 from proxy.cluster.kafka_client import KafkaClient
 from proxy.cluster.upstream import LOGIN_REFUSED
 from proxy.config import Config
-from proxy.config.differences import find_differences, find_scheduled
+from proxy.config.differences import find_differences, find_schedule_changes
 from proxy.config.fields import MAX_WORKERS
 from proxy.config.secrets import Secrets, read_secrets
 from proxy.garbage import FREED_INTERVAL_S, FreedMemory, collect_frozen
@@ -434,7 +434,7 @@ class MemberProcess:
 
     async def _tell_scheduled(self, before: Mapping[str, bool]) -> None:
         """Log and record what a schedule has put in force, or out of it."""
-        was, is_now = find_scheduled(before, self.rules.scheduled())
+        was, is_now = find_schedule_changes(before, self.rules.scheduled())
         if is_now:
             _log.info("rules changed by their schedules", rules=is_now)
             if self.rules.writes:

@@ -15,14 +15,12 @@ from proxy.admin.client_documents import ClientDocuments, connections_document, 
 from proxy.admin.document_models import Moment
 from proxy.admin.log_level import LOG_LEVEL_PATH, log_level, parse_level
 from proxy.admin.overrides import parse_override, parse_throttling
-from proxy.admin.pages import Chosen, Page, page_of
+from proxy.admin.pages import Page, PagedRows, page_of
 from proxy.admin.port.guard import REPORT_PATH, SCOPE
 from proxy.admin.query_documents import (
-    PARTITION_DEPTH,
-    limited,
-    partition_choice,
+    grouped_by_query,
+    paged_partitions,
     partitions_of,
-    with_partitions,
 )
 from proxy.admin.rates.suggestions import SUGGESTIONS_PATH, suggestions_answer
 from proxy.admin.replies import (
@@ -30,9 +28,8 @@ from proxy.admin.replies import (
     MAX_REQUEST_DIGITS,
     ApiError,
     answer,
-    answer_in_pieces,
-    answer_in_slices,
     json_body,
+    long_answer,
     made_in_slices,
     parse_number,
     readiness_answer,
@@ -80,6 +77,8 @@ class ApiRoutes:
             web.get("/v1/status", self._get_status),
             web.get("/v1/clients", self._get_clients),
             web.get(CLIENTS_PATH + ANY_NAME, self._get_client),
+            web.get("/v1/unbounded", self._get_unbounded),
+            web.get("/v1/budgets", self._get_budgets),
             web.get("/v1/connections", self._get_connections),
             web.delete(CONNECTIONS_PATH + ANY_NAME, self._delete_connection),
             web.get("/v1/quotas", self._get_quotas),
@@ -99,7 +98,7 @@ class ApiRoutes:
     async def _get_metrics(self, _: web.Request) -> web.Response:
         pieces = scrape_pieces(self._parts.metrics, self._parts.member)
         body = await made_in_slices(pieces, self._slices)
-        return answer_in_pieces(body, {"Content-Type": CONTENT_TYPE})
+        return long_answer(body, {"Content-Type": CONTENT_TYPE})
 
     async def _get_healthz(self, _: web.Request) -> web.Response:
         return answer({"status": "up"})
@@ -158,6 +157,12 @@ class ApiRoutes:
         quotas = await self._clients.describe(explained)
         return answer({"entity": entity, "quotas": quotas})
 
+    async def _get_unbounded(self, request: web.Request) -> web.Response:
+        return answer(await self._clients.unbounded(filter_of(request), page_of(request)))
+
+    async def _get_budgets(self, request: web.Request) -> web.Response:
+        return answer(await self._clients.budgets(page_of(request)))
+
     async def _get_connections(self, request: web.Request) -> web.Response:
         page = connection_page(request, in_tier=self._parts.tier is not None)
         return answer(await connections_document(self._parts, filter_of(request), page))
@@ -178,7 +183,9 @@ class ApiRoutes:
     async def _get_quotas(self, request: web.Request) -> web.Response:
         now, entries = Moment(time.time()), self._rules.entries()
         page = page_of(request)
-        found = Chosen[RuleEntry](page, lambda each: (selector(each.rule.keys), str(each.source)))
+        found = PagedRows[RuleEntry](
+            page, lambda each: (selector(each.rule.keys), str(each.source))
+        )
         await self._slices.collect(map(found.add, entries))
         budgets = self._rules.budgets()[: page.limit]
         return answer(
@@ -251,7 +258,6 @@ class ApiRoutes:
             raise ApiError(error.status, error.message, error.fix, reason=reason) from None
 
     async def _get_progress(self, request: web.Request) -> web.Response:
-        page = page_of(request)
         documents = _named(
             request.query.get("query"),
             await self._parts.queries.documents(),
@@ -259,15 +265,9 @@ class ApiRoutes:
             "see GET /v1/progress for those that are; name it under queries, or let "
             "QuotaListener report it",
         )
-        found = partition_choice(page)
-        if page.after is None:
-            # In a thread: of 10,000 partitions it takes milliseconds.
-            shown = await asyncio.to_thread(lambda: [limited(e, page.limit) for e in documents])
-        else:
-            await self._slices.collect(map(found.add, partitions_of(documents)))
-            shown = with_partitions(found.rows())
-        document = {"queries": shown, **found.next()}
-        return await answer_in_slices(document, self._slices, PARTITION_DEPTH)
+        found = paged_partitions(page_of(request))
+        await self._slices.collect(map(found.add, partitions_of(documents)))
+        return answer({"queries": grouped_by_query(found.rows()), **found.next()})
 
     async def _get_pipelines(self, request: web.Request) -> web.Response:
         documents = _named(
@@ -277,7 +277,7 @@ class ApiRoutes:
             "see GET /v1/pipelines for those that there are; name it under pipelines in the "
             "configuration",
         )
-        found = Chosen(page_of(request), lambda each: (str(each["name"]),), rows=documents)
+        found = PagedRows(page_of(request), lambda each: (str(each["name"]),), rows=documents)
         return answer({"pipelines": found.rows(), **found.next()})
 
     async def _get_level(self, _: web.Request) -> web.Response:
@@ -296,7 +296,7 @@ class ApiRoutes:
         page, text = page_of(request), filter_of(request)
         # Of a thousand at most, which is one page.
         total, changes = self._audit.documents(KEPT_CHANGES, text)
-        found = Chosen(page, lambda each: (-each["number"],), rows=changes)
+        found = PagedRows(page, lambda each: (-each["number"],), rows=changes)
         return answer({"total": total, "changes": found.rows(), **found.next()})
 
     async def _get_suggestions(self, request: web.Request) -> web.Response:

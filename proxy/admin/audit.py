@@ -48,14 +48,14 @@ BY_FILE = Author(FILE)
 Change = dict[str, Any]
 """What was changed, for whoever records it: `what`, `before` and `after`."""
 
-_left: ContextVar[list[Change] | None] = ContextVar("audit_left", default=None)
+_left: ContextVar[list[Change] | None] = ContextVar("deferred_audit", default=None)
 _author: ContextVar[Author] = ContextVar("author")
 
 _log = get_logger(__name__)
 
 
 @contextmanager
-def audit_left() -> Iterator[list[Change]]:
+def deferred_audit() -> Iterator[list[Change]]:
     """Record none of the changes that the body makes; give them in the list, for another process.
 
     Of many that share a state only one may number its changes.

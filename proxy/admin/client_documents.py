@@ -10,9 +10,10 @@ from typing import Any
 from metrics.clock import MS_PER_SECOND
 from metrics.member_names import machine_of
 from proxy.admin.admin_parts import AdminParts
+from proxy.admin.columns import UNKNOWN, Column
 from proxy.admin.document_models import Model, Moment
 from proxy.admin.history import History, merged_chart, share
-from proxy.admin.pages import Chosen, Largest, Page
+from proxy.admin.pages import Key, Page, PagedRows
 from proxy.admin.query_documents import Cached
 from proxy.admin.rule_documents import rule_name, throttling_document
 from proxy.admin.written_values import iso, picked, rounded
@@ -201,13 +202,34 @@ UNBOUNDED = Model[tuple[ClientIdentity, float | None]](
     {"rate": lambda rates: rounded(sum(filter(None, rates))) if any(rates) else rates[0]},
 )
 
+HELD_FOR = {
+    "delay_queue": "response held",
+    "muted": "muted",
+    "gate": "waits at the gate",
+    "connection_rate": "too many new connections",
+    "one_at_a_time": "one request at a time",
+    "login": "login under way",
+    "in_flight": "too many requests in flight",
+    "client_not_reading": "client does not read",
+    "broker_not_reading": "broker does not read",
+}
+"""What keeps a connection waiting, for people."""
+
+
+def _why(hold: ConnectionHold, _: Moment) -> str:
+    quota = f": {hold.kind} of {hold.entity}" if hold.kind else ""
+    rule = f", {hold.rule.place or hold.rule.title}" if hold.rule else ""
+    return f"{HELD_FOR.get(hold.where, hold.where)}{quota}{rule}"
+
+
 HOLD = Model[ConnectionHold](
     """
-    where: one of the words below
+    where, why: one of the words below; and the same with what follows, for people
     quota, entity, rule: what holds it, and by which rule, as of a client; `null` where none does
     until, ends_in_s: when it goes on; `null` where that is not known
     """,
     {
+        "why": _why,
         "quota": lambda hold, _: hold.kind and str(hold.kind),
         "rule": lambda hold, now: hold.rule and rule_name(hold.rule, now.in_force),
         "until": lambda hold, now: (
@@ -216,6 +238,12 @@ HOLD = Model[ConnectionHold](
         "ends_in_s": lambda hold, now: _left_s(hold.until_ms, now),
     },
 )
+
+
+def _address(row: Document) -> str:
+    host = row["address"]
+    return f"[{host}]:{row['port']}" if ":" in host else f"{host}:{row['port']}"
+
 
 CONNECTION = Model[ConnectionRow](
     """
@@ -240,6 +268,21 @@ CONNECTION = Model[ConnectionRow](
         "sent_rate": lambda row, _: rounded(row.sent_rate),
         "held": lambda row, now: row.hold and HOLD.document(row.hold, now),
     },
+    # Address and client at any width: who it is must not depend on the terminal.
+    columns=(
+        Column("id", "id", "number"),
+        Column("address", _address),
+        Column("client", lambda row: row["client_id"] or "(no client id)", ratio=3),
+        Column("user", lambda row: row["user"] or UNKNOWN, from_width=100),
+        Column("listener", "listener", from_width=140, page="Listener"),
+        Column("broker", "node_id", "number", 90, none="bootstrap", page="Broker"),
+        Column("age", "age_s", "age", page="Age"),
+        Column("in", "received_rate", "rate", page="In"),
+        Column("out", "sent_rate", "rate", page="Out"),
+        Column("flight", "in_flight", "count", 90, page="In flight"),
+        Column("held", "held.why", ratio=4, page="Held"),
+        Column("ends in", "held.ends_in_s", "seconds", page="Goes on in"),
+    ),
 )
 
 
@@ -343,11 +386,16 @@ class ClientDocuments:
         return found.sensors, {
             "client_counts": found.clients,
             "throttling": throttling_document(self._parts.rules, time.time()),
-            "budgets": [BUDGET.document(each, Moment(0.0)) for each in found.budgets],
+            "budgets": budget_page(found.budgets, Page(page.limit))["budgets"],
             "clients": await self.describe(self._rows(found.groups, history, by_client)),
-            **(await self._unbounded(text, page.limit)),
+            **(await self.unbounded(text, Page(page.limit))),
             **found.next,
         }
+
+    async def budgets(self, page: Page) -> Document:
+        """Return the rates of budgets of a page, each behind the budget that it is in."""
+        (found,) = await self._found.get("", Page(0), True)
+        return {"total": len(found.budgets), **budget_page(found.budgets, page)}
 
     async def of_entity(self, entity: str) -> list[QuotaRow]:
         """Return a row for each sensor of an entity."""
@@ -362,7 +410,7 @@ class ClientDocuments:
     def _walk(self, text: str, page: Page, by_client: bool) -> Iterator[FoundRows | None]:
         found, shares = FoundRows(), BudgetShares()
         # The other rows are not kept: that many at once would bring on Python's full collections.
-        shown = Chosen[RowGroup](page, attrgetter("key"), attrgetter("urgency"))
+        shown = PagedRows[RowGroup](page, attrgetter("key"), attrgetter("urgency"))
         for rows in self._quotas.row_groups(self._clock_ms, shares):
             if rows and not self._is_visitor(rows[0].used_by):
                 found.add(rows)
@@ -371,7 +419,7 @@ class ClientDocuments:
                     shown.add(RowGroup(each))
             yield None
         found.groups, found.next = shown.rows(), shown.next()
-        found.budgets = self._quotas.budget_rows(shares, self._clock_ms())[: page.limit]
+        found.budgets = self._quotas.budget_rows(shares, self._clock_ms())
         yield from found.add_connected(self._quotas, self._is_visitor, self._clock_ms())
         yield found
 
@@ -408,21 +456,41 @@ class ClientDocuments:
             if (each.kind, each.entity) not in own
         ]
 
-    async def _unbounded(self, text: str, limit: int) -> Document:
-        """Return how many connected clients no rule bounds, and those of them with most traffic."""
+    async def unbounded(self, text: str, page: Page) -> Document:
+        """Return how many connected clients no rule bounds, and a page of them by their traffic."""
         clients, rates = self._quotas.unbounded(), self._parts.connections.client_rates
-        shown: Largest[ClientIdentity] = Largest(limit)
+        found = PagedRows[ClientIdentity](
+            page, lambda each: unbounded_key(_client(each)), lambda each: rates.get(each, 0.0)
+        )
 
         def count() -> Iterator[bool]:
             for client in clients:
                 if _names(client, text):
-                    shown.add(rates.get(client, 0.0), client)
+                    found.add(client)
                 yield not self._is_visitor(client)
 
         own, now = sum(await self._slices.collect(count())), Moment(0.0)
-        rows = [(client, rates.get(client)) for client in shown.descending()]
-        documents = [{**UNBOUNDED.document(row, now), **self._visit(row[0])} for row in rows]
-        return {"unbounded": own, "unbounded_clients": documents}
+        documents = [
+            {**UNBOUNDED.document((each, rates.get(each)), now), **self._visit(each)}
+            for each in found.rows()
+        ]
+        return {"unbounded": own, "unbounded_clients": documents, **found.next()}
+
+
+def budget_page(rows: Iterable[BudgetRow], page: Page) -> Document:
+    """Return the rates of budgets of a page."""
+    found = PagedRows[BudgetRow](page, lambda row: (row.budget.name, str(row.kind)), rows=rows)
+    return {
+        "budgets": [BUDGET.document(row, Moment(0.0)) for row in found.rows()],
+        **found.next(),
+    }
+
+
+def unbounded_key(client: Document) -> Key:
+    """Return what a walk has a client without a bound by; an empty name is another than none."""
+    names = (name if name is None else f"={name}" for name in client_key(client))
+    listener, user, client_id = (name or "" for name in names)
+    return client_id, user, listener
 
 
 def explain(row: QuotaRow, in_force: Mapping[str, RuleEntry], table: RuleTable) -> list[Document]:
@@ -463,7 +531,7 @@ async def connections_document(parts: AdminParts, text: str, page: Page) -> Docu
     Those with most traffic come first; in a walk they are in the order of their numbers.
     """
     machine = machine_of(parts.member)
-    found = Chosen[ConnectionRow](page, lambda row: (row.number, machine), attrgetter("rate"))
+    found = PagedRows[ConnectionRow](page, lambda row: (row.number, machine), attrgetter("rate"))
     counts = dict.fromkeys(("total", "held", "matching"), 0)
 
     def choose() -> Iterator[None]:

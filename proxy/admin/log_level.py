@@ -1,18 +1,15 @@
 """Which log lines are written: chosen by the configuration, and changed by an operator."""
 
-import json
 from typing import Any, Final
 
 from structlog import DropEvent
 
-from proxy.admin.replies import ApiError
+from proxy.admin.replies import bad_request, read_object
 
 LEVELS: Final = ("debug", "info", "warning", "error")
 """Of each, the lines of those behind it are written as well."""
 
 LOG_LEVEL_PATH = "/v1/log_level"
-
-_EXAMPLE = 'send {"level": "debug"}'
 
 
 class LogLevel:
@@ -42,12 +39,7 @@ log_level: Final = LogLevel()
 
 def parse_level(body: bytes) -> str:
     """Read a body such as `{"level": "debug"}`. Raises ApiError with status 400 for another."""
-    try:
-        document = json.loads(body)
-    except (ValueError, RecursionError):
-        raise ApiError(400, "the body is not JSON", _EXAMPLE) from None
-    if not isinstance(document, dict) or set(document) != {"level"}:
-        raise ApiError(400, "the body has one key, level", _EXAMPLE)
-    if document["level"] not in LEVELS:
-        raise ApiError(400, "the level is not known", f"use {', '.join(LEVELS)}")
-    return str(document["level"])
+    level = read_object(body, ("level",), '{"level": "debug"}').get("level")
+    if level not in LEVELS:
+        raise bad_request("the level is not known", f"use {', '.join(LEVELS)}")
+    return str(level)

@@ -1,12 +1,10 @@
 """Reads the body of a request that sets a quota, or pauses quotas, at run time."""
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from functools import partial
 from typing import TypeVar
 
-from proxy.admin.replies import ApiError
+from proxy.admin.replies import bad_request, read_object, shown_json
 from proxy.quota.entities import QuotaKind
 from proxy.quota.rule_registry import RuleEntry, make_override
 from proxy.quota.validation import (
@@ -19,11 +17,8 @@ from proxy.quota.validation import (
 from proxy.quota.values import MAX_DURATION_S, BadValueError, parse_duration
 
 MAX_BY_CHARS = 200
-MAX_REFUSED_CHARS = 60
 
 Value = TypeVar("Value")
-
-_bad = partial(ApiError, 400)
 
 _KEYS = (*map(str, QuotaKind), "scope", "enforce", "until", "by")
 _EXAMPLE = '{"consumer_byte_rate": "10MiB", "by": "anna"}'
@@ -38,17 +33,19 @@ def parse_override(keys: Mapping[str, str], body: bytes, now_s: float) -> RuleEn
     Raises ApiError with status 400 for anything that is not such a body, ValueError where it makes
     no rule.
     """
-    document = _json_object(body, _KEYS, _EXAMPLE)
+    document = read_object(body, _KEYS, _EXAMPLE)
     given = [kind for kind in QuotaKind if kind in document]
     bounds = {kind: _parsed(kind, kind.unit.parse, document[kind]) for kind in given}
     if BUDGET_KEY in keys and "scope" in document:
-        raise _bad("scope is nothing that a budget has", "remove it")
+        raise bad_request("scope is nothing that a budget has", "remove it")
     scope = _parsed("scope", parse_scope, document.get("scope", "each"))
     for problem in find_bound_problems(keys, bounds):
-        raise _bad(f"{problem.key or 'the body'} {problem.message}", problem.fix)
+        raise bad_request(f"{problem.key or 'the body'} {problem.message}", problem.fix)
     enforce = document.get("enforce")
     if enforce is not None and not isinstance(enforce, bool):
-        raise _bad(f"enforce: {_shown(enforce)} is not known here", "write true or false")
+        raise bad_request(
+            f"enforce: {shown_json(enforce)} is not known here", "write true or false"
+        )
     until = document.get("until")
     until_s = None if until is None else _end("until", until, now_s)
     by = _by(document.get("by"))
@@ -64,17 +61,17 @@ def parse_throttling(
     itself, None where the quotas are enforced again; and who says so. Raises ApiError with status
     400 for anything that is not such a body.
     """
-    document = _json_object(body, _PAUSE_KEYS, _PAUSE_EXAMPLE)
+    document = read_object(body, _PAUSE_KEYS, _PAUSE_EXAMPLE)
     if ("off" in document) == ("on" in document):
-        raise _bad("the body has not exactly one of off and on", f"send {_PAUSE_EXAMPLE}")
+        raise bad_request("the body has not exactly one of off and on", f"send {_PAUSE_EXAMPLE}")
     if document.get("on", True) is not True:
-        raise _bad(f"on: {_shown(document['on'])} is not true", f"send {_PAUSE_EXAMPLE}")
+        raise bad_request(f"on: {shown_json(document['on'])} is not true", f"send {_PAUSE_EXAMPLE}")
     keys: dict[str, object] = {key: document[key] for key in CLIENT_KEYS if key in document}
     try:
         if keys:
             check_keys(keys)
     except BadValueError as error:
-        raise _bad(error.message, error.fix) from None
+        raise bad_request(error.message, error.fix) from None
     until_s = _end("off", document["off"], now_s) if "off" in document else None
     texts = {key: str(value) for key, value in keys.items()}
     return texts, until_s, _by(document.get("by"))
@@ -86,42 +83,26 @@ def _end(key: str, value: object, now_s: float) -> float:
         try:
             end = datetime.fromisoformat(value)
         except ValueError:
-            raise _bad(f"{key}: {_shown(value)} is not a time", _END_FIX) from None
+            raise bad_request(f"{key}: {shown_json(value)} is not a time", _END_FIX) from None
         if end.tzinfo is None:
-            raise _bad(f"{key}: {_shown(value)} has no zone", _END_FIX)
+            raise bad_request(f"{key}: {shown_json(value)} has no zone", _END_FIX)
         seconds = end.timestamp() - now_s
         if seconds <= 0:
-            raise _bad(f"{key}: {_shown(value)} is over", _END_FIX)
+            raise bad_request(f"{key}: {shown_json(value)} is over", _END_FIX)
         if seconds > MAX_DURATION_S:
-            raise _bad(f"{key}: {_shown(value)} is more than a year away", _END_FIX)
+            raise bad_request(f"{key}: {shown_json(value)} is more than a year away", _END_FIX)
         return end.timestamp()
     try:
         return now_s + parse_duration(value)
     except BadValueError as error:
-        raise _bad(f"{key}: {error.message}", _END_FIX) from None
-
-
-def _json_object(body: bytes, keys: Sequence[str], example: str) -> dict[str, object]:
-    """Return an object that has only these keys."""
-    try:
-        document = json.loads(body)
-    except RecursionError:
-        raise _bad("the body is nested too deeply", f"send {example}") from None
-    except ValueError as error:  # not UTF-8 is one as well
-        raise _bad(f"the body is not JSON: {error}", f"send {example}") from None
-    if not isinstance(document, dict):
-        raise _bad("the body is not a JSON object", f"send {example}")
-    unknown = sorted(set(document) - set(keys))
-    if unknown:
-        raise _bad(f"unknown key {_shown(unknown[0])}", f"use {', '.join(keys)}")
-    return document
+        raise bad_request(f"{key}: {error.message}", _END_FIX) from None
 
 
 def _parsed(key: str, parse: Callable[[object], Value], value: object) -> Value:
     try:
         return parse(value)
     except BadValueError as error:
-        raise _bad(f"{key}: {error.message}", error.fix) from None
+        raise bad_request(f"{key}: {error.message}", error.fix) from None
 
 
 def _by(value: object) -> str | None:
@@ -130,10 +111,4 @@ def _by(value: object) -> str | None:
     if value is None or is_name:
         return str(value) if value else None
     fix = f"write up to {MAX_BY_CHARS} printable characters"
-    raise _bad(f"by: {_shown(value)} is not a name", fix)
-
-
-def _shown(value: object) -> str:
-    """Quote a value in a message, cut where it is long."""
-    text = json.dumps(value) if not isinstance(value, dict | list) else "a collection"
-    return text if len(text) <= MAX_REFUSED_CHARS else f"{text[:MAX_REFUSED_CHARS]}..."
+    raise bad_request(f"by: {shown_json(value)} is not a name", fix)

@@ -5,6 +5,11 @@ from importlib.resources import files
 
 from aiohttp import web
 
+from proxy.admin.client_documents import CONNECTION
+from proxy.admin.columns import page_columns
+from proxy.admin.peers.merged_documents import MEMBER_ROW
+from proxy.admin.progress_documents import PARTITION
+
 PAGE_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -26,12 +31,22 @@ PAGE_FILES = {"/": ("index.html", "text/html")} | {
 """File and content type by path. A closed list: no path of a request reaches the file system."""
 
 
+COLUMNS = {
+    "connection": CONNECTION.columns,
+    "member": MEMBER_ROW.columns,
+    "partition": PARTITION.columns,
+}
+"""Of tables of the page, by the names that it has for them."""
+
+
 def page_routes() -> list[web.RouteDef]:
     """Read the files of the status page once and return their routes."""
-    return [
-        web.get(path, partial(_give, (_FOLDER / name).read_text("utf-8"), content_type))
+    texts = {
+        path: ((_FOLDER / name).read_text("utf-8"), content_type)
         for path, (name, content_type) in PAGE_FILES.items()
-    ]
+    }
+    texts["/page/columns.js"] = page_columns(COLUMNS), _TYPES["js"]
+    return [web.get(path, partial(_give, *text)) for path, text in texts.items()]
 
 
 async def _give(text: str, content_type: str, _: web.Request) -> web.Response:

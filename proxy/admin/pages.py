@@ -11,7 +11,6 @@ from typing import Any, Generic, TypeVar
 from aiohttp import web
 
 from proxy.admin.replies import ApiError, whole_number
-from proxy.progress.query import MAX_PARTITIONS
 from proxy.state import Document
 
 MAX_LIMIT = 1_000
@@ -24,17 +23,20 @@ Key = tuple[str | int, ...]
 """What tells a row of a list from others, and says where it is in the order of a walk."""
 
 
-LISTS: Mapping[str, tuple[Key, int, int]] = {
-    "/v1/status": ((), 100, MAX_LIMIT),
-    "/v1/clients": (("entity", "quota"), 100, MAX_LIMIT),
-    "/v1/connections": ((0, "machine"), 100, MAX_LIMIT),
-    "/v1/quotas": (("selector", "source"), MAX_LIMIT, MAX_LIMIT),
-    "/v1/pipelines": (("name",), MAX_LIMIT, MAX_LIMIT),
-    "/v1/progress": (("query", "topic", 0), MAX_LIMIT, MAX_PARTITIONS),
-    "/v1/audit": ((0,), 100, MAX_LIMIT),
+LISTS: Mapping[str, tuple[Key, int]] = {
+    "/v1/status": ((), 100),
+    "/v1/clients": (("entity", "quota"), 100),
+    "/v1/unbounded": (("client", "user", "listener"), 100),
+    "/v1/budgets": (("name", "quota"), MAX_LIMIT),
+    "/v1/connections": ((0, "machine"), 100),
+    "/v1/quotas": (("selector", "source"), MAX_LIMIT),
+    "/v1/pipelines": (("name",), MAX_LIMIT),
+    "/v1/progress": (("query", "topic", 0), MAX_LIMIT),
+    "/v1/suggestions": (("name", "user", 0), MAX_LIMIT),
+    "/v1/audit": ((0,), 100),
 }
-"""By the path of a list: what its keys are like, how many rows an answer has unless the request
-says, and at most. A list without keys is no walk's."""
+"""By the path of a list: what its keys are like, and how many rows an answer has unless the request
+says. A list without keys is no walk's."""
 
 
 class Largest(Generic[T]):
@@ -79,7 +81,7 @@ class Page:
     """Those behind this key, in the order of keys; () from the first. None: the most urgent."""
 
 
-class Chosen(Generic[T]):
+class PagedRows(Generic[T]):
     """The rows of a page, which are added in any order: `rows`, and what `add` is called with.
 
     `urgency` puts a row before others where the page has no cursor; without it the first come.
@@ -94,12 +96,15 @@ class Chosen(Generic[T]):
     ) -> None:
         self._page, self._key, self._urgency = page, key, urgency
         self._found: Largest[T] = Largest(page.limit + 1)
+        self.total = 0
+        """How many were added, whether they are of the page or not."""
         for row in rows:
             self.add(row)
 
     def add(self, row: T) -> bool:
         """Take a row in if it is among those of the page; return whether it may be."""
         after = self._page.after
+        self.total += 1
         if after is None:
             self._found.add(self._urgency(row), row)
             return True
@@ -135,15 +140,15 @@ def cursor_of(key: Key) -> str:
 
 def page_of(request: web.Request) -> Page:
     """Read `?limit=N&cursor=TEXT` for the list of a path. Raises ApiError with status 400."""
-    like, default, most = LISTS[request.path]
-    limit = whole_number(request, "limit", default, most)
+    like, default = LISTS[request.path]
+    limit = whole_number(request, "limit", default, MAX_LIMIT)
     text = request.query.get("cursor")
     if text is None or not like:
         return Page(limit)
     try:
         key = json.loads(urlsafe_b64decode(text + "=" * (-len(text) % 4)) or "[]")
         if text == "" or list(map(type, key)) == list(map(type, like)):
-            return Page(min(limit, MAX_LIMIT), tuple(key))
+            return Page(limit, tuple(key))
     except (ValueError, TypeError):  # a part of one, or another text
         pass
     raise ApiError(400, f"cursor: {text!r} is none of this list", _CURSOR_FIX)

@@ -1,15 +1,17 @@
 """Describes Structured Streaming queries and pipelines: in full, and briefly for the status."""
 
 import asyncio
+import time
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import nlargest
-from itertools import groupby
 from operator import itemgetter
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from proxy.admin.pages import Chosen, Page
+from proxy.admin.pages import Key, Page, PagedRows
+from proxy.admin.progress_documents import progress_documents
 from proxy.admin.written_values import cut, picked
+from proxy.progress.query import QueryProgress
 from proxy.progress.query_scope import QueryScope
 from proxy.slices import Slices
 from proxy.state import Document
@@ -19,7 +21,6 @@ COST_FACTOR = 20.0
 client's traffic moves in that time."""
 
 MAX_QUERY_SUMMARIES = 100  # queries in the status document
-PARTITION_DEPTH = 4  # of the partitions of queries in a document
 MAX_PIPELINE_SUMMARIES = 50  # pipelines in the status document
 MAX_NODES = 50  # stages, and also sources, of one pipeline there
 REDUCED = "reduced"  # state of a node that is held to a rate
@@ -33,11 +34,8 @@ class Reports(Protocol):
     async def accept(self, raw: bytes, scope: QueryScope) -> Document:
         """Apply a report on a query of a scope; return what came of it. Raises ReportRefused."""
 
-    def progress(self) -> Iterable[Document | None]:
-        """Yield all that is known of each query, and None for a step without one.
-
-        See proxy.progress.documents.
-        """
+    def progress(self) -> Iterable[QueryProgress]:
+        """Return the queries that are followed."""
 
     def pressure(self) -> Mapping[str, Document]:
         """Return what backpressure does to the queries that have it, by their names."""
@@ -102,7 +100,7 @@ class QueryDocuments:
 
     def __init__(self, reports: Reports, slices: Slices, clock_ms: Callable[[], float]) -> None:
         how = slices, clock_ms, lambda cost_ms: COST_FACTOR * cost_ms
-        self.documents = Cached(partial(_documents, reports), *how).get
+        self.documents = Cached(partial(_documents, reports, clock_ms), *how).get
         """Returns each query with its partitions, what backpressure does to it, and totals."""
         self.pipelines = Cached(reports.pipelines, *how).get
         """Returns each pipeline."""
@@ -129,46 +127,48 @@ class QueryDocuments:
         return nlargest(MAX_PIPELINE_SUMMARIES, documents, key=pipeline_urgency)
 
 
-def _documents(reports: Reports) -> Iterator[Document | None]:
+def _documents(reports: Reports, clock_ms: Callable[[], float]) -> Iterator[Document | None]:
     adaptive = reports.pressure()
-    for each in reports.progress():
+    for each in progress_documents(reports.progress(), clock_ms(), time.time()):
         yield None
         if each is not None:
             totals = yield from _totals(each["partitions"])
             yield {**each, "adaptive": adaptive.get(each["name"]), "totals": totals}
 
 
-def limited(document: Document, most: int) -> Document:
-    """Return a query with so many of its partitions: the stuck, then those with most lag."""
-    partitions = document["partitions"]
-    if len(partitions) <= most:
-        return document
-    shown = nlargest(
-        most, partitions, lambda each: (each["stuck_since"] is not None, each["lag_records"] or 0)
-    )
-    shown.sort(key=itemgetter("topic", "partition"))
-    return {**document, "partitions": shown}
-
-
-ListedPartition = tuple[Document, Document]
-"""A query, and one of its partitions."""
+ListedPartition = tuple[Document, Document | None]
+"""A query, and one of its partitions; None: it has none yet."""
 
 
 def partitions_of(documents: Iterable[Document]) -> Iterator[ListedPartition]:
     """Yield the partitions of queries, each with its query."""
-    return ((query, each) for query in documents for each in query["partitions"])
+    return ((query, each) for query in documents for each in query["partitions"] or (None,))
 
 
-def partition_choice(page: Page) -> Chosen[ListedPartition]:
-    """Return what chooses the partitions of a page, in the order of queries and topics."""
-    return Chosen(page, lambda row: (row[0]["name"], row[1]["topic"], row[1]["partition"]))
+def paged_partitions(
+    page: Page, rows: Iterable[ListedPartition] = ()
+) -> PagedRows[ListedPartition]:
+    """Return what chooses the partitions of a page: the stuck come first, then by their lag."""
+    return PagedRows(page, _partition_key, _partition_urgency, rows)
 
 
-def with_partitions(rows: Iterable[ListedPartition]) -> list[Document]:
+def _partition_key(row: ListedPartition) -> Key:
+    query, each = row
+    return (query["name"], *((each["topic"], each["partition"]) if each else ("", -1)))
+
+
+def _partition_urgency(row: ListedPartition) -> tuple[bool, int]:
+    each = row[1]
+    return each is not None and each["stuck_since"] is not None, (each and each["lag_records"]) or 0
+
+
+def grouped_by_query(rows: Iterable[ListedPartition]) -> list[Document]:
     """Return the queries of some partitions, each with those of them that are its own."""
-    by_query = groupby(rows, key=lambda row: str(row[0]["name"]))
-    pages = (list(of_query) for _, of_query in by_query)
-    return [{**page[0][0], "partitions": [each for _, each in page]} for page in pages]
+    queries: dict[int, dict[str, Any]] = {}
+    for query, each in sorted(rows, key=_partition_key):
+        shown = queries.setdefault(id(query), {**query, "partitions": []})
+        shown["partitions"] += () if each is None else (each,)
+    return list(queries.values())
 
 
 def _totals(partitions: Sequence[Document]) -> Generator[None, None, Document]:

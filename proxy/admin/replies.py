@@ -1,13 +1,11 @@
-"""Reads what comes with an admin request, and writes the answer: JSON, or a Prometheus scrape.
-
-Long ones that have no pages are written in small steps: nothing else runs during one call.
-"""
+"""Reads what comes with an admin request, and writes the answer: JSON, or a Prometheus scrape."""
 
 import asyncio
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from io import BytesIO
 from itertools import islice
 from types import SimpleNamespace
@@ -32,8 +30,8 @@ OWN_BODY = web.RequestKey("own_body", bytes)
 MAX_BODY_BYTES = 64 * 1024  # of a request that changes something
 BODY_TIMEOUT_S = 10.0  # how long a body may take to arrive
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+MAX_REFUSED_CHARS = 60  # of a value, in a message
 MAX_REQUEST_DIGITS = 15  # of a number in a path or query string
-ROW_DEPTH = 2  # of the rows of the lists in a document
 SAMPLES_AT_ONCE = 50  # samples of a scrape in one step; it takes about half a millisecond
 
 
@@ -92,34 +90,10 @@ def readiness_answer(not_ready: str | None, warning: str | None) -> web.Response
     return answer({"status": "not ready", "reason": not_ready}, 503)
 
 
-def answer_in_pieces(body: BytesIO, headers: Mapping[str, str], status: int = 200) -> web.Response:
+def long_answer(body: BytesIO, headers: Mapping[str, str], status: int = 200) -> web.Response:
     """Return a long body as an answer; aiohttp writes it in pieces, others run in between."""
     body.seek(0)
     return web.Response(body=body, headers=headers, status=status)
-
-
-async def answer_in_slices(
-    document: Mapping[str, object], slices: Slices, depth: int = ROW_DEPTH
-) -> web.Response:
-    """Return a document that has no pages as a JSON answer; each value at `depth` is one step."""
-    return answer_in_pieces(await made_in_slices(_pieces(document, depth), slices), JSON_HEADERS)
-
-
-def _pieces(value: Any, depth: int) -> Iterator[bytes]:
-    if depth and isinstance(value, dict):
-        for number, (key, member) in enumerate(value.items()):
-            yield (b"," if number else b"{") + written(key) + b":"
-            yield from _pieces(member, depth - 1)
-        yield b"}" if value else b"{}"
-    elif depth and isinstance(value, list | Iterator):
-        yield b"["
-        for number, item in enumerate(value):
-            if number:
-                yield b","
-            yield from _pieces(item, depth - 1)
-        yield b"]"
-    else:
-        yield written(value)
 
 
 async def made_in_slices(pieces: Iterator[bytes], slices: Slices) -> BytesIO:
@@ -154,6 +128,32 @@ async def json_body(request: web.Request, most_bytes: int = MAX_BODY_BYTES) -> b
     except web.RequestPayloadError:
         raise ApiError(400, "the body is broken off or badly framed", "send it again") from None
     return bytes(body)
+
+
+bad_request = partial(ApiError, 400)
+"""Makes the refusal of a request that is not as it should be, of what is wrong and the fix."""
+
+
+def read_object(body: bytes, keys: Sequence[str], example: str) -> dict[str, object]:
+    """Return a JSON object with these keys alone. Raises ApiError with status 400 for another."""
+    fix = f"send {example}"
+    try:
+        document = json.loads(body)
+    except RecursionError:
+        raise bad_request("the body is nested too deeply", fix) from None
+    except ValueError as error:  # not UTF-8 is one as well
+        raise bad_request(f"the body is not JSON: {error}", fix) from None
+    if not isinstance(document, dict):
+        raise bad_request("the body is not a JSON object", fix)
+    if unknown := sorted(set(document) - set(keys)):
+        raise bad_request(f"unknown key {shown_json(unknown[0])}", f"use {', '.join(keys)}")
+    return document
+
+
+def shown_json(value: object) -> str:
+    """Quote a value in a message, cut where it is long."""
+    text = json.dumps(value) if not isinstance(value, dict | list) else "a collection"
+    return text if len(text) <= MAX_REFUSED_CHARS else f"{text[:MAX_REFUSED_CHARS]}..."
 
 
 def whole_number(request: web.Request, name: str, default: int, most: int) -> int:

@@ -4,84 +4,17 @@ import difflib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
-
-from pydantic import Field, StrictBool
 
 from proxy.config import fields
 from proxy.config.document import Loc
 from proxy.config.fields import OTHER_PLACE, Conflict
-from proxy.config.schedule_models import ScheduleSection
-from proxy.quota.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, QuotaKind
-from proxy.quota.rules import MOST_LEVELS, Budget, Share
+from proxy.config.rule_models import BudgetSection, RuleSection, share_of
+from proxy.quota.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
+from proxy.quota.rules import MOST_LEVELS, Budget
 from proxy.quota.values import format_size, shown
 
 BYTE_KINDS = {CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE}
 """What budgets bound."""
-
-
-class BudgetSection(fields.Section):
-    """A rate for all clients of the rules, and budgets, that name it."""
-
-    name: fields.Text = Field(examples=["name: analytics"])
-    consumer_byte_rate: fields.Size | None = None
-    producer_byte_rate: fields.Size | None = None
-    budget: fields.Text | None = None
-    weight: fields.Weight | None = None
-    enforce: StrictBool = True
-    when: ScheduleSection | None = None
-
-    @property
-    def bounds(self) -> dict[QuotaKind, float]:
-        """Its own rates, in bytes per second."""
-        rates = {
-            CONSUMER_BYTE_RATE: self.consumer_byte_rate,
-            PRODUCER_BYTE_RATE: self.producer_byte_rate,
-        }
-        return {kind: float(rate) for kind, rate in rates.items() if rate is not None}
-
-    def find_conflicts(self) -> Iterator[Conflict]:  # noqa: D102
-        if self.budget is None:
-            if not self.bounds:
-                fix = "add consumer_byte_rate or producer_byte_rate, or the budget that it is in"
-                yield Conflict((), "sets no rate, and is in no budget that does", fix)
-            if self.weight is not None:
-                yield without_budget("weight")
-
-
-def share_of(
-    budgets: Mapping[str, Budget], of: "BudgetSection | SharingRule", guaranteed: float
-) -> Share | None:
-    """Return what a budget or the entities of a rule have of the budget that they name."""
-    if of.budget is None:
-        return None
-    weight = 1.0 if of.weight is None else of.weight
-    return Share(budgets[of.budget], weight, guaranteed)
-
-
-def without_budget(key: str) -> Conflict:
-    """Return what is wrong with a share of nothing."""
-    return Conflict((key,), "is of no use without budget", "name the budget that it is a share of")
-
-
-class SharingRule(Protocol):
-    """What budgets ask of a rule in the file."""
-
-    budget: str | None
-    guaranteed: int | None
-    weight: float | None
-
-    @property
-    def rule_keys(self) -> dict[str, str]:
-        """Its clients have; of rules for the same ones no two are in force at a time."""
-
-    @property
-    def bounds(self) -> dict[QuotaKind, float]:
-        """Its own."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether clients decide how many shares it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +22,7 @@ class Budgets:
     """The budgets of a file with the rules that share them."""
 
     sections: Sequence[BudgetSection]
-    rules: Sequence[SharingRule]
+    rules: Sequence[RuleSection]
 
     def find_conflicts(self) -> Iterator[Conflict]:
         """Yield what is wrong between them; of guarantees only where they lie in budgets."""
@@ -122,7 +55,7 @@ class Budgets:
     def _named(self) -> dict[str, BudgetSection]:
         return {each.name: each for each in self.sections}
 
-    def _around(self, of: BudgetSection | SharingRule) -> list[BudgetSection]:
+    def _around(self, of: BudgetSection | RuleSection) -> list[BudgetSection]:
         """Return the budgets that one is in, the innermost first; of a circle each once."""
         named, found = self._named, list[BudgetSection]()
         while of.budget is not None and (outer := named[of.budget]) not in found:
@@ -136,7 +69,7 @@ class Budgets:
             message = f"{shown(name)} is also the name of {OTHER_PLACE}"
             yield Conflict((*loc, "name"), message, "give each budget a name of its own", earlier)
 
-    def _placed(self) -> Iterator[tuple[Loc, BudgetSection | SharingRule]]:
+    def _placed(self) -> Iterator[tuple[Loc, BudgetSection | RuleSection]]:
         yield from ((("budgets", at), each) for at, each in enumerate(self.sections))
         yield from ((("rules", at), each) for at, each in enumerate(self.rules))
 

@@ -38,7 +38,7 @@ def find_hints(config: Config, table: RuleTable) -> Iterator[str]:
     if config.cluster.shows_password:
         yield f"cluster.sasl sends the password to the brokers in the clear; fix: {HIDE_PASSWORD}"
     yield from find_start_hints(config)
-    yield from find_circles(config)
+    yield from find_loops_to_self(config)
     if config.state.kind == "memory" and any(rule.adaptive for rule in config.quotas.rules):
         loss = "after a restart of the proxy the first batch of each adaptive query is not bounded"
         yield f"state.kind is memory: {loss}; fix: write sqlite or kafka"
@@ -56,7 +56,7 @@ def find_start_hints(config: Config) -> Iterator[str]:
             f"up on a request and ask again after request.timeout.ms, {REQUEST_TIMEOUT_S:g} s by "
             "default; fix: write 20s; what is left of a hold goes into the next one"
         )
-    yield from find_blanks(config)
+    yield from find_padded_names(config)
     if (hint := share_files(config).hint) is not None:
         yield hint
     yield from find_exposed(named_files(config, but=PUBLIC_FILES))
@@ -67,7 +67,7 @@ def find_start_hints(config: Config) -> Iterator[str]:
                 yield f"admin.tokens[{number}] ({token.name}) {use}, or remove it"
 
 
-def find_circles(config: Config) -> Iterator[str]:
+def find_loops_to_self(config: Config) -> Iterator[str]:
     """Yield a line for each bootstrap server that clients take for this proxy."""
     for server in config.cluster.bootstrap_servers:
         for listener in config.listeners:
@@ -82,7 +82,7 @@ def find_circles(config: Config) -> Iterator[str]:
                 )
 
 
-def find_blanks(config: Config) -> Iterator[str]:
+def find_padded_names(config: Config) -> Iterator[str]:
     """Yield a line for each name with blanks at an end: it fits no client that has none there."""
     rules = ((f"quotas.rules[{at}]", rule) for at, rule in enumerate(config.quotas.rules))
     queries = ((f"queries[{at}]", query) for at, query in enumerate(config.queries))

@@ -5,7 +5,8 @@ from typing import Any
 
 from metrics.clock import MS_PER_SECOND
 from proxy.config.fields import fields_of
-from proxy.config.models import Config, RuleSection
+from proxy.config.models import Config
+from proxy.config.rule_models import RuleSection
 from proxy.quota.entities import QuotaKind
 
 MAX_SHOWN_KEYS = 50
@@ -28,7 +29,7 @@ def find_differences(before: Config, after: Config) -> tuple[ShownValues, ShownV
     return _cut(list(_differing("", before, after)))
 
 
-def find_scheduled(
+def find_schedule_changes(
     before: Mapping[str, bool], after: Mapping[str, bool]
 ) -> tuple[ShownValues, ShownValues]:
     """Return which rules and budgets were in force and are not any more, or the other way round.

@@ -8,22 +8,21 @@ import os
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 from urllib.parse import quote
 
-from pydantic import BeforeValidator, Field, PrivateAttr, StrictBool, create_model, field_validator
+from pydantic import Field, PrivateAttr, StrictBool, field_validator
 from pydantic import ValidationInfo as Info
 
 from proxy.config import endpoints, fields, files
-from proxy.config.budget_models import Budgets, BudgetSection, share_of, without_budget
+from proxy.config.budget_models import Budgets
 from proxy.config.document import Loc
 from proxy.config.fields import Conflict, find_bad, not_empty
-from proxy.config.query_models import AdaptiveSection, PipelineSection, QuerySection
-from proxy.config.schedule_models import ScheduleSection, find_overlapping
+from proxy.config.query_models import PipelineSection, QuerySection
+from proxy.config.rule_models import BudgetSection, RuleSection
+from proxy.config.schedule_models import find_overlapping
 from proxy.progress.query import ProgressSettings
-from proxy.quota.entities import QuotaKind
-from proxy.quota.rules import Budget, QuotaSettings, Rule
-from proxy.quota.validation import RULE_KEYS, find_bound_problems, find_key_problems, is_open
+from proxy.quota.rules import QuotaSettings
 from proxy.quota.values import BadValueError
 
 HIDE_PASSWORD = "add cluster.tls, or use SCRAM-SHA-512 as cluster.sasl.mechanism"
@@ -139,83 +138,6 @@ class ListenerSection(fields.Section):
         """What clients are told to connect to, by the keys that say so."""
         names = {("advertised_host",): self.advertised_host, ("tls", "sni"): self.sni}
         return {loc: name for loc, name in names.items() if name}
-
-
-class RuleKeys(fields.Section):
-    """Whom a rule is for, whether they have one sensor each or one together, and are held."""
-
-    user: fields.Text | None = None
-    client_id: fields.Text | None = Field(default=None, alias="client-id")
-    client_id_prefix: fields.Prefix | None = Field(default=None, alias="client-id-prefix")
-    listener: fields.Text | None = None
-    topic: fields.Topic | None = None
-    topic_prefix: fields.TopicPrefix | None = Field(default=None, alias="topic-prefix")
-    scope: Literal["each", "shared"] = "each"
-    enforce: StrictBool = True
-
-
-_BOUND_FIELDS: dict[str, Any] = {
-    kind.value: (Annotated[float | None, BeforeValidator(kind.unit.parse)], None)
-    for kind in QuotaKind
-}
-_RuleBounds: Any = create_model("_RuleBounds", __base__=RuleKeys, **_BOUND_FIELDS)
-
-
-class RuleSection(_RuleBounds):  # type: ignore[misc]  # mypy knows no model that is made
-    """The quotas of the clients that fit all of the rule's keys; a key for each `QuotaKind`.
-
-    `user` and `client_id` may be `DEFAULT`. With `adaptive`, `consumer_byte_rate` is the most that
-    a bound which moves can be.
-    """
-
-    adaptive: AdaptiveSection | None = None
-    expected: StrictBool = False
-    budget: fields.Text | None = None
-    weight: fields.Weight | None = None
-    guaranteed: fields.Size | None = None
-    when: ScheduleSection | None = None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether clients decide how many shares of its budget it has."""
-        return is_open(self.rule_keys, self.scope)
-
-    @property
-    def rule_keys(self) -> dict[str, str]:
-        """The keys that the rule names, as they stand in the file."""
-        keys = ((key, getattr(self, key.replace("-", "_"))) for key in RULE_KEYS)
-        return {key: value for key, value in keys if value is not None}
-
-    @property
-    def bounds(self) -> dict[QuotaKind, float]:
-        """What the rule bounds, in the unit of each kind."""
-        bounds = {kind: getattr(self, kind.value) for kind in QuotaKind}
-        return {kind: bound for kind, bound in bounds.items() if bound is not None}
-
-    def find_conflicts(self) -> Iterator[Conflict]:  # noqa: D102
-        keys, shared, adaptive = self.rule_keys, self.scope == "shared", self.adaptive is not None
-        problems = find_bound_problems(
-            *(keys, self.bounds), shared=shared, adaptive=adaptive, shares=self.budget is not None
-        )
-        for problem in (*find_key_problems(keys), *problems):
-            path = (problem.key,) if problem.key else ()
-            yield Conflict(path, problem.message, problem.fix)
-        for key in ("guaranteed", "weight") if self.budget is None else ():
-            if getattr(self, key) is not None:
-                yield without_budget(key)
-
-    def rule(self, place: str, number: int, budgets: Mapping[str, Budget]) -> Rule:
-        """Return the rule, the `number`th of the file."""
-        own = {*QuotaKind, "adaptive", "budget", "weight", "guaranteed", "when"}
-        return Rule(
-            **self.model_dump(exclude=own),
-            bounds=self.bounds,
-            share=share_of(budgets, self, self.guaranteed or 0.0),
-            adaptive=self.adaptive.bound if self.adaptive else None,
-            when=self.when.schedule if self.when else None,
-            place=place,
-            number=number,
-        )
 
 
 class QuotasSection(fields.Section):

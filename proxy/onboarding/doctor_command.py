@@ -50,7 +50,6 @@ LIMIT_S = 5.0
 """For each answer, and each connection."""
 
 MOST_CONNECTIONS = 1000
-MOST_PARTITIONS = 100
 
 _REFUSED = re.compile(r'^kafka_quota_proxy_spark_reports_total\{.*\bresult="(\w+)"\} (\S+)$', re.M)
 _TAKEN = frozenset({"accepted", "repeated"})
@@ -130,7 +129,7 @@ def _see_admin(config: Config, address: AdminAddress, given: Path | None) -> Adm
             status=address.document("/v1/status?limit=1"),
             file_rules=frozenset(each["selector"] for each in quotas if each["source"] == "file"),
             connections=connections["connections"],
-            queries=address.document(f"/v1/progress?limit={MOST_PARTITIONS}")["queries"],
+            queries=address.rows("/v1/progress", "queries"),
             refused_reports=_refused_reports(address),
         )
     except AdminRefusal as error:

@@ -8,11 +8,11 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from metrics.clock import in_seconds
 from metrics.exposition import PREFIX
 from metrics.instruments import COMPLETION_BUCKETS_S, OTHER
 from metrics.lock_free import HistogramChild
 
-from .documents import in_seconds
 from .query import QueryProgress
 from .query_registry import QueryRegistry
 from .report import TriggerKind

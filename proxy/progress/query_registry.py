@@ -12,10 +12,9 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from itertools import chain
 
-from proxy.state import Document, Journal
+from proxy.state import Journal
 from proxy.wire.topic_partition import TopicPartition
 
-from .documents import query_document
 from .events import EventKind, OnEvent
 from .log_edges import end_age_ms
 from .owns import Owns, owns_all
@@ -245,11 +244,6 @@ class QueryRegistry:
             settings = query.settings
             stuck_after_ms = settings.stuck_after_ms if settings else STUCK_AFTER_MS
             yield from query.sweeping(now_ms, stuck_after_ms)
-
-    def documents(self, now_ms: float, now_s: float) -> Iterator[Document | None]:
-        """Yield each query as JSON, sorted by name; None for a step without one."""
-        for query in sorted(self.queries, key=lambda query: query.name):
-            yield from query_document(query, now_ms, now_s)
 
     def partitions(self) -> Iterator[TopicPartition]:
         """Yield the partitions whose log ends are worth asking for: of each query that reads it."""

@@ -8,7 +8,6 @@ from collections.abc import (
     Coroutine,
     Generator,
     Iterable,
-    Iterator,
     Mapping,
     Sequence,
 )
@@ -312,9 +311,9 @@ class Queries:
             _log.warning("log ends not looked up for a report", error=str(error) or "no answer")
             return {}
 
-    def progress(self) -> Iterator[Document | None]:
-        """Yield what is known of each query; None for a step without one."""
-        return self._registry.documents(clock_ms(), time.time())
+    def progress(self) -> Iterable[QueryProgress]:
+        """Return the queries that are followed."""
+        return self._registry.queries
 
     def pressure(self) -> Mapping[str, Document]:
         """Return what backpressure does to each query that has it, by its label."""

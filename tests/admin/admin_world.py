@@ -18,6 +18,7 @@ from proxy.admin.history import History
 from proxy.admin.port.guard import Access, AdminToken
 from proxy.admin.server import AdminServer
 from proxy.config.endpoints import HostPort
+from proxy.progress.query import QueryProgress
 from proxy.progress.query_scope import QueryScope
 from proxy.quota.entities import QuotaKind
 from proxy.quota.rule_registry import RuleRegistry
@@ -95,7 +96,7 @@ class NoQueries:
     async def accept(self, raw: bytes, scope: QueryScope) -> Mapping[str, object]:
         raise AssertionError(f"nobody reports here: {raw!r} of {scope}")
 
-    def progress(self) -> Sequence[Mapping[str, object]]:
+    def progress(self) -> Sequence[QueryProgress]:
         return ()
 
     def pressure(self) -> Mapping[str, Mapping[str, object]]:

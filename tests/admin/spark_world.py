@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from proxy.admin.server import AdminServer
 from proxy.backpressure.query_advice import advise
 from proxy.progress.events import ProgressEvent
 from proxy.progress.offset_ranges import SkipReason
-from proxy.progress.query import ProgressSettings, QuerySettings
+from proxy.progress.query import ProgressSettings, QueryProgress, QuerySettings
 from proxy.progress.query_scope import ALL_QUERIES, QueryScope
 from proxy.progress.report import ReportRefused, parse_report
 from proxy.progress.tracker import Reader
@@ -84,8 +84,8 @@ class SparkWorld(AdminWorld, QueryWorld):
             "bound": pressed[0].bound if pressed else None,
         }
 
-    def progress(self) -> Iterator[Mapping[str, object] | None]:
-        return self.registry.documents(self.now_ms, self.now_s)
+    def progress(self) -> Iterable[QueryProgress]:
+        return self.registry.queries
 
     def pressure(self) -> Mapping[str, Mapping[str, object]]:
         return {

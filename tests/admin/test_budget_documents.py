@@ -11,7 +11,7 @@ from status_page import CLIENTS, visited
 from terminal import run_once
 
 from proxy.admin import pages
-from proxy.admin.peers.merged_documents import MERGED_BUDGETS, MemberDocuments
+from proxy.admin.peers.merged_documents import TABLES, MemberDocuments
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -175,8 +175,9 @@ def test_budgets_of_members_are_one():
         "b": told(rate=100.0, leased=120.0, active_clients=1, waiting=0),
         "older": {},
     }
-    (merged,) = MERGED_BUDGETS(MemberDocuments(by_member, pages.Page(9)))["budgets"]
+    _, budgets = TABLES["/v1/budgets"]
+    (merged,) = budgets(MemberDocuments(by_member, pages.Page(9)))["budgets"]
     assert (merged["rate"], merged["active_clients"], merged["waiting"]) == (150.2, 3, 1)
     assert (merged["throttled"], merged["holds"], merged["held_s"]) == (True, 4, 1.0)
     assert (merged["bound"], merged["leased"], "member" in merged) == (200.0, 200.0, False)
-    assert MERGED_BUDGETS(MemberDocuments(by_member, pages.Page(0))) == {"budgets": []}
+    assert budgets(MemberDocuments(by_member, pages.Page(0))) == {"budgets": []}

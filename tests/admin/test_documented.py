@@ -1,4 +1,4 @@
-"""docs/api.md has each path and each field."""
+"""docs/api.md has each path, and with its two neighbours each field."""
 
 import re
 from collections.abc import Iterator
@@ -13,8 +13,13 @@ from spark_world import scene as queries
 from tier_world import TierWorld
 from traffic import play
 
-API = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
-NAMED = set(re.findall(r"\w+", " ".join(re.findall(r"```.*?```|`[^`]+`", API, re.DOTALL))))
+from proxy.admin.progress_documents import PARTITION, QUERY
+
+DOCS = Path(__file__).parents[2] / "docs"
+API = (DOCS / "api.md").read_text()
+QUERIES = (DOCS / "api-queries.md").read_text()
+ALL = API + QUERIES + (DOCS / "admin-port.md").read_text()
+NAMED = set(re.findall(r"\w+", " ".join(re.findall(r"```.*?```|`[^`]+`", ALL, re.DOTALL))))
 DATA = {"before", "after", "bounds", "delay_queues", "failed", "keys", "refused"}
 """Fields of which the keys are what an operator, or a client, has named."""
 PATHS = ("status?by=client", "clients", "connections", "quotas", "throttling", "log_level", "audit")
@@ -60,6 +65,25 @@ async def test_fields_of_clients_and_rules(world: AdminWorld):
 async def test_fields_of_queries_and_pipelines(make: Any, path: str):
     async with serve(make().server()) as ask:
         await described(ask, path, "status")
+
+
+def table(begin: str) -> set[str]:
+    """Return the fields of the table that follows some text."""
+    rows = QUERIES.partition(begin)[2].partition("|---|---|\n")[2].partition("\n\n")[0].splitlines()
+    return {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+
+
+async def test_tables_of_queries_and_pipelines_have_the_fields():
+    async with serve(queries().server()) as ask:
+        found = (await ask("GET", "/v1/progress")).json["queries"]
+    async with serve(pipelines().server()) as ask:
+        shown = (await ask("GET", "/v1/pipelines")).json["pipelines"]
+    nodes = [node for each in shown for node in (*each["sources"], *each["stages"])]
+    partitions = [each for query in found for each in query["partitions"]]
+    assert set(QUERY.names) == set(found[0])
+    assert set(PARTITION.names) == set(partitions[0])
+    assert table("for one of them.") == set(shown[0])
+    assert table("Of each stage and source:") == set().union(*nodes)
 
 
 async def test_each_path_is_in_the_table():

@@ -56,9 +56,9 @@ async def test_an_operator_changes_it(ask: Ask):
 @pytest.mark.parametrize(
     ("body", "what"),
     [
-        ("{", "the body is not JSON"),
-        ("[]", "the body has one key, level"),
-        ('{"level": "info", "for": "5m"}', "the body has one key, level"),
+        ("{", "the body is not JSON: "),
+        ("[]", "the body is not a JSON object"),
+        ('{"level": "info", "for": "5m"}', 'unknown key "for"'),
         ('{"level": "loud"}', "the level is not known"),
         ('{"level": ["info"]}', "the level is not known"),
     ],
@@ -66,7 +66,7 @@ async def test_an_operator_changes_it(ask: Ask):
 async def test_what_is_no_level_is_refused(ask: Ask, body: str, what: str):
     headers = {"Content-Type": "application/json"}
     answer = await ask("PUT", "/v1/log_level", data=body, headers=headers)
-    assert (answer.status, answer.json["error"]) == (400, what)
+    assert (answer.status, answer.json["error"].startswith(what)) == (400, True)
     assert log_level.name == "info"
 
 

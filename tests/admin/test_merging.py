@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from proxy.admin.client_documents import IS_VISIT
 from proxy.admin.history import merged_chart
 from proxy.admin.pages import Key, Page, cursor_of
-from proxy.admin.peers.merged_documents import BOUNDLESS, TABLES, MemberDocuments
-from proxy.admin.peers.tier_answers import peeked_client
+from proxy.admin.peers.merged_documents import TABLES, MemberDocuments
+from proxy.admin.peers.tier_answers import client_of_report
 from proxy.admin.request_times import HISTOGRAMS, merged_times, quantile
 from proxy.quota.entities import QuotaKind
 
@@ -201,7 +201,7 @@ def test_what_a_client_without_a_bound_moves_at_all_members_is_added():
             "unbounded_clients": [client("a", 7.0) | {IS_VISIT: True}, client("b", 8.0)],
         },
     }
-    merged = MemberDocuments(tier, Page(9)).merged(BOUNDLESS)
+    merged = MemberDocuments(tier, Page(9)).merged(TABLES["/v1/unbounded"])
     assert merged["unbounded"] == 3
     rates = [
         (each["client_id"], each["rate"], each["member"]) for each in merged["unbounded_clients"]
@@ -268,4 +268,4 @@ def test_a_chart_goes_on_over_a_handover():
     ],
 )
 def test_whose_a_report_is(body: bytes, client_id: str | None):
-    assert peeked_client(body, lambda name: f"client of {name}") == client_id
+    assert client_of_report(body, lambda name: f"client of {name}") == client_id

@@ -1,6 +1,5 @@
 """The section of Spark queries on the status page, in a real Chromium."""
 
-import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -9,6 +8,7 @@ from chromium import PHONE, WIDE, Page, text
 from spark_world import Job, SparkWorld, scene
 from status_page import OPEN_QUERY, PARTITIONS, QUERIES, query_row, visited
 
+from proxy.progress.query import LastBatch, QueryProgress
 from proxy.progress.report import ReportRefused
 
 SHOWN = f"{QUERIES} === 5"
@@ -52,9 +52,12 @@ class WithBatch:
         self.pipelines = spark.pipelines
         self._spark = spark
 
-    def progress(self) -> list[dict[str, object]]:
-        batch = {"id": 12, "rows": 4000, "duration_s": 1.8, "ended": time.time() - 30.0}
-        return [{**document, "batch": batch} for document in self._spark.progress() if document]
+    def progress(self) -> list[QueryProgress]:
+        ended_ms = self._spark.now_ms - 30_000.0
+        queries = list(self._spark.progress())
+        for query in queries:
+            query.last_batch = LastBatch(12, 4000, 1800.0, ended_ms)
+        return queries
 
 
 async def test_the_last_batch_is_shown(page: Page, shown: SparkWorld):
@@ -176,5 +179,5 @@ async def test_it_is_a_table_to_a_screen_reader_at_any_width(page: Page, url: st
         roles = [node["role"]["value"] for node in tree["nodes"] if not node["ignored"]]
         clients, queries, partitions = 5, 5, 2
         assert roles.count("table") == 3
-        assert roles.count("columnheader") == 4 + 6 + 6
-        assert roles.count("cell") == clients * 4 + queries * 6 + 1 + partitions * 6
+        assert roles.count("columnheader") == 4 + 6 + 7
+        assert roles.count("cell") == clients * 4 + queries * 6 + 1 + partitions * 7

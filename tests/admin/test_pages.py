@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import spark_world
 from admin_world import CONSUMER, MIB, REQUEST, AdminWorld, Ask, serve
+from budget_world import BudgetWorld
 from connected import PLAIN, Connected
 from hypothesis import given
 from hypothesis import strategies as st
 from pipeline_world import scene as pipelines
 from tier_world import TierWorld
 
-from proxy.admin.pages import Chosen, Page, cursor_of
+from proxy.admin.pages import Page, PagedRows, cursor_of
 from proxy.admin.replies import read_whole, written
 
 
@@ -104,9 +105,32 @@ async def test_partitions_and_pipelines_are_walked():
             for each in query["partitions"]
         ]
         assert seen == sorted(keys)
+        shown = names(await walk(ask, "/v1/progress", 1), "queries", "name")
+        assert set(shown) == {query["name"] for query in whole}
     async with serve(pipelines().server()) as ask:
         found = list(names(await walk(ask, "/v1/pipelines", 1), "pipelines", "name"))
         assert (found, len(found)) == (sorted(found), 3)
+
+
+async def test_clients_without_a_bound_are_walked(unruled: AdminWorld):
+    for name in ("b", None, "", "a"):
+        unruled.connect(name)(MIB)
+    unruled.connect("c", user="")(MIB)
+    async with serve(unruled.server()) as ask:
+        pages = await walk(ask, "/v1/unbounded")
+        assert list(names(pages, "unbounded_clients", "client_id")) == [None, "", "a", "b", "c"]
+        assert {page["unbounded"] for page in pages} == {5}
+        (page,) = await walk(ask, "/v1/unbounded?filter=b")
+        assert page["unbounded_clients"][0]["client_id"] == "b"
+
+
+async def test_budgets_are_walked():
+    async with serve(BudgetWorld().server()) as ask:
+        listed = (await ask("GET", "/v1/budgets")).json
+        shown = (await ask("GET", "/v1/clients")).json["budgets"]
+        assert (listed["budgets"], listed["total"]) == (shown, len(shown))
+        pages = await walk(ask, "/v1/budgets", 1)
+        assert list(names(pages, "budgets", "name")) == sorted(each["name"] for each in shown)
 
 
 async def test_a_tier_is_walked_as_one_process():
@@ -141,7 +165,7 @@ def test_a_walk_has_each_row_once_in_the_order_of_keys(rows: list[Any], limit: i
     seen: list[Any] = []
     after: Any = ()
     while True:
-        found = Chosen(Page(limit, after), lambda row: row, rows=rows)
+        found = PagedRows(Page(limit, after), lambda row: row, rows=rows)
         seen += found.rows()
         if found.next()["next"] is None:
             break

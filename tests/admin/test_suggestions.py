@@ -141,6 +141,14 @@ async def test_who_has_no_rule_comes_first(unruled: AdminWorld, ask_unruled: Ask
         {"client-id": "small"},
         {"client-id": "etl-orders"},
     ]
+    walked: list[object] = []
+    cursor = ""
+    while cursor is not None:
+        page = (await ask_unruled("GET", f"{PATH}?limit=1&cursor={cursor}")).json
+        walked += [each["keys"] for each in page["clients"]]
+        cursor = page["next"]
+    keys = [("etl-orders", ""), ("large", "anna"), ("large", ""), ("small", "")]
+    assert sorted((each["client-id"], each.get("user", "")) for each in walked) == sorted(keys)
     assert answer["clients"][0]["quotas"][0]["rule"] is None
     assert answer["yaml"].count("NO RULE BOUNDS IT") == 3
     assert [rule.keys for rule in configured(tmp_path, answer["yaml"]).rules] == [

@@ -171,7 +171,8 @@ def test_check_says_which_topics_of_a_client_are_bounded(write: Callable[[str], 
 def test_the_rules_of_the_documentation_keep_strangers_out_of_places(
     write: Callable[[str], Path], client: tuple[str, ...], expected: str
 ) -> None:
-    _, _, rest = (ROOT / "docs/limits.md").read_text().partition("<!-- users: begin -->\n```yaml\n")
+    page = (ROOT / "docs/expectations.md").read_text()
+    _, _, rest = page.partition("<!-- users: begin -->\n```yaml\n")
     text, _, _ = rest.partition("```\n<!-- users: end -->")
     file = write(yaml.safe_dump(config(NOBODY) | yaml.safe_load(text)))
     code, out, err = quota_proxy("check", "-c", file, *client)

@@ -24,6 +24,9 @@ from metrics import (
 from metrics.instruments import InstrumentRow
 from proxy.admin.client_documents import BUDGET, CLIENT, CONNECTION, HOLD, UNBOUNDED
 from proxy.admin.document_models import Model
+from proxy.admin.peers.merged_documents import MEMBER_ROW
+from proxy.admin.progress_documents import PARTITION, QUERY
+from proxy.admin.rates.suggestions import SUGGESTION
 from proxy.admin.rule_documents import BUDGET_RULE, PAUSE, RULE
 from proxy.progress.events import EventKind
 from proxy.progress.progress_collector import ProgressCollector
@@ -35,18 +38,22 @@ from proxy.quota.rules import QuotaSettings, Rule
 
 ROOT = Path(__file__).parents[2]
 CONTRIBUTING = ROOT / "docs" / "contributing.md"
-API = ROOT / "docs" / "api.md"
-MODELS: Mapping[str, Model[Any]] = {
-    "rule": RULE,
-    "budget rule": BUDGET_RULE,
-    "pause": PAUSE,
-    "client": CLIENT,
-    "budget": BUDGET,
-    "unbounded": UNBOUNDED,
-    "connection": CONNECTION,
-    "hold": HOLD,
+API = "api.md"
+MODELS: Mapping[tuple[str, str], Model[Any]] = {
+    (API, "rule"): RULE,
+    (API, "budget rule"): BUDGET_RULE,
+    (API, "pause"): PAUSE,
+    (API, "suggestion"): SUGGESTION,
+    (API, "client"): CLIENT,
+    (API, "budget"): BUDGET,
+    (API, "unbounded"): UNBOUNDED,
+    (API, "connection"): CONNECTION,
+    (API, "hold"): HOLD,
+    ("api-queries.md", "query"): QUERY,
+    ("api-queries.md", "partition"): PARTITION,
+    ("admin-port.md", "member"): MEMBER_ROW,
 }
-"""By what begins their tables in docs/api.md."""
+"""By the pages of their tables, and what begins them there."""
 
 
 def _sensors(instruments: Instruments) -> SensorCollector:
@@ -100,8 +107,9 @@ def metric_table() -> str:
 def tables() -> Iterator[tuple[Path, str, str]]:
     """Yield each table: its file, what stands before it, and what it is."""
     yield CONTRIBUTING, "<!-- metrics: begin -->\n", metric_table() + "<!-- metrics: end -->\n"
-    for name, model in MODELS.items():
-        yield API, f"<!-- fields: {name} -->\n", f"{model.table()}\n<!-- end -->\n"
+    for (page, name), model in MODELS.items():
+        table = f"{model.table()}\n<!-- end -->\n"
+        yield ROOT / "docs" / page, f"<!-- fields: {name} -->\n", table
 
 
 def test_the_tables_are_those_of_the_code() -> None:

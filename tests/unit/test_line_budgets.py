@@ -26,14 +26,14 @@ BUDGETS = {
     "proxy/tier": Budget(4300, 2350),
     "proxy/onboarding": Budget(1000, 700),
     "proxy/queries": Budget(950, 650),
-    "proxy/admin": Budget(5900, 4250),
+    "proxy/admin": Budget(6100, 4250),
     "proxy/config": Budget(3100, 2150),
     "proxy/relay": Budget(6350, 4300),
     "proxy/usage": Budget(1150, 1000),
     "proxy/pipeline": Budget(3450, 2700),
     "proxy/backpressure": Budget(2600, 1950),
     "proxy/quota": Budget(5950, 3100),
-    "proxy/progress": Budget(3900, 2950),
+    "proxy/progress": Budget(3800, 2950),
     "proxy/state": Budget(2200, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
         5350, 4430

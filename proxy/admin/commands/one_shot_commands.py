@@ -1,45 +1,26 @@
 """The commands that ask a running proxy once, and print what it answers."""
 
 import sys
-from collections.abc import Mapping
-from typing import Any
 from urllib.parse import quote, urlencode
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from proxy.admin.api import THROTTLING_PATH
+from proxy.admin.client_documents import CONNECTION
+from proxy.admin.columns import Column
 from proxy.admin.commands.admin_client import AdminAddress
 from proxy.admin.commands.top_tables import (
     ALARM,
     CALM,
-    IN_SECONDS,
-    UNKNOWN,
     WARNING,
-    Column,
     draw_table,
-    figure,
-    of_path,
     print_wide,
     printable,
-    rate_text,
 )
 from proxy.admin.peers.tier_routes import TIER_PATH
 from proxy.admin.rates.suggestions import SUGGESTIONS_PATH
 from proxy.state import Document
-
-WHERES = {
-    "delay_queue": "response held",
-    "muted": "muted",
-    "gate": "waits at the gate",
-    "connection_rate": "too many new connections",
-    "one_at_a_time": "one request at a time",
-    "login": "login under way",
-    "in_flight": "too many requests in flight",
-    "client_not_reading": "client does not read",
-    "broker_not_reading": "broker does not read",
-}
-"""What keeps a connection waiting, for people."""
 
 ANSWERS = {None: "is asked", True: "yes", False: "NO"}
 
@@ -62,39 +43,8 @@ def _connection_table(document: Document, width: int) -> RenderableType:
     below = f"{len(rows)} of {document['matching']} connections"
     if document["matching"] < document["total"]:
         below += f" that fit, {document['total']} in all"
-    table = draw_table(CONNECTION_COLUMNS, lines, width)
+    table = draw_table(CONNECTION.columns, lines, width)
     return Group(table, Text(f"{below}; {document['held']} held", "dim"))
-
-
-def _address(row: Document) -> str:
-    host = row["address"]
-    return f"[{host}]:{row['port']}" if ":" in host else f"{host}:{row['port']}"
-
-
-def _held(held: Mapping[str, Any]) -> str:
-    text = WHERES.get(held["where"], str(held["where"]))
-    if held["quota"]:
-        text += f": {held['quota']} of {held['entity']}"
-    if held["rule"]:
-        text += f", {held['rule']['place'] or held['rule']['title']}"
-    return text
-
-
-CONNECTION_COLUMNS = (
-    Column("id", of_path("id"), justify="right"),
-    Column("address", _address),
-    Column("client", lambda row: row["client_id"] or "(no client id)", ratio=3),
-    Column("user", lambda row: row["user"] or UNKNOWN, 100),
-    Column("listener", of_path("listener"), 140),
-    Column("broker", of_path("node_id", none="bootstrap"), 90, justify="right"),
-    Column("age", of_path("age_s", "{:,.0f} s".format), justify="right"),
-    Column("in", of_path("received_rate", rate_text), justify="right"),
-    Column("out", of_path("sent_rate", rate_text), justify="right"),
-    Column("flight", of_path("in_flight", figure), 90, justify="right"),
-    Column("held", of_path("held", _held), ratio=4),
-    Column("ends in", of_path("held.ends_in_s", IN_SECONDS), justify="right"),
-)
-"""Address and client at any width: who it is must not depend on the terminal."""
 
 
 def run_tier(address: AdminAddress, *, as_json: bool) -> None:
@@ -122,18 +72,18 @@ def _machine_style(machine: Document) -> str:
 
 
 MEMBERS = (
-    Column("member", of_path("name"), ratio=2),
-    Column("owns", of_path("owned"), justify="right"),
-    Column("releases", of_path("releasing"), justify="right"),
-    Column("gets", of_path("awaiting"), justify="right"),
-    Column("load", of_path("load", "{:.0%}".format)),
+    Column("member", "name", ratio=2),
+    Column("owns", "owned", "count"),
+    Column("releases", "releasing", "count"),
+    Column("gets", "awaiting", "count"),
+    Column("load", "load", "share"),
 )
 MACHINES = (
-    Column("machine", of_path("name"), ratio=2),
+    Column("machine", "name", ratio=2),
     Column("answers", lambda row: ANSWERS[row["answers"]]),
-    Column("clients may not reach it", lambda row: row["problem"] or UNKNOWN, ratio=3),
-    Column("rules", lambda row: row["rules"][:12], 100),
-    Column("admin", of_path("admin_url"), 100, ratio=2),
+    Column("clients may not reach it", "problem", ratio=3),
+    Column("rules", lambda row: row["rules"][:12], from_width=100),
+    Column("admin", "admin_url", from_width=100, ratio=2),
 )
 
 

@@ -1,15 +1,14 @@
-"""Draws the status document as tables for the terminal: a column is one row of a table here."""
+"""Draws the status document as tables for the terminal."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from proxy.admin.columns import FORMS, UNKNOWN, Column, rate_text
 from proxy.admin.query_documents import REDUCED, is_held
-from proxy.admin.written_values import size_text
 from proxy.quota.entities import QuotaKind
 from proxy.state import Document
 
@@ -32,27 +31,9 @@ LEAST_LOAN = 0.05  # of a share: what is borrowed or lent below that is not show
 SECONDS_SHOWN = 60  # what is counted of a client reaches back a minute, or a little further
 NAMED_CLIENTS = 10  # of those without a bound
 FAILED = "failed"
-UNKNOWN = "-"
 ALARM, WARNING, HEAD, CALM = "bold red", "yellow", "bold", ""
 
 _Drawn = tuple[RenderableType, ...]  # a table, and the line below it
-
-IN_SECONDS: Final = "{:.1f} s".format
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """What is shown of each row."""
-
-    title: str
-    cell: Callable[[Document], str]
-    from_width: int = 0
-    """The narrowest terminal, in characters, that shows it."""
-    ratio: int | None = None
-    """Share of the room that is left; None takes what it needs."""
-    justify: Literal["left", "right"] = "left"
-    is_name: bool = False
-    """Whether a long text is shown without its middle."""
 
 
 def screen(
@@ -98,30 +79,6 @@ def order_of(view: str, order: str) -> str:
     return order if view == CLIENTS or order == "name" else "urgency"
 
 
-def rate_text(value: float, unit: str = "") -> str:
-    """Write a rate or a bound for people, in steps of 1024."""
-    return f"{value:.1f} %" if unit == "percent" else f"{size_text(value)}/s"
-
-
-def figure(value: float) -> str:
-    """Write a whole number for people."""
-    return f"{value:,.0f}"
-
-
-def of_path(
-    path: str, write: Callable[[Any], str] = str, none: str = UNKNOWN
-) -> Callable[[Document], str]:
-    """Return what writes the value at a path of keys, as `batch.rows`; `none` without a value."""
-
-    def cell(row: Document) -> str:
-        value: Any = row
-        for key in path.split("."):
-            value = value and value.get(key)
-        return none if value is None else write(value)
-
-    return cell
-
-
 def print_wide(draw: Callable[[int], RenderableType], console: Console | None = None) -> None:
     """Print what `draw` gives for the width of the terminal, or of PLAIN_COLUMNS without one."""
     console = console or Console()
@@ -150,15 +107,14 @@ def draw_table(
 ) -> Table:
     """Draw rows, each with a style."""
     table = Table(box=None, expand=True, pad_edge=False, header_style="bold")
-    columns = [column for column in columns if width >= column.from_width]
+    columns = [each for each in columns if each.from_width is not None and width >= each.from_width]
     for each in columns:
-        is_tight = each.ratio is None
-        table.add_column(
-            each.title, ratio=each.ratio, justify=each.justify, no_wrap=is_tight, overflow="fold"
-        )
+        side: Literal["left", "right"] = "left" if each.form == "text" else "right"
+        how: dict[str, Any] = {"no_wrap": each.ratio is None, "overflow": "fold"}
+        table.add_column(each.title, ratio=each.ratio, justify=side, **how)
     most = max(width // NAME_PART, MIN_NAME)
     for row, style in rows:
-        texts = ((column, printable(column.cell(row))) for column in columns)
+        texts = ((column, printable(column.text(row))) for column in columns)
         cells = (shortened(text, most) if column.is_name else text for column, text in texts)
         # Text, not str: a client id must not be read as rich's markup.
         table.add_row(*map(Text, cells), style=style)
@@ -280,6 +236,10 @@ def _holds(client: Document) -> str:
     return f"{client['holds']}x {client['held_s']:.1f} s" if client["holds"] else UNKNOWN
 
 
+def _rule(row: Document) -> str:
+    return UNKNOWN if row["rule"] is None else str(row["rule"]["place"] or row["rule"]["title"])
+
+
 def _sparks(client: Document) -> str:
     """Draw the samples as bars; several samples to a bar show the highest of them."""
     rates = client["history"]["rates"] if client["history"] else []
@@ -312,20 +272,18 @@ def _is_loan(rate: float, share: float) -> bool:
 
 
 CLIENT_COLUMNS = (
-    Column("client", of_path("title"), ratio=3, is_name=True),
-    Column("quota", of_path("quota", lambda quota: QuotaKind(quota).label)),
-    Column("rate", lambda client: rate_text(client["rate"], client["unit"]), justify="right"),
-    Column("bound", lambda row: rate_text(row["bound"], row["unit"]), 100, justify="right"),
-    Column("of it", lambda client: f"{client['rate'] / client['bound']:.0%}", justify="right"),
-    Column("last 10 min", _sparks, 150),
-    Column("held in 1 min", _holds, justify="right"),
-    Column("ends in", of_path("hold_ends_in_s", "{:.2f} s".format), justify="right"),
-    Column(
-        "rule", of_path("rule", lambda rule: rule["place"] or rule["title"]), 120, 2, is_name=True
-    ),
+    Column("client", "title", ratio=3, is_name=True),
+    Column("quota", lambda row: QuotaKind(row["quota"]).label),
+    Column("rate", lambda row: rate_text(row["rate"], row["unit"]), "rate"),
+    Column("bound", lambda row: rate_text(row["bound"], row["unit"]), "rate", 100),
+    Column("of it", lambda row: f"{row['rate'] / row['bound']:.0%}", "share"),
+    Column("last 10 min", _sparks, from_width=150),
+    Column("held in 1 min", _holds, "seconds"),
+    Column("ends in", "hold_ends_in_s", "seconds"),
+    Column("rule", _rule, from_width=120, ratio=2, is_name=True),
 )
 
-BUDGET_COLUMN = Column("of its budget", _of_budget, 150, 4)
+BUDGET_COLUMN = Column("of its budget", _of_budget, from_width=150, ratio=4)
 
 
 def _queries(status: Document, order: str, width: int, rows: int | None) -> _Drawn:
@@ -362,24 +320,28 @@ def _query_state(query: Document) -> str:
 
 
 def _lag(query: Document) -> str:
-    lag = of_path("lag_records", figure)(query)
-    return lag if lag == UNKNOWN else f"{lag} {of_path('lag_s', IN_SECONDS)(query)}"
+    lag_s = query["lag_s"]
+    age = UNKNOWN if lag_s is None else FORMS["seconds"](lag_s)
+    return UNKNOWN if query["lag_records"] is None else f"{query['lag_records']:,} {age}"
 
 
-def _commit(commit: Document) -> str:
-    return ("ok" if commit["ago_s"] is not None else "none yet") if commit["ok"] else "FAILS"
+def _commit(query: Document) -> str:
+    commit = query["commit"]
+    if commit is None or not commit["ok"]:
+        return "FAILS" if commit else UNKNOWN
+    return "none yet" if commit["ago_s"] is None else "ok"
 
 
 QUERY_COLUMNS = (
-    Column("query", of_path("name"), ratio=3, is_name=True),
+    Column("query", "name", ratio=3, is_name=True),
     Column("state", _query_state, ratio=3),
-    Column("lag", _lag, justify="right"),
-    Column("in flight", of_path("in_flight_records", figure), 120, justify="right"),
-    Column("batch", of_path("batch.duration_s", IN_SECONDS), justify="right"),
-    Column("rows", of_path("batch.rows", figure), 120, justify="right"),
-    Column("records/s", of_path("adaptive.rate", figure), justify="right"),
-    Column("why", of_path("adaptive.reason"), 150, 5),
-    Column("commit", of_path("commit", _commit), 70),
+    Column("lag", _lag, "count"),
+    Column("in flight", "in_flight_records", "count", 120),
+    Column("batch", "batch.duration_s", "seconds"),
+    Column("rows", "batch.rows", "count", 120),
+    Column("records/s", "adaptive.rate", "count"),
+    Column("why", "adaptive.reason", from_width=150, ratio=5),
+    Column("commit", _commit, from_width=70),
 )
 
 
@@ -409,16 +371,8 @@ def _pipeline_rows(pipeline: Document) -> Iterator[tuple[Document, str]]:
 def _node_row(node: Document, state: str) -> tuple[Document, str]:
     waits = node.get("waits")
     why = (waits["reason"] if waits else is_held(node) and node["reason"]) or UNKNOWN
-    row = {**node, "title": f"  {node['name']}", "shown_state": state, "why": why, "is_node": True}
+    row = {**node, "title": f"  {node['name']}", "shown_state": state, "why": why}
     return row, WARNING if is_held(node) else CALM
-
-
-def _of_node(title: str, key: str, from_width: int = 0) -> Column:
-    """Return a column of a figure that nodes have; empty in the rows of pipelines."""
-    cell = of_path(key, figure)
-    return Column(
-        title, lambda row: cell(row) if "is_node" in row else "", from_width, None, "right"
-    )
 
 
 def _held(node: Document) -> str:
@@ -447,13 +401,13 @@ def _pipeline_why(pipeline: Document) -> str:
 
 
 PIPELINE_COLUMNS = (
-    Column("pipeline", of_path("title"), ratio=3, is_name=True),
-    Column("state", of_path("shown_state"), ratio=4),
-    _of_node("rate", "rate"),
-    _of_node("normal", "normal_rate", 100),
-    _of_node("received", "received_rate", 120),
-    _of_node("processed", "processing_rate", 70),
-    _of_node("lag", "lag"),
-    Column("why", of_path("why"), 130, 6),
+    Column("pipeline", "title", ratio=3, is_name=True),
+    Column("state", "shown_state", ratio=4),
+    Column("rate", "rate", "count"),
+    Column("normal", "normal_rate", "count", 100),
+    Column("received", "received_rate", "count", 120),
+    Column("processed", "processing_rate", "count", 70),
+    Column("lag", "lag", "count"),
+    Column("why", "why", from_width=130, ratio=6),
 )
 """Rates in records/s."""

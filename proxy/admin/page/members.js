@@ -1,18 +1,14 @@
 // The table of the processes that relay: where there are several, each with what it does now.
 
-import { NONE, at, element, figure, say, sayName, seconds, visible } from "./format.js";
-import { makeColumns, showRows } from "./rows.js";
+import { at, element, say, sayName, visible } from "./format.js";
+import { columnsOf, makeColumns, makeHead, showRows } from "./rows.js";
 
 const isGood = ({ answers, ready }) => answers && ready !== false;
-const known = (key) => ({ [key]: value = null }) => figure(value);
 const COLUMNS = [
   ["State", "", (each) => (isGood(each) ? "✓ Ready" : `✕ ${trouble(each)}: ${each.problem}`)],
-  ["Connections", "number", known("connections")],
-  ["Clients", "number", known("clients")],
-  ["Throttled", "number", known("throttled")],
-  ["Waiting", "number", known("waiting")],
-  ["Up", "number", ({ uptime_s: up }) => (up === undefined ? NONE : seconds(up))],
+  ...columnsOf("member"),
 ];
+at("members-head").append(makeHead("Member", COLUMNS));
 const rows = new Map();
 
 // One process alone has no members.

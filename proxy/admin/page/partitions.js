@@ -1,17 +1,13 @@
 // The partitions of one query, and what was noted of it: asked for while they are shown.
 
 import { makeAsked } from "./ask.js";
-import { count, element, figure, fill, say, seconds, time } from "./format.js";
-import { makeColumns, showRows } from "./rows.js";
+import { count, element, fill, say, time } from "./format.js";
+import { columnsOf, makeColumns, makeHead, showRows } from "./rows.js";
 
 const LIMIT = 100;
 const MAX_NOTES = 5;
 const COLUMNS = [
-  ["Completed to", "number", (each) => figure(each.completed_to)],
-  ["Log end", "number", (each) => figure(each.high_watermark)],
-  ["Lag", "number", ({ lag_records: lag, lag_s: age }) =>
-    (age ? `${figure(lag)} · ${seconds(age)}` : figure(lag))],
-  ["In flight", "number", (each) => figure(each.in_flight.records)],
+  ...columnsOf("partition"),
   ["State", "", (each) =>
     stateOf(each).join("; ") || (each.lag_records ? "✓ goes on" : "✓ up to date")],
 ];
@@ -19,13 +15,7 @@ const COLUMNS = [
 export function makePartitions(name) {
   const left = element("p", "note");
   const notes = element("ul", "notes");
-  const head = element("tr", "", ...[["Partition", ""], ...COLUMNS].map(([title, className]) => {
-    const cell = element("th", className, title);
-    cell.setAttribute("role", "columnheader");
-    cell.scope = "col";
-    return cell;
-  }));
-  head.setAttribute("role", "row");
+  const head = makeHead("Partition", COLUMNS);
   const body = element("tbody");
   const table = element("table", "partitions", element("thead", "", head), body);
   table.setAttribute("role", "table");

@@ -19,7 +19,7 @@ from proxy.admin.port.guard import (
     answer_member,
     headers_of,
 )
-from proxy.admin.replies import HEADERS, OWN_BODY, ApiError, answer_in_pieces
+from proxy.admin.replies import HEADERS, OWN_BODY, ApiError, long_answer
 from proxy.admin.tier_protocol import MemberEndpoint, Tier
 
 MEMBER_TIMEOUT_S = 2.0
@@ -76,7 +76,7 @@ class Answers:
     def first(self) -> Reply:
         """The first one, also if it refuses. Raises ApiError with 503 when none answers."""
         if not self.replies:
-            raise none_answers(self.missing)
+            raise no_member_answers(self.missing)
         return self.replies[0]
 
 
@@ -200,10 +200,10 @@ def target_of(request: web.Request) -> str:
     return request.raw_path
 
 
-def passed_on(reply: Reply) -> web.Response:
+def forwarded(reply: Reply) -> web.Response:
     """Return a member's answer unchanged."""
     headers = {**HEADERS, "Content-Type": reply.headers.get("Content-Type", "")}
-    return answer_in_pieces(BytesIO(reply.body), headers, reply.status)
+    return long_answer(BytesIO(reply.body), headers, reply.status)
 
 
 def lost(missing: PeerError, what: str) -> ApiError:
@@ -218,7 +218,7 @@ def lost(missing: PeerError, what: str) -> ApiError:
     return ApiError(502, text, f"see whether it was done, and else {fix}")
 
 
-def none_answers(missing: Sequence[PeerError]) -> ApiError:
+def no_member_answers(missing: Sequence[PeerError]) -> ApiError:
     """Return the error for a request that no member answered."""
     reasons = "; ".join(f"{each.member!r}: {each.why}" for each in missing) or "there is none"
     return ApiError(503, f"no member answers: {reasons}", "look at the proxy's log; send it again")

@@ -15,18 +15,20 @@ from proxy.admin.client_documents import (
     IS_VISIT,
     UNBOUNDED,
     client_key,
+    unbounded_key,
 )
-from proxy.admin.document_models import Combine, Model
+from proxy.admin.columns import Column
+from proxy.admin.document_models import Combine, Model, Moment
 from proxy.admin.log_level import LOG_LEVEL_PATH
-from proxy.admin.pages import Chosen, Key, Page
+from proxy.admin.pages import Key, Page, PagedRows
 from proxy.admin.query_documents import (
     MAX_PIPELINE_SUMMARIES,
     MAX_QUERY_SUMMARIES,
-    partition_choice,
+    grouped_by_query,
+    paged_partitions,
     partitions_of,
     pipeline_urgency,
     query_urgency,
-    with_partitions,
 )
 from proxy.admin.request_times import merged_times
 from proxy.state import Document
@@ -118,33 +120,21 @@ def rows(
     urgency: Callable[[Row], Any] = lambda _: 0,
     most: int | None = None,
     left_off: Sequence[str] = (),
+    walked_by: Callable[[Row], Key] | None = None,
 ) -> Part:
     """Return the part that is a list with the rows of all, each row of the same `identity` once.
 
     Those with the highest `urgency` come first, equal ones in the order of their members' names.
-    There are `most` of them, None: as many as the request says.
+    There are `most` of them, None: as many as the request says. With `walked_by`, the key of a
+    row, it is the list of whose rows a request has a page, with the next cursor.
     """
 
     def part(told: MemberDocuments) -> Document:
-        found = joined(told.rows(key), identity, model)
-        page = Page(told.page.limit if most is None else most)
-        shown = Chosen(page, lambda _: (), urgency, found).rows()
-        return {key: [{name: row[name] for name in row if name not in left_off} for row in shown]}
-
-    return part
-
-
-def walked(
-    key: str,
-    key_of: Callable[[Row], Key],
-    urgency: Callable[[Row], Any] = lambda _: 0,
-    shown: Callable[[Row], Row] = lambda row: row,
-) -> Part:
-    """Return the part that is a list of whose rows a request has a page, and the next cursor."""
-
-    def part(told: MemberDocuments) -> Document:
-        found = Chosen(told.page, key_of, urgency, map(shown, told.rows(key)))
-        return {key: found.rows(), **found.next(*told.nexts())}
+        page = told.page if walked_by else Page(told.page.limit if most is None else most)
+        key_of = walked_by or (lambda _: ())
+        found = PagedRows(page, key_of, urgency, joined(told.rows(key), identity, model))
+        shown = [{name: row[name] for name in row if name not in left_off} for row in found.rows()]
+        return {key: shown, **found.next(*told.nexts())}
 
     return part
 
@@ -159,6 +149,7 @@ _MOST = 10**9
 _SHORT: dict[str, Any] = {"most": _MOST, "left_off": (MEMBER, "members")}
 """Of a list that is shown whole, whose rows are of no member."""
 
+_rate_of: Callable[[Row], Key] = itemgetter("name", "quota")
 _sensor_of = itemgetter("quota", "entity")
 _key_of: Callable[[Row], Key] = itemgetter("entity", "quota")
 
@@ -173,7 +164,7 @@ def merged_clients(told: MemberDocuments) -> Document:
     groups: dict[Hashable, list[Row]] = {}
     for row in joined(told.rows("clients"), _sensor_of, CLIENT):
         groups.setdefault(row.get("group", _sensor_of(row)), []).append(row)
-    found = Chosen(told.page, lambda each: min(map(_key_of, each)), _urgency, groups.values())
+    found = PagedRows(told.page, lambda each: min(map(_key_of, each)), _urgency, groups.values())
     for group in groups.values():
         group.sort(key=_sensor_of)
     shown, counts = found.rows(), summed(told.values("client_counts"))
@@ -185,9 +176,16 @@ def merged_clients(told: MemberDocuments) -> Document:
     return {"client_counts": counts, "clients": rows, **found.next(*told.nexts())}
 
 
-def _of_machine(connection: Row) -> Row:
-    """Return a connection by its id in a tier: each machine numbers its own."""
-    return {**connection, "id": f"{machine_of(connection[MEMBER])}/{connection['id']}"}
+def _connections(told: MemberDocuments) -> Document:
+    """Return a page of `connections`, by their ids in a tier: each machine numbers its own."""
+    found = PagedRows[Row](told.page, connection_key, _traffic)
+    for row in told.rows("connections"):
+        found.add({**row, "id": f"{machine_of(row[MEMBER])}/{row['id']}"})
+    return {"connections": found.rows(), **found.next(*told.nexts())}
+
+
+def _traffic(connection: Row) -> Any:
+    return sum(filter(None, (connection["received_rate"], connection["sent_rate"])))
 
 
 def connection_key(connection: Row) -> Key:
@@ -196,24 +194,41 @@ def connection_key(connection: Row) -> Key:
     return int(number), machine
 
 
+MEMBER_ROW = Model[Document](
+    """
+    name, machine, alive, answers: of each member; whether it has answered of late, and now
+    ready, problem: why clients cannot be served, or why it does not answer
+    uptime_s, connections, waiting, clients, throttled, queries: in `/v1/status`
+    slots: those that it owns: `owned`, `bytes_per_s`, `cpu_share`, and in `overloaded` each that
+        fills it alone: `slot`, `bytes_per_s`, `cpu_share`, and the names of its biggest `clients`
+    """,
+    {
+        "ready": lambda each, _: each["ready"],
+        "problem": lambda each, _: each["not_ready_reason"],
+        "uptime_s": lambda each, _: each["uptime_s"],
+        "connections": lambda each, _: sum(one["connections"] for one in each["listeners"]),
+        "waiting": lambda each, _: sum(each["delay_queues"].values()),
+        "clients": lambda each, _: each["client_counts"]["bounded"],
+        "throttled": lambda each, _: each["client_counts"]["throttled"],
+        "queries": lambda each, _: each["followed"],
+    },
+    columns=(
+        Column("connections", "connections", "count", page="Connections"),
+        Column("clients", "clients", "count", page="Clients"),
+        Column("throttled", "throttled", "count", page="Throttled"),
+        Column("waiting", "waiting", "count", page="Waiting"),
+        Column("up", "uptime_s", "seconds", page="Up"),
+    ),
+)
+
+
 def _figures(told: MemberDocuments) -> Document:
     """Return what the table of members shows of each that gave its status."""
-    return {"members": {name: _figures_of(each) for name, each in told.by_member.items()}}
-
-
-def _figures_of(document: Document) -> Document:
-    counts = document["client_counts"]
-    return {
-        "ready": document["ready"],
-        "problem": document["not_ready_reason"],
-        "uptime_s": document["uptime_s"],
-        "connections": sum(each["connections"] for each in document["listeners"]),
-        "waiting": sum(document["delay_queues"].values()),
-        "clients": counts["bounded"],
-        "throttled": counts["throttled"],
-        "queries": document["followed"],
-        **({OWN_SLOTS: document[OWN_SLOTS]} if document.get(OWN_SLOTS) else {}),
-    }
+    members: dict[str, Document] = {}
+    for name, each in told.by_member.items():
+        slots = {OWN_SLOTS: each[OWN_SLOTS]} if each.get(OWN_SLOTS) else {}
+        members[name] = {**MEMBER_ROW.document(each, Moment(0.0)), **slots}
+    return {"members": members}
 
 
 def _tier(told: MemberDocuments) -> Document:
@@ -233,13 +248,8 @@ def _tier(told: MemberDocuments) -> Document:
 
 
 def _merged_progress(told: MemberDocuments) -> Document:
-    queries = told.rows("queries")
-    if told.page.after is None:
-        return {"queries": queries}
-    found = partition_choice(told.page)
-    for pair in partitions_of(queries):
-        found.add(pair)
-    return {"queries": with_partitions(found.rows()), **found.next(*told.nexts())}
+    found = paged_partitions(told.page, partitions_of(told.rows("queries")))
+    return {"queries": grouped_by_query(found.rows()), **found.next(*told.nexts())}
 
 
 def _levels(told: MemberDocuments) -> Document:
@@ -263,18 +273,23 @@ def _merged_loads(lists: Sequence[Sequence[Mapping[str, Any]]]) -> list[Document
     return nlargest(max(map(len, lists)), loads, key=itemgetter("at"))
 
 
-BOUNDLESS: Sequence[Part] = (
-    values(unbounded=sum),
-    rows("unbounded_clients", client_key, UNBOUNDED, urgency=lambda row: row["rate"] or 0.0),
-)
+def _boundless(walked_by: Callable[[Row], Key] | None = None) -> Sequence[Part]:
+    """Return the parts of clients without a bound: how many, and a list."""
+    return (
+        values(unbounded=sum),
+        rows(
+            *("unbounded_clients", client_key, UNBOUNDED),
+            urgency=lambda row: row["rate"] or 0.0,
+            walked_by=walked_by,
+        ),
+    )
 
-MERGED_BUDGETS = rows("budgets", itemgetter("name", "quota"), BUDGET, left_off=(MEMBER, "members"))
 
-_CLIENTS: Sequence[Part] = (
-    merged_clients,
-    MERGED_BUDGETS,
-    *BOUNDLESS,
-)
+def _budgets(walked_by: Callable[[Row], Key] | None = None) -> Part:
+    return rows("budgets", _rate_of, BUDGET, left_off=(MEMBER, "members"), walked_by=walked_by)
+
+
+_CLIENTS: Sequence[Part] = (merged_clients, _budgets(), *_boundless())
 
 _SENSORS = dict.fromkeys(("bounded", "throttled", "held"), sum)
 
@@ -305,18 +320,15 @@ TABLES: Mapping[str, Sequence[Part]] = {
         _figures,
     ),
     "/v1/clients": (values(total=sum), *_CLIENTS),
+    "/v1/unbounded": _boundless(unbounded_key),
+    "/v1/budgets": (values(total=max), _budgets(_rate_of)),
     CLIENTS_PATH + ANY_NAME: (rows("quotas", _sensor_of, CLIENT, most=_MOST),),
     "/v1/connections": (
         values(total=sum, held=sum, matching=sum),
-        walked(
-            "connections",
-            connection_key,
-            lambda row: sum(filter(None, (row["received_rate"], row["sent_rate"]))),
-            _of_machine,
-        ),
+        _connections,
     ),
     "/v1/progress": (_merged_progress,),
-    "/v1/pipelines": (walked("pipelines", lambda row: (row["name"],)),),
+    "/v1/pipelines": (rows("pipelines", walked_by=lambda row: (row["name"],)),),
     LOG_LEVEL_PATH: (_levels,),
 }
 """By paths; what no part of a table gives is the leader's."""

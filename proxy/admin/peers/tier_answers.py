@@ -31,9 +31,9 @@ from proxy.admin.peers.members import (
     Answers,
     Members,
     Question,
+    forwarded,
     lost,
-    none_answers,
-    passed_on,
+    no_member_answers,
     target_of,
 )
 from proxy.admin.peers.merged_documents import TABLES, MemberDocuments, Part
@@ -44,8 +44,8 @@ from proxy.admin.replies import (
     CONTENT_TYPE,
     JSON_HEADERS,
     ApiError,
-    answer_in_pieces,
     json_body,
+    long_answer,
     read_whole,
     readiness_answer,
     written,
@@ -144,10 +144,10 @@ class TierAnswers:
                 fix = f"ask again when all answer; without an answer: {away}"
                 raise ApiError(404, "no member that answers knows it", fix)
             if not answers.ok:
-                return passed_on(answers.first)
+                return forwarded(answers.first)
             # A thread: what ten members have to say takes some milliseconds each.
             body = await asyncio.to_thread(_merged_body, answers, TABLES[path], page, tier)
-        return answer_in_pieces(BytesIO(body), JSON_HEADERS)
+        return long_answer(BytesIO(body), JSON_HEADERS)
 
     async def _get_any(self, request: web.Request) -> web.StreamResponse:
         """Answer what is the same at all members: from the leader, or another one that answers."""
@@ -155,9 +155,9 @@ class TierAnswers:
         for each in self._members.asked_for(request):
             answers = await self._members.ask_all([each], Question(request, target_of(request)))
             if answers.replies:
-                return passed_on(answers.replies[0])
+                return forwarded(answers.replies[0])
             missing += answers.missing
-        raise none_answers(missing)
+        raise no_member_answers(missing)
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
         """Answer for the members of this machine, as it is scraped by itself."""
@@ -165,7 +165,7 @@ class TierAnswers:
         async with self._long_answers:
             answers = await self._members.ask_all(asked, Question(request, target_of(request)))
             if "member" in request.query:
-                return passed_on(answers.first)
+                return forwarded(answers.first)
             texts = {reply.member: reply.body for reply in answers.ok}
             self._up.clear()
             for each in asked:
@@ -173,7 +173,7 @@ class TierAnswers:
             # A thread: four members with 10,000 clients each have tens of megabytes.
             scrapes = generate_latest(self._up), *texts.values()
             body = await asyncio.to_thread(lambda: b"".join(join_scrapes(scrapes)))
-        return answer_in_pieces(BytesIO(body), {"Content-Type": CONTENT_TYPE})
+        return long_answer(BytesIO(body), {"Content-Type": CONTENT_TYPE})
 
     async def _get_readyz(self, request: web.Request) -> web.Response:
         """Answer that clients can be served when all members that run say so, of this machine.
@@ -183,7 +183,7 @@ class TierAnswers:
         asked = self._members.asked_here(request)
         answers = await self._members.ask_all(asked, Question(request, "/readyz"))
         if not answers.replies:
-            return readiness_answer(none_answers(answers.missing).what, None)
+            return readiness_answer(no_member_answers(answers.missing).what, None)
         reasons, warnings = [], []
         for reply in answers.replies:
             document = _read(reply) or {"reason": "its answer is no JSON"}
@@ -202,7 +202,7 @@ class TierAnswers:
 
     async def _post_report(self, request: web.Request) -> web.StreamResponse:
         body = await json_body(request, MAX_REPORT_BYTES)
-        client_id = await asyncio.to_thread(peeked_client, body, self._parts.client_of)
+        client_id = await asyncio.to_thread(client_of_report, body, self._parts.client_of)
         if client_id is None:
             return await self._pass_to(self._leader, request, body, _LEADER)
 
@@ -241,7 +241,7 @@ class TierAnswers:
                     raise lost(reply, what)
             elif reply.status != UNDONE or loop.time() >= undone_until_s:
                 await self._record(request, reply)
-                return passed_on(reply)
+                return forwarded(reply)
             await asyncio.sleep(AWAY_RETRY_S)
 
     async def _put_level(self, request: web.Request) -> web.StreamResponse:
@@ -253,7 +253,7 @@ class TierAnswers:
         first = answers.first
         refused = [reply for reply in answers.replies if not reply.is_ok]
         if refused:
-            return passed_on(refused[0])
+            return forwarded(refused[0])
         if "member" in request.query:
             await self._record(request, first)
         if answers.missing:
@@ -261,7 +261,7 @@ class TierAnswers:
             have = ", ".join(repr(reply.member) for reply in answers.replies)
             text = f"not all members have the level: {away}; it is set at {have}"
             raise ApiError(502, text, "set it again when all answer; see members in GET /v1/status")
-        return passed_on(first)
+        return forwarded(first)
 
     async def _delete_connection(self, request: web.Request) -> web.StreamResponse:
         """Close a connection at the member that has it, which is found by asking all."""
@@ -282,10 +282,10 @@ class TierAnswers:
         if answers.ok:
             closed = answers.ok[0]
             await self._record(request, closed)
-            return passed_on(closed)
+            return forwarded(closed)
         if answers.missing:
             raise lost(answers.missing[0], "which may have the connection")
-        return passed_on(answers.replies[0])
+        return forwarded(answers.replies[0])
 
     async def _record(self, request: web.Request, reply: Reply) -> None:
         """Have the leader record what another one left it. If it can't, the log says so."""
@@ -318,7 +318,7 @@ def _merged_body(
         elif reply.status in _REFUSALS and reply.status != HTTPStatus.NOT_FOUND:
             missing.append(PeerError(reply.member, f"it refuses to answer with {reply.status}"))
     if not documents:
-        raise none_answers(missing)
+        raise no_member_answers(missing)
     merged = merge(documents)
     about: dict[str, dict[str, Any]] = {
         reply.member: {"alive": True, "answers": True} for reply in answers.replies
@@ -354,7 +354,7 @@ def _fits(merge: MergeAll, name: str, document: Document) -> bool:
     return True
 
 
-def peeked_client(body: bytes, client_of: Callable[[str], str]) -> str | None:
+def client_of_report(body: bytes, client_of: Callable[[str], str]) -> str | None:
     """Return the client id that a report is about, as far as it can be kept; None if it cannot.
 
     Nothing else of the body is looked at: the member that gets it reads it with all care.

@@ -3,7 +3,8 @@
 import asyncio
 import json
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from aiohttp import web
@@ -34,9 +35,6 @@ LONG_S = 20.0
 MAX_VISITS_BYTES = 16 * 2**20  # of one message; 10,000 visits with long names come to less
 MAX_DEMANDS_BYTES = 2**20  # of one message; 200 demands with long names come to less
 MAX_RECORDS_BYTES = 32 * 2**20  # of one message; one record has 8 MiB at most
-
-_BAD = (ValueError, KeyError, TypeError, RecursionError)
-"""What reading a message raises that is none."""
 
 
 class TierRoutes:
@@ -74,40 +72,24 @@ class TierRoutes:
         return answer(self._tier.alive())
 
     async def _post_visits(self, request: web.Request) -> web.Response:
-        require_all_rights(current_author())
-        body = await json_body(request, MAX_VISITS_BYTES)
-        try:
-            document: Any = await asyncio.to_thread(read_whole, body)
-            owed = await self._tier.visited(document["visits"])
-        except _BAD as error:
-            fix = 'send {"visits": [[LISTENER, USER, CLIENT_ID, ADDRESS, KIND, AMOUNT], ...]}'
-            raise ApiError(400, f"these are no visits: {error}", fix) from None
-        return answer({"owed": owed})
+        form = '{"visits": [[LISTENER, USER, CLIENT_ID, ADDRESS, KIND, AMOUNT], ...]}'
+        with _refusing("visits", form):
+            document = await _read(request, MAX_VISITS_BYTES)
+            return answer({"owed": await self._tier.visited(document["visits"])})
 
     async def _post_budgets(self, request: web.Request) -> web.Response:
-        require_all_rights(current_author())
-        body = await json_body(request, MAX_DEMANDS_BYTES)
-        try:
-            leases = self._tier.lease(read_whole(body))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            form = '"votes": [PROCESS, NUMBER, SLOTS], "demands": [[RULE, SENSOR, LEASE, CLAIM]]'
-            fix = f"send {{{form}}}"
-            raise ApiError(400, f"these are no demands: {error}", fix) from None
-        return answer({"leases": leases})
+        form = '{"votes": [PROCESS, NUMBER, SLOTS], "demands": [[RULE, SENSOR, LEASE, CLAIM]]}'
+        with _refusing("demands", form):
+            return answer({"leases": self._tier.lease(await _read(request, MAX_DEMANDS_BYTES))})
 
     async def _post_records(self, request: web.Request) -> web.Response:
-        require_all_rights(current_author())
-        body = await json_body(request, MAX_RECORDS_BYTES)
-        try:
-            document: Any = await asyncio.to_thread(read_whole, body)
+        with _refusing("records", '{"records": [[KEY, TEXT, VERSION], ...], "owed": []}'):
+            document = await _read(request, MAX_RECORDS_BYTES)
             records = [
                 Record(str(key), str(text), int(version))
                 for key, text, version in document["records"]
             ]
             debts = [Debt.of(each) for each in document["owed"]]
-        except _BAD as error:
-            fix = 'send {"records": [[KEY, TEXT, VERSION], ...], "owed": []}'
-            raise ApiError(400, f"these are no records: {error}", fix) from None
         try:
             await self._tier.keep(records, debts)
         except StateError as error:
@@ -116,14 +98,26 @@ class TierRoutes:
 
     async def _post_changes(self, request: web.Request) -> web.Response:
         """Record what was changed at another member, since the leader alone keeps the audit."""
-        body = await json_body(request)
-        try:
+        with _refusing("changes", '[{"what": WHAT, "before": BEFORE, "after": AFTER}, ...]'):
             changes = [
-                (str(each["what"]), each["before"], each["after"]) for each in json.loads(body)
+                (str(each["what"]), each["before"], each["after"])
+                for each in json.loads(await json_body(request))
             ]
-        except _BAD:
-            fix = 'send [{"what": WHAT, "before": BEFORE, "after": AFTER}, ...]'
-            raise ApiError(400, "the body is no list of changes", fix) from None
         for what, before, after in changes:
             await self._parts.audit.record(current_author(), what, before, after, time.time())
         return answer({"recorded": len(changes)})
+
+
+async def _read(request: web.Request, most_bytes: int) -> Any:
+    """Return the JSON that a member sends; long ones take a thread milliseconds."""
+    require_all_rights(current_author())
+    return await asyncio.to_thread(read_whole, await json_body(request, most_bytes))
+
+
+@contextmanager
+def _refusing(what: str, form: str) -> Iterator[None]:
+    """Turn what reading a message raises that is none into an ApiError with status 400."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ApiError(400, f"these are no {what}: {error}", f"send {form}") from None

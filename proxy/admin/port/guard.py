@@ -15,7 +15,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from structlog import get_logger
 
-from proxy.admin.audit import LOCAL_AUTHOR, Author, audit_left, set_author
+from proxy.admin.audit import LOCAL_AUTHOR, Author, deferred_audit, set_author
 from proxy.admin.replies import ApiError
 from proxy.progress.query_scope import ALL_QUERIES, QueryScope
 
@@ -183,7 +183,7 @@ class Guard:
 
 async def answer_member(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer a request of a member that may pass, with the changes that are left to it."""
-    with audit_left() if LEAVE_AUDIT in request.headers else nullcontext() as changes:
+    with deferred_audit() if LEAVE_AUDIT in request.headers else nullcontext() as changes:
         response = await _answer(request, handler)
     response.headers[SCOPE] = ONE_MEMBER
     if changes:

@@ -2,15 +2,17 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from operator import itemgetter
+from operator import attrgetter
 
 from aiohttp import web
 
 from metrics.clock import MS_PER_SECOND
-from proxy.admin.replies import ApiError, answer_in_slices
+from proxy.admin.document_models import Model, Moment
+from proxy.admin.pages import Page, PagedRows, page_of
+from proxy.admin.replies import ApiError, answer
 from proxy.admin.written_values import iso, size_text
 from proxy.cluster.upstream import RefusedError, UpstreamError
 from proxy.quota.entities import DEFAULT, QuotaKind
@@ -30,8 +32,6 @@ SUGGESTED_DIGITS = 2
 """Of a bound in its unit, which are not zeros at the end; at least one stands before the point."""
 
 SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
-
-MAX_SUGGESTIONS = 1000  # how many clients are named, those with most bytes first
 
 SUGGESTIONS_PATH = "/v1/suggestions"
 DEFAULT_SINCE = "24h"
@@ -86,19 +86,44 @@ class Suggestion:
         rules = (match.rule for match in self.matches.values() if match is not None)
         return next((rule.share.budget.name for rule in rules if rule.share), None)
 
-    def bounds(self) -> dict[QuotaKind, str]:
-        """Return a bound for each direction in which it was seen."""
-        wanted = {kind: seen.quantile(SHARES["p99"]) for kind, seen in self.seen.items()}
-        return {kind: round_up(rate * SUGGESTED_HEADROOM) for kind, rate in wanted.items()}
+    @property
+    def key(self) -> tuple[str | int, ...]:
+        """What a walk has it by."""
+        client = self.client
+        return client.name, client.user or "", 2 * client.is_prefix + (client.user is None)
+
+    @property
+    def urgency(self) -> tuple[bool, int]:
+        """What is not bounded in all that was seen comes first, then what has most bytes."""
+        seen_bytes = sum(seen.total_bytes for seen in self.seen.values())
+        return None in self.matches.values(), seen_bytes
+
+    def bound(self, kind: QuotaKind) -> str:
+        """Return a bound for a direction in which it was seen."""
+        return round_up(self.seen[kind].quantile(SHARES["p99"]) * SUGGESTED_HEADROOM)
+
+    def quota(self, kind: QuotaKind) -> Document:
+        """Return for JSON what was seen in a direction."""
+        seen, match = self.seen[kind], self.matches.get(kind)
+        return {
+            "quota": str(kind),
+            "bound": self.bound(kind),
+            **{name: round(seen.quantile(share)) for name, share in SHARES.items()},
+            **{"peak": round(seen.peak), "total_bytes": seen.total_bytes},
+            "intervals": seen.counts.total(),
+            "rule": match and match.rule.title,
+        }
 
 
-async def suggest(observed: Observed, table: RuleTable, slices: Slices) -> list[Suggestion]:
-    """Return a suggestion for each client that was seen: unbounded ones first.
+async def suggest(
+    observed: Observed, table: RuleTable, slices: Slices, page: Page
+) -> PagedRows[Suggestion]:
+    """Return suggestions for a page of the clients that were seen: unbounded ones come first.
 
     Of both kinds those with most bytes come first. `table` has the rules in force.
     """
     of_clients: dict[ObservedClient, dict[QuotaKind, SeenSeries]] = defaultdict(dict)
-    made: list[tuple[bool, int, Suggestion]] = []
+    found = PagedRows[Suggestion](page, attrgetter("key"), attrgetter("urgency"))
 
     def making() -> Iterator[None]:
         for (client, kind), seen in observed.by_series.items():
@@ -108,14 +133,11 @@ async def suggest(observed: Observed, table: RuleTable, slices: Slices) -> list[
             example = next(iter(by_kind.values())).example
             known = () if client.is_hashed else by_kind
             matches = {kind: table.match(kind, example) for kind in known}
-            total_bytes = sum(seen.total_bytes for seen in by_kind.values())
-            suggestion = Suggestion(client, by_kind, matches)
-            made.append((None not in matches.values(), -total_bytes, suggestion))
+            found.add(Suggestion(client, by_kind, matches))
             yield
 
     await slices.collect(making())
-    made.sort(key=itemgetter(0, 1))  # by numbers, of thousands it takes 2 ms
-    return [suggestion for *_, suggestion in made]
+    return found
 
 
 def round_up(rate: float) -> str:
@@ -133,32 +155,24 @@ def round_up(rate: float) -> str:
     raise AssertionError("the last unit takes every size")
 
 
-def as_documents(suggestions: Iterable[Suggestion]) -> Iterator[Document]:
-    """Yield each suggestion for JSON."""
-    for each in suggestions:
-        bounds = each.bounds()
-        yield {
-            "keys": each.keys,
-            "example": each.example,
-            "quotas": [
-                {
-                    "quota": str(kind),
-                    "bound": bounds[kind],
-                    **{name: round(seen.quantile(share)) for name, share in SHARES.items()},
-                    "peak": round(seen.peak),
-                    "total_bytes": seen.total_bytes,
-                    "intervals": seen.counts.total(),
-                    "rule": match.rule.title if (match := each.matches.get(kind)) else None,
-                }
-                for kind, seen in each.seen.items()
-            ],
-        }
+SUGGESTION = Model[Suggestion](
+    """
+    keys, example: of a rule for it, none where names are hashed; and one of its client ids
+    quotas: for each `quota` the suggested `bound`; `p50`, `p95`, `p99` and `peak` in bytes per
+        second; `total_bytes`; how many `intervals` of 10 s had traffic; and the title of the `rule`
+        in force, `null` where nothing bounds it
+    """,
+    {"quotas": lambda each, _: list(map(each.quota, each.seen))},
+)
 
 
 def as_yaml(
-    suggestions: Sequence[Suggestion], since: str, now_s: float, observed: Observed
+    shown: Sequence[Suggestion], left_off: int, since: str, now_s: float, observed: Observed
 ) -> Iterator[str]:
-    """Yield the lines of a `quotas` section, with the figures behind each rule as comments."""
+    """Yield the lines of a `quotas` section, with the figures behind each rule as comments.
+
+    `left_off`: how many clients with fewer bytes are not `shown`.
+    """
     interval_s = RATE_INTERVAL_MS / MS_PER_SECOND
     yield f"# Suggested at {iso(now_s)} from what passed in the last {since}."
     headroom = f"times {SUGGESTED_HEADROOM:g}, up to two digits"
@@ -168,7 +182,6 @@ def as_yaml(
     yield "# What goes over a bound waits: see whether a peak is worth a higher one."
     yield "# What has a rule of its own is in comments."
     yield "# To try the rules without holding anybody, write throttle: {enforce: false}."
-    shown = suggestions[:MAX_SUGGESTIONS]
     if observed.left_out:
         lack = "left out for lack of room (limits.max_client_entities)"
         yield f"# {len(observed.left_out)} clients or more are {lack}."
@@ -176,8 +189,8 @@ def as_yaml(
         yield f"# Not all records could be read in {READ_LIMIT_S:g} s: ask for less with --since."
     if observed.unread:
         yield f"# {observed.unread} messages of the topic are no records that this version reads."
-    if len(shown) < len(suggestions):
-        yield f"# Left off: {len(suggestions) - len(shown)} clients with fewer bytes."
+    if left_off:
+        yield f"# Left off: {left_off} clients with fewer bytes."
     named = [each for each in shown if each.can_be_named]
     yield "quotas:"
     yield "  rules: []" if all(each.has_rule for each in named) else "  rules:"
@@ -204,7 +217,7 @@ def _rule_lines(suggestion: Suggestion) -> Iterator[str]:
     lines = [f"{key}: {_quoted(value)}" for key, value in suggestion.keys.items()]
     lines += ["scope: shared"] if client.is_prefix else []
     lines += [f"budget: {_quoted(suggestion.budget)}"] if suggestion.budget else []
-    lines += [f"{kind}: {bound}" for kind, bound in suggestion.bounds().items()]
+    lines += [f"{kind}: {suggestion.bound(kind)}" for kind in suggestion.seen]
     mark = "# " if suggestion.has_rule else ""
     for number, line in enumerate(lines):
         yield f"    {mark}{' ' if number else '-'} {line}"
@@ -256,7 +269,7 @@ async def suggestions_answer(
     slices: Slices,
 ) -> web.Response:
     """Answer by the rules in force, of what usage records say."""
-    (since, since_s), now_s = parse_since(request), time.time()
+    (since, since_s), page, now_s = parse_since(request), page_of(request), time.time()
     if observe is None:
         raise ApiError(
             404, "no usage is recorded, so there is nothing to suggest from", NO_USAGE_FIX
@@ -265,14 +278,14 @@ async def suggestions_answer(
         observed = await observe(since_s)
     except (UpstreamError, RefusedError, StateError) as error:
         raise ApiError(503, f"usage records cannot be read: {error}", READ_FIX) from None
-    suggestions = await suggest(observed, table, slices)
-    lines = as_yaml(suggestions, since, now_s, observed)
-    document = {
-        "since_s": since_s,
-        "yaml": "\n".join(await slices.collect(lines)) + "\n",
-        "clients": as_documents(suggestions),
-    }
-    return await answer_in_slices(document, slices)
+    found = await suggest(observed, table, slices, page)
+    shown, now = found.rows(), Moment(now_s)
+    left_off = found.total - len(shown) if page.after is None else 0
+    lines = await slices.collect(as_yaml(shown, left_off, since, now_s, observed))
+    clients = await slices.collect(SUGGESTION.document(each, now) for each in shown)
+    text = "\n".join(lines) + "\n"
+    about = {"since_s": since_s, "yaml": text, "total": found.total}
+    return answer({**about, "clients": clients, **found.next()})
 
 
 def parse_since(request: web.Request) -> tuple[str, float]:

@@ -9,6 +9,7 @@ from parts.query_world import configured
 from parts.reports import ReportingDriver, batch_document, parsed, uuid
 from parts.virtual_time import VirtualTime
 
+from proxy.admin.progress_documents import progress_documents
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import ReportRefused
 from proxy.progress.report_handler import ReportHandler
@@ -91,7 +92,8 @@ class ProgressWorld(VirtualTime):
         return [(skip.start, skip.end, str(skip.reason)) for skip in part.skipped.ranges]
 
     def documents(self):
-        return [each for each in self.registry.documents(self.now_ms, self.now_s) if each]
+        found = progress_documents(self.registry.queries, self.now_ms, self.now_s)
+        return [each for each in found if each]
 
     def document(self, name="orders"):
         (found,) = (each for each in self.documents() if each["name"] == name)
