@@ -59,6 +59,11 @@ class Trial:
     waited_share: float
     version: int
 
+    @property
+    def each_per_cpu_s(self) -> float:
+        """Round trips for each CPU second of the process under test; 0 where there is none."""
+        return US_PER_S / self.cpu_us_each if self.cpu_us_each else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Metric:
@@ -90,6 +95,7 @@ P99 = Metric("p99", "p99_us", "µs")
 THROUGHPUT = Metric("throughput", "bytes_per_s", "GB/s", 2, GIGABYTE, grows=True)
 CPU_PER_GB = Metric("CPU per GB", "cpu_s_per_gb", "s", 3)
 CPU_EACH = Metric("CPU per round trip", "cpu_us_each", "µs")
+CAPACITY = Metric("round trips per CPU second", "each_per_cpu_s", "thousand", 1, 1e3, grows=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +197,15 @@ class Ring:
             # Arrivals at the broker are told apart by it.
             client_id += f"-{time.monotonic_ns()}"
         load = replace(contest.load, client_id=client_id, host=host, port=port)
-        cpu_before_s, waited_before_s = line.target.usage()
-        load_before_s, _ = self.direct.usage()
-        outcome = self.lab.run_client([load], self.duration_s, latency=contest.latency)
+        before: list[tuple[float, float]] = []
+
+        def opened() -> None:
+            before.extend((line.target.usage(), self.direct.usage()))
+
+        outcome = self.lab.run_client(
+            [load], self.duration_s, latency=contest.latency, opened=opened
+        )
+        (cpu_before_s, waited_before_s), (load_before_s, _) = before
         cpu_after_s, waited_after_s = line.target.usage()
         load_after_s, _ = self.direct.usage()
         cpu_s = cpu_after_s - cpu_before_s
