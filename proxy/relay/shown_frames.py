@@ -1,0 +1,74 @@
+"""Shows an interceptor the Fetches that the lane has sent on, and their responses, soon after."""
+
+from collections import deque
+from collections.abc import Callable
+
+from metrics.clock import clock_ms
+from proxy.relay.exchange import RequestKind
+from proxy.relay.interceptor import InterceptedRequest
+from proxy.wire.fetch_response import FetchWalker
+
+_NUMBER = slice(8, 12)  # of a request's frame: its correlation id
+
+
+class ShownFrames:
+    """Copies of one connection's frames, in their order."""
+
+    __slots__ = ("_in_flight", "_on_error", "_rows", "_show_soon", "_since_ms")
+
+    def __init__(
+        self,
+        show_soon: Callable[[Callable[[], None]], None],
+        on_error: Callable[[Exception], None],
+    ) -> None:
+        """`show_soon` calls what it is given a little later; `on_error` gets what `show` raises."""
+        self._show_soon, self._on_error = show_soon, on_error
+        self._rows: list[tuple[RequestKind | None, bytes]] = []
+        self._in_flight: deque[tuple[RequestKind, bytes, InterceptedRequest | None]] = deque()
+        """Requests without a response yet: kind, correlation id, and what is made of them."""
+        self._since_ms = 0.0
+
+    def add(self, kind: RequestKind | None, frame: bytes) -> None:
+        """Take a request of a kind, or, with None, the response to the oldest one."""
+        if not self._rows:
+            self._since_ms = clock_ms()
+            self._show_soon(self.show)
+        self._rows.append((kind, frame))
+
+    def take(self, correlation_id: int) -> InterceptedRequest | None:
+        """Give up the oldest request in flight if it is the one that the lane gives up."""
+        if self._in_flight and int.from_bytes(self._in_flight[0][1], "big") == correlation_id:
+            return self._in_flight.popleft()[-1]
+        return None
+
+    def show(self) -> None:
+        """Show all that was added: to be called before anything else is shown, or is answered."""
+        if not self._rows:
+            return
+        rows, self._rows = self._rows, []
+        try:
+            for kind, frame in rows:
+                if kind is None:
+                    self._answered(frame)
+                else:
+                    self._asked(kind, frame)
+        except Exception as error:
+            self._on_error(error)
+
+    def _asked(self, kind: RequestKind, frame: bytes) -> None:
+        seen, interceptor = None, kind.session.interceptor
+        if interceptor is not None and kind.is_wanted(self._since_ms):
+            # The time is none too late: what a response says is told again for a short time only.
+            seen = interceptor.request(kind.first, memoryview(frame), self._since_ms)
+            seen.sent()
+        self._in_flight.append((kind, frame[_NUMBER], seen))
+
+    def _answered(self, frame: bytes) -> None:
+        kind, _, seen = self._in_flight.popleft()
+        if seen is None:
+            return
+        seen.measured(len(frame))
+        start = kind.plan.body_offset
+        walker = FetchWalker(kind.version, len(frame) - start, seen.observer(clock_ms()))
+        walker.feed(memoryview(frame)[start:])
+        walker.show()
