@@ -25,9 +25,7 @@ def measure(quick: bool) -> list[Row]:
         direct = lab.start_generator([BATCH_BYTES])
         bounds = {share: f"{BATCH_BYTES * EACH_PER_S / share:.0f}" for share in SHARES}
         targets = {
-            f"wants {share:.0%}": lab.start_proxy(
-                direct.address, [rule(CLIENT_ID, bound)]
-            ).target()
+            f"wants {share:.0%}": lab.start_proxy(direct.address, [rule(CLIENT_ID, bound)]).target()
             for share, bound in bounds.items()
         }
         followed = lab.start_proxy(
@@ -48,11 +46,11 @@ def measure(quick: bool) -> list[Row]:
             before.extend(target.usage()[0] for target in targets.values())
 
         outcome = lab.run_client(loads, duration_s, opened=opened)
-        used_s = [target.usage()[0] - begun for target, begun in zip(targets.values(), before)]
+        after = [target.usage()[0] for target in targets.values()]
     rows = []
     each_us = [
-        cpu_s * US_PER_S / len(served.completed_s)
-        for cpu_s, served in zip(used_s, outcome.served, strict=True)
+        (end_s - begun_s) * US_PER_S / len(served.completed_s)
+        for begun_s, end_s, served in zip(before, after, outcome.served, strict=True)
     ]
     for name, cost_us, served in zip(targets, each_us, outcome.served, strict=True):
         against = f", {cost_us / each_us[-1]:.2f}x of haproxy" if rivals else ""
