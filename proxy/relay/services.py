@@ -180,10 +180,11 @@ class Services:
     def show_soon(self, show: Callable[[], None]) -> None:
         """Call it within SHOW_MS."""
         if not self._unshown:
-            self.loop.call_later(SHOW_MS / MS_PER_SECOND, self._show_all)
+            self.loop.call_later(SHOW_MS / MS_PER_SECOND, self.show_all)
         self._unshown.append(show)
 
-    def _show_all(self) -> None:
+    def show_all(self) -> None:
+        """Call all that waits for it."""
         unshown, self._unshown = self._unshown, []
         for show in unshown:
             show()
