@@ -199,7 +199,7 @@ class Reader:
                 _go_on(cursor, asked_offset, log_start, now_ms)
             if node_id is not None:
                 progress.leader = node_id
-            progress.record_high_watermark(high_watermark, now_ms)
+            progress.record_high_watermark(_log_end(high_watermark, records_bytes, end), now_ms)
             if records_bytes > 0 and asked_offset is not None and asked_offset >= 0:
                 if asked_offset != cursor.fetch_offset:  # the client has gone on meanwhile
                     if end is not None:
@@ -237,6 +237,11 @@ class Reader:
         self.size += partition not in cursors
         cursor = cursors[partition] = ReadCursor(progress, topic_id, offset, offset)
         return cursor
+
+
+def _log_end(high_watermark: int, records_bytes: int, end: int | None) -> int:
+    """Return where a log ends: a broker may look that up a moment before it reads the records."""
+    return end if end is not None and 0 < end - high_watermark < records_bytes else high_watermark
 
 
 def _pass_over(cursor: ReadCursor, offset: int, now_ms: float) -> None:
