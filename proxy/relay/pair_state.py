@@ -102,7 +102,7 @@ class PairState:
         self.shown.show()
         for kind, correlation_id, request_bytes, sent_ms in self.lane.take(most):
             exchange = Exchange(kind, correlation_id, request_bytes, sent_ms)
-            exchange.seen = self.shown.take(correlation_id)
+            exchange.seen = self.shown.take(kind, correlation_id)
             if kind.max_bytes:  # from now on it counts as one that was admitted by itself
                 self.grant(exchange, kind.max_bytes, clock_ms())
             self._in_flight.append(exchange)

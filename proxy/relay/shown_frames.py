@@ -2,13 +2,14 @@
 
 from collections import deque
 from collections.abc import Callable
+from struct import Struct
 
 from metrics.clock import clock_ms
 from proxy.relay.exchange import RequestKind
 from proxy.relay.interceptor import InterceptedRequest
 from proxy.wire.fetch_response import FetchWalker
 
-_NUMBER = slice(8, 12)  # of a request's frame: its correlation id
+_NUMBER, _NUMBER_AT = Struct(">i"), slice(8, 12)  # the correlation id of a request
 
 
 class ShownFrames:
@@ -35,11 +36,15 @@ class ShownFrames:
             self._show_soon(self.show)
         self._rows.append((kind, frame))
 
-    def take(self, correlation_id: int) -> InterceptedRequest | None:
+    def take(self, kind: RequestKind, correlation_id: int) -> InterceptedRequest | None:
         """Give up the oldest request in flight if it is the one that the lane gives up."""
-        if self._in_flight and int.from_bytes(self._in_flight[0][1], "big") == correlation_id:
-            return self._in_flight.popleft()[-1]
-        return None
+        if not self._in_flight:
+            return None
+        shown, number, seen = self._in_flight[0]
+        if shown is not kind or number != _NUMBER.pack(correlation_id):
+            return None
+        self._in_flight.popleft()
+        return seen
 
     def show(self) -> None:
         """Show all that was added: to be called before anything else is shown, or is answered."""
@@ -61,7 +66,7 @@ class ShownFrames:
             # The time is none too late: what a response says is told again for a short time only.
             seen = interceptor.request(kind.first, memoryview(frame), self._since_ms)
             seen.sent()
-        self._in_flight.append((kind, frame[_NUMBER], seen))
+        self._in_flight.append((kind, frame[_NUMBER_AT], seen))
 
     def _answered(self, frame: bytes) -> None:
         kind, _, seen = self._in_flight.popleft()
