@@ -220,7 +220,8 @@ class FrameFlow(ABC):
             return
         self._running = True
         try:
-            self._pair.shown.show()
+            if self._pair.shown.rows:
+                self._pair.shown.show()
             wait = CLOSED if self.closed else self._advance()
             if wait is CLOSED and not self.closed:
                 self._pair.close_ended(self)

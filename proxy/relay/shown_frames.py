@@ -15,7 +15,7 @@ _NUMBER, _NUMBER_AT = Struct(">i"), slice(8, 12)  # the correlation id of a requ
 class ShownFrames:
     """Copies of one connection's frames, in their order."""
 
-    __slots__ = ("_in_flight", "_on_error", "_rows", "_show_soon", "_since_ms")
+    __slots__ = ("_in_flight", "_on_error", "_show_soon", "_since_ms", "rows")
 
     def __init__(
         self,
@@ -24,17 +24,18 @@ class ShownFrames:
     ) -> None:
         """`show_soon` calls what it is given a little later; `on_error` gets what `show` raises."""
         self._show_soon, self._on_error = show_soon, on_error
-        self._rows: list[tuple[RequestKind | None, bytes]] = []
+        self.rows: list[tuple[RequestKind | None, bytes]] = []
+        """What is to be shown."""
         self._in_flight: deque[tuple[RequestKind, bytes, InterceptedRequest | None]] = deque()
         """Requests without a response yet: kind, correlation id, and what is made of them."""
         self._since_ms = 0.0
 
     def add(self, kind: RequestKind | None, frame: bytes) -> None:
         """Take a request of a kind, or, with None, the response to the oldest one."""
-        if not self._rows:
+        if not self.rows:
             self._since_ms = clock_ms()
             self._show_soon(self.show)
-        self._rows.append((kind, frame))
+        self.rows.append((kind, frame))
 
     def take(self, kind: RequestKind, correlation_id: int) -> InterceptedRequest | None:
         """Give up the oldest request in flight if it is the one that the lane gives up."""
@@ -48,9 +49,7 @@ class ShownFrames:
 
     def show(self) -> None:
         """Show all that was added: to be called before anything else is shown, or is answered."""
-        if not self._rows:
-            return
-        rows, self._rows = self._rows, []
+        rows, self.rows = self.rows, []
         try:
             for kind, frame in rows:
                 if kind is None:
