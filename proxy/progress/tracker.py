@@ -111,8 +111,8 @@ class ReadCursor:
     """Of the last request."""
     delivered_to: int
     """What was delivered from `fetch_offset` to here is recorded already."""
-    has_records: bool = False
-    """Whether records came since that request whose last offset is not known."""
+    records_bytes: int = 0
+    """Of records that came since that request and whose last offset is not known."""
     out_of_range: bool = False
 
 
@@ -156,12 +156,16 @@ class Reader:
                     continue
                 if cursor.out_of_range:
                     _pass_over(cursor, offset, now_ms)
-                elif cursor.has_records and topic_id in (None, progress.log.topic_id):
+                elif cursor.records_bytes and topic_id in (None, progress.log.topic_id):
+                    log_end = progress.log.high_watermark
+                    if log_end is not None:
+                        log_end = _log_end(log_end, cursor.records_bytes, offset)
+                        progress.record_high_watermark(log_end, now_ms)
                     progress.deliver(cursor.delivered_to, offset, now_ms)
                     progress.open_ended = None
                 progress.record_fetch_offset(offset, now_ms)
             cursor.fetch_offset = cursor.delivered_to = offset
-            cursor.has_records = False
+            cursor.records_bytes = 0
 
     def fetch_answered(
         self,
@@ -205,7 +209,7 @@ class Reader:
                     if end is not None:
                         progress.deliver(asked_offset, end, now_ms)
                 elif end is None:
-                    cursor.has_records = True
+                    cursor.records_bytes = records_bytes
                     progress.open_ended = (cursor.delivered_to, high_watermark)
                 elif end > cursor.delivered_to:
                     progress.deliver(cursor.delivered_to, end, now_ms)
