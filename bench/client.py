@@ -14,6 +14,7 @@ import sys
 import time
 from collections import deque
 from dataclasses import asdict, dataclass, field
+from heapq import heappop, heappush
 from typing import Protocol
 
 from kafka.protocol.consumer.fetch import FetchRequest
@@ -32,6 +33,8 @@ DROP_ALL = socket.MSG_TRUNC | socket.MSG_WAITALL
 # Between Produce requests that get no answer, when their way to the broker is timed.
 ONE_WAY_PAUSE_S = 0.002
 CONNECT_TIMEOUT_S = 10.0
+# Printed before each outcome.
+OPEN = "open"
 # Of the request that opens a connection.
 FIRST_ID = 0
 
@@ -52,6 +55,7 @@ class Load:
         in_session: it fetches in a session, one request at a time, and gets a batch of each
             partition: `max_bytes` is the length of so many batches.
         ca_file: it connects by TLS, to whom this authority knows; only in a session.
+        per_s: so many requests on each connection, or as many as can be where 0.
 
     """
 
@@ -68,6 +72,7 @@ class Load:
     partitions: int = 1
     in_session: bool = False
     ca_file: str = ""
+    per_s: float = 0.0
 
     @property
     def is_answered(self) -> bool:
@@ -195,6 +200,7 @@ class Connection:
     head: bytearray = field(default_factory=bytearray)
     left_bytes: int = 0
     wake_bytes: int = 1
+    next_s: float = 0.0
     records: TlsRecords | None = None
 
     def ask(self, now_s: float) -> bool:
@@ -320,6 +326,8 @@ class Throughput:
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         self._unanswered: deque[Connection] = deque()
         """Those that get no answer take turns: nothing else ends their asking."""
+        self._due: list[tuple[float, int, Connection]] = []
+        """A heap of those that ask later."""
         self._started_s = 0.0
 
     def run(self) -> Outcome:
@@ -327,6 +335,7 @@ class Throughput:
         for connection in self._connections:
             connection.channel.setblocking(False)
             self._selector.register(connection.channel, selectors.EVENT_READ, connection)
+        _say_open()
         self._started_s, used_s = time.monotonic(), time.process_time()
         for connection in self._connections:
             for _ in range(connection.load.depth if connection.load.is_answered else 1):
@@ -334,7 +343,10 @@ class Throughput:
         while (now_s := self._now_s()) < self._duration_s:
             for _ in range(len(self._unanswered)):
                 self._ask(self._unanswered.popleft(), now_s)
-            wait_s = 0.0 if self._unanswered else self._duration_s - now_s
+            while self._due and self._due[0][0] <= now_s:
+                self._ask(heappop(self._due)[-1], now_s)
+            next_s = min(self._due[0][0] if self._due else self._duration_s, self._duration_s)
+            wait_s = 0.0 if self._unanswered else max(next_s - now_s, 0.0)
             for key, events in self._selector.select(wait_s):
                 if events & selectors.EVENT_WRITE:
                     self._send(key.data)
@@ -351,7 +363,10 @@ class Throughput:
 
     def _go_on(self, connection: Connection, now_s: float) -> None:
         """Ask at once, or in turn."""
-        if connection.load.is_answered:
+        if connection.load.per_s and now_s:
+            connection.next_s += 1 / connection.load.per_s
+            heappush(self._due, (connection.next_s, id(connection), connection))
+        elif connection.load.is_answered:
             self._ask(connection, now_s)
         else:
             self._unanswered.append(connection)
@@ -404,6 +419,7 @@ def run_latency(job: Job, positions: Positions) -> Outcome:
     channel = _channel(load)
     requests = load.requests(channel, 0, positions)
     scratch = memoryview(bytearray(SCRATCH_BYTES))
+    _say_open()
     number, used_s = FIRST_ID, time.process_time()
     started_s = now_s = time.monotonic()
     while now_s < started_s + job.duration_s:
@@ -453,6 +469,11 @@ def _connections(load: Load, served: Served, positions: Positions) -> list[Conne
             connection.records = TlsRecords()
         connections.append(connection)
     return connections
+
+
+def _say_open() -> None:
+    """Tell that the connections are open: who measures what a load costs begins now."""
+    print(OPEN, flush=True)
 
 
 def _channel(load: Load) -> socket.socket:

@@ -59,6 +59,11 @@ class Trial:
     waited_share: float
     version: int
 
+    @property
+    def each_per_cpu_s(self) -> float:
+        """Round trips for each CPU second of the process under test; 0 where there is none."""
+        return US_PER_S / self.cpu_us_each if self.cpu_us_each else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Metric:
@@ -90,6 +95,7 @@ P99 = Metric("p99", "p99_us", "µs")
 THROUGHPUT = Metric("throughput", "bytes_per_s", "GB/s", 2, GIGABYTE, grows=True)
 CPU_PER_GB = Metric("CPU per GB", "cpu_s_per_gb", "s", 3)
 CPU_EACH = Metric("CPU per round trip", "cpu_us_each", "µs")
+CAPACITY = Metric("round trips per CPU second", "each_per_cpu_s", "thousand", 1, 1e3, grows=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +150,7 @@ class Contest:
         title: as printed.
         load: what goes there; host, port and client id are the line's.
         latency: one blocking connection.
+        longer: of trials, so many times: each of many connections is a newcomer first.
 
     """
 
@@ -151,6 +158,7 @@ class Contest:
     load: Load
     goals: Sequence[Goal]
     latency: bool = False
+    longer: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,25 +199,30 @@ class Ring:
             # Arrivals at the broker are told apart by it.
             client_id += f"-{time.monotonic_ns()}"
         load = replace(contest.load, client_id=client_id, host=host, port=port)
-        cpu_before_s, waited_before_s = line.target.usage()
-        load_before_s, _ = self.direct.usage()
-        outcome = self.lab.run_client([load], self.duration_s, latency=contest.latency)
+        before: list[tuple[float, float]] = []
+        duration_s = self.duration_s * contest.longer
+
+        def opened() -> None:
+            before.extend((line.target.usage(), self.direct.usage()))
+
+        outcome = self.lab.run_client([load], duration_s, latency=contest.latency, opened=opened)
+        (cpu_before_s, waited_before_s), (load_before_s, _) = before
         cpu_after_s, waited_after_s = line.target.usage()
         load_after_s, _ = self.direct.usage()
         cpu_s = cpu_after_s - cpu_before_s
         load_s = load_after_s - load_before_s + outcome.cpu_s
         times, waits, sizes = self._completed(load, outcome)
         if not times or times[-1] < WARM_UP_S:
-            raise BenchError(f"{line.name}: too few requests in {self.duration_s} s")
+            raise BenchError(f"{line.name}: too few requests in {duration_s} s")
         kept = waits[bisect_left(times, WARM_UP_S) :]
         return Trial(
             quantile(kept, 0.5) * US_PER_S if kept else 0.0,
             quantile(kept, 0.99) * US_PER_S if kept else 0.0,
-            rate_between(times, sizes, WARM_UP_S, self.duration_s).interpolated,
+            rate_between(times, sizes, WARM_UP_S, duration_s).interpolated,
             cpu_s / (sum(sizes) / GIGABYTE),
             cpu_s / len(times) * US_PER_S,
-            load_s / (self.duration_s * len(self.lab.cores.load)),
-            (waited_after_s - waited_before_s) / self.duration_s,
+            load_s / (duration_s * len(self.lab.cores.load)),
+            (waited_after_s - waited_before_s) / duration_s,
             outcome.version,
         )
 

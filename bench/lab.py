@@ -14,7 +14,7 @@ import trustme
 import yaml
 
 from bench import traffic
-from bench.client import Job, Load, Outcome, read_outcome
+from bench.client import OPEN, Job, Load, Outcome, read_outcome
 from bench.processes import (
     BenchError,
     Child,
@@ -39,7 +39,7 @@ Entered = TypeVar("Entered")
 HAPROXY_CONFIG = """\
 global
     nbthread 1
-    maxconn 100
+    maxconn 2000
 defaults
     mode tcp
     timeout connect 10s
@@ -243,13 +243,23 @@ class Lab:
         return Certificate(str(ca_file), str(server_file))
 
     def run_client(
-        self, loads: Sequence[Load], duration_s: float, *, latency: bool = False
+        self,
+        loads: Sequence[Load],
+        duration_s: float,
+        *,
+        latency: bool = False,
+        opened: Callable[[], object] = lambda: None,
     ) -> Outcome:
-        """Run a job in the client process and return what it measured."""
+        """Run a job in the client process and return what it measured.
+
+        `opened` is called when its connections are open.
+        """
         job = Job(list(loads), duration_s, latency)
         if self._client is None:
             self._client = self.start("client", python("bench.client"), self.cores.load)
         self._client.send_line(json.dumps(asdict(job)))
+        self._client.wait_line(lambda line: line == OPEN, ANSWER_MARGIN_S)
+        opened()
         answer = self._client.wait_line(
             lambda line: line.startswith("{"), duration_s + ANSWER_MARGIN_S
         )

@@ -7,7 +7,6 @@ the monotonic clock, which all processes of a machine share. The end of stdin en
 |---|---|---|
 | `begun` | a batch was planned and is handed to the sink | `batch`, `ends` by partition |
 | `ended` | all of it was read, and the work on it was done | `batch`, `ranges` |
-| `reported` | Spark has reported it to the listeners | `batch` |
 | `over` | the run has ended | `error`, None for none |
 """
 
@@ -19,10 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock, Thread
-from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery, StreamingQueryListener
+from pyspark.sql.streaming import StreamingQuery
 
 from bench.spark_session import spark_session
 from proxy.spark import QuotaListener, client_options
@@ -77,7 +75,6 @@ def _start(spark: SparkSession, start: Start) -> None:
     """Begin a run in a session of its own, whose listeners get the events of no other query."""
     session = spark.newSession()
     session.streams.addListener(QuotaListener(start.admin))
-    session.streams.addListener(_Reported(start.name))
     reader = (
         session.readStream.format("kafka")
         .options(**client_options(start.name, start.bootstrap))
@@ -119,26 +116,6 @@ def _await_end(name: str, query: StreamingQuery) -> None:
     except Exception as failure:
         error = str(failure)
     _print(name, "over", error=error)
-
-
-class _Reported(StreamingQueryListener):  # type: ignore[misc]  # pyspark's types are not read
-    """Prints that Spark has reported a batch."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def onQueryStarted(self, event: Any) -> None:  # noqa: N802  # Spark's name
-        pass
-
-    def onQueryProgress(self, event: Any) -> None:  # noqa: N802
-        if event.progress.numInputRows:
-            _print(self._name, "reported", batch=event.progress.batchId)
-
-    def onQueryIdle(self, event: Any) -> None:  # noqa: N802
-        pass
-
-    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
-        pass
 
 
 _one_at_a_time = Lock()

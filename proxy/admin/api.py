@@ -188,11 +188,13 @@ class ApiRoutes:
         )
         await self._slices.collect(map(found.add, entries))
         budgets = self._rules.budgets()[: page.limit]
+        rules = (RULE.document(entry, now) for entry in found.rows())
+        documents = await self._slices.collect(rules)
         return answer(
             {
                 "throttling": throttling_document(self._rules, now.now_s),
                 "total": len(entries),
-                "quotas": [RULE.document(entry, now) for entry in found.rows()],
+                "quotas": documents,
                 "budgets": [BUDGET_RULE.document(each, now) for each in budgets],
                 **found.next(),
             }

@@ -111,8 +111,8 @@ class ReadCursor:
     """Of the last request."""
     delivered_to: int
     """What was delivered from `fetch_offset` to here is recorded already."""
-    has_records: bool = False
-    """Whether records came since that request whose last offset is not known."""
+    records_bytes: int = 0
+    """Of records that came since that request and whose last offset is not known."""
     out_of_range: bool = False
 
 
@@ -156,12 +156,16 @@ class Reader:
                     continue
                 if cursor.out_of_range:
                     _pass_over(cursor, offset, now_ms)
-                elif cursor.has_records and topic_id in (None, progress.log.topic_id):
+                elif cursor.records_bytes and topic_id in (None, progress.log.topic_id):
+                    log_end = progress.log.high_watermark
+                    if log_end is not None:
+                        log_end = _log_end(log_end, cursor.records_bytes, offset)
+                        progress.record_high_watermark(log_end, now_ms)
                     progress.deliver(cursor.delivered_to, offset, now_ms)
                     progress.open_ended = None
                 progress.record_fetch_offset(offset, now_ms)
             cursor.fetch_offset = cursor.delivered_to = offset
-            cursor.has_records = False
+            cursor.records_bytes = 0
 
     def fetch_answered(
         self,
@@ -199,13 +203,13 @@ class Reader:
                 _go_on(cursor, asked_offset, log_start, now_ms)
             if node_id is not None:
                 progress.leader = node_id
-            progress.record_high_watermark(high_watermark, now_ms)
+            progress.record_high_watermark(_log_end(high_watermark, records_bytes, end), now_ms)
             if records_bytes > 0 and asked_offset is not None and asked_offset >= 0:
                 if asked_offset != cursor.fetch_offset:  # the client has gone on meanwhile
                     if end is not None:
                         progress.deliver(asked_offset, end, now_ms)
                 elif end is None:
-                    cursor.has_records = True
+                    cursor.records_bytes = records_bytes
                     progress.open_ended = (cursor.delivered_to, high_watermark)
                 elif end > cursor.delivered_to:
                     progress.deliver(cursor.delivered_to, end, now_ms)
@@ -237,6 +241,11 @@ class Reader:
         self.size += partition not in cursors
         cursor = cursors[partition] = ReadCursor(progress, topic_id, offset, offset)
         return cursor
+
+
+def _log_end(high_watermark: int, records_bytes: int, end: int | None) -> int:
+    """Return where a log ends: a broker may look that up a moment before it reads the records."""
+    return end if end is not None and 0 < end - high_watermark < records_bytes else high_watermark
 
 
 def _pass_over(cursor: ReadCursor, offset: int, now_ms: float) -> None:

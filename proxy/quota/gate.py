@@ -172,12 +172,15 @@ class Gate:
     __slots__ = (
         *("_allowance_ms", "_expected", "_latest", "_learns_ms", "_pacer"),
         *("expected_size", "grant_ms", "granted_size", "largest", "turns", "under_way", "waiting"),
+        "has_turns",
     )
 
     def __init__(self, pacer: Pacer, allowance_ms: Callable[[float], float]) -> None:
         self._pacer = pacer
         self._allowance_ms = allowance_ms
         self.turns: Turns[Waiter] = Turns()
+        self.has_turns = False
+        """Whether anybody has waited since it was opened."""
         self.waiting = 0
         """How many connections wait."""
         self.grant_ms = GRANT_MS
@@ -226,6 +229,7 @@ class Gate:
             waiter.gate, waiter.client, waiter.ahead_ms = self, client, ahead_ms
             waiter.size = self._unknown_size if size is None else size
             self.waiting += 1
+            self.has_turns = True
             self.turns.join(waiter, client, waiter.size, now_ms)
             if waiter.since_ms is None:
                 waiter.since_ms = now_ms
@@ -257,6 +261,7 @@ class Gate:
     def open(self) -> None:
         """Wake everybody who waits now: the bound may be another one."""
         turns, self.turns, self.waiting = self.turns, Turns(), 0
+        self.has_turns = False
         while (waiter := turns.first(-math.inf)) is not None:
             turns.leave(waiter, waiter.client, -math.inf)
             waiter.gate = None

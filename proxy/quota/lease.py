@@ -26,6 +26,10 @@ class Lease:
         """Return whether its time has come."""
         return self.cells[2] <= now_ms * NS_PER_MS
 
+    def has_half(self, now_ms: float) -> bool:
+        """Return whether it goes on, and more of it is left than was taken."""
+        return self.cells[0] > self.cells[1] and not self.is_over(now_ms)
+
     def end(self) -> None:
         """Lend nothing any more; what was taken is to be taken back."""
         self.cells[0] = self.cells[2] = 0

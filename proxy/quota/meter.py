@@ -342,6 +342,9 @@ class Meter(Sensor):
         Nothing while each request counts as it comes: near the bound, for Fetches that are under
         way. `holds`: their responses can be held.
         """
+        is_free = not (self.gate.waiting or self.pacer.is_pacing) and self.brake is None
+        if is_free and self.lease is not None and self.lease.has_half(now_ms):
+            return True  # another connection has asked just before
         self.take_back(now_ms)
         if len(self.charged) > 1 or self.pacer.strict_until_ms == math.inf:
             return self.is_enforced and self._lends_saved(now_ms)

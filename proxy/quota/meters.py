@@ -122,7 +122,8 @@ class Meters:
         self._has_outdated = len(self.registry) > 0
         self._overflowed: set[str] = set()
         for meter in self.registry:
-            meter.gate.open()
+            if meter.gate.has_turns:  # few have, of ten thousand
+                meter.gate.open()
         self.on_update()
 
     def divide(self, is_divided: Callable[[Rule], bool]) -> None:

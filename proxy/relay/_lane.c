@@ -23,16 +23,17 @@ enum {
     SAMPLE_EVERY = 17,
 };
 #define OBJECT(of) ((PyObject *)(of))
-#define PERMIT_NS 50000000LL
+#define KEPT(of) {of->about, of->start, of->renew, of->observe, of->requests, of->count, of->shapes, of->seen}
+#define EACH(kept, what) for (size_t n = 0; n < sizeof kept / sizeof *kept; n++) what(kept[n])
+#define PERMIT_NS 100000000LL
 #define SAMPLE_AFTER_NS 100000000LL
 
-enum { METER_NOTHING, METER_REQUESTS, METER_RESPONSES };
-enum { ANY_RESPONSE, KNOWN_RESPONSE, NO_RESPONSE };
+enum { METER_NOTHING, METER_REQUESTS, METER_RESPONSES, ANY_RESPONSE = 0, KNOWN_RESPONSE, NO_RESPONSE };
 enum { LEFT, TAKEN, UNTIL_NS }; /* of a lease */
 
 typedef struct {
     PyObject_HEAD
-    PyObject *about, *start, *renew, *observe, *requests, *count, *shapes;
+    PyObject *about, *start, *renew, *observe, *requests, *count, *shapes, *seen;
     Py_buffer lease;
     uint32_t api;
     int metered, response;
@@ -90,9 +91,8 @@ static int takes(Kind *kind, int64_t bytes, int64_t now) {
         kind->until_ns = may && PyObject_IsTrue(may) == 1 ? now + PERMIT_NS : 0;
         int has = has_room(kind, bytes, now);
         Py_DECREF(OBJECT(kind));
-        if (!may) return -1;
-        Py_DECREF(may);
-        if (!has) return 0;
+        Py_XDECREF(may);
+        if (!may || !has) return may ? 0 : -1;
     }
     if (kind->lease.buf) {
         int64_t *lease = kind->lease.buf;
@@ -123,6 +123,14 @@ static int count(Kind **last, Kind *kind) {
     if (done) done->new_requests = done->new_bytes = 0;
     Py_XDECREF(OBJECT(done));
     return failed ? -1 : 0;
+}
+
+/* Shows a copy of a frame, with what its request is about, or None of a response. */
+static int show(Kind *kind, PyObject *about, const char *frame, int64_t bytes) {
+    if (kind->seen == Py_None) return 0;
+    PyObject *done = PyObject_CallFunction(kind->seen, "Oy#", about, frame, (Py_ssize_t)bytes);
+    Py_XDECREF(done);
+    return done ? 0 : -1;
 }
 
 /* Whether a response names no broker: its API never does, or it equals, under a mask, one that did
@@ -201,7 +209,7 @@ static PyObject *requests_ready(Lane *self, PyObject *unused) {
             uint32_t limit = htonl((uint32_t)kind->limit);
             memcpy(frame + kind->limit_at, &limit, sizeof limit);
         }
-        if (count(&last, kind)) return NULL;
+        if (count(&last, kind) || show(kind, kind->about, frame, bytes)) return NULL;
         kind->new_requests++;
         if (kind->response == NO_RESPONSE) kind->new_bytes += bytes;
         else {
@@ -214,10 +222,8 @@ static PyObject *requests_ready(Lane *self, PyObject *unused) {
         at += bytes;
     }
     int64_t sent = send_some(self->broker, at);
-    for (unsigned n = first; n != self->next; n++) {
-        Exchange *each = &self->in_flight[n % MAX_IN_FLIGHT];
-        if (each->sent_ns) each->sent_ns = now_ns();
-    }
+    for (unsigned n = first; n != self->next; n++)
+        if (self->in_flight[n % MAX_IN_FLIGHT].sent_ns) self->in_flight[n % MAX_IN_FLIGHT].sent_ns = now_ns();
     self->active_ns = now;
     if (count(&last, NULL)) return NULL;
     if (at && sent == got) Py_RETURN_NONE;
@@ -242,13 +248,12 @@ static PyObject *responses_ready(Lane *self, PyObject *unused) {
         if (!may) break;
         if (kind->metered == METER_RESPONSES && (may = takes(kind, bytes, now)) < 0) return NULL;
         if (!may) break;
-        if (count(&last, kind)) return NULL;
+        if (count(&last, kind) || show(kind, Py_None, frame, bytes)) return NULL;
         kind->new_bytes += exchange->bytes + bytes;
         if (exchange->sent_ns) {
             Py_XDECREF(OBJECT(sampled.kind));
             sampled = *exchange;
-        } else
-            Py_DECREF(OBJECT(kind));
+        } else Py_DECREF(OBJECT(kind));
         self->oldest++;
         at += bytes;
     }
@@ -316,9 +321,8 @@ static PyObject *close_lane(Lane *self, PyObject *unused) {
 static int init_lane(Lane *self, PyObject *args, PyObject *unused) {
     if (!PyArg_ParseTuple(args, "iiiOOO", &self->client, &self->broker, &self->most, &self->before,
                           &self->on_requests, &self->on_responses)) return -1;
-    Py_INCREF(self->before);
-    Py_INCREF(self->on_requests);
-    Py_INCREF(self->on_responses);
+    PyObject *kept[] = {self->before, self->on_requests, self->on_responses};
+    EACH(kept, Py_INCREF);
     return 0;
 }
 
@@ -335,17 +339,15 @@ static PyObject *active_s(Lane *self, void *unused) { return PyFloat_FromDouble(
 
 static int init_kind(Kind *self, PyObject *args, PyObject *named) {
     static char *names[] = {"about", "api", "start", "renew", "observe", "requests", "count", "lease", "metered",
-                            "response", "limit_at", "shapes", NULL};
+                            "response", "limit_at", "shapes", "seen", NULL};
     PyObject *lease;
-    if (!PyArg_ParseTupleAndKeywords(args, named, "OISOOOOOiiiO", names, &self->about, &self->api, &self->start,
+    if (!PyArg_ParseTupleAndKeywords(args, named, "OISOOOOOiiiOO", names, &self->about, &self->api, &self->start,
                                      &self->renew, &self->observe, &self->requests, &self->count, &lease,
                                      &self->metered, &self->response, &self->limit_at,
-                                     &self->shapes)) {
-        self->about = NULL;
-        return -1;
-    }
-    PyObject *kept[] = {self->about, self->start, self->renew, self->observe, self->requests, self->count, self->shapes};
-    for (size_t n = 0; n < sizeof kept / sizeof *kept; n++) Py_INCREF(kept[n]);
+                                     &self->shapes, &self->seen))
+        return self->about = NULL, -1;
+    PyObject *kept[] = KEPT(self);
+    EACH(kept, Py_INCREF);
     if (self->limit_at && self->limit_at + 4 > REQUEST_START + PyBytes_Size(self->start))
         return PyErr_SetString(PyExc_ValueError, "the limit is not within the start"), -1;
     return lease == Py_None ? 0 : PyObject_GetBuffer(lease, &self->lease, PyBUF_WRITABLE);
@@ -354,10 +356,8 @@ static int init_kind(Kind *self, PyObject *args, PyObject *named) {
 static void free_kind(Kind *self) {
     PyTypeObject *type = Py_TYPE(OBJECT(self));
     if (self->lease.obj) PyBuffer_Release(&self->lease);
-    if (self->about) {
-        PyObject *kept[] = {self->about, self->start, self->renew, self->observe, self->requests, self->count, self->shapes};
-        for (size_t n = 0; n < sizeof kept / sizeof *kept; n++) Py_DECREF(kept[n]);
-    }
+    PyObject *kept[] = KEPT(self);
+    if (self->about) EACH(kept, Py_DECREF);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
 }

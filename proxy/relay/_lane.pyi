@@ -7,14 +7,16 @@ from typing import Any
 class Kind:
     """Requests that begin with the same bytes, and what their responses must be like.
 
-    `renew(about, kind)` returns whether they may pass for 50 ms more; it must not run a lane.
+    `renew(about, kind)` returns whether they may pass for 100 ms more; it must not run a lane.
     `observe(broker_ms, proxy_ms)` gets the times of one in 17, and of one after 100 ms. `requests`
     and `count`, of bytes, have a `value` to which is added, and the latter `requests`, too. `lease`
     has the bytes that are left, those that were taken, and until when, in ns of the monotonic
     clock; None: as many as come.
     `metered` says what is taken from it, and `response` what may be sent on, as in `lane`: any one,
     one that equals the second of a pair of `shapes` under the first as mask, or none is due. At
-    `limit_at`, within `start`, is what a Fetch asks for at most.
+    `limit_at`, within `start`, is what a Fetch asks for at most. `seen`, if any, gets a copy of
+    each request with `about`, and of each response with None, just before it is sent on. It must
+    not run a lane.
     """
 
     limit: int
@@ -36,6 +38,7 @@ class Kind:
         response: int,
         limit_at: int,
         shapes: list[tuple[bytes, bytes]],
+        seen: Callable[[Any, bytes], None] | None,
     ) -> None: ...
 
 class Lane:

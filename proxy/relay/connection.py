@@ -143,6 +143,7 @@ class Connection(PairState):
             return
         self.life.move(State.CLOSED)
         self._heard()
+        self.shown.show()
         _log.debug("connection closed", reason=reason, **self._about)
         self.requests.close()
         self.responses.close()
@@ -175,7 +176,7 @@ class Connection(PairState):
 
         Not within `close`: one of the flows may be what calls it.
         """
-        del self.requests, self.responses, self.waiter, self.eviction
+        del self.requests, self.responses, self.waiter, self.eviction, self.shown
         if self.lane is not None:
             self.lane.close()
         self._close_wait = None

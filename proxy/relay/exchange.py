@@ -50,6 +50,8 @@ class RequestKind:
     lease: Lease | None = None
     """What the lane's bytes are taken from; None: no rule bounds them."""
     is_in_lane: bool = False
+    is_shown: bool = False
+    """Whether the interceptor is shown what the lane sends on."""
     turn: SampleTurn | None = None
     """Draws which are walked for their topics; None: none are."""
     until_taught: int = 0

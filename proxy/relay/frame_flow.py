@@ -220,7 +220,9 @@ class FrameFlow(ABC):
             return
         self._running = True
         try:
-            wait = self._advance()
+            if self._pair.shown.rows:
+                self._pair.shown.show()
+            wait = CLOSED if self.closed else self._advance()
             if wait is CLOSED and not self.closed:
                 self._pair.close_ended(self)
         except Exception as error:  # whatever it is, it ends this pair only

@@ -70,6 +70,8 @@ class ClientInterceptor(Protocol):
     def request(self, head: RequestHead, frame: memoryview, now_ms: float) -> InterceptedRequest:
         """Read a request that is about to be sent on, or answer it.
 
+        The lane may have sent a Fetch on some milliseconds before. Length and correlation id in
+        `head` are then those of an earlier one of its kind.
         Raises MalformedFrame, and ClientSentOn.
         """
 

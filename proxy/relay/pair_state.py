@@ -18,6 +18,7 @@ from proxy.relay.lifecycle import OPEN, UNANSWERED, Lifecycle, Pause
 from proxy.relay.listener import Origin
 from proxy.relay.services import Services
 from proxy.relay.session import ClientSession, Identification
+from proxy.relay.shown_frames import ShownFrames
 from proxy.wire.apis import FETCH
 from proxy.wire.frames import RequestHead
 from proxy.wire.produce_response import ProduceResponseShapes
@@ -67,6 +68,8 @@ class PairState:
         self._in_flight: deque[Exchange] = deque()
         self.lane: Lane | None = None
         """Sends on what is plain. None before there are both ends, and where it cannot."""
+        self.shown = ShownFrames(services.show_soon, self.close_failed)
+        """What an interceptor is to see of what the lane has sent on."""
         self.shapes = ProduceResponseShapes()
         """Of responses to Produce that name no broker."""
         self.advertise = advertise
@@ -96,8 +99,10 @@ class PairState:
 
     def _take_from_lane(self, most: int) -> None:
         assert self.lane is not None
+        self.shown.show()
         for kind, correlation_id, request_bytes, sent_ms in self.lane.take(most):
             exchange = Exchange(kind, correlation_id, request_bytes, sent_ms)
+            exchange.seen = self.shown.take(kind, correlation_id)
             if kind.max_bytes:  # from now on it counts as one that was admitted by itself
                 self.grant(exchange, kind.max_bytes, clock_ms())
             self._in_flight.append(exchange)

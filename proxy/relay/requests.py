@@ -136,6 +136,8 @@ class RequestFlow(FrameFlow):
         start, response = kind.plain_start, _plain_response(kind)
         kind.until_taught = TEACH_EVERY
         is_walked = kind.turn is not None and kind.turn.sampler.weight == 1
+        is_asked_for = api_key == FETCH and kind.turn is None
+        kind.is_shown = is_asked_for and kind.is_wanted(now_ms)
         if start is None or response is None or is_walked:
             return
         limit_at: int | None = 0
@@ -158,6 +160,7 @@ class RequestFlow(FrameFlow):
             response,
             limit_at,
             self._pair.shapes.pairs(version),
+            self._pair.shown.add if kind.is_shown else None,
         )
         if kind.turn is not None:
             kind.turn.join(lane_kind)
@@ -171,7 +174,7 @@ class RequestFlow(FrameFlow):
             kind.plain_start is not None
             and session is pair.client.current
             and session.owner is None
-            and not kind.is_wanted(now_ms)
+            and kind.is_wanted(now_ms) is kind.is_shown
             and session.quotas.lends(kind.bounded_by, pair.waiter, now_ms, holds=holds)
         )
 
@@ -297,12 +300,13 @@ class RequestFlow(FrameFlow):
             self._charge_topics(exchange, exchange.topic_sizes, frame_bytes)
         is_shown = frame_bytes <= MAX_SEEN_BYTES and kind.is_wanted(now_ms)
         if is_shown or exchange.topic_sizes is not None:
-            return self._take_read(exchange, view, is_shown=is_shown)
-        if kind.plan.api.is_login:
+            taken = self._take_read(exchange, view, is_shown=is_shown)
+        elif kind.plan.api.is_login:
             return self._take_login(exchange, view)
-        taken = self._forward(view, frame_bytes)
-        # Only now, while the broker is at work already.
-        self._count(exchange, taken)
+        else:
+            taken = self._forward(view, frame_bytes)
+            # Only now, while the broker is at work already.
+            self._count(exchange, taken)
         if pair.lane is not None and not kind.is_in_lane:
             kind.until_taught -= 1
             if kind.until_taught < 0:
@@ -519,6 +523,8 @@ class RequestFlow(FrameFlow):
         """Show a request, the latest of those in flight; return whether it is to be sent on."""
         pair, interceptor = self._pair, exchange.kind.session.interceptor
         assert interceptor is not None
+        if exchange.kind.api_key != FETCH:
+            pair.services.show_all()  # what other connections have fetched came before
         try:
             exchange.seen = interceptor.request(exchange.head(len(frame)), frame, exchange.sent_ms)
         except ClientSentOn:

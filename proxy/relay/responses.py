@@ -11,7 +11,6 @@ from proxy.quota.entities import CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE
 from proxy.quota.meters import ThrottleTime, longest
 from proxy.relay.client_usage import FetchSample
 from proxy.relay.exchange import Exchange
-from proxy.relay.fetch_wait import FetchWait
 from proxy.relay.frame_flow import (
     READ_BYTES,
     READ_BYTES_HELD,
@@ -22,6 +21,7 @@ from proxy.relay.frame_flow import (
 from proxy.relay.kept_bytes import UNCOUNTED_BYTES
 from proxy.relay.lane import Lane
 from proxy.relay.lifecycle import DRAINING, NO_PAUSE, Pause
+from proxy.relay.observed_fetch import FetchWait
 from proxy.relay.pair_state import PairState
 from proxy.relay.pump import READ, SPLICE_MIN_BYTES, Wait
 from proxy.relay.session import ClientSession

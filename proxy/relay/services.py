@@ -48,6 +48,9 @@ UPSTREAM_ERRORS = (
 )
 """Every reason of `upstream_errors_total`; explained in docs/limits.md."""
 
+SHOW_MS = 5.0
+"""For so long at most what the lane has sent on waits to be shown: so much is shown at once."""
+
 _log = get_logger(__name__)
 
 
@@ -141,6 +144,7 @@ class Services:
     pipes: PipePool = field(init=False)
     times: TimedApis = field(init=False)
     _awaits_leases: bool = False
+    _unshown: list[Callable[[], None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.connection_quotas = ConnectionQuotas(self.quotas)
@@ -172,6 +176,18 @@ class Services:
         self._awaits_leases = False
         if self.quotas.take_back(clock_ms()):
             self._await_leases()
+
+    def show_soon(self, show: Callable[[], None]) -> None:
+        """Call it within SHOW_MS."""
+        if not self._unshown:
+            self.loop.call_later(SHOW_MS / MS_PER_SECOND, self.show_all)
+        self._unshown.append(show)
+
+    def show_all(self) -> None:
+        """Call all that waits for it."""
+        unshown, self._unshown = self._unshown, []
+        for show in unshown:
+            show()
 
     def request_counter(self, api_key: int, version: int) -> CounterChild:
         """Return the child of requests_total; versions that no schema knows share a label."""

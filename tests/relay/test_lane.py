@@ -8,15 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from relaylab import frames
-from relaylab.lab import LIMIT_S, End, Lab, open_lab, turns, until
+from relaylab.lab import LIMIT_S, AllShown, End, Lab, open_lab, turns, until
 
 from metrics.clock import clock_ms
 from proxy.quota.entities import QuotaKind
 from proxy.quota.lease import LEASE_MS
 from proxy.quota.rules import QuotaSettings, Rule
+from proxy.relay.interceptor import InterceptedRequest
 from proxy.relay.lane import Lane
 from proxy.relay.services import Limits
-from proxy.wire.apis import PRODUCE
+from proxy.wire.apis import FETCH, PRODUCE
 
 pytestmark = pytest.mark.skipif(Lane is None, reason="there was no compiler")
 
@@ -46,6 +47,10 @@ REQUESTS = {
         lambda n: frames.fetch_request(n, version=17),
         lambda n, size: frames.fetch17(n, [bytes(size)], {})[0],
     ),
+    "shown fetch": (
+        lambda n: frames.fetch_request(n, version=15),
+        lambda n, size: frames.fetch17(n, [bytes(size)], {})[0],  # without brokers as of 15
+    ),
     "acks 1": (
         lambda n: frames.produce_request(n, acks=1),
         lambda n, _: frames.response(PRODUCE, 7, n, PRODUCED),
@@ -73,6 +78,15 @@ STEPS = st.lists(
     ),
     max_size=12,
 )
+SHOWN = st.sampled_from(["shown fetch", "shown fetch", "acks 1", "heartbeat"])
+SHOWN_STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("ask"), st.lists(SHOWN, min_size=1, max_size=8), CUTS),
+        st.tuples(st.just("answer"), st.lists(st.sampled_from([0, 50, 3000, 70_000])), CUTS),
+        st.tuples(st.just("wait"), st.just([]), st.just([])),
+    ),
+    max_size=12,
+)
 KNOWN_AFTER = 8
 """Requests on a connection that are waited for as a newcomer's, and are known then."""
 ENDS = ["client", "broker", "mid-request", "mid-response", "unasked"]
@@ -84,18 +98,62 @@ def measured(lab: Lab) -> dict[QuotaKind, int]:
     return {row.kind: round(row.rate * row.window_ms / 1000) for row in rows}
 
 
+class ShownFetch(InterceptedRequest):
+    """Writes down what it is shown, with the number of its request."""
+
+    takes_whole = False
+
+    def __init__(self, log, number):
+        self.log, self.number = log, number
+        self.note("asked")
+
+    def note(self, *what):
+        self.log.append((self.number, *what))
+
+    def sent(self):
+        self.note("sent")
+
+    def measured(self, count):
+        self.note("measured", count)
+
+    def observer(self, _now_ms):
+        return self
+
+    def session(self, error_code, session_id):
+        self.note("session", error_code, session_id)
+
+    def partitions(self, topic, fetched):
+        self.note(topic, fetched)
+
+    def ended(self):
+        self.note("ended")
+
+
+class Shown(AllShown):
+    """An interceptor of all Fetches."""
+
+    def __init__(self):
+        self.log = []
+
+    def wants(self, api_key, _now_ms):
+        return api_key == FETCH
+
+    def request(self, _head, frame, _now_ms):
+        return ShownFetch(self.log, int.from_bytes(frame[8:12], "big"))
+
+
 class History:
     """One client and its broker: what each got, and what was counted."""
 
-    def __init__(self, lab: Lab) -> None:
-        self.lab = lab
+    def __init__(self, lab: Lab, fetch: str = "fetch") -> None:
+        self.lab, self.fetch = lab, fetch
         self.number = 0
         self.due: list[tuple[str, int]] = []
         self.at_broker = self.at_client = b""
 
     async def run(self, steps, end: str) -> dict[str, object]:
-        self.client, self.broker = await self.lab.pair(frames.fetch_request(0))
-        self.due.append(("fetch", 0))
+        self.client, self.broker = await self.lab.pair(REQUESTS[self.fetch][0](0))
+        self.due.append((self.fetch, 0))
         for what, how, cuts in steps:
             if what == "ask":
                 await self.ask(how, cuts)
@@ -149,12 +207,12 @@ class History:
             await self.client.send(cut)
             await self.client.close()
         elif how == "mid-response":
-            await self.ask(["fetch"], [])
-            await self.broker.send(frames.fetch_response(self.number, 100)[:-1])
+            await self.ask([self.fetch], [])
+            await self.broker.send(REQUESTS[self.fetch][1](self.number, 100)[:-1])
             await self.broker.close()
         else:
-            await self.ask(["fetch"], [])
-            await self.broker.send(frames.fetch_response(self.number + 1, 100))
+            await self.ask([self.fetch], [])
+            await self.broker.send(REQUESTS[self.fetch][1](self.number + 1, 100))
         for end in (self.client, self.broker):
             with suppress(OSError):
                 await end.ended()
@@ -169,6 +227,13 @@ async def history(steps, end: str, *, first: str, lane: bool) -> dict[str, objec
         return await History(lab).run(steps, end)
 
 
+async def shown_history(steps, end: str, *, first: str, lane: bool) -> dict[str, object]:
+    async with open_lab(rules=RULES[first], lane=lane) as lab:
+        shown, history = Shown(), History(lab, "shown fetch")
+        lab.services.interceptor = lambda *_: shown
+        return {"shown": shown.log, **await history.run(steps, end)}
+
+
 @settings(max_examples=60)
 @given(
     steps=STEPS,
@@ -180,14 +245,60 @@ def test_any_history_is_the_same_with_and_without_it(steps, end, first):
     assert ways[0] == ways[1]
 
 
-async def warmed_up(lab: Lab) -> tuple[End, End]:
+@settings(max_examples=40)
+@given(
+    steps=SHOWN_STEPS,
+    end=st.sampled_from(ENDS),
+    first=st.sampled_from(sorted(RULES)),
+)
+def test_an_interceptor_is_shown_the_same_with_and_without_it(steps, end, first):
+    ways = [
+        asyncio.run(shown_history(steps, end, first=first, lane=lane)) for lane in (True, False)
+    ]
+    assert ways[0] == ways[1]
+
+
+async def test_what_was_shown_goes_with_a_request_that_python_takes_over():
+    shown = Shown()
+    async with open_lab(lane=True) as lab:
+        lab.services.interceptor = lambda *_: shown
+        client, broker = await warmed_up(lab, "shown fetch")
+        request, response = REQUESTS["shown fetch"]
+        await client.send(request(8) + request(9))
+        await broker.frame()
+        await broker.frame()
+        connection = flows(lab)
+        assert connection.lane.waiting == 2
+        await until(lambda: shown.log[-1] == (9, "sent"))  # soon, although nothing else happens
+        assert [each.seen.number for each in connection.in_flight] == [8, 9]
+        await broker.send(response(8, 10), response(9, 20))
+        for _ in range(2):
+            await client.frame()
+        await until(lambda: shown.log[-1] == (9, "ended"))
+
+
+async def test_what_cannot_be_read_ends_the_connection():
+    async with open_lab(lane=True) as lab:
+        shown = Shown()
+        lab.services.interceptor = lambda *_: shown
+        client, broker = await warmed_up(lab, "shown fetch")
+        await client.send(REQUESTS["shown fetch"][0](8))
+        await broker.frame()
+        await broker.send(frames.response(FETCH, 15, 8, b"\xff" * 40))
+        await client.frame()
+        await client.ended()
+        assert lab.count("upstream_errors_total", reason="bad_response") == 1
+
+
+async def warmed_up(lab: Lab, kind: str = "fetch") -> tuple[End, End]:
     """A client whose Fetch the lane knows."""
-    client, broker = await lab.pair(frames.fetch_request(0))
+    request, response = REQUESTS[kind]
+    client, broker = await lab.pair(request(0))
     for number in range(KNOWN_AFTER):
         if number:
-            await client.send(frames.fetch_request(number))
+            await client.send(request(number))
             await broker.frame()
-        await broker.send(frames.fetch_response(number, 50))
+        await broker.send(response(number, 50))
         await client.frame()
     return client, broker
 

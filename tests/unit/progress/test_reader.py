@@ -225,6 +225,15 @@ def test_a_reader_finds_the_partition_anew_when_the_query_let_go_of_it(world, cl
     assert delivered(world) == [(20, 30)]
 
 
+def test_records_behind_a_log_end_that_the_broker_has_looked_up_before(world, client):
+    client.read(0, hw=1, end=20, count=900)
+    client.read(20, hw=40, end=40, count=900)
+    client.read(40, hw=50, count=900)  # in pieces, so that its end is not known
+    client.read(60, hw=80, end=80, count=900)
+    assert delivered(world) == [(0, 80)]
+    assert world.part().log.high_watermark == 80
+
+
 def test_offsets_that_no_client_asks_for_do_no_harm(world, client):
     client.read(-1)
     client.read(10)
