@@ -1,6 +1,7 @@
 """Fixtures that many tests share: a real broker, topics on it, records in them, a real Spark."""
 
 import faulthandler
+import gc
 import itertools
 import os
 import sys
@@ -19,9 +20,9 @@ from examples.devkit.jars import connector_jars
 # Helper modules are no test modules: under import mode importlib they are found by path only.
 sys.path.append(str(Path(__file__).parent))
 
-from java_classes import end_jvm, use_archives
+from java_classes import end_jvm, set_java_options
 
-use_archives()
+set_java_options()
 
 # A busy machine is no failure of the code, and a change fails by what it does, not by luck.
 hypothesis.settings.register_profile("same", deadline=None, derandomize=True)
@@ -40,12 +41,8 @@ SPARK_OPTIONS = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.streaming.noDataProgressEventInterval": "50",  # else idle after 10 s
 }
-SPARK_JAVA_OPTIONS = (
-    "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss8m -Dlog4j2.configurationFile={logging}"
-)
-"""The optimising compiler takes more time than it gives back within the minutes of a test run.
-
-When a query is stopped within foreachBatch, Spark 4.0 matches the long message of the exception
+SPARK_JAVA_OPTIONS = "-Xss8m -Dlog4j2.configurationFile={logging}"
+"""When a query is stopped within foreachBatch, Spark 4.0 matches the long message of the exception
 against a pattern; that needs more stack than threads have by default."""
 
 SPARK_LOGGING = """
@@ -65,6 +62,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was collected, a million objects, out of what the garbage collector looks at."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,8 +1,9 @@
-"""Archives of the classes that a Kafka broker, and a Spark driver, load when they start.
+"""How each Java of the tests is run: with archives of the classes that it loads when it starts, and
+without the optimising compiler, which takes more time than it gives back within a test.
 
-With them both start with about half the work. `python tests/java_classes.py` makes them, once for
-each checkout. Java takes no archive that another Java, or other jars, have made: then it loads the
-classes as it does without.
+With archives a Kafka broker and a Spark driver start with about half the work.
+`python tests/java_classes.py` makes them, once for each checkout. Java takes no archive that
+another Java, or other jars, have made: then it loads the classes as it does without.
 """
 
 import os
@@ -24,16 +25,19 @@ SPARK = FOLDER / "spark.jsa"
 VARIABLES = {"JDK_JAVA_OPTIONS": BROKER, "SPARK_SUBMIT_OPTS": SPARK}
 """Where each Java, and after it the driver of each Spark, takes more options from."""
 
+SHORT_LIVED = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""A Spark driver of a minute takes half the time of a core with it."""
+
 TIMEOUT_S = 120
 QUIET = ("-Xlog:disable", "-Xlog:all=error:stderr")
 """Of each class that is not archived Java would say why."""
 
 
-def use_archives() -> None:
-    """Let each Java that is started from here on use the archives that are there."""
+def set_java_options() -> None:
+    """Let each Java that is started from here on be one that ends soon, and use the archives."""
     for variable, file in VARIABLES.items():
-        if file.exists():
-            os.environ[variable] = f"-XX:SharedArchiveFile={file} -Xshare:auto {' '.join(QUIET)}"
+        archive = f"-XX:SharedArchiveFile={file} -Xshare:auto {' '.join(QUIET)}"
+        os.environ[variable] = f"{SHORT_LIVED} {archive if file.exists() else ''}"
 
 
 def make(file: Path, run: Callable[[str], None]) -> None:

@@ -37,7 +37,7 @@ PACES = {BACKFILL: 8 * MIB, NOTEBOOK: MIB // 2}
 """Bytes per second that they ask for."""
 RECORD_BYTES, RECORDS, PARTITIONS = 64 * 1024, 2_000, 3
 """Of each topic."""
-RUN_S, BRIEF_RUN_S = 60, 25
+RUN_S, BRIEF_RUN_S = 60, 10
 SETTLE_S = 4
 """After the last byte: four intervals."""
 REPORT_TIMEOUT_S = 180
@@ -59,12 +59,13 @@ class Seen:
 def measure(frame: Frame, _megabytes: int | None, brief: bool) -> Seen:
     """Run broker, proxy, and the four clients for a minute; then make the report."""
     screen, run_s = frame.screen, BRIEF_RUN_S if brief else RUN_S
+    records = RECORDS * run_s // RUN_S
 
     def prepare(broker: str) -> None:
-        screen.step(f"Topics orders and clicks: {RECORDS * RECORD_BYTES // MIB} MiB each")
+        screen.step(f"Topics orders and clicks: {records * RECORD_BYTES // MIB} MiB each")
         make_topics(broker, [*QUERIES.values()], PARTITIONS)
         producer = KafkaProducer(bootstrap_servers=broker, batch_size=4 * RECORD_BYTES)
-        for number in range(RECORDS):
+        for number in range(records):
             for topic in QUERIES.values():
                 producer.send(topic, bytes(RECORD_BYTES), partition=number % PARTITIONS)
         producer.close()

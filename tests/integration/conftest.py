@@ -17,6 +17,7 @@ from proxy.spark import QuotaListener
 sys.path.append(str(Path(__file__).parent))
 
 from parts.attached import attaching
+from support.forked import NONE, Constants
 from support.proxy_process import ProxyProcess, config
 from support.streams import LOSS, Stream
 
@@ -40,21 +41,26 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture
 def proxy(kafka: EmbeddedBroker, tmp_path: Path) -> Iterator[Callable[..., ProxyProcess]]:
-    """`proxy(*arguments, bootstrap_servers=..., anew=..., **parts of the configuration)` starts a
-    proxy in front of the session's broker. After the test it must end in order and without faults
-    in its log.
+    """`proxy(*arguments, bootstrap_servers=..., anew=..., constants=..., **parts of the
+    configuration)` starts a proxy in front of the session's broker. After the test it must end in
+    order and without faults in its log.
     """
     numbers = count()
     with ExitStack() as stack:
 
         def start(
-            *arguments: str, bootstrap_servers: str = "", anew: bool = False, **parts: Any
+            *arguments: str,
+            bootstrap_servers: str = "",
+            anew: bool = False,
+            constants: Constants = NONE,
+            **parts: Any,
         ) -> ProxyProcess:
             process = ProxyProcess(
                 config(bootstrap_servers or kafka.bootstrap, **parts),
                 tmp_path / f"proxy-{next(numbers)}",
                 arguments,
                 anew=anew,
+                constants=constants,
             )
             stack.callback(process.kill)
             process.start()

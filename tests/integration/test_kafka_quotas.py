@@ -39,6 +39,8 @@ LOWEST_SHARE = 0.6
 """A client that waits for both in full gets half of what one of them gives it."""
 
 FROM_KAFKA = {"source": "kafka"}
+SOON = {"proxy.relay.kafka_quotas.POLL_INTERVAL_S": 1.0}
+"""Where it is not the point how soon a change is noticed."""
 ETL = ("--entity-type", "clients", "--entity-name", "etl")
 TOPIC = "records"
 
@@ -217,7 +219,7 @@ def test_users_and_defaults_are_followed(
         "user=alice",
         "user=<default>,client-id=app%2C%20one",
     ]
-    process = proxy(bootstrap_servers=broker.bootstrap, quotas=FROM_KAFKA)
+    process = proxy(bootstrap_servers=broker.bootstrap, quotas=FROM_KAFKA, constants=SOON)
     try:
         for entity in entities:
             alter_quotas(broker.bootstrap, f"+producer_byte_rate={PLENTY_BYTES}", *entity)
@@ -237,7 +239,7 @@ def test_a_reload_begins_and_ends_it(
     alone, followed = (
         config(broker.bootstrap, quotas={"source": source}) for source in ("file", "kafka")
     )
-    process = ProxyProcess(alone, tmp_path)
+    process = ProxyProcess(alone, tmp_path, constants=SOON)
     with running(process), RawClient(process.bootstrap, "etl") as client:
         until_bound(process, client, TOPIC, None, NOTICED_WITHIN_S)
         write(process, followed)
@@ -259,7 +261,7 @@ def test_broker_and_proxy_hold_the_same_quota(
     bound, record_bytes, count = 1_000_000, 10_000, 800
     client, topic = Librdkafka(), "twice-held"
     client.produce(Access(broker.bootstrap), topic, [(0, bytes(record_bytes))] * count)
-    process = proxy(bootstrap_servers=broker.bootstrap, quotas=FROM_KAFKA)
+    process = proxy(bootstrap_servers=broker.bootstrap, quotas=FROM_KAFKA, constants=SOON)
     etl_quotas(f"+consumer_byte_rate={bound}")
     there = [("client-id=etl", "kafka", True)]
     until(lambda: listed(process) == there, "the quota is read", NOTICED_WITHIN_S)
@@ -277,7 +279,7 @@ def test_the_last_quotas_stay_while_the_cluster_is_down(
     proxy: Callable[..., ProxyProcess],
 ) -> None:
     etl_quotas(f"+consumer_byte_rate={PLENTY_BYTES}")
-    process = proxy(bootstrap_servers=broker.bootstrap, quotas=FROM_KAFKA)
+    process = proxy(bootstrap_servers=broker.bootstrap, quotas=FROM_KAFKA, constants=SOON)
     there = [("client-id=etl", "kafka", True)]
     until(lambda: listed(process) == there, "they are read", NOTICED_WITHIN_S)
     broker.stop()
@@ -305,7 +307,7 @@ def test_a_cluster_that_wants_a_login_first(
     kafka: EmbeddedBroker, proxy: Callable[..., ProxyProcess]
 ) -> None:
     """It lets nobody ask without one: said and counted, and the proxy serves on."""
-    process = proxy(bootstrap_servers=kafka.sasl_bootstrap, quotas=FROM_KAFKA)
+    process = proxy(bootstrap_servers=kafka.sasl_bootstrap, quotas=FROM_KAFKA, constants=SOON)
     unread = "quotas of the cluster not read, the last ones stay"
     (line,) = until(lambda: process.log(unread), "it says so")
     assert line["reason"] == "closed"

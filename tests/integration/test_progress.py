@@ -21,6 +21,8 @@ from proxy.spark import QuotaListener
 from proxy.wire.list_offsets import LATEST
 
 RECORD_BYTES = 100
+SOON = {"proxy.progress.log_ends.LOG_END_INTERVAL_S": 1.0}
+"""How far a log goes is asked for so often, for tests that wait for it."""
 TRIGGER = "200 milliseconds"
 STUCK_AFTER_S = 2
 
@@ -62,7 +64,7 @@ def test_progress_lag_and_commits(
     name = topic(2)
     group = f"{name}-progress"
     orders = {"name": "orders", "commit_group": group, "stuck_after": f"{STUCK_AFTER_S}s"}
-    running = proxy(queries=[orders])
+    running = proxy(queries=[orders], constants=SOON)
     listen(running)
     query = stream(running, "orders", name)
     query.feed(50, RECORD_BYTES)
@@ -134,7 +136,7 @@ def test_topic_made_anew(
 ) -> None:
     """The offsets of the other topic of that name begin again, in the consumer group as well."""
     group = "renewed-progress"
-    running = proxy(queries=[{"name": "renewed", "commit_group": group}])
+    running = proxy(queries=[{"name": "renewed", "commit_group": group}], constants=SOON)
     listen(running)
     query = stream(running, "renewed", topic(2))
     query.feed(40, RECORD_BYTES)

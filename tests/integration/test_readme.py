@@ -120,11 +120,7 @@ def spark_conf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     conf, empty = tmp_path_factory.mktemp("conf"), tmp_path_factory.mktemp("empty") / "empty.py"
     empty.touch()
     cache = default_cache_dir() / f"packages-{pyspark.__version__}"
-    settings = {
-        "spark.jars.ivy": cache,
-        "spark.ui.enabled": "false",
-        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
-    }
+    settings = {"spark.jars.ivy": cache, "spark.ui.enabled": "false"}
     text = "".join(f"{key} {value}\n" for key, value in settings.items())
     (conf / "spark-defaults.conf").write_text(text)
     if not list(cache.glob("jars/*spark-sql-kafka*")):

@@ -16,6 +16,10 @@ from support.raw import RawClient, api_versions, fetch
 from examples.devkit.broker import EmbeddedBroker
 
 NOTICED_WITHIN_S = 10
+SOON = {"proxy.config.reload.WATCH_INTERVAL_S": 0.4}
+"""Where it is not the point how soon a change is noticed."""
+LOOK_LIMIT_S = 4.0
+GIVES_UP_SOON = {**SOON, "proxy.config.reload.LOOK_LIMIT_S": LOOK_LIMIT_S}
 STORM_S = 3
 PLENTY_BYTES = 10**9
 SLOW_BOUND_BYTES = 50_000
@@ -38,7 +42,7 @@ def make(kafka: EmbeddedBroker) -> Make:
 @pytest.fixture
 def process(make: Make, tmp_path: Path) -> Iterator[ProxyProcess]:
     """A proxy that gives CLIENT plenty."""
-    with running(ProxyProcess(make(PLENTY_BYTES), tmp_path)) as started:
+    with running(ProxyProcess(make(PLENTY_BYTES), tmp_path, constants=GIVES_UP_SOON)) as started:
         yield started
 
 
@@ -169,9 +173,10 @@ def hang_file(process: ProxyProcess) -> int:
 def hung(kafka: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
     """A proxy whose file hangs.
 
-    Of the module: it takes ten seconds until that is given up, in which another test runs.
+    Of the module: it takes LOOK_LIMIT_S until that is given up, in which another test runs.
     """
-    process = ProxyProcess(config(kafka.bootstrap), tmp_path_factory.mktemp("hung"))
+    folder = tmp_path_factory.mktemp("hung")
+    process = ProxyProcess(config(kafka.bootstrap), folder, constants=GIVES_UP_SOON)
     with running(process):
         keeping = hang_file(process)
         try:
@@ -189,9 +194,8 @@ def test_a_path_that_hangs_stops_nothing(process: ProxyProcess, make: Make, reco
         until(lambda: reloads(process)["failed"] == 1, "it is given up")
         hang_up(process)
         until_bound(process, client, records, PLENTY_BYTES, NOTICED_WITHIN_S)
-        assert (
-            "was not read in 10 s\n    fix: look at the file system" in loads(process)[0]["message"]
-        )
+        said = f"was not read in {LOOK_LIMIT_S:g} s\n    fix: look at the file system"
+        assert said in loads(process)[0]["message"]
         process.config_file.unlink()
         process.config_file.write_text(whole.replace(str(PLENTY_BYTES), str(PLENTY_BYTES + 1)))
         os.close(keeping)
@@ -208,7 +212,7 @@ def test_a_path_that_hangs_does_not_keep_it_from_stopping(hung: ProxyProcess) ->
 def test_what_was_measured_is_kept(make: Make, tmp_path: Path, records: str) -> None:
     """The window is so long that only a lost history could let the rate sink."""
     slow = {"quotas": {"window": "10m"}}
-    process = ProxyProcess(make(PLENTY_BYTES, **slow), tmp_path)
+    process = ProxyProcess(make(PLENTY_BYTES, **slow), tmp_path, constants=SOON)
     with running(process), RawClient(process.bootstrap, CLIENT) as client:
         client.ask(fetch(12, records))
         before = process.metrics().value("rate_bytes", quota="consumer_byte_rate")

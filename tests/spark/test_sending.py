@@ -28,7 +28,7 @@ from listening.receiver import (
     unavailable,
 )
 
-from proxy.spark import QuotaListener
+from proxy.spark import QuotaListener, quota_listener
 
 Listen = Callable[..., QuotaListener]
 
@@ -160,8 +160,9 @@ def test_given_up_after_retries(receiver: Receiver, listen: Listen, run: Run) ->
 
 @pytest.mark.parametrize("how", ["no connection", "unavailable"])
 def test_what_each_run_told_last_outlives_every_outage(
-    receiver: Receiver, listen: Listen, run: Run, how: str
+    receiver: Receiver, listen: Listen, run: Run, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(quota_listener, "LONGEST_PAUSE_S", quota_listener.FIRST_PAUSE_S)
     receiver.behaviour = unavailable
     if how == "no connection":
         receiver.stop()

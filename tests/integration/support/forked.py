@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -16,6 +16,9 @@ from threading import Lock
 _FORKING = multiprocessing.get_context("forkserver")
 _FORKING.set_forkserver_preload(["proxy.cli"])
 _changing_environment = Lock()
+
+Constants = Mapping[str, float]
+NONE: Constants = {}
 
 
 def environment() -> dict[str, str]:
@@ -26,12 +29,19 @@ def environment() -> dict[str, str]:
 class ForkedCommand:
     """A command that runs; it has what is needed of a Popen."""
 
-    def __init__(self, arguments: Sequence[str], output: int, errors: int) -> None:
-        """Start it with these descriptors as its output and its errors."""
+    def __init__(
+        self, arguments: Sequence[str], output: int, errors: int, constants: Constants = NONE
+    ) -> None:
+        """Start it with these descriptors as its output and its errors.
+
+        `constants` are other values of some of its modules' constants, by their whole names.
+        """
         with _imports_of_this_process():
             forkserver.ensure_running()
         files = [Connection(os.dup(number), readable=False) for number in (output, errors)]
-        self._process = _FORKING.Process(target=_run, args=(arguments, *files), daemon=True)
+        self._process = _FORKING.Process(
+            target=_run, args=(arguments, *files, constants), daemon=True
+        )
         self._process.start()
         for file in files:
             file.close()
@@ -74,10 +84,16 @@ def _imports_of_this_process() -> Iterator[None]:
                 os.environ["PYTHONPATH"] = before
 
 
-def _run(arguments: Sequence[str], output: Connection, errors: Connection) -> None:
+def _run(
+    arguments: Sequence[str], output: Connection, errors: Connection, constants: Constants
+) -> None:
     """Be the command, in the forked process."""
     from proxy.cli import main
 
+    for name, value in constants.items():
+        module, _, constant = name.rpartition(".")
+        assert hasattr(sys.modules[module], constant), name
+        setattr(sys.modules[module], constant, value)
     for file, standard in ((output, sys.stdout), (errors, sys.stderr)):
         os.dup2(file.fileno(), standard.fileno())
         file.close()

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
-from support.forked import ForkedCommand, environment
+from support.forked import NONE, Constants, ForkedCommand, environment
 
 HOST = "127.0.0.1"
 PREFIX = "kafka_quota_proxy_"
@@ -24,14 +24,17 @@ START_TIMEOUT_S = 120
 """Until `ready`: its state may be in a Kafka that comes up only then."""
 POLL_S = 0.02
 """Between two looks at a condition: it may be about anything, which tells nobody."""
+LONGEST_POLL_S, POLL_GROWTH = 0.1, 1.2
+"""A look may cost a scrape: what takes long is looked at less often."""
 
 
 def until(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:
     """Return the first true value of the condition; fail when there is none in time."""
-    deadline = time.monotonic() + timeout_s
+    deadline, pause_s = time.monotonic() + timeout_s, POLL_S
     while not (value := condition()):
         assert time.monotonic() < deadline, f"not in {timeout_s:g} s: {what}"
-        time.sleep(POLL_S)
+        time.sleep(pause_s)
+        pause_s = min(pause_s * POLL_GROWTH, LONGEST_POLL_S)
     return value
 
 
@@ -74,12 +77,14 @@ class ProxyProcess:
         *,
         anew: bool = False,
         changes: str = "",
+        constants: Constants = NONE,
         errors: int | None = None,
     ) -> None:
         """`anew` starts a new Python, as its users do, instead of a fork of one.
 
-        So do `changes`, which that Python executes first. `errors` is a descriptor that gets the
-        log in place of a file.
+        So do `changes`, which that Python executes first. `constants` are those of a fork, such as
+        the interval between two looks at what does not change by itself here. `errors` is a
+        descriptor that gets the log in place of a file.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self.config_file = folder / "proxy.yaml"
@@ -87,6 +92,7 @@ class ProxyProcess:
         self.config_file.write_text(yaml.safe_dump(config))
         self._command = ["run", "-c", str(self.config_file), "--log-format", "json", *arguments]
         self._program = ["-m", "proxy"] if anew else ["-c", changes + RUN] if changes else None
+        self._constants = constants
         self._process: subprocess.Popen[bytes] | ForkedCommand | None = None
         self._output: TextIO | None = None
         self._log_start = 0
@@ -107,7 +113,9 @@ class ProxyProcess:
                     env=environment(),
                 )
             else:
-                self._process = ForkedCommand(self._command, output.fileno(), errors)
+                self._process = ForkedCommand(
+                    self._command, output.fileno(), errors, self._constants
+                )
         said, _, _ = select.select([self._output], [], [], START_TIMEOUT_S)
         assert said, f"not ready in {START_TIMEOUT_S} s\n{self.log_file.read_text()}"
         line = self._output.readline()
