@@ -6,14 +6,17 @@ follows what the member owns, from assignment to assignment.
 
 import json
 import zlib
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NamedTuple, Self, TypeVar
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Annotated, Any, NamedTuple, Self, TypeAlias, cast
+
+from pydantic import PlainSerializer, PlainValidator, TypeAdapter
 
 from proxy.tier.slot_balance import SlotLoad
-from proxy.tier.slot_map import MEMBER_LIST, SLOTS, MemberAddresses, SlotMap
+from proxy.tier.slot_map import SLOTS, MemberAddresses, SlotMap
 
-USER_DATA_SCHEMA = 1
+USER_DATA_SCHEMA = 2
 """Of the documents. Kafka carries them for members of several versions during an upgrade."""
 
 MAX_DOCUMENT_BYTES = 16 * 2**20
@@ -22,39 +25,37 @@ MAX_DOCUMENT_BYTES = 16 * 2**20
 _LEVEL = 9
 """The brokers keep what a group has in one record, so size counts more than the milliseconds."""
 
-NO_GENERATION = -1
-"""Of the group, before a member had its first assignment."""
-
 LOAD_STEPS = 10_000
 """In which a member's capacity is counted, where the load of a slot is told."""
 
-_PLAIN: Mapping[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("process", "admin_url", "cluster_id", "rules_digest"), str),
-    **dict.fromkeys(("slots", "generation", "map_generation"), int),
-    **dict.fromkeys(("is_leaving", "is_settling"), bool),
-}
-"""What of a `Subscription` is written as it is, and how it is read."""
+NO_GENERATION = -1
+"""Of the group, before a member had its first assignment."""
 
-T = TypeVar("T")
+
+def _steps(loads: Mapping[int, SlotLoad]) -> list[int | None]:
+    slots = range(max(loads, default=-1) + 1)
+    return [round(loads[slot].share * LOAD_STEPS) if slot in loads else None for slot in slots]
+
+
+def _of_steps(steps: list[int | None]) -> dict[int, SlotLoad]:
+    known = ((slot, each) for slot, each in enumerate(steps) if each is not None)
+    return {slot: SlotLoad(0.0, each / LOAD_STEPS) for slot, each in known}
+
+
+Shares: TypeAlias = Annotated[
+    Mapping[int, SlotLoad], PlainSerializer(_steps), PlainValidator(_of_steps)
+]
+"""Loads of slots, written as shares of a member's capacity alone."""
 
 
 class FormError(ValueError):
     """These bytes are none of ours, or of a form that this version does not know."""
 
 
-def pack(document: dict[str, Any]) -> bytes:
+def pack(document: Mapping[str, Any]) -> bytes:
     """Return a document with its form, as compressed JSON."""
     text = json.dumps({"form": USER_DATA_SCHEMA, **document}, separators=(",", ":"))
     return zlib.compress(text.encode(), _LEVEL)
-
-
-def read_packed(data: bytes, make: Callable[[dict[str, Any]], T]) -> T:
-    """Return what `make` makes of what was packed; raises FormError."""
-    document = unpack(data)
-    try:
-        return make(document)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise FormError(f"not as a proxy writes it: {error!r}") from error
 
 
 def unpack(data: bytes) -> dict[str, Any]:
@@ -73,8 +74,33 @@ def unpack(data: bytes) -> dict[str, Any]:
     return document
 
 
+@lru_cache
+def _adapter(kind: type) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+class UserData:
+    """A dataclass that Kafka carries."""
+
+    __slots__ = ()
+
+    def encode(self) -> bytes:
+        """Return the bytes that `decode` reads."""
+        return pack(_adapter(cast(Any, type(self))).dump_python(self, mode="json"))
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """Read what was encoded; raises FormError."""
+        document, kind = unpack(data), cast(Any, cls)
+        try:
+            read: Self = _adapter(kind).validate_python(document)
+        except (TypeError, ValueError) as error:
+            raise FormError(f"not as a proxy writes it: {error}") from error
+        return read
+
+
 @dataclass(frozen=True, slots=True)
-class Subscription:
+class Subscription(UserData):
     """What a member says of itself; `Holding` adds what it owns as it joins."""
 
     addresses: MemberAddresses
@@ -113,54 +139,10 @@ class Subscription:
         """The member's name."""
         return self.addresses.name
 
-    def encode(self) -> bytes:
-        """Return the bytes that `decode` reads.
-
-        Versions that had several members of one machine here read them, too.
-        """
-        return pack(
-            {
-                "machine": self.name,
-                "members": [asdict(self.addresses)],
-                "clock_s": round(self.clock_s, 3),
-                "loads": [
-                    [slot, round(load.bytes_per_s), round(load.cpu_share, 4)]
-                    for slot, load in sorted(self.loads.items())
-                ],
-                "owned": {self.name: sorted(self.owned)},
-                "letting_go": sorted(self.letting_go),
-                "reached": sorted(self.reached),
-                "unreached": sorted(self.unreached),
-                **{name: getattr(self, name) for name in _PLAIN},
-            }
-        )
-
-    @classmethod
-    def decode(cls, data: bytes) -> Self:
-        """Read what was encoded; raises FormError."""
-        return read_packed(data, cls._of)
-
-    @classmethod
-    def _of(cls, document: Mapping[str, Any]) -> Self:
-        # Members of an earlier version do not say these three.
-        document = {"reached": (), "unreached": (), "is_settling": False, **document}
-        (addresses,) = MEMBER_LIST.validate_python(document["members"])
-        rows = document["loads"]
-        plain: dict[str, Any] = {name: kind(document[name]) for name, kind in _PLAIN.items()}
-        read = cls(
-            addresses=addresses,
-            clock_s=float(document["clock_s"]),
-            loads={int(slot): SlotLoad(float(rate), float(share)) for slot, rate, share in rows},
-            owned=frozenset(int(slot) for each in document["owned"].values() for slot in each),
-            letting_go=frozenset(map(int, document["letting_go"])),
-            reached=frozenset(map(str, document["reached"])),
-            unreached=frozenset(map(str, document["unreached"])),
-            **plain,
-        )
-        slots = read.slots
-        if not all(0 <= slot < slots for slot in {*read.owned, *read.loads, *read.letting_go}):
-            raise ValueError(f"a slot is not among 0 to {slots - 1}")
-        return read
+    def __post_init__(self) -> None:
+        """Raise ValueError for a slot that there is not."""
+        if not {*self.owned, *self.loads, *self.letting_go} <= set(range(self.slots)):
+            raise ValueError(f"a slot is not among 0 to {self.slots - 1}")
 
 
 class AnnouncedMember(NamedTuple):
@@ -183,7 +165,7 @@ class RefusedMember(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Assignment:
+class Assignment(UserData):
     """The outcome of one round; all members get the same."""
 
     generation: int
@@ -200,7 +182,7 @@ class Assignment:
     slot without an owner is given to anybody."""
     targets: Mapping[int, str] = field(default_factory=dict)
     """The member that is to have each slot which nobody owns in the map."""
-    loads: Mapping[int, SlotLoad] = field(default_factory=dict)
+    loads: Shares = field(default_factory=dict)
     """What is known of each slot's load."""
 
     @property
@@ -221,47 +203,6 @@ class Assignment:
         """How far the clocks are apart; some seconds are only the time that joining takes."""
         clocks = [each.clock_s for each in self.members.values()]
         return max(clocks) - min(clocks) if clocks else 0
-
-    def encode(self) -> bytes:
-        """Return the bytes that `decode` reads."""
-        return pack(
-            {
-                "generation": self.generation,
-                "map": self.slot_map.document(),
-                "releasing": sorted(self.releasing.items()),
-                "targets": sorted(self.targets.items()),
-                "loads": [
-                    round(self.loads[slot].share * LOAD_STEPS) if slot in self.loads else None
-                    for slot in range(len(self.slot_map.owners))
-                ],
-                "machines": dict(self.members),
-                "refused": dict(self.refused),
-                "unheard": sorted(self.unheard),
-            }
-        )
-
-    @classmethod
-    def decode(cls, data: bytes) -> Self:
-        """Read what was encoded; raises FormError."""
-        return read_packed(data, cls._of)
-
-    @classmethod
-    def _of(cls, document: Mapping[str, Any]) -> Self:
-        return cls(
-            generation=int(document["generation"]),
-            slot_map=SlotMap.of(document["map"]),
-            releasing={int(slot): str(name) for slot, name in document["releasing"]},
-            # Members of an earlier version do not say these two.
-            targets={int(slot): str(name) for slot, name in document.get("targets", ())},
-            loads={
-                slot: SlotLoad(0.0, steps / LOAD_STEPS)
-                for slot, steps in enumerate(document.get("loads", ()))
-                if steps is not None
-            },
-            members={name: AnnouncedMember(*each) for name, each in document["machines"].items()},
-            refused={key: RefusedMember(*each) for key, each in document["refused"].items()},
-            unheard=frozenset(map(str, document["unheard"])),
-        )
 
 
 @dataclass(slots=True)
