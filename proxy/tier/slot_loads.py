@@ -236,7 +236,7 @@ class TierLoads:
     def overloaded(self) -> Mapping[int, SlotLoad]:
         """Return those of our slots that fill a member alone, with their loads."""
         loads, newest = self.meter.loads, self._ownership.newest
-        members = [self._name] if newest is None else list(newest.members)
+        members = [self._name] if newest is None else list(newest.slot_map.members)
         return {slot: loads[slot] for slot in overloaded_slots(loads, members)}
 
     def _warn(self, now_s: float) -> None:

@@ -26,7 +26,7 @@ from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import Rule
 from proxy.relay.relay import Relay
 from proxy.slices import Slices
-from proxy.state import Document, GroupFence, StateError, Store
+from proxy.state import Document, StateError, Store
 from proxy.tasks import end_tasks
 from proxy.tier.budget_exchanges import BudgetExchanges
 from proxy.tier.group.group_documents import Assignment, Subscription
@@ -36,9 +36,8 @@ from proxy.tier.ownership import SlotOwnership, SlotOwns
 from proxy.tier.peers import Peers, peer_tls
 from proxy.tier.reachability import ReachabilityProbe
 from proxy.tier.records import WATCH, TierStore, slot_key
-from proxy.tier.slot_balance import placed_slots
 from proxy.tier.slot_loads import TierLoads
-from proxy.tier.slot_map import MemberAddresses, SlotMap
+from proxy.tier.slot_map import MemberAddresses
 from proxy.tier.slot_steering import SlotSteering, ports_of
 from proxy.tier.visits import VisitExchanges
 
@@ -227,16 +226,15 @@ class TierMember:
             raise TierError(f"tier {self._tier} cannot be joined: {error}", fix) from error
         finally:
             client.close()
-        self._is_leaving = self._ownership.has_left = False
-        self._ownership.in_force.clear()
+        self._is_leaving = False
         member = self._member = GroupMember(
             self._way,
             self._group_id,
+            self._ownership.begin(),
             self._announce,
             on_assigned=self._assigned,
             on_revoked=self._ownership.release,
             on_lost=self._ownership.lose,
-            place=placed_slots,
             may_hold=self._may_hold,
         )
         works = (
@@ -276,7 +274,7 @@ class TierMember:
         if not self._failed.done():
             await asyncio.wait((self._tasks[0],), timeout=LEAVE_LIMIT_S)
         await end_tasks(self._tasks)
-        self._member, self._ownership.newest = None, None
+        self._member = self._ownership.fence = None
 
     async def watch(self) -> None:
         """Raise what the work in the tier has ended by."""
@@ -319,25 +317,25 @@ class TierMember:
 
     def document(self) -> Document | None:
         """Return what the status shows of the tier."""
-        assignment, fence = self._assignment, self._ownership.fence
-        if assignment is None or fence is None:
+        assignment = self._assignment
+        if assignment is None:
             return None
         members = sorted(assignment.members.items())
         machines = [{"name": name, "rules": each.rules_digest} for name, each in members]
-        return {"name": self._tier, "generation": fence.generation, "machines": machines}
+        return {"name": self._tier, "generation": assignment.generation, "machines": machines}
 
     def alive(self) -> Document:
         """Return what this member says of itself. Raises ApiError while it is in no tier."""
         newest = self._ownership.newest
         if newest is None:
             raise self._not_in_tier()
-        generation = newest.generation
+        generation = newest.slot_map.generation
         return {"member": self.name, "generation": generation, "group": self._generation()}
 
     def overview(self) -> Document:
         """Return who owns what, what that carries, and who is reached. Raises ApiError."""
-        assignment = self._assignment
-        if assignment is None or self._ownership.newest is None:
+        assignment = self._ownership.newest
+        if assignment is None:
             raise self._not_in_tier()
         silent, unreached = self._peers.silent, self._probe.problems
         return tier_overview(self._tier, self.name, assignment, silent, unreached)
@@ -345,7 +343,7 @@ class TierMember:
     @property
     def _assignment(self) -> Assignment | None:
         """The newest decision of the group, with all members."""
-        return None if self._member is None else self._member.assignment
+        return None if self._member is None else self._ownership.states.assignment
 
     @property
     def _other_urls(self) -> Mapping[str, str]:
@@ -366,6 +364,7 @@ class TierMember:
 
     def _announce(self) -> Subscription:
         newest = self._ownership.newest
+        owners = () if newest is None else newest.slot_map.owners
         listeners = {name: ports_of(each) for name, each in self._relay.listeners.items()}
         return Subscription(
             addresses=MemberAddresses(self.name, listeners),
@@ -375,25 +374,25 @@ class TierMember:
             clock_s=time.time(),
             loads=self._loads.meter.announced,
             is_leaving=self._is_leaving,
-            reached=self._probe.reached.difference(() if newest is None else newest.owners),
+            reached=self._probe.reached.difference(owners),
             unreached=frozenset(self._probe.problems),
             is_settling=self.is_settling,
         )
 
-    def _assigned(self, slot_map: SlotMap, fence: GroupFence) -> None:
-        member = self._member
+    def _assigned(self) -> None:
+        member, assignment = self._member, self._assignment
         assert member is not None
+        assert assignment is not None
         if member.refusal is not None:
             if not self._ownership.in_force.is_set() and not self._failed.done():
                 what, _, fix = member.refusal.reason.partition(": ")
                 text = f"tier {self._tier} refuses member {self.name}: {what}"
                 self._failed.set_exception(TierError(text, fix or "see the tier's log"))
             return
-        self._ownership.use(slot_map, fence)
+        self._ownership.use(member.fence)
         self._peers.use(self._other_urls)
-        machine = machine_of(self.name)
-        others = (each for each in slot_map.members.values() if machine_of(each.name) != machine)
-        self._probe.use(others)
+        machine, members = machine_of(self.name), assignment.slot_map.members.values()
+        self._probe.use(each for each in members if machine_of(each.name) != machine)
 
     async def _may_hold(self, generation: int) -> bool:
         """Return whether nobody can have got slots since a generation of the group.
@@ -404,7 +403,7 @@ class TierMember:
         newest = self._ownership.newest
         if newest is None:
             return False
-        others = newest.members.keys() - {self.name}
+        others = newest.slot_map.members.keys() - {self.name}
         known = await self._peers.generations(others)
         is_newest = all(each <= generation for each in known)
         return bool(known) and is_newest and 2 * (1 + len(known)) > 1 + len(others)

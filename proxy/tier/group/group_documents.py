@@ -1,13 +1,12 @@
 """What members tell one another through their group, and the bytes that Kafka carries of it.
 
-A member joins with a `Subscription`; the leader gives the same `Assignment` to all. A `Holding`
-follows what the member owns, from assignment to assignment.
+A member joins with a `Subscription`; the leader gives the same `Assignment` to all.
 """
 
 import json
 import zlib
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Annotated, Any, NamedTuple, Self, TypeAlias, cast
 
@@ -101,7 +100,7 @@ class UserData:
 
 @dataclass(frozen=True, slots=True)
 class Subscription(UserData):
-    """What a member says of itself; `Holding` adds what it owns as it joins."""
+    """What a member says of itself; `SlotStates` adds what it owns as it joins."""
 
     addresses: MemberAddresses
     """With its name, which no other member of the tier has."""
@@ -127,7 +126,7 @@ class Subscription(UserData):
     """Differs between two processes of one name."""
     owned: frozenset[int] = frozenset()
     """The slots that the member has, and has not yet released."""
-    letting_go: frozenset[int] = frozenset()
+    releasing: frozenset[int] = frozenset()
     """Those of `owned` that it is about to release."""
     generation: int = NO_GENERATION
     """Of the group, when the member got its last assignment."""
@@ -141,7 +140,7 @@ class Subscription(UserData):
 
     def __post_init__(self) -> None:
         """Raise ValueError for a slot that there is not."""
-        if not {*self.owned, *self.loads, *self.letting_go} <= set(range(self.slots)):
+        if not {*self.owned, *self.loads, *self.releasing} <= set(range(self.slots)):
             raise ValueError(f"a slot is not among 0 to {self.slots - 1}")
 
 
@@ -203,65 +202,3 @@ class Assignment(UserData):
         """How far the clocks are apart; some seconds are only the time that joining takes."""
         clocks = [each.clock_s for each in self.members.values()]
         return max(clocks) - min(clocks) if clocks else 0
-
-
-@dataclass(slots=True)
-class Holding:
-    """The slots of one member, also those that it is about to release. Sans-I/O."""
-
-    process: str
-    owned: set[int] = field(default_factory=set)
-    letting_go: set[int] = field(default_factory=set)
-    """Some of `owned`."""
-    assignment: Assignment | None = None
-    """The newest one."""
-
-    def subscription(self, announced: Subscription) -> Subscription:
-        """Return what to join with: what the member says of itself, and what it owns."""
-        newest = self.assignment
-        # Of slots that were not measured here yet, what was known: who leads may be new.
-        loads = {**({} if newest is None else newest.loads), **announced.loads}
-        own = {slot: load for slot, load in loads.items() if slot in self.owned}
-        return replace(
-            announced,
-            loads=own,
-            process=self.process,
-            owned=frozenset(self.owned),
-            letting_go=frozenset(self.letting_go),
-            generation=NO_GENERATION if newest is None else newest.generation,
-            map_generation=0 if newest is None else newest.slot_map.generation,
-        )
-
-    def take(
-        self, assignment: Assignment, name: str, *, is_refused: bool = False
-    ) -> tuple[frozenset[int], bool]:
-        """Take over an assignment to the member, which had joined by this name.
-
-        Return the slots that are to be released now: joining without them lets them be given away.
-        Also whether to join again at once, as the others know too little of this member.
-        """
-        before = self.assignment
-        was_stale = before is None or before.generation != assignment.generation - 1
-        known = assignment.members.get(name)
-        # This process replaced another of the same name, and nobody was told yet.
-        is_new = known is not None and known.process != self.process and not is_refused
-        given = assignment.slot_map.slots_of(name)
-        revoked = frozenset(self.owned - given - self.letting_go)
-        self.letting_go |= revoked
-        self.owned = set(given | self.letting_go)
-        self.assignment = assignment
-        is_waited_for = self.process in assignment.unheard or any(
-            owner == name and slot not in self.owned for slot, owner in assignment.releasing.items()
-        )
-        return revoked, (was_stale and is_waited_for) or is_new
-
-    def released(self, slots: Collection[int]) -> None:
-        """Drop slots that were released; the next subscription is without them."""
-        gone = self.letting_go & set(slots)
-        self.owned -= gone
-        self.letting_go -= gone
-
-    def lost(self) -> None:
-        """Own nothing any more. What the tier was like stays known, to begin the next round."""
-        self.owned.clear()
-        self.letting_go.clear()

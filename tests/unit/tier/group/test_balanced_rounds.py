@@ -58,7 +58,7 @@ class Tier:
             self.group.round(set(), set(), self.rounds)
             self.group.check()
             for name, process in self.group.processes.items():
-                for slot in process.holding.owned:
+                for slot in process.slots.owned:
                     if self.owners.get(slot) != name:
                         self.handovers += slot in self.owners
                         self.owners[slot], self.since_s[slot] = name, self.now_s
@@ -67,7 +67,7 @@ class Tier:
         """Have each member measure its slots, and announce them if that is news."""
         self.now_s += LOOK_S
         for name, process in self.group.processes.items():
-            own, newest = process.holding.owned, process.holding.assignment
+            own, newest = process.slots.owned, process.slots.assignment
             meter, known = self.meters[name], {} if newest is None else newest.loads
             meter._at_s = self.now_s
             meter.loads = {slot: SlotLoad(0.0, self.measured(slot)) for slot in own}

@@ -40,7 +40,7 @@ def test_a_subscription_is_read_as_it_was_written(
         loads={slot: load(slot) for slot in sorted(some)},
         is_leaving=bool(some),
     )
-    sent = subscription("a", owned, said=said, generation=7, letting_go=frozenset(some))
+    sent = subscription("a", owned, said=said, generation=7, releasing=frozenset(some))
     assert Subscription.decode(sent.encode()) == sent
 
 
@@ -85,7 +85,7 @@ def test_bytes_of_others_are_no_documents(data: bytes) -> None:
         {"owned": {"a/0": [1]}},
         {"loads": [[1, 2]]},
         {"slots": "many"},
-        {"letting_go": 3},
+        {"releasing": 3},
     ],
 )
 def test_documents_of_another_shape_are_refused(change: dict) -> None:
