@@ -14,7 +14,7 @@ from prometheus_client import Counter
 from structlog import get_logger
 
 from metrics.clock import clock_ms
-from proxy.admin.peers.peer_client import PeerError
+from proxy.admin.peer_client import PeerError
 from proxy.progress.owns import OwnedBeside
 from proxy.queries.queries import Queries
 from proxy.quota.debts import Debt
@@ -77,7 +77,7 @@ class SlotOwns:
 class SlotOwnership:
     """Follows what the group decides, for the member `name`. Make it inside an event loop.
 
-    What goes with slots is what `queries` follow, and what clients owe by `shared`. `lead_for_all`
+    What goes with slots is what `queries` follow, and what clients owe by `shared`. `lead`
     has the member write what concerns all, or leave that; it raises StateError.
     """
 
@@ -91,7 +91,7 @@ class SlotOwnership:
         shared: SharedQuotas,
         relay: Relay,
         slices: Slices,
-        lead_for_all: Callable[[bool], Awaitable[None]],
+        lead: Callable[[bool], Awaitable[None]],
         *,
         steering: SlotSteering,
         rules: TierRules,
@@ -100,7 +100,7 @@ class SlotOwnership:
     ) -> None:
         self._name, self._steering = name, steering
         self._queries, self._shared, self._relay, self._slices = queries, shared, relay, slices
-        self._lead_for_all = lead_for_all
+        self._on_lead = lead
         self._rules, self._peers, self._moves = rules, peers, moves
         self._may_have_misplaced = False
         """Whether there may be records here that belong to other slots by other keys."""
@@ -172,7 +172,7 @@ class SlotOwnership:
         """Own nothing: this member is not in the group any more."""
         self.store.slots.lose()
         self.fence = None
-        self.show()
+        self.reroute()
         has_others = len(self.owns.slot_map.members) > 1
         self._cut_off(is_cut_off=has_others and not self.has_left)
         self._wanted.set()
@@ -231,7 +231,7 @@ class SlotOwnership:
         owners = route_owners(applied.owners, self._owners_before, applied.members, silent)
         return replace(applied, owners=owners)
 
-    def show(self) -> None:
+    def reroute(self) -> None:
         """Send clients on by other members: some have fallen silent, or answer again."""
         task = self._loop.create_task(self._steer())
         self._steering_tasks.add(task)
@@ -265,7 +265,7 @@ class SlotOwnership:
     async def _lead(self, *, is_leader: bool) -> None:
         """Write what concerns all from now on, or leave that to another member; log what fails."""
         try:
-            await self._lead_for_all(is_leader)
+            await self._on_lead(is_leader)
         except StateError as error:
             _log.error("what concerns all members is not read", error=str(error))
 

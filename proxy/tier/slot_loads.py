@@ -63,17 +63,12 @@ class LoadMeter:
         """What the others are told, until there is news: the loads of slots that this member has
         had for long enough, also where it is none."""
         self._since_s: dict[int, float] = {}
-        """When each slot of this member came."""
+        """Since when each slot of this member is measured, by the keys in force."""
         self.clients: dict[int, list[str]] = {}
         """Names of the biggest clients of slots that take much, the biggest one first."""
         self._slot_of: object = None
-        self._began_s = self._at_s = math.nan
+        self._at_s = math.nan
         self._cpu_s = 0.0
-
-    @property
-    def measured_s(self) -> float:
-        """For how long this has measured; 0 anew when clients get other slots."""
-        return self._at_s - self._began_s if self._at_s > self._began_s else 0.0
 
     def measuring(
         self,
@@ -97,7 +92,8 @@ class LoadMeter:
         passed_s, used_s = now_s - self._at_s, cpu_s - self._cpu_s
         self._at_s, self._cpu_s = now_s, cpu_s
         if slot_of != self._slot_of:
-            self._slot_of, self._began_s = slot_of, now_s
+            self._slot_of = slot_of
+            self._since_s.clear()
         sizes: dict[int, float] = defaultdict(float)
         weights: dict[int, float] = defaultdict(float)
         clients: defaultdict[int, list[ClientIdentity]] = defaultdict(list)
@@ -125,8 +121,6 @@ class LoadMeter:
         `known` is what the others know of all slots.
         """
         self._since_s = {slot: self._since_s.get(slot, self._at_s) for slot in owned}
-        if self.measured_s < LEAST_MEASURED_S:
-            return False
         loads = {
             slot: self.loads.get(slot, NO_LOAD)
             for slot, since_s in self._since_s.items()

@@ -6,14 +6,15 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from structlog import get_logger
 
 from metrics import MemberInstruments
 from metrics.member_names import machine_of, member_name
+from proxy.admin.peer_client import PeerClient, Target
 from proxy.admin.replies import ApiError
-from proxy.admin.tier_protocol import MemberEndpoint
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.upstream import UpstreamError
 from proxy.config import Config
@@ -77,7 +78,7 @@ def check_tier_state(config: Config, way: Bootstrap) -> None:
 class TierMember:
     """The tier as the member `name` has it. Make it inside an event loop.
 
-    `lead_for_all` has this member write what concerns all, or leave that; `on_common` is called
+    `lead` has this member write what concerns all, or leave that; `on_shared_state` is called
     when another one has written that.
     """
 
@@ -94,14 +95,14 @@ class TierMember:
         quotas: QuotaManager,
         slices: Slices,
         relay: Relay,
-        lead_for_all: Callable[[bool], Awaitable[None]],
-        on_common: Callable[[], None],
+        lead: Callable[[bool], Awaitable[None]],
+        on_shared_state: Callable[[], None],
     ) -> None:
         tier = config.tier
         assert tier is not None
         self.name, self._tier = name, tier.name
         self._config, self._way = config, way
-        self._relay, self._on_common = relay, on_common
+        self._relay, self._on_shared_state = relay, on_shared_state
         self._loop = asyncio.get_running_loop()
         self._group_id = f"quota-proxy-tier-{tier.name}"
         self._admin_url = self._cluster_id = ""
@@ -111,18 +112,19 @@ class TierMember:
         """Whether this member is to own nothing: after crashes in a row, or as it ends."""
         # Each of these knows only those before it.
         self._rules = rules = TierRules(config)
-        self._peers = peers = Peers(secrets.tokens.get(ALL_RIGHTS), peer_tls(config))
+        self.client = PeerClient(secrets.tokens.get(ALL_RIGHTS), peer_tls(config))
+        self._peers = peers = Peers(self.client)
         # A newcomer may wait for its slots until it is reached.
         is_reached = partial(self.request_rebalance, at_once=True)
         self._probe = ReachabilityProbe(lambda: peers.silent, is_reached)
         self._ownership = ownership = SlotOwnership(
-            *(name, queries, quotas.shared, relay, slices, lead_for_all),
+            *(name, queries, quotas.shared, relay, slices, lead),
             steering=steering,
             rules=rules,
             peers=peers,
             moves=metrics.slot_moves_total,
         )
-        peers.on_silent = ownership.show
+        peers.on_silent = ownership.reroute
         self._loads = TierLoads(
             name,
             ownership,
@@ -238,7 +240,7 @@ class TierMember:
             may_hold=self._may_hold,
         )
         works = (
-            *(member.run, self._ownership.follow, self._ask_peers, self._probe.watch),
+            *(member.run, self._ownership.follow, self._peers.watch, self._probe.watch),
             *(self._exchanges.run, self._budgets.run),
         )
         self._tasks = [asyncio.create_task(work(), name=work.__name__) for work in works]
@@ -275,6 +277,7 @@ class TierMember:
             await asyncio.wait((self._tasks[0],), timeout=LEAVE_LIMIT_S)
         await end_tasks(self._tasks)
         self._member = self._ownership.fence = None
+        self._peers.use({})
 
     async def watch(self) -> None:
         """Raise what the work in the tier has ended by."""
@@ -302,10 +305,10 @@ class TierMember:
         self.is_settling = False
         self.request_rebalance()
 
-    def members(self) -> Sequence[MemberEndpoint]:
+    def members(self) -> Sequence[Target]:
         """Return how all members of the tier are asked, this one included."""
-        urls = {**self._other_urls, self.name: self._admin_url}
-        return [self._peers.endpoint(*each) for each in sorted(urls.items())]
+        own = Target(self.name, self._admin_url)
+        return sorted((own, *self._peers.targets()), key=attrgetter("name"))
 
     def owner_of(self, client_id: str) -> str | None:
         """Return the member that has the query of a client id; None: nobody has."""
@@ -344,12 +347,6 @@ class TierMember:
     def _assignment(self) -> Assignment | None:
         """The newest decision of the group, with all members."""
         return None if self._member is None else self._ownership.states.assignment
-
-    @property
-    def _other_urls(self) -> Mapping[str, str]:
-        """The admin ports of the others, by name."""
-        members = {} if (assignment := self._assignment) is None else assignment.members
-        return {name: each.admin_url for name, each in members.items() if name != self.name}
 
     def _learn(self, node_id: int, host: str, port: int) -> None:
         """Record a broker's real address, and open ports for it where any free ones do."""
@@ -390,7 +387,8 @@ class TierMember:
                 self._failed.set_exception(TierError(text, fix or "see the tier's log"))
             return
         self._ownership.use(member.fence)
-        self._peers.use(self._other_urls)
+        others = assignment.members.keys() - {self.name}
+        self._peers.use({name: assignment.members[name].admin_url for name in others})
         machine, members = machine_of(self.name), assignment.slot_map.members.values()
         self._probe.use(each for each in members if machine_of(each.name) != machine)
 
@@ -408,10 +406,6 @@ class TierMember:
         is_newest = all(each <= generation for each in known)
         return bool(known) and is_newest and 2 * (1 + len(known)) > 1 + len(others)
 
-    async def _ask_peers(self) -> None:
-        async with self._peers:
-            await self._peers.watch()
-
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Have the member end with work that has ended by a fault."""
         if not task.cancelled() and (error := task.exception()) and not self._failed.done():
@@ -428,7 +422,7 @@ class TierMember:
         if self._rules.follow(keys, store):
             self._ownership.look()
         if not all(key.startswith(PRIVATE) for key in keys):
-            self._on_common()
+            self._on_shared_state()
 
     def _generation(self) -> int:
         fence = self._ownership.fence

@@ -14,7 +14,14 @@ from support.clients import CLIENTS, Access, Client, Librdkafka, Read
 from support.operating import call, quota_proxy
 from support.proxy_process import until
 from support.raw import RawClient, fetch, produce
-from support.tier import TierMachine, client_of, owner_of, report_to, tier_config, until_shared
+from support.tier import (
+    TierMachine,
+    client_of,
+    owner_of,
+    reported_client,
+    tier_config,
+    until_shared,
+)
 
 from examples.devkit.broker import EmbeddedBroker
 from proxy.tier.slot_balance import LEAST_LOAD
@@ -172,8 +179,7 @@ def test_progress_is_known_to_the_next_owner(
     """A machine that leaves in order hands its queries over, and comes back."""
     name = topic()
     leaving = tier[1]
-    client_id = client_of(tier, leaving, "query")
-    report_to(leaving, client_id, name)
+    client_id = reported_client(tier, leaving, "query", name)
     leaving.stop()
     others = [tier[0], tier[2]]
     until_shared(*others)
@@ -190,9 +196,7 @@ def test_a_rule_for_several_queries_leaves_each_with_its_owner(
     tier: list[TierMachine], topic: Callable[..., str]
 ) -> None:
     owners = [tier[0], tier[1]]
-    client_ids = [client_of(tier, machine, "staying") for machine in owners]
-    for machine, client_id in zip(owners, client_ids, strict=True):
-        report_to(machine, client_id, topic())
+    client_ids = [reported_client(tier, each, "staying", topic()) for each in owners]
     rule = {"consumer_byte_rate": 10_000_000, "scope": "shared"}
     assert put_somewhere(tier, "/v1/quotas/client-id-prefix=staying", rule)
     for machine in tier:
@@ -200,7 +204,10 @@ def test_a_rule_for_several_queries_leaves_each_with_its_owner(
             lambda machine=machine: "client-id-prefix=staying" in machine.get("/v1/quotas")[1],
             "all have the rule",
         )
-    assert [owner_of(tier, client_id) for client_id in client_ids] == owners
+    until(
+        lambda: [owner_of(tier, client_id) for client_id in client_ids] == owners,
+        "each query is at its owner",
+    )
     for machine, client_id in zip(owners, client_ids, strict=True):
         assert client_id in machine.get(f"/v1/progress?member={machine.name}")[1]
 

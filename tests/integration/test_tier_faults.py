@@ -24,7 +24,14 @@ from support.machine import admin_ports, is_gone, kill_worker, until_replaced, w
 from support.operating import call, quota_proxy, write
 from support.proxy_process import HOST, until
 from support.steady import Steady
-from support.tier import TierMachine, client_of, owner_of, report_to, tier_config, until_shared
+from support.tier import (
+    TierMachine,
+    client_of,
+    owner_of,
+    reported_client,
+    tier_config,
+    until_shared,
+)
 
 from examples.devkit.broker import EmbeddedBroker
 from examples.devkit.loopback import free_ports
@@ -302,8 +309,7 @@ def warned(machine: TierMachine) -> bool:
 
 def test_all_machines_may_stop_at_once(tier: Tier) -> None:
     name, owner = tier.topic(), tier.machines[1]
-    client_id = client_of(tier.machines, owner, "kept")
-    report_to(owner, client_id, name)
+    client_id = reported_client(tier.machines, owner, "kept", name)
     began_s = time.monotonic()
     for machine in tier.machines:
         machine.terminate()
@@ -320,8 +326,7 @@ def test_all_machines_may_stop_at_once(tier: Tier) -> None:
 
 def test_who_is_told_to_stop_while_cut_off_ends_in_time(tier: Tier) -> None:
     victim = tier.machines[2]
-    client_id = client_of(tier.machines, victim, "late")
-    report_to(victim, client_id, tier.topic())
+    reported_client(tier.machines, victim, "late", tier.topic())
     with tier.client_of(victim, "stopped") as client:
         tier.way.cut()
         try:

@@ -44,8 +44,7 @@ class Tier:
 
     def join(self, name: str) -> None:
         self.group.join(name)
-        meter = self.meters[name] = LoadMeter()
-        meter._began_s = self.now_s
+        self.meters[name] = LoadMeter()
 
     def settle(self, most: int = ENOUGH_ROUNDS) -> None:
         """Hold rounds until none is wanted, each led by another member."""
