@@ -112,7 +112,7 @@ class SlotOwnership:
         self.states = SlotStates()
         self.fence: GroupFence | None = None
         """Of the newest assignment; None while this member is not in the group."""
-        self.owns = SlotOwns(name, SlotMap(0, {}, [None] * SLOTS), rules.keys)
+        self.owns = SlotOwns(name, SlotMap({}, [None] * SLOTS), rules.keys)
         """What this member has taken, and who has the rest."""
         self._owners_before: list[str | None] = [None] * SLOTS
         """The latest owner of each slot."""

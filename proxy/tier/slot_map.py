@@ -86,8 +86,6 @@ class MemberAddresses:
 class SlotMap:
     """The owner of each slot, as of one moment."""
 
-    generation: int
-    """Counts the changes of the map; of two maps the one with the higher generation holds."""
     members: Mapping[str, MemberAddresses]
     """By their names; one that owns no slot may be among them."""
     owners: Sequence[str | None]

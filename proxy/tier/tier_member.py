@@ -329,11 +329,9 @@ class TierMember:
 
     def alive(self) -> Document:
         """Return what this member says of itself. Raises ApiError while it is in no tier."""
-        newest = self._ownership.newest
-        if newest is None:
+        if self._ownership.fence is None:
             raise self._not_in_tier()
-        generation = newest.slot_map.generation
-        return {"member": self.name, "generation": generation, "group": self._generation()}
+        return {"member": self.name, "group": self._generation()}
 
     def overview(self) -> Document:
         """Return who owns what, what that carries, and who is reached. Raises ApiError."""
@@ -426,7 +424,7 @@ class TierMember:
 
     def _generation(self) -> int:
         fence = self._ownership.fence
-        return 0 if fence is None or self._ownership.newest is None else fence.generation
+        return 0 if fence is None else fence.generation
 
     def _not_in_tier(self) -> ApiError:
         text = f"this member is not in tier {self._tier} now"

@@ -137,7 +137,7 @@ class Machine:
     @property
     def given(self) -> set[int]:
         """The slots that the newest map gives to it."""
-        newest = self.maps[-1] if self.maps else SlotMap(0, {}, ())
+        newest = self.maps[-1] if self.maps else SlotMap({}, ())
         return set(newest.slots_of(self.name))
 
     async def die(self) -> None:
@@ -184,7 +184,8 @@ class Tier:
         def is_shared() -> bool:
             least = SLOTS // len(machines)
             generations = {
-                machine.maps[-1].generation if machine.maps else -1 for machine in machines
+                -1 if (newest := each.slots.assignment) is None else newest.generation
+                for each in machines
             }
             return (
                 sum(len(machine.holds) for machine in machines) == SLOTS

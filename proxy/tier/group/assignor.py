@@ -105,15 +105,10 @@ def assign(
                 del releasing[slot]
         if owners[slot] is None and name is not None:
             targets[slot] = name
-    seen = [said.map_generation for said in readable]
-    if previous is not None:
-        seen.append(previous.slot_map.generation)
-    # Above all that any member has seen, even where Kafka began anew.
-    map_generation = max(generation, 1 + max(seen, default=0))
     addresses = {name: said.addresses for name, said in admitted.items()}
     assignment = Assignment(
         generation=generation,
-        slot_map=SlotMap(map_generation, addresses, owners),
+        slot_map=SlotMap(addresses, owners),
         releasing=releasing,
         targets=targets,
         loads=loads,

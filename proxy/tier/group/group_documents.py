@@ -130,8 +130,6 @@ class Subscription(UserData):
     """Those of `owned` that it is about to release."""
     generation: int = NO_GENERATION
     """Of the group, when the member got its last assignment."""
-    map_generation: int = 0
-    """Of the newest map that it knows."""
 
     @property
     def name(self) -> str:

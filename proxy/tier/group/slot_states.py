@@ -70,7 +70,6 @@ class SlotStates:
             owned=self.owned,
             releasing=self.of(RELEASING),
             generation=NO_GENERATION if newest is None else newest.generation,
-            map_generation=0 if newest is None else newest.slot_map.generation,
         )
 
     def assign(

@@ -48,7 +48,7 @@ def test_an_assignment_is_read_as_it_was_written() -> None:
     members = {name: member(name) for name in ("a/0", "b/0")}
     sent = Assignment(
         5,
-        SlotMap(9, members, ["a/0", None, "b/0"]),
+        SlotMap(members, ["a/0", None, "b/0"]),
         {1: "a/0"},
         {
             "a": AnnouncedMember("http://a", "p", "d1", 17),
@@ -98,7 +98,7 @@ def test_documents_of_another_shape_are_refused(change: dict) -> None:
     "change", [{"owners": ["b"]}, {"owners": 3}, {"members": [{}]}, {"members": {"a": {"name": 1}}}]
 )
 def test_maps_of_another_shape_are_refused(change: dict) -> None:
-    document = unpack(Assignment(5, SlotMap(9, {}, [None])).encode())
+    document = unpack(Assignment(5, SlotMap({}, [None])).encode())
     document["slot_map"] |= change
     with pytest.raises(FormError, match="not as a proxy writes it"):
         Assignment.decode(pack(document))
@@ -143,7 +143,7 @@ def sizes(members: int, count: int) -> tuple[int, int, int]:
         for name in names
     }
     loads = {slot: SlotLoad(0.0, chance.random()) for slot in range(count)}
-    slot_map = SlotMap(9, {name: member(name) for name in names}, owners)
+    slot_map = SlotMap({name: member(name) for name in names}, owners)
     data = Assignment(9, slot_map, {}, listed, loads=loads).encode()
     return max(map(len, said.values())), len(data), group_bytes(said, data)
 

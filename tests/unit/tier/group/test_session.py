@@ -68,7 +68,7 @@ def test_each_error_says_what_to_do(error_code: int, meaning: Meaning, text: str
 def test_what_is_odd_about_the_tier_is_logged_once() -> None:
     odd = Assignment(
         1,
-        SlotMap(1, {}, ()),
+        SlotMap({}, ()),
         members={
             "a": AnnouncedMember("x", "p", "d1", 0),
             "b": AnnouncedMember("y", "q", "d2", 7200),

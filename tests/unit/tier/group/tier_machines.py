@@ -32,7 +32,6 @@ def subscription(
         owned=frozenset(owned),
         releasing=releasing,
         generation=generation,
-        map_generation=max(generation, 0),
     )
 
 

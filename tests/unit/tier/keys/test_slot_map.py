@@ -11,7 +11,7 @@ BY_NAME = ListenerPorts("proxy-1", 9092, first=9200, last=9200, sni="b{node_id}.
 BY_SYSTEM = ListenerPorts("proxy-1", 9092, ports={1: 40001, 2: 40002})
 FIRST = MemberAddresses("proxy-1/0", {"in": IN_RANGE, "out": BY_NAME})
 SECOND = MemberAddresses("proxy-1/1", {"in": BY_SYSTEM})
-MAP = SlotMap(7, {each.name: each for each in (FIRST, SECOND)}, [FIRST.name, None, SECOND.name])
+MAP = SlotMap({each.name: each for each in (FIRST, SECOND)}, [FIRST.name, None, SECOND.name])
 
 
 def test_owners_of_slots():
