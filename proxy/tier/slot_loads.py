@@ -167,23 +167,18 @@ def _title(client: ClientIdentity) -> str:
 class TierLoads:
     """Measures the loads of the slots that `ownership` has, by what `connections` move.
 
-    `known` gives what the group knows of the loads. When ours are others `request_rebalance` is
-    called.
+    When they are not what the group knows of them `request_rebalance` is called.
     """
 
     def __init__(
         self,
-        name: str,
         ownership: SlotOwnership,
         slices: Slices,
         connections: ConnectionList,
-        *,
-        known: Callable[[], Mapping[int, SlotLoad]],
         request_rebalance: Callable[[], None],
     ) -> None:
-        self._name, self._ownership, self._slices = name, ownership, slices
-        self._connections = connections
-        self._known, self._request_rebalance = known, request_rebalance
+        self._ownership, self._slices, self._connections = ownership, slices, connections
+        self._request_rebalance = request_rebalance
         self.meter = LoadMeter()
         self._warned_s: dict[int, float] = {}
         """When a slot was overloaded last."""
@@ -203,7 +198,9 @@ class TierLoads:
                 )
                 await self._slices.collect(walk)
                 self._warn(time.monotonic())
-                if self.meter.announce(self._ownership.owns.slots, self._known()):
+                newest = self._ownership.states.assignment
+                known = {} if newest is None else newest.loads
+                if self.meter.announce(self._ownership.owns.slots, known):
                     self._request_rebalance()
             await asyncio.sleep(LOAD_INTERVAL_S)
 
@@ -229,8 +226,7 @@ class TierLoads:
 
     def overloaded(self) -> Mapping[int, SlotLoad]:
         """Return those of our slots that fill a member alone, with their loads."""
-        loads, newest = self.meter.loads, self._ownership.newest
-        members = [self._name] if newest is None else list(newest.slot_map.members)
+        loads, members = self.meter.loads, self._ownership.owns.slot_map.members
         return {slot: loads[slot] for slot in overloaded_slots(loads, members)}
 
     def _warn(self, now_s: float) -> None:
@@ -240,7 +236,7 @@ class TierLoads:
             if before_s is None or now_s - before_s > WARN_AGAIN_S:
                 _log.warning(
                     "a slot fills a member alone, so that more members do not help its clients",
-                    member=self._name,
+                    member=self._ownership.owns.name,
                     **self._row(slot, load),
                     fix="see KafkaQuotaProxySlotOverloaded in docs/operations.md",
                 )

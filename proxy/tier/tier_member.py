@@ -125,14 +125,7 @@ class TierMember:
             moves=metrics.slot_moves_total,
         )
         peers.on_silent = ownership.reroute
-        self._loads = TierLoads(
-            name,
-            ownership,
-            slices,
-            relay.list,
-            known=lambda: {} if self._assignment is None else self._assignment.loads,
-            request_rebalance=self.request_rebalance,
-        )
+        self._loads = TierLoads(ownership, slices, relay.list, self.request_rebalance)
         self.watch_loads, self.slots = self._loads.watch, self._loads.document
         self.keep = ownership.keep
         self._steering = steering
