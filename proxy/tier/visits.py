@@ -16,6 +16,7 @@ from proxy.admin.peer_client import PeerError
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import SharedQuotas
 from proxy.relay.steering import Visit
+from proxy.tasks import end_tasks
 from proxy.tier.peers import Peers
 from proxy.tier.slot_steering import SlotSteering
 
@@ -94,11 +95,14 @@ class VisitExchanges:
 
     async def run(self) -> None:
         """Send to owners, every EXCHANGE_INTERVAL_S, what their clients had; until cancelled."""
-        while True:
-            for owner in self._visits.keys() - self._sending.keys():
-                task = self._sending[owner] = asyncio.create_task(self._send(owner))
-                task.add_done_callback(partial(self._sent, owner))
-            await asyncio.sleep(EXCHANGE_INTERVAL_S)
+        try:
+            while True:
+                for owner in self._visits.keys() - self._sending.keys():
+                    task = self._sending[owner] = asyncio.create_task(self._send(owner))
+                    task.add_done_callback(partial(self._sent, owner))
+                await asyncio.sleep(EXCHANGE_INTERVAL_S)
+        finally:
+            await end_tasks(self._sending.values())
 
     async def charge(self, rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
         """Charge what visitors had at other members; return for how many ms each owes.
