@@ -211,7 +211,7 @@ class SlotOwnership:
             store = self.store
             slots = {self._rules.slot_of_record(record.key) for record in records}
             slots |= {self._rules.keys.slot_of(debt.identity) for debt in debts}
-            if not slots <= self.owns.slots & store.slots.taken:
+            if not slots <= self.owns.slots:
                 what = f"member {self._name} has not all of these slots by its rules now"
                 raise StateError(what, "send it again in a second")
             await self._apply(besides=slots)
@@ -274,7 +274,9 @@ class SlotOwnership:
             await self._apply()
             return
         store, debts, before = self.store, list[Debt](), self.owns.slots
-        if given := self.states.of(GIVEN):
+        # What was given away before all of it was released is read anew when it comes back.
+        store.slots.release(store.slots.taken - self.states.owned)
+        if given := self.states.of(GIVEN) | (self.states.of(SERVED) - store.slots.taken):
             self._may_have_misplaced = True
             await asyncio.to_thread(store.take, given, self.fence)
             debts = await asyncio.to_thread(take_debts, store, given)
@@ -294,7 +296,8 @@ class SlotOwnership:
 
         What is `besides` is left in any case.
         """
-        newest, served = self.states.assignment, self.states.of(SERVED).difference(besides)
+        newest, served = self.states.assignment, self.states.of(SERVED) & self.store.slots.taken
+        served = served.difference(besides)
         slot_map = self.owns.slot_map if newest is None else newest.slot_map
         slot_map = slot_map.without(slot_map.slots_of(self._name) - served)
         rules, keys = self._rules.wanted, self._rules.keys
