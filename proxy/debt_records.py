@@ -1,12 +1,13 @@
-"""Keeps what clients owe in the state: a proxy that is killed must not forgive it."""
+"""Keeps what clients owe in the state, while their slot moves, and for a proxy that is killed."""
 
 import asyncio
 import math
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from zlib import crc32
 
 from structlog import get_logger
@@ -40,40 +41,62 @@ _UP_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _log = get_logger(__name__)
 
 
-class DebtRecords:
+@cache
+def boot_id() -> str:
+    """Return what differs from one start of this machine to the next; empty: it is not known."""
+    with suppress(OSError):
+        return BOOT_ID.read_text().strip()
+    return ""
+
+
+def debts_record(key: str, debts: Iterable[Debt]) -> Record:
+    """Return the record of what is owed now; `read_debts` reads that."""
+    value: dict[str, Any] = {"boot": boot_id(), "at_s": time.time()}
+    value["up_s"] = time.clock_gettime(_UP_CLOCK)
+    value["owed"] = [debt.document() for debt in debts]
+    return Record.of(key, value, DEBTS_SCHEMA)
+
+
+def read_debts(record: Record, served_on_ms: float = 0.0) -> list[Debt] | None:
+    """Return what is still owed of a record; None: it is damaged, which is logged.
+
+    The time that has passed is that of the machine while it runs, whatever its clock was set to,
+    and else, as on another machine, that of the clock; less `served_on_ms`. What is owed never
+    becomes more.
+    """
+    try:
+        record.check_schema(DEBTS_SCHEMA)
+        document: Any = record.value
+        if boot_id() and document["boot"] == boot_id():
+            passed_s = time.clock_gettime(_UP_CLOCK) - float(document["up_s"])
+        else:
+            passed_s = time.time() - float(document["at_s"])
+        passed_ms = max(0.0, passed_s * MS_PER_SECOND - served_on_ms)
+        return [Debt.of(row).after(passed_ms) for row in document["owed"]]
+    except (ValueError, KeyError, TypeError) as error:
+        _log.warning("debts not taken over", record=record.key, error=str(error))
+        return None
+
+
+class DebtStore:
     """The records in a store. All methods block; one call at a time."""
 
     def __init__(self) -> None:
-        self._boot = ""
-        with suppress(OSError):
-            self._boot = BOOT_ID.read_text().strip()
         self._kept: dict[int, dict[str, float]] = {}
         """Until when what is kept is owed, by part and sensor; by the clock of `write`."""
 
     def read(self, store: Store, now_ms: float) -> list[Debt]:
         """Return what is still owed of what a store has; `write` goes on with that.
 
-        The time that has passed is that of the machine while it runs, whatever its clock was set
-        to, and after a restart of the machine that of the clock. What is owed never becomes more.
-        What cannot be read is left out, and logged. Raises StateError.
+        Raises StateError.
         """
         debts: list[Debt] = []
         self._kept = {}
         for record in store.items(DEBTS):
-            part: dict[str, float] = {}
-            try:
-                record.check_schema(DEBTS_SCHEMA)
-                number, document = int(record.key.removeprefix(DEBTS)), cast(Any, record.value)
-                passed_ms = self._passed_ms(document)
-                for each in document["owed"]:
-                    debt = Debt.of(each).after(passed_ms)
-                    part[debt.name] = now_ms + debt.owed_ms
-                    if 0 < debt.owed_ms < math.inf:
-                        debts.append(debt)
-            except (ValueError, KeyError, TypeError) as error:
-                _log.warning("debts not taken over", record=record.key, error=str(error))
-            else:
-                self._kept[number] = part
+            number, found = record.key.removeprefix(DEBTS), read_debts(record)
+            if found is not None and number.isdecimal():
+                self._kept[int(number)] = {each.name: now_ms + each.owed_ms for each in found}
+                debts += [each for each in found if 0 < each.owed_ms < math.inf]
         return debts
 
     def write(self, store: Store, debts: Iterable[Debt], now_ms: float) -> None:
@@ -81,8 +104,6 @@ class DebtRecords:
         parts: dict[int, dict[str, Debt]] = {}
         for debt in debts:
             parts.setdefault(crc32(debt.name.encode()) % DEBT_PARTS, {})[debt.name] = debt
-        moment: dict[str, Any] = {"boot": self._boot, "up_s": time.clock_gettime(_UP_CLOCK)}
-        moment["at_s"] = time.time()
         records: list[Record] = []
         kept = dict(self._kept)
         for number in parts.keys() | kept.keys():
@@ -92,10 +113,7 @@ class DebtRecords:
                 del kept[number]
             elif self._has_moved(number, until_ms, now_ms):
                 kept[number] = until_ms
-                rows = [debt.document() for debt in owed.values()]
-                records.append(
-                    Record.of(f"{DEBTS}{number}", {**moment, "owed": rows}, DEBTS_SCHEMA)
-                )
+                records.append(debts_record(f"{DEBTS}{number}", owed.values()))
         gone = [f"{DEBTS}{number}" for number in self._kept.keys() - kept.keys()]
         if records or gone:
             store.put_many(records, delete=gone)
@@ -111,13 +129,6 @@ class DebtRecords:
             for name in until_ms.keys() | kept.keys()
         )
 
-    def _passed_ms(self, document: Mapping[str, Any]) -> float:
-        if self._boot and document["boot"] == self._boot:
-            passed_s = time.clock_gettime(_UP_CLOCK) - float(document["up_s"])
-        else:
-            passed_s = time.time() - float(document["at_s"])
-        return max(0.0, passed_s) * MS_PER_SECOND
-
 
 class KeptDebts:
     """Writes what clients owe each second. `take` first; `close` it before the store is closed.
@@ -129,7 +140,7 @@ class KeptDebts:
     def __init__(self, state_kind: str, shared: SharedQuotas, slices: Slices) -> None:
         self._is_kept = state_kind == "sqlite"
         self._shared, self._slices = shared, slices
-        self._records = DebtRecords()
+        self._records = DebtStore()
         self._store: Store | None = None
         self._writing = asyncio.Lock()
 

@@ -16,10 +16,10 @@ from proxy.config.models import HIDE_PASSWORD
 from proxy.config.reload import Reloader
 from proxy.config.stores import StateHolder, open_store
 from proxy.debt_records import KeptDebts
+from proxy.hot_restart import HotRestart, bind_admin, serve_until
 from proxy.relay.ports import ListenerError, close_all
 from proxy.relay.take_over import Predecessor
 from proxy.state import StateError, Store
-from proxy.succession import Succession, bind_admin, serve_until
 from proxy.wiring import MemberProcess, prepare_process
 
 PORT_ERRORS = (ListenerError, AdminError)
@@ -101,17 +101,17 @@ class Member:
         """
         prepare_process()
         place, relay, tier = self._place, self._parts.relay, self._parts.tier
-        succession = Succession(predecessor, relay.take_over, self._stop)
+        hot_restart = HotRestart(predecessor, relay.take_over, self._stop)
         admin: list[socket.socket] = []
         site: AdminServer | None = None
         try:
             if place is None:
                 log_hints(self._config)
-                relay.open(succession.beside)
-                admin += bind_admin(self._config.admin.bind, succession.beside or ())
+                relay.open(hot_restart.beside)
+                admin += bind_admin(self._config.admin.bind, hot_restart.beside or ())
             else:
                 relay.use(place.listeners)
-            store = await asyncio.to_thread(self._open_store, succession.holder)
+            store = await asyncio.to_thread(self._open_store, hot_restart.holder)
             await self._parts.load(store)
             await self._debts.take(self._store)
             site = self._parts.make_admin()
@@ -123,7 +123,7 @@ class Member:
                 if tier.is_settling:
                     asyncio.get_running_loop().call_later(SETTLED_S, tier.settled)
             self._share_admin_port()
-            succession.complete()
+            hot_restart.complete()
         except BaseException:
             if tier is not None:
                 await tier.leave(for_successor=True)

@@ -177,11 +177,11 @@ class MemberProcess:
                 member_instruments,
                 steering=steering,
                 queries=self.queries,
-                lead_for_all=self.write_for_all,
+                lead=self.lead,
                 quotas=self.quotas,
                 slices=self.slices,
                 relay=self.relay,
-                on_common=self._common_changed,
+                on_shared_state=self._on_shared_state_changed,
             )
             self.store.watch_key = self.tier.watch_key
 
@@ -273,20 +273,20 @@ class MemberProcess:
             await self._metering.close()
         self.services.reapers.close()
 
-    async def reread(self) -> None:
+    async def reload_shared_state(self) -> None:
         """Read what another process has written that concerns all. Raises StateError."""
         await self.rules.reread()
         await self.audit.reread()
 
-    async def write_for_all(self, writes: bool) -> None:
+    async def lead(self, is_leader: bool) -> None:
         """Keep what concerns all from now on, or leave it to another process.
 
         Raises StateError when what there is cannot be read.
         """
-        if writes == self.rules.writes:
+        if is_leader == self.rules.writes:
             return
-        self.rules.writes = writes
-        await self.reread()
+        self.rules.writes = is_leader
+        await self.reload_shared_state()
 
     async def resume(self) -> None:
         """Write to the store again, which is open again. Raises StateError."""
@@ -366,13 +366,13 @@ class MemberProcess:
         found = (each.client_id for each in self._in_force.queries if each.name == query)
         return next(found, query)
 
-    def _common_changed(self) -> None:
+    def _on_shared_state_changed(self) -> None:
         """Read again what concerns all: another member has written it."""
-        self._rereading = asyncio.create_task(self._reread())
+        self._reloading = asyncio.create_task(self._try_reload())
 
-    async def _reread(self) -> None:
+    async def _try_reload(self) -> None:
         try:
-            await self.reread()
+            await self.reload_shared_state()
         except StateError as error:
             _log.error("what another member has written is not read", error=str(error))
 

@@ -65,11 +65,10 @@ class AdminServer:
         app.add_routes([*ApiRoutes(self._parts).routes(), *page_routes()])
         if (tier := self._parts.tier) is not None:
             members, tier_routes = Members(tier), TierRoutes(tier, self._parts)
-            members.open()
             app.add_routes(tier_routes.routes())
             app.middlewares.append(TierAnswers(members, self._parts).answer)
             app.on_shutdown.append(tier_routes.end)
-            app.on_cleanup.append(lambda _: members.close())
+            app.on_cleanup.append(lambda _: tier.client.close())
         # A compressed body is taken as it is, and so refused: none is long enough to need it.
         runner = web.AppRunner(
             app,

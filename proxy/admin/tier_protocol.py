@@ -1,10 +1,9 @@
 """What the admin site asks about the members of its tier; the tier implements it."""
 
-import ssl
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from proxy.admin.peer_client import PeerClient, Target
 from proxy.quota.debts import Debt
 from proxy.quota.entities import ClientIdentity
 from proxy.state import Document, Record
@@ -13,28 +12,15 @@ VisitRows = Sequence[Sequence[Any]]
 """Of visits: listener, user, client id, address, kind and amount."""
 
 
-@dataclass(frozen=True, slots=True)
-class MemberEndpoint:
-    """Where a member answers."""
-
-    name: str
-    url: str = ""
-    """Of its admin port, such as `https://10.0.0.7:9644`."""
-    alive: bool = True
-    """Whether it has answered lately; one that has not is not asked."""
-    token: str | None = field(default=None, repr=False)
-    """Shown at `url`."""
-    tls: ssl.SSLContext | None = field(default=None, repr=False)
-    """For `url`, the same object until it is renewed; None: the system's authorities."""
-
-
 class Tier(Protocol):
     """What the admin site asks about the members of its tier."""
 
     name: str
     """Of this member, such as `proxy-2/0`."""
+    client: PeerClient
+    """Asks the others."""
 
-    def members(self) -> Sequence[MemberEndpoint]:
+    def members(self) -> Sequence[Target]:
         """Return all members, this one included."""
 
     @property

@@ -12,9 +12,9 @@ from itertools import chain
 from proxy.cluster.upstream import Address
 from proxy.config import Config, ListenerSection
 from proxy.config.endpoints import HostPort
+from proxy.hot_restart import bind_admin
 from proxy.relay.listener import SNI_PORT
 from proxy.relay.ports import close_all, open_ports, steer, take_over_port
-from proxy.succession import bind_admin
 
 ADMIN = "admin"
 """In the place of a listener's name, where a port cannot be opened."""

@@ -13,6 +13,7 @@ from structlog import get_logger
 
 from proxy.config import Config
 from proxy.config.secrets import read_secrets
+from proxy.hot_restart import HotRestart, serve_until
 from proxy.launcher.host_ports import HostPorts
 from proxy.launcher.worker import run_worker
 from proxy.launcher.worker_handle import BEAT_INTERVAL_S, Order, WorkerError, WorkerHandle
@@ -20,7 +21,6 @@ from proxy.member import Place, log_hints
 from proxy.parts import bootstrap_of
 from proxy.relay.relay import log_listening
 from proxy.relay.take_over import Predecessor
-from proxy.succession import Succession, serve_until
 from proxy.tasks import end_tasks
 from proxy.tier.tier_member import check_tier_state
 from proxy.wiring import prepare_process
@@ -79,22 +79,22 @@ class Launcher:
         """
         prepare_process()
         log_hints(self._config)
-        succession = Succession(predecessor, self._ports.take_over, self._stop)
+        hot_restart = HotRestart(predecessor, self._ports.take_over, self._stop)
         try:
-            self._ports.open(succession.beside)
+            self._ports.open(hot_restart.beside)
             for each in self._ports.bootstrap_ports():
                 log_listening(*each)
             is_successor = predecessor is not None
             if is_successor:
                 await asyncio.to_thread(_check_state, self._config)
-            succession.release_predecessor()
+            hot_restart.release_predecessor()
             gc.collect()
             gc.freeze()  # what is there now stays shared
             begun = (self._begin(each, is_successor=is_successor) for each in self._workers)
             for result in await asyncio.gather(*begun, return_exceptions=True):
                 if isinstance(result, BaseException):
                     raise result
-            succession.complete()
+            hot_restart.complete()
         except BaseException:
             faulthandler.cancel_dump_traceback_later()
             await self._kill_all()

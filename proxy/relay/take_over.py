@@ -174,7 +174,7 @@ class Replaced(Protocol):
         """Drain, then close everything."""
 
 
-class Replaceable:
+class OldProcess:
     """Lets one successor at a time take the place of this proxy.
 
     If the successor dies before it serves, this proxy serves on, and the next one may come.

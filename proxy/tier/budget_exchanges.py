@@ -18,7 +18,7 @@ from uuid import uuid4
 from structlog import get_logger
 
 from metrics.clock import clock_ms
-from proxy.admin.peers.peer_client import PeerError
+from proxy.admin.peer_client import PeerError
 from proxy.quota.budget_claims import BudgetClaim, claim_of, is_idle, rate_since
 from proxy.quota.budget_leases import (
     ASK_EVERY_MS,

@@ -1,7 +1,7 @@
 """What this member owns: slots are left, taken from the state, and served, as the group decides.
 
-The group's map says what is wanted. In the map that is followed this member owns only what it has
-taken: whose records it has read, and nobody else writes any more.
+The group's map says what is wanted, and each slot's state how far that is done. In the map that is
+followed this member owns only what it serves: whose records it has read, and nobody else writes.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from prometheus_client import Counter
 from structlog import get_logger
 
 from metrics.clock import clock_ms
-from proxy.admin.peers.peer_client import PeerError
+from proxy.admin.peer_client import PeerError
 from proxy.progress.owns import OwnedBeside
 from proxy.queries.queries import Queries
 from proxy.quota.debts import Debt
@@ -23,6 +23,8 @@ from proxy.quota.manager import SharedQuotas
 from proxy.relay.relay import Relay
 from proxy.slices import Slices
 from proxy.state import GroupFence, Record, SlotStore, StateError
+from proxy.tier.group.group_documents import Assignment
+from proxy.tier.group.slot_states import GIVEN, SERVED, SlotStates
 from proxy.tier.key_rules import TierRules
 from proxy.tier.keys.quota_keys import QuotaKeys
 from proxy.tier.peers import Peers
@@ -75,7 +77,7 @@ class SlotOwns:
 class SlotOwnership:
     """Follows what the group decides, for the member `name`. Make it inside an event loop.
 
-    What goes with slots is what `queries` follow, and what clients owe by `shared`. `lead_for_all`
+    What goes with slots is what `queries` follow, and what clients owe by `shared`. `lead`
     has the member write what concerns all, or leave that; it raises StateError.
     """
 
@@ -89,7 +91,7 @@ class SlotOwnership:
         shared: SharedQuotas,
         relay: Relay,
         slices: Slices,
-        lead_for_all: Callable[[bool], Awaitable[None]],
+        lead: Callable[[bool], Awaitable[None]],
         *,
         steering: SlotSteering,
         rules: TierRules,
@@ -98,7 +100,7 @@ class SlotOwnership:
     ) -> None:
         self._name, self._steering = name, steering
         self._queries, self._shared, self._relay, self._slices = queries, shared, relay, slices
-        self._lead_for_all = lead_for_all
+        self._on_lead = lead
         self._rules, self._peers, self._moves = rules, peers, moves
         self._may_have_misplaced = False
         """Whether there may be records here that belong to other slots by other keys."""
@@ -107,10 +109,10 @@ class SlotOwnership:
         self._closing: asyncio.TimerHandle | None = None
         """Closes what still waits for a cluster that cannot be reached."""
         self._loop = asyncio.get_running_loop()
-        self.newest: SlotMap | None = None
-        """What the group has decided last; None while this member is not in it."""
+        self.states = SlotStates()
         self.fence: GroupFence | None = None
-        self.owns = SlotOwns(name, SlotMap(0, {}, [None] * SLOTS), rules.keys)
+        """Of the newest assignment; None while this member is not in the group."""
+        self.owns = SlotOwns(name, SlotMap({}, [None] * SLOTS), rules.keys)
         """What this member has taken, and who has the rest."""
         self._owners_before: list[str | None] = [None] * SLOTS
         """The latest owner of each slot."""
@@ -125,6 +127,11 @@ class SlotOwnership:
         self._steering_tasks: set[asyncio.Task[None]] = set()
         self._followed = asyncio.Event()
         """Set when another map is followed than before."""
+
+    @property
+    def newest(self) -> Assignment | None:
+        """What the group has decided last; None while this member is not in it."""
+        return None if self.fence is None else self.states.assignment
 
     @property
     def leader(self) -> str:
@@ -144,22 +151,28 @@ class SlotOwnership:
         """
         if self.newest is None:
             return [None] * SLOTS, frozenset()
-        return self.routes().owners, frozenset(self.newest.members)
+        return self.routes().owners, frozenset(self.newest.slot_map.members)
 
-    def use(self, slot_map: SlotMap, fence: GroupFence) -> None:
+    def begin(self) -> SlotStates:
+        """Own nothing yet, of which the states are returned: the group is about to be joined."""
+        self.has_left = False
+        self.in_force.clear()
+        self.states = SlotStates()
+        return self.states
+
+    def use(self, fence: GroupFence) -> None:
         """Follow what the group has decided."""
-        self.fence = fence
         self.store.slots.renew(fence)
-        if self.newest is None:
+        if self.fence is None:
             self._cut_off(is_cut_off=False)
-        self.newest = slot_map
+        self.fence = fence
         self._wanted.set()
 
     def lose(self) -> None:
         """Own nothing: this member is not in the group any more."""
         self.store.slots.lose()
-        self.newest = None
-        self.show()
+        self.fence = None
+        self.reroute()
         has_others = len(self.owns.slot_map.members) > 1
         self._cut_off(is_cut_off=has_others and not self.has_left)
         self._wanted.set()
@@ -167,7 +180,7 @@ class SlotOwnership:
     async def release(self, slots: frozenset[int]) -> None:
         """Release slots, with all that their clients owe."""
         async with self._changing:
-            await self._apply(self.owns.slot_map.without(slots))
+            await self._apply()
             await asyncio.to_thread(self.store.release, slots)
 
     async def follow(self) -> None:
@@ -185,7 +198,7 @@ class SlotOwnership:
     async def until_handed_over(self) -> None:
         """Return when others own all slots that this member owned, or nobody takes them."""
         while (newest := self.newest) is not None:
-            owners = set(newest.owners)
+            owners = set(newest.slot_map.owners)
             is_given = None not in owners or owners == {None}
             if is_given and self._name not in owners and not self.owns.slots:
                 return
@@ -195,19 +208,19 @@ class SlotOwnership:
     async def keep(self, records: Sequence[Record], debts: Sequence[Debt]) -> None:
         """Keep records that are ours by now, and take them up. Raises StateError."""
         async with self._changing:
-            store, applied = self.store, self.owns.slot_map
+            store = self.store
             slots = {self._rules.slot_of_record(record.key) for record in records}
             slots |= {self._rules.keys.slot_of(debt.identity) for debt in debts}
-            if self.newest is None or not slots <= store.slots.taken:
+            if not slots <= self.owns.slots:
                 what = f"member {self._name} has not all of these slots by its rules now"
                 raise StateError(what, "send it again in a second")
-            await self._apply(applied.without(slots))
+            await self._apply(besides=slots)
             # What was written here since is newer than what another member had.
             new = [record for record in records if store.get(record.key) is None]
             if new:
                 await asyncio.to_thread(store.put_many, new)
             own = await asyncio.to_thread(take_debts, store, slots)
-            await self._apply(applied, [*own, *debts])
+            await self._apply([*own, *debts])
 
     def routes(self) -> SlotMap:
         """Return the map by which clients are sent on."""
@@ -218,7 +231,7 @@ class SlotOwnership:
         owners = route_owners(applied.owners, self._owners_before, applied.members, silent)
         return replace(applied, owners=owners)
 
-    def show(self) -> None:
+    def reroute(self) -> None:
         """Send clients on by other members: some have fallen silent, or answer again."""
         task = self._loop.create_task(self._steer())
         self._steering_tasks.add(task)
@@ -252,25 +265,23 @@ class SlotOwnership:
     async def _lead(self, *, is_leader: bool) -> None:
         """Write what concerns all from now on, or leave that to another member; log what fails."""
         try:
-            await self._lead_for_all(is_leader)
+            await self._on_lead(is_leader)
         except StateError as error:
             _log.error("what concerns all members is not read", error=str(error))
 
     async def _step(self) -> None:
-        newest, applied = self.newest, self.owns.slot_map
-        if newest is None:
-            await self._apply(applied.without(self.owns.slots))
+        if self.fence is None:
+            await self._apply()
             return
-        store = self.store
-        debts: list[Debt] = []
-        given = newest.slots_of(self._name)
-        if gained := given - store.slots.taken:
+        store, debts, before = self.store, list[Debt](), self.owns.slots
+        # What was given away before all of it was released is read anew when it comes back.
+        store.slots.release(store.slots.taken - self.states.owned)
+        if given := self.states.of(GIVEN) | (self.states.of(SERVED) - store.slots.taken):
             self._may_have_misplaced = True
-            assert self.fence is not None
-            await asyncio.to_thread(store.take, gained, self.fence)
-            debts = await asyncio.to_thread(take_debts, store, gained)
-        before = self.owns.slots
-        await self._apply(newest.without(given - store.slots.taken), debts)
+            await asyncio.to_thread(store.take, given, self.fence)
+            debts = await asyncio.to_thread(take_debts, store, given)
+            self.states.serve(given & store.slots.taken)
+        await self._apply(debts)
         self._moves.inc(len(self.owns.slots - before))
         self.in_force.set()
         if self.is_leader and await self._rules.propose(store):
@@ -280,8 +291,15 @@ class SlotOwnership:
             if self._may_have_misplaced:
                 self._loop.call_later(TAKE_RETRY_S, self._wanted.set)
 
-    async def _apply(self, slot_map: SlotMap, debts: Iterable[Debt] = ()) -> None:
-        """Leave what is not owned in a map any more, then take what is."""
+    async def _apply(self, debts: Iterable[Debt] = (), *, besides: Collection[int] = ()) -> None:
+        """Leave what is not served any more, then take what is, with what its clients owe.
+
+        What is `besides` is left in any case.
+        """
+        newest, served = self.states.assignment, self.states.of(SERVED) & self.store.slots.taken
+        served = served.difference(besides)
+        slot_map = self.owns.slot_map if newest is None else newest.slot_map
+        slot_map = slot_map.without(slot_map.slots_of(self._name) - served)
         rules, keys = self._rules.wanted, self._rules.keys
         is_rekeyed = rules != self._rules.in_force
         if is_rekeyed:

@@ -6,11 +6,11 @@ import math
 import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, Self
+from typing import Any
 
 from structlog import get_logger
 
-from proxy.admin.peers.peer_client import AwayError, BrokenError, PeerClient, PeerError
+from proxy.admin.peer_client import AwayError, BrokenError, PeerClient, PeerError, Target
 from proxy.admin.peers.tier_routes import (
     ALIVE_PATH,
     BUDGETS_PATH,
@@ -19,7 +19,7 @@ from proxy.admin.peers.tier_routes import (
     RECORDS_PATH,
     VISITS_PATH,
 )
-from proxy.admin.tier_protocol import MemberEndpoint, VisitRows
+from proxy.admin.tier_protocol import VisitRows
 from proxy.config import Config
 from proxy.quota.debts import Debt
 from proxy.state import Document, Record
@@ -41,16 +41,11 @@ port may stay open for a moment."""
 _log = get_logger(__name__)
 
 
-class Peers(PeerClient):
-    """The other members of a tier, asked over HTTP at their admin ports. Use it as a context.
+class Peers:
+    """The other members of a tier, which `client` asks at their admin ports."""
 
-    `token` is shown to them, that of `admin.token_file`, which all have; `tls` is None where their
-    ports have none.
-    """
-
-    def __init__(self, token: str | None = None, tls: ssl.SSLContext | None = None) -> None:
-        super().__init__()
-        self._token, self._tls = token, tls
+    def __init__(self, client: PeerClient) -> None:
+        self._client = client
         self.on_silent: Callable[[], None] = lambda: None
         """Called when others are silent than before."""
         self._urls: dict[str, str] = {}
@@ -59,13 +54,6 @@ class Peers(PeerClient):
         """Those that have not answered for SILENT_AFTER_S, or have died."""
         self._following: dict[str, asyncio.Task[None]] = {}
 
-    async def __aenter__(self) -> Self:
-        self.open()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
     def use(self, urls: Mapping[str, str]) -> None:
         """Ask these members from now on: the URLs of their admin ports by name."""
         now_s = asyncio.get_running_loop().time()
@@ -73,9 +61,9 @@ class Peers(PeerClient):
         self._answered_s = {name: self._answered_s.get(name, now_s) for name in urls}
         self._judge(now_s)
 
-    def endpoint(self, name: str, url: str) -> MemberEndpoint:
-        """Return how a member is asked whose admin port has this URL."""
-        return MemberEndpoint(name, url, name not in self.silent, self._token, self._tls)
+    def targets(self) -> list[Target]:
+        """Return how each is asked."""
+        return [Target(name, url, name not in self.silent) for name, url in self._urls.items()]
 
     async def watch(self) -> None:
         """Ask each member in turn whether it lives, until cancelled."""
@@ -96,7 +84,7 @@ class Peers(PeerClient):
         found = (each.get("group") for each in answers if isinstance(each, dict))
         return [each for each in found if isinstance(each, int)]
 
-    async def tell(self, member: str, rows: VisitRows) -> VisitRows:
+    async def send_visits(self, member: str, rows: VisitRows) -> VisitRows:
         """Report to a member what visitors had here; return what its sensors owe.
 
         Raises PeerError.
@@ -185,9 +173,8 @@ class Peers(PeerClient):
         url = self._urls.get(member)
         if url is None:
             raise PeerError(member, "it is not in the tier", was_sent=False)
-        to, limit_s = self.endpoint(member, url), limit_s or PEER_TIMEOUT_S
-        data = None if body is None else json.dumps(body).encode()
-        reply = await self.send(to, method, path, {}, data, limit_s)
+        to, data = Target(member, url), None if body is None else json.dumps(body).encode()
+        reply = await self._client.send(to, method, path, {}, data, limit_s or PEER_TIMEOUT_S)
         if reply.status != HTTPStatus.OK:
             raise PeerError(member, f"{path} answers {reply.status}")
         try:

@@ -1,14 +1,14 @@
 """The records of a member: the slot of each, and what clients owe while their slot moves."""
 
-import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from itertools import chain
 
 from structlog import get_logger
 
-from metrics.clock import MS_PER_SECOND
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.config import Config
+from proxy.debt_records import debts_record, read_debts
 from proxy.queries.record_owner import owner_of
 from proxy.quota.debts import Debt
 from proxy.state import Record, SlotStore, Store
@@ -20,9 +20,6 @@ COMMON_SLOT = slot_of("common")
 
 OWED, WATCH = "owed", "watch"
 """Namespaces of records that name their slot."""
-
-DEBT_SNAPSHOT_SCHEMA = 2
-"""Of what clients owe."""
 
 MOST_SERVED_ON_MS = 5000.0
 """For so long the one before serves on while a slot moves: what then passes makes up for the time,
@@ -81,36 +78,17 @@ def write_debts(store: Store, debts: Iterable[tuple[int, Debt]]) -> None:
 
     Blocks. Raises StateError.
     """
-    by_slot: dict[int, list[dict[str, Any]]] = {}
+    by_slot = defaultdict[int, list[Debt]](list)
     for slot, debt in debts:
-        by_slot.setdefault(slot, []).append(debt.document())
-    at_s = time.time()
-    records = [
-        Record.of(slot_key(OWED, slot), {"at_s": at_s, "owed": rows}, DEBT_SNAPSHOT_SCHEMA)
-        for slot, rows in by_slot.items()
-    ]
-    store.put_many(records)
+        by_slot[slot].append(debt)
+    store.put_many(debts_record(slot_key(OWED, slot), each) for slot, each in by_slot.items())
 
 
 def take_debts(store: Store, slots: Collection[int]) -> list[Debt]:
-    """Return what is still owed in these slots, and delete that. Blocks. Raises StateError.
-
-    The clock that it was written by may be another one: what is owed never becomes more.
-    """
-    keys = {slot_key(OWED, slot) for slot in slots}
+    """Return what is still owed in these slots, and delete that. Blocks. Raises StateError."""
+    keys = [slot_key(OWED, slot) for slot in slots]
     found = [record for key in keys if (record := store.get(key)) is not None]
-    if not found:
-        return []
-    store.put_many((), delete=[record.key for record in found])
-    debts: list[Debt] = []
-    for record in found:
-        try:
-            record.check_schema(DEBT_SNAPSHOT_SCHEMA)
-            document: Any = record.value
-            passed_ms = (time.time() - float(document["at_s"])) * MS_PER_SECOND
-            passed_ms = max(0.0, passed_ms - MOST_SERVED_ON_MS)
-            left = [Debt.of(row).after(passed_ms) for row in document["owed"]]
-            debts += [debt for debt in left if debt.owed_ms > 0]
-        except (ValueError, KeyError, TypeError) as error:
-            _log.warning("debts not taken over", record=record.key, error=str(error))
-    return debts
+    if found:
+        store.put_many((), delete=[record.key for record in found])
+    debts = chain.from_iterable(read_debts(each, MOST_SERVED_ON_MS) or () for each in found)
+    return [debt for debt in debts if debt.owed_ms > 0]

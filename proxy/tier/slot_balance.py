@@ -6,8 +6,7 @@ stays with it until a member has far more, or far less, than its part.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 Owners: TypeAlias = Sequence[str | None]
 """The name of the member for each slot; None while nobody owns it."""
@@ -40,8 +39,7 @@ OVERLOAD = 0.7
 """Share of one member's capacity; a slot with more fills a member alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class SlotLoad:
+class SlotLoad(NamedTuple):
     """What the clients of one slot take of its owner, as an average over some tens of seconds."""
 
     bytes_per_s: float

@@ -63,17 +63,12 @@ class LoadMeter:
         """What the others are told, until there is news: the loads of slots that this member has
         had for long enough, also where it is none."""
         self._since_s: dict[int, float] = {}
-        """When each slot of this member came."""
+        """Since when each slot of this member is measured, by the keys in force."""
         self.clients: dict[int, list[str]] = {}
         """Names of the biggest clients of slots that take much, the biggest one first."""
         self._slot_of: object = None
-        self._began_s = self._at_s = math.nan
+        self._at_s = math.nan
         self._cpu_s = 0.0
-
-    @property
-    def measured_s(self) -> float:
-        """For how long this has measured; 0 anew when clients get other slots."""
-        return self._at_s - self._began_s if self._at_s > self._began_s else 0.0
 
     def measuring(
         self,
@@ -97,7 +92,8 @@ class LoadMeter:
         passed_s, used_s = now_s - self._at_s, cpu_s - self._cpu_s
         self._at_s, self._cpu_s = now_s, cpu_s
         if slot_of != self._slot_of:
-            self._slot_of, self._began_s = slot_of, now_s
+            self._slot_of = slot_of
+            self._since_s.clear()
         sizes: dict[int, float] = defaultdict(float)
         weights: dict[int, float] = defaultdict(float)
         clients: defaultdict[int, list[ClientIdentity]] = defaultdict(list)
@@ -125,8 +121,6 @@ class LoadMeter:
         `known` is what the others know of all slots.
         """
         self._since_s = {slot: self._since_s.get(slot, self._at_s) for slot in owned}
-        if self.measured_s < LEAST_MEASURED_S:
-            return False
         loads = {
             slot: self.loads.get(slot, NO_LOAD)
             for slot, since_s in self._since_s.items()
@@ -173,23 +167,18 @@ def _title(client: ClientIdentity) -> str:
 class TierLoads:
     """Measures the loads of the slots that `ownership` has, by what `connections` move.
 
-    `known` gives what the group knows of the loads. When ours are others `request_rebalance` is
-    called.
+    When they are not what the group knows of them `request_rebalance` is called.
     """
 
     def __init__(
         self,
-        name: str,
         ownership: SlotOwnership,
         slices: Slices,
         connections: ConnectionList,
-        *,
-        known: Callable[[], Mapping[int, SlotLoad]],
         request_rebalance: Callable[[], None],
     ) -> None:
-        self._name, self._ownership, self._slices = name, ownership, slices
-        self._connections = connections
-        self._known, self._request_rebalance = known, request_rebalance
+        self._ownership, self._slices, self._connections = ownership, slices, connections
+        self._request_rebalance = request_rebalance
         self.meter = LoadMeter()
         self._warned_s: dict[int, float] = {}
         """When a slot was overloaded last."""
@@ -209,7 +198,9 @@ class TierLoads:
                 )
                 await self._slices.collect(walk)
                 self._warn(time.monotonic())
-                if self.meter.announce(self._ownership.owns.slots, self._known()):
+                newest = self._ownership.states.assignment
+                known = {} if newest is None else newest.loads
+                if self.meter.announce(self._ownership.owns.slots, known):
                     self._request_rebalance()
             await asyncio.sleep(LOAD_INTERVAL_S)
 
@@ -235,8 +226,7 @@ class TierLoads:
 
     def overloaded(self) -> Mapping[int, SlotLoad]:
         """Return those of our slots that fill a member alone, with their loads."""
-        loads, newest = self.meter.loads, self._ownership.newest
-        members = [self._name] if newest is None else list(newest.members)
+        loads, members = self.meter.loads, self._ownership.owns.slot_map.members
         return {slot: loads[slot] for slot in overloaded_slots(loads, members)}
 
     def _warn(self, now_s: float) -> None:
@@ -246,7 +236,7 @@ class TierLoads:
             if before_s is None or now_s - before_s > WARN_AGAIN_S:
                 _log.warning(
                     "a slot fills a member alone, so that more members do not help its clients",
-                    member=self._name,
+                    member=self._ownership.owns.name,
                     **self._row(slot, load),
                     fix="see KafkaQuotaProxySlotOverloaded in docs/operations.md",
                 )

@@ -1,12 +1,11 @@
 """Say which slot a quota key has, which member owns each slot, and where clients reach it."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Self
+from typing import Self
 
 from kafka.partitioner.default import murmur2
-from pydantic import TypeAdapter
 
 from proxy.cluster.upstream import Address
 from proxy.relay.listener import NODE_ID
@@ -83,20 +82,19 @@ class MemberAddresses:
         return None if ports is None else (ports.host, ports.bootstrap_port)
 
 
-MEMBER_LIST = TypeAdapter(list[MemberAddresses])
-"""Reads the members of a tier from JSON, as `asdict` writes each."""
-
-
 @dataclass(frozen=True, slots=True)
 class SlotMap:
     """The owner of each slot, as of one moment."""
 
-    generation: int
-    """Counts the changes of the map; of two maps the one with the higher generation holds."""
     members: Mapping[str, MemberAddresses]
     """By their names; one that owns no slot may be among them."""
     owners: Sequence[str | None]
     """The member's name for each slot; None while nobody owns it."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for an owner that is no member."""
+        if unknown := set(self.owners) - self.members.keys() - {None}:
+            raise ValueError(f"slots are owned by {unknown}, who are no members")
 
     def owner_of(self, slot: int) -> MemberAddresses | None:
         """Return who owns a slot; None while nobody does."""
@@ -111,21 +109,3 @@ class SlotMap:
         """Return the map with nobody in these slots."""
         owners = [None if slot in slots else each for slot, each in enumerate(self.owners)]
         return replace(self, owners=owners)
-
-    def document(self) -> dict[str, Any]:
-        """Return it as JSON has it, owners as positions among the members; `of` reads that."""
-        positions = {name: position for position, name in enumerate(self.members)}
-        return {
-            "generation": self.generation,
-            "members": list(map(asdict, self.members.values())),
-            "owners": [None if owner is None else positions[owner] for owner in self.owners],
-        }
-
-    @classmethod
-    def of(cls, document: Mapping[str, Any]) -> Self:
-        """Read a `document`. Raises KeyError, TypeError, ValueError, IndexError for others."""
-        members = MEMBER_LIST.validate_python(document["members"])
-        owners = [
-            None if position is None else members[position].name for position in document["owners"]
-        ]
-        return cls(document["generation"], {each.name: each for each in members}, owners)

@@ -36,7 +36,7 @@ class SlotSteering:
         self._known: dict[int, Address] = {}
         self._moved_ms: dict[int, float] = {}
         """When slots got another owner last."""
-        self._map = SlotMap(0, {}, [None] * SLOTS)
+        self._map = SlotMap({}, [None] * SLOTS)
         self._serving: list[str] = []
         self.generation = 0
         self.on_change: Callable[[], None] = lambda: None

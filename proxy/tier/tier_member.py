@@ -6,14 +6,15 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from structlog import get_logger
 
 from metrics import MemberInstruments
 from metrics.member_names import machine_of, member_name
+from proxy.admin.peer_client import PeerClient, Target
 from proxy.admin.replies import ApiError
-from proxy.admin.tier_protocol import MemberEndpoint
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.upstream import UpstreamError
 from proxy.config import Config
@@ -26,7 +27,7 @@ from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import Rule
 from proxy.relay.relay import Relay
 from proxy.slices import Slices
-from proxy.state import Document, GroupFence, StateError, Store
+from proxy.state import Document, StateError, Store
 from proxy.tasks import end_tasks
 from proxy.tier.budget_exchanges import BudgetExchanges
 from proxy.tier.group.group_documents import Assignment, Subscription
@@ -36,9 +37,8 @@ from proxy.tier.ownership import SlotOwnership, SlotOwns
 from proxy.tier.peers import Peers, peer_tls
 from proxy.tier.reachability import ReachabilityProbe
 from proxy.tier.records import WATCH, TierStore, slot_key
-from proxy.tier.slot_balance import placed_slots
 from proxy.tier.slot_loads import TierLoads
-from proxy.tier.slot_map import MemberAddresses, SlotMap
+from proxy.tier.slot_map import MemberAddresses
 from proxy.tier.slot_steering import SlotSteering, ports_of
 from proxy.tier.visits import VisitExchanges
 
@@ -78,7 +78,7 @@ def check_tier_state(config: Config, way: Bootstrap) -> None:
 class TierMember:
     """The tier as the member `name` has it. Make it inside an event loop.
 
-    `lead_for_all` has this member write what concerns all, or leave that; `on_common` is called
+    `lead` has this member write what concerns all, or leave that; `on_shared_state` is called
     when another one has written that.
     """
 
@@ -95,14 +95,14 @@ class TierMember:
         quotas: QuotaManager,
         slices: Slices,
         relay: Relay,
-        lead_for_all: Callable[[bool], Awaitable[None]],
-        on_common: Callable[[], None],
+        lead: Callable[[bool], Awaitable[None]],
+        on_shared_state: Callable[[], None],
     ) -> None:
         tier = config.tier
         assert tier is not None
         self.name, self._tier = name, tier.name
         self._config, self._way = config, way
-        self._relay, self._on_common = relay, on_common
+        self._relay, self._on_shared_state = relay, on_shared_state
         self._loop = asyncio.get_running_loop()
         self._group_id = f"quota-proxy-tier-{tier.name}"
         self._admin_url = self._cluster_id = ""
@@ -112,26 +112,20 @@ class TierMember:
         """Whether this member is to own nothing: after crashes in a row, or as it ends."""
         # Each of these knows only those before it.
         self._rules = rules = TierRules(config)
-        self._peers = peers = Peers(secrets.tokens.get(ALL_RIGHTS), peer_tls(config))
+        self.client = PeerClient(secrets.tokens.get(ALL_RIGHTS), peer_tls(config))
+        self._peers = peers = Peers(self.client)
         # A newcomer may wait for its slots until it is reached.
         is_reached = partial(self.request_rebalance, at_once=True)
         self._probe = ReachabilityProbe(lambda: peers.silent, is_reached)
         self._ownership = ownership = SlotOwnership(
-            *(name, queries, quotas.shared, relay, slices, lead_for_all),
+            *(name, queries, quotas.shared, relay, slices, lead),
             steering=steering,
             rules=rules,
             peers=peers,
             moves=metrics.slot_moves_total,
         )
-        peers.on_silent = ownership.show
-        self._loads = TierLoads(
-            name,
-            ownership,
-            slices,
-            relay.list,
-            known=lambda: {} if self._assignment is None else self._assignment.loads,
-            request_rebalance=self.request_rebalance,
-        )
+        peers.on_silent = ownership.reroute
+        self._loads = TierLoads(ownership, slices, relay.list, self.request_rebalance)
         self.watch_loads, self.slots = self._loads.watch, self._loads.document
         self.keep = ownership.keep
         self._steering = steering
@@ -227,20 +221,19 @@ class TierMember:
             raise TierError(f"tier {self._tier} cannot be joined: {error}", fix) from error
         finally:
             client.close()
-        self._is_leaving = self._ownership.has_left = False
-        self._ownership.in_force.clear()
+        self._is_leaving = False
         member = self._member = GroupMember(
             self._way,
             self._group_id,
+            self._ownership.begin(),
             self._announce,
             on_assigned=self._assigned,
             on_revoked=self._ownership.release,
             on_lost=self._ownership.lose,
-            place=placed_slots,
             may_hold=self._may_hold,
         )
         works = (
-            *(member.run, self._ownership.follow, self._ask_peers, self._probe.watch),
+            *(member.run, self._ownership.follow, self._peers.watch, self._probe.watch),
             *(self._exchanges.run, self._budgets.run),
         )
         self._tasks = [asyncio.create_task(work(), name=work.__name__) for work in works]
@@ -276,7 +269,8 @@ class TierMember:
         if not self._failed.done():
             await asyncio.wait((self._tasks[0],), timeout=LEAVE_LIMIT_S)
         await end_tasks(self._tasks)
-        self._member, self._ownership.newest = None, None
+        self._member = self._ownership.fence = None
+        self._peers.use({})
 
     async def watch(self) -> None:
         """Raise what the work in the tier has ended by."""
@@ -304,10 +298,10 @@ class TierMember:
         self.is_settling = False
         self.request_rebalance()
 
-    def members(self) -> Sequence[MemberEndpoint]:
+    def members(self) -> Sequence[Target]:
         """Return how all members of the tier are asked, this one included."""
-        urls = {**self._other_urls, self.name: self._admin_url}
-        return [self._peers.endpoint(*each) for each in sorted(urls.items())]
+        own = Target(self.name, self._admin_url)
+        return sorted((own, *self._peers.targets()), key=attrgetter("name"))
 
     def owner_of(self, client_id: str) -> str | None:
         """Return the member that has the query of a client id; None: nobody has."""
@@ -319,25 +313,23 @@ class TierMember:
 
     def document(self) -> Document | None:
         """Return what the status shows of the tier."""
-        assignment, fence = self._assignment, self._ownership.fence
-        if assignment is None or fence is None:
+        assignment = self._assignment
+        if assignment is None:
             return None
         members = sorted(assignment.members.items())
         machines = [{"name": name, "rules": each.rules_digest} for name, each in members]
-        return {"name": self._tier, "generation": fence.generation, "machines": machines}
+        return {"name": self._tier, "generation": assignment.generation, "machines": machines}
 
     def alive(self) -> Document:
         """Return what this member says of itself. Raises ApiError while it is in no tier."""
-        newest = self._ownership.newest
-        if newest is None:
+        if self._ownership.fence is None:
             raise self._not_in_tier()
-        generation = newest.generation
-        return {"member": self.name, "generation": generation, "group": self._generation()}
+        return {"member": self.name, "group": self._generation()}
 
     def overview(self) -> Document:
         """Return who owns what, what that carries, and who is reached. Raises ApiError."""
-        assignment = self._assignment
-        if assignment is None or self._ownership.newest is None:
+        assignment = self._ownership.newest
+        if assignment is None:
             raise self._not_in_tier()
         silent, unreached = self._peers.silent, self._probe.problems
         return tier_overview(self._tier, self.name, assignment, silent, unreached)
@@ -345,13 +337,7 @@ class TierMember:
     @property
     def _assignment(self) -> Assignment | None:
         """The newest decision of the group, with all members."""
-        return None if self._member is None else self._member.assignment
-
-    @property
-    def _other_urls(self) -> Mapping[str, str]:
-        """The admin ports of the others, by name."""
-        members = {} if (assignment := self._assignment) is None else assignment.members
-        return {name: each.admin_url for name, each in members.items() if name != self.name}
+        return None if self._member is None else self._ownership.states.assignment
 
     def _learn(self, node_id: int, host: str, port: int) -> None:
         """Record a broker's real address, and open ports for it where any free ones do."""
@@ -366,6 +352,7 @@ class TierMember:
 
     def _announce(self) -> Subscription:
         newest = self._ownership.newest
+        owners = () if newest is None else newest.slot_map.owners
         listeners = {name: ports_of(each) for name, each in self._relay.listeners.items()}
         return Subscription(
             addresses=MemberAddresses(self.name, listeners),
@@ -375,25 +362,26 @@ class TierMember:
             clock_s=time.time(),
             loads=self._loads.meter.announced,
             is_leaving=self._is_leaving,
-            reached=self._probe.reached.difference(() if newest is None else newest.owners),
+            reached=self._probe.reached.difference(owners),
             unreached=frozenset(self._probe.problems),
             is_settling=self.is_settling,
         )
 
-    def _assigned(self, slot_map: SlotMap, fence: GroupFence) -> None:
-        member = self._member
+    def _assigned(self) -> None:
+        member, assignment = self._member, self._assignment
         assert member is not None
+        assert assignment is not None
         if member.refusal is not None:
             if not self._ownership.in_force.is_set() and not self._failed.done():
                 what, _, fix = member.refusal.reason.partition(": ")
                 text = f"tier {self._tier} refuses member {self.name}: {what}"
                 self._failed.set_exception(TierError(text, fix or "see the tier's log"))
             return
-        self._ownership.use(slot_map, fence)
-        self._peers.use(self._other_urls)
-        machine = machine_of(self.name)
-        others = (each for each in slot_map.members.values() if machine_of(each.name) != machine)
-        self._probe.use(others)
+        self._ownership.use(member.fence)
+        others = assignment.members.keys() - {self.name}
+        self._peers.use({name: assignment.members[name].admin_url for name in others})
+        machine, members = machine_of(self.name), assignment.slot_map.members.values()
+        self._probe.use(each for each in members if machine_of(each.name) != machine)
 
     async def _may_hold(self, generation: int) -> bool:
         """Return whether nobody can have got slots since a generation of the group.
@@ -404,14 +392,10 @@ class TierMember:
         newest = self._ownership.newest
         if newest is None:
             return False
-        others = newest.members.keys() - {self.name}
+        others = newest.slot_map.members.keys() - {self.name}
         known = await self._peers.generations(others)
         is_newest = all(each <= generation for each in known)
         return bool(known) and is_newest and 2 * (1 + len(known)) > 1 + len(others)
-
-    async def _ask_peers(self) -> None:
-        async with self._peers:
-            await self._peers.watch()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Have the member end with work that has ended by a fault."""
@@ -429,11 +413,11 @@ class TierMember:
         if self._rules.follow(keys, store):
             self._ownership.look()
         if not all(key.startswith(PRIVATE) for key in keys):
-            self._on_common()
+            self._on_shared_state()
 
     def _generation(self) -> int:
         fence = self._ownership.fence
-        return 0 if fence is None or self._ownership.newest is None else fence.generation
+        return 0 if fence is None else fence.generation
 
     def _not_in_tier(self) -> ApiError:
         text = f"this member is not in tier {self._tier} now"

@@ -12,10 +12,11 @@ from typing import Any
 from structlog import get_logger
 
 from metrics.clock import clock_ms
-from proxy.admin.peers.peer_client import PeerError
+from proxy.admin.peer_client import PeerError
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import SharedQuotas
 from proxy.relay.steering import Visit
+from proxy.tasks import end_tasks
 from proxy.tier.peers import Peers
 from proxy.tier.slot_steering import SlotSteering
 
@@ -72,7 +73,7 @@ class VisitExchanges:
         """What visitors have had since their owners were told last, by owner."""
         self._failing_since_s: dict[str, float] = {}
         """Since when an owner is not told of visits."""
-        self._telling: dict[str, asyncio.Task[None]] = {}
+        self._sending: dict[str, asyncio.Task[None]] = {}
         """By the owners that are being told of visits: one at a time each."""
 
     def add(self, owner: str, visit: Visit) -> None:
@@ -94,11 +95,14 @@ class VisitExchanges:
 
     async def run(self) -> None:
         """Send to owners, every EXCHANGE_INTERVAL_S, what their clients had; until cancelled."""
-        while True:
-            for owner in self._visits.keys() - self._telling.keys():
-                task = self._telling[owner] = asyncio.create_task(self._tell(owner))
-                task.add_done_callback(partial(self._told, owner))
-            await asyncio.sleep(EXCHANGE_INTERVAL_S)
+        try:
+            while True:
+                for owner in self._visits.keys() - self._sending.keys():
+                    task = self._sending[owner] = asyncio.create_task(self._send(owner))
+                    task.add_done_callback(partial(self._sent, owner))
+                await asyncio.sleep(EXCHANGE_INTERVAL_S)
+        finally:
+            await end_tasks(self._sending.values())
 
     async def charge(self, rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
         """Charge what visitors had at other members; return for how many ms each owes.
@@ -116,23 +120,23 @@ class VisitExchanges:
                 owed.append(visit_row(replace(visit, amount=owed_ms)))
         return owed
 
-    def _told(self, owner: str, task: asyncio.Task[None]) -> None:
-        del self._telling[owner]
+    def _sent(self, owner: str, task: asyncio.Task[None]) -> None:
+        del self._sending[owner]
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("unexpected error about visits", owner=owner, exc_info=error)
 
-    async def _tell(self, owner: str) -> None:
+    async def _send(self, owner: str) -> None:
         visits = self.take(owner)
         try:
-            answer = await self._peers.tell(owner, [visit_row(visit) for visit in visits])
+            answer = await self._peers.send_visits(owner, [visit_row(visit) for visit in visits])
         except PeerError as error:  # it may have charged them: then twice
-            self._tell_again(owner, visits, str(error))
+            self._send_again(owner, visits, str(error))
             return
         self._failing_since_s.pop(owner, None)
         for owed in [read_visit(row) for row in answer]:
             self._shared.owe(owed.identity, owed.kind, owed.amount, clock_ms())
 
-    def _tell_again(self, owner: str, visits: Sequence[Visit], problem: str) -> None:
+    def _send_again(self, owner: str, visits: Sequence[Visit], problem: str) -> None:
         """Keep for a while what an owner could not be told, for it or who is the owner then."""
         now_s = asyncio.get_running_loop().time()
         if owner not in self._failing_since_s:

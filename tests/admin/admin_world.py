@@ -18,6 +18,7 @@ from proxy.admin.history import History
 from proxy.admin.port.guard import Access, AdminToken
 from proxy.admin.server import AdminServer
 from proxy.config.endpoints import HostPort
+from proxy.hot_restart import bind_admin
 from proxy.progress.query import QueryProgress
 from proxy.progress.query_scope import QueryScope
 from proxy.quota.entities import QuotaKind
@@ -25,7 +26,6 @@ from proxy.quota.rule_registry import RuleRegistry
 from proxy.quota.rules import QuotaSettings, Rule
 from proxy.relay.connection_list import ConnectionList
 from proxy.state import MemoryStore, Record, StateError
-from proxy.succession import bind_admin
 from proxy.usage.observed_usage import Observed
 from proxy.usage.usage_meter import UsageMeter
 from proxy.usage.usage_record import UsageRecord

@@ -12,6 +12,7 @@ from parts.quota_world import QuotaWorld
 from tier_world import MemberTier, TierWorld
 from tokens import CLOSED, OPEN, bearer, password
 
+from proxy.admin.peer_client import PeerClient
 from proxy.admin.peers.tier_routes import (
     ALIVE_PATH,
     BUDGETS_PATH,
@@ -70,7 +71,7 @@ class Owner(MemberTier):
     def lease(self, document: Document) -> Sequence[Sequence[Any]]:
         keys = QuotaKeys(())
         return BudgetExchanges(
-            *(self.name, QuotaWorld().quotas, Peers()),
+            *(self.name, QuotaWorld().quotas, Peers(PeerClient())),
             *(lambda: ([None] * SLOTS, frozenset()), lambda: keys),
         ).lease(document)
 

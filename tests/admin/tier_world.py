@@ -14,10 +14,11 @@ from tokens import OPEN
 from yarl import URL
 
 from metrics.member_names import machine_of
+from proxy.admin.peer_client import PeerClient, Target
 from proxy.admin.peers import members as members_module
 from proxy.admin.port.guard import Access
 from proxy.admin.server import AdminServer
-from proxy.admin.tier_protocol import MemberEndpoint, VisitRows
+from proxy.admin.tier_protocol import VisitRows
 from proxy.progress.query_scope import QueryScope
 from proxy.progress.report import Refusal, ReportRefused
 from proxy.quota.debts import Debt
@@ -51,11 +52,12 @@ class MemberTier:
 
     def __init__(self, name: str, world: "TierWorld") -> None:
         self.name = name
-        self.endpoints = {name: MemberEndpoint(name)}
+        self.client = PeerClient()
+        self.endpoints = {name: Target(name)}
         self.own_slots: Document = {}
         self._world = world
 
-    def members(self) -> Sequence[MemberEndpoint]:
+    def members(self) -> Sequence[Target]:
         return list(self.endpoints.values())
 
     @property
@@ -151,10 +153,8 @@ class TierWorld:
                 self.servers[name] = server
                 urls[name] = f"{scheme}://127.0.0.1:{server.port}"
             for member in self.tiers.values():
-                member.endpoints = {
-                    name: MemberEndpoint(name, url, token=token, tls=self._client_tls)
-                    for name, url in urls.items()
-                }
+                member.client = PeerClient(token, self._client_tls)
+                member.endpoints = {name: Target(name, url) for name, url in urls.items()}
             yield urls
 
     @asynccontextmanager

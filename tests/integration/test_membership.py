@@ -32,7 +32,6 @@ from proxy.cluster.kafka_client import (
 )
 from proxy.cluster.login import Credentials, Login
 from proxy.cluster.upstream import UpstreamError
-from proxy.state import GroupFence
 from proxy.tier.group.group_documents import NO_GENERATION, Subscription
 from proxy.tier.group.group_member import (
     RELEASE_LIMIT_S,
@@ -40,6 +39,7 @@ from proxy.tier.group.group_member import (
     GroupMember,
     MembershipError,
 )
+from proxy.tier.group.slot_states import SlotStates
 from proxy.tier.slot_map import SLOTS, ListenerPorts, MemberAddresses, SlotMap
 
 PATIENCE_S = 30.0
@@ -82,9 +82,11 @@ class Machine:
     """How often that was asked."""
 
     def __post_init__(self) -> None:
+        self.slots = SlotStates()
         self.member = GroupMember(
             self.bootstrap,
             self.group,
+            self.slots,
             self.announce,
             on_assigned=self.assigned,
             on_revoked=self.release,
@@ -107,9 +109,9 @@ class Machine:
             reached=self.reached,
         )
 
-    def assigned(self, slot_map: SlotMap, fence: GroupFence) -> None:
-        assert fence == self.member.fence
-        self.maps.append(slot_map)
+    def assigned(self) -> None:
+        assert self.slots.assignment is not None
+        self.maps.append(slot_map := self.slots.assignment.slot_map)
         self.holds |= self.given
         others = frozenset(slot_map.members) - {self.name}
         if others != self.reached:
@@ -135,7 +137,7 @@ class Machine:
     @property
     def given(self) -> set[int]:
         """The slots that the newest map gives to it."""
-        newest = self.maps[-1] if self.maps else SlotMap(0, {}, ())
+        newest = self.maps[-1] if self.maps else SlotMap({}, ())
         return set(newest.slots_of(self.name))
 
     async def die(self) -> None:
@@ -182,7 +184,8 @@ class Tier:
         def is_shared() -> bool:
             least = SLOTS // len(machines)
             generations = {
-                machine.maps[-1].generation if machine.maps else -1 for machine in machines
+                -1 if (newest := each.slots.assignment) is None else newest.generation
+                for each in machines
             }
             return (
                 sum(len(machine.holds) for machine in machines) == SLOTS
@@ -255,14 +258,14 @@ async def test_who_does_not_release_is_not_waited_for_longer_than_the_limit(tier
 async def test_one_that_was_restarted_in_time_has_its_slots_again(tier: Tier) -> None:
     a, b = tier.start("a"), tier.start("b")
     await tier.shared(a, b)
-    before, process = set(b.holds), a.member.assignment.members["b"].process
+    before, process = set(b.holds), a.slots.assignment.members["b"].process
     await b.die()
     again = tier.start("b")
     await tier.shared(a, again)
     assert again.holds == before
     assert not a.revoked
     # The others have heard of the new process.
-    await tier.until(lambda: a.member.assignment.members["b"].process != process, "new process")
+    await tier.until(lambda: a.slots.assignment.members["b"].process != process, "new process")
 
 
 class Through(Bootstrap):
@@ -384,7 +387,7 @@ async def test_a_machine_of_another_cluster_is_refused(tier: Tier) -> None:
     assert "another tier.name" in stranger.member.problem
     await tier.shared(a)
     assert not stranger.holds
-    assert list(a.member.assignment.refused.values()) == [stranger.member.refusal]
+    assert list(a.slots.assignment.refused.values()) == [stranger.member.refusal]
 
 
 async def test_a_round_that_is_asked_for_tells_what_is_new(tier: Tier) -> None:

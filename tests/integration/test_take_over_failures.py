@@ -326,8 +326,8 @@ def test_a_successor_is_killed_when_it_has_the_state(serving: Serving) -> None:
 
 HANGING = """
 import sys, time
-from proxy import cli, succession, wiring
-succession.SERVE_TIMEOUT_S = int(sys.argv.pop(1))
+from proxy import cli, hot_restart, wiring
+hot_restart.SERVE_TIMEOUT_S = int(sys.argv.pop(1))
 wiring.AuditLog = lambda _: time.sleep(600)
 sys.exit(cli.main())
 """

@@ -14,7 +14,14 @@ from support.clients import CLIENTS, Access, Client, Librdkafka, Read
 from support.operating import call, quota_proxy
 from support.proxy_process import until
 from support.raw import RawClient, fetch, produce
-from support.tier import TierMachine, client_of, owner_of, report_to, tier_config, until_shared
+from support.tier import (
+    TierMachine,
+    client_of,
+    owner_of,
+    report_to,
+    tier_config,
+    until_shared,
+)
 
 from examples.devkit.broker import EmbeddedBroker
 from proxy.tier.slot_balance import LEAST_LOAD

@@ -24,7 +24,14 @@ from support.machine import admin_ports, is_gone, kill_worker, until_replaced, w
 from support.operating import call, quota_proxy, write
 from support.proxy_process import HOST, until
 from support.steady import Steady
-from support.tier import TierMachine, client_of, owner_of, report_to, tier_config, until_shared
+from support.tier import (
+    TierMachine,
+    client_of,
+    owner_of,
+    report_to,
+    tier_config,
+    until_shared,
+)
 
 from examples.devkit.broker import EmbeddedBroker
 from examples.devkit.loopback import free_ports

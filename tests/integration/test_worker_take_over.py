@@ -158,9 +158,9 @@ def test_a_successor_that_fails_before(serve: Serve) -> None:
 
 HANGING = """
 import sys, time
-from proxy import cli, succession
+from proxy import cli, hot_restart
 from proxy.launcher import launcher
-succession.SERVE_TIMEOUT_S = 3
+hot_restart.SERVE_TIMEOUT_S = 3
 async def begin(self, worker, *, is_successor=False):
     time.sleep(600)
 launcher.Launcher._begin = begin

@@ -21,13 +21,10 @@ class MapSteering:
 
     name: str
     map: SlotMap
+    generation: int = 1
     on_change: Callable[[], None] = lambda: None
     visits: list[Visit] = field(default_factory=list)
     learned_nodes: dict[int, Address] = field(default_factory=dict)
-
-    @property
-    def generation(self) -> int:
-        return self.map.generation
 
     def owner_of(self, identity: ClientIdentity) -> Owner | None:
         member = self.map.owner_of(slot_of_client(identity))
@@ -49,20 +46,21 @@ class MapSteering:
 
     def follow(self, new: SlotMap) -> None:
         self.map = new
+        self.generation += 1
         self.on_change()
 
     @classmethod
     def pair(cls, owner: str) -> tuple[Self, Self]:
         """Two members of one map, `a` and `b`, neither with a port; one of them owns all."""
         empty = {name: MemberAddresses(name, {}) for name in ("a", "b")}
-        first = SlotMap(1, empty, [owner] * SLOTS)
+        first = SlotMap(empty, [owner] * SLOTS)
         return cls("a", first), cls("b", first)
 
 
 def moved(old: SlotMap, owner: str, members: tuple[MemberAddresses, ...] = ()) -> SlotMap:
     """The next map: all slots are this member's; `members` are as they are now."""
     named = {**old.members, **{each.name: each for each in members}}
-    return SlotMap(old.generation + 1, named, [owner] * SLOTS)
+    return SlotMap(named, [owner] * SLOTS)
 
 
 def member_at(

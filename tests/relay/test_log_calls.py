@@ -32,7 +32,7 @@ OF_NO_CLIENT = {
     "relay.log_listening": "at the start",
     "services.Services": "the limiter itself, and OutageLog, which has its own rule for brokers",
     **{
-        f"take_over.Replaceable.{name}": "of other processes of the same user on this machine"
+        f"take_over.OldProcess.{name}": "of other processes of the same user on this machine"
         for name in ("open", "_attend", "_is_replaced")
     },
 }

@@ -19,8 +19,8 @@ from proxy.relay.listener import Listener, ListenerSettings
 from proxy.relay.ports import ListenerError
 from proxy.relay.take_over import (
     TAKE_OVER_SCHEMA,
+    OldProcess,
     Predecessor,
-    Replaceable,
     TakeOverError,
     shares_port,
 )
@@ -153,9 +153,9 @@ class ProxyInSteps:
 @asynccontextmanager
 async def replaceable(
     addresses: Iterable[Address] = (),
-) -> AsyncIterator[tuple[Replaceable, list[str], list[dict]]]:
+) -> AsyncIterator[tuple[OldProcess, list[str], list[dict]]]:
     proxy = ProxyInSteps(addresses)
-    made = Replaceable(proxy)
+    made = OldProcess(proxy)
     await made.open()
     with capture_logs() as logs:
         yield made, proxy.done, logs
@@ -297,7 +297,7 @@ async def test_a_name_that_is_taken_only_costs_the_take_over():
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(f"\0quota-proxy/{os.getpid()}")
         with capture_logs() as logs:
-            old = Replaceable(ProxyInSteps())
+            old = OldProcess(ProxyInSteps())
             await old.open()
             await old.close()
     assert [log["log_level"] for log in logs] == ["warning"]

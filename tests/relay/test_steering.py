@@ -208,7 +208,7 @@ async def test_those_of_the_owner_stay(soon):
 
 async def test_who_came_before_there_was_a_fallback_asks_for_its_addresses_anew(soon):
     """It would have nowhere to go if its owner died."""
-    alone = MapSteering("a", SlotMap(1, {"a": MemberAddresses("a", {})}, ["a"] * SLOTS))
+    alone = MapSteering("a", SlotMap({"a": MemberAddresses("a", {})}, ["a"] * SLOTS))
     async with open_lab(steering=alone) as lab:
         client, broker = await at_broker_port(lab, frames.fetch_request(1))
         members = [member_at(name, LISTENER, lab.port, {NODE: port_of(lab)}) for name in "ab"]

@@ -7,7 +7,7 @@ import pytest
 from parts.quota_world import QuotaWorld
 
 from proxy import debt_records
-from proxy.debt_records import DEBT_PARTS, DEBTS, LEAST_KEPT_MS, DebtRecords
+from proxy.debt_records import DEBT_PARTS, DEBTS, LEAST_KEPT_MS, DebtStore
 from proxy.quota.debts import Debt
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import Rule
@@ -65,17 +65,12 @@ def debt(name: str, owed_ms: float, held_ms: float = 0.0) -> Debt:
     return Debt(ClientIdentity("main", None, name), f"client-id={name}", KIND, owed_ms, held_ms)
 
 
-def reboot(records: DebtRecords) -> DebtRecords:
-    records._boot = "another"
-    return records
-
-
 def test_what_was_owed_is_owed_less_the_time(clocks: Clocks) -> None:
     store = MemoryStore()
     owed = [debt("a", 40_000.0, 30_000.0), debt("b", 1500.0), debt("c", 3_600_000.0)]
-    DebtRecords().write(store, owed, clocks.now_ms)
+    DebtStore().write(store, owed, clocks.now_ms)
     clocks.passes(2.0)
-    left = DebtRecords().read(store, clocks.now_ms)
+    left = DebtStore().read(store, clocks.now_ms)
     expected = [debt("a", 38_000.0, 28_000.0), debt("c", 3_598_000.0)]
     assert sorted(left, key=lambda each: each.entity) == expected
 
@@ -89,18 +84,21 @@ def test_what_was_owed_is_owed_less_the_time(clocks: Clocks) -> None:
         pytest.param(0.0, True, 38_000.0, id="the machine began again"),
     ],
 )
-def test_a_clock_that_was_set(clocks: Clocks, jump_s: float, reboots: bool, left_ms: float) -> None:
+def test_a_clock_that_was_set(
+    clocks: Clocks, jump_s: float, reboots: bool, left_ms: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = MemoryStore()
-    DebtRecords().write(store, [debt("a", 40_000.0)], clocks.now_ms)
+    DebtStore().write(store, [debt("a", 40_000.0)], clocks.now_ms)
     clocks.passes(2.0)
     clocks.wall_s += jump_s
-    records = DebtRecords()
-    (left,) = (reboot(records) if reboots else records).read(store, clocks.now_ms)
+    if reboots:
+        monkeypatch.setattr(debt_records, "boot_id", lambda: "another")
+    (left,) = DebtStore().read(store, clocks.now_ms)
     assert left.owed_ms == pytest.approx(left_ms)
 
 
 def test_only_what_changes_is_written(clocks: Clocks) -> None:
-    store, records = CountedStore(), DebtRecords()
+    store, records = CountedStore(), DebtStore()
     owed = [debt(f"client-{number}", 60_000.0) for number in range(10_000)]
     records.write(store, owed, clocks.now_ms)
     assert store.written == DEBT_PARTS
@@ -115,29 +113,29 @@ def test_only_what_changes_is_written(clocks: Clocks) -> None:
     owed = [replace(each, owed_ms=each.owed_ms - 1000.0) for each in owed if each is not owed[9]]
     records.write(store, owed, clocks.now_ms)
     assert store.written == DEBT_PARTS + 2, "one was forgiven"
-    assert len(DebtRecords().read(store, clocks.now_ms)) == 9999
+    assert len(DebtStore().read(store, clocks.now_ms)) == 9999
     records.write(store, [], clocks.now_ms)
     assert store.items(DEBTS) == []
 
 
 def test_a_process_goes_on_with_the_records_of_the_one_before(clocks: Clocks) -> None:
     store = CountedStore()
-    DebtRecords().write(store, [debt("a", 9000.0), debt("b", 9000.0)], clocks.now_ms)
-    records = DebtRecords()
+    DebtStore().write(store, [debt("a", 9000.0), debt("b", 9000.0)], clocks.now_ms)
+    records = DebtStore()
     left = records.read(store, clocks.now_ms)
     records.write(store, left, clocks.now_ms)
     assert store.writes == 1
     records.write(store, left[:1], clocks.now_ms)
-    assert len(DebtRecords().read(store, clocks.now_ms)) == 1
+    assert len(DebtStore().read(store, clocks.now_ms)) == 1
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"boot":"","at_s":"x","up_s":1,"owed":[]}', "null"])
 def test_a_record_that_cannot_be_read_is_left_out(clocks: Clocks, text: str) -> None:
     store = MemoryStore()
-    records = DebtRecords()
+    records = DebtStore()
     records.write(store, [debt("a", 9000.0)], clocks.now_ms)
     store.put_many([Record(f"{DEBTS}{DEBT_PARTS}", text, debt_records.DEBTS_SCHEMA)])
-    assert len(DebtRecords().read(store, clocks.now_ms)) == 1
+    assert len(DebtStore().read(store, clocks.now_ms)) == 1
 
 
 def test_debts_that_nobody_has_come_for_are_kept_on() -> None:

@@ -21,9 +21,9 @@ class Budget(NamedTuple):
 BUDGETS = {
     "proxy/__init__.py proxy/__main__.py proxy/cli.py proxy/release.py": Budget(400, 200),
     "proxy/launcher": Budget(800, 400),
-    "proxy/member.py proxy/wiring.py proxy/belongings.py proxy/succession.py "
+    "proxy/member.py proxy/wiring.py proxy/hot_restart.py "
     "proxy/debt_records.py proxy/health.py proxy/parts.py proxy/garbage.py": Budget(1400, 650),
-    "proxy/tier": Budget(4300, 2350),
+    "proxy/tier": Budget(4250, 2350),
     "proxy/onboarding": Budget(1000, 700),
     "proxy/queries": Budget(950, 650),
     "proxy/admin": Budget(6100, 4250),

@@ -1,6 +1,7 @@
 """Asks the members of a tier in the name of who asks this one: itself directly, others by HTTP."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -11,7 +12,7 @@ from yarl import URL
 
 from metrics.member_names import machine_of
 from proxy.admin.audit import current_author
-from proxy.admin.peers.peer_client import LateError, PeerClient, PeerError, Reply
+from proxy.admin.peer_client import LateError, PeerError, Reply, Target
 from proxy.admin.port.guard import (
     ONE_MEMBER,
     SAFE_METHODS,
@@ -20,7 +21,7 @@ from proxy.admin.port.guard import (
     headers_of,
 )
 from proxy.admin.replies import HEADERS, OWN_BODY, ApiError, long_answer
-from proxy.admin.tier_protocol import MemberEndpoint, Tier
+from proxy.admin.tier_protocol import Tier
 
 MEMBER_TIMEOUT_S = 2.0
 """For one answer as a whole. A member that is at work answers in milliseconds."""
@@ -33,7 +34,7 @@ SPARED_S = 2.0
 """For so long nobody waits again for a member that did not answer in time: who looks each second
 would have the answers of all others held up."""
 
-CONNECTIONS = 16  # to one member at a time
+ASKED_AT_ONCE = 16  # of one member; further requests wait, within their time
 MAX_REFUSAL_BYTES = 300  # of a refusal that is shown
 
 MEMBERS_FIX = "see members in GET /v1/status for which there are"
@@ -80,16 +81,16 @@ class Answers:
         return self.replies[0]
 
 
-class Members(PeerClient):
+class Members:
     """Asks the members: all at once, or one of them.
 
     All are asked for themselves alone, so that no request goes in a circle; with bounds on time,
-    size and connections.
+    size and how many at once: what members ask each other by themselves waits for none of these.
     """
 
     def __init__(self, tier: Tier) -> None:
-        super().__init__(CONNECTIONS)
         self.tier = tier
+        self._turns = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(ASKED_AT_ONCE))
         self._spared: dict[str, float] = {}
         """Until when members are not asked, by their names; in the time of the event loop."""
 
@@ -98,7 +99,7 @@ class Members(PeerClient):
         """Whether there is nobody else, nor a tier that is known as such."""
         return len(self.tier.members()) < 2 and self.tier.document() is None  # noqa: PLR2004
 
-    def asked_for(self, request: web.Request) -> list[MemberEndpoint]:
+    def asked_for(self, request: web.Request) -> list[Target]:
         """Return whom a request is about, the leader before the others.
 
         They are all, or those of `?member=NAME` with the name of a member or of a machine. Raises
@@ -112,7 +113,7 @@ class Members(PeerClient):
         leader = self.tier.leader
         return sorted(found, key=lambda each: each.name != leader)
 
-    def asked_here(self, request: web.Request) -> list[MemberEndpoint]:
+    def asked_here(self, request: web.Request) -> list[Target]:
         """Return the members of this machine that a request is about, as `asked_for`."""
         here = machine_of(self.tier.name)
         found = [each for each in self.asked_for(request) if machine_of(each.name) == here]
@@ -121,7 +122,7 @@ class Members(PeerClient):
             raise ApiError(404, f"{request.path} is of this machine alone", fix)
         return found
 
-    async def ask_all(self, asked: Sequence[MemberEndpoint], question: Question) -> Answers:
+    async def ask_all(self, asked: Sequence[Target], question: Question) -> Answers:
         """Ask some members at once. No other than the leader records what it changes."""
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._ask(each, question)) for each in asked]
@@ -138,7 +139,7 @@ class Members(PeerClient):
                 return await self._ask(each, question)
         return PeerError(name, "it is no member any more", was_sent=False)
 
-    async def _ask(self, endpoint: MemberEndpoint, question: Question) -> Reply | PeerError:
+    async def _ask(self, endpoint: Target, question: Question) -> Reply | PeerError:
         leaves_audit = question.may_change and endpoint.name != self.tier.leader
         headers = headers_of(current_author(), leaves_audit=leaves_audit)
         if endpoint.name == self.tier.name:
@@ -149,7 +150,7 @@ class Members(PeerClient):
             return error
 
     async def _ask_other(
-        self, endpoint: MemberEndpoint, question: Question, headers: Mapping[str, str]
+        self, endpoint: Target, question: Question, headers: Mapping[str, str]
     ) -> Reply:
         """Return what another member says, as a member. Raises PeerError."""
         name, limit_s = endpoint.name, MEMBER_TIMEOUT_S
@@ -162,12 +163,13 @@ class Members(PeerClient):
             why = f"it did not answer within {limit_s:g} s, a moment ago"
             raise PeerError(name, why, was_sent=False)
         try:
-            reply = await self.send(
-                endpoint, question.method, question.target, headers, question.body, limit_s
-            )
-        except LateError:
+            async with asyncio.timeout(limit_s), self._turns[name]:
+                reply = await self.tier.client.send(
+                    endpoint, question.method, question.target, headers, question.body, limit_s
+                )
+        except (TimeoutError, LateError):
             self._spared[name] = time_s() + SPARED_S
-            raise
+            raise LateError(name, f"it did not answer within {limit_s:g} s") from None
         self._spared.pop(name, None)
         if reply.headers.get(SCOPE) != ONE_MEMBER:  # it was not let in, or not by a member
             text = reply.body[:MAX_REFUSAL_BYTES].decode(errors="replace")

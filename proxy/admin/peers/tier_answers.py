@@ -26,6 +26,7 @@ from proxy.admin.api import (
 )
 from proxy.admin.log_level import LOG_LEVEL_PATH
 from proxy.admin.pages import LISTS, Page, page_of
+from proxy.admin.peer_client import PeerError, Reply
 from proxy.admin.peers.members import (
     MEMBERS_FIX,
     Answers,
@@ -37,7 +38,6 @@ from proxy.admin.peers.members import (
     target_of,
 )
 from proxy.admin.peers.merged_documents import TABLES, MemberDocuments, Part
-from proxy.admin.peers.peer_client import PeerError, Reply
 from proxy.admin.peers.tier_routes import LEFT_CHANGES_PATH, OF_MEMBERS
 from proxy.admin.port.guard import CHANGES, REPORT_PATH, SCOPE
 from proxy.admin.replies import (

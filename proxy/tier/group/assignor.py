@@ -30,7 +30,7 @@ _Kind = tuple[str, int]
 """Cluster id and number of slots: what all members of a tier must agree on."""
 
 _Claims = Mapping[int, tuple[Subscription, bool]]
-"""By slot: who has it, as far as is known, and whether it is to be let go."""
+"""By slot: who has it, as far as is known, and whether it is being released."""
 
 _log = get_logger(__name__)
 
@@ -83,9 +83,9 @@ def assign(
         is_member = admitted.get(said.name) is said or _was_admitted(said, previous)
         is_stale = said.generation != generation - 1
         may_have = last if is_member and is_stale else None
-        for slot, is_let_go in _claimed(said, may_have).items():
-            # Where two say that they have it, one of them errs: both are to let it go.
-            claims[slot] = said, is_let_go or slot in claims
+        for slot, is_releasing in _claimed(said, may_have).items():
+            # Where two say that they have it, one of them errs: both are to release it.
+            claims[slot] = said, is_releasing or slot in claims
     staying = _staying(admitted)
     slots = max((said.slots for said in admitted.values()), default=0)
     owners: list[str | None] = [None] * slots
@@ -99,21 +99,16 @@ def assign(
         if slot not in claims:
             owners[slot] = None if unheard else name
         else:
-            said, is_let_go = claims[slot]
-            if said.name == name and said.process == admitted[name].process and not is_let_go:
+            said, is_releasing = claims[slot]
+            if said.name == name and said.process == admitted[name].process and not is_releasing:
                 owners[slot] = name
                 del releasing[slot]
         if owners[slot] is None and name is not None:
             targets[slot] = name
-    seen = [said.map_generation for said in readable]
-    if previous is not None:
-        seen.append(previous.slot_map.generation)
-    # Above all that any member has seen, even where Kafka began anew.
-    map_generation = max(generation, 1 + max(seen, default=0))
     addresses = {name: said.addresses for name, said in admitted.items()}
     assignment = Assignment(
         generation=generation,
-        slot_map=SlotMap(map_generation, addresses, owners),
+        slot_map=SlotMap(addresses, owners),
         releasing=releasing,
         targets=targets,
         loads=loads,
@@ -229,9 +224,9 @@ def _unheard(
 def _claimed(said: Subscription, may_have: Assignment | None) -> dict[int, bool]:
     """Return the slots that a member says it has, and those that `may_have` gave to it.
 
-    With whether each is to be let go.
+    With whether each is being released.
     """
-    claimed = {slot: slot in said.letting_go for slot in said.owned}
+    claimed = {slot: slot in said.releasing for slot in said.owned}
     if may_have is not None:
         claimed |= dict.fromkeys(may_have.slot_map.slots_of(said.name), False)
         claimed |= {slot: True for slot, name in may_have.releasing.items() if name == said.name}
@@ -246,7 +241,7 @@ def _sticky(claims: _Claims, previous: Assignment | None, slots: int) -> list[st
     known: dict[int, str | None] = {}
     if previous is not None:
         known = {**dict(enumerate(previous.slot_map.owners)), **previous.targets}
-    known |= {slot: said.name for slot, (said, is_let_go) in claims.items() if not is_let_go}
+    known |= {slot: said.name for slot, (said, is_releasing) in claims.items() if not is_releasing}
     return [known.get(slot) for slot in range(slots)]
 
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
-from uuid import uuid4
 
 from structlog import get_logger
 
@@ -17,18 +16,10 @@ from proxy.cluster.broker_connection import BrokerConnection
 from proxy.cluster.kafka_client import GROUP_COORDINATOR, Bootstrap, KafkaClient
 from proxy.cluster.upstream import NOT_READY, RefusedError, UpstreamError, name_of
 from proxy.state import GroupFence
-from proxy.tier.slot_balance import Placement
-from proxy.tier.slot_map import SlotMap
+from proxy.tier.slot_balance import Placement, placed_slots
 
 from .assignor import lead
-from .group_documents import (
-    NO_GENERATION,
-    Assignment,
-    FormError,
-    Holding,
-    RefusedMember,
-    Subscription,
-)
+from .group_documents import NO_GENERATION, Assignment, FormError, RefusedMember, Subscription
 from .group_protocol import (
     MEMBER_ID_REQUIRED,
     NO_MEMBER_ID,
@@ -42,6 +33,7 @@ from .group_protocol import (
     meaning_of,
     sync,
 )
+from .slot_states import SlotStates
 
 SESSION_TIMEOUT_S = 10.0
 """A dead member's slots are given away after it. Brokers allow 6 s and more by default, and a
@@ -78,9 +70,6 @@ VACANCY_INTERVAL_S = 0.1
 CLOCKS_APART_S = 300.0
 """Clocks further apart are worth a warning; times in records are by their writers' clocks."""
 
-PROCESS_CHARS = 8
-"""Enough to tell two processes of one member; every member gets those of all."""
-
 MIN_JOIN_BACKOFF_S = 0.1
 MAX_JOIN_BACKOFF_S = 2.0
 """Between two tries to join; doubled from try to try."""
@@ -93,35 +82,35 @@ class MembershipError(Exception):
 
 
 class GroupMember:
-    """One member of a group.
+    """One member of a group, which has `slots` by what that decides.
 
     `announce` is called for each round and says what the member is by then; its name must stay the
-    same. `on_assigned(map, fence)` is called after each round, and then `on_revoked(slots)`, in a
-    task, when slots are to be released. When it returned, or was cancelled after RELEASE_LIMIT_S,
-    others get them: nothing may be written for them any more. `on_lost()`: all slots may have new
-    owners by now; nothing may be written for any, until the next `on_assigned`. Those two are not
-    awaited, and must be quick. `may_hold(generation)` says, when the coordinator is not heard,
-    whether nobody can have got slots since that generation.
+    same. `on_assigned()` is called after each round, and then `on_revoked(slots)`, in a task, when
+    slots are to be released. When it returned, or was cancelled after RELEASE_LIMIT_S, others get
+    them: nothing may be written for them any more. `on_lost()`: all slots may have new owners by
+    now; nothing may be written for any, until the next `on_assigned`. Those two are not awaited,
+    and must be quick. `may_hold(generation)` says, when the coordinator is not heard, whether
+    nobody can have got slots since that generation.
     """
 
     def __init__(
         self,
         bootstrap: Bootstrap,
         group_id: str,
+        slots: SlotStates,
         announce: Callable[[], Subscription],
         *,
-        on_assigned: Callable[[SlotMap, GroupFence], None],
+        on_assigned: Callable[[], None],
         on_revoked: Callable[[frozenset[int]], Awaitable[None]],
         on_lost: Callable[[], None],
-        place: Placement,
         may_hold: Callable[[int], Awaitable[bool]],
+        place: Placement = placed_slots,
         session_timeout_s: float = SESSION_TIMEOUT_S,
     ) -> None:
         self._bootstrap = bootstrap
         self._client = KafkaClient(bootstrap, ANSWER_LIMIT_S)
-        self._announce = announce
+        self._slots, self._announce, self._placement = slots, announce, place
         self._on_assigned, self._on_revoked, self._on_lost = on_assigned, on_revoked, on_lost
-        self._placement = place
         self._may_hold = may_hold
         self._is_holding = False
         """Whether the session is over, and the last map holds all the same."""
@@ -131,7 +120,6 @@ class GroupMember:
         """By what the coordinator knows this process, since it joined last."""
         self._session_timeout_s = session_timeout_s
         self._coordinator_key = GROUP_COORDINATOR, group_id
-        self._holding = Holding(uuid4().hex[:PROCESS_CHARS])
         self._session_ends_s: float | None = None
         """Until when by our own clock the brokers keep us at least; None: there is no session."""
         self.problem: str | None = None
@@ -148,14 +136,9 @@ class GroupMember:
         self._asking: asyncio.TimerHandle | None = None
 
     @property
-    def assignment(self) -> Assignment | None:
-        """The newest assignment, with all members of the tier."""
-        return self._holding.assignment
-
-    @property
     def refusal(self) -> RefusedMember | None:
         """Why the tier refused this member; None: it did not."""
-        newest = self._holding.assignment
+        newest = self._slots.assignment
         return None if newest is None else newest.refused.get(self.fence.member_id)
 
     def request_rebalance(self, *, at_once: bool = False) -> None:
@@ -238,7 +221,7 @@ class GroupMember:
             return False
 
     async def _take_part(self, connection: BrokerConnection, tasks: asyncio.TaskGroup) -> bool:
-        subscription = self._holding.subscription(self._announce())
+        subscription = self._slots.subscription(self._announce())
         limit_s = self._session_timeout_s + ROUND_MARGIN_S
         before = self.fence
         request = join(before, self._session_timeout_s, subscription.encode())
@@ -255,7 +238,7 @@ class GroupMember:
         is_another_round_wanted = False
         if joined.leader == joined.member_id:
             said = {each.member_id: bytes(each.metadata) for each in joined.members}
-            newest = self._holding.assignment
+            newest = self._slots.assignment
             assignments, is_another_round_wanted = lead(
                 said, newest, fence.generation, self._placement
             )
@@ -276,13 +259,13 @@ class GroupMember:
 
     def _take(self, assignment: Assignment, tasks: asyncio.TaskGroup) -> None:
         refusal = assignment.refused.get(self.fence.member_id)
-        log_oddities(assignment, self.assignment, self.fence.member_id)
-        revoked, must_rejoin = self._holding.take(
+        log_oddities(assignment, self._slots.assignment, self.fence.member_id)
+        revoked, must_rejoin = self._slots.assign(
             assignment, self.name, is_refused=refusal is not None
         )
         refused = f"the tier refuses this machine: {refusal.reason}" if refusal else None
         self._set_problem(refused)
-        self._on_assigned(assignment.slot_map, self.fence)
+        self._on_assigned()
         if revoked:
             task = tasks.create_task(self._release(revoked))
             self._releases.add(task)
@@ -300,15 +283,14 @@ class GroupMember:
             _log.warning(text, slots=len(slots), limit_s=RELEASE_LIMIT_S)
         except Exception:
             _log.exception("slots are given away, and were not released in order")
-        self._holding.released(slots)
+        self._slots.released(slots)
         self._wanted.set()
 
     async def _release_all(self) -> None:
         """Release all that is still owned, when what was begun is done."""
         if self._releases:
             await asyncio.wait(self._releases, timeout=RELEASE_LIMIT_S)
-        if rest := frozenset(self._holding.owned):
-            self._holding.letting_go |= rest
+        if rest := self._slots.revoke_all():
             await self._release(rest)
 
     async def _leave(self) -> None:
@@ -328,7 +310,7 @@ class GroupMember:
     async def _beat(self) -> None:
         """Send heartbeats while there is a place in the group."""
         while True:
-            newest = self._holding.assignment
+            newest = self._slots.assignment
             is_settled = newest is None or newest.is_settled
             interval_s = HEARTBEAT_INTERVAL_S if is_settled else UNSETTLED_INTERVAL_S
             with suppress(TimeoutError):
@@ -464,11 +446,10 @@ class GroupMember:
         for task in self._releases:
             task.cancel()  # the slots are lost
         self._is_holding = False
-        had_slots = bool(self._holding.owned)
-        had_session = self._session_ends_s is not None
+        had_place = self._slots.owned or self._session_ends_s is not None
         self._session_ends_s = None
-        self._holding.lost()
-        if had_slots or had_session:
+        self._slots.lost()
+        if had_place:
             _log.warning("the place in the tier is lost", machine=self.name, reason=reason)
             self._on_lost()
 

@@ -12,6 +12,7 @@ from parts.even_placement import even
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.tier.group.group_documents import Subscription
 from proxy.tier.group.group_member import GroupMember
+from proxy.tier.group.slot_states import SlotStates
 from proxy.tier.slot_map import MemberAddresses
 
 
@@ -28,13 +29,20 @@ async def main(bootstrap: str, group: str, session_s: float) -> None:
     async def never(_generation: int) -> bool:
         return False
 
+    slots = SlotStates()
+
+    def assigned() -> None:
+        assert slots.assignment is not None
+        say(len(slots.assignment.slot_map.slots_of("frozen")))
+
     machine = GroupMember(
         Bootstrap([(host, int(port))]),
         group,
+        slots,
         lambda: Subscription(
             MemberAddresses("frozen", {}), "http://x", "one", "rules", time.time()
         ),
-        on_assigned=lambda slots, _fence: say(len(slots.slots_of("frozen"))),
+        on_assigned=assigned,
         on_revoked=release,
         on_lost=lambda: say("lost"),
         may_hold=never,

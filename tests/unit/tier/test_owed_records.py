@@ -3,12 +3,12 @@
 import pytest
 from parts.virtual_time import VirtualTime
 
+from proxy import debt_records
+from proxy.debt_records import DEBTS_SCHEMA
 from proxy.quota.debts import Debt
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.state import MemoryStore, Record
-from proxy.tier import records
 from proxy.tier.records import (
-    DEBT_SNAPSHOT_SCHEMA,
     MOST_SERVED_ON_MS,
     OWED,
     slot_key,
@@ -36,7 +36,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualTime:
         def time() -> float:
             return clock.now_s
 
-    monkeypatch.setattr(records, "time", Clock)
+        @staticmethod
+        def clock_gettime(_clock: int) -> float:
+            return 0.0
+
+    monkeypatch.setattr(debt_records, "time", Clock)
+    monkeypatch.setattr(debt_records, "boot_id", str)  # as on another machine
     return clock
 
 
@@ -81,6 +86,6 @@ def test_nothing_owed_writes_nothing(clock: VirtualTime) -> None:
 def test_a_damaged_record_costs_only_itself(clock: VirtualTime, value: object) -> None:
     store = MemoryStore()
     write_debts(store, [(2, web(20.0))])
-    store.put_many([Record.of(slot_key(OWED, 1), value, DEBT_SNAPSHOT_SCHEMA)])  # type: ignore[arg-type]
+    store.put_many([Record.of(slot_key(OWED, 1), value, DEBTS_SCHEMA)])  # type: ignore[arg-type]
     assert take_debts(store, {1, 2}) == [web(20.0)]
     assert store.items("") == []

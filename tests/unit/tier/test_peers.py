@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from proxy.admin.peers.peer_client import PeerError
+from proxy.admin.peer_client import PeerClient, PeerError
 from proxy.admin.peers.tier_routes import ALIVE_PATH, RECORDS_PATH, VISITS_PATH
 from proxy.quota.debts import Debt
 from proxy.quota.entities import ClientIdentity, QuotaKind
@@ -79,6 +79,13 @@ class Machine:
 
 
 @asynccontextmanager
+async def asking(token: str | None = None) -> AsyncIterator[Peers]:
+    client = PeerClient(token)
+    yield Peers(client)
+    await client.close()
+
+
+@asynccontextmanager
 async def watching(peers: Peers) -> AsyncIterator[None]:
     task = asyncio.create_task(peers.watch())
     try:
@@ -114,15 +121,15 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_visits_are_told_with_the_token_and_what_is_owed_comes_back() -> None:
     machine = Machine()
     machine.owed = [[*ROW[:-1], 250.0]]
-    async with machine.running() as url, Peers("secret") as peers:
+    async with machine.running() as url, asking("secret") as peers:
         peers.use({"b": url})
-        assert await peers.tell("b", [ROW]) == machine.owed
+        assert await peers.send_visits("b", [ROW]) == machine.owed
     assert machine.asked == [(VISITS_PATH, "Bearer secret", {"visits": [ROW]})]
 
 
 async def test_without_a_token_none_is_shown() -> None:
     machine = Machine()
-    async with machine.running() as url, Peers() as peers:
+    async with machine.running() as url, asking() as peers:
         peers.use({"b": url})
         await peers.give("b", [Record("k/1", "{}", 2)], [DEBT])
     body = {"records": [["k/1", "{}", 2]], "owed": [DEBT.document()]}
@@ -133,27 +140,27 @@ async def test_without_a_token_none_is_shown() -> None:
 async def test_another_answer_is_an_error(owed: object) -> None:
     machine = Machine()
     machine.owed = owed
-    async with machine.running() as url, Peers() as peers:
+    async with machine.running() as url, asking() as peers:
         peers.use({"b": url})
         with pytest.raises(PeerError, match="was not understood"):
-            await peers.tell("b", [ROW])
+            await peers.send_visits("b", [ROW])
 
 
 async def test_who_refuses_hangs_is_gone_or_unknown_is_an_error(soon: None) -> None:
     machine = Machine()
-    async with Peers() as peers:
+    async with asking() as peers:
         async with machine.running() as url:
             peers.use({"b": url})
             with pytest.raises(PeerError, match="c: it is not in the tier"):
-                await peers.tell("c", [ROW])
+                await peers.send_visits("c", [ROW])
             machine.status = 503
             with pytest.raises(PeerError, match=f"{VISITS_PATH} answers 503"):
-                await peers.tell("b", [ROW])
+                await peers.send_visits("b", [ROW])
             machine.hangs.clear()
             with pytest.raises(PeerError, match="b: it did not answer within"):
-                await peers.tell("b", [ROW])
+                await peers.send_visits("b", [ROW])
         with pytest.raises(PeerError, match="b: "):
-            await peers.tell("b", [ROW])
+            await peers.send_visits("b", [ROW])
 
 
 async def test_a_machine_is_silent_while_it_does_not_answer(soon: None) -> None:
@@ -161,7 +168,7 @@ async def test_a_machine_is_silent_while_it_does_not_answer(soon: None) -> None:
     async with (
         machine.running() as url,
         other.running() as other_url,
-        Peers() as peers,
+        asking() as peers,
     ):
         peers.on_silent = looks
         peers.use({"b": url, "c": other_url})
@@ -182,7 +189,7 @@ async def test_a_machine_that_dies_is_silent_at_once(
     async with (
         machine.running() as url,
         other.running() as other_url,
-        Peers() as peers,
+        asking() as peers,
     ):
         peers.on_silent = looks
         peers.use({"b": url, "c": other_url})
@@ -197,7 +204,7 @@ async def test_a_machine_that_dies_is_silent_at_once(
 
 async def test_one_broken_connection_is_no_death(soon: None) -> None:
     machine, looks = Machine(), Looks()
-    async with machine.running() as url, Peers() as peers:
+    async with machine.running() as url, asking() as peers:
         peers.on_silent = looks
         peers.use({"b": url})
         async with watching(peers):
@@ -210,7 +217,7 @@ async def test_one_broken_connection_is_no_death(soon: None) -> None:
 
 async def test_who_is_in_the_tier_no_more_is_not_silent(soon: None) -> None:
     machine, looks = Machine(), Looks()
-    async with machine.running() as url, Peers() as peers:
+    async with machine.running() as url, asking() as peers:
         peers.on_silent = looks
         machine.status = 503
         peers.use({"b": url})

@@ -11,7 +11,7 @@ from proxy.tier.tier_member import tier_overview
 MEMBERS = {name: MemberAddresses(name, {}) for name in ("a/0", "b/0")}
 ASSIGNMENT = Assignment(
     7,
-    SlotMap(9, MEMBERS, ["a/0", "a/0", None, "a/0"]),
+    SlotMap(MEMBERS, ["a/0", "a/0", None, "a/0"]),
     releasing={2: "a/0"},
     members={
         name: AnnouncedMember(f"http://{name}:9644", "p", "9f2c64d1", 0) for name in ("a/0", "b/0")

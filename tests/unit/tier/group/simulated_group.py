@@ -8,7 +8,8 @@ from parts.even_placement import even
 from tier_machines import announcement
 
 from proxy.tier.group.assignor import assign
-from proxy.tier.group.group_documents import Assignment, Holding, Subscription
+from proxy.tier.group.group_documents import Assignment, Subscription
+from proxy.tier.group.slot_states import RELEASING, SlotStates
 from proxy.tier.slot_balance import Placement, SlotLoad
 
 SLOTS = 12
@@ -19,7 +20,7 @@ class Process:
     """One process of a member."""
 
     said: Subscription
-    holding: Holding
+    slots: SlotStates
     is_alive: bool = True
     """Dead ones serve nothing; they may still be in the group."""
     in_group: bool = True
@@ -30,7 +31,7 @@ class Process:
 
     def take(self, assignment: Assignment) -> None:
         refused = any(each.name == self.said.name for each in assignment.refused.values())
-        _, must_rejoin = self.holding.take(assignment, self.said.name, is_refused=refused)
+        _, must_rejoin = self.slots.assign(assignment, self.said.name, is_refused=refused)
         reached = frozenset(assignment.slot_map.members)
         is_news = not reached <= self.said.reached  # a newcomer, which is tried at once
         self.said = replace(self.said, reached=reached)
@@ -56,11 +57,11 @@ class Group:
         before = self.processes.get(name)
         if before is not None:
             before.is_alive = False
-            before.holding.lost()
+            before.slots.lost()
         said = announcement(name, slots=self.slots)
-        self.processes[name] = new = Process(said, Holding(f"{name}#{next(self.numbers)}"))
+        self.processes[name] = new = Process(said, SlotStates(f"{name}#{next(self.numbers)}"))
         was_there = name in self.said
-        self.said[name] = new.holding.subscription(said)
+        self.said[name] = new.slots.subscription(said)
         if was_there and self.assignment is not None:
             new.wants_round = False
             new.take(self.assignment)  # Kafka begins no round for it
@@ -69,21 +70,21 @@ class Group:
 
     def crash(self, name: str) -> None:
         self.processes[name].is_alive = False
-        self.processes[name].holding.lost()
+        self.processes[name].slots.lost()
 
     def lose(self, name: str) -> None:
         """End a session by the member's own clock, which is before Kafka's: it joins again."""
-        self.processes[name].holding.lost()
+        self.processes[name].slots.lost()
         self.processes[name].wants_round = True
 
     def expire(self, name: str) -> None:
         """End a session by Kafka's clock."""
-        self.processes[name].holding.lost()
+        self.processes[name].slots.lost()
         self._remove(name)
 
     def leave(self, name: str) -> None:
         process = self.processes[name]
-        process.holding.lost()
+        process.slots.lost()
         process.is_alive = False
         self._remove(name)
 
@@ -100,9 +101,12 @@ class Group:
 
     def release(self, name: str) -> None:
         process = self.processes[name]
-        if process.is_alive and process.holding.letting_go:
-            process.holding.released(list(process.holding.letting_go))
+        if process.is_alive and process.slots.of(RELEASING):
+            process.slots.released(process.slots.of(RELEASING))
             process.wants_round = True
+
+    def serve(self, name: str) -> None:
+        self.processes[name].slots.serve(self.processes[name].slots.owned)
 
     def round(self, absent: set[str], deaf: set[str], leader: int, *, is_led: bool = True) -> None:
         """Hold a round: those absent do not rejoin, those deaf do not get their assignment."""
@@ -114,7 +118,7 @@ class Group:
             process = self.processes[name]
             process.in_group = True
             process.wants_round = False
-            self.said[name] = process.holding.subscription(process.said)
+            self.said[name] = process.slots.subscription(process.said)
         self.generation += 1
         self.assignment = None
         if not is_led:
@@ -123,7 +127,7 @@ class Group:
             return
         chief = self.processes[here[leader % len(here)]]
         decided, is_another_round_wanted = assign(
-            self.said, chief.holding.assignment, self.generation, self.place
+            self.said, chief.slots.assignment, self.generation, self.place
         )
         self.assignment = Assignment.decode(decided.encode())
         for name in here:
@@ -144,6 +148,6 @@ class Group:
         """Nobody has a slot that another one has."""
         owners: dict[int, str] = {}
         for name, process in self.processes.items():
-            for slot in process.holding.owned:
+            for slot in process.slots.owned:
                 assert slot not in owners, (slot, name, owners[slot])
                 owners[slot] = name

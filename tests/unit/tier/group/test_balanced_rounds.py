@@ -44,8 +44,7 @@ class Tier:
 
     def join(self, name: str) -> None:
         self.group.join(name)
-        meter = self.meters[name] = LoadMeter()
-        meter._began_s = self.now_s
+        self.meters[name] = LoadMeter()
 
     def settle(self, most: int = ENOUGH_ROUNDS) -> None:
         """Hold rounds until none is wanted, each led by another member."""
@@ -58,7 +57,7 @@ class Tier:
             self.group.round(set(), set(), self.rounds)
             self.group.check()
             for name, process in self.group.processes.items():
-                for slot in process.holding.owned:
+                for slot in process.slots.owned:
                     if self.owners.get(slot) != name:
                         self.handovers += slot in self.owners
                         self.owners[slot], self.since_s[slot] = name, self.now_s
@@ -67,7 +66,7 @@ class Tier:
         """Have each member measure its slots, and announce them if that is news."""
         self.now_s += LOOK_S
         for name, process in self.group.processes.items():
-            own, newest = process.holding.owned, process.holding.assignment
+            own, newest = process.slots.owned, process.slots.assignment
             meter, known = self.meters[name], {} if newest is None else newest.loads
             meter._at_s = self.now_s
             meter.loads = {slot: SlotLoad(0.0, self.measured(slot)) for slot in own}

@@ -6,14 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_group import SLOTS, Group, Process
 
+from proxy.tier.group.slot_states import RELEASING
+
 NAMES = "abcd"
 ENOUGH_ROUNDS = 12
+EVENTS = ("crash", "lose", "expire", "retire", "leave", "release", "serve")
 
 names = st.sampled_from(NAMES)
 some = st.sets(names, max_size=len(NAMES))
 steps = st.one_of(
     st.tuples(st.just("join"), names),
-    st.tuples(st.sampled_from(["crash", "lose", "expire", "retire", "leave", "release"]), names),
+    st.tuples(st.sampled_from(EVENTS), names),
     st.tuples(st.just("round"), some, some, st.integers(0, 3), st.booleans()),
 )
 
@@ -44,7 +47,7 @@ def test_no_slot_has_two_owners_and_in_the_end_each_has_one(all_steps: list[tupl
             process.wants_round = True
     # A member that was absent hears in its next heartbeat that it missed a round.
     for process in group.processes.values():
-        newest = process.holding.assignment
+        newest = process.slots.assignment
         if process.is_alive and (newest is None or newest.generation != group.generation):
             process.wants_round = True
     settle(group)
@@ -56,9 +59,9 @@ def test_no_slot_has_two_owners_and_in_the_end_each_has_one(all_steps: list[tupl
     assert None not in owners
     assert len(owners) == SLOTS
     for name, process in alive.items():
-        assert process.holding.owned == {s for s, owner in enumerate(owners) if owner == name}
-        assert not process.holding.letting_go
-        assert process.holding.assignment == group.assignment
+        assert process.slots.owned == {s for s, owner in enumerate(owners) if owner == name}
+        assert not process.slots.of(RELEASING)
+        assert process.slots.assignment == group.assignment
     counts = Counter(owners)
     staying = [name for name, process in alive.items() if stays(process)]
     assert set(counts) <= set(staying)
@@ -74,10 +77,10 @@ def test_who_leaves_serves_until_others_have_what_it_owns() -> None:
     for name in "ab":
         group.join(name)
     settle(group)
-    had = set(group.processes["a"].holding.owned)
+    had = set(group.processes["a"].slots.owned)
     group.retire("a")
     group.round(set(), set(), 0)
-    assert group.processes["a"].holding.letting_go == had
+    assert group.processes["a"].slots.of(RELEASING) == had
     assert group.assignment is not None
     owners, members = group.assignment.slot_map.owners, group.assignment.slot_map.members
     assert {owners[slot] for slot in had} == {None}
@@ -90,15 +93,15 @@ def test_a_leader_that_missed_a_round_claims_nothing_by_what_it_remembers() -> N
     group = Group()
     group.join("a")
     group.round(set(), set(), 0)
-    assert len(group.processes["a"].holding.owned) == SLOTS
+    assert len(group.processes["a"].slots.owned) == SLOTS
     group.join("b")
     group.expire("a")
     group.round({"a"}, set(), 0)
     group.round({"b"}, set(), 0)  # led by a, while b still serves all
     group.check()
-    assert not group.processes["a"].holding.owned
+    assert not group.processes["a"].slots.owned
     settle(group)
-    assert len(group.processes["a"].holding.owned) == SLOTS // 2
+    assert len(group.processes["a"].slots.owned) == SLOTS // 2
 
 
 def settle(group: Group) -> None:

@@ -1,7 +1,6 @@
 """What the coordinator's errors ask for, and what is logged of a tier."""
 
 import pytest
-from parts.even_placement import even
 from structlog.testing import capture_logs
 from tier_machines import announcement
 
@@ -10,6 +9,7 @@ from proxy.state import GroupFence
 from proxy.tier.group.group_documents import AnnouncedMember, Assignment, RefusedMember
 from proxy.tier.group.group_member import SESSION_TIMEOUT_S, GroupMember, log_oddities
 from proxy.tier.group.group_protocol import Meaning, explain_refusal, meaning_of
+from proxy.tier.group.slot_states import SlotStates
 from proxy.tier.slot_map import SlotMap
 
 FENCE = GroupFence("tier", 1, "id", "a")
@@ -26,11 +26,11 @@ async def group_member() -> GroupMember:
     return GroupMember(
         Bootstrap([("kafka", 9092)]),
         "tier",
+        SlotStates(),
         lambda: announcement("a"),
-        on_assigned=lambda *_: None,
+        on_assigned=lambda: None,
         on_revoked=release,
         on_lost=lambda: None,
-        place=even,
         may_hold=never,
     )
 
@@ -68,7 +68,7 @@ def test_each_error_says_what_to_do(error_code: int, meaning: Meaning, text: str
 def test_what_is_odd_about_the_tier_is_logged_once() -> None:
     odd = Assignment(
         1,
-        SlotMap(1, {}, ()),
+        SlotMap({}, ()),
         members={
             "a": AnnouncedMember("x", "p", "d1", 0),
             "b": AnnouncedMember("y", "q", "d2", 7200),

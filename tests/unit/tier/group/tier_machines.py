@@ -23,16 +23,15 @@ def subscription(
     *,
     process: str = "",
     generation: int = -1,
-    letting_go: frozenset[int] = frozenset(),
+    releasing: frozenset[int] = frozenset(),
     said: Subscription | None = None,
 ) -> Subscription:
     return replace(
         said or announcement(name),
         process=process or f"process of {name}",
         owned=frozenset(owned),
-        letting_go=letting_go,
+        releasing=releasing,
         generation=generation,
-        map_generation=max(generation, 0),
     )
 
 

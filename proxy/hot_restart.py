@@ -16,8 +16,8 @@ from proxy.quota.rule_registry import read_changes
 from proxy.relay.ports import bind_ports
 from proxy.relay.take_over import (
     SERVE_TIMEOUT_S,
+    OldProcess,
     Predecessor,
-    Replaceable,
     Replaced,
     TakeOverError,
 )
@@ -26,7 +26,7 @@ from proxy.state import Store
 _log = get_logger(__name__)
 
 
-class Succession:
+class HotRestart:
     """Takes the place of a `predecessor`, if there is one, unless `stop` is set before.
 
     `take_over` has what connects come to this process, where it waits.
@@ -97,9 +97,9 @@ async def serve_until(
     tasks: Sequence[asyncio.Task[None]],
 ) -> None:
     """Serve until `stop` is set, then stop; successors may come. Raises what a task died of."""
-    replaceable = Replaceable(proxy)
+    old_process = OldProcess(proxy)
     try:
-        await replaceable.open()
+        await old_process.open()
         ready()
         stopping = asyncio.create_task(stop.wait())
         done, _ = await asyncio.wait((stopping, *tasks), return_when=asyncio.FIRST_COMPLETED)
@@ -107,7 +107,7 @@ async def serve_until(
         for task in done - {stopping}:
             task.result()
     finally:
-        await replaceable.close()
+        await old_process.close()
         await proxy.stop()
 
 

@@ -1,15 +1,25 @@
 """Sends requests to members of a tier over HTTP, at their admin ports."""
 
 import asyncio
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import aiohttp
 from yarl import URL
 
-from proxy.admin.tier_protocol import MemberEndpoint
-
 MAX_MEMBER_BYTES = 64 * 1024 * 1024  # of an answer; 10,000 sensors come to some 20 MB
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A member, and where it answers."""
+
+    name: str
+    url: str = ""
+    """Of its admin port, such as `https://10.0.0.7:9644`."""
+    alive: bool = True
+    """Whether it has answered lately; one that has not is not asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,25 +62,15 @@ class AwayError(PeerError):
 
 
 class PeerClient:
-    """The connections to other members, between `open` and `close`.
+    """The connections of one member to the others, which are opened as they are needed.
 
-    There are at most `connections` to one member at a time, 0: any number; further requests wait,
-    within their time.
+    `token` is shown to them, that of `admin.token_file`, which all have. `tls` is for URLs with
+    https; None: the system's authorities are trusted.
     """
 
-    def __init__(self, connections: int = 0) -> None:
-        self._connections = connections
+    def __init__(self, token: str | None = None, tls: ssl.SSLContext | None = None) -> None:
+        self._token, self._tls = token, tls
         self._session: aiohttp.ClientSession | None = None
-
-    def open(self) -> None:
-        """Allow requests. Only inside a running event loop."""
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, limit_per_host=self._connections),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None),  # ours holds for waiting, too
-            auto_decompress=False,
-            trust_env=False,
-        )
 
     async def close(self) -> None:
         """Break off all requests, and close all connections."""
@@ -80,7 +80,7 @@ class PeerClient:
 
     async def send(
         self,
-        to: MemberEndpoint,
+        to: Target,
         method: str,
         target: str,
         headers: Mapping[str, str],
@@ -93,12 +93,18 @@ class PeerClient:
         """
         session, own = self._session, dict(headers)
         if session is None:
-            raise PeerError(to.name, "connections to members are closed", was_sent=False)
+            session = self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=aiohttp.ClientTimeout(total=None),  # ours holds for waiting, too
+                auto_decompress=False,
+                trust_env=False,
+            )
         if body is not None:
             own["Content-Type"] = "application/json"
-        if to.token is not None:
-            own["Authorization"] = f"Bearer {to.token}"
-        url, tls = URL(f"{to.url.rstrip('/')}{target}", encoded=True), to.tls or True
+        if self._token is not None:
+            own["Authorization"] = f"Bearer {self._token}"
+        url, tls = URL(f"{to.url.rstrip('/')}{target}", encoded=True), self._tls or True
         received = bytearray()
         try:
             async with (
