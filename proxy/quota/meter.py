@@ -115,11 +115,6 @@ class Level(NamedTuple):
     tells_clients: bool = True
     """Whether several clients may take turns at the end of the path."""
 
-    @property
-    def counts_brought(self) -> bool:
-        """Whether a turn counts with what it brought, not with what was expected of it."""
-        return bool(self.path) or self.meter.leased is not None
-
     def path_of(self, client: TurnPath) -> TurnPath:
         """Return the path to a client."""
         return (*self.path, *client) if self.tells_clients else self.path
