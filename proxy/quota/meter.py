@@ -40,6 +40,9 @@ What it owes it owes all the same, so that nothing else is asked for."""
 LEND_PART = 0.25
 """Of what its schedules have saved up a sensor lends so much: others of its budget lend, too."""
 
+ACTIVE_MS = 2_000.0
+"""A client that moved nothing for so long, and waits for nothing, has no share of its budget."""
+
 SHOWN_CLIENTS = 20
 """How many clients a row names; it counts them all."""
 
@@ -421,6 +424,11 @@ class Meter(Sensor):
     def hold_until_ms(self, now_ms: float) -> float | None:
         """Return when the last response that is held now leaves; None when none is held."""
         return self.held_until_ms if self.held_until_ms > now_ms else None
+
+    def is_active(self, now_ms: float) -> bool:
+        """Return whether its clients moved something lately, wait, or are held."""
+        is_moving = now_ms - self.last_record_ms < ACTIVE_MS
+        return is_moving or self.waiting > 0 or self.held_until_ms > now_ms
 
     @property
     def is_far_below(self) -> bool:
