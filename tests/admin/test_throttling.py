@@ -16,7 +16,7 @@ from proxy.admin.commands.top import run_top
 from proxy.cli import main
 
 PATH = "/v1/throttling"
-ENFORCED = {"throttling": {"enforced": True, "paused": []}}
+ENFORCED = {"throttling": {"enforced": True, "paused": [], "scheduled": []}}
 HALF_HOUR_S = 1800
 
 
