@@ -266,7 +266,7 @@ class Meter(Sensor):
             or (budget.rule.enforce and budget.rule.ceilings[kind] <= rule.bounds[kind])
         )
         self.charged = (self,)
-        self.levels = () if self.is_measured_only else (Level(self),)
+        self.levels = (Level(self),) if self.is_enforced and not self.is_measured_only else ()
         if self.budget is not None:
             self.budget.sharers.pop(self.name, None)
         self.budget = budget
@@ -285,7 +285,7 @@ class Meter(Sensor):
         self.levels += tuple(
             Level(level.meter, (*level.path, step), tells_clients)
             for level in budget.levels
-            if level.meter.is_enforced
+            if self.is_enforced and level.meter.is_enforced
         )
 
     def adapt(self, adapted: AdaptedBound | None, now_ms: float) -> None:
