@@ -25,7 +25,7 @@ from .shares import Claim, divide
 RATE_LEASE_MS = 2_000.0
 """How long a member may use a lease, from when it asked."""
 
-GUARANTEE_MS = 3_000.0
+GUARANTEE_MS = 2_000.0
 """How much longer it may use the guaranteed part of it."""
 
 SKEW_MS = 500.0
