@@ -234,7 +234,7 @@ class ClientQuotas:
             expected = level.meter.gate.expect(
                 *(sizes, now_ms, granted_bytes),
                 holds=holds,
-                path=level.path_of(self._key),
+                path=level.path_of(self._key) if level.counts_brought else None,
                 outer=expected,
             )
         return granted_bytes, expected

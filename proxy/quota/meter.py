@@ -118,9 +118,14 @@ class Level(NamedTuple):
     tells_clients: bool = True
     """Whether several clients may take turns at the end of the path."""
 
+    @property
+    def counts_brought(self) -> bool:
+        """Whether a turn counts with what it brought: where there are others that take turns."""
+        return self.tells_clients or bool(self.path)
+
     def path_of(self, client: TurnPath) -> TurnPath:
         """Return the path to a client."""
-        return (*self.path, *client) if self.tells_clients else self.path
+        return (*self.path, *client) if self.tells_clients or not self.path else self.path
 
 
 class AdaptedBound(NamedTuple):
@@ -266,7 +271,11 @@ class Meter(Sensor):
             or (budget.rule.enforce and budget.rule.ceilings[kind] <= rule.bounds[kind])
         )
         self.charged = (self,)
-        self.levels = (Level(self),) if self.is_enforced and not self.is_measured_only else ()
+        tells_clients = (
+            self.is_overflow or rule.scope == "shared" or not CLIENT_ID_KEYS & {*rule.keys}
+        )
+        own = Level(self, tells_clients=tells_clients)
+        self.levels = (own,) if self.is_enforced and not self.is_measured_only else ()
         if self.budget is not None:
             self.budget.sharers.pop(self.name, None)
         self.budget = budget
@@ -274,11 +283,8 @@ class Meter(Sensor):
             return
         budget.sharers[self.name] = self
         is_group = isinstance(rule, Budget)
-        share, tells_clients = (
-            rule.share,
-            rule.scope == "shared" or not CLIENT_ID_KEYS & {*rule.keys},
-        )
-        step = Step(self.entity, share.weight, share.guaranteed / MS_PER_SECOND, is_group)
+        weight, guaranteed = rule.share.weight, rule.share.guaranteed / MS_PER_SECOND
+        step = Step(self.entity, weight, guaranteed, is_group)
         self.charged += tuple(
             each for each in budget.charged if self.is_enforced or not each.is_enforced
         )
