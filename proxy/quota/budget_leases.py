@@ -312,7 +312,7 @@ class BudgetOwner:
         free = self.rate - math.fsum(each.in_use(now_ms) for each in others)
         if now_ms < free_ms:
             free = min(free, demand.uses.rate)
-        elif now_ms < free_ms + GUARANTEE_MS + SKEW_MS:
+        elif now_ms < free_ms + GUARANTEE_MS:  # a vote that is over outlasts its leases by SKEW_MS
             known = math.fsum(each.guaranteed for each in self._holders.values())
             free -= max(min(self.guaranteed, self.rate) - known, 0.0)
         return max(free, 0.0)
