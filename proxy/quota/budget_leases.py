@@ -169,25 +169,18 @@ class Voters:
     def __init__(self) -> None:
         self.members: frozenset[str] = frozenset()
         self._changed_ms = math.inf
-        self._doubtful_ms = math.inf
-        """When they changed so that a majority of those before may have another owner, for as long
-        as a vote lasts."""
+        """When they changed: a majority of others may know of other ones for as long as a vote
+        lasts."""
 
     def use(self, members: frozenset[str], now_ms: float) -> None:
-        """Have these members vote.
-
-        Where one came or went, any majority of those before has a member in common with one of now.
-        """
+        """Have these members vote."""
         if members != self.members:
-            is_step = self.members and members and len(members ^ self.members) == 1
-            if not is_step or now_ms < self._changed_ms + VOTE_MS:
-                self._doubtful_ms = now_ms
             self.members, self._changed_ms = members, now_ms
 
     @property
     def sure_ms(self) -> float:
         """From when on no majority of others has another owner."""
-        return self._doubtful_ms + VOTE_MS
+        return self._changed_ms + VOTE_MS
 
 
 class Votes:
@@ -312,7 +305,7 @@ class BudgetOwner:
         free = self.rate - math.fsum(each.in_use(now_ms) for each in others)
         if now_ms < free_ms:
             free = min(free, demand.uses.rate)
-        elif now_ms < free_ms + GUARANTEE_MS:  # a vote that is over outlasts its leases by SKEW_MS
+        elif now_ms < free_ms + GUARANTEE_MS + SKEW_MS:
             known = math.fsum(each.guaranteed for each in self._holders.values())
             free -= max(min(self.guaranteed, self.rate) - known, 0.0)
         return max(free, 0.0)
