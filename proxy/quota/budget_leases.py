@@ -195,10 +195,10 @@ class Votes:
 
     def take(self, voter: str, now_ms: float) -> None:
         """Count a member's vote from now on."""
-        self._heard_ms[voter] = now_ms
-        if self.lasts_ms(now_ms) <= 0:
+        if self.lasts_ms(now_ms) <= 0:  # it had ended, if this vote makes one again
             self._begun_ms = None
-        elif self._begun_ms is None:
+        self._heard_ms[voter] = now_ms
+        if self._begun_ms is None and self.lasts_ms(now_ms) > 0:
             self._begun_ms = now_ms
 
     def forget(self) -> None:

@@ -359,3 +359,9 @@ def test_in_the_place_of_another_rule_no_more_is_leased_at_first_than_members_sa
         lease = owner.answer(Demand("a", number, uses, ALL, 0.0), votes_of("a", at_ms), at_ms)
         assert lease is not None
         assert lease.rate == rate
+
+
+def test_a_majority_that_had_ended_begins_anew_with_the_vote_that_makes_one():
+    votes = votes_of("a", 0.0)
+    votes.take("a", RATE_LEASE_MS + 1.0)
+    assert votes.free_ms == RATE_LEASE_MS + 1.0
