@@ -177,6 +177,10 @@ class Voters:
         if members != self.members:
             self.members, self._changed_ms = members, now_ms
 
+    def doubt(self, now_ms: float) -> None:
+        """Take them for changed: this process stood still, and others may know newer ones."""
+        self._changed_ms = now_ms
+
     @property
     def sure_ms(self) -> float:
         """From when on no majority of others has another owner."""

@@ -306,6 +306,8 @@ class BudgetExchanges:
         """Return whether this process stood still, and so knows of no votes."""
         stood_still = now_ms - self._looked_ms >= SKEW_MS
         self._looked_ms = now_ms
+        if stood_still:
+            self._voters.doubt(now_ms)
         for votes in self._taken.values() if stood_still else ():
             votes.forget()
         return stood_still

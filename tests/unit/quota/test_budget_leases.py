@@ -56,6 +56,7 @@ class Process:
         self.looked_ms = now_ms
         if stood_still:
             self.votes.forget()
+            self.votes.voters.doubt(now_ms)
         return not stood_still
 
 
