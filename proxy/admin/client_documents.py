@@ -99,7 +99,8 @@ CLIENT = Model[QuotaRow](
     hold_ends_in_s: when the last response that is held now leaves; `null` when none is
     waiting: connections whose next request is not read, since the client owes too much, or since
         it is not its turn in its budget
-    rule: `selector`, `title`, `place`, `source` (`file`, `override`, `kafka`), `by`, `at`, `until`
+    rule: `selector`, `title`, `place`, `source` (`file`, `override`, `kafka`), `by`, `at`, `until`,
+        `schedule`
     clients, client_count: up to 20 of the connected clients that share it, and how many there are
     static_bound: the rule's own bound where the rule is adaptive, and `bound` is that or less; else
         `null`
@@ -165,8 +166,8 @@ BUDGET = Model[BudgetRow](
         members that serve its clients, together; `null` without a tier
     bound: the most that its clients may have together
     guaranteed: what its clients are guaranteed in all, whether they are there or not
-    active_clients: those that moved bytes in the time that rates look back (11 s), or wait. Shares
-        are computed among them
+    active_clients: those that moved bytes in the last 2 s, wait, or are held. Shares are computed
+        among them
     waiting: connections that wait at its gate, or at that of a budget around it
     enforced: `false`: it is measured and holds nobody
     throttled, holds, held_s: as of a client. What a budget holds counts here; in the rows of its

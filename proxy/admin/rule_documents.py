@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from itertools import islice
 from typing import Any
 
 from proxy.admin.document_models import Model, Moment
@@ -11,6 +12,9 @@ from proxy.quota.rule_registry import RuleEntry, RuleRegistry
 from proxy.quota.rules import QuotaPause, Rule, Share
 from proxy.quota.validation import BUDGET_KEY, selector
 from proxy.state import Document
+
+MOST_SCHEDULED = 20
+"""So many rules and budgets with a schedule are in each answer; `/v1/quotas` has all."""
 
 
 def _by_kind(figures: Mapping[QuotaKind, float]) -> Document:
@@ -35,6 +39,8 @@ RULE = Model[RuleEntry](
     source, by, at: `file`, `override` or `kafka`; who set an override, and when
     until, left_s: when it ends by itself, and in how many seconds; both `null`: not at all
     when: `null`, or its [schedule](quotas.md#schedules): `days`, `from`, `to`, `timezone`
+    schedule: `null` without `when`, or in words: `in force until 2026-11-27 18:00+01:00`, or when
+        it `begins`
     in_force: `false` where a rule of a stronger source has the same keys, and outside of its
         schedule
     """,
@@ -59,8 +65,9 @@ RULE = Model[RuleEntry](
 BUDGET_RULE = Model[RuleEntry](
     """
     name, budget: of the budget, and of the one that it is in
-    selector, enforce, title, place, bounds, source, by, at, until, left_s, when, in_force: as of a
-        rule; with the rates of an override if there is one
+    selector, enforce, title, place, bounds, source, by, at, until, left_s: as of a rule; with the
+        rates of an override if there is one
+    when, schedule, in_force: as of a rule
     """,
     {
         **RULE.made("selector", "enforce", "title", "place", "bounds", "source", "at", "until"),
@@ -93,10 +100,10 @@ def _share(share: Share) -> Document:
 def rule_name(rule: Rule, in_force: Mapping[str, RuleEntry]) -> Document:
     """Return what names a rule; a sensor may be under one that has gone, which has no source."""
     name = selector(rule.keys)
-    origin: Document = dict.fromkeys(("source", "by", "at", "until"))
+    origin: Document = dict.fromkeys(("source", "by", "at", "until", "schedule"))
     if (entry := in_force.get(name)) is not None:
         about = {"at": iso(entry.at_s), "until": iso(entry.until_s)}
-        origin = {"source": str(entry.source), "by": entry.by, **about}
+        origin = {"source": str(entry.source), **picked(entry, "by", "schedule"), **about}
     return {"selector": name, **picked(rule, "title", "place"), **origin}
 
 
@@ -117,6 +124,13 @@ def rule_change(entry: RuleEntry) -> Document:
 
 
 def throttling_document(rules: RuleRegistry, now_s: float) -> Document:
-    """Return whether quotas are enforced, and for whom they are paused, for JSON."""
+    """Return whether quotas are enforced, for whom they are paused, and schedules, for JSON."""
     paused = [PAUSE.document(pause, Moment(now_s)) for pause in rules.pauses()]
-    return {"enforced": rules.is_enforced, "paused": paused}
+    scheduled = [
+        {
+            "selector": selector(each.rule.keys),
+            "schedule": each.schedule,
+        }
+        for each in islice(rules.with_schedules(), MOST_SCHEDULED)
+    ]
+    return {"enforced": rules.is_enforced, "paused": paused, "scheduled": scheduled}

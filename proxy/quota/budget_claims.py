@@ -10,10 +10,6 @@ from metrics.clock import MS_PER_SECOND
 from .meter import Meter
 from .rules import Budget
 from .shares import Claim
-from .turns import Step
-
-ACTIVE_MS = 2_000.0
-"""A client that moved nothing for so long, and waits for nothing, has no part in the division."""
 
 IDLE_MS = 10_000.0
 """After so long without traffic no part is asked for any more."""
@@ -128,11 +124,8 @@ def is_idle(of: Meter, now_ms: float) -> bool:
 
 
 def _active(budget: Meter, now_ms: float) -> Iterator[Meter]:
-    """Yield the sensors of clients, and of budgets, that moved something lately, or wait here."""
-    for sharer in budget.sharers.values():
-        is_moving = now_ms - sharer.last_record_ms < ACTIVE_MS
-        if is_moving or budget.gate.turns.count((Step(sharer.entity),)):
-            yield sharer
+    """Yield the sensors of clients, and of budgets in it, that have a share of a budget now."""
+    return (each for each in budget.sharers.values() if each.is_active(now_ms))
 
 
 def _inner_weight(budget: Meter, now_ms: float) -> float:

@@ -25,7 +25,7 @@ from .shares import Claim, divide
 RATE_LEASE_MS = 2_000.0
 """How long a member may use a lease, from when it asked."""
 
-GUARANTEE_MS = 3_000.0
+GUARANTEE_MS = 2_000.0
 """How much longer it may use the guaranteed part of it."""
 
 SKEW_MS = 500.0
@@ -163,30 +163,46 @@ class _Outstanding:
         return self.lease.guaranteed if now_ms < self.guaranteed_until_ms else 0.0
 
 
-class Votes:
-    """The owner's side of one slot: the votes for this process."""
+class Voters:
+    """The members whose votes count, as a process knows them."""
 
     def __init__(self) -> None:
         self.members: frozenset[str] = frozenset()
         self._changed_ms = math.inf
-        """When these changed: a majority of others may know of other ones for as long as it lasts.
-        """
-        self._heard_ms: dict[str, float] = {}
-        """When each member voted last."""
-        self._begun_ms: float | None = None
-        """Since when there is a majority."""
+        """When they changed: a majority of others may know of other ones for as long as a vote
+        lasts."""
 
     def use(self, members: frozenset[str], now_ms: float) -> None:
         """Have these members vote."""
         if members != self.members:
             self.members, self._changed_ms = members, now_ms
 
+    def doubt(self, now_ms: float) -> None:
+        """Take them for changed: this process stood still, and others may know newer ones."""
+        self._changed_ms = now_ms
+
+    @property
+    def sure_ms(self) -> float:
+        """From when on no majority of others has another owner."""
+        return self._changed_ms + VOTE_MS
+
+
+class Votes:
+    """The owner's side of one slot: the votes for this process."""
+
+    def __init__(self, voters: Voters) -> None:
+        self.voters = voters
+        self._heard_ms: dict[str, float] = {}
+        """When each member voted last."""
+        self._begun_ms: float | None = None
+        """Since when there is a majority."""
+
     def take(self, voter: str, now_ms: float) -> None:
         """Count a member's vote from now on."""
-        self._heard_ms[voter] = now_ms
-        if self.lasts_ms(now_ms) <= 0:
+        if self.lasts_ms(now_ms) <= 0:  # it had ended, if this vote makes one again
             self._begun_ms = None
-        elif self._begun_ms is None:
+        self._heard_ms[voter] = now_ms
+        if self._begun_ms is None and self.lasts_ms(now_ms) > 0:
             self._begun_ms = now_ms
 
     def forget(self) -> None:
@@ -196,7 +212,7 @@ class Votes:
 
     def lasts_ms(self, now_ms: float) -> float:
         """Return how long a lease may last that is given now; 0 or less without a majority."""
-        heard = [self._heard_ms.get(each, -math.inf) for each in self.members]
+        heard = [self._heard_ms.get(each, -math.inf) for each in self.voters.members]
         heard.sort(reverse=True)
         majority_ms = heard[len(heard) // 2] if heard else -math.inf
         return majority_ms + RATE_LEASE_MS - now_ms
@@ -205,7 +221,7 @@ class Votes:
     def free_ms(self) -> float:
         """From when on what nobody says to use is not in use, but for guaranteed parts."""
         assert self._begun_ms is not None
-        return max(self._begun_ms, self._changed_ms + VOTE_MS)
+        return max(self._begun_ms, self.voters.sure_ms)
 
 
 @dataclass(slots=True)
@@ -230,11 +246,12 @@ class _Holder:
 class BudgetOwner:
     """The owner's side, of one budget.
 
-    `guaranteed` is what guarantees of all the budget's clients add up to.
+    `guaranteed` is what guarantees of all the budget's clients add up to. Until `free_ms` what
+    nobody says to use may be in use all the same: by a rule that was changed, of another owner.
     """
 
-    def __init__(self, rate: float, guaranteed: float) -> None:
-        self.rate, self.guaranteed = rate, guaranteed
+    def __init__(self, rate: float, guaranteed: float, free_ms: float = -math.inf) -> None:
+        self.rate, self.guaranteed, self.free_ms = rate, guaranteed, free_ms
         self._holders: dict[str, _Holder] = {}
 
     def answer(self, demand: Demand, votes: Votes, now_ms: float) -> RateLease | None:
@@ -255,7 +272,8 @@ class BudgetOwner:
         lasts_ms = votes.lasts_ms(now_ms)
         if lasts_ms <= 0:
             return None
-        rate = min(self._share(demand, now_ms), self._free(demand, votes.free_ms, now_ms))
+        free_ms = max(votes.free_ms, self.free_ms)
+        rate = min(self._share(demand, now_ms), self._free(demand, free_ms, now_ms))
         lease = RateLease(demand.number, rate, min(demand.guaranteed, rate), lasts_ms)
         holder.add(lease, now_ms)
         return lease

@@ -1,7 +1,6 @@
 """Show what clients have of budgets: shares, what is borrowed or lent, and who waits for whom.
 
-A share is what a client would get if all that are active wanted more than there is. Active is who
-moved bytes in the time that rates look back, or waits.
+A share is what a client would get if all that are active wanted more than there is.
 """
 
 import math
@@ -264,9 +263,9 @@ def _active(meter: Meter, now_ms: float) -> _Sharer | None:
     """Return the client of a sensor if it is active, and charged to a budget that holds it."""
     if not meter.is_enforced or len(meter.charged) == 1 or isinstance(meter.rule, Budget):
         return None
-    waits, rate = meter.budget_waits(), meter.metric.measure(now_ms)
-    if not (rate or waits or meter.gate.waiting):
+    if not meter.is_active(now_ms):
         return None
+    waits, rate = meter.budget_waits(), meter.metric.measure(now_ms)
     return _Sharer(meter, rate, sum(waits.values()), next(iter(waits), None))
 
 

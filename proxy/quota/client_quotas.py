@@ -45,12 +45,9 @@ class ClientQuotas:
     generation: int = -1
     """The update of the rules that `matches` is of."""
     matches: dict[QuotaKind, Match] = field(default_factory=dict)
-    enforced: dict[QuotaKind, Match] = field(default_factory=dict)
-    """Those of `matches` to which the client is held."""
     meters: dict[QuotaKind, Meter] = field(default_factory=dict)
-    """The sensors of `enforced` that its latest traffic was charged to."""
-    observed: dict[QuotaKind, Meter] = field(default_factory=dict)
-    """The sensors of its other `matches`: what is measured by them is held for nothing."""
+    """The sensors of `matches` that its latest traffic was charged to. Those that are not enforced
+    have no gates, and hold nothing."""
     paced_kinds: set[QuotaKind] = field(default_factory=set)
     """Whose traffic other sensors measured until the latest update: a new one has not seen it."""
     longest_hold_ms: float = math.inf
@@ -74,7 +71,7 @@ class ClientQuotas:
     def charged(self) -> tuple[Meter, ...]:
         """The sensors that its latest traffic was charged to; some may be retired."""
         of_topics = (each for each in self.topic_meters.values() if each is not None)
-        return (*self.meters.values(), *self.observed.values(), *dict.fromkeys(of_topics))
+        return (*self.meters.values(), *dict.fromkeys(of_topics))
 
     @property
     def is_bounded(self) -> bool:
@@ -90,11 +87,7 @@ class ClientQuotas:
         meter = self._meter(kind, now_ms)
         if kind.is_time:
             value /= BUSY_MS_PER_PERCENT
-        if meter is None:
-            if kind in self.matches:
-                self._observe(kind, value, now_ms)
-            return None
-        return self.charge_at(meter, value, now_ms)
+        return None if meter is None else self.charge_at(meter, value, now_ms)
 
     def topic_meter(self, kind: QuotaKind, topic: str, now_ms: float) -> Meter | None:
         """Return the sensor of this client's traffic of a topic, None where no rule is for it."""
@@ -116,7 +109,7 @@ class ClientQuotas:
         """Record traffic, as `charge`, at a sensor that `topic_meter` has returned."""
         longest_ms, entity = 0.0, meter.entity
         for each in meter.charged:
-            if not each.is_enforced:  # a budget whose clients have bounds of their own
+            if not each.is_enforced:
                 self._count_above(each, value, now_ms)
                 continue
             hold_ms = each.hold_ms(value, now_ms)
@@ -192,7 +185,7 @@ class ClientQuotas:
         is_fetched = kind is CONSUMER_BYTE_RATE
         levels = () if meter is None else meter.levels
         for each in topics:
-            levels += each.levels if each.is_enforced else ()
+            levels += each.levels
         if waiter.gate is not None and len(levels) > 1:
             levels = self._levels_to_pass(levels, waiter)
         for level in levels:
@@ -283,7 +276,7 @@ class ClientQuotas:
 
     def meter_of(self, kind: QuotaKind) -> Meter | None:
         """Return the sensor that the latest traffic of this kind was charged to, if any."""
-        return self.meters.get(kind) or self.observed.get(kind)
+        return self.meters.get(kind)
 
     def is_paced(self, kind: QuotaKind) -> bool:
         """Return whether the client is over its quota, or was until just now."""
@@ -298,7 +291,7 @@ class ClientQuotas:
     def pace_immediately(self, kind: QuotaKind, now_ms: float) -> None:
         """Keep the bound by schedule for a while: others that measured the client let it pass."""
         meter = self._meter(kind, now_ms)
-        if meter is not None:
+        if meter is not None and meter.is_enforced:
             meter.share(now_ms)
 
     def joined(self, session_timeout_ms: float) -> None:
@@ -317,30 +310,16 @@ class ClientQuotas:
                 if meter.lease is not None:
                     meter.take_back(now_ms)
                 return meter
-        self._matches_in_force()
-        match = self.enforced.get(kind)
-        return None if match is None else self._use(kind, match, self.meters, now_ms)
-
-    def _use(
-        self, kind: QuotaKind, match: Match, meters: dict[QuotaKind, Meter], now_ms: float
-    ) -> Meter:
-        """Have the traffic of a kind charged to the sensor of a match from now on."""
+        match = self._matches_in_force().get(kind)
+        if match is None:
+            return None
         paces = match.enforced and kind in self.paced_kinds
         meter = self.sensors.meter(kind, match, now_ms, self.address, paces=paces)
         if match.enforced:
             self.paced_kinds.discard(kind)
-        meters[kind] = meter
+        self.meters[kind] = meter
         self.sensors.note_sensor(self.identity, meter, is_connected=self.users > 0)
         return meter
-
-    def _observe(self, kind: QuotaKind, value: float, now_ms: float) -> None:
-        """Measure traffic whose quota is not enforced."""
-        meter = self.observed.get(kind)
-        if meter is None or meter.retired:
-            meter = self._use(kind, self.matches[kind], self.observed, now_ms)
-        meter.take_back(now_ms)
-        for each in meter.charged:
-            self._count_above(each, value, now_ms)
 
     def _count_above(self, meter: Meter, value: float, now_ms: float) -> None:
         """Measure what is held for nothing; count it if the bound is exceeded."""
@@ -363,14 +342,12 @@ class ClientQuotas:
     def resolve(self) -> None:
         """Find the rules that match anew."""
         self.generation = self.sensors.generation
-        self.paced_kinds.update(self.meters)
+        self.paced_kinds.update(kind for kind, each in self.meters.items() if each.is_enforced)
         self.meters.clear()
-        self.observed.clear()
         self.topic_meters.clear()
         table = self.sensors.table
         matches = ((kind, table.match(kind, self.identity)) for kind in TRAFFIC_KINDS)
         self.matches = {kind: match for kind, match in matches if match is not None}
-        self.enforced = {kind: match for kind, match in self.matches.items() if match.enforced}
         self.topic_kinds = frozenset(
             kind for kind in FORESEEN_KINDS if table.rule_by_topic(kind, self.identity)
         )

@@ -170,14 +170,12 @@ class DelayQueue:
 
     def _wake(self) -> None:
         self._cancel_timer = None
-        self._armed_for_ms = math.inf
-        now_ms = self._clock_ms()
-        next_due_ms = self.next_due_ms
-        if next_due_ms is not None and next_due_ms <= now_ms:
-            self._released_ms = now_ms
+        self._armed_for_ms = -math.inf  # what is added meanwhile sets no timer
         try:
-            self.release_due(now_ms, MAX_RELEASED)
+            if self.release_due(self._clock_ms(), MAX_RELEASED):
+                self._released_ms = self._clock_ms()
         finally:
+            self._armed_for_ms = math.inf
             self._arm()
 
     def _arm(self) -> None:
@@ -187,7 +185,7 @@ class DelayQueue:
         self._disarm()
         if next_due_ms is not None and not self._closed:
             self._armed_for_ms = next_due_ms
-            # What was due already, when it was added by a release, does not wait.
+            # What is due by the end of a release does not wait: a turn at a gate that it gave.
             if next_due_ms > self._released_ms:
                 next_due_ms = max(next_due_ms, self._released_ms + SHORTEST_PAUSE_MS)
             self._cancel_timer = self._call_at(next_due_ms, self._wake)

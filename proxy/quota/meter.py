@@ -40,6 +40,9 @@ What it owes it owes all the same, so that nothing else is asked for."""
 LEND_PART = 0.25
 """Of what its schedules have saved up a sensor lends so much: others of its budget lend, too."""
 
+ACTIVE_MS = 2_000.0
+"""A client that moved nothing for so long, and waits for nothing, has no share of its budget."""
+
 SHOWN_CLIENTS = 20
 """How many clients a row names; it counts them all."""
 
@@ -117,12 +120,12 @@ class Level(NamedTuple):
 
     @property
     def counts_brought(self) -> bool:
-        """Whether a turn counts with what it brought, not with what was expected of it."""
-        return bool(self.path) or self.meter.leased is not None
+        """Whether a turn counts with what it brought: where there are others that take turns."""
+        return self.tells_clients or bool(self.path)
 
     def path_of(self, client: TurnPath) -> TurnPath:
         """Return the path to a client."""
-        return (*self.path, *client) if self.tells_clients else self.path
+        return (*self.path, *client) if self.tells_clients or not self.path else self.path
 
 
 class AdaptedBound(NamedTuple):
@@ -268,7 +271,11 @@ class Meter(Sensor):
             or (budget.rule.enforce and budget.rule.ceilings[kind] <= rule.bounds[kind])
         )
         self.charged = (self,)
-        self.levels = () if self.is_measured_only else (Level(self),)
+        tells_clients = (
+            self.is_overflow or rule.scope == "shared" or not CLIENT_ID_KEYS & {*rule.keys}
+        )
+        own = Level(self, tells_clients=tells_clients)
+        self.levels = (own,) if self.is_enforced and not self.is_measured_only else ()
         if self.budget is not None:
             self.budget.sharers.pop(self.name, None)
         self.budget = budget
@@ -276,18 +283,15 @@ class Meter(Sensor):
             return
         budget.sharers[self.name] = self
         is_group = isinstance(rule, Budget)
-        share, tells_clients = (
-            rule.share,
-            rule.scope == "shared" or not CLIENT_ID_KEYS & {*rule.keys},
-        )
-        step = Step(self.entity, share.weight, share.guaranteed / MS_PER_SECOND, is_group)
+        weight, guaranteed = rule.share.weight, rule.share.guaranteed / MS_PER_SECOND
+        step = Step(self.entity, weight, guaranteed, is_group)
         self.charged += tuple(
             each for each in budget.charged if self.is_enforced or not each.is_enforced
         )
         self.levels += tuple(
             Level(level.meter, (*level.path, step), tells_clients)
             for level in budget.levels
-            if level.meter.is_enforced
+            if self.is_enforced and level.meter.is_enforced
         )
 
     def adapt(self, adapted: AdaptedBound | None, now_ms: float) -> None:
@@ -429,6 +433,11 @@ class Meter(Sensor):
     def hold_until_ms(self, now_ms: float) -> float | None:
         """Return when the last response that is held now leaves; None when none is held."""
         return self.held_until_ms if self.held_until_ms > now_ms else None
+
+    def is_active(self, now_ms: float) -> bool:
+        """Return whether its clients moved something lately, wait, or are held."""
+        is_moving = now_ms - self.last_record_ms < ACTIVE_MS
+        return is_moving or self.waiting > 0 or self.held_until_ms > now_ms
 
     @property
     def is_far_below(self) -> bool:

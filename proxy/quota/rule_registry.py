@@ -3,7 +3,7 @@
 That is overrides and pauses, which the state keeps.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -59,6 +59,8 @@ class RuleEntry:
     """What an override says of it; None: as the file's rule with the same keys."""
     until_s: float | None = None
     """When an override ends by itself, as `at_s`; None: not at all."""
+    schedule: str | None = None
+    """Until when it is in force, or when it begins, for people; None: it has no schedule."""
 
 
 KeptChange: TypeAlias = RuleEntry | QuotaPause
@@ -82,6 +84,11 @@ class ComposedRules:
     of_file: ScheduledSettings
     """What of the file is in force at the time."""
 
+    @property
+    def scheduled(self) -> Iterator[RuleEntry]:
+        """Those of the rules and budgets that have a schedule."""
+        return (each for each in chain(self.budgets, self.entries) if each.schedule is not None)
+
 
 def compose(
     settings: QuotaSettings, kafka: Iterable[Rule], kept: Mapping[str, KeptChange], at_s: float
@@ -99,7 +106,11 @@ def compose(
     }
     now = ScheduledSettings.at(settings, at_s, overridden)
     rules_now = now.settings.rules
-    of_file = {selector(rule.keys): RuleEntry(rule, RuleOrigin.FILE) for rule in rules_now}
+    told = now.told.get
+    of_file = {
+        selector(rule.keys): RuleEntry(rule, RuleOrigin.FILE, schedule=told(rule.title))
+        for rule in rules_now
+    }
     of_kafka = (RuleEntry(rule, RuleOrigin.KAFKA) for rule in kafka)
     of_rules = (each for each in overrides if not isinstance(each.rule, Budget))
     by_name: dict[str, list[RuleEntry]] = {}
@@ -111,7 +122,8 @@ def compose(
     numbers = {rule.number for rule in rules_now}
     for rule in settings.rules:
         if rule.number not in numbers:
-            entry = RuleEntry(rule, RuleOrigin.FILE, in_force=False)
+            schedule = told(rule.title)
+            entry = RuleEntry(rule, RuleOrigin.FILE, in_force=False, schedule=schedule)
             by_name.setdefault(selector(rule.keys), []).append(entry)
     in_order = sorted(by_name.items(), key=lambda item: (item[1][0].rule.order, item[0]))
     in_force = {name: same[0] for name, same in in_order if same[0].in_force}
@@ -123,7 +135,11 @@ def compose(
     rules = tuple(entry.rule for entry in in_force.values())
     table = RuleTable(rules, enforce=settings.enforce, pauses=_pauses_of(kept))
     of_budgets = tuple(
-        replace(each, in_force=now.scheduled.get(each.rule.title, True))
+        replace(
+            each,
+            in_force=now.scheduled.get(each.rule.title, True),
+            schedule=told(each.rule.title),
+        )
         for each in budgets.values()
     )
     named = {selector(each.rule.keys): each for each in of_budgets}
@@ -336,6 +352,10 @@ class RuleRegistry:
     def budgets(self) -> Sequence[RuleEntry]:
         """Return the budgets of the file's rules, each with the rates that an override gives it."""
         return self._composed.budgets
+
+    def with_schedules(self) -> Iterator[RuleEntry]:
+        """Return the rules and budgets of the file that have a schedule."""
+        return self._composed.scheduled
 
     def scheduled(self) -> Mapping[str, bool]:
         """Return of what has a schedule, by titles, whether it is in force by that."""

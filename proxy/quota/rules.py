@@ -285,11 +285,6 @@ class Rule:
             share = share.budget.share
 
     @property
-    def names_clients(self) -> bool:
-        """Whether it asks anything of a client."""
-        return not self.keys.keys().isdisjoint(CLIENT_KEYS)
-
-    @property
     def is_open(self) -> bool:
         """True when clients decide how many entities the rule has."""
         return is_open(self.keys, self.scope)

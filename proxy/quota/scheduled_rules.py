@@ -20,6 +20,8 @@ class ScheduledSettings:
     """With the rules in force, whose budgets have the rates in force."""
     scheduled: dict[str, bool]
     """Of the rules and budgets with a schedule, by their titles, whether a time of theirs is."""
+    told: dict[str, str] = field(default_factory=dict)
+    """Of the same, by the same, until when they are in force, or when they begin."""
     since_s: float = -math.inf
     """From this time of the Unix epoch on all that is so."""
     until_s: float = math.inf
@@ -44,10 +46,12 @@ class ScheduledSettings:
         schedules = set(parts.values())
         are_in: dict[Schedule | None, bool] = {when: when.is_in(at) for when in schedules}
         are_in[None] = True
+        told = {when: when.told(at) for when in schedules}
         changes = [change for when in schedules if (change := when.next_change(at)) is not None]
         return cls(
             _InForce(are_in, overridden).settings(settings),
             {title: are_in[when] for title, when in parts.items()},
+            {title: told[when] for title, when in parts.items()},
             at_s,
             min(changes).timestamp() if changes else math.inf,
         )

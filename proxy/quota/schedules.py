@@ -74,6 +74,13 @@ class Schedule:
         edges = sorted(edge for window in self._windows(at, DAYS_AHEAD) for edge in window)
         return next((each for each in edges if each > at and self.is_in(each) != was_in), None)
 
+    def told(self, at: datetime) -> str:
+        """Return for people until when it is in force at a time, or when it begins."""
+        change, is_in = self.next_change(at), self.is_in(at)
+        if change is None:
+            return "in force" if is_in else "not in force"
+        return f"{'in force until' if is_in else 'begins'} {self.clock(change)}"
+
     def clock(self, at: datetime) -> str:
         """Return a time as the clock of its zone shows it."""
         return at.astimezone(self._zone).isoformat(" ", "minutes")

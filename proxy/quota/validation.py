@@ -95,7 +95,7 @@ def _find_topic_problems(
         message = f"follows all that a query reads, and does not go with {key}"
         yield BadValueError(message, f"remove it, or {key}", "adaptive")
     if shares:
-        message = f"has all bytes of its clients already, and does not go with {key}"
+        message = f"is charged with whole responses, before their topics are known: not with {key}"
         yield BadValueError(message, "write it into the rule of these clients", "budget")
 
 

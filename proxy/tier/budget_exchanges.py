@@ -24,11 +24,13 @@ from proxy.quota.budget_leases import (
     ASK_EVERY_MS,
     RATE_LEASE_MS,
     SKEW_MS,
+    VOTE_MS,
     BudgetOwner,
     Demand,
     LeaseUser,
     RateLease,
     Vote,
+    Voters,
     Votes,
 )
 from proxy.quota.entities import TRAFFIC_KINDS
@@ -76,6 +78,8 @@ class _Leased(NamedTuple):
     rate: float
     """Of a rule: of each entity."""
     guaranteed: float
+    since_ms: float
+    """When the rule came, if in the place of others."""
 
 
 @dataclass(slots=True)
@@ -117,7 +121,7 @@ class _Owned:
         now_ms: float,
     ) -> RateLease | None:
         """Answer a demand, as BudgetOwner does."""
-        for gone in self.claims.keys() - votes.members:
+        for gone in self.claims.keys() - votes.voters.members:
             del self.claims[gone]
         self.claims[_voter(member)] = claim
         inner_weights: defaultdict[str, float] = defaultdict(float)
@@ -155,6 +159,7 @@ class BudgetExchanges:
         self._given: dict[int, Vote] = {}
         """By slots, as those taken."""
         self._taken: dict[int, Votes] = {}
+        self._voters = Voters()
         self._latest: dict[str, tuple[str, int]] = {}
         """Of each member that asks its process, and the number of its latest message."""
         self._generation = -1
@@ -211,6 +216,7 @@ class BudgetExchanges:
             if owned is None:
                 owned = self._owned[sensor] = _Owned(BudgetOwner(0.0, 0.0))
             owned.owner.rate, owned.owner.guaranteed = leased.rate, leased.guaranteed
+            owned.owner.free_ms = leased.since_ms + VOTE_MS
             votes = self._taken[leased.slot]
             lease = owned.lease(member, number, uses, claim, votes, now_ms)
             if lease is not None:
@@ -227,8 +233,8 @@ class BudgetExchanges:
             self._follow_rules()
         owners, members = self._owners()
         slots: defaultdict[str, list[int]] = defaultdict(list)
-        for slot, votes in self._taken.items():
-            votes.use(members, now_ms)
+        self._voters.use(members, now_ms)
+        for slot in self._taken:
             if (owner := owners[slot]) is not None and self._leased:
                 slots[owner].append(slot)
         due: defaultdict[str, list[str]] = defaultdict(list)
@@ -253,29 +259,38 @@ class BudgetExchanges:
         await self._forget(now_ms)
 
     def _use(self, name: str, meter: Meter) -> _Use:
-        """Return what is used of a sensor's entity, nothing yet if its rule is another one."""
+        """Return what is used of a sensor's entity, under another rule the same as before."""
         use, rule = self._uses.get(name), sensor_name(meter.kind, meter.rule.shared_entity)
-        if use is None or use.rule != rule:
+        if use is None:
             use = self._uses[name] = _Use(rule, LeaseUser(), clock_ms())
+        if use.rule != rule:
+            use.rule, use.is_urgent = rule, True
         return use
 
     def _follow_rules(self) -> None:
         """Lease what the rules in force have for clients of several members."""
-        self._generation, table = self._quotas.generation, self._quotas.table
+        self._generation, table, known = self._quotas.generation, self._quotas.table, self._leased
         every: Iterable[tuple[Rule, float]] = (
             *table.budgets,
             *((rule, 0.0) for rule in table.rules if self._quotas.is_divided(rule)),
         )
-        self._leased = {
-            sensor_name(kind, rule.shared_entity): _Leased(
-                lease_slot(rule.shared_entity), rate, guaranteed
-            )
+        named = {
+            sensor_name(kind, rule.shared_entity): (rule, rate, guaranteed)
             for rule, guaranteed in every
             for kind, rate in rule.bounds.items()
             if kind in TRAFFIC_KINDS
         }
+        # In the place of a rule that went, others may use parts by that.
+        since_ms = clock_ms() if known.keys() - named.keys() else self._made_ms
+        self._leased = {
+            name: _Leased(
+                *(lease_slot(rule.shared_entity), rate, guaranteed),
+                known[name].since_ms if name in known else since_ms,
+            )
+            for name, (rule, rate, guaranteed) in named.items()
+        }
         for slot in {each.slot for each in self._leased.values()} - self._taken.keys():
-            self._given[slot], self._taken[slot] = Vote(self._made_ms), Votes()
+            self._given[slot], self._taken[slot] = Vote(self._made_ms), Votes(self._voters)
 
     async def _forget(self, now_ms: float) -> None:
         """Forget what is used no more here, and what nobody uses of what was leased."""
@@ -291,6 +306,8 @@ class BudgetExchanges:
         """Return whether this process stood still, and so knows of no votes."""
         stood_still = now_ms - self._looked_ms >= SKEW_MS
         self._looked_ms = now_ms
+        if stood_still:
+            self._voters.doubt(now_ms)
         for votes in self._taken.values() if stood_still else ():
             votes.forget()
         return stood_still

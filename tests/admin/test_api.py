@@ -60,6 +60,7 @@ async def test_clients_say_rate_bound_window_and_rule(world: AdminWorld, ask: As
             "by": None,
             "at": None,
             "until": None,
+            "schedule": None,
         },
         "client_count": 1,
         "clients": [{"listener": "default", "user": "bob", "client_id": "etl-orders"}],

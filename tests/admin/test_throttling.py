@@ -14,9 +14,11 @@ from status_page import CLIENTS, visited
 from proxy.admin.commands.admin_client import AdminAddress
 from proxy.admin.commands.top import run_top
 from proxy.cli import main
+from proxy.quota.rules import Rule
+from proxy.quota.schedules import Schedule
 
 PATH = "/v1/throttling"
-ENFORCED = {"throttling": {"enforced": True, "paused": []}}
+ENFORCED = {"throttling": {"enforced": True, "paused": [], "scheduled": []}}
 HALF_HOUR_S = 1800
 
 
@@ -204,3 +206,24 @@ async def test_the_page_shows_it(world: AdminWorld, page: Page):
         await page.until(f"{text('#clients')}.includes('not enforced, above for 1 s')")
         await asyncio.to_thread(main, ["resume", "--url", url])
         await page.until(hidden)
+
+
+async def test_it_is_shown_until_when_a_rule_is_in_force_and_when_one_begins(page: Page):
+    """At the start of 1970, a Thursday, as the clock of the rules stands here."""
+    schedules = {"etl-orders": Schedule(("thu",)), "backfill": Schedule(("fri",), "08:00")}
+    rules = tuple(
+        Rule(client_id=client_id, number=number, bounds={CONSUMER: MIB}, when=when)
+        for number, (client_id, when) in enumerate(schedules.items())
+    )
+    told = [
+        "client-id=backfill begins 1970-01-02 08:00+00:00",
+        "client-id=etl-orders in force until 1970-01-02 00:00+00:00",
+    ]
+    world = AdminWorld(rules)
+    world.connect("etl-orders")(MIB)
+    async with visited(world.server(), page) as url:
+        shown = await asyncio.to_thread(shown_by_top, url)
+        assert f"schedules: {'; '.join(told)}" in " ".join(shown.split())
+        await page.open(url, f"{CLIENTS} === 1")
+        assert await page.run(text("#scheduled")) == f"Schedules: {'; '.join(told)}"
+        assert told[1].split(" ", 1)[1] in await page.run(text("#clients"))

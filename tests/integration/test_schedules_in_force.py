@@ -90,6 +90,9 @@ def test_rules_and_budgets_begin_and_end_by_the_clock(
     until(lambda: in_force(process)[1], "the second rule is in force", BEGINS_WITHIN_S)
     assert clock.now() >= clock.begin
     assert in_force(process) == [False, True, True, True]
+    throttling = call(process, "GET", "/v1/clients").document["throttling"]
+    told = [" ".join(each["schedule"].split()[:-2]) for each in throttling["scheduled"]]
+    assert sorted(told) == ["begins", "in force until", "in force until"]
     with RawClient(process.bootstrap, CLIENT) as client:
         until_bound(process, client, name, AFTER_BYTES, HELD_WITHIN_S)
     with RawClient(process.bootstrap, "notebook") as client:

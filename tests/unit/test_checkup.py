@@ -55,7 +55,7 @@ STATUS: Mapping[str, Any] = {
     "not_ready_reason": None,
     "warning": None,
     "config_loads": [{"result": "ok", "message": "in force"}],
-    "throttling": {"paused": []},
+    "throttling": {"paused": [], "scheduled": []},
 }
 ADMIN = AdminSight(
     url="http://127.0.0.1:9644",

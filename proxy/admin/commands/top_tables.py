@@ -48,14 +48,14 @@ def screen(
     A narrow terminal (`width` in characters) shows fewer columns. At most `rows` lines of a table
     are shown, None for all. `views` are tables of `VIEWS`.
     """
-    paused = _paused(status["throttling"])
-    rows = None if rows is None else max(rows - bool(paused), 0)
+    banners = [Text(_paused(status["throttling"]), ALARM), _scheduled(status["throttling"])]
+    banners = [each for each in banners if each]
+    rows = None if rows is None else max(rows - len(banners), 0)
     draw = {CLIENTS: _clients, QUERIES: _queries, PIPELINES: _pipelines}
     tables = (part for view in views for part in ("", *draw[view](status, order, width, rows)))
-    banner = Text(paused, ALARM)
-    if rows is not None:
+    for banner in () if rows is None else banners:
         banner.no_wrap, banner.overflow = True, "crop"
-    return Group(_head(status), *([banner] if paused else ()), *tables)
+    return Group(_head(status), *banners, *tables)
 
 
 def in_order(quotas: Sequence[Document], order: str) -> list[list[Document]]:
@@ -166,6 +166,14 @@ def _paused(throttling: Document) -> str:
         for each in throttling["paused"]
     ]
     return f"QUOTAS ARE PAUSED: {', '.join(pauses)}" if pauses else ""
+
+
+def _scheduled(throttling: Document) -> Text:
+    """Return which rules and budgets are in force until when, or begin; empty without any."""
+    times = [
+        printable(f"{each['selector']} {each['schedule']}") for each in throttling["scheduled"]
+    ]
+    return Text(f"schedules: {'; '.join(times)}" if times else "", "dim")
 
 
 def _clients(status: Document, order: str, width: int, rows: int | None) -> _Drawn:

@@ -123,7 +123,8 @@ function makeRow(first) {
       : `not enforced, above for ${Math.min(client.above_s, 60)} s of the last minute`);
     say(holds, client.throttled
       ? `${count(client.holds, "hold")}, ${seconds(client.held_s)} in the last minute` : "");
-    const source = client.rule.source ? `${client.rule.source}, ` : "";
+    const { schedule } = client.rule;
+    const source = [client.rule.source, schedule].filter(Boolean).map((each) => `${each}, `).join("");
     say(summary, `${client.rule.title} · ${source}${count(client.client_count, "client")}`);
   }
   return { line, update };

@@ -80,7 +80,7 @@ function show(status) {
   showPanels(status);
 }
 
-function showPaused({ enforced, paused }) {
+function showPaused({ enforced, paused, scheduled }) {
   const pauses = paused.map((each) => {
     const who = Object.keys(each.keys).length ? visible(each.selector) : "all clients";
     const by = each.by ? `, by ${visible(each.by)}` : "";
@@ -89,6 +89,9 @@ function showPaused({ enforced, paused }) {
   const text = pauses.length ? `■ Quotas are paused: ${pauses.join("; ")}` : "";
   say(at("paused"), enforced ? text : "■ Quotas are not enforced: throttle.enforce is false");
   at("paused").hidden = enforced && !pauses.length;
+  const times = scheduled.map((each) => `${visible(each.selector)} ${visible(each.schedule)}`);
+  say(at("scheduled"), times.length ? `Schedules: ${times.join("; ")}` : "");
+  at("scheduled").hidden = !times.length;
 }
 
 function showTiles(status) {

@@ -24,6 +24,7 @@ from proxy.quota.budget_leases import (
     LeaseUser,
     RateLease,
     Vote,
+    Voters,
     Votes,
 )
 from proxy.quota.shares import Claim, divide
@@ -46,7 +47,7 @@ class Process:
     """One that may lease the budget."""
 
     owner: BudgetOwner
-    votes: Votes = field(default_factory=Votes)
+    votes: Votes = field(default_factory=lambda: Votes(Voters()))
     looked_ms: float = 0.0
 
     def is_awake(self, now_ms: float) -> bool:
@@ -55,6 +56,7 @@ class Process:
         self.looked_ms = now_ms
         if stood_still:
             self.votes.forget()
+            self.votes.voters.doubt(now_ms)
         return not stood_still
 
 
@@ -82,7 +84,7 @@ class Network:
             name: Process(BudgetOwner(BUDGET, self.guaranteed)) for name in (FIRST, "second")
         }
         for process in self.processes.values():
-            process.votes.use(frozenset(self.claims), self.now_ms)
+            process.votes.voters.use(frozenset(self.claims), self.now_ms)
         self.numbers = itertools.count()
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         for number, name in enumerate(self.users):
@@ -324,8 +326,8 @@ def test_a_member_asks_another_owner_when_its_vote_is_over():
 
 
 def votes_of(member: str, at_ms: float) -> Votes:
-    votes = Votes()
-    votes.use(frozenset(member), at_ms - VOTE_MS)
+    votes = Votes(Voters())
+    votes.voters.use(frozenset(member), at_ms - VOTE_MS)
     votes.take(member, at_ms)
     return votes
 
@@ -345,3 +347,22 @@ def test_an_owner_forgets_what_nobody_uses_any_more_and_not_before():
     over_ms = RATE_LEASE_MS + SKEW_MS + GUARANTEE_MS
     assert not owner.is_idle(over_ms - 1.0)
     assert owner.is_idle(over_ms)
+
+
+def test_in_the_place_of_another_rule_no_more_is_leased_at_first_than_members_say_to_use():
+    owner = BudgetOwner(BUDGET, 0.0, free_ms=1_000.0)
+    used = RateLease(1, 50.0, 0.0)
+    for number, uses, at_ms, rate in (
+        (1, NO_LEASE, 0.0, 0.0),
+        (2, used, 500.0, 50.0),
+        (3, used, 1_000.0, BUDGET),
+    ):
+        lease = owner.answer(Demand("a", number, uses, ALL, 0.0), votes_of("a", at_ms), at_ms)
+        assert lease is not None
+        assert lease.rate == rate
+
+
+def test_a_majority_that_had_ended_begins_anew_with_the_vote_that_makes_one():
+    votes = votes_of("a", 0.0)
+    votes.take("a", RATE_LEASE_MS + 1.0)
+    assert votes.free_ms == RATE_LEASE_MS + 1.0

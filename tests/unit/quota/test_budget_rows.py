@@ -233,10 +233,10 @@ def test_budgets_are_shown_before_they_have_clients():
 def test_client_ids_of_one_user_have_one_share():
     world = World(rule("n1"), Rule(user="anna", bounds={}, share=Share(ANALYTICS)))
     world.reads("n1", 4)
+    world.loop.run(END_MS / 2)
     for number in range(6):
         client = world.quotas.client(ClientIdentity("l", "anna", f"x{number}"))
-        client.charge(CONSUMER, 1_000_000, 0.0)
-    world.loop.run(END_MS / 2)
+        client.charge(CONSUMER, 1_000_000, END_MS / 2)
     rows = Rows(world)
     assert rows.part("n1").fair_share == rows.part("anna").fair_share == RATE / 2
     assert rows.budgets["analytics"].active_clients == 2

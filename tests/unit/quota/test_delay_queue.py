@@ -267,6 +267,26 @@ def test_what_comes_due_right_after_a_release_goes_out_together():
     assert timers.times == [12.0]
 
 
+def test_a_turn_that_a_release_gives_waits_for_no_pause():
+    timers = Timers()
+    reaper = make_queue(timers)
+    order: list[float] = []
+
+    def admitted() -> None:
+        """Give the next turn, as a gate does, some time after this release began."""
+        timers.now_ms += 0.1
+        order.append(timers.now_ms)
+        if len(order) < 3:
+            reaper.add(timers.now_ms, admitted)
+
+    reaper.add(10.0, admitted)
+    timers.now_ms = 10.0
+    while timers.armed:
+        assert timers.times[0] <= timers.now_ms
+        timers.armed.pop().call()
+    assert order == pytest.approx([10.1, 10.2, 10.3])
+
+
 def test_a_failing_callback_does_not_stop_the_reaper():
     timers = Timers()
     reaper = make_queue(timers)

@@ -15,6 +15,7 @@ from proxy.quota.budget_leases import (
     Demand,
     LeaseUser,
     RateLease,
+    Voters,
     Votes,
 )
 from proxy.quota.entities import ClientIdentity, QuotaKind
@@ -79,9 +80,13 @@ class Tier:
 
     def __init__(self, members: int) -> None:
         self.loop = ClosedLoop(QuotaWorld(SLOW).quotas)
-        self.owner, self.votes, self.numbers = BudgetOwner(RATE, 0.0), Votes(), itertools.count(1)
+        self.owner, self.votes, self.numbers = (
+            BudgetOwner(RATE, 0.0),
+            Votes(Voters()),
+            itertools.count(1),
+        )
         self.members = [Member(self, f"m{at}") for at in range(members)]
-        self.votes.use(frozenset(each.name for each in self.members), -VOTE_MS)
+        self.votes.voters.use(frozenset(each.name for each in self.members), -VOTE_MS)
         for member in self.members:
             self.votes.take(member.name, 0.0)
             self.loop.at(0.0, member.look)

@@ -176,3 +176,10 @@ def test_a_document_is_read_back(schedule):
 def test_other_names_are_no_time_zones(name):
     with pytest.raises(BadValueError, match="no time zone"):
         parse_timezone(name)
+
+
+def test_it_says_until_when_it_is_in_force_or_when_it_begins():
+    schedule = Schedule(("mon-fri",), "08:00", "18:00", "Europe/Berlin")
+    told = [schedule.told(datetime(2026, 11, 27, hour, tzinfo=UTC)) for hour in (8, 18)]
+    assert told == ["in force until 2026-11-27 18:00+01:00", "begins 2026-11-30 08:00+01:00"]
+    assert Schedule().told(datetime(2026, 11, 27, tzinfo=UTC)) == "in force"

@@ -31,9 +31,9 @@ WAYS = ["delay", "mute", "produce"]
 class SharedLoop(ClosedLoop):
     """Clients under one rule with scope `shared`."""
 
-    def __init__(self, bound: float = MB) -> None:
+    def __init__(self, bound: float = MB, **settings) -> None:
         rule = Rule(client_id=DEFAULT, scope="shared", bounds={CONSUMER: bound, PRODUCER: bound})
-        self.quotas = QuotaWorld(rule)
+        self.quotas = QuotaWorld(rule, **settings)
         super().__init__(self.quotas.quotas)
         self.numbers = itertools.count()
 
@@ -104,6 +104,23 @@ def test_clients_that_all_want_more_get_equal_shares(way):
     world.run(END_MS)
     shares = [got(*connections) / MB for connections in clients.values()]
     assert shares == pytest.approx([1 / len(clients)] * len(clients), rel=0.05)
+
+
+@pytest.mark.parametrize("begin_ms", [100.0, 3_000.0])
+def test_who_had_a_large_answer_first_does_not_fall_behind(begin_ms):
+    """It had turns that were expected to bring as much, when others had come."""
+    world = SharedLoop(2 * MB, burst_ms=500.0)
+    first, *_ = [
+        [
+            world.consumer(world.client_of(f"c-{at}"), 50 * MB, start_ms=at and begin_ms)
+            for _ in range(4)
+        ]
+        for at in range(4)
+    ]
+    world.run(begin_ms + 7_000.0)
+    answers = itertools.chain.from_iterable(each.got for each in first)
+    later = sum(size for _, at_ms, size in answers if at_ms > begin_ms + 1_000.0)
+    assert later / 6 >= 0.85 * 2 * MB / 4
 
 
 @pytest.mark.parametrize("way", WAYS)
