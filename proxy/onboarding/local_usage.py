@@ -81,13 +81,13 @@ def _report(given: argparse.Namespace) -> None:
         with tempfile.TemporaryDirectory(prefix="quota-proxy-usage-") as copied:
             folder = given.parquet or copied
             if given.parquet is None:
-                _copy(spark, config, span.first, copied)
+                copy_topic(spark, config, span.first, copied)
             figures, notes = write_report(spark, folder, span, given.out, teams, _rules(config))
     lines = [*summary_of(figures, notes), str(given.out / PAGE_FILE)]
     sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
-def _copy(spark: SparkSession, config: Config, first: date, folder: str) -> None:
+def copy_topic(spark: SparkSession, config: Config, first: date, folder: str) -> None:
     """Store what the topic has since the first day."""
     begin = datetime.combine(first, day_time(), UTC) - SLACK
     topic = _topic(config)

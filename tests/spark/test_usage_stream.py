@@ -6,12 +6,16 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
-from listening.session import finish
+from listening.session import QUERY_TIMEOUT_S, finish
 from metered.messages import record
 from parts.usage_driver import until_stored, usage_driver
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from examples.devkit.broker import EmbeddedBroker
+from proxy.spark.usage import folder_lease
+from proxy.spark.usage.command_line import UsageInputError
+from proxy.spark.usage.folder_lease import FolderLease
 from proxy.spark.usage.usage_stream import usage_query
 
 pytestmark = pytest.mark.slow
@@ -41,6 +45,8 @@ def test_each_record_is_stored_once_whenever_the_driver_is_killed(
     write(kafka.bootstrap, name, range(RECORDS))
     with usage_driver(kafka.bootstrap, name, out) as driver:
         until_stored(driver, out, FILES)
+        with pytest.raises(UsageInputError, match="another query writes to it"):
+            usage_query(spark, {"kafka.bootstrap.servers": kafka.bootstrap}, str(out), name)
 
     def copied() -> tuple[int, int]:
         options = {"kafka.bootstrap.servers": kafka.bootstrap}
@@ -55,3 +61,21 @@ def test_each_record_is_stored_once_whenever_the_driver_is_killed(
     assert copied() == whole
     (out / "checkpoint").rename(tmp_path / "lost")  # all comes again, however late
     assert copied() == whole
+
+
+def test_who_was_taken_for_dead_stores_nothing_more(
+    kafka: EmbeddedBroker,
+    topic: Callable[..., str],
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(folder_lease, "LEASE_S", 0.1)
+    monkeypatch.setattr(FolderLease, "keep", lambda *_: None)  # this driver hangs
+    name, out = topic(PARTITIONS), str(tmp_path / "usage")
+    options = {"kafka.bootstrap.servers": kafka.bootstrap}
+    query = usage_query(spark, options, out, name, {"processingTime": "0 seconds"})
+    FolderLease(spark, out).take()
+    write(kafka.bootstrap, name, range(PARTITIONS))
+    with pytest.raises(StreamingQueryException, match="another query writes to it now"):
+        query.awaitTermination(QUERY_TIMEOUT_S)

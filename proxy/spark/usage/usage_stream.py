@@ -24,6 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from .command_line import KeyValues, run_program
+from .folder_lease import FolderLease
 from .record_frames import store
 
 USAGE_NAME = "quota-proxy-usage"
@@ -49,6 +50,8 @@ def usage_query(
         topic: the topic with usage records.
         trigger: arguments of `DataStreamWriter.trigger`; every five minutes by default.
 
+    Raises UsageInputError while another query writes to the folder.
+
     """
     given = {
         "kafka.client.id": USAGE_NAME,
@@ -56,18 +59,23 @@ def usage_query(
         "maxOffsetsPerTrigger": str(MOST_OFFSETS),
         **options,
     }
+    lease = FolderLease(spark, out)
+    lease.take()
     messages = spark.readStream.format("kafka").options(**given).option("subscribe", topic).load()
     query: StreamingQuery = (
         messages.writeStream.queryName(given["kafka.client.id"])
-        .foreachBatch(lambda batch, number: _store(batch, number, out))
+        .foreachBatch(lambda batch, number: _store(batch, number, out, lease))
         .option("checkpointLocation", f"{out}/checkpoint")
         .trigger(**(trigger or {"processingTime": STREAM_TRIGGER}))
         .start()
     )
+    lease.keep(query)
     return query
 
 
-def _store(batch: DataFrame, number: int, out: str) -> None:
+def _store(batch: DataFrame, number: int, out: str, lease: FolderLease) -> None:
+    if not lease.is_held():
+        raise RuntimeError(f"{out}: another query writes to it now, as this one seemed to be dead")
     # Off in the session of a query: here there is no state whose partitions it would move.
     batch.sparkSession.conf.set("spark.sql.adaptive.enabled", "true")
     stored = store(batch, out)
@@ -99,6 +107,7 @@ def _run(given: argparse.Namespace) -> None:
     }
     trigger = {"availableNow": True} if given.once else {"processingTime": given.trigger}
     usage_query(spark, options, given.out.rstrip("/"), given.topic, trigger).awaitTermination()
+    spark.stop()
 
 
 def run_stream(arguments: Sequence[str] | None = None) -> int:
