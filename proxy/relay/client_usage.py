@@ -24,10 +24,10 @@ WALKED_AT_FIRST = 1000
 """So many requests of a client are all walked."""
 
 LIKEWISE = 2 * WALKED_AT_FIRST
-REQUESTS_PER_WEIGHT = 450
+REQUESTS_PER_WEIGHT = 500
 """Of later requests, up to LIKEWISE like the one at it, one in 1 + number / REQUESTS_PER_WEIGHT is
-walked. With W - 1 for each of weight W added up to n² / 900 at most, after n requests, a topic's
-part of them is wrong by sqrt(n² / 900 / 4) / n = 1 / 60 at worst: three times that is 5 %."""
+walked: what the weights are above 1 adds up to n² / 1000 at most, after n requests, and a topic's
+part of them is wrong by sqrt(n² / 1000 / 4) / n at worst. Three times that is 4.7 %."""
 
 MAX_SAMPLED_TOPICS = 1000
 """Of a client between two times that they are taken; the bytes of further ones have no topic."""
