@@ -103,7 +103,8 @@ def copy_topic(spark: SparkSession, config: Config, first: date, folder: str) ->
     except Exception as error:
         servers = options["kafka.bootstrap.servers"]
         text = f"can't read topic {topic!r} at {servers}: {cause_of(error)}"
-        raise RuntimeError(f"{text}; fix: see that a proxy with `usage` has run there") from None
+        fix = "see that a proxy with `usage` has run there, and cluster.tls and cluster.sasl"
+        raise RuntimeError(f"{text}; fix: {fix}") from None
 
 
 def _stream(given: argparse.Namespace) -> None:

@@ -151,7 +151,7 @@ def figures_of(
             _teams(by_team, teams),
             by_team[:MOST_CLIENTS] if teams is None else _usage(frames, "client", MOST_CLIENTS),
             [*used, *map(Usage, sorted(unused))],
-            _by_day(sums, teams),
+            _by_day(sums, by_team[:TEAMS_DRAWN], teams),
             _topics(sums, teams),
             _members(sums, first),
             doubtful.asDict(),
@@ -359,10 +359,12 @@ def _topics(sums: DataFrame, teams: Teams | None) -> dict[str | None, dict[str, 
     }
 
 
-def _by_day(sums: DataFrame, teams: Teams | None) -> dict[date, dict[str, int]]:
-    total = sums.groupBy("team").agg(*_added("bytes")).orderBy(F.desc("bytes"), "team")
-    shown = total.limit(TEAMS_DRAWN).select("team", F.col("team").alias("shown"))
-    daily = sums.join(F.broadcast(shown), "team", "left").groupBy("day", "shown")
+def _by_day(
+    sums: DataFrame, drawn: Iterable[Usage], teams: Teams | None
+) -> dict[date, dict[str, int]]:
+    names = [each.team for each in drawn]
+    shown = F.when(F.col("team").isin(names), F.col("team"))
+    daily = sums.groupBy("day", shown.alias("shown"))
     found: dict[date, dict[str, int]] = {}
     for row in daily.agg(*_added("bytes")).collect():
         team = OTHERS if row["shown"] is None else _title(row["shown"], teams)
