@@ -13,9 +13,9 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from examples.devkit.broker import EmbeddedBroker
-from proxy.spark.usage import folder_lease
+from proxy.spark.usage import sole_writer
 from proxy.spark.usage.command_line import UsageInputError
-from proxy.spark.usage.folder_lease import FolderLease
+from proxy.spark.usage.sole_writer import SoleWriter
 from proxy.spark.usage.usage_stream import usage_query
 
 pytestmark = pytest.mark.slow
@@ -70,12 +70,12 @@ def test_who_was_taken_for_dead_stores_nothing_more(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(folder_lease, "LEASE_S", 0.1)
-    monkeypatch.setattr(FolderLease, "keep", lambda *_: None)  # this driver hangs
+    monkeypatch.setattr(sole_writer, "DEAD_AFTER_S", 0.1)
+    monkeypatch.setattr(SoleWriter, "keep", lambda *_: None)  # this driver hangs
     name, out = topic(PARTITIONS), str(tmp_path / "usage")
     options = {"kafka.bootstrap.servers": kafka.bootstrap}
     query = usage_query(spark, options, out, name, {"processingTime": "0 seconds"})
-    FolderLease(spark, out).take()
+    SoleWriter(spark, out).take()
     write(kafka.bootstrap, name, range(PARTITIONS))
     with pytest.raises(StreamingQueryException, match="another query writes to it now"):
         query.awaitTermination(QUERY_TIMEOUT_S)

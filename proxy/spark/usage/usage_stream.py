@@ -24,8 +24,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from .command_line import KeyValues, run_program
-from .folder_lease import FolderLease
 from .record_frames import store
+from .sole_writer import SoleWriter
 
 USAGE_NAME = "quota-proxy-usage"
 """Of the topic, the query and its client."""
@@ -59,22 +59,22 @@ def usage_query(
         "maxOffsetsPerTrigger": str(MOST_OFFSETS),
         **options,
     }
-    lease = FolderLease(spark, out)
-    lease.take()
+    writer = SoleWriter(spark, out)
+    writer.take()
     messages = spark.readStream.format("kafka").options(**given).option("subscribe", topic).load()
     query: StreamingQuery = (
         messages.writeStream.queryName(given["kafka.client.id"])
-        .foreachBatch(lambda batch, number: _store(batch, number, out, lease))
+        .foreachBatch(lambda batch, number: _store(batch, number, out, writer))
         .option("checkpointLocation", f"{out}/checkpoint")
         .trigger(**(trigger or {"processingTime": STREAM_TRIGGER}))
         .start()
     )
-    lease.keep(query)
+    writer.keep(query)
     return query
 
 
-def _store(batch: DataFrame, number: int, out: str, lease: FolderLease) -> None:
-    if not lease.is_held():
+def _store(batch: DataFrame, number: int, out: str, writer: SoleWriter) -> None:
+    if not writer.is_held():
         raise RuntimeError(f"{out}: another query writes to it now, as this one seemed to be dead")
     # Off in the session of a query: here there is no state whose partitions it would move.
     batch.sparkSession.conf.set("spark.sql.adaptive.enabled", "true")

@@ -15,11 +15,11 @@ from pyspark.sql.streaming import StreamingQuery
 from .command_line import UsageInputError
 
 WRITERS_FOLDER = "writers"
-BEAT_S, LEASE_S = 3, 15
+BEAT_S, DEAD_AFTER_S = 3, 15
 """How often a query writes its file; for how long after that it is taken for alive."""
 
 
-class FolderLease:
+class SoleWriter:
     """The right to write below a folder: `take` it, check that it `is_held`, and `keep` it."""
 
     def __init__(self, spark: SparkSession, folder: str) -> None:
@@ -43,7 +43,7 @@ class FolderLease:
                     f"{self._folder}: another query writes to it ({alive[0]}), and two would store "
                     "records twice; fix: end that one, or name another folder"
                 )
-            if all(own - time_ms > LEASE_S * 1000 for time_ms in now.values()):
+            if all(own - time_ms > DEAD_AFTER_S * 1000 for time_ms in now.values()):
                 break
             time.sleep(BEAT_S)
         for name in now:
