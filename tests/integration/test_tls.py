@@ -31,7 +31,7 @@ USER_BOUND_BYTES = 123_456
 
 LOGIN_LISTENER = "listener.name.sasl_ssl"
 USER, PASSWORD = "etl", "etl.secret-7"
-COPY_S = 120
+COPY_S = 240
 
 
 @dataclass(frozen=True, slots=True)

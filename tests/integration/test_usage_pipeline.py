@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 CLIENTS = ("etl", "web")
 RECORDS, RECORD_BYTES = 40, 1000
-COPY_S = 120
+COPY_S = 240
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
-from listening.session import QUERY_TIMEOUT_S, finish
 from metered.messages import record
 from parts.usage_driver import until_stored, usage_driver
 from pyspark.errors import StreamingQueryException
@@ -24,7 +23,7 @@ PARTITIONS = 3
 RECORDS, DAYS = 3000, 5
 FILES = 2
 """So many batches are stored, and one is under way, when the driver is killed."""
-FLUSH_S = 60
+FLUSH_S, COPY_S = 60, 240
 
 
 def write(bootstrap: str, topic: str, numbers: range) -> None:
@@ -50,7 +49,8 @@ def test_each_record_is_stored_once_whenever_the_driver_is_killed(
 
     def copied() -> tuple[int, int]:
         options = {"kafka.bootstrap.servers": kafka.bootstrap}
-        finish(usage_query(spark, options, str(out), name, {"availableNow": True}))
+        query = usage_query(spark, options, str(out), name, {"availableNow": True})
+        assert query.awaitTermination(COPY_S)
         stored = spark.read.parquet(str(out / "usage"))
         assert stored.count() == stored.select("sequence").distinct().count()
         row = stored.selectExpr("count(*)", "sum(bytes)").first()
@@ -78,4 +78,4 @@ def test_who_was_taken_for_dead_stores_nothing_more(
     SoleWriter(spark, out).take()
     write(kafka.bootstrap, name, range(PARTITIONS))
     with pytest.raises(StreamingQueryException, match="another query writes to it now"):
-        query.awaitTermination(QUERY_TIMEOUT_S)
+        query.awaitTermination(COPY_S)
