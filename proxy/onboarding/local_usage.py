@@ -84,7 +84,11 @@ def _report(given: argparse.Namespace) -> None:
             folder = given.parquet or copied
             if given.parquet is None:
                 copy_topic(spark, config, span.first, copied)
-            figures, notes = write_report(spark, folder, span, given.out, teams, _rules(config))
+            try:
+                figures, notes = write_report(spark, folder, span, given.out, teams, _rules(config))
+            except UsageInputError as error:
+                text = str(error).replace(copied, f"topic {_topic(config)!r}")
+                raise UsageInputError(text) from None
     lines = [*summary_of(figures, notes), str(given.out / PAGE_FILE)]
     sys.stdout.write("".join(f"{line}\n" for line in lines))
 

@@ -112,7 +112,11 @@ def _run(given: argparse.Namespace) -> None:
 
 def run_stream(arguments: Sequence[str] | None = None) -> int:
     """Run the query until it fails or is ended; return the exit code."""
-    parser = argparse.ArgumentParser(description="Copy the usage topic to Parquet by day.")
+    parser = argparse.ArgumentParser(
+        description="Copy the usage topic to Parquet by day.",
+        epilog="@FILE stands for the arguments in a file, one in each line.",
+        fromfile_prefix_chars="@",
+    )
     servers_help = "HOST:PORT,... of the proxy, or of the brokers"
     parser.add_argument("--bootstrap-servers", required=True, help=servers_help)
     out_help = "folder or URL for the Parquet files and the checkpoint"
