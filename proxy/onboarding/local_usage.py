@@ -41,9 +41,8 @@ LOCAL_SETTINGS = {
     "spark.driver.memory": "1g",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    "spark.sql.shuffle.partitions": "32",
-    # Else all that is kept has 32 partitions, however little it is, in each of 20 queries.
-    "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning": "true",
+    # Each of some 20 queries has as many tasks, however little there is.
+    "spark.sql.shuffle.partitions": str(max(8, 2 * (os.cpu_count() or 1))),
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
