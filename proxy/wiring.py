@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import TypeVar
@@ -73,6 +74,9 @@ STOOD_STILL_S = 1.0
 
 EXPIRY_INTERVAL_S = 60.0  # between two looks for idle sensors
 RULES_INTERVAL_S = 0.2  # between two looks whether other rules are in force
+UNREAD = "rates/"
+"""Keys of records that nothing reads any more: usage is in a topic now."""
+
 TICK_INTERVAL_S = 1.0  # between two looks for clients that are held no longer, and for the charts
 
 THREAD_TURN_S = 0.001
@@ -201,6 +205,7 @@ class MemberProcess:
             now_s=time.time(),
         )
         self.audit = AuditLog(self.store)
+        self._drop_unread()
         await self._end_due()
         self._kafka_quotas = KafkaQuotas(
             KafkaClient(self.bootstrap, limit_s=None),
@@ -287,6 +292,14 @@ class MemberProcess:
             return
         self.rules.writes = is_leader
         await self.reload_shared_state()
+        await asyncio.to_thread(self._drop_unread)
+
+    def _drop_unread(self) -> None:
+        """Delete what older versions kept, if this process writes what concerns all."""
+        keys = [record.key for record in self.store.items(UNREAD)] if self.rules.writes else []
+        if keys:
+            with suppress(StateError):  # it is tried again at the next start
+                self.store.put_many((), delete=keys)
 
     async def resume(self) -> None:
         """Write to the store again, which is open again. Raises StateError."""

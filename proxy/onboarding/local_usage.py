@@ -41,7 +41,8 @@ LOCAL_SETTINGS = {
     "spark.driver.memory": "1g",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    "spark.sql.shuffle.partitions": "32",
+    # Each of some 20 queries has as many tasks, however little there is.
+    "spark.sql.shuffle.partitions": str(max(8, 2 * (os.cpu_count() or 1))),
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
@@ -81,13 +82,17 @@ def _report(given: argparse.Namespace) -> None:
         with tempfile.TemporaryDirectory(prefix="quota-proxy-usage-") as copied:
             folder = given.parquet or copied
             if given.parquet is None:
-                _copy(spark, config, span.first, copied)
-            figures, notes = write_report(spark, folder, span, given.out, teams, _rules(config))
+                copy_topic(spark, config, span.first, copied)
+            try:
+                figures, notes = write_report(spark, folder, span, given.out, teams, _rules(config))
+            except UsageInputError as error:
+                text = str(error).replace(copied, f"topic {_topic(config)!r}")
+                raise UsageInputError(text) from None
     lines = [*summary_of(figures, notes), str(given.out / PAGE_FILE)]
     sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
-def _copy(spark: SparkSession, config: Config, first: date, folder: str) -> None:
+def copy_topic(spark: SparkSession, config: Config, first: date, folder: str) -> None:
     """Store what the topic has since the first day."""
     begin = datetime.combine(first, day_time(), UTC) - SLACK
     topic = _topic(config)
@@ -103,7 +108,8 @@ def _copy(spark: SparkSession, config: Config, first: date, folder: str) -> None
     except Exception as error:
         servers = options["kafka.bootstrap.servers"]
         text = f"can't read topic {topic!r} at {servers}: {cause_of(error)}"
-        raise RuntimeError(f"{text}; fix: see that a proxy with `usage` has run there") from None
+        fix = "see that a proxy with `usage` has run there, and cluster.tls and cluster.sasl"
+        raise RuntimeError(f"{text}; fix: {fix}") from None
 
 
 def _stream(given: argparse.Namespace) -> None:

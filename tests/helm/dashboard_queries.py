@@ -13,6 +13,7 @@ EVERYTHING: Final = {
     "instance": ".*",
     "entity": ".*",
     "query": ".*",
+    "team": ".*",
     "__rate_interval": "1m",
 }
 """Grafana's variables as they are when nothing is selected."""

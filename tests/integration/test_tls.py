@@ -4,24 +4,34 @@ import ssl
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
 
 import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
+from pyspark.sql import SparkSession
 from support.clients import CLIENTS, Access, Client
-from support.proxy_process import HOST, ProxyProcess
+from support.operating import running
+from support.proxy_process import HOST, ProxyProcess, config, until
 from support.raw import RawClient, api_versions, message
 
 from examples.devkit.broker import EmbeddedBroker
 from examples.devkit.broker_settings import Quorum, new_cluster_id
 from examples.devkit.loopback import free_ports
+from proxy.config import load_config
+from proxy.onboarding.local_usage import copy_topic
+from proxy.spark.usage.usage_stream import usage_query
 from proxy.wire.apis import METADATA
 
 SNI = "broker-{node_id}.kafka.example"
 SIZES_BYTES = (1, 100, 70_000, 900_000) * 3
 USER_BOUND_BYTES = 123_456
+
+LOGIN_LISTENER = "listener.name.sasl_ssl"
+USER, PASSWORD = "etl", "etl.secret-7"
+COPY_S = 240
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,20 +150,30 @@ def test_client_without_tls_on_a_tls_port(proxy: Callable[..., ProxyProcess], pe
 
 
 @pytest.fixture(scope="module")
-def tls_kafka(tmp_path_factory: pytest.TempPathFactory, pem: Files) -> Iterator[str]:
-    """`HOST:PORT` of a broker's TLS listener."""
-    port, tls_port, controller = free_ports(3)
+def tls_kafka(tmp_path_factory: pytest.TempPathFactory, pem: Files) -> Iterator[dict[str, str]]:
+    """`HOST:PORT` of a broker's TLS listeners, by their protocol. SASL_SSL wants a certificate,
+    too.
+    """
+    port, tls_port, login_port, controller = free_ports(4)
     issued = pem.authority.issue_cert(HOST, "localhost")
     key = serialization.load_pem_private_key(issued.private_key_pem.bytes(), None).private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    advertised = f"PLAINTEXT://{HOST}:{port},SSL://{HOST}:{tls_port}"
+    ports = {"PLAINTEXT": port, "SSL": tls_port, "SASL_SSL": login_port}
+    advertised = ",".join(f"{name}://{HOST}:{number}" for name, number in ports.items())
+    login = "org.apache.kafka.common.security.plain.PlainLoginModule"
     properties = {
         "listeners": f"{advertised},CONTROLLER://{HOST}:{controller}",
         "advertised.listeners": advertised,
-        "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SSL:SSL",
+        "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SSL:SSL,"
+        "SASL_SSL:SASL_SSL",
+        f"{LOGIN_LISTENER}.sasl.enabled.mechanisms": "PLAIN",
+        f"{LOGIN_LISTENER}.plain.sasl.jaas.config": f'{login} required user_{USER}="{PASSWORD}";',
+        f"{LOGIN_LISTENER}.ssl.client.auth": "required",
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.certificates": pem.authority.cert_pem.bytes().decode(),
         "ssl.keystore.type": "PEM",
         "ssl.keystore.key": key.decode(),
         "ssl.keystore.certificate.chain": issued.cert_chain_pems[0].bytes().decode(),
@@ -164,21 +184,21 @@ def tls_kafka(tmp_path_factory: pytest.TempPathFactory, pem: Files) -> Iterator[
         properties=properties,
         quorum=Quorum(new_cluster_id(), 1, controller),
     ):
-        yield f"{HOST}:{tls_port}"
+        yield {name: f"{HOST}:{number}" for name, number in ports.items()}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("client_side", ["plain", "tls"])
 def test_brokers_over_tls(
     proxy: Callable[..., ProxyProcess],
-    tls_kafka: str,
+    tls_kafka: dict[str, str],
     pem: Files,
     values: list[tuple[int, bytes]],
     client_side: str,
 ) -> None:
     listener = {"tls": pem.server} if client_side == "tls" else {}
     running = proxy(
-        bootstrap_servers=tls_kafka,
+        bootstrap_servers=tls_kafka["SSL"],
         cluster_tls={"ca_file": pem.ca},
         listeners=[listener],
     )
@@ -191,12 +211,12 @@ def test_brokers_over_tls(
 
 @pytest.mark.slow
 def test_broker_with_the_certificate_of_a_stranger(
-    proxy: Callable[..., ProxyProcess], tls_kafka: str, tmp_path: Path
+    proxy: Callable[..., ProxyProcess], tls_kafka: dict[str, str], tmp_path: Path
 ) -> None:
     stranger = tmp_path / "stranger.pem"
     trustme.CA().cert_pem.write_to_path(str(stranger))
     running = proxy(
-        bootstrap_servers=tls_kafka,
+        bootstrap_servers=tls_kafka["SSL"],
         cluster_tls={"ca_file": str(stranger)},
     )
     assert running.get("/readyz")[0] == 503
@@ -204,3 +224,52 @@ def test_broker_with_the_certificate_of_a_stranger(
         client.send(api_versions(3))
         assert client.is_closed_by_peer()
     running.until_counts("upstream_errors_total", 1, reason="tls")
+
+
+@pytest.mark.slow
+def test_usage_is_read_with_the_certificates_and_the_login_that_are_wanted(
+    tls_kafka: dict[str, str],
+    pem: Files,
+    spark: SparkSession,
+    tmp_path: Path,
+    values: list[tuple[int, bytes]],
+) -> None:
+    usage = {"topic": "usage-by-login", "interval": "1s"}
+    document = {**config(tls_kafka["SASL_SSL"], listeners=[{"tls": pem.server}]), "usage": usage}
+    password_file = tmp_path / "password"
+    password_file.write_text(PASSWORD)
+    login = {"mechanism": "PLAIN", "username": USER, "password_file": str(password_file)}
+    document["cluster"] |= {"tls": {"ca_file": pem.ca, **pem.client}, "sasl": login}
+
+    def stored(folder: Path) -> dict[str, int]:
+        rows = spark.read.parquet(str(folder / "usage")).where(f"user = '{USER}'")
+        return {row[0]: row[1] for row in rows.groupBy("direction").agg({"bytes": "sum"}).collect()}
+
+    jaas = "org.apache.kafka.common.security.plain.PlainLoginModule"
+    options = {
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.ssl.truststore.type": "PEM",
+        "kafka.ssl.truststore.location": pem.ca,
+        "kafka.sasl.mechanism": "PLAIN",
+        "kafka.sasl.jaas.config": f'{jaas} required username="{USER}" password="{PASSWORD}";',
+    }
+    with running(ProxyProcess(document, tmp_path / "proxy")) as process:
+        access = Access(process.bootstrap, "writer", USER, PASSWORD, pem.ca)
+        CLIENTS[-1].produce(access, "by-login", values)
+        until(lambda: process.metrics().value("usage_records_written_total") > 0, "it is written")
+        options["kafka.bootstrap.servers"] = process.bootstrap
+
+        def streamed() -> bool:
+            out = tmp_path / "streamed"
+            query = usage_query(spark, options, str(out), usage["topic"], {"availableNow": True})
+            assert query.awaitTermination(COPY_S)
+            return stored(out).get("write", 0) > sum(SIZES_BYTES)
+
+        until(streamed, "all is stored", COPY_S)
+    days = datetime.now(UTC).date() - timedelta(1)
+    copy_topic(spark, load_config(process.config_file), days, str(tmp_path / "copied"))
+    assert stored(tmp_path / "copied")["write"] > sum(SIZES_BYTES)
+
+    password_file.write_text("another")
+    with pytest.raises(RuntimeError, match=r"can't read topic 'usage-by-login' at .*: Auth"):
+        copy_topic(spark, load_config(process.config_file), days, str(tmp_path / "refused"))

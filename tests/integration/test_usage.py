@@ -19,6 +19,7 @@ from support.raw import RawClient, fetch, produce, records
 from examples.devkit.broker import EmbeddedBroker
 from examples.devkit.loopback import free_ports
 from proxy.cluster.kafka_client import Bootstrap
+from proxy.usage.usage_meter import hashed_name
 from proxy.usage.usage_record import UsageRecord
 from proxy.usage.usage_topic import UsageTopic, usage_messages
 
@@ -316,6 +317,27 @@ def test_rules_are_suggested_from_what_was_written(
     file.write_text(yaml.safe_dump({**document, "quotas": {"rules": found}}))
     code, out, _ = quota_proxy("check", "-c", file, "--client-id", "etl")
     assert (code, "applies to client-id=etl" in out) == (0, True)
+
+
+def test_names_are_hashed_with_the_key_that_is_in_the_file_now(
+    kafka: EmbeddedBroker, tmp_path: Path, full: str, usage: dict[str, object]
+) -> None:
+    keys = "first-key-of-some-length", "second-key-of-some-length"
+    key_file = tmp_path / "usage-key"
+    key_file.write_text(keys[0])
+    document = {**config(kafka.bootstrap), "usage": {**usage, "hash_key_file": str(key_file)}}
+    with running(ProxyProcess(document, tmp_path / "proxy")) as process:
+        with RawClient(process.bootstrap, "etl") as client:
+            total = moved(client, full, 6)
+            until_written(process)
+            key_file.write_text(keys[1])
+            until(lambda: process.metrics().value("config_reloads_total") > 0, "it is loaded", 60)
+            total += moved(client, full, 6)
+        process.stop()
+    found = read(kafka, str(usage["topic"]))
+    assert {each.client_id for each in found} == {hashed_name(key.encode(), "etl") for key in keys}
+    assert all(each.hashed for each in found)
+    assert sum(each.bytes for each in found) == total
 
 
 def test_without_usage_there_is_nothing_to_suggest_from(

@@ -19,7 +19,14 @@ pytestmark = pytest.mark.slow
 
 CLIENTS = ("etl", "web")
 RECORDS, RECORD_BYTES = 40, 1000
-COPY_S = 120
+COPY_S = 240
+
+
+@pytest.fixture
+def kafka(tmp_path: Path) -> Iterator[EmbeddedBroker]:
+    """A broker of the test's own, which it may end."""
+    with EmbeddedBroker(tmp_path / "kafka") as broker:
+        yield broker
 
 
 def move(process: ProxyProcess, topic: str, fill: Callable[..., None]) -> None:
@@ -68,6 +75,11 @@ def test_sums_in_parquet_are_the_counters_to_the_byte(
         move(process, name, fill)
         with usage_driver(process.bootstrap, usage, out) as driver:
             until_stored(driver, out, 1)
+            move(process, name, fill)
+            kafka.kill()
+            errors = "usage_write_errors_total"
+            until(lambda: process.metrics().value(errors) > 0, "it is not written", COPY_S)
+            kafka.start()
             move(process, name, fill)
         time.sleep(1)  # the last answers are counted when they have been sent
         first = counted(process)

@@ -29,6 +29,7 @@ TEAMS = {
     ],
 }
 GIB = 2**30
+RATED = {"rates": {"100": 1}}
 
 
 class Reported:
@@ -138,6 +139,27 @@ def test_rules_fit_the_p99_and_name_what_is_made_anew_by_its_beginning(
     ]
     assert "Names are hashed" in found.notes
     assert "'=\"\n{{ (bob)" in found.rows  # no formula
+
+
+def test_rates_of_those_who_are_several_are_added_up_in_each_interval(
+    report: Callable[..., Reported],
+) -> None:
+    anew = "spark-92017897-daab-4d28-a2d5-5cc4133bee8f-executor-{}"
+    values = [
+        record(4 * minute + number, minute=minute + 1, client_id=client_id, peak=rate, **RATED)
+        for minute in range(2)
+        for number, (client_id, rate) in enumerate(
+            [(anew.format(1), 100.0), (anew.format(2), 200.0), ("notebook-1", 50.0)]
+        )
+    ]
+    values.append(record(9, minute=1, client_id="notebook-1", direction="write", peak=7.0))
+    alone = report(values).rows
+    assert alone["spark-…"]["read_peak"] == alone["spark-…"]["read_p99"] == "300"
+    assert alone["notebook-1"]["read_peak"] == "50"
+
+    teams = {"teams": [{"name": "a", "client-id-prefixes": ["spark-", "notebook-"]}]}
+    row = report([], teams).rows["a"]
+    assert (row["read_peak"], row["write_peak"], row["busy_seconds"]) == ("350", "7", "60")
 
 
 def test_growth_is_that_of_the_last_seven_days(report: Callable[..., Reported]) -> None:

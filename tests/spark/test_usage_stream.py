@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
-from listening.session import finish
 from metered.messages import record
 from parts.usage_driver import until_stored, usage_driver
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from examples.devkit.broker import EmbeddedBroker
+from proxy.spark.usage import sole_writer
+from proxy.spark.usage.command_line import UsageInputError
+from proxy.spark.usage.sole_writer import SoleWriter
 from proxy.spark.usage.usage_stream import usage_query
 
 pytestmark = pytest.mark.slow
@@ -20,7 +23,7 @@ PARTITIONS = 3
 RECORDS, DAYS = 3000, 5
 FILES = 2
 """So many batches are stored, and one is under way, when the driver is killed."""
-FLUSH_S = 60
+FLUSH_S, COPY_S = 60, 240
 
 
 def write(bootstrap: str, topic: str, numbers: range) -> None:
@@ -41,10 +44,13 @@ def test_each_record_is_stored_once_whenever_the_driver_is_killed(
     write(kafka.bootstrap, name, range(RECORDS))
     with usage_driver(kafka.bootstrap, name, out) as driver:
         until_stored(driver, out, FILES)
+        with pytest.raises(UsageInputError, match="another query writes to it"):
+            usage_query(spark, {"kafka.bootstrap.servers": kafka.bootstrap}, str(out), name)
 
     def copied() -> tuple[int, int]:
         options = {"kafka.bootstrap.servers": kafka.bootstrap}
-        finish(usage_query(spark, options, str(out), name, {"availableNow": True}))
+        query = usage_query(spark, options, str(out), name, {"availableNow": True})
+        assert query.awaitTermination(COPY_S)
         stored = spark.read.parquet(str(out / "usage"))
         assert stored.count() == stored.select("sequence").distinct().count()
         row = stored.selectExpr("count(*)", "sum(bytes)").first()
@@ -55,3 +61,21 @@ def test_each_record_is_stored_once_whenever_the_driver_is_killed(
     assert copied() == whole
     (out / "checkpoint").rename(tmp_path / "lost")  # all comes again, however late
     assert copied() == whole
+
+
+def test_who_was_taken_for_dead_stores_nothing_more(
+    kafka: EmbeddedBroker,
+    topic: Callable[..., str],
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sole_writer, "DEAD_AFTER_S", 0.1)
+    monkeypatch.setattr(SoleWriter, "keep", lambda *_: None)  # this driver hangs
+    name, out = topic(PARTITIONS), str(tmp_path / "usage")
+    options = {"kafka.bootstrap.servers": kafka.bootstrap}
+    query = usage_query(spark, options, out, name, {"processingTime": "0 seconds"})
+    SoleWriter(spark, out).take()
+    write(kafka.bootstrap, name, range(PARTITIONS))
+    with pytest.raises(StreamingQueryException, match="another query writes to it now"):
+        query.awaitTermination(COPY_S)

@@ -29,6 +29,9 @@ NO_RECORD = "no usage record"
 DAMAGED = "damaged: not JSON, or a field of another type"
 IMPOSSIBLE = "a field is missing or has an impossible value"
 
+_BETWEEN = StorageLevel.DISK_ONLY
+"""Of messages that are gone through more than once: months of them fit no heap."""
+
 _COUNTS = ("requests", "connections", "held_seconds", "would_be_seconds", "peak")
 _LATEST_MS = 253_402_300_800_000  # of the year 9999, the last one of Spark's dates
 _MOST_BYTES = 2**53  # of one record; thousands of them can't exceed what a sum holds
@@ -51,7 +54,7 @@ def utc_day(milliseconds: str) -> Column:
 def judged(messages: DataFrame) -> DataFrame:
     """Return each message of Spark's Kafka source with its `record` and the `reason` against it.
 
-    `reason` is null for a sound record, which has `day`, and is one of a few texts otherwise.
+    `reason` is null for a sound record, and is one of a few texts otherwise, with the `value`.
     """
     text = messages.withColumn("text", F.col("value").cast("string")).withColumn(
         "json",
@@ -79,9 +82,11 @@ def judged(messages: DataFrame) -> DataFrame:
         .when(possible, None)
         .otherwise(IMPOSSIBLE)
     )
-    kept = ("topic", "partition", "offset", "value", "timestamp")
     return text.select(
-        *kept, reason.alias("reason"), F.col("json").dropFields("corrupt").alias("record")
+        *("topic", "partition", "offset", "timestamp"),
+        F.when(reason.isNotNull(), F.col("value")).alias("value"),
+        reason.alias("reason"),
+        F.col("json").dropFields("corrupt").alias("record"),
     )
 
 
@@ -99,7 +104,7 @@ def store(messages: DataFrame, folder: str) -> Stored:
     What is there already is left out, so a batch may be stored again after any crash, from another
     checkpoint or with none. What is no record goes to `rejected`, with where it stands.
     """
-    found = judged(messages).persist(StorageLevel.MEMORY_AND_DISK)
+    found = judged(messages).persist(_BETWEEN)
     try:
         records, rejected = sound_records(found), found.where("reason is not null")
         rejected = rejected.withColumn("day", utc_day("unix_millis(timestamp)"))
@@ -122,7 +127,7 @@ def _append(frame: DataFrame, key: tuple[str, ...], folder: str, name: str) -> i
     if earlier is not None:
         frame = frame.join(earlier.select(*key, "day"), [*key, "day"], "left_anti")
     # A file for each day and batch. Counted on the way: afterwards the join finds all of them.
-    frame = frame.repartition("day").persist(StorageLevel.MEMORY_AND_DISK)
+    frame = frame.repartition("day").persist(_BETWEEN)
     try:
         count: int = frame.count()
         if count:

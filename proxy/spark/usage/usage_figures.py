@@ -1,7 +1,7 @@
 """Adds up usage records: by team, day, topic, rule and client. What is collected is small.
 
-The records are read twice: once for the sums by day, client and topic, once for the sketches of
-rates. All else is worked out from these two, which are smaller by far.
+The records are read three times: for the sums by day, client and topic, for the sketches of rates,
+and for the rates of those who are several. All else is worked out from these, which are smaller.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ NAME_MARK = "\0"
 
 _MADE_ANEW = "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 _BY_CLIENT = ("user", "client_id", "rule", "topic", "direction")
+_Rates = dict[tuple[str, str], dict[str, Any]]
+"""By key and direction: percentiles, the peak, and of how many rates."""
 _KEPT = StorageLevel.MEMORY_AND_DISK
 _ADDED = ("requests", "connections", "held_seconds", "would_be_seconds", "sampled_bytes", "hashed")
 
@@ -118,6 +120,8 @@ class UsageFigures(NamedTuple):
 class _Frames(NamedTuple):
     sums: DataFrame
     sketches: DataFrame
+    together: DataFrame
+    has_teams: bool
     first: date
     last: date
 
@@ -129,10 +133,12 @@ def figures_of(
 
     `rules` are those in force now, of which some may be unused.
     """
-    sums, sketches = _named(_sums(records), teams), _named(_sketches(records), teams)
-    frames = _Frames(sums.persist(_KEPT), sketches.persist(_KEPT), first, last)
+    found = _sums(records), _sketches(records)
+    sums, sketches = (_named(each, teams).persist(_KEPT) for each in found)
+    together = _together(_named(records, teams), teams is not None).persist(_KEPT)
+    frames = _Frames(sums, sketches, together, teams is not None, first, last)
     try:
-        found = _usage(frames, "team")
+        by_team = _usage(frames, "team")
         used = _usage(frames, "rule")
         unused = {*rules}.difference(each.team for each in used)
         (doubtful,) = sums.agg(
@@ -142,10 +148,10 @@ def figures_of(
         return UsageFigures(
             first,
             last,
-            _teams(found, teams),
-            found[:MOST_CLIENTS] if teams is None else _usage(frames, "client", MOST_CLIENTS),
+            _teams(by_team, teams),
+            by_team[:MOST_CLIENTS] if teams is None else _usage(frames, "client", MOST_CLIENTS),
             [*used, *map(Usage, sorted(unused))],
-            _by_day(sums, teams),
+            _by_day(sums, by_team[:TEAMS_DRAWN], teams),
             _topics(sums, teams),
             _members(sums, first),
             doubtful.asDict(),
@@ -153,6 +159,7 @@ def figures_of(
     finally:
         sums.unpersist()
         sketches.unpersist()
+        together.unpersist()
 
 
 def _sums(records: DataFrame) -> DataFrame:
@@ -180,6 +187,18 @@ def _sketches(records: DataFrame) -> DataFrame:
     return each.groupBy(*_BY_CLIENT, F.col("bucket").cast("int").alias("bucket")).agg(
         *_added("rates")
     )
+
+
+def _together(records: DataFrame, has_teams: bool) -> DataFrame:
+    """Return the rates of those who are several, in each interval: the sum of their peaks in it.
+
+    Those are teams, and clients that are made anew, as the executors of a query are.
+    """
+    anew = F.when(F.col("client_id").rlike(_MADE_ANEW), F.col("client")).alias("client")
+    each = records.where("peak > 0").select(anew, "team", "direction", "end_ms", "peak")
+    if not has_teams:  # each client is a team
+        each = each.where("client is not null")
+    return each.groupBy("client", "team", "direction", "end_ms").agg(*_added("peak"))
 
 
 def _named(frame: DataFrame, teams: Teams | None) -> DataFrame:
@@ -229,12 +248,26 @@ def _usage(frames: _Frames, key: str, most: int | None = None) -> list[Usage]:
     if most is not None:
         rows = rows.limit(most)
         sketches = sketches.join(F.broadcast(rows.select(key)), key)
-    has_weeks = frames.first <= frames.last - timedelta(2 * WEEK_DAYS - 1)
     rates = _percentiles(sketches, key)
+    if key != "rule":
+        is_client = key == "client" or not frames.has_teams
+        for each, seen in _rates_together(frames.together, key, is_client).items():
+            rates.setdefault(each, {}).update(seen)
+    has_weeks = frames.first <= frames.last - timedelta(2 * WEEK_DAYS - 1)
     return [_usage_of(row, row[key], rates, has_weeks) for row in rows.collect()]
 
 
-def _percentiles(sketches: DataFrame, key: str) -> dict[tuple[str, str], Row]:
+def _rates_together(together: DataFrame, key: str, has_percentiles: bool) -> _Rates:
+    """Return by key and direction `peak` and, of clients that are made anew, the percentiles."""
+    summed = together.where(F.col(key).isNotNull()).groupBy(key, "direction", "end_ms")
+    shares = PERCENTILES if has_percentiles else {}
+    columns = [F.expr(f"percentile(peak, {share})").alias(name) for name, share in shares.items()]
+    found = summed.agg(*_added("peak")).groupBy(key, "direction")
+    rows = found.agg(F.max("peak").alias("peak"), *columns).collect()
+    return {(row[key], row["direction"]): row.asDict() for row in rows}
+
+
+def _percentiles(sketches: DataFrame, key: str) -> _Rates:
     """Return by key and direction the edges of the buckets that hold the percentiles.
 
     They are the nearest ranks, and at most 5 % high. Beside them `rates`, how many there are.
@@ -256,18 +289,19 @@ def _percentiles(sketches: DataFrame, key: str) -> dict[tuple[str, str], Row]:
         ),
         F.max("of").alias("rates"),
     )
-    return {(row[key], row["direction"]): row for row in found.collect()}
+    return {(row[key], row["direction"]): row.asDict() for row in found.collect()}
 
 
-def _usage_of(row: Row, name: str, rates: Mapping[tuple[str, str], Row], has_weeks: bool) -> Usage:
+def _usage_of(row: Row, name: str, rates: _Rates, has_weeks: bool) -> Usage:
     figures: dict[str, Any] = {"busy_seconds": 0}
     for direction in READ_WRITE:
-        peak, found = row[f"{direction}_peak"], rates.get((name, direction))
+        found = {"peak": row[f"{direction}_peak"], **rates.get((name, direction), {})}
+        peak = found["peak"]
         figures[f"{direction}_peak"] = round(peak)
-        if found is not None:
-            figures["busy_seconds"] += found["rates"] * RATE_SECONDS
-            for each in PERCENTILES:  # no edge of a bucket is above the peak
-                figures[f"{direction}_{each}"] = round(min(found[each], peak or found[each]))
+        figures["busy_seconds"] += found.get("rates", 0) * RATE_SECONDS
+        for each in PERCENTILES:  # no edge of a bucket is above the peak
+            rate = found.get(each, 0)
+            figures[f"{direction}_{each}"] = round(min(rate, peak or rate))
     growth = None
     if has_weeks and row["week_1"]:
         growth = round(100 * ((row["week_0"] or 0) / row["week_1"] - 1), 1)
@@ -325,10 +359,12 @@ def _topics(sums: DataFrame, teams: Teams | None) -> dict[str | None, dict[str, 
     }
 
 
-def _by_day(sums: DataFrame, teams: Teams | None) -> dict[date, dict[str, int]]:
-    total = sums.groupBy("team").agg(*_added("bytes")).orderBy(F.desc("bytes"), "team")
-    shown = total.limit(TEAMS_DRAWN).select("team", F.col("team").alias("shown"))
-    daily = sums.join(F.broadcast(shown), "team", "left").groupBy("day", "shown")
+def _by_day(
+    sums: DataFrame, drawn: Iterable[Usage], teams: Teams | None
+) -> dict[date, dict[str, int]]:
+    names = [each.team for each in drawn]
+    shown = F.when(F.col("team").isin(names), F.col("team"))
+    daily = sums.groupBy("day", shown.alias("shown"))
     found: dict[date, dict[str, int]] = {}
     for row in daily.agg(*_added("bytes")).collect():
         team = OTHERS if row["shown"] is None else _title(row["shown"], teams)

@@ -112,8 +112,8 @@ def _parts(figures: UsageFigures, notes: Sequence[str], made_at: str) -> Iterato
     yield "<h2>Quotas</h2>"
     yield _table(RULE_HEADS, map(_rule_cells, figures.rules[:ROWS_SHOWN]), 2)
     yield "<footer>Bytes are those on the wire: compressed, with headers. A rate is that of 10 s"
-    yield "with traffic. Percentiles are at most 5 % high; a team has those of its clients, so its"
-    yield "peak is that of its largest client.</footer></body></html>"
+    yield "with traffic. Percentiles are at most 5 % high; those of a team are of each client by"
+    yield "itself, its peak is of all together.</footer></body></html>"
 
 
 def _tiles(teams: Sequence[Usage]) -> Iterator[str]:

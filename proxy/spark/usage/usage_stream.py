@@ -25,6 +25,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from .command_line import KeyValues, run_program
 from .record_frames import store
+from .sole_writer import SoleWriter
 
 USAGE_NAME = "quota-proxy-usage"
 """Of the topic, the query and its client."""
@@ -49,6 +50,8 @@ def usage_query(
         topic: the topic with usage records.
         trigger: arguments of `DataStreamWriter.trigger`; every five minutes by default.
 
+    Raises UsageInputError while another query writes to the folder.
+
     """
     given = {
         "kafka.client.id": USAGE_NAME,
@@ -56,18 +59,23 @@ def usage_query(
         "maxOffsetsPerTrigger": str(MOST_OFFSETS),
         **options,
     }
+    writer = SoleWriter(spark, out)
+    writer.take()
     messages = spark.readStream.format("kafka").options(**given).option("subscribe", topic).load()
     query: StreamingQuery = (
         messages.writeStream.queryName(given["kafka.client.id"])
-        .foreachBatch(lambda batch, number: _store(batch, number, out))
+        .foreachBatch(lambda batch, number: _store(batch, number, out, writer))
         .option("checkpointLocation", f"{out}/checkpoint")
         .trigger(**(trigger or {"processingTime": STREAM_TRIGGER}))
         .start()
     )
+    writer.keep(query)
     return query
 
 
-def _store(batch: DataFrame, number: int, out: str) -> None:
+def _store(batch: DataFrame, number: int, out: str, writer: SoleWriter) -> None:
+    if not writer.is_held():
+        raise RuntimeError(f"{out}: another query writes to it now, as this one seemed to be dead")
     # Off in the session of a query: here there is no state whose partitions it would move.
     batch.sparkSession.conf.set("spark.sql.adaptive.enabled", "true")
     stored = store(batch, out)
@@ -99,11 +107,16 @@ def _run(given: argparse.Namespace) -> None:
     }
     trigger = {"availableNow": True} if given.once else {"processingTime": given.trigger}
     usage_query(spark, options, given.out.rstrip("/"), given.topic, trigger).awaitTermination()
+    spark.stop()
 
 
 def run_stream(arguments: Sequence[str] | None = None) -> int:
     """Run the query until it fails or is ended; return the exit code."""
-    parser = argparse.ArgumentParser(description="Copy the usage topic to Parquet by day.")
+    parser = argparse.ArgumentParser(
+        description="Copy the usage topic to Parquet by day.",
+        epilog="@FILE stands for the arguments in a file, one in each line.",
+        fromfile_prefix_chars="@",
+    )
     servers_help = "HOST:PORT,... of the proxy, or of the brokers"
     parser.add_argument("--bootstrap-servers", required=True, help=servers_help)
     out_help = "folder or URL for the Parquet files and the checkpoint"
