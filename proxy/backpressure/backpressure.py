@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
-from prometheus_client import Gauge
-
-from metrics import BoundedLabels
 from metrics.clock import MS_PER_SECOND
+from metrics.figures import FigureRows, FigureTable
 from proxy.progress.owns import Owns, owns_all
 from proxy.progress.query import MAX_QUERIES, QueryProgress
 from proxy.progress.query_registry import FORGET_AFTER_MS
@@ -37,6 +35,25 @@ RETURN_FACTOR, RETURN_STEP_MS, RETURN_STEPS = 1.5, 2000.0, 10
 rule's own bound is in force, however far it is."""
 
 
+OF_BOUNDS = FigureTable(
+    ("query",),
+    {
+        "adaptive_bound_bytes": (
+            "Adaptive bound of a query, in bytes per second.",
+            lambda query, _: query.bound,
+        ),
+        "pid_bound_bytes": (
+            "Alias of adaptive_bound_bytes for one release more.",
+            lambda query, _: query.bound,
+        ),
+        "adaptive_withheld_records": (
+            "Records that a query's driver was not told of at its latest look-up, for its bound.",
+            lambda query, _: query.withheld,
+        ),
+    },
+)
+
+
 @dataclass(frozen=True, slots=True)
 class BoundReturn:
     """The way from an adapted bound back to the rule's own."""
@@ -59,8 +76,8 @@ class BoundReturn:
 class QueryBackpressure:
     """A query whose rule is adaptive; made by `Backpressure`.
 
-    The bound is put in force in the quotas. The gauges show it and what its driver was not told of,
-    by the query's label. `_on_change` is called when the query's record is out of date.
+    The bound is put in force in the quotas. `_on_change` is called when the query's record is out
+    of date.
     """
 
     identity: ClientIdentity
@@ -69,12 +86,12 @@ class QueryBackpressure:
     used_ms: float
     """When it was last known that the query is there."""
     _quotas: QuotaManager
-    _gauges: tuple[BoundedLabels[Gauge], BoundedLabels[Gauge]]
     _on_change: Callable[["QueryBackpressure"], None]
     clamp: Drivers = field(default_factory=Drivers)
     _run_id: str | None = None
     _has_ended: bool = False
-    _label: str | None = None
+    label: str | None = None
+    """Of its query, as of its latest report."""
     _report_ms: float | None = None
     """When the latest report of an event came."""
     _heard: tuple[str | None, float] | None = None
@@ -134,9 +151,7 @@ class QueryBackpressure:
         is_heartbeat = report.event == "running"
         if report.run_id != query.run_id or (is_heartbeat and query.ended):
             return  # what comes late from a run before this one, or that is over
-        if query.name != self._label:
-            self._forget_gauges()
-            self._label = query.name
+        self.label = query.name
         if report.run_id != self._run_id:
             self._begin_run(query, report.run_id, now_ms)
         self.used_ms = now_ms
@@ -183,7 +198,7 @@ class QueryBackpressure:
             is_new |= is_other
         if self._run_id is None and query.last_report_ms is not None and not query.ended:
             # The run was known before the client connected.
-            self._run_id, self._label = query.run_id, query.name
+            self._run_id, self.label = query.run_id, query.name
         self._enforce(view.now_ms)
         if is_new and self._run_id is not None and not self._has_ended:
             self._on_change(self)
@@ -210,7 +225,6 @@ class QueryBackpressure:
     def detach(self, now_ms: float) -> None:
         """Put the rule's own bound back, and clamp nothing from now on."""
         self.clamp.detached = True
-        self._forget_gauges()
         self._quotas.adapt(KIND, self.entity, None, None, now_ms)
 
     def document(self, now_ms: float) -> dict[str, Json]:
@@ -223,7 +237,7 @@ class QueryBackpressure:
         return {
             "entity": self.entity,
             "client_id": self.identity.client_id,
-            "query": self._label,
+            "query": self.label,
             "state": state,
             "rate": self.rate,
             "ceiling": self.ceiling,
@@ -254,7 +268,7 @@ class QueryBackpressure:
             "user": self.identity.user,
             "client_id": self.identity.client_id,
             "entity": self.entity,
-            "label": self._label,
+            "label": self.label,
             "run_id": self._run_id,
             "has_ended": self._has_ended,
             "rate": self._rate,
@@ -266,7 +280,7 @@ class QueryBackpressure:
 
     def resume(self, record: BackpressureRecord, now_ms: float) -> None:
         """Resume from what an earlier process kept, as if its last report had come just now."""
-        self._run_id, self._label, self._has_ended = record.run_id, record.label, record.has_ended
+        self._run_id, self.label, self._has_ended = record.run_id, record.label, record.has_ended
         self._last_rate = record.last_rate
         self.measurements.resume(record, now_ms)
         if not record.has_ended:
@@ -326,9 +340,6 @@ class QueryBackpressure:
         if in_force != self._in_force:
             self._in_force = in_force
             self._quotas.adapt(KIND, self.entity, *in_force, now_ms)
-        if self._label is not None:
-            for gauge, value in zip(self._gauges, (self.bound, self.withheld), strict=True):
-                gauge.of(self._label).set(value)
 
     def _wanted(self, now_ms: float) -> AdaptedBound:
         rate, size = self.rate, self.measurements.bytes_per_record.value
@@ -347,11 +358,6 @@ class QueryBackpressure:
         if adapted.bound is not None and adapted.bound >= self._static:
             adapted = AdaptedBound(None, f"{adapted.reason}; the rule's own bound is lower")
         return adapted
-
-    def _forget_gauges(self) -> None:
-        if self._label is not None:
-            for gauge in self._gauges:
-                gauge.forget(query=self._label)
 
 
 class OffsetLookups(LookupConnection):
@@ -458,19 +464,11 @@ def _adaptive(rule: Rule) -> AdaptiveBound:
 class Backpressure:
     """The bounds and batches of all queries whose rules are adaptive. Call `tick` every second.
 
-    `gauges`: the metric adaptive_bound_bytes by query; `withheld`: adaptive_withheld_records;
     `on_change`: called when `changes` has something new.
     """
 
-    def __init__(
-        self,
-        quotas: QuotaManager,
-        gauges: BoundedLabels[Gauge],
-        withheld: BoundedLabels[Gauge],
-        on_change: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, quotas: QuotaManager, on_change: Callable[[], None] = lambda: None) -> None:
         self._quotas = quotas
-        self._gauges = gauges, withheld
         self._by_client: dict[str, list[QueryBackpressure]] = {}
         """One of each client, unless rules tell its users apart."""
         self._generation = quotas.generation
@@ -497,7 +495,7 @@ class Backpressure:
                 return query
         if sum(map(len, self._by_client.values())) >= MAX_QUERIES:
             return None
-        shared = self._quotas, self._gauges, self._changed
+        shared = self._quotas, self._changed
         query = QueryBackpressure(identity, match.rule, match.entity, now_ms, *shared)
         self._by_client.setdefault(client_id, []).append(query)
         return query
@@ -524,6 +522,11 @@ class Backpressure:
     def of_client(self, client_id: str) -> list[QueryBackpressure]:
         """Return what is adaptive for a client: one, unless rules tell its users apart."""
         return list(self._by_client.get(client_id, ()))
+
+    def shown(self) -> FigureRows:
+        """List the rows of OF_BOUNDS: those of which a report has said the label."""
+        labelled = {query.label: query for query in self._all() if query.label is not None}
+        return [((label,), query) for label, query in labelled.items()]
 
     def record_report(self, accepted: AcceptedReport, now_ms: float) -> QueryBackpressure | None:
         """Record a report that was accepted; return what it is about, the first if several."""

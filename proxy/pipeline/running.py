@@ -11,6 +11,7 @@ from structlog import get_logger
 
 from metrics import Instruments
 from metrics.clock import MS_PER_SECOND, clock_ms
+from metrics.figures import FigureRows, FigureTable
 from proxy.progress.owns import Owns
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import Report
@@ -33,6 +34,30 @@ TICK_S = 0.5
 
 REAPPLY_MS = 5_000.0
 """How often the state of the flow is read and applied again."""
+
+OF_PIPELINES = FigureTable(
+    ("pipeline",),
+    {
+        "ledger_pending": (
+            "Source batches that are not finished.",
+            lambda pipeline, _: pipeline.completion.ledger.pending_batches,
+        ),
+    },
+)
+
+OF_NODES = FigureTable(
+    ("pipeline", "stage"),
+    {
+        "stage_state": (
+            "1 while a node of a pipeline is held to a lower rate.",
+            lambda node, _: float(bool(node.held)),
+        ),
+        "stage_rate": (
+            "Rate in force of a node of a pipeline, in records per second.",
+            lambda node, _: min(node.held, default=node.normal_rate),
+        ),
+    },
+)
 
 _PREFIXES = (FLOW_RECORDS.prefix, LEDGER_RECORDS["root"].prefix)
 _NOT_TAKEN_UP = "state of a pipeline not taken up"
@@ -97,7 +122,6 @@ class RunningPipelines:
         for name, pipeline in self._pipelines.items():
             if pipeline.graph.settings != self._settings[name]:
                 pipeline.reload(PipelineGraph(self._settings[name]), self._clock_ms())
-                self._forget_nodes(name)
         self._make_owned()
         self._on_change()
 
@@ -229,6 +253,16 @@ class RunningPipelines:
         now_ms = self._clock_ms()
         return [pipeline.document(now_ms) for pipeline in self._pipelines.values()]
 
+    def shown(self) -> FigureRows:
+        """List the rows of OF_PIPELINES."""
+        return [((name,), pipeline) for name, pipeline in self._pipelines.items()]
+
+    def shown_nodes(self) -> FigureRows:
+        """List the rows of OF_NODES."""
+        for name, pipeline in tuple(self._pipelines.items()):
+            for node in tuple(pipeline.nodes.values()):
+                yield (name, node.name), node
+
     async def run(self) -> None:
         """Tick, and read the state again, until it is cancelled."""
         while True:
@@ -249,7 +283,6 @@ class RunningPipelines:
         for pipeline in self._pipelines.values():
             pipeline.advance(self._arrived, now_ms)
             self._count_ended(pipeline)
-            self._show(pipeline)
 
     def _stage_of(self, client_id: str) -> tuple[RunningPipeline, Stage] | None:
         found = self._stages.get(client_id)
@@ -300,11 +333,9 @@ class RunningPipelines:
         return made
 
     def _leave(self, pipeline: RunningPipeline) -> None:
-        """Hold nobody for a pipeline that is gone, or another member's; show nothing of it."""
+        """Hold nobody for a pipeline that is gone, or another member's."""
         pipeline.release(self._clock_ms())
         self._count_ended(pipeline)
-        self._forget_nodes(pipeline.name)
-        self._instruments.ledger_pending.forget(pipeline=pipeline.name)
 
     def _drop(self, pipeline: RunningPipeline) -> None:
         name, completion = pipeline.name, pipeline.completion
@@ -322,10 +353,6 @@ class RunningPipelines:
         for key in gone:
             self._journal.mark_deleted(key)
 
-    def _forget_nodes(self, pipeline: str) -> None:
-        for metric in (self._instruments.stage_state, self._instruments.stage_rate):
-            metric.forget(pipeline=pipeline)
-
     def _count_ended(self, pipeline: RunningPipeline) -> None:
         name = pipeline.name
         for root in pipeline.completion.take_ended():
@@ -337,17 +364,6 @@ class RunningPipelines:
             self._instruments.ledger_failed_total.of(name, reason).inc()
             batch = {"stage": root.owner.stage, "batch": root.owner.batch}
             _log.warning("source batch not finished", pipeline=name, **batch, reason=reason)
-
-    def _show(self, pipeline: RunningPipeline) -> None:
-        name, instruments = pipeline.name, self._instruments
-        instruments.ledger_pending.of(name).set(pipeline.completion.ledger.pending_batches)
-        for node in pipeline.nodes.values():
-            held = [] if node.state.rate is None else [node.state.rate]
-            if isinstance(node, Stage) and node.ceiling is not None:
-                held.append(node.ceiling[0])
-            instruments.stage_state.of(name, node.name).set(float(bool(held)))
-            rate = min(held, default=node.normal_rate)
-            instruments.stage_rate.of(name, node.name).set(rate)
 
 
 def _pipeline_of(key: str) -> str:

@@ -21,13 +21,14 @@ from structlog import get_logger
 
 from metrics import Instruments
 from metrics.clock import MS_PER_SECOND, clock_ms
-from proxy.backpressure.backpressure import Backpressure
+from metrics.figures import FigureCollector
+from proxy.backpressure.backpressure import OF_BOUNDS, Backpressure
 from proxy.backpressure.backpressure_record import BOUND_RECORDS
 from proxy.backpressure.query_advice import OUTSIDE, advise
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.upstream import UpstreamError
 from proxy.pipeline.graph import PipelineSettings
-from proxy.pipeline.running import RunningPipelines
+from proxy.pipeline.running import OF_NODES, OF_PIPELINES, RunningPipelines
 from proxy.progress import progress_records
 from proxy.progress.committer import Committer
 from proxy.progress.events import ALARMS, ProgressEvent
@@ -103,12 +104,7 @@ class Queries:
         self._registry = QueryRegistry(progress, _log_event)
         self._reports = ReportHandler(self._registry, knows_client)
         self._to_write = asyncio.Event()
-        self._backpressure = Backpressure(
-            quotas,
-            instruments.adaptive_bound_bytes,
-            instruments.adaptive_withheld_records,
-            on_change=self._to_write.set,
-        )
+        self._backpressure = Backpressure(quotas, self._to_write.set)
         self._client = KafkaClient(bootstrap, limit_s=None)
         self._names_wanted = asyncio.Event()
         self._names = TopicNames(self._names_wanted.set)
@@ -133,6 +129,12 @@ class Queries:
         self._writer: StateWriter | None = None
         self._writing = asyncio.Lock()
         self._handing_over = asyncio.Lock()
+        tables = (
+            (OF_BOUNDS, self._backpressure.shown),
+            (OF_PIPELINES, self._pipelines.shown),
+            (OF_NODES, self._pipelines.shown_nodes),
+        )
+        registry.register(FigureCollector(tables, clock_ms, progress.max_queries))
         registry.register(ProgressCollector(self._registry, clock_ms, progress.max_queries))
 
     @property
