@@ -108,6 +108,7 @@ class QueryBackpressure:
 
     def __post_init__(self) -> None:
         """Put the rule's own bound in force."""
+        self._static = self.rule.ceilings[KIND]
         self.client_id = self.identity.client_id or ""
         self.key = BOUND_RECORDS.key(self.identity.client_id, self.entity)
         self.measurements = measurements = BatchMeasurements(_adaptive(self.rule))
@@ -116,10 +117,6 @@ class QueryBackpressure:
         self.bound = self._static
         """The bound in force, in bytes per second."""
         self._enforce(self.used_ms)
-
-    @property
-    def _static(self) -> float:
-        return self.rule.ceilings[KIND]
 
     @property
     def rate(self) -> float | None:
@@ -216,7 +213,7 @@ class QueryBackpressure:
 
     def set_rule(self, rule: Rule, now_ms: float) -> None:
         """Set another rule, which is adaptive too."""
-        self.rule = rule
+        self.rule, self._static = rule, rule.ceilings[KIND]
         self.measurements.update(_adaptive(rule))
         if self._rate is not None:
             self._rate = max(self._rate, self.measurements.rule.min_rate)

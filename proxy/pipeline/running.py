@@ -222,13 +222,13 @@ class RunningPipelines:
         for source in self._sources.get(client_id, ()) if records else ():
             source.sent(count, records)
 
-    def lost_ends(self, report: Report, now_ms: float) -> set[TopicPartition]:
+    def lost_ends(self, report: Report) -> set[TopicPartition]:
         """Return partitions whose ends `reported` needs, for a batch begun before this process."""
         found = self._stages.get(report.client_id or "") or self._stages.get(report.name or "")
         if report.batch is None or found is None:
             return set()
         pipeline, stage = found
-        started_ms = now_ms - report.age_ms - (report.batch.execution_ms or 0)
+        started_ms = self._clock_ms() - report.age_ms - (report.batch.execution_ms or 0)
         is_lost = pipeline.completion.is_recovering(stage.name, started_ms)
         return set(pipeline.known_ends(stage)) if is_lost else set()
 

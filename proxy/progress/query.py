@@ -174,6 +174,8 @@ class QueryProgress(ChangeLog):
         self.error: str | None = None
         self.advice: dict[EventKind, ProgressEvent] = {}
         """What is to be mended for this run; it is not among the events."""
+        self.advised_by: tuple[object, ...] = ()
+        """What its advice follows of, but for late reports and shared clients."""
         self._advised: set[EventKind] = set()
         """What of it was passed on."""
 

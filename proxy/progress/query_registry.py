@@ -71,14 +71,14 @@ class QueryRegistry:
 
     def client_of_record(self, label: str, client_id: str) -> str:
         """Return whose query a record is of: a configured one may have another client id now."""
-        return self._clients.get(label, client_id)
+        return self.clients.get(label, client_id)
 
     def update(self, settings: ProgressSettings) -> None:
         """Set the configured queries. One that is taken out stays if it was ever seen."""
         self._settings = settings
         self.answers_lookups = settings.answers_lookups
-        self._clients = {each.name: each.client_id for each in settings.queries}
-        configured = set(self._clients.values())
+        self.clients = {each.name: each.client_id for each in settings.queries}
+        configured = set(self.clients.values())
         for query in self.queries:
             was_seen = query.partitions or query.last_heard_ms is not None
             if query.client_id not in configured and not was_seen:

@@ -54,7 +54,8 @@ class Sender:
         lost, next_number = 0, self.last + 1
         if counts_lost and number > next_number:
             lost = number - next_number - self.refused.covered(next_number, number)
-        self.refused.remove_below(number + 1)
+        if self.refused.starts:
+            self.refused.remove_below(number + 1)
         self.last = number
         self.lost += lost
         return lost
@@ -174,7 +175,7 @@ class ReportHandler:
     def _client_of(self, report: Report) -> str:
         """Return the client id that a report's query reads with; empty: that is not known."""
         name = report.name or ""
-        return report.client_id or self._registry.client_of_record(name, name)
+        return report.client_id or self._registry.clients.get(name, name)
 
     def _movable(self, report: Report, scope: QueryScope, now_ms: float) -> QueryProgress | None:
         """Return what is known of the query, if it read with another client id in another run."""
@@ -189,14 +190,15 @@ class ReportHandler:
         self, report: Report, client_id: str, query: QueryProgress | None, now_ms: float
     ) -> None:
         """Check all but the ranges of the batch."""
-        if not self._registry.owns.client(client_id):
+        is_unknown = query is None or query.client_id != client_id
+        if is_unknown and not self._registry.owns.client(client_id):
             text = f"client {client_id!r} has gone to another member of this proxy"
             raise ReportRefused(Refusal.OWNED_ELSEWHERE, text, "send the report again")
         sender = self._senders.get(report.sender)
         if sender is not None and report.number is not None and report.number <= sender.last:
             text = f"number {report.number} of this sender, or a later one, was taken in before"
             raise ReportRefused(Refusal.REPEATED, text)
-        if query is None or query.client_id != client_id:
+        if is_unknown:
             self._check_unknown(report, client_id, query, now_ms)
         if query is not None:
             _check_run(report, client_id, query, now_ms)

@@ -48,13 +48,15 @@ class ReportTurns:
         nobody's turn, they are taken at once.
         """
         result: list[T] = []
-        marked = self._marking(steps, result)
         if is_short and not self.turn.locked():
-            for _ in marked:
-                pass
-            return result[0]
+            try:
+                while True:
+                    next(steps)
+            except StopIteration as done:
+                answer: T = done.value
+                return answer
         async with self.turn:
-            self._steps = marked
+            self._steps = marked = self._marking(steps, result)
             try:
                 await self._slices.collect(marked)
             finally:

@@ -24,7 +24,7 @@ from metrics.clock import MS_PER_SECOND, clock_ms
 from metrics.figures import FigureCollector
 from proxy.backpressure.backpressure import OF_BOUNDS, Backpressure
 from proxy.backpressure.backpressure_record import BOUND_RECORDS
-from proxy.backpressure.query_advice import OUTSIDE, advise
+from proxy.backpressure.query_advice import OUTSIDE, advise, has_read
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.upstream import UpstreamError
 from proxy.pipeline.graph import PipelineSettings
@@ -45,6 +45,7 @@ from proxy.progress.topics import TopicNames
 from proxy.queries.following import Following, ReportTurns
 from proxy.queries.record_owner import OwnedRecords, read_owned
 from proxy.quota.manager import QuotaManager
+from proxy.quota.rules import Rule
 from proxy.slices import Slices
 from proxy.state import Document, StateError, StateWriter, Store
 from proxy.wire.topic_partition import TopicPartition
@@ -255,12 +256,12 @@ class Queries:
         except ReportRefused as error:
             self._reports.refuse(error)
             raise
-        if self._names.wanted():
+        if self._names.queue:
             await self._await_names()
         unknown = self._reports.unknown_ends(report)
         if not is_short:
             await asyncio.sleep(0)  # there may be thousands: other work comes between two walks
-        unknown |= self._pipelines.lost_ends(report, clock_ms())
+        unknown |= self._pipelines.lost_ends(report)
         ends = await self._ends(unknown) if unknown else {}
         steps = self._accepting(report, ends, scope)
         return await self._turns.take(steps, is_short=len(report.ranges) <= 1)
@@ -276,14 +277,7 @@ class Queries:
         yield True
         self._pipelines.reported(accepted, now_ms, ends)
         if report.run_id == query.run_id:
-            advise(
-                query,
-                self._quotas.table,
-                pressed.rule if pressed else None,
-                is_followed=query.settings is not None or self._pipelines.follows(query.client_id),
-                knows_client=self._knows_client,
-                now_ms=now_ms,
-            )
+            self._advise(query, pressed.rule if pressed else None, now_ms)
         return {
             "accepted": True,
             "lost_reports": accepted.lost_reports,
@@ -292,6 +286,25 @@ class Queries:
             "rate": pressed.rate if pressed else None,
             "bound": pressed.bound if pressed else None,
         }
+
+    def _advise(self, query: QueryProgress, rule: Rule | None, now_ms: float) -> None:
+        """Give advice anew, by a walk over all rules, if what it follows of has changed."""
+        name, knows = query.reported_name or "", self._knows_client
+        basis = (
+            *(self._quotas.table, rule, self._pipelines.generation, query.settings, query.run_id),
+            *(query.client_id, name, knows(query.client_id), knows(name), has_read(query)),
+            *(query.trigger_kind, query.trigger_interval_ms),
+        )
+        if basis == query.advised_by:
+            return
+        query.advised_by = basis
+        is_followed = query.settings is not None or self._pipelines.follows(query.client_id)
+        advise(
+            *(query, self._quotas.table, rule),
+            is_followed=is_followed,
+            knows_client=knows,
+            now_ms=now_ms,
+        )
 
     async def _await_names(self) -> None:
         """Wait until each topic of which only the id is known was looked up once.

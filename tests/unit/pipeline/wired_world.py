@@ -134,7 +134,7 @@ class WiredWorld(QueryWorld):
     def report(self, name, event="progress", *, run=1, **more):
         ids = {"query_id": uuid(name), "run_id": uuid(f"{run} {name}")}
         report = parsed(self.driver.document(event, name=name, **ids, **more))
-        asked = self.pipelines.lost_ends(report, self.now_ms)
+        asked = self.pipelines.lost_ends(report)
         ends = {key: end for key, end in self.ends.items() if key in asked}
         self.pipelines.reported(self.accept_report(report), self.now_ms, ends)
 

@@ -89,7 +89,7 @@ def test_a_report_is_read():
     assert report.run_id == "cccccccc-cccc-cccc-cccc-cccccccccccc"
     assert report.batch.timestamp_ms == 1767323045678.0
     assert report.batch.durations_ms["triggerExecution"] == 1234
-    assert report.batch.sources[0].end == {"t": {0: 9}}
+    assert report.batch.sources[0].end == {"t": {"0": 9}}
 
 
 @pytest.mark.parametrize("event", ["started", "idle", "terminated"])
