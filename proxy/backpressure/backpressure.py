@@ -6,7 +6,6 @@ The offset look-ups on a connection wait for reports, and get earlier log ends.
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 
 from metrics.clock import MS_PER_SECOND
 from metrics.figures import FigureRows, FigureTable
@@ -18,7 +17,7 @@ from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import AdaptedBound
 from proxy.quota.rules import AdaptiveBound, Match, Rule
-from proxy.state import Journal, Json, Record
+from proxy.state import Json, KeptParts, Record
 from proxy.wire import list_offsets
 from proxy.wire.list_offsets import OffsetLookup
 from proxy.wire.topic_partition import TopicPartition
@@ -110,7 +109,6 @@ class QueryBackpressure:
         """Put the rule's own bound in force."""
         self._static = self.rule.ceilings[KIND]
         self.client_id = self.identity.client_id or ""
-        self.key = BOUND_RECORDS.key(self.identity.client_id, self.entity)
         self.measurements = measurements = BatchMeasurements(_adaptive(self.rule))
         self.record_bytes, self.record_hold = measurements.record_bytes, measurements.record_hold
         self._bound, self._bound_ms = AdaptedBound(None, self._why), self.used_ms
@@ -255,6 +253,10 @@ class QueryBackpressure:
             },
         }
 
+    def key(self) -> str:
+        """Return the key of its record."""
+        return BOUND_RECORDS.key(self.client_id, self.entity)
+
     def record(self) -> Record | None:
         """Return what is to be kept of it; None when no run of its query is known."""
         if self._run_id is None:
@@ -273,7 +275,7 @@ class QueryBackpressure:
             **self.measurements.kept(),
             **self.clamp.kept(),
         }
-        return Record.of(self.key, value, BOUND_RECORDS.version)
+        return Record.of(self.key(), value, BOUND_RECORDS.version)
 
     def resume(self, record: BackpressureRecord, now_ms: float) -> None:
         """Resume from what an earlier process kept, as if its last report had come just now."""
@@ -458,24 +460,21 @@ def _adaptive(rule: Rule) -> AdaptiveBound:
     return rule.adaptive
 
 
-class Backpressure:
+class Backpressure(KeptParts[QueryBackpressure]):
     """The bounds and batches of all queries whose rules are adaptive. Call `tick` every second.
 
-    `on_change`: called when `changes` has something new.
+    `on_change`: called when `changes` has something new. A query has a record from a run's first
+    report until it is forgotten.
     """
 
     def __init__(self, quotas: QuotaManager, on_change: Callable[[], None] = lambda: None) -> None:
+        super().__init__()
         self._quotas = quotas
         self._by_client: dict[str, list[QueryBackpressure]] = {}
         """One of each client, unless rules tell its users apart."""
         self._generation = quotas.generation
-        self._journal = Journal(QueryBackpressure.record, attrgetter("key"))
-        self.changes, self.changes_failed = self._journal.take, self._journal.give_back
-        """See Journal. A query has a record from a run's first report until it is forgotten."""
         self._on_change = on_change
         self._owns = owns_all
-        self._leaving: list[QueryBackpressure] = []
-        """Adapted no more, and not yet written to the end."""
 
     def of_identity(self, identity: ClientIdentity, now_ms: float) -> QueryBackpressure | None:
         """Return that of a client, made when it is new.
@@ -507,14 +506,8 @@ class Backpressure:
         for query in self._all():
             if not owns.client(query.client_id):
                 self._changed(query)
-                self._leaving.append(query)
+                self.leaving.add(query)
                 self._remove(query, now_ms)
-
-    def forget_leaving(self) -> None:
-        """Write nothing more of what is adapted no more; its records stay."""
-        gone, self._leaving = self._leaving, []
-        if gone:
-            self._journal.forget(gone)
 
     def of_client(self, client_id: str) -> list[QueryBackpressure]:
         """Return what is adaptive for a client: one, unless rules tell its users apart."""
@@ -559,7 +552,7 @@ class Backpressure:
                 identity = ClientIdentity(kept.listener, kept.user, kept.client_id)
                 match = self._match(identity)
                 if match is None or match.entity != kept.entity:
-                    self._journal.mark_deleted(BOUND_RECORDS.key(kept.client_id, kept.entity))
+                    self.journal.mark_deleted(BOUND_RECORDS.key(kept.client_id, kept.entity))
                     raise ValueError(
                         "no adaptive rule applies to the client any more; it is deleted"
                     )
@@ -581,7 +574,7 @@ class Backpressure:
     def _changed(self, query: QueryBackpressure) -> None:
         if query in self._by_client.get(query.client_id, ()):
             # Else a driver's answer came after the query was let go.
-            self._journal.mark_changed(query)
+            self.journal.mark_changed(query)
             self._on_change()
 
     def _all(self) -> list[QueryBackpressure]:
@@ -600,7 +593,7 @@ class Backpressure:
                 query.set_rule(match.rule, now_ms)
 
     def _drop(self, query: QueryBackpressure, now_ms: float) -> None:
-        self._journal.mark_removed(query)
+        self.journal.mark_removed(query)
         self._on_change()
         self._remove(query, now_ms)
 

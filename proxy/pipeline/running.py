@@ -17,12 +17,12 @@ from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import Report
 from proxy.progress.report_handler import AcceptedReport
 from proxy.quota.manager import QuotaManager
-from proxy.state import Journal, Record, StateError, Store
+from proxy.state import KeptParts, Record, StateError, Store
 from proxy.state.store import SEPARATOR
 from proxy.wire.topic_partition import TopicPartition
 
 from .batch_limit import QueriesOf
-from .completion import LEDGER_RECORDS, PIPELINE_CHANGED
+from .completion import LEDGER_RECORDS, PIPELINE_CHANGED, Completion
 from .edges import TopicRange
 from .graph import PipelineGraph, PipelineSettings
 from .ledger import RootOutcome
@@ -65,7 +65,7 @@ _NOT_TAKEN_UP = "state of a pipeline not taken up"
 _log = get_logger(__name__)
 
 
-class RunningPipelines:
+class RunningPipelines(KeptParts[RunningPipeline | Completion]):
     """The pipelines of this member; stages are held by `queries_of`, producers by `quotas`.
 
     `on_change` is called when there is something to write: see `changes`.
@@ -83,6 +83,7 @@ class RunningPipelines:
         clock_ms: Callable[[], float] = clock_ms,
         clock_s: Callable[[], float] = time.time,
     ) -> None:
+        super().__init__()
         self._clock_ms = clock_ms
         self._clock_s = clock_s
         self._registry = registry
@@ -106,10 +107,6 @@ class RunningPipelines:
         self.store: Store | None = None
         """Where the state of the flow is read again; None while it is closed."""
         self._reapply_ms = clock_ms() + REAPPLY_MS
-        self._leaving: list[RunningPipeline] = []
-        """Held no more, and not yet written to the end."""
-        self._journal = Journal[str](lambda _: None, str)
-        """Has the keys of pipelines that are not there any more, which are to be deleted."""
         self.generation = 0
         """Changes whenever `follows` may give another answer."""
         self.update(pipelines)
@@ -138,7 +135,7 @@ class RunningPipelines:
                 found[_pipeline_of(record.key)].append(record)
         for name in () if is_handed_over else found.keys() - self._settings.keys():
             for record in found[name]:
-                self._journal.mark_deleted(record.key)
+                self.journal.mark_deleted(record.key)
                 problem = f"{record.key}: there is no such pipeline any more; deleted"
                 _log.warning(_NOT_TAKEN_UP, problem=problem)
         now_ms = self._clock_ms()
@@ -156,29 +153,9 @@ class RunningPipelines:
         for name in [name for name in self._pipelines if not owns.pipeline(name)]:
             pipeline = self._pipelines.pop(name)
             pipeline.completion.hand_over()
-            self._leaving.append(pipeline)
+            self.leaving |= {pipeline, pipeline.completion}
             self._leave(pipeline)
         self._index()
-
-    def forget_leaving(self) -> bool:
-        """Write nothing more of what was let go; return whether all of it was written."""
-        gone, self._leaving = self._leaving, []
-        if gone:
-            self._journal.forget(())
-        return not any(pipeline.is_changed for pipeline in gone)
-
-    def changes(self) -> tuple[list[Record], list[str]]:
-        """Return the records to write and the keys to delete since the last call."""
-        changes = [each.changes() for each in (*self._pipelines.values(), *self._leaving)]
-        written = {record.key: record for records, _ in changes for record in records}
-        deletes = dict.fromkeys(key for _, gone in (*changes, self._journal.take()) for key in gone)
-        return list(written.values()), [key for key in deletes if key not in written]
-
-    def changes_failed(self) -> None:
-        """Return again with the next `changes` what the last ones were: it is not written."""
-        for each in (*self._pipelines.values(), *self._leaving):
-            each.changes_failed()
-        self._journal.give_back()
 
     async def reapply(self) -> None:
         """Read the state of the flow again, at a fixed period."""
@@ -272,7 +249,7 @@ class RunningPipelines:
             except Exception as error:  # a defect of ours must not end the proxy
                 _log.error("unexpected error", about="pipelines", exc_info=error)
             await self.reapply()
-            if any(pipeline.is_changed for pipeline in self._pipelines.values()):
+            if self.journal:
                 self._on_change()
 
     def tick(self, now_ms: float) -> None:
@@ -323,7 +300,9 @@ class RunningPipelines:
         made = [
             RunningPipeline(
                 *(PipelineGraph(settings), self._registry, self._queries_of, self._quotas),
-                *(self._clock_ms(), self._clock_s()),
+                self.journal,
+                now_ms=self._clock_ms(),
+                now_s=self._clock_s(),
             )
             for name, settings in self._settings.items()
             if name not in self._pipelines and self._is_owned(name)
@@ -344,14 +323,12 @@ class RunningPipelines:
         _log.warning("pipeline is gone", pipeline=name, pending=pending)
         if pending:
             self._instruments.ledger_failed_total.of(name, PIPELINE_CHANGED).inc(pending)
-        # No other may take its records up.
-        pipeline.changes_failed()  # what is just being written is to be deleted as well
-        records, gone = pipeline.changes()
-        gone += [record.key for record in records]
-        gone += map(completion.key, completion.items())
-        gone += [FLOW_RECORDS.key(name, node) for node in pipeline.graph.nodes]
-        for key in gone:
-            self._journal.mark_deleted(key)
+        # No other may take its records up, also what is just being written.
+        gone = self.journal.forget({pipeline, completion})
+        gone += [(completion, *item) for item in completion.items()]
+        gone += [(pipeline, node) for node in pipeline.nodes]
+        for part, *item in gone:
+            self.journal.mark_removed(part, *item)
 
     def _count_ended(self, pipeline: RunningPipeline) -> None:
         name = pipeline.name

@@ -8,11 +8,13 @@ from functools import partial
 
 from metrics.instruments import COMPLETION_BUCKETS_S
 from metrics.lock_free import HistogramChild
+from proxy.state import Json, Record
 from proxy.wire.topic_partition import TopicPartition
 
 from .events import ChangeLog, EventKind, OnEvent, ProgressEvent
 from .offset_ranges import SkipReason
 from .partition import PartitionProgress
+from .progress_records import FORMAT
 from .report import BatchRange, BatchReport, Refusal, TriggerKind
 
 MAX_PARTITIONS = 10_000
@@ -249,6 +251,35 @@ class QueryProgress(ChangeLog):
             text = f"more than {MAX_PARTITIONS} partitions: the others are not followed"
             self.add_event(EventKind.TOO_MANY, None, text, now_ms)
         return progress
+
+    # What is kept
+
+    def key(self, key: TopicPartition) -> str:
+        """Return the key of a partition's record."""
+        return FORMAT.key(self.client_id, *key)
+
+    def record(self, key: TopicPartition) -> Record | None:
+        """Return the record of a partition; None while nothing of it is completed."""
+        partition = self.partitions.get(key)
+        if partition is None or self.progress_id is None or partition.committed_to is None:
+            return None
+        completed, topic_id = partition.committed_to, partition.log.topic_id
+        value: Json = {
+            "label": self.name,
+            "client_id": self.client_id,
+            "query_id": self.progress_id,
+            "run_id": partition.run_id,
+            "name": self.reported_name,
+            "topic": partition.topic,
+            "topic_id": topic_id.hex() if topic_id is not None else None,
+            "partition": partition.partition,
+            "leader": partition.leader,
+            "completed": completed,
+            "delivered": max(partition.position or 0, completed),
+            "backwards": partition.may_go_back,
+            "at_s": partition.committed_at_s,
+        }
+        return FORMAT.record((self.client_id, *key), value)
 
     # What a report says: each yields True between partitions: others may do their work meanwhile.
 

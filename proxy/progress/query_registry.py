@@ -9,10 +9,9 @@ Sans-I/O and for one thread. `now_ms` is monotonic, `now_s` the same moment on t
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from functools import partial
 from itertools import chain
 
-from proxy.state import Document, Journal
+from proxy.state import Document, KeptParts
 from proxy.wire.topic_partition import TopicPartition
 
 from .documents import query_document
@@ -20,7 +19,7 @@ from .events import EventKind, OnEvent
 from .log_edges import end_age_ms
 from .owns import Owns, owns_all
 from .partition import PartitionProgress
-from .progress_records import FORMAT, ProgressRecord, ReadRecords, key_of, record_of
+from .progress_records import FORMAT, ProgressRecord, ReadRecords
 from .query import MAX_ERROR_SHOWN, STUCK_AFTER_MS, GroupState, ProgressSettings, QueryProgress
 
 FORGET_AFTER_MS = 3 * 86_400_000.0
@@ -30,20 +29,15 @@ MAX_RECORDS_PER_WRITE = 250
 """Making them takes some 4 ms."""
 
 
-class QueryRegistry:
+class QueryRegistry(KeptParts[QueryProgress]):
     """Who is followed, what they were given and have completed, and what is to be kept of it."""
 
     def __init__(self, settings: ProgressSettings, on_event: OnEvent) -> None:
+        # What is delivered makes no record due: it is written with what is completed.
+        super().__init__(MAX_RECORDS_PER_WRITE)
         self._on_event = on_event
         self._queries: dict[str, QueryProgress] = {}
-        self._leaving: dict[str, QueryProgress] = {}
-        """Followed no more, and not yet committed and written to the end."""
         self._labels: dict[str, QueryProgress] = {}
-        self.journal = Journal(record_of, key_of)
-        self.changes = partial(self.journal.take, MAX_RECORDS_PER_WRITE)
-        self.changes_failed = self.journal.give_back
-        """See Journal. What is delivered makes no record due: it is written with what is completed.
-        """
         self.report_results: Counter[str] = Counter()
         """Reports by what became of them: `accepted` (no heartbeats), `lost`, or why refused."""
         self._readers: dict[TopicPartition, set[PartitionProgress]] = {}
@@ -95,7 +89,9 @@ class QueryRegistry:
         gone = [query for query in self.queries if not owns.client(query.client_id)]
         for query in gone:
             self._remove(query)
-            self._leaving[query.client_id] = query
+            self.leaving.add(query)
+            for partition in query.partitions.values():
+                partition.is_dropped = True
         self._configure()
         return gone
 
@@ -117,15 +113,6 @@ class QueryRegistry:
                 for key, partition in query.partitions.items():
                     partition.group_offset = None
                     self._commit_later(query, key)
-
-    def forget_leaving(self) -> None:
-        """Write and commit nothing more of the queries that leave; their records stay."""
-        gone, self._leaving = list(self._leaving.values()), {}
-        for query in gone:
-            for partition in query.partitions.values():
-                partition.is_dropped = True
-        if gone:
-            self.journal.forget((query, key) for query in gone for key in query.partitions)
 
     def has_room(self) -> bool:
         """Return whether another query could be followed, if need be in the place of one gone."""
@@ -152,7 +139,7 @@ class QueryRegistry:
         self._queries[client_id] = query
         for key in query.partitions:
             self.journal.mark_deleted(FORMAT.key(former_id, *key))
-            self.journal.mark_changed((query, key))
+            self.journal.mark_changed(query, key)
         self.generation += 1
         self.relabel(query)
 
@@ -163,7 +150,7 @@ class QueryRegistry:
             query.add_event(EventKind.FORGOTTEN, None, text, self.now_ms)
         for key, partition in query.partitions.items():
             partition.is_dropped = True
-            self.journal.mark_removed((query, key))
+            self.journal.mark_removed(query, key)
         self._remove(query)
 
     def _remove(self, query: QueryProgress) -> None:
@@ -175,13 +162,13 @@ class QueryRegistry:
     def _changed(self, query: QueryProgress, key: TopicPartition) -> None:
         """Record that a partition's record, and what is to be committed, may be out of date."""
         is_followed = self._queries.get(query.client_id) is query
-        if not is_followed and self._leaving.get(query.client_id) is not query:
+        if not is_followed and query not in self.leaving:
             return  # a connection of a client that went to another member may still read
         if key not in query.partitions:
-            self.journal.mark_removed((query, key))
+            self.journal.mark_removed(query, key)
             return
-        self.journal.mark_changed((query, key))
-        if query.client_id not in self._leaving:
+        self.journal.mark_changed(query, key)
+        if is_followed:
             self._commit_later(query, key)
 
     def _commit_later(self, query: QueryProgress, key: TopicPartition) -> None:
@@ -213,7 +200,7 @@ class QueryRegistry:
         if self._labels.get(query.name) is query:
             del self._labels[query.name]
             for key in query.partitions:
-                self.journal.mark_changed((query, key))  # its record names the label
+                self.journal.mark_changed(query, key)  # its record names the label
         query.name = label
         self._labels[label] = query
 
@@ -350,7 +337,7 @@ class QueryRegistry:
     def _with_groups(self) -> Iterator[tuple[str, QueryProgress]]:
         """Yield the queries that have a group, with that, also of those that leave."""
         configured = (self._queries.get(each.client_id) for each in self._settings.queries)
-        for query in chain(configured, self._leaving.values()):
+        for query in chain(configured, self.leaving):
             if query is not None and query.commit_group is not None:
                 yield query.commit_group, query
 
@@ -409,5 +396,5 @@ class QueryRegistry:
         if is_moved:
             self.journal.mark_deleted(key)
         if is_moved or query.name != entry.label:
-            self.journal.mark_changed((query, partition.key))
+            self.journal.mark_changed(query, partition.key)
         return None

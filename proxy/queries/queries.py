@@ -15,6 +15,7 @@ from collections.abc import (
 from contextlib import suppress
 from functools import partial
 from itertools import chain
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from structlog import get_logger
@@ -47,7 +48,7 @@ from proxy.queries.record_owner import OwnedRecords, read_owned
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import Rule
 from proxy.slices import Slices
-from proxy.state import Document, StateError, StateWriter, Store
+from proxy.state import Document, KeptParts, StateError, StateWriter, Store
 from proxy.wire.topic_partition import TopicPartition
 
 QUERIES_TICK_S = 1.0
@@ -121,6 +122,9 @@ class Queries:
             quotas,
             instruments,
             on_change=self._to_write.set,
+        )
+        self._parts: tuple[KeptParts[Any], ...] = (
+            *(self._registry, self._backpressure, self._pipelines),
         )
         self._slices = Slices()
         self._turns = ReportTurns(self._slices)
@@ -202,10 +206,9 @@ class Queries:
         return self._registry.own(owns)
 
     def _forget_leaving(self) -> bool:
-        """Write nothing more of what has left; return whether all of pipelines was written."""
-        self._registry.forget_leaving()
-        self._backpressure.forget_leaving()
-        return self._pipelines.forget_leaving()
+        """Write nothing more of what has left; return whether all of it was written."""
+        are_kept = [part.forget_leaving() for part in self._parts]
+        return all(are_kept)
 
     def _read(self, store: Store, owns: Owns) -> tuple[OwnedRecords, ReadRecords]:
         """Return all records of what these own, and what those of progress say."""
@@ -367,8 +370,7 @@ class Queries:
         """Write what has changed; what can't be written is tried again. Return whether it was."""
         async with self._writing:
             while (writer := self._writer) is not None:
-                parts = (self._registry, self._backpressure, self._pipelines)
-                changes = [part.changes() for part in parts]
+                changes = [part.changes() for part in self._parts]
                 records = [record for changed, _ in changes for record in changed]
                 deleted = [key for _, gone in changes for key in gone]
                 if not records and not deleted:
@@ -376,7 +378,7 @@ class Queries:
                 try:
                     await writer.put_many(records, delete=deleted)
                 except StateError as error:
-                    for part in parts:
+                    for part in self._parts:
                         part.changes_failed()
                     _log.error("progress not kept, trying again", error=str(error))
                     return False
