@@ -9,7 +9,6 @@ Sans-I/O and for one thread. `now_ms` is monotonic, `now_s` the same moment on t
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from itertools import chain
 
 from proxy.state import Document, KeptParts
 from proxy.wire.topic_partition import TopicPartition
@@ -113,6 +112,13 @@ class QueryRegistry(KeptParts[QueryProgress]):
                 for key, partition in query.partitions.items():
                     partition.group_offset = None
                     self._commit_later(query, key)
+        self._index_groups()
+
+    def forget_leaving(self) -> bool:
+        """Write and commit nothing more of what has left; return whether all of it was written."""
+        is_kept = super().forget_leaving()
+        self._index_groups()
+        return is_kept
 
     def has_room(self) -> bool:
         """Return whether another query could be followed, if need be in the place of one gone."""
@@ -284,62 +290,60 @@ class QueryRegistry(KeptParts[QueryProgress]):
 
     # The consumer groups of queries
 
+    def _index_groups(self) -> None:
+        """Find each group's query anew, also those of queries that leave: no two have one."""
+        every = (*self.leaving, *self.queries)
+        self._groups = {each.commit_group: each for each in every if each.commit_group is not None}
+
     def drop_commits(self, groups: Collection[str]) -> None:
         """Forget what is due to these groups: another member commits to them from now on."""
-        for group, query in self._with_groups():
-            if group in groups:
-                query.commit.due.clear()
+        for group in self._groups.keys() & groups:
+            self._groups[group].commit.due.clear()
 
     def due_commits(self) -> dict[str, dict[TopicPartition, int]]:
-        """Return by group the offset of the first record that is not complete.
+        """Return what is due to each group that something is due to; see `due_to`."""
+        return {group: due for group in self._groups if (due := self.due_to(group))}
 
-        A group goes back only where the query itself did.
+    def due_to(self, group: str) -> dict[TopicPartition, int]:
+        """Return for a group the offset of the first record that is not complete.
+
+        It goes back only where the query itself did.
         """
-        by_group: dict[str, dict[TopicPartition, int]] = {}
-        for group, query in self._with_groups():
-            for key in list(query.commit.due):
-                partition = query.partitions.get(key)
-                if partition is None or (due := partition.due_to_commit) is None:
-                    del query.commit.due[key]
-                else:
-                    by_group.setdefault(group, {})[key] = due
-        return by_group
+        query, found = self._groups.get(group), dict[TopicPartition, int]()
+        for key in list(query.commit.due) if query is not None else ():
+            partition = query.partitions.get(key)
+            if partition is None or (due := partition.due_to_commit) is None:
+                del query.commit.due[key]
+            else:
+                found[key] = due
+        return found
 
     def group_has(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         """Record what a group had before the first commit to it. It is not moved back by that."""
-        for query in self._of_group(group):
+        if (query := self._groups.get(group)) is not None:
             for key in offsets.keys() & query.partitions.keys():
                 query.partitions[key].group_offset = offsets[key]
 
     def committed(self, group: str, offsets: Mapping[TopicPartition, int], now_ms: float) -> None:
         """Record that these offsets are in the group: they are due no more."""
-        for query in self._of_group(group):
-            query.commit.last_ms, query.commit.error = now_ms, None
-            for key in offsets.keys() & query.partitions.keys():
-                partition, offset = query.partitions[key], offsets[key]
-                before, partition.group_offset = partition.group_offset, offset
-                if before is not None and offset < before:
-                    query.commit.backwards += 1
-                    text = f"group {group} was moved back from {before} to {offset}"
-                    query.add_event(EventKind.COMMITTED_BACKWARDS, key, text, now_ms)
-                if partition.may_go_back and offset == partition.committed_to:
-                    partition.may_go_back = False
-                    query.changed(key)  # its record says so
+        if (query := self._groups.get(group)) is None:
+            return
+        query.commit.last_ms, query.commit.error = now_ms, None
+        for key in offsets.keys() & query.partitions.keys():
+            partition, offset = query.partitions[key], offsets[key]
+            before, partition.group_offset = partition.group_offset, offset
+            if before is not None and offset < before:
+                query.commit.backwards += 1
+                text = f"group {group} was moved back from {before} to {offset}"
+                query.add_event(EventKind.COMMITTED_BACKWARDS, key, text, now_ms)
+            if partition.may_go_back and offset == partition.committed_to:
+                partition.may_go_back = False
+                query.changed(key)  # its record says so
 
     def commit_failed(self, group: str, message: str) -> None:
         """Record why what is due could not be committed, all or some of it."""
-        for query in self._of_group(group):
+        if (query := self._groups.get(group)) is not None:
             query.commit.error = message[:MAX_ERROR_SHOWN]
-
-    def _of_group(self, group: str) -> list[QueryProgress]:
-        return [query for name, query in self._with_groups() if name == group]
-
-    def _with_groups(self) -> Iterator[tuple[str, QueryProgress]]:
-        """Yield the queries that have a group, with that, also of those that leave."""
-        configured = (self._queries.get(each.client_id) for each in self._settings.queries)
-        for query in chain(configured, self.leaving):
-            if query is not None and query.commit_group is not None:
-                yield query.commit_group, query
 
     # What is kept
 
