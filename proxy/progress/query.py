@@ -32,6 +32,9 @@ LATE_REPORTS_MS = 30_000.0
 LEFT_AFTER_BATCHES = 3
 """A partition that so many batches of a run did not name, and nobody asked for, is let go."""
 
+READ_BATCHES = 2
+"""Of so many batches reported here the last was planned through this proxy, the first maybe not."""
+
 STUCK_AFTER_MS = 300_000.0
 """By default, how long nothing may complete while there is lag."""
 
@@ -185,6 +188,12 @@ class QueryProgress(ChangeLog):
     def has_failed(self) -> bool:
         """Whether its run has ended with an exception, and no other one has begun."""
         return self.ended and self.error is not None
+
+    @property
+    def has_read(self) -> bool:
+        """Whether its run had a batch with rows that was planned while this proxy was there."""
+        batch = self.last_batch
+        return self.run_batches >= READ_BATCHES and batch is not None and batch.rows > 0
 
     @property
     def commit_group(self) -> str | None:

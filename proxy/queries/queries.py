@@ -25,7 +25,7 @@ from metrics.clock import MS_PER_SECOND, clock_ms
 from metrics.figures import FigureCollector
 from proxy.backpressure.backpressure import OF_BOUNDS, Backpressure
 from proxy.backpressure.backpressure_record import BOUND_RECORDS
-from proxy.backpressure.query_advice import OUTSIDE, advise, has_read
+from proxy.backpressure.query_advice import OUTSIDE, advise
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.upstream import UpstreamError
 from proxy.pipeline.graph import PipelineSettings
@@ -41,9 +41,9 @@ from proxy.progress.query import ProgressSettings, QueryProgress
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.query_scope import QueryScope
 from proxy.progress.report import Report, ReportRefused, parse_report
-from proxy.progress.report_handler import ReportHandler
+from proxy.progress.report_handler import ReportHandler, ReportTurns
 from proxy.progress.topics import TopicNames
-from proxy.queries.following import Following, ReportTurns
+from proxy.queries.following import Following
 from proxy.queries.record_owner import OwnedRecords, read_owned
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import Rule
@@ -295,7 +295,7 @@ class Queries:
         name, knows = query.reported_name or "", self._knows_client
         basis = (
             *(self._quotas.table, rule, self._pipelines.generation, query.settings, query.run_id),
-            *(query.client_id, name, knows(query.client_id), knows(name), has_read(query)),
+            *(query.client_id, name, knows(query.client_id), knows(name), query.has_read),
             *(query.trigger_kind, query.trigger_interval_ms),
         )
         if basis == query.advised_by:
