@@ -57,10 +57,10 @@ class RecordFormat(Generic[Form]):
 class JournalPart(Protocol):
     """Something that has records in the state: one for each of its items."""
 
-    def key(self, *item: Any) -> str:
+    def key(self, *item: Any, **_: Any) -> str:
         """Return the key of an item's record."""
 
-    def record(self, *item: Any) -> Record | None:
+    def record(self, *item: Any, **_: Any) -> Record | None:
         """Make an item's record; None when it is to have none."""
 
 
