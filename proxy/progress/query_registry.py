@@ -229,13 +229,14 @@ class QueryRegistry(KeptParts[QueryProgress]):
         """
         self.now_ms = now_ms
         for query in self.queries:
-            seen_ms = query.last_seen_ms
+            if self._queries.get(query.client_id) is not query:  # it went since the sweep began
+                continue
+            seen_ms, settings = query.last_seen_ms, query.settings
             if seen_ms is None:
                 query.first_sweep_ms = now_ms
-            elif query.settings is None and now_ms - seen_ms >= FORGET_AFTER_MS:
+            elif settings is None and now_ms - seen_ms >= FORGET_AFTER_MS:
                 self.forget(query, "it was away for long")
-        for query in self.queries:
-            settings = query.settings
+                continue
             stuck_after_ms = settings.stuck_after_ms if settings else STUCK_AFTER_MS
             yield from query.sweeping(now_ms, stuck_after_ms)
 
