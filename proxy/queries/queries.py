@@ -123,9 +123,8 @@ class Queries:
             instruments,
             on_change=self._to_write.set,
         )
-        self._parts: tuple[KeptParts[Any], ...] = (
-            *(self._registry, self._backpressure, self._pipelines),
-        )
+        parts = self._registry, self._backpressure, self._pipelines
+        self._parts: tuple[KeptParts[Any], ...] = parts
         self._slices = Slices()
         self._turns = ReportTurns(self._slices)
         self.following = Following(
@@ -303,7 +302,9 @@ class Queries:
         query.advised_by = basis
         is_followed = query.settings is not None or self._pipelines.follows(query.client_id)
         advise(
-            *(query, self._quotas.table, rule),
+            query,
+            self._quotas.table,
+            rule,
             is_followed=is_followed,
             knows_client=knows,
             now_ms=now_ms,
