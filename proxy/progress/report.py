@@ -314,6 +314,9 @@ def parse_report(raw: bytes) -> Report:
     raise ReportRefused(Refusal.MALFORMED, text, fix)
 
 
+_NO_KEY = "is not the name of a topic, or not the number of a partition"
+
+
 def _partitions_named(source: SourceProgress) -> int:
     every = (source.end, source.start or {}, source.latest or {})
     return max([sum(map(len, offsets.values())) for offsets in every])
@@ -327,7 +330,8 @@ def _is_negative_figure(mistake: ErrorDetails) -> bool:
 
 def _in_words(mistake: ErrorDetails) -> str:
     """Return what is wrong and where, with little of it quoted."""
-    message = mistake["msg"].removeprefix("Value error, ")
+    is_key = mistake["type"] == "string_pattern_mismatch"
+    message = _NO_KEY if is_key else mistake["msg"].removeprefix("Value error, ")
     if not mistake["loc"]:
         return message
     # Keys are the sender's: no control characters in a log.

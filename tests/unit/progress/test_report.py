@@ -216,6 +216,12 @@ def test_the_message_says_where():
     assert error.message.startswith("batch.sources.0.end.t.0: ")
 
 
+@pytest.mark.parametrize("end", [{"t": {"007": 9}}, {"a topic": {"0": 9}}])
+def test_the_message_says_what_the_key_of_an_offset_is(end):
+    message = refusal(changed("batch/sources/0/end", end)).message
+    assert "is not the name of a topic, or not the number of a partition, given" in message
+
+
 def test_a_batch_belongs_to_progress_only():
     assert refusal({**REPORT, "event": "idle"}).reason is Refusal.MALFORMED
 
