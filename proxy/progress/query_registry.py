@@ -310,8 +310,10 @@ class QueryRegistry(KeptParts[QueryProgress]):
 
         It goes back only where the query itself did.
         """
-        query, found = self._groups.get(group), dict[TopicPartition, int]()
-        for key in list(query.commit.due) if query is not None else ():
+        found: dict[TopicPartition, int] = {}
+        if (query := self._groups.get(group)) is None:
+            return found
+        for key in list(query.commit.due):
             partition = query.partitions.get(key)
             if partition is None or (due := partition.due_to_commit) is None:
                 del query.commit.due[key]

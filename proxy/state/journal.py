@@ -122,10 +122,10 @@ class Journal:
             deletes, self._deletes = self._deletes, {}
         self._taken = changed, deletes
         changes: dict[str, Record | None] = dict.fromkeys(deletes)
-        for part, *item in changed:
-            record = part.record(*item)
+        for part, *which in changed:
+            record = part.record(*which)
             if record is None:
-                changes.setdefault(part.key(*item))
+                changes.setdefault(part.key(*which))
             else:
                 changes[record.key] = record
                 self._deletes.pop(record.key, None)
