@@ -50,8 +50,8 @@ class BoundedLabels(Collector, Generic[M]):
     """A labelled metric whose number of label sets clients cannot drive up; register it alone.
 
     Once `max_sets` distinct sets are in use, a new one is counted with OTHER in its open labels,
-    those whose values clients choose. The samples of a gauge are exposed as `alias` too. Raises
-    ValueError when `max_sets` is below 1 or an open label is not the metric's.
+    those whose values clients choose. Raises ValueError when `max_sets` is below 1 or an open label
+    is not the metric's.
     """
 
     def __init__(
@@ -60,7 +60,6 @@ class BoundedLabels(Collector, Generic[M]):
         label_names: tuple[str, ...],
         open_labels: Collection[str],
         max_sets: int,
-        alias: InstrumentRow | None = None,
     ) -> None:
         if max_sets < 1:
             raise ValueError(f"max_sets must be 1 or more, got {max_sets!r}")
@@ -70,7 +69,6 @@ class BoundedLabels(Collector, Generic[M]):
         self._label_names = label_names
         self._is_open = tuple(name in open_labels for name in label_names)
         self._max_sets = max_sets
-        self._alias = alias
         self.children: dict[LabelValues, M] = {}
         """By its label values."""
         # Sets with OTHER are kept apart: they are few, and must not use up the room.
@@ -126,19 +124,16 @@ class BoundedLabels(Collector, Generic[M]):
         return len(gone)
 
     def describe(self) -> Iterable[Family]:
-        """Yield the family without samples, then that of the alias if there is one."""
-        yield from self._metric.describe()
-        if self._alias is not None:
-            yield Family(self._alias.name, self._alias.meaning, self._alias.type)
+        """Return the family without samples."""
+        return cast(Iterable[Family], self._metric.describe())
 
     def collect(self) -> Iterable[Family]:
         """Yield the same; each sample is made when it is read, which can be done once."""
         for family in self.describe():
-            family.samples = cast(list[Sample], self._samples(family.name))
+            family.samples = cast(list[Sample], self._samples())
             yield family
 
-    def _samples(self, family_name: str) -> Iterator[Sample]:
-        is_alias = self._alias is not None and self._alias.name == family_name
+    def _samples(self) -> Iterator[Sample]:
         for sets in (self.children, self._others):
             for values in tuple(sets):
                 child = sets.get(values)
@@ -146,8 +141,7 @@ class BoundedLabels(Collector, Generic[M]):
                     labels = dict(zip(self._label_names, values, strict=True))
                     for family in cast(Collector, child).collect():
                         for sample in family.samples:
-                            name = family_name if is_alias else sample.name
-                            yield sample._replace(name=name, labels={**labels, **sample.labels})
+                            yield sample._replace(labels={**labels, **sample.labels})
 
 
 class _Declared(NamedTuple):
@@ -157,8 +151,7 @@ class _Declared(NamedTuple):
     meaning: str
     labels: str
     options: dict[str, Any]
-    alias: str | None = None
-    """Another name under which a bounded one is exposed; empty: none. None: it is not bounded."""
+    is_bounded: bool = False
 
 
 def plain(kind: type[M], meaning: str, labels: str = "", **options: Any) -> M:
@@ -166,11 +159,9 @@ def plain(kind: type[M], meaning: str, labels: str = "", **options: Any) -> M:
     return cast(M, _Declared(kind, meaning, labels, options))
 
 
-def bounded(
-    kind: type[Any], meaning: str, labels: str, *, alias: str = "", **options: Any
-) -> BoundedLabels[Any]:
+def bounded(kind: type[Any], meaning: str, labels: str, **options: Any) -> BoundedLabels[Any]:
     """Declare a metric with BoundedLabels; a star is behind those whose values clients choose."""
-    return cast(BoundedLabels[Any], _Declared(kind, meaning, labels, options, alias))
+    return cast(BoundedLabels[Any], _Declared(kind, meaning, labels, options, is_bounded=True))
 
 
 gauge, counter = partial(plain, Gauge), partial(plain, Counter)
@@ -199,21 +190,15 @@ class Declarations:
                 setattr(self, name, self._make(name, declared, max_label_sets))
 
     def _make(self, name: str, declared: _Declared, max_label_sets: int) -> Any:
-        kind, meaning, labels, options, alias = declared
-        names, is_plain = tuple(re.findall(r"\w+", labels)), alias is None
-        registry = self.registry if is_plain else None
+        kind, meaning, labels, options, is_bounded = declared
+        names, registry = tuple(re.findall(r"\w+", labels)), None if is_bounded else self.registry
         metric = kind(PREFIX + name, meaning, names, registry=registry, **options)
         (family,) = metric.describe()
-        row = InstrumentRow(PREFIX + name, family.type, names, meaning)
-        self.rows.append(row)
-        if is_plain:
+        self.rows.append(InstrumentRow(PREFIX + name, family.type, names, meaning))
+        if not is_bounded:
             return metric
-        if alias:
-            meaning = f"Alias of {name} for one release more."
-            row = row._replace(name=PREFIX + alias, meaning=meaning)
-            self.rows.append(row)
         made: BoundedLabels[Any] = BoundedLabels(
-            metric, names, re.findall(r"(\w+)\*", labels), max_label_sets, row if alias else None
+            metric, names, re.findall(r"(\w+)\*", labels), max_label_sets
         )
         self.registry.register(made)
         return made
@@ -250,21 +235,6 @@ class Instruments(Declarations):
         "Seconds in which a measurement exceeded a quota which is not enforced.",
         PER_SENSOR,
     )
-    adaptive_bound_bytes = bounded(
-        Gauge, "Adaptive bound of a query, in bytes per second.", "query*", alias="pid_bound_bytes"
-    )
-    stage_state = bounded(
-        Gauge, "1 while a node of a pipeline is held to a lower rate.", "pipeline*, stage*"
-    )
-    stage_rate = bounded(
-        Gauge, "Rate in force of a node of a pipeline, in records per second.", "pipeline*, stage*"
-    )
-    adaptive_withheld_records = bounded(
-        Gauge,
-        "Records that a query's driver was not told of at its latest look-up, for its bound.",
-        "query*",
-    )
-    ledger_pending = bounded(Gauge, "Source batches that are not finished.", "pipeline*")
     ledger_completion_seconds = bounded(
         Histogram,
         "Time from the start of a source batch until all that came of it is done.",

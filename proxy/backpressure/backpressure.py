@@ -6,12 +6,9 @@ The offset look-ups on a connection wait for reports, and get earlier log ends.
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 
-from prometheus_client import Gauge
-
-from metrics import BoundedLabels
 from metrics.clock import MS_PER_SECOND
+from metrics.figures import FigureRows, FigureTable
 from proxy.progress.owns import Owns, owns_all
 from proxy.progress.query import MAX_QUERIES, QueryProgress
 from proxy.progress.query_registry import FORGET_AFTER_MS
@@ -20,7 +17,7 @@ from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import AdaptedBound
 from proxy.quota.rules import AdaptiveBound, Match, Rule
-from proxy.state import Journal, Json, Record
+from proxy.state import Json, KeptParts, Record
 from proxy.wire import list_offsets
 from proxy.wire.list_offsets import OffsetLookup
 from proxy.wire.topic_partition import TopicPartition
@@ -35,6 +32,25 @@ KIND = QuotaKind.CONSUMER_BYTE_RATE
 RETURN_FACTOR, RETURN_STEP_MS, RETURN_STEPS = 1.5, 2000.0, 10
 """By how much the bound rises with each step back, the time between two, and after how many the
 rule's own bound is in force, however far it is."""
+
+
+OF_BOUNDS = FigureTable(
+    ("query",),
+    {
+        "adaptive_bound_bytes": (
+            "Adaptive bound of a query, in bytes per second.",
+            lambda query, _: query.bound,
+        ),
+        "pid_bound_bytes": (
+            "Alias of adaptive_bound_bytes for one release more.",
+            lambda query, _: query.bound,
+        ),
+        "adaptive_withheld_records": (
+            "Records that a query's driver was not told of at its latest look-up, for its bound.",
+            lambda query, _: query.withheld,
+        ),
+    },
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +75,8 @@ class BoundReturn:
 class QueryBackpressure:
     """A query whose rule is adaptive; made by `Backpressure`.
 
-    The bound is put in force in the quotas. The gauges show it and what its driver was not told of,
-    by the query's label. `_on_change` is called when the query's record is out of date.
+    The bound is put in force in the quotas. `_on_change` is called when the query's record is out
+    of date.
     """
 
     identity: ClientIdentity
@@ -69,12 +85,12 @@ class QueryBackpressure:
     used_ms: float
     """When it was last known that the query is there."""
     _quotas: QuotaManager
-    _gauges: tuple[BoundedLabels[Gauge], BoundedLabels[Gauge]]
     _on_change: Callable[["QueryBackpressure"], None]
     clamp: Drivers = field(default_factory=Drivers)
     _run_id: str | None = None
     _has_ended: bool = False
-    _label: str | None = None
+    label: str | None = None
+    """Of its query, as of its latest report."""
     _report_ms: float | None = None
     """When the latest report of an event came."""
     _heard: tuple[str | None, float] | None = None
@@ -91,18 +107,14 @@ class QueryBackpressure:
 
     def __post_init__(self) -> None:
         """Put the rule's own bound in force."""
+        self._static = self.rule.ceilings[KIND]
         self.client_id = self.identity.client_id or ""
-        self.key = BOUND_RECORDS.key(self.identity.client_id, self.entity)
         self.measurements = measurements = BatchMeasurements(_adaptive(self.rule))
         self.record_bytes, self.record_hold = measurements.record_bytes, measurements.record_hold
         self._bound, self._bound_ms = AdaptedBound(None, self._why), self.used_ms
         self.bound = self._static
         """The bound in force, in bytes per second."""
         self._enforce(self.used_ms)
-
-    @property
-    def _static(self) -> float:
-        return self.rule.ceilings[KIND]
 
     @property
     def rate(self) -> float | None:
@@ -134,9 +146,7 @@ class QueryBackpressure:
         is_heartbeat = report.event == "running"
         if report.run_id != query.run_id or (is_heartbeat and query.ended):
             return  # what comes late from a run before this one, or that is over
-        if query.name != self._label:
-            self._forget_gauges()
-            self._label = query.name
+        self.label = query.name
         if report.run_id != self._run_id:
             self._begin_run(query, report.run_id, now_ms)
         self.used_ms = now_ms
@@ -183,7 +193,7 @@ class QueryBackpressure:
             is_new |= is_other
         if self._run_id is None and query.last_report_ms is not None and not query.ended:
             # The run was known before the client connected.
-            self._run_id, self._label = query.run_id, query.name
+            self._run_id, self.label = query.run_id, query.name
         self._enforce(view.now_ms)
         if is_new and self._run_id is not None and not self._has_ended:
             self._on_change(self)
@@ -201,7 +211,7 @@ class QueryBackpressure:
 
     def set_rule(self, rule: Rule, now_ms: float) -> None:
         """Set another rule, which is adaptive too."""
-        self.rule = rule
+        self.rule, self._static = rule, rule.ceilings[KIND]
         self.measurements.update(_adaptive(rule))
         if self._rate is not None:
             self._rate = max(self._rate, self.measurements.rule.min_rate)
@@ -210,7 +220,6 @@ class QueryBackpressure:
     def detach(self, now_ms: float) -> None:
         """Put the rule's own bound back, and clamp nothing from now on."""
         self.clamp.detached = True
-        self._forget_gauges()
         self._quotas.adapt(KIND, self.entity, None, None, now_ms)
 
     def document(self, now_ms: float) -> dict[str, Json]:
@@ -223,7 +232,7 @@ class QueryBackpressure:
         return {
             "entity": self.entity,
             "client_id": self.identity.client_id,
-            "query": self._label,
+            "query": self.label,
             "state": state,
             "rate": self.rate,
             "ceiling": self.ceiling,
@@ -244,6 +253,10 @@ class QueryBackpressure:
             },
         }
 
+    def key(self) -> str:
+        """Return the key of its record."""
+        return BOUND_RECORDS.key(self.client_id, self.entity)
+
     def record(self) -> Record | None:
         """Return what is to be kept of it; None when no run of its query is known."""
         if self._run_id is None:
@@ -254,7 +267,7 @@ class QueryBackpressure:
             "user": self.identity.user,
             "client_id": self.identity.client_id,
             "entity": self.entity,
-            "label": self._label,
+            "label": self.label,
             "run_id": self._run_id,
             "has_ended": self._has_ended,
             "rate": self._rate,
@@ -262,11 +275,11 @@ class QueryBackpressure:
             **self.measurements.kept(),
             **self.clamp.kept(),
         }
-        return Record.of(self.key, value, BOUND_RECORDS.version)
+        return Record.of(self.key(), value, BOUND_RECORDS.version)
 
     def resume(self, record: BackpressureRecord, now_ms: float) -> None:
         """Resume from what an earlier process kept, as if its last report had come just now."""
-        self._run_id, self._label, self._has_ended = record.run_id, record.label, record.has_ended
+        self._run_id, self.label, self._has_ended = record.run_id, record.label, record.has_ended
         self._last_rate = record.last_rate
         self.measurements.resume(record, now_ms)
         if not record.has_ended:
@@ -326,9 +339,6 @@ class QueryBackpressure:
         if in_force != self._in_force:
             self._in_force = in_force
             self._quotas.adapt(KIND, self.entity, *in_force, now_ms)
-        if self._label is not None:
-            for gauge, value in zip(self._gauges, (self.bound, self.withheld), strict=True):
-                gauge.of(self._label).set(value)
 
     def _wanted(self, now_ms: float) -> AdaptedBound:
         rate, size = self.rate, self.measurements.bytes_per_record.value
@@ -347,11 +357,6 @@ class QueryBackpressure:
         if adapted.bound is not None and adapted.bound >= self._static:
             adapted = AdaptedBound(None, f"{adapted.reason}; the rule's own bound is lower")
         return adapted
-
-    def _forget_gauges(self) -> None:
-        if self._label is not None:
-            for gauge in self._gauges:
-                gauge.forget(query=self._label)
 
 
 class OffsetLookups(LookupConnection):
@@ -455,32 +460,21 @@ def _adaptive(rule: Rule) -> AdaptiveBound:
     return rule.adaptive
 
 
-class Backpressure:
+class Backpressure(KeptParts[QueryBackpressure]):
     """The bounds and batches of all queries whose rules are adaptive. Call `tick` every second.
 
-    `gauges`: the metric adaptive_bound_bytes by query; `withheld`: adaptive_withheld_records;
-    `on_change`: called when `changes` has something new.
+    `on_change`: called when `changes` has something new. A query has a record from a run's first
+    report until it is forgotten.
     """
 
-    def __init__(
-        self,
-        quotas: QuotaManager,
-        gauges: BoundedLabels[Gauge],
-        withheld: BoundedLabels[Gauge],
-        on_change: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, quotas: QuotaManager, on_change: Callable[[], None] = lambda: None) -> None:
+        super().__init__()
         self._quotas = quotas
-        self._gauges = gauges, withheld
         self._by_client: dict[str, list[QueryBackpressure]] = {}
         """One of each client, unless rules tell its users apart."""
         self._generation = quotas.generation
-        self._journal = Journal(QueryBackpressure.record, attrgetter("key"))
-        self.changes, self.changes_failed = self._journal.take, self._journal.give_back
-        """See Journal. A query has a record from a run's first report until it is forgotten."""
         self._on_change = on_change
         self._owns = owns_all
-        self._leaving: list[QueryBackpressure] = []
-        """Adapted no more, and not yet written to the end."""
 
     def of_identity(self, identity: ClientIdentity, now_ms: float) -> QueryBackpressure | None:
         """Return that of a client, made when it is new.
@@ -497,7 +491,7 @@ class Backpressure:
                 return query
         if sum(map(len, self._by_client.values())) >= MAX_QUERIES:
             return None
-        shared = self._quotas, self._gauges, self._changed
+        shared = self._quotas, self._changed
         query = QueryBackpressure(identity, match.rule, match.entity, now_ms, *shared)
         self._by_client.setdefault(client_id, []).append(query)
         return query
@@ -512,18 +506,17 @@ class Backpressure:
         for query in self._all():
             if not owns.client(query.client_id):
                 self._changed(query)
-                self._leaving.append(query)
+                self.leaving.add(query)
                 self._remove(query, now_ms)
-
-    def forget_leaving(self) -> None:
-        """Write nothing more of what is adapted no more; its records stay."""
-        gone, self._leaving = self._leaving, []
-        if gone:
-            self._journal.forget(gone)
 
     def of_client(self, client_id: str) -> list[QueryBackpressure]:
         """Return what is adaptive for a client: one, unless rules tell its users apart."""
         return list(self._by_client.get(client_id, ()))
+
+    def shown(self) -> FigureRows:
+        """List the rows of OF_BOUNDS: those of which a report has said the label."""
+        labelled = {query.label: query for query in self._all() if query.label is not None}
+        return [((label,), query) for label, query in labelled.items()]
 
     def record_report(self, accepted: AcceptedReport, now_ms: float) -> QueryBackpressure | None:
         """Record a report that was accepted; return what it is about, the first if several."""
@@ -559,7 +552,7 @@ class Backpressure:
                 identity = ClientIdentity(kept.listener, kept.user, kept.client_id)
                 match = self._match(identity)
                 if match is None or match.entity != kept.entity:
-                    self._journal.mark_deleted(BOUND_RECORDS.key(kept.client_id, kept.entity))
+                    self.journal.mark_deleted(BOUND_RECORDS.key(kept.client_id, kept.entity))
                     raise ValueError(
                         "no adaptive rule applies to the client any more; it is deleted"
                     )
@@ -581,7 +574,7 @@ class Backpressure:
     def _changed(self, query: QueryBackpressure) -> None:
         if query in self._by_client.get(query.client_id, ()):
             # Else a driver's answer came after the query was let go.
-            self._journal.mark_changed(query)
+            self.journal.mark_changed(query)
             self._on_change()
 
     def _all(self) -> list[QueryBackpressure]:
@@ -600,7 +593,7 @@ class Backpressure:
                 query.set_rule(match.rule, now_ms)
 
     def _drop(self, query: QueryBackpressure, now_ms: float) -> None:
-        self._journal.mark_removed(query)
+        self.journal.mark_removed(query)
         self._on_change()
         self._remove(query, now_ms)
 

@@ -84,10 +84,12 @@ BOUND_RECORDS = RecordFormat("pressure", 1, BackpressureRecord)
 """Keys are `pressure/CLIENT_ID/ENTITY`."""
 
 
-def by_partition(nested: Mapping[str, Mapping[int, Row]]) -> dict[TopicPartition, Row]:
+def by_partition(nested: Mapping[str, Mapping[str, Row]]) -> dict[TopicPartition, Row]:
     """Return by topic and partition what JSON has nested."""
     return {
-        (topic, partition): row for topic, rows in nested.items() for partition, row in rows.items()
+        (topic, int(partition)): row
+        for topic, rows in nested.items()
+        for partition, row in rows.items()
     }
 
 

@@ -9,9 +9,6 @@ from proxy.progress.report import TriggerKind
 from proxy.quota.entities import DEFAULT, ClientIdentity
 from proxy.quota.rules import Rule, RuleTable
 
-READ_BATCHES = 2
-"""Of so many batches reported here the last was planned through this proxy, the first maybe not."""
-
 OUTSIDE = (
     "it reads past this proxy, as far as is known: no rule names its client id, and no such client "
     "has connected; nothing is bounded there. Say which queries are meant with "
@@ -79,9 +76,8 @@ def _names_client(rule: Rule) -> bool:
 
 def _unread(query: QueryProgress, knows_client: Callable[[str], bool]) -> str | None:
     """Return what to do about a query that has read, but not with the client id it is known by."""
-    client_id, name, batch = query.client_id, query.reported_name, query.last_batch
-    has_read = query.run_batches >= READ_BATCHES and batch is not None and batch.rows > 0
-    if not has_read or knows_client(client_id):
+    client_id, name = query.client_id, query.reported_name
+    if not query.has_read or knows_client(client_id):
         return None
     text = f"the query reads, but no client {client_id!r} has connected to this proxy: "
     if name is not None and name != client_id and knows_client(name):

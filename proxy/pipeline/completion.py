@@ -31,7 +31,7 @@ import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import reduce
+from functools import partial, reduce
 from itertools import islice
 from operator import xor
 from random import Random
@@ -159,6 +159,7 @@ class Completion:
     def __init__(
         self,
         graph: PipelineGraph,
+        journal: Journal,
         *,
         random: Random,
         now_ms: float,
@@ -168,10 +169,9 @@ class Completion:
         self._graph = graph
         self.wall = wall = WallTime.at(now_ms, now_s)
         self._max_edges = max_edges
-        self.journal = Journal[LedgerItem](self.record, self.key)
-        self.changes = self.journal.take
-        """See Journal; what it returns is to be written in one transaction."""
-        self._mark = mark = self.journal.mark_changed
+        self.journal = journal
+        """What is taken of it at once is to be written in one transaction."""
+        self._mark = mark = partial(journal.mark_changed, self)
         self.ledger = Ledger(graph.settings.timeout_ms, random, wall, mark)
         self.edges = EdgeTable(self.ledger.new_id, mark)
         self.reports = {name: StageReports() for name in graph.stages}
@@ -304,7 +304,7 @@ class Completion:
         before, self._graph = self.reports, graph
         self.reports = {name: before.get(name) or StageReports() for name in graph.stages}
         for name in before.keys() - graph.stages:
-            self._mark(("stage", name))
+            self._mark("stage", name)
             for batch in before[name].waiting:
                 self._dropped += 1
                 self._forget(batch)
@@ -318,7 +318,7 @@ class Completion:
         """Have records of what the stages have written since their last reports, too."""
         for stage, reports in self.reports.items():
             if reports.written:
-                self._mark(("written", stage))
+                self._mark("written", stage)
 
     def load(
         self, records: Collection[Record], now_ms: float, *, is_handed_over: bool = False
@@ -331,7 +331,7 @@ class Completion:
         if records or is_handed_over:
             self.loaded_ms = now_ms
         refused, deletes = self._read(records, now_ms)
-        self.journal.take()  # what was taken up is as it was written
+        self.journal.forget({self})  # what was taken up is as it was written
         for key in deletes:
             self.journal.mark_deleted(key)
         self._fail_stranded(now_ms)
@@ -391,16 +391,15 @@ class Completion:
                 yield ("stage", name)
         yield from (("early", number) for number in self._early)
 
-    def key(self, item: LedgerItem) -> str:
+    def key(self, kind: str, *where: Any) -> str:
         """Return the key of a part's record."""
-        kind, *where = item
         parts = [f"{where[0]:016x}"] if kind == "root" else where
         return LEDGER_RECORDS[kind].key(self._name, kind, *parts)
 
-    def record(self, item: LedgerItem) -> Record | None:
+    def record(self, kind: str, *where: Any) -> Record | None:
         """Return the record of a part; None when it is not there any more."""
-        value = self._value(item)
-        return None if value is None else Record.of(self.key(item), value)
+        value = self._value(kind, *where)
+        return None if value is None else Record.of(self.key(kind, *where), value)
 
     @property
     def _limit(self) -> PendingLimit:
@@ -429,17 +428,17 @@ class Completion:
             for batch in queue:
                 if batch.number not in self._early:
                     self._early[batch.number] = batch
-                    self._mark(("early", batch.number))
+                    self._mark("early", batch.number)
 
     def _settle(self, stage: str, time_ms: float) -> None:
         """Record that all is reported that a stage appended before that time."""
         if time_ms > self.reports[stage].settled_ms:
             self.reports[stage].settled_ms = time_ms
-            self._mark(("stage", stage))
+            self._mark("stage", stage)
 
     def _forget(self, batch: StageBatch) -> None:
         if self._early.pop(batch.number, None) is not None:
-            self._mark(("early", batch.number))
+            self._mark("early", batch.number)
 
     def _is_known(self, batch: StageBatch) -> bool:
         for read in batch.inputs:
@@ -607,7 +606,7 @@ class Completion:
                     self._restore((kind, *parts), form, anchors, now_ms)
                 except ValueError as error:
                     refuse(record, error)
-        deletes += [self.key(("group", n)) for n, each in anchors.items() if not each.edges]
+        deletes += [self.key("group", n) for n, each in anchors.items() if not each.edges]
         deletes += [record.key for _, record, _ in found["written"]]
         return refused, deletes
 
@@ -659,8 +658,7 @@ class Completion:
             case (("root" | "group" | "edge" | "lane" | "stage" | "early"), *_):
                 raise ValueError("its key has another form")
 
-    def _value(self, item: LedgerItem) -> Json:
-        kind, *where = item
+    def _value(self, kind: str, *where: Any) -> Json:
         to_s = self.wall.to_s
         match kind, where[0]:
             case "edge", _ if edge := self.edges.find((where[0], where[1], where[2]), where[3]):

@@ -15,8 +15,6 @@ from itertools import compress
 from proxy.progress.offset_ranges import OffsetRanges
 from proxy.wire.topic_partition import TopicPartition
 
-from .ledger import LedgerItem
-
 MAX_EDGES = 500_000
 """Edges that wait, and roots of their anchors, that a pipeline keeps: at most about 32 bytes for
 each edge and for each root, and 150 more for each anchor."""
@@ -120,7 +118,7 @@ class CompletedRange:
 class EdgeTable:
     """The edges of one pipeline that wait; `mark` is called with what changed or went."""
 
-    def __init__(self, new_id: Callable[[], int], mark: Callable[[LedgerItem], None]) -> None:
+    def __init__(self, new_id: Callable[[], int], mark: Callable[..., None]) -> None:
         self._new_id = new_id
         self._mark = mark
         self._next_anchor = 1
@@ -169,7 +167,7 @@ class EdgeTable:
         replaced = [old for old, _ in self._cut(key, start, end)[0]]
         edges.done.remove(start, end)
         edges.known_to = end
-        self._mark(("lane", *key))
+        self._mark("lane", *key)
         if anchor is None:
             return 0, replaced
         edge = self._new_id()
@@ -179,11 +177,11 @@ class EdgeTable:
         if is_next and edges.ids[before] != edge:  # together they would be 0
             edges.ends[before] = end
             edges.ids[before] ^= edge
-            self._mark(("edge", *key, edges.starts[before]))
+            self._mark("edge", *key, edges.starts[before])
         else:
             edges.replace(index, index, [(start, end, edge, anchor)])
             self._count(anchor, 1)
-            self._mark(("edge", *key, start))
+            self._mark("edge", *key, start)
         return edge, replaced
 
     def complete(self, key: StagePartition, start: int, end: int) -> CompletedRange:
@@ -193,18 +191,18 @@ class EdgeTable:
         acks, records = self._cut(key, start, end)
         # An edge is never completed already: producing forgets that.
         repeated = end - start - self.partitions[key].done.add(start, end)
-        self._mark(("lane", *key))
+        self._mark("lane", *key)
         return CompletedRange(acks, records, repeated, end - start - records - repeated)
 
     def remove(self, keys: Iterable[StagePartition]) -> set[int]:
         """Remove all that is known of these; return the roots that waited there."""
         roots: set[int] = set()
         for key in keys:
-            self._mark(("lane", *key))
+            self._mark("lane", *key)
             for start, _, _, anchor in self.partitions.pop(key):
                 roots.update(anchor.roots)
                 self._count(anchor, -1)
-                self._mark(("edge", *key, start))
+                self._mark("edge", *key, start)
         return roots
 
     def sweep(self, roots: set[int]) -> None:
@@ -214,11 +212,11 @@ class EdgeTable:
                 kept = tuple(root for root in anchor.roots if root in roots)
                 self.size -= len(anchor.roots) - len(kept)
                 anchor.roots = kept
-                self._mark(("group", anchor.number))
+                self._mark("group", anchor.number)
         for key, edges in self.partitions.items():
             for start, anchor in edges.remove_rootless():
                 self._count(anchor, -1)
-                self._mark(("edge", *key, start))
+                self._mark("edge", *key, start)
 
     def first_stages(self, roots: Iterable[int], order: Sequence[str]) -> dict[int, str]:
         """Return by root the first stage, in that order, that it waits at; those that wait."""
@@ -282,12 +280,12 @@ class EdgeTable:
             first, last, value = edges.starts[index], edges.ends[index], edges.ids[index]
             anchor = edges.anchors[index]
             records += min(last, end) - max(first, start)
-            self._mark(("edge", *key, first))
+            self._mark("edge", *key, first)
             for rest_start, rest_end in ((first, min(last, start)), (max(first, end), last)):
                 if rest_start < rest_end:
                     rests.append((rest_start, rest_end, self._new_id(), anchor))
                     value ^= rests[-1][2]
-                    self._mark(("edge", *key, rest_start))
+                    self._mark("edge", *key, rest_start)
                     self._count(anchor, 1)
             self._count(anchor, -1)
             acks.append((anchor, value))
@@ -301,7 +299,7 @@ class EdgeTable:
         self.size += edges
         if not was or not anchor.edges:
             self.size += len(anchor.roots) if anchor.edges else -len(anchor.roots)
-            self._mark(("group", anchor.number))
+            self._mark("group", anchor.number)
         if anchor.edges:
             self.anchors[anchor.number] = anchor
         else:

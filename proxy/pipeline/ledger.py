@@ -123,7 +123,7 @@ class Ledger:
     """
 
     def __init__(
-        self, timeout_ms: float, random: Random, wall: WallTime, mark: Callable[[LedgerItem], None]
+        self, timeout_ms: float, random: Random, wall: WallTime, mark: Callable[..., None]
     ) -> None:
         self._mark = mark
         self._random = random
@@ -235,7 +235,7 @@ class Ledger:
         self.pending_bytes += owner.size_bytes * batches
 
     def _apply(self, root: int, entry: Root, value: int, now_ms: float) -> EndedRoot | None:
-        self._mark(("root", root))
+        self._mark("root", root)
         entry.value ^= value
         if entry.owner is None or (entry.failed is None and entry.value):
             return None
@@ -243,7 +243,7 @@ class Ledger:
         return self._end(root, now_ms, RootOutcome.FAILED if is_failed else RootOutcome.COMPLETED)
 
     def _end(self, root: int, now_ms: float, outcome: RootOutcome) -> EndedRoot | None:
-        self._mark(("root", root))
+        self._mark("root", root)
         entry = self.roots.pop(root)
         if entry.owner is None:
             self.counts.ownerless += 1

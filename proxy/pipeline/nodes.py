@@ -148,6 +148,11 @@ class Controller:
         return self.settings.normal_rate
 
     @property
+    def held(self) -> list[float]:
+        """What it is held to, in records/s; empty when it is not."""
+        return [] if self.state.rate is None else [self.state.rate]
+
+    @property
     def level(self) -> float:
         """Which part of its normal rate it has."""
         return self.rate / self.normal_rate
@@ -382,6 +387,11 @@ class Stage(Controller):
         self._written: dict[str, float] = {}
         self._sampled: tuple[StageSettings, int | None] | None = None
         self.sample_for(settings, max_lag, now_ms)
+
+    @property
+    def held(self) -> list[float]:
+        """What it is held to, by requests and by what waits, in records/s."""
+        return super().held + ([] if self.ceiling is None else [self.ceiling[0]])
 
     def sample_for(self, settings: StageSettings, max_lag: int | None, now_ms: float) -> None:
         """Begin to sample, anew when the settings are different."""

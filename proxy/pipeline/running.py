@@ -11,17 +11,18 @@ from structlog import get_logger
 
 from metrics import Instruments
 from metrics.clock import MS_PER_SECOND, clock_ms
+from metrics.figures import FigureRows, FigureTable
 from proxy.progress.owns import Owns
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import Report
 from proxy.progress.report_handler import AcceptedReport
 from proxy.quota.manager import QuotaManager
-from proxy.state import Journal, Record, StateError, Store
+from proxy.state import KeptParts, Record, StateError, Store
 from proxy.state.store import SEPARATOR
 from proxy.wire.topic_partition import TopicPartition
 
 from .batch_limit import QueriesOf
-from .completion import LEDGER_RECORDS, PIPELINE_CHANGED
+from .completion import LEDGER_RECORDS, PIPELINE_CHANGED, Completion
 from .edges import TopicRange
 from .graph import PipelineGraph, PipelineSettings
 from .ledger import RootOutcome
@@ -34,13 +35,37 @@ TICK_S = 0.5
 REAPPLY_MS = 5_000.0
 """How often the state of the flow is read and applied again."""
 
+OF_PIPELINES = FigureTable(
+    ("pipeline",),
+    {
+        "ledger_pending": (
+            "Source batches that are not finished.",
+            lambda pipeline, _: pipeline.completion.ledger.pending_batches,
+        ),
+    },
+)
+
+OF_NODES = FigureTable(
+    ("pipeline", "stage"),
+    {
+        "stage_state": (
+            "1 while a node of a pipeline is held to a lower rate.",
+            lambda node, _: float(bool(node.held)),
+        ),
+        "stage_rate": (
+            "Rate in force of a node of a pipeline, in records per second.",
+            lambda node, _: min(node.held, default=node.normal_rate),
+        ),
+    },
+)
+
 _PREFIXES = (FLOW_RECORDS.prefix, LEDGER_RECORDS["root"].prefix)
 _NOT_TAKEN_UP = "state of a pipeline not taken up"
 
 _log = get_logger(__name__)
 
 
-class RunningPipelines:
+class RunningPipelines(KeptParts[RunningPipeline | Completion]):
     """The pipelines of this member; stages are held by `queries_of`, producers by `quotas`.
 
     `on_change` is called when there is something to write: see `changes`.
@@ -58,6 +83,7 @@ class RunningPipelines:
         clock_ms: Callable[[], float] = clock_ms,
         clock_s: Callable[[], float] = time.time,
     ) -> None:
+        super().__init__()
         self._clock_ms = clock_ms
         self._clock_s = clock_s
         self._registry = registry
@@ -81,10 +107,6 @@ class RunningPipelines:
         self.store: Store | None = None
         """Where the state of the flow is read again; None while it is closed."""
         self._reapply_ms = clock_ms() + REAPPLY_MS
-        self._leaving: list[RunningPipeline] = []
-        """Held no more, and not yet written to the end."""
-        self._journal = Journal[str](lambda _: None, str)
-        """Has the keys of pipelines that are not there any more, which are to be deleted."""
         self.generation = 0
         """Changes whenever `follows` may give another answer."""
         self.update(pipelines)
@@ -97,7 +119,6 @@ class RunningPipelines:
         for name, pipeline in self._pipelines.items():
             if pipeline.graph.settings != self._settings[name]:
                 pipeline.reload(PipelineGraph(self._settings[name]), self._clock_ms())
-                self._forget_nodes(name)
         self._make_owned()
         self._on_change()
 
@@ -114,7 +135,7 @@ class RunningPipelines:
                 found[_pipeline_of(record.key)].append(record)
         for name in () if is_handed_over else found.keys() - self._settings.keys():
             for record in found[name]:
-                self._journal.mark_deleted(record.key)
+                self.journal.mark_deleted(record.key)
                 problem = f"{record.key}: there is no such pipeline any more; deleted"
                 _log.warning(_NOT_TAKEN_UP, problem=problem)
         now_ms = self._clock_ms()
@@ -132,29 +153,9 @@ class RunningPipelines:
         for name in [name for name in self._pipelines if not owns.pipeline(name)]:
             pipeline = self._pipelines.pop(name)
             pipeline.completion.hand_over()
-            self._leaving.append(pipeline)
+            self.leaving |= {pipeline, pipeline.completion}
             self._leave(pipeline)
         self._index()
-
-    def forget_leaving(self) -> bool:
-        """Write nothing more of what was let go; return whether all of it was written."""
-        gone, self._leaving = self._leaving, []
-        if gone:
-            self._journal.forget(())
-        return not any(pipeline.is_changed for pipeline in gone)
-
-    def changes(self) -> tuple[list[Record], list[str]]:
-        """Return the records to write and the keys to delete since the last call."""
-        changes = [each.changes() for each in (*self._pipelines.values(), *self._leaving)]
-        written = {record.key: record for records, _ in changes for record in records}
-        deletes = dict.fromkeys(key for _, gone in (*changes, self._journal.take()) for key in gone)
-        return list(written.values()), [key for key in deletes if key not in written]
-
-    def changes_failed(self) -> None:
-        """Return again with the next `changes` what the last ones were: it is not written."""
-        for each in (*self._pipelines.values(), *self._leaving):
-            each.changes_failed()
-        self._journal.give_back()
 
     async def reapply(self) -> None:
         """Read the state of the flow again, at a fixed period."""
@@ -198,13 +199,13 @@ class RunningPipelines:
         for source in self._sources.get(client_id, ()) if records else ():
             source.sent(count, records)
 
-    def lost_ends(self, report: Report, now_ms: float) -> set[TopicPartition]:
+    def lost_ends(self, report: Report) -> set[TopicPartition]:
         """Return partitions whose ends `reported` needs, for a batch begun before this process."""
         found = self._stages.get(report.client_id or "") or self._stages.get(report.name or "")
         if report.batch is None or found is None:
             return set()
         pipeline, stage = found
-        started_ms = now_ms - report.age_ms - (report.batch.execution_ms or 0)
+        started_ms = self._clock_ms() - report.age_ms - (report.batch.execution_ms or 0)
         is_lost = pipeline.completion.is_recovering(stage.name, started_ms)
         return set(pipeline.known_ends(stage)) if is_lost else set()
 
@@ -229,6 +230,16 @@ class RunningPipelines:
         now_ms = self._clock_ms()
         return [pipeline.document(now_ms) for pipeline in self._pipelines.values()]
 
+    def shown(self) -> FigureRows:
+        """List the rows of OF_PIPELINES."""
+        return [((name,), pipeline) for name, pipeline in self._pipelines.items()]
+
+    def shown_nodes(self) -> FigureRows:
+        """List the rows of OF_NODES."""
+        for name, pipeline in tuple(self._pipelines.items()):
+            for node in tuple(pipeline.nodes.values()):
+                yield (name, node.name), node
+
     async def run(self) -> None:
         """Tick, and read the state again, until it is cancelled."""
         while True:
@@ -238,7 +249,7 @@ class RunningPipelines:
             except Exception as error:  # a defect of ours must not end the proxy
                 _log.error("unexpected error", about="pipelines", exc_info=error)
             await self.reapply()
-            if any(pipeline.is_changed for pipeline in self._pipelines.values()):
+            if self.journal:
                 self._on_change()
 
     def tick(self, now_ms: float) -> None:
@@ -249,7 +260,6 @@ class RunningPipelines:
         for pipeline in self._pipelines.values():
             pipeline.advance(self._arrived, now_ms)
             self._count_ended(pipeline)
-            self._show(pipeline)
 
     def _stage_of(self, client_id: str) -> tuple[RunningPipeline, Stage] | None:
         found = self._stages.get(client_id)
@@ -290,7 +300,9 @@ class RunningPipelines:
         made = [
             RunningPipeline(
                 *(PipelineGraph(settings), self._registry, self._queries_of, self._quotas),
-                *(self._clock_ms(), self._clock_s()),
+                self.journal,
+                now_ms=self._clock_ms(),
+                now_s=self._clock_s(),
             )
             for name, settings in self._settings.items()
             if name not in self._pipelines and self._is_owned(name)
@@ -300,11 +312,9 @@ class RunningPipelines:
         return made
 
     def _leave(self, pipeline: RunningPipeline) -> None:
-        """Hold nobody for a pipeline that is gone, or another member's; show nothing of it."""
+        """Hold nobody for a pipeline that is gone, or another member's."""
         pipeline.release(self._clock_ms())
         self._count_ended(pipeline)
-        self._forget_nodes(pipeline.name)
-        self._instruments.ledger_pending.forget(pipeline=pipeline.name)
 
     def _drop(self, pipeline: RunningPipeline) -> None:
         name, completion = pipeline.name, pipeline.completion
@@ -313,18 +323,12 @@ class RunningPipelines:
         _log.warning("pipeline is gone", pipeline=name, pending=pending)
         if pending:
             self._instruments.ledger_failed_total.of(name, PIPELINE_CHANGED).inc(pending)
-        # No other may take its records up.
-        pipeline.changes_failed()  # what is just being written is to be deleted as well
-        records, gone = pipeline.changes()
-        gone += [record.key for record in records]
-        gone += map(completion.key, completion.items())
-        gone += [FLOW_RECORDS.key(name, node) for node in pipeline.graph.nodes]
-        for key in gone:
-            self._journal.mark_deleted(key)
-
-    def _forget_nodes(self, pipeline: str) -> None:
-        for metric in (self._instruments.stage_state, self._instruments.stage_rate):
-            metric.forget(pipeline=pipeline)
+        # No other may take its records up, also what is just being written.
+        gone = self.journal.forget({pipeline, completion})
+        gone += [(completion, *item) for item in completion.items()]
+        gone += [(pipeline, node) for node in pipeline.nodes]
+        for part, *item in gone:
+            self.journal.mark_removed(part, *item)
 
     def _count_ended(self, pipeline: RunningPipeline) -> None:
         name = pipeline.name
@@ -337,17 +341,6 @@ class RunningPipelines:
             self._instruments.ledger_failed_total.of(name, reason).inc()
             batch = {"stage": root.owner.stage, "batch": root.owner.batch}
             _log.warning("source batch not finished", pipeline=name, **batch, reason=reason)
-
-    def _show(self, pipeline: RunningPipeline) -> None:
-        name, instruments = pipeline.name, self._instruments
-        instruments.ledger_pending.of(name).set(pipeline.completion.ledger.pending_batches)
-        for node in pipeline.nodes.values():
-            held = [] if node.state.rate is None else [node.state.rate]
-            if isinstance(node, Stage) and node.ceiling is not None:
-                held.append(node.ceiling[0])
-            instruments.stage_state.of(name, node.name).set(float(bool(held)))
-            rate = min(held, default=node.normal_rate)
-            instruments.stage_rate.of(name, node.name).set(rate)
 
 
 def _pipeline_of(key: str) -> str:

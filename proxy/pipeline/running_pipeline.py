@@ -80,18 +80,22 @@ class RunningPipeline:
         registry: QueryRegistry,
         queries_of: QueriesOf,
         quotas: QuotaManager,
+        journal: Journal,
+        *,
         now_ms: float,
         now_s: float,
     ) -> None:
         self.name = graph.settings.name
-        self._journal = Journal(self._record, self._key)
+        self.journal = journal
         self.nodes: Mapping[str, Stage | Source] = {}
         """What can be held, by name."""
         self.stages: Mapping[str, Stage] = {}
         self.sources: Mapping[str, Source] = {}
         self._events: deque[dict[str, Json]] = deque(maxlen=MAX_EVENTS)
         self._registry, self._queries_of, self._quotas = registry, queries_of, quotas
-        self.completion = Completion(graph, random=SystemRandom(), now_ms=now_ms, now_s=now_s)
+        self.completion = Completion(
+            graph, journal, random=SystemRandom(), now_ms=now_ms, now_s=now_s
+        )
         self._to_s = self.completion.wall.to_s
         self._loaded_ms = -math.inf
         """When this process took up the state; long ago if it did not."""
@@ -136,13 +140,13 @@ class RunningPipeline:
         of nodes that are gone and damaged ones are deleted, those of a newer program left alone.
         """
         refused = []
-        names = {self._key(name): name for name in self.nodes}
+        names = {self.key(name): name for name in self.nodes}
         changed = {name for name in self.nodes if self.state_of(name) is not None}
         for record in records:
             name = names.get(record.key)
             if name is None:
                 refused.append(f"{record.key}: the pipeline has no such node; deleted")
-                self._journal.mark_deleted(record.key)
+                self.journal.mark_deleted(record.key)
             elif record.version != FLOW_RECORDS.version:
                 refused.append(f"{record.key}: version {record.version} is not known here")
                 changed.discard(name)
@@ -154,26 +158,19 @@ class RunningPipeline:
                     is_same = False
                 (changed.discard if is_same else changed.add)(name)
         for name in sorted(changed):
-            self._journal.mark_changed(name)
+            self.journal.mark_changed(self, name)
         for message in refused:
             self._event("", None, message, now_ms)
         return refused
 
-    @property
-    def is_changed(self) -> bool:
-        """Whether there are `changes`."""
-        return bool(self._journal or self.completion.journal)
+    def key(self, node: str) -> str:
+        """Return the key of a node's record."""
+        return FLOW_RECORDS.key(self.name, node)
 
-    def changes(self) -> tuple[list[Record], list[str]]:
-        """Return the records to write and the keys to delete; in one transaction."""
-        records, deletes = self._journal.take()
-        of_ledger, gone = self.completion.changes()
-        return records + of_ledger, deletes + gone
-
-    def changes_failed(self) -> None:
-        """Return again with the next `changes` what the last ones were: it is not written."""
-        self._journal.give_back()
-        self.completion.journal.give_back()
+    def record(self, node: str) -> Record | None:
+        """Return the record of a node; None when it is not held."""
+        state = self.state_of(node)
+        return None if state is None else to_record(self.name, node, state)
 
     def state_of(self, node: str) -> NodeState | None:
         """Return how a node is held; None when it is not."""
@@ -218,7 +215,7 @@ class RunningPipeline:
         for name, node in self.nodes.items():
             before = node.state.rate
             if node.tick(now_ms, now_s, lambda name: self.stages[name].is_alive(now_ms)):
-                self._journal.mark_changed(name)
+                self.journal.mark_changed(self, name)
                 self._event(name, node.state.rate, node.state.why, now_ms)
                 if node.state.rate != before:
                     self._log_rate(name, node.state.rate, node.state.why)
@@ -322,7 +319,7 @@ class RunningPipeline:
         changes: list[tuple[str, float | None, str]] = []
         for name, node in before.items():
             if self.nodes.get(name) is not node:
-                self._journal.mark_removed(name)
+                self.journal.mark_removed(self, name)
                 if node.state.rate is not None:
                     changes.append((name, None, "it is no longer held in this pipeline"))
         changed = []
@@ -333,7 +330,7 @@ class RunningPipeline:
                 node.begin()  # it is not held, or was not
             if node.follow(each, graph.downstream[name], self._period_ms(name), now_ms):
                 changed.append(name)
-                self._journal.mark_changed(name)
+                self.journal.mark_changed(self, name)
         for name, stage in self.stages.items():
             stage.sample_for(graph.stages[name], settings.max_lag, now_ms)
         for name in sorted(changed):
@@ -343,13 +340,6 @@ class RunningPipeline:
             self._log_rate(*change)
         for problem in find_endless(graph):
             _log.warning("a hold may never end", problem=problem)
-
-    def _key(self, node: str) -> str:
-        return FLOW_RECORDS.key(self.name, node)
-
-    def _record(self, node: str) -> Record | None:
-        state = self.state_of(node)
-        return None if state is None else to_record(self.name, node, state)
 
     def _load_node(self, name: str, record: Record) -> bool:
         """Load a later state; return whether the record says what is in force then."""

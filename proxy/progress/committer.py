@@ -128,7 +128,7 @@ class Committer:
 
     def _due(self) -> list[tuple["_GroupCommitter", Mapping[TopicPartition, int]]]:
         """Return each group that has something due, and that."""
-        due = {name: offsets for name, offsets in self._registry.due_commits().items() if offsets}
+        due = self._registry.due_commits()
         for name in due.keys() - self._groups.keys():
             client = self._new_client()
             self._groups[name] = _GroupCommitter(name, self._registry, client)
@@ -194,7 +194,7 @@ class _GroupCommitter:
         self.client.close()
 
     def _due(self) -> Mapping[TopicPartition, int]:
-        return self._registry.due_commits().get(self.name, {})
+        return self._registry.due_to(self.name)
 
     def _to_try(self, due: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Return what of it is not refused just now."""

@@ -61,7 +61,7 @@ class RangeSet(Generic[Point]):
     def covered(self, start: Point, end: Point) -> Point:
         """Return how much of the range from `start` to before `end` is in the set."""
         covered: Point = 0
-        for low, high in self.within(start, max(start, end)):
+        for low, high in self.within(start, max(start, end)) if self.starts else ():
             covered += high - low
         return covered
 

@@ -287,11 +287,12 @@ class PartitionProgress:
         self.run_id = run_id
         self.started_over = False
         self.committed_to, self.committed_at_s = end, now_s
-        self.delivered.remove_below(end)
-        self.failed.remove_below(end)
         # What was found lost stays known: the reader may yet pass over it.
-        lost = self.out_of_range_at
-        self.skipped.known.remove_below(end if lost is None else min(end, lost))
+        known_to = end if self.out_of_range_at is None else min(end, self.out_of_range_at)
+        lasting = (self.delivered, end), (self.failed, end), (self.skipped.known, known_to)
+        for ranges, offset in lasting:
+            if ranges.starts:
+                ranges.remove_below(offset)
         self.log.ends.forget_below(end)
         self._changes.changed(self.key)
         if done != end:
@@ -330,7 +331,7 @@ class PartitionProgress:
         loss that it has not seen a reader is told, and goes on behind it.
         """
         first, seen_from = self.log.log_start_offset, self.seen_from
-        if first is None or seen_from is None:
+        if first is None or seen_from is None or max(start, seen_from) >= min(read.end, first):
             return
         undelivered = self._undelivered(max(start, seen_from), min(read.end, first))
         if not undelivered:

@@ -6,10 +6,8 @@ from typing import Annotated, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from proxy.state import Json, Record, RecordFormat
-from proxy.wire.topic_partition import TopicPartition
+from proxy.state import Record, RecordFormat
 
-from .query import QueryProgress
 from .report import MAX_INT32, Figure, Name, Topic, Uuid
 
 MAX_LABEL_CHARS = 1024
@@ -44,8 +42,6 @@ class ProgressRecord(BaseModel):
     """When it was reported, in seconds of the Unix epoch."""
 
 
-JournalItem: TypeAlias = tuple[QueryProgress, TopicPartition]
-
 ReadRecords: TypeAlias = dict[str, ProgressRecord | str]
 """By key what a record says, or why it could not be read."""
 
@@ -79,34 +75,3 @@ def read_records(records: Iterable[Record]) -> ReadRecords:
         except ValueError as error:
             read[record.key] = str(error)
     return read
-
-
-def key_of(item: JournalItem) -> str:
-    """Return the key of a partition's record."""
-    query, key = item
-    return FORMAT.key(query.client_id, *key)
-
-
-def record_of(item: JournalItem) -> Record | None:
-    """Return the record of a partition; None while nothing of it is completed."""
-    query, key = item
-    partition = query.partitions.get(key)
-    if partition is None or query.progress_id is None or partition.committed_to is None:
-        return None
-    completed, topic_id = partition.committed_to, partition.log.topic_id
-    value: Json = {
-        "label": query.name,
-        "client_id": query.client_id,
-        "query_id": query.progress_id,
-        "run_id": partition.run_id,
-        "name": query.reported_name,
-        "topic": partition.topic,
-        "topic_id": topic_id.hex() if topic_id is not None else None,
-        "partition": partition.partition,
-        "leader": partition.leader,
-        "completed": completed,
-        "delivered": max(partition.position or 0, completed),
-        "backwards": partition.may_go_back,
-        "at_s": partition.committed_at_s,
-    }
-    return FORMAT.record((query.client_id, *key), value)

@@ -8,11 +8,13 @@ from functools import partial
 
 from metrics.instruments import COMPLETION_BUCKETS_S
 from metrics.lock_free import HistogramChild
+from proxy.state import Json, Record
 from proxy.wire.topic_partition import TopicPartition
 
 from .events import ChangeLog, EventKind, OnEvent, ProgressEvent
 from .offset_ranges import SkipReason
 from .partition import PartitionProgress
+from .progress_records import FORMAT
 from .report import BatchRange, BatchReport, Refusal, TriggerKind
 
 MAX_PARTITIONS = 10_000
@@ -29,6 +31,9 @@ LATE_REPORTS_MS = 30_000.0
 
 LEFT_AFTER_BATCHES = 3
 """A partition that so many batches of a run did not name, and nobody asked for, is let go."""
+
+READ_BATCHES = 2
+"""Of so many batches reported here the last was planned through this proxy, the first maybe not."""
 
 STUCK_AFTER_MS = 300_000.0
 """By default, how long nothing may complete while there is lag."""
@@ -174,6 +179,8 @@ class QueryProgress(ChangeLog):
         self.error: str | None = None
         self.advice: dict[EventKind, ProgressEvent] = {}
         """What is to be mended for this run; it is not among the events."""
+        self.advised_by: tuple[object, ...] = ()
+        """What its advice follows of, but for late reports and shared clients."""
         self._advised: set[EventKind] = set()
         """What of it was passed on."""
 
@@ -181,6 +188,12 @@ class QueryProgress(ChangeLog):
     def has_failed(self) -> bool:
         """Whether its run has ended with an exception, and no other one has begun."""
         return self.ended and self.error is not None
+
+    @property
+    def has_read(self) -> bool:
+        """Whether its run had a batch with rows that was planned while this proxy was there."""
+        batch = self.last_batch
+        return self.run_batches >= READ_BATCHES and batch is not None and batch.rows > 0
 
     @property
     def commit_group(self) -> str | None:
@@ -247,6 +260,35 @@ class QueryProgress(ChangeLog):
             text = f"more than {MAX_PARTITIONS} partitions: the others are not followed"
             self.add_event(EventKind.TOO_MANY, None, text, now_ms)
         return progress
+
+    # What is kept
+
+    def key(self, key: TopicPartition) -> str:
+        """Return the key of a partition's record."""
+        return FORMAT.key(self.client_id, *key)
+
+    def record(self, key: TopicPartition) -> Record | None:
+        """Return the record of a partition; None while nothing of it is completed."""
+        partition = self.partitions.get(key)
+        if partition is None or self.progress_id is None or partition.committed_to is None:
+            return None
+        completed, topic_id = partition.committed_to, partition.log.topic_id
+        value: Json = {
+            "label": self.name,
+            "client_id": self.client_id,
+            "query_id": self.progress_id,
+            "run_id": partition.run_id,
+            "name": self.reported_name,
+            "topic": partition.topic,
+            "topic_id": topic_id.hex() if topic_id is not None else None,
+            "partition": partition.partition,
+            "leader": partition.leader,
+            "completed": completed,
+            "delivered": max(partition.position or 0, completed),
+            "backwards": partition.may_go_back,
+            "at_s": partition.committed_at_s,
+        }
+        return FORMAT.record((self.client_id, *key), value)
 
     # What a report says: each yields True between partitions: others may do their work meanwhile.
 

@@ -9,17 +9,15 @@ Sans-I/O and for one thread. `now_ms` is monotonic, `now_s` the same moment on t
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from functools import partial
-from itertools import chain
 
-from proxy.state import Journal
+from proxy.state import KeptParts
 from proxy.wire.topic_partition import TopicPartition
 
 from .events import EventKind, OnEvent
 from .log_edges import end_age_ms
 from .owns import Owns, owns_all
 from .partition import PartitionProgress
-from .progress_records import FORMAT, ProgressRecord, ReadRecords, key_of, record_of
+from .progress_records import FORMAT, ProgressRecord, ReadRecords
 from .query import MAX_ERROR_SHOWN, STUCK_AFTER_MS, GroupState, ProgressSettings, QueryProgress
 
 FORGET_AFTER_MS = 3 * 86_400_000.0
@@ -29,20 +27,15 @@ MAX_RECORDS_PER_WRITE = 250
 """Making them takes some 4 ms."""
 
 
-class QueryRegistry:
+class QueryRegistry(KeptParts[QueryProgress]):
     """Who is followed, what they were given and have completed, and what is to be kept of it."""
 
     def __init__(self, settings: ProgressSettings, on_event: OnEvent) -> None:
+        # What is delivered makes no record due: it is written with what is completed.
+        super().__init__(MAX_RECORDS_PER_WRITE)
         self._on_event = on_event
         self._queries: dict[str, QueryProgress] = {}
-        self._leaving: dict[str, QueryProgress] = {}
-        """Followed no more, and not yet committed and written to the end."""
         self._labels: dict[str, QueryProgress] = {}
-        self.journal = Journal(record_of, key_of)
-        self.changes = partial(self.journal.take, MAX_RECORDS_PER_WRITE)
-        self.changes_failed = self.journal.give_back
-        """See Journal. What is delivered makes no record due: it is written with what is completed.
-        """
         self.report_results: Counter[str] = Counter()
         """Reports by what became of them: `accepted` (no heartbeats), `lost`, or why refused."""
         self._readers: dict[TopicPartition, set[PartitionProgress]] = {}
@@ -70,14 +63,14 @@ class QueryRegistry:
 
     def client_of_record(self, label: str, client_id: str) -> str:
         """Return whose query a record is of: a configured one may have another client id now."""
-        return self._clients.get(label, client_id)
+        return self.clients.get(label, client_id)
 
     def update(self, settings: ProgressSettings) -> None:
         """Set the configured queries. One that is taken out stays if it was ever seen."""
         self._settings = settings
         self.answers_lookups = settings.answers_lookups
-        self._clients = {each.name: each.client_id for each in settings.queries}
-        configured = set(self._clients.values())
+        self.clients = {each.name: each.client_id for each in settings.queries}
+        configured = set(self.clients.values())
         for query in self.queries:
             was_seen = query.partitions or query.last_heard_ms is not None
             if query.client_id not in configured and not was_seen:
@@ -94,7 +87,9 @@ class QueryRegistry:
         gone = [query for query in self.queries if not owns.client(query.client_id)]
         for query in gone:
             self._remove(query)
-            self._leaving[query.client_id] = query
+            self.leaving.add(query)
+            for partition in query.partitions.values():
+                partition.is_dropped = True
         self._configure()
         return gone
 
@@ -116,15 +111,13 @@ class QueryRegistry:
                 for key, partition in query.partitions.items():
                     partition.group_offset = None
                     self._commit_later(query, key)
+        self._index_groups()
 
-    def forget_leaving(self) -> None:
-        """Write and commit nothing more of the queries that leave; their records stay."""
-        gone, self._leaving = list(self._leaving.values()), {}
-        for query in gone:
-            for partition in query.partitions.values():
-                partition.is_dropped = True
-        if gone:
-            self.journal.forget((query, key) for query in gone for key in query.partitions)
+    def forget_leaving(self) -> bool:
+        """Write and commit nothing more of what has left; return whether all of it was written."""
+        is_kept = super().forget_leaving()
+        self._index_groups()
+        return is_kept
 
     def has_room(self) -> bool:
         """Return whether another query could be followed, if need be in the place of one gone."""
@@ -151,7 +144,7 @@ class QueryRegistry:
         self._queries[client_id] = query
         for key in query.partitions:
             self.journal.mark_deleted(FORMAT.key(former_id, *key))
-            self.journal.mark_changed((query, key))
+            self.journal.mark_changed(query, key)
         self.generation += 1
         self.relabel(query)
 
@@ -162,7 +155,7 @@ class QueryRegistry:
             query.add_event(EventKind.FORGOTTEN, None, text, self.now_ms)
         for key, partition in query.partitions.items():
             partition.is_dropped = True
-            self.journal.mark_removed((query, key))
+            self.journal.mark_removed(query, key)
         self._remove(query)
 
     def _remove(self, query: QueryProgress) -> None:
@@ -174,13 +167,13 @@ class QueryRegistry:
     def _changed(self, query: QueryProgress, key: TopicPartition) -> None:
         """Record that a partition's record, and what is to be committed, may be out of date."""
         is_followed = self._queries.get(query.client_id) is query
-        if not is_followed and self._leaving.get(query.client_id) is not query:
+        if not is_followed and query not in self.leaving:
             return  # a connection of a client that went to another member may still read
         if key not in query.partitions:
-            self.journal.mark_removed((query, key))
+            self.journal.mark_removed(query, key)
             return
-        self.journal.mark_changed((query, key))
-        if query.client_id not in self._leaving:
+        self.journal.mark_changed(query, key)
+        if is_followed:
             self._commit_later(query, key)
 
     def _commit_later(self, query: QueryProgress, key: TopicPartition) -> None:
@@ -212,7 +205,7 @@ class QueryRegistry:
         if self._labels.get(query.name) is query:
             del self._labels[query.name]
             for key in query.partitions:
-                self.journal.mark_changed((query, key))  # its record names the label
+                self.journal.mark_changed(query, key)  # its record names the label
         query.name = label
         self._labels[label] = query
 
@@ -235,13 +228,14 @@ class QueryRegistry:
         """
         self.now_ms = now_ms
         for query in self.queries:
-            seen_ms = query.last_seen_ms
+            if self._queries.get(query.client_id) is not query:  # it went since the sweep began
+                continue
+            seen_ms, settings = query.last_seen_ms, query.settings
             if seen_ms is None:
                 query.first_sweep_ms = now_ms
-            elif query.settings is None and now_ms - seen_ms >= FORGET_AFTER_MS:
+            elif settings is None and now_ms - seen_ms >= FORGET_AFTER_MS:
                 self.forget(query, "it was away for long")
-        for query in self.queries:
-            settings = query.settings
+                continue
             stuck_after_ms = settings.stuck_after_ms if settings else STUCK_AFTER_MS
             yield from query.sweeping(now_ms, stuck_after_ms)
 
@@ -291,62 +285,62 @@ class QueryRegistry:
 
     # The consumer groups of queries
 
+    def _index_groups(self) -> None:
+        """Find each group's query anew, also those of queries that leave: no two have one."""
+        every = (*self.leaving, *self.queries)
+        self._groups = {each.commit_group: each for each in every if each.commit_group is not None}
+
     def drop_commits(self, groups: Collection[str]) -> None:
         """Forget what is due to these groups: another member commits to them from now on."""
-        for group, query in self._with_groups():
-            if group in groups:
-                query.commit.due.clear()
+        for group in self._groups.keys() & groups:
+            self._groups[group].commit.due.clear()
 
     def due_commits(self) -> dict[str, dict[TopicPartition, int]]:
-        """Return by group the offset of the first record that is not complete.
+        """Return what is due to each group that something is due to; see `due_to`."""
+        return {group: due for group in self._groups if (due := self.due_to(group))}
 
-        A group goes back only where the query itself did.
+    def due_to(self, group: str) -> dict[TopicPartition, int]:
+        """Return for a group the offset of the first record that is not complete.
+
+        It goes back only where the query itself did.
         """
-        by_group: dict[str, dict[TopicPartition, int]] = {}
-        for group, query in self._with_groups():
-            for key in list(query.commit.due):
-                partition = query.partitions.get(key)
-                if partition is None or (due := partition.due_to_commit) is None:
-                    del query.commit.due[key]
-                else:
-                    by_group.setdefault(group, {})[key] = due
-        return by_group
+        found: dict[TopicPartition, int] = {}
+        if (query := self._groups.get(group)) is None:
+            return found
+        for key in list(query.commit.due):
+            partition = query.partitions.get(key)
+            if partition is None or (due := partition.due_to_commit) is None:
+                del query.commit.due[key]
+            else:
+                found[key] = due
+        return found
 
     def group_has(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         """Record what a group had before the first commit to it. It is not moved back by that."""
-        for query in self._of_group(group):
+        if (query := self._groups.get(group)) is not None:
             for key in offsets.keys() & query.partitions.keys():
                 query.partitions[key].group_offset = offsets[key]
 
     def committed(self, group: str, offsets: Mapping[TopicPartition, int], now_ms: float) -> None:
         """Record that these offsets are in the group: they are due no more."""
-        for query in self._of_group(group):
-            query.commit.last_ms, query.commit.error = now_ms, None
-            for key in offsets.keys() & query.partitions.keys():
-                partition, offset = query.partitions[key], offsets[key]
-                before, partition.group_offset = partition.group_offset, offset
-                if before is not None and offset < before:
-                    query.commit.backwards += 1
-                    text = f"group {group} was moved back from {before} to {offset}"
-                    query.add_event(EventKind.COMMITTED_BACKWARDS, key, text, now_ms)
-                if partition.may_go_back and offset == partition.committed_to:
-                    partition.may_go_back = False
-                    query.changed(key)  # its record says so
+        if (query := self._groups.get(group)) is None:
+            return
+        query.commit.last_ms, query.commit.error = now_ms, None
+        for key in offsets.keys() & query.partitions.keys():
+            partition, offset = query.partitions[key], offsets[key]
+            before, partition.group_offset = partition.group_offset, offset
+            if before is not None and offset < before:
+                query.commit.backwards += 1
+                text = f"group {group} was moved back from {before} to {offset}"
+                query.add_event(EventKind.COMMITTED_BACKWARDS, key, text, now_ms)
+            if partition.may_go_back and offset == partition.committed_to:
+                partition.may_go_back = False
+                query.changed(key)  # its record says so
 
     def commit_failed(self, group: str, message: str) -> None:
         """Record why what is due could not be committed, all or some of it."""
-        for query in self._of_group(group):
+        if (query := self._groups.get(group)) is not None:
             query.commit.error = message[:MAX_ERROR_SHOWN]
-
-    def _of_group(self, group: str) -> list[QueryProgress]:
-        return [query for name, query in self._with_groups() if name == group]
-
-    def _with_groups(self) -> Iterator[tuple[str, QueryProgress]]:
-        """Yield the queries that have a group, with that, also of those that leave."""
-        configured = (self._queries.get(each.client_id) for each in self._settings.queries)
-        for query in chain(configured, self._leaving.values()):
-            if query is not None and query.commit_group is not None:
-                yield query.commit_group, query
 
     # What is kept
 
@@ -403,5 +397,5 @@ class QueryRegistry:
         if is_moved:
             self.journal.mark_deleted(key)
         if is_moved or query.name != entry.label:
-            self.journal.mark_changed((query, partition.key))
+            self.journal.mark_changed(query, partition.key)
         return None

@@ -11,7 +11,6 @@ from uuid import UUID
 
 from pydantic import (
     AfterValidator,
-    AwareDatetime,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -98,18 +97,12 @@ def _uuid(text: str) -> str:
         raise ValueError("is not a UUID") from None
 
 
-def _timestamp(value: object) -> object:
+def _timestamp_ms(value: object) -> float:
     # Pydantic would take seconds as a number, or as the digits of one.
-    if isinstance(value, str):
-        return datetime.fromisoformat(value)
-    raise ValueError("is not a time such as 2026-01-02T03:04:05.678Z")
-
-
-def _partition(text: object) -> object:
-    # Any other spelling would name one partition twice.
-    if isinstance(text, str) and text.isascii() and text.isdigit() and str(int(text)) == text:
-        return int(text)
-    raise ValueError("is not the number of a partition")
+    time = datetime.fromisoformat(value) if isinstance(value, str) else None
+    if time is None or time.tzinfo is None:
+        raise ValueError("is not a time such as 2026-01-02T03:04:05.678Z")
+    return time.timestamp() * MS_PER_SECOND
 
 
 Uuid = Annotated[str, StringConstraints(max_length=36), AfterValidator(_uuid)]
@@ -119,7 +112,9 @@ Name = Annotated[
     str, StringConstraints(min_length=1, max_length=MAX_NAME_CHARS), AfterValidator(_printable)
 ]
 Topic = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
-Partition = Annotated[int, Field(le=MAX_INT32), BeforeValidator(_partition)]
+Partition = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,8})$")]
+"""Its number in its only spelling: any other would name one partition twice."""
+
 Figure = Annotated[int, Field(ge=0, le=MAX_INT64)]
 Offsets = dict[Topic, dict[Partition, Figure]]
 
@@ -164,16 +159,14 @@ class BatchReport(_Part):
     """One micro-batch that is done."""
 
     batch_id: Figure
-    timestamp: Annotated[AwareDatetime, BeforeValidator(_timestamp)]
+    timestamp_ms: Annotated[
+        float, Field(validation_alias="timestamp"), BeforeValidator(_timestamp_ms)
+    ]
+    """When the trigger began, in milliseconds of the Unix epoch, on the driver's clock."""
     rows: Figure
-    durations_ms: Annotated[dict[Name, Figure], Field(max_length=MAX_DURATIONS)]
+    durations_ms: Annotated[dict[str, Figure], Field(max_length=MAX_DURATIONS)]
     """Spark's durationMs: `triggerExecution` and others."""
     sources: Annotated[tuple[SourceProgress, ...], Field(max_length=MAX_SOURCES, strict=False)]
-
-    @property
-    def timestamp_ms(self) -> float:
-        """When the trigger began, in milliseconds of the Unix epoch, on the driver's clock."""
-        return self.timestamp.timestamp() * MS_PER_SECOND
 
     @cached_property
     def execution_ms(self) -> int | None:
@@ -191,7 +184,7 @@ class BatchReport(_Part):
         for source in self.sources:
             starts = source.start or {}
             of_source = [
-                ((topic, partition), starts.get(topic, {}).get(partition), end)
+                ((topic, int(partition)), starts.get(topic, {}).get(partition), end)
                 for topic, ends in source.end.items()
                 for partition, end in ends.items()
             ]
@@ -321,6 +314,9 @@ def parse_report(raw: bytes) -> Report:
     raise ReportRefused(Refusal.MALFORMED, text, fix)
 
 
+_NO_KEY = "is not the name of a topic, or not the number of a partition"
+
+
 def _partitions_named(source: SourceProgress) -> int:
     every = (source.end, source.start or {}, source.latest or {})
     return max([sum(map(len, offsets.values())) for offsets in every])
@@ -334,7 +330,8 @@ def _is_negative_figure(mistake: ErrorDetails) -> bool:
 
 def _in_words(mistake: ErrorDetails) -> str:
     """Return what is wrong and where, with little of it quoted."""
-    message = mistake["msg"].removeprefix("Value error, ")
+    is_key = mistake["type"] == "string_pattern_mismatch"
+    message = _NO_KEY if is_key else mistake["msg"].removeprefix("Value error, ")
     if not mistake["loc"]:
         return message
     # Keys are the sender's: no control characters in a log.

@@ -1,11 +1,14 @@
-"""Checks each report completely, then applies it; in steps, as it may name many partitions."""
+"""Checks each report completely, then applies it, in its turn and in steps: it may be long."""
 
-from collections.abc import Callable, Generator, Mapping
+import asyncio
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import TypeVar
 
 from metrics.clock import MS_PER_SECOND
 from proxy.cluster.partitions import named
+from proxy.slices import Slices
 from proxy.wire.topic_partition import TopicPartition
 
 from .events import EventKind
@@ -24,6 +27,9 @@ MAX_REFUSED_RANGES = 16
 
 _OWN_ID = "give each query a client id of its own: kafka.client.id, or client_options(name)"
 _THIS_PROXY = "let the query read through this proxy, and report what it read"
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +60,61 @@ class Sender:
         lost, next_number = 0, self.last + 1
         if counts_lost and number > next_number:
             lost = number - next_number - self.refused.covered(next_number, number)
-        self.refused.remove_below(number + 1)
+        if self.refused.starts:
+            self.refused.remove_below(number + 1)
         self.last = number
         self.lost += lost
         return lost
+
+
+class ReportTurns:
+    """The reports of all queries take turns; each is a generator as of ReportHandler.accepting."""
+
+    def __init__(self, slices: Slices) -> None:
+        self._slices = slices
+        self.turn = asyncio.Lock()
+        """To be held by whoever has to come between two reports."""
+        self._steps: Iterator[None] = iter(())
+        self.is_applying = False
+        """Whether a report was applied in part."""
+
+    async def take(self, steps: Generator[bool, None, T], *, is_short: bool = False) -> T:
+        """Take all steps and return what they return; raise what they raise.
+
+        A caller that is cancelled leaves nothing applied in part. Where they are few, and it is
+        nobody's turn, they are taken at once.
+        """
+        result: list[T] = []
+        if is_short and not self.turn.locked():
+            try:
+                while True:
+                    next(steps)
+            except StopIteration as done:
+                answer: T = done.value
+                return answer
+        async with self.turn:
+            self._steps = marked = self._marking(steps, result)
+            try:
+                await self._slices.collect(marked)
+            finally:
+                self.finish()
+        return result[0]
+
+    def finish(self) -> None:
+        """Apply the rest of a report that was applied in part."""
+        if self.is_applying:
+            for _ in self._steps:
+                pass
+
+    def _marking(self, steps: Generator[bool, None, T], result: list[T]) -> Iterator[None]:
+        """Take the steps, record after each whether it changed anything, and what they return."""
+        try:
+            while True:
+                self.is_applying = next(steps)
+                yield
+                self.is_applying = False
+        except StopIteration as done:
+            result.append(done.value)
 
 
 @dataclass(slots=True, eq=False)
@@ -174,7 +231,7 @@ class ReportHandler:
     def _client_of(self, report: Report) -> str:
         """Return the client id that a report's query reads with; empty: that is not known."""
         name = report.name or ""
-        return report.client_id or self._registry.client_of_record(name, name)
+        return report.client_id or self._registry.clients.get(name, name)
 
     def _movable(self, report: Report, scope: QueryScope, now_ms: float) -> QueryProgress | None:
         """Return what is known of the query, if it read with another client id in another run."""
@@ -189,14 +246,15 @@ class ReportHandler:
         self, report: Report, client_id: str, query: QueryProgress | None, now_ms: float
     ) -> None:
         """Check all but the ranges of the batch."""
-        if not self._registry.owns.client(client_id):
+        is_unknown = query is None or query.client_id != client_id
+        if is_unknown and not self._registry.owns.client(client_id):
             text = f"client {client_id!r} has gone to another member of this proxy"
             raise ReportRefused(Refusal.OWNED_ELSEWHERE, text, "send the report again")
         sender = self._senders.get(report.sender)
         if sender is not None and report.number is not None and report.number <= sender.last:
             text = f"number {report.number} of this sender, or a later one, was taken in before"
             raise ReportRefused(Refusal.REPEATED, text)
-        if query is None or query.client_id != client_id:
+        if is_unknown:
             self._check_unknown(report, client_id, query, now_ms)
         if query is not None:
             _check_run(report, client_id, query, now_ms)

@@ -1,20 +1,18 @@
 """The relay's interceptor: follow what clients of queries read, and those of pipelines write."""
 
-import asyncio
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
 
 from proxy.backpressure.backpressure import Backpressure, OffsetLookups, QueryBackpressure
 from proxy.pipeline.running import RunningPipelines
 from proxy.progress.query_registry import QueryRegistry
+from proxy.progress.report_handler import ReportTurns
 from proxy.progress.topics import TopicNames
 from proxy.progress.tracker import FetchTracker, Reader
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
 from proxy.relay.interceptor import ClientSentOn, InterceptedRequest
-from proxy.slices import Slices
 from proxy.wire.apis import FETCH, LIST_OFFSETS, PRODUCE
 from proxy.wire.fetch import NO_OFFSET, FetchRequestPartitions, read_fetch_request
 from proxy.wire.fetch_response import FetchObserver
@@ -26,57 +24,6 @@ from proxy.wire.list_offsets import (
     read_list_offsets_request,
 )
 from proxy.wire.produce import ProducedPartition, read_produce_request, read_produce_response
-
-T = TypeVar("T")
-
-
-class ReportTurns:
-    """The reports of all queries take turns; each is a generator as of ReportHandler.accepting."""
-
-    def __init__(self, slices: Slices) -> None:
-        self._slices = slices
-        self.turn = asyncio.Lock()
-        """To be held by whoever has to come between two reports."""
-        self._steps: Iterator[None] = iter(())
-        self.is_applying = False
-        """Whether a report was applied in part."""
-
-    async def take(self, steps: Generator[bool, None, T], *, is_short: bool = False) -> T:
-        """Take all steps and return what they return; raise what they raise.
-
-        A caller that is cancelled leaves nothing applied in part. Where they are few, and it is
-        nobody's turn, they are taken at once.
-        """
-        result: list[T] = []
-        marked = self._marking(steps, result)
-        if is_short and not self.turn.locked():
-            for _ in marked:
-                pass
-            return result[0]
-        async with self.turn:
-            self._steps = marked
-            try:
-                await self._slices.collect(marked)
-            finally:
-                self.finish()
-        return result[0]
-
-    def finish(self) -> None:
-        """Apply the rest of a report that was applied in part."""
-        if self.is_applying:
-            for _ in self._steps:
-                pass
-
-    def _marking(self, steps: Generator[bool, None, T], result: list[T]) -> Iterator[None]:
-        """Take the steps, record after each whether it changed anything, and what they return."""
-        try:
-            while True:
-                self.is_applying = next(steps)
-                yield
-                self.is_applying = False
-        except StopIteration as done:
-            result.append(done.value)
-
 
 APPLIED_WAIT_MS = 500.0
 """How long a driver's answer waits for reports to be applied: each takes some 0.1 s at the most."""

@@ -14,19 +14,21 @@ from collections.abc import (
 from contextlib import suppress
 from functools import partial
 from itertools import chain
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from structlog import get_logger
 
 from metrics import Instruments
 from metrics.clock import MS_PER_SECOND, clock_ms
-from proxy.backpressure.backpressure import Backpressure
+from metrics.figures import FigureCollector
+from proxy.backpressure.backpressure import OF_BOUNDS, Backpressure
 from proxy.backpressure.backpressure_record import BOUND_RECORDS
 from proxy.backpressure.query_advice import OUTSIDE, advise
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.upstream import UpstreamError
 from proxy.pipeline.graph import PipelineSettings
-from proxy.pipeline.running import RunningPipelines
+from proxy.pipeline.running import OF_NODES, OF_PIPELINES, RunningPipelines
 from proxy.progress import progress_records
 from proxy.progress.committer import Committer
 from proxy.progress.events import ALARMS, ProgressEvent
@@ -38,13 +40,14 @@ from proxy.progress.query import ProgressSettings, QueryProgress
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.query_scope import QueryScope
 from proxy.progress.report import Report, ReportRefused, parse_report
-from proxy.progress.report_handler import ReportHandler
+from proxy.progress.report_handler import ReportHandler, ReportTurns
 from proxy.progress.topics import TopicNames
-from proxy.queries.following import Following, ReportTurns
+from proxy.queries.following import Following
 from proxy.queries.record_owner import OwnedRecords, read_owned
 from proxy.quota.manager import QuotaManager
+from proxy.quota.rules import Rule
 from proxy.slices import Slices
-from proxy.state import Document, StateError, StateWriter, Store
+from proxy.state import Document, KeptParts, StateError, StateWriter, Store
 from proxy.wire.topic_partition import TopicPartition
 
 QUERIES_TICK_S = 1.0
@@ -102,12 +105,7 @@ class Queries:
         self._registry = QueryRegistry(progress, _log_event)
         self._reports = ReportHandler(self._registry, knows_client)
         self._to_write = asyncio.Event()
-        self._backpressure = Backpressure(
-            quotas,
-            instruments.adaptive_bound_bytes,
-            instruments.adaptive_withheld_records,
-            on_change=self._to_write.set,
-        )
+        self._backpressure = Backpressure(quotas, self._to_write.set)
         self._client = KafkaClient(bootstrap, limit_s=None)
         self._names_wanted = asyncio.Event()
         self._names = TopicNames(self._names_wanted.set)
@@ -124,6 +122,8 @@ class Queries:
             instruments,
             on_change=self._to_write.set,
         )
+        parts = self._registry, self._backpressure, self._pipelines
+        self._parts: tuple[KeptParts[Any], ...] = parts
         self._slices = Slices()
         self._turns = ReportTurns(self._slices)
         self.following = Following(
@@ -132,6 +132,12 @@ class Queries:
         self._writer: StateWriter | None = None
         self._writing = asyncio.Lock()
         self._handing_over = asyncio.Lock()
+        tables = (
+            (OF_BOUNDS, self._backpressure.shown),
+            (OF_PIPELINES, self._pipelines.shown),
+            (OF_NODES, self._pipelines.shown_nodes),
+        )
+        registry.register(FigureCollector(tables, clock_ms, progress.max_queries))
         registry.register(ProgressCollector(self._registry, clock_ms, progress.max_queries))
 
     @property
@@ -198,10 +204,9 @@ class Queries:
         return self._registry.own(owns)
 
     def _forget_leaving(self) -> bool:
-        """Write nothing more of what has left; return whether all of pipelines was written."""
-        self._registry.forget_leaving()
-        self._backpressure.forget_leaving()
-        return self._pipelines.forget_leaving()
+        """Write nothing more of what has left; return whether all of it was written."""
+        are_kept = [part.forget_leaving() for part in self._parts]
+        return all(are_kept)
 
     def _read(self, store: Store, owns: Owns) -> tuple[OwnedRecords, ReadRecords]:
         """Return all records of what these own, and what those of progress say."""
@@ -252,12 +257,12 @@ class Queries:
         except ReportRefused as error:
             self._reports.refuse(error)
             raise
-        if self._names.wanted():
+        if self._names.queue:
             await self._await_names()
         unknown = self._reports.unknown_ends(report)
         if not is_short:
             await asyncio.sleep(0)  # there may be thousands: other work comes between two walks
-        unknown |= self._pipelines.lost_ends(report, clock_ms())
+        unknown |= self._pipelines.lost_ends(report)
         ends = await self._ends(unknown) if unknown else {}
         steps = self._accepting(report, ends, scope)
         return await self._turns.take(steps, is_short=len(report.ranges) <= 1)
@@ -273,14 +278,7 @@ class Queries:
         yield True
         self._pipelines.reported(accepted, now_ms, ends)
         if report.run_id == query.run_id:
-            advise(
-                query,
-                self._quotas.table,
-                pressed.rule if pressed else None,
-                is_followed=query.settings is not None or self._pipelines.follows(query.client_id),
-                knows_client=self._knows_client,
-                now_ms=now_ms,
-            )
+            self._advise(query, pressed.rule if pressed else None, now_ms)
         return {
             "accepted": True,
             "lost_reports": accepted.lost_reports,
@@ -289,6 +287,27 @@ class Queries:
             "rate": pressed.rate if pressed else None,
             "bound": pressed.bound if pressed else None,
         }
+
+    def _advise(self, query: QueryProgress, rule: Rule | None, now_ms: float) -> None:
+        """Give advice anew, by a walk over all rules, if what it follows of has changed."""
+        name, knows = query.reported_name or "", self._knows_client
+        basis = (
+            *(self._quotas.table, rule, self._pipelines.generation, query.settings, query.run_id),
+            *(query.client_id, name, knows(query.client_id), knows(name), query.has_read),
+            *(query.trigger_kind, query.trigger_interval_ms),
+        )
+        if basis == query.advised_by:
+            return
+        query.advised_by = basis
+        is_followed = query.settings is not None or self._pipelines.follows(query.client_id)
+        advise(
+            query,
+            self._quotas.table,
+            rule,
+            is_followed=is_followed,
+            knows_client=knows,
+            now_ms=now_ms,
+        )
 
     async def _await_names(self) -> None:
         """Wait until each topic of which only the id is known was looked up once.
@@ -351,8 +370,7 @@ class Queries:
         """Write what has changed; what can't be written is tried again. Return whether it was."""
         async with self._writing:
             while (writer := self._writer) is not None:
-                parts = (self._registry, self._backpressure, self._pipelines)
-                changes = [part.changes() for part in parts]
+                changes = [part.changes() for part in self._parts]
                 records = [record for changed, _ in changes for record in changed]
                 deleted = [key for _, gone in changes for key in gone]
                 if not records and not deleted:
@@ -360,7 +378,7 @@ class Queries:
                 try:
                     await writer.put_many(records, delete=deleted)
                 except StateError as error:
-                    for part in parts:
+                    for part in self._parts:
                         part.changes_failed()
                     _log.error("progress not kept, trying again", error=str(error))
                     return False

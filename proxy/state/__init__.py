@@ -3,7 +3,7 @@
 Who writes now and then calls the store; who writes often, on the event loop, a `StateWriter`.
 """
 
-from .journal import Journal, RecordFormat
+from .journal import Journal, KeptParts, RecordFormat
 from .kafka.kafka_store import KafkaStore
 from .kafka.slot_store import SlotStore
 from .kafka.slot_table import GroupFence
@@ -18,6 +18,7 @@ __all__ = [
     "Journal",
     "Json",
     "KafkaStore",
+    "KeptParts",
     "MemoryStore",
     "Record",
     "RecordFormat",

@@ -1,10 +1,10 @@
 """What of a part's state is to be written, and how its records are keyed and read."""
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Container
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 from urllib.parse import quote
 
 from pydantic import BaseModel, ValidationError
@@ -14,7 +14,6 @@ from .store import SEPARATOR, Json, Record
 QUOTED_PARTS = 16_384
 """Parts of keys that are kept quoted: thousands of records differ in one part only."""
 
-Item = TypeVar("Item", bound=Hashable)
 Form = TypeVar("Form", bound=BaseModel)
 
 
@@ -55,48 +54,59 @@ class RecordFormat(Generic[Form]):
             raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from None
 
 
-class Journal(Generic[Item]):
-    """Which records of a part are out of date, between two writes; an item stands for one record.
+class JournalPart(Protocol):
+    """Something that has records in the state: one for each of its items."""
 
-    `record_of` makes it when it is written, None when the item is to have none; `key_of` has its
-    key.
-    """
+    def key(self, *item: Any, **_: Any) -> str:
+        """Return the key of an item's record."""
 
-    def __init__(
-        self, record_of: Callable[[Item], Record | None], key_of: Callable[[Item], str]
-    ) -> None:
-        self._record_of = record_of
-        self._key_of = key_of
-        self._changed: dict[Item, None] = {}
+    def record(self, *item: Any, **_: Any) -> Record | None:
+        """Make an item's record; None when it is to have none."""
+
+
+Part = TypeVar("Part", bound=JournalPart)
+
+JournalItem: TypeAlias = tuple[Any, ...]
+"""A JournalPart, and which of its items."""
+
+
+class Journal:
+    """Which records are out of date, between two writes."""
+
+    def __init__(self) -> None:
+        self.changed: dict[JournalItem, None] = {}
+        """For reading."""
         self._deletes: dict[str, None] = {}
-        self._taken: tuple[dict[Item, None], dict[str, None]] = {}, {}
+        self._taken: tuple[dict[JournalItem, None], dict[str, None]] = {}, {}
 
     def __bool__(self) -> bool:
-        return bool(self._changed or self._deletes)
+        return bool(self.changed or self._deletes)
 
-    def mark_changed(self, item: Item) -> None:
+    def mark_changed(self, part: JournalPart, *item: Any) -> None:
         """Record that an item's record is out of date."""
-        self._changed[item] = None
+        self.changed[part, *item] = None
 
-    def mark_removed(self, item: Item) -> None:
+    def mark_removed(self, part: JournalPart, *item: Any) -> None:
         """Record that an item is gone: its record is to be deleted."""
-        self._changed.pop(item, None)
-        self._deletes[self._key_of(item)] = None
-
-    def forget(self, items: Iterable[Item]) -> None:
-        """Write nothing of these items any more, and delete nothing: their records are others'.
-
-        Nor is anything deleted that could not be so far: who has its record now is not known here.
-        """
-        for item in items:
-            self._changed.pop(item, None)
-            self._taken[0].pop(item, None)
-        self._deletes.clear()
-        self._taken[1].clear()
+        self.changed.pop((part, *item), None)
+        self._deletes[part.key(*item)] = None
 
     def mark_deleted(self, key: str) -> None:
         """Record that the record of a key is to be deleted, unless it is written anew."""
         self._deletes[key] = None
+
+    def forget(self, parts: Container[JournalPart]) -> list[JournalItem]:
+        """Write nothing of these parts any more; return what of them was changed or just taken."""
+        gone = [item for item in (*self.changed, *self._taken[0]) if item[0] in parts]
+        for item in gone:
+            self.changed.pop(item, None)
+            self._taken[0].pop(item, None)
+        return gone
+
+    def forget_deletes(self) -> None:
+        """Delete nothing that could not be so far: who has its record now is not known here."""
+        self._deletes.clear()
+        self._taken[1].clear()
 
     def take(self, max_items: int | None = None) -> tuple[list[Record], list[str]]:
         """Return what to write and which keys to delete, since the last call.
@@ -104,18 +114,18 @@ class Journal(Generic[Item]):
         At most `max_items` items are looked at (None: all). Keys to delete come with the last of
         them: what replaces them is written by then.
         """
-        changed = dict.fromkeys(islice(self._changed, max_items))
+        changed = dict.fromkeys(islice(self.changed, max_items))
         for item in changed:
-            del self._changed[item]
+            del self.changed[item]
         deletes: dict[str, None] = {}
-        if not self._changed:
+        if not self.changed:
             deletes, self._deletes = self._deletes, {}
         self._taken = changed, deletes
         changes: dict[str, Record | None] = dict.fromkeys(deletes)
-        for item in changed:
-            record = self._record_of(item)
+        for part, *which in changed:
+            record = part.record(*which)
             if record is None:
-                changes.setdefault(self._key_of(item))
+                changes.setdefault(part.key(*which))
             else:
                 changes[record.key] = record
                 self._deletes.pop(record.key, None)
@@ -126,5 +136,28 @@ class Journal(Generic[Item]):
         """Put back what the last `take` returned: it could not be written."""
         changed, deletes = self._taken
         self._taken = {}, {}
-        self._changed = changed | self._changed
+        self.changed = changed | self.changed
         self._deletes = deletes | self._deletes
+
+
+class KeptParts(Generic[Part]):
+    """Parts of one kind that a member has, and their journal.
+
+    Those that leave for another member are written to the end; then `forget_leaving`.
+    """
+
+    def __init__(self, max_items: int | None = None) -> None:
+        self.journal = Journal()
+        self.changes = partial(self.journal.take, max_items)
+        self.changes_failed = self.journal.give_back
+        """See Journal."""
+        self.leaving: set[Part] = set()
+
+    def forget_leaving(self) -> bool:
+        """Write nothing more of what has left; return whether all of it was written."""
+        gone, self.leaving = self.leaving, set()
+        is_kept = not any(item[0] in gone for item in self.journal.changed)
+        if gone:
+            self.journal.forget(gone)
+            self.journal.forget_deletes()
+        return is_kept

@@ -13,6 +13,9 @@ from prometheus_client import PROCESS_COLLECTOR, CollectorRegistry
 
 from metrics import DroppedLogLines, Instruments, MemberInstruments, UsageInstruments
 from metrics.exposition import BOUND_METRIC, PREFIX
+from metrics.figures import FigureCollector
+from proxy.backpressure.backpressure import OF_BOUNDS
+from proxy.pipeline.running import OF_NODES, OF_PIPELINES
 from proxy.progress.progress_collector import ProgressCollector
 from proxy.progress.query import ProgressSettings
 from proxy.progress.query_registry import QueryRegistry
@@ -31,6 +34,8 @@ def exposed() -> set[str]:
     UsageInstruments(registry)
     book = QueryRegistry(ProgressSettings(), lambda _: None)
     registry.register(ProgressCollector(book, lambda: 0.0, 1))
+    tables = [(table, tuple) for table in (OF_BOUNDS, OF_PIPELINES, OF_NODES)]
+    registry.register(FigureCollector(tables, lambda: 0.0, 1))
     registry.register(DroppedLogLines(int))
     families = [*registry.collect(), *PROCESS_COLLECTOR.collect()]
     names = {"up", PREFIX + RATE_METRIC, PREFIX + BOUND_METRIC}

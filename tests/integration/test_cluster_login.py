@@ -145,7 +145,10 @@ class Book:
         self.start = offset
 
     def due_commits(self) -> dict[str, dict[tuple[str, int], int]]:
-        return {f"{self.topic}-group": self.offsets}
+        return {f"{self.topic}-group": self.offsets} if self.offsets else {}
+
+    def due_to(self, group: str) -> dict[tuple[str, int], int]:
+        return self.due_commits().get(group, {})
 
     def group_has(self, group: str, offsets: object) -> None:
         pass

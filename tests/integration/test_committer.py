@@ -46,14 +46,15 @@ class Book:
 
     def due_commits(self) -> dict[str, dict[Partition, int]]:
         self.asked += 1
+        return {group: due for group in self.completed if (due := self.due_to(group))}
+
+    def due_to(self, group: str) -> dict[Partition, int]:
+        self.asked += 1
         return {
-            group: {
-                partition: offset
-                for partition, offset in completed.items()
-                if (at := self.in_group.get(group, {}).get(partition, -1)) < offset
-                or (offset < at and group in self.reset)
-            }
-            for group, completed in self.completed.items()
+            partition: offset
+            for partition, offset in self.completed[group].items()
+            if (at := self.in_group.get(group, {}).get(partition, -1)) < offset
+            or (offset < at and group in self.reset)
         }
 
     def group_has(self, group: str, offsets: Mapping[Partition, int]) -> None:
@@ -86,7 +87,7 @@ class Book:
 
     @property
     def groups_due(self) -> set[str]:
-        return {group for group, offsets in self.due_commits().items() if offsets}
+        return set(self.due_commits())
 
 
 @pytest.fixture

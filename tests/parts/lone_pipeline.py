@@ -9,11 +9,15 @@ from proxy.progress.query import ProgressSettings
 from proxy.progress.query_registry import QueryRegistry
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import QuotaSettings
+from proxy.state import Journal
 
 
 def lone_pipeline(settings: PipelineSettings, now_ms: float, now_s: float) -> RunningPipeline:
     registry = QueryRegistry(ProgressSettings(), lambda _: None)
     quotas = QuotaManager(QuotaSettings(), Instruments(CollectorRegistry()))
     return RunningPipeline(
-        *(PipelineGraph(settings), registry, lambda _: (), quotas), *(now_ms, now_s)
+        *(PipelineGraph(settings), registry, lambda _: (), quotas),
+        Journal(),
+        now_ms=now_ms,
+        now_s=now_s,
     )

@@ -6,7 +6,8 @@ from typing import Any
 from parts.at_once import in_one_go
 from parts.quota_world import QuotaWorld
 
-from proxy.backpressure.backpressure import Backpressure
+from metrics.figures import FigureCollector, FigureRows, FigureTable
+from proxy.backpressure.backpressure import OF_BOUNDS, Backpressure
 from proxy.progress.query import ProgressSettings, QuerySettings
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.query_scope import ALL_QUERIES, QueryScope
@@ -28,12 +29,12 @@ class QueryWorld(QuotaWorld):
         """Make what a process keeps of queries, over the quotas that it has."""
         self.registry = QueryRegistry(settings, on_event)
         self.reports = ReportHandler(self.registry, knows_client)
-        self.backpressure = Backpressure(
-            self.quotas,
-            self.instruments.adaptive_bound_bytes,
-            self.instruments.adaptive_withheld_records,
-            on_change=on_change,
-        )
+        self.backpressure = Backpressure(self.quotas, on_change)
+        self.show((OF_BOUNDS, self.backpressure.shown))
+
+    def show(self, *tables: tuple[FigureTable, Callable[[], FigureRows]]) -> None:
+        """Let Prometheus read these."""
+        self.prometheus.register(FigureCollector(tables, lambda: self.now_ms, 100))
 
     def accept_report(self, report: Report, scope: QueryScope = ALL_QUERIES) -> AcceptedReport:
         accepted = in_one_go(self.reports.accepting(report, self.now_ms, self.now_s, scope=scope))

@@ -21,6 +21,7 @@ from metrics import (
     SensorCollector,
     UsageInstruments,
 )
+from metrics.exposition import PREFIX
 from metrics.instruments import InstrumentRow
 from proxy.admin.client_documents import BUDGET, CLIENT, CONNECTION, HOLD, UNBOUNDED
 from proxy.admin.document_models import Model
@@ -28,6 +29,8 @@ from proxy.admin.peers.merged_documents import MEMBER_ROW
 from proxy.admin.progress_documents import PARTITION, QUERY
 from proxy.admin.rates.suggestions import SUGGESTION
 from proxy.admin.rule_documents import BUDGET_RULE, PAUSE, RULE
+from proxy.backpressure.backpressure import OF_BOUNDS
+from proxy.pipeline.running import OF_NODES, OF_PIPELINES
 from proxy.progress.events import EventKind
 from proxy.progress.progress_collector import ProgressCollector
 from proxy.progress.query_registry import QueryRegistry
@@ -88,6 +91,9 @@ def metric_rows() -> Iterator[InstrumentRow]:
     yield from instruments.rows
     yield from MemberInstruments(CollectorRegistry()).rows
     yield from UsageInstruments(CollectorRegistry()).rows
+    for labels, figures in (OF_BOUNDS, OF_PIPELINES, OF_NODES):
+        for name, (text, _) in figures.items():
+            yield InstrumentRow(PREFIX + name, "gauge", labels, text)
     for collector in (_sensors(instruments), _progress(), DroppedLogLines(int)):
         for family in collector.collect():
             labels = tuple(name for name in next(iter(family.samples)).labels if name != "le")

@@ -25,18 +25,18 @@ BUDGETS = {
     "proxy/debt_records.py proxy/health.py proxy/parts.py proxy/garbage.py": Budget(1400, 650),
     "proxy/tier": Budget(4250, 2350),
     "proxy/onboarding": Budget(1000, 700),
-    "proxy/queries": Budget(950, 650),
+    "proxy/queries": Budget(850, 650),
     "proxy/admin": Budget(6100, 4250),
     "proxy/config": Budget(3100, 2150),
     "proxy/relay": Budget(6400, 4300),
     "proxy/usage": Budget(1150, 1000),
-    "proxy/pipeline": Budget(3450, 2700),
-    "proxy/backpressure": Budget(2600, 1950),
+    "proxy/pipeline": Budget(3350, 2700),
+    "proxy/backpressure": Budget(2550, 1950),
     "proxy/quota": Budget(5950, 3100),
     "proxy/progress": Budget(3800, 2950),
     "proxy/state": Budget(2200, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
-        5350, 4430
+        5450, 4430
     ),
     "proxy/spark/__init__.py proxy/spark/quota_listener.py": Budget(900, 650),
     "proxy/spark/usage": Budget(1600, 900),

@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 from backpressure_parts import BackpressureWorld
 
-from proxy.backpressure.driver_view import DECISIONS, EVENT_JITTER_MS, RETRIES_MS, DriverView
+from proxy.backpressure.driver_view import (
+    DECISIONS,
+    EVENT_JITTER_MS,
+    RETRIES_MS,
+    Decision,
+    DriverView,
+)
 from proxy.backpressure.drivers import LookupConnection
 
 KEY = ("t", 0)
@@ -81,10 +87,16 @@ def test_a_new_run_knew_what_was_no_news_to_it():
 def test_the_documentation_has_the_same_rows():
     spark = (Path(__file__).parents[3] / "docs" / "spark.md").read_text()
     section = spark.partition("## What a driver's look-up gets")[2].partition("\n## ")[0]
-    rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
+    lines = [line for line in section.splitlines() if line.startswith("| ")][1:]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
     batch = ["R records/s make N offsets for one batch", *["the same"] * 3]
-    assert [row[0].removeprefix("| ") for row in rows] == [
+    assert [row[0] for row in rows] == [
         *(row.why.format(silent="N s") for row in DECISIONS if row.why is not None),
         *batch,
     ]
     assert [row.why for row in DECISIONS[-len(batch) :]] == [None] * len(batch)
+    waits = [wait for _, _, wait in rows]
+    none = (None, Decision._field_defaults["until_ms"])
+    assert [bool(wait) for wait in waits] == [row.until_ms not in none for row in DECISIONS]
+    for before, row, wait in zip(DECISIONS, DECISIONS[1:], waits[1:], strict=False):
+        assert wait != "the same" or row.until_ms is before.until_ms

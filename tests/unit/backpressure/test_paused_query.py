@@ -18,8 +18,7 @@ CLIENT = ClientIdentity("default", "anna", "orders")
 @pytest.mark.parametrize("keys", [{}, {"client-id": "orders"}, {"user": "anna"}])
 def test_it_is_the_same_before_and_after(keys: dict[str, str]) -> None:
     world = QuotaWorld(RULE)
-    gauges = world.instruments.adaptive_bound_bytes, world.instruments.adaptive_withheld_records
-    backpressure = Backpressure(world.quotas, *gauges)
+    backpressure = Backpressure(world.quotas)
     before = backpressure.of_identity(CLIENT, 0.0)
     assert before is not None
     for pauses in ([QuotaPause(keys, 1.0)], []):

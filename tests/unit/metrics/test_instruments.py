@@ -50,16 +50,9 @@ LABELS = {
     "steered_connections_total": (),
     "visits_bytes_total": (),
     "rules_digest": ("tier", "digest"),
-    "adaptive_bound_bytes": ("query",),
-    "pid_bound_bytes": ("query",),
-    "stage_state": ("pipeline", "stage"),
-    "stage_rate": ("pipeline", "stage"),
-    "adaptive_withheld_records": ("query",),
-    "ledger_pending": ("pipeline",),
     "ledger_completion_seconds": ("pipeline",),
     "ledger_failed_total": ("pipeline", "reason"),
 }
-ALIASES = {"pid_bound_bytes": "adaptive_bound_bytes"}
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 MOMENT = "_timestamp_seconds"
 """Ends the name of a gauge, not of a histogram."""
@@ -78,8 +71,6 @@ def instruments(exposed):
 def touch_all(instruments):
     """Make one series of every metric, with label values that name their label."""
     for name, labels in LABELS.items():
-        if name in ALIASES:
-            continue
         metric = getattr(instruments, name)
         if isinstance(metric, BoundedLabels):
             metric = metric.of(*labels)
@@ -118,18 +109,6 @@ def test_exactly_these_series_are_exposed(instruments, exposed):
         for sample in family.samples
     }
     assert found == expected
-
-
-def test_an_alias_shows_the_samples_of_its_metric(instruments, exposed):
-    for number in range(5):  # more than have series of their own
-        instruments.adaptive_bound_bytes.of(f"query-{number}").set(number)
-    for alias, name in ALIASES.items():
-        found = [
-            {labels: value for (each, labels), value in samples_of(exposed).items() if each == one}
-            for one in (alias, name)
-        ]
-        assert len(found[0]) == 4
-        assert found[0] == found[1]
 
 
 def test_labels_are_given_in_the_documented_order(instruments, exposed):

@@ -43,7 +43,7 @@ def member() -> Instruments:
     made = Instruments(CollectorRegistry(), max_label_sets=10)
     made.bytes_total.of("default", "", HOSTILE, "Fetch").inc(1e17)
     made.throttle_seconds.labels("consumer_byte_rate").observe(0.3)
-    made.adaptive_bound_bytes.of("inf").set(math.inf)
+    made.guaranteed_bytes.of("inf", "consumer_byte_rate").set(math.inf)
     return made
 
 

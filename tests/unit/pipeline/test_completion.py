@@ -1,6 +1,7 @@
 import gc
 import tracemalloc
 from collections import defaultdict, deque
+from itertools import starmap
 from random import Random
 
 import pytest
@@ -21,6 +22,7 @@ from proxy.pipeline.completion import (
 from proxy.pipeline.edges import MAX_EDGES, EdgeTable, TopicRange
 from proxy.pipeline.graph import PendingLimit
 from proxy.pipeline.ledger import BUCKETS, Ledger, RootOutcome, SourceBatch, WallTime
+from proxy.state import Journal
 
 TIMEOUT_MS = 600_000.0
 NOW_S = 1_700_000_000.0
@@ -40,6 +42,7 @@ JOIN = (stage("one", "A", "B"), stage("two", "B A", "C"), stage("three", "C"))
 def make(stages=CHAIN, *, max_edges=MAX_EDGES, **settings):
     return Completion(
         graph(stages, **{"timeout_ms": TIMEOUT_MS} | settings),
+        Journal(),
         random=Random(1),
         now_ms=0.0,
         now_s=NOW_S,
@@ -402,10 +405,10 @@ class TestReload:
 
     def test_the_same_again_changes_nothing(self):
         completion = self.make()
-        completion.changes()
+        completion.journal.take()
         update(completion, DIAMOND, TIMEOUT_MS, 2.0)
         assert told(completion) == []
-        assert completion.changes() == ([], [])
+        assert completion.journal.take() == ([], [])
 
     def test_early_batches_of_stages_that_are_gone_are_dropped(self):
         completion = self.make()
@@ -417,10 +420,10 @@ class TestReload:
 
     def test_what_cannot_be_changes_nothing(self):
         completion = self.make()
-        before = [*map(completion.record, completion.items())]
+        before = [*starmap(completion.record, completion.items())]
         with pytest.raises(ValueError, match="above 0"):
             update(completion, DIAMOND[:1], -1.0, 2.0)
-        assert [*map(completion.record, completion.items())] == before
+        assert [*starmap(completion.record, completion.items())] == before
 
 
 def test_too_many_edges_fail_the_oldest_roots_and_never_silently():
@@ -457,11 +460,11 @@ def test_edges_of_roots_that_timed_out_do_not_stay_for_ever():
         completion.stage_batch(
             batch("one", number, f"A0:{number}-{number + 1}", f"B0:{number}-{number + 1}"), 1.0
         )
-    completion.changes()
+    completion.journal.take()
     completion.tick(1.0 + TIMEOUT_MS * BUCKETS)
     assert len(completion.take_ended()) == SWEEP_AT
     assert (completion.edges.size, completion.edges.anchors) == (0, {})
-    records, deletes = completion.changes()
+    records, deletes = completion.journal.take()
     assert records == []
     assert len(deletes) == 3 * SWEEP_AT  # a root, an anchor and an edge each
 
@@ -578,8 +581,8 @@ def test_completes_just_what_the_lineage_of_each_record_says(seed, stages, steps
 def test_100_000_roots_of_any_size_take_at_most_64_mib():
     """Does to the ledger and the edges what batches of a first stage do, each of 1,000 records."""
     roots, partitions = 100_000, 8
-    ledger = Ledger(TIMEOUT_MS, Random(1), WallTime(0.0), lambda _: None)
-    edges = EdgeTable(ledger.new_id, lambda _: None)
+    ledger = Ledger(TIMEOUT_MS, Random(1), WallTime(0.0), lambda *_: None)
+    edges = EdgeTable(ledger.new_id, lambda *_: None)
     gc.collect()
     tracemalloc.start()
     try:

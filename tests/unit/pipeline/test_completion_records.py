@@ -1,4 +1,5 @@
 import json
+from itertools import starmap
 from random import Random
 
 import pytest
@@ -8,7 +9,7 @@ from pipeline_parts import graph, stage
 
 from proxy.pipeline.completion import PIPELINE_CHANGED, Completion, StageBatch
 from proxy.pipeline.edges import TopicRange
-from proxy.state import MemoryStore, Record
+from proxy.state import Journal, MemoryStore, Record
 
 TIMEOUT_MS = 1_000.0
 START_S = 1_700_000_000.0
@@ -26,6 +27,7 @@ def make(random, now_ms=0.0, started_ms=0.0, stages=STAGES):
     """Make one whose monotonic clock began at `started_ms` of the test's time."""
     return Completion(
         graph(stages, "p/ä", timeout_ms=TIMEOUT_MS),
+        Journal(),
         random=random,
         now_ms=now_ms - started_ms,
         now_s=START_S + now_ms / 1000,
@@ -67,7 +69,7 @@ def steps():
 
 
 def snapshot(completion):
-    records = map(completion.record, completion.items())
+    records = starmap(completion.record, completion.items())
     return sorted(filter(None, records), key=lambda record: record.key)
 
 
@@ -108,7 +110,7 @@ def test_goes_on_from_its_records_as_if_nothing_had_happened(history):
                     one.fail(root, "error", at_ms)
             else:
                 one.tick(at_ms)
-        records, deletes = restarted.changes()
+        records, deletes = restarted.journal.take()
         store.put_many(records, delete=deletes)
         assert stored(store, restarted) == written(snapshot(restarted))
         expected = [
@@ -145,13 +147,13 @@ def busy():
 
 def test_writes_what_changed_and_no_more():
     completion = busy()
-    records, deletes = completion.changes()
+    records, deletes = completion.journal.take()
     assert written(records) == written(snapshot(completion))
     kinds = {record.key.removeprefix(completion.prefix).split("/")[0] for record in records}
     assert kinds == {"root", "group", "edge", "lane", "stage", "early"}
-    assert completion.changes() == ([], [])
+    assert completion.journal.take() == ([], [])
     completion.stage_batch(StageBatch("four", 1, (TopicRange("D", 0, 0, 2),), (), 5.0), 6.0)
-    records, deletes = completion.changes()
+    records, deletes = completion.journal.take()
     names = sorted(record.key.removeprefix(completion.prefix) for record in records)
     assert [name.split("/")[0] for name in names] == ["edge", "lane", "root", "stage"]
     assert [key.removeprefix(completion.prefix) for key in deletes] == ["edge/four/D/0/0"]
@@ -160,7 +162,7 @@ def test_writes_what_changed_and_no_more():
 def test_what_was_taken_up_is_not_written_again():
     completion = make(Random(2), now_ms=10.0)
     assert completion.load(snapshot(busy()), 10.0) == []
-    assert completion.changes() == ([], [])
+    assert completion.journal.take() == ([], [])
 
 
 EARLIER = {
@@ -204,7 +206,7 @@ def test_what_an_earlier_program_wrote_is_taken_up_and_ends_as_it_would_have():
     records = [Record.of(prefix + name, value) for name, value in EARLIER.items()]
     completion = make(Random(2), now_ms=5.0)
     assert completion.load(records, 5.0) == []
-    assert completion.changes() == ([], [])
+    assert completion.journal.take() == ([], [])
     kept = written(snapshot(completion))
     (root,) = [key for key in kept if key.startswith(f"{prefix}root/")]
     assert kept[root].value == EARLIER[root.removeprefix(prefix)] | {
@@ -260,7 +262,7 @@ def test_damaged_records_are_refused_and_deleted_and_the_others_kept(kind, chang
     refused = again.load(records.values(), 10.0)
     assert refused[0].startswith(f"{key}: ")
     assert text in refused[0]
-    assert key in again.changes()[1]
+    assert key in again.journal.take()[1]
     again.tick(10.0 + 3 * TIMEOUT_MS)  # nothing stays for ever
     assert len(again.ledger.roots) == again.ledger.pending_batches == 0
 
@@ -271,7 +273,7 @@ def test_keys_of_another_form_are_refused(name):
     key = completion.prefix + name
     (message,) = completion.load([Record.of(key, {"known_to": 1, "done": []})], 0.0)
     assert message.startswith(f"{key}: ")
-    assert completion.changes() == ([], [key])
+    assert completion.journal.take() == ([], [key])
 
 
 def test_text_that_is_no_json_is_refused():
@@ -279,14 +281,14 @@ def test_text_that_is_no_json_is_refused():
     key = f"{completion.prefix}root/00000000000000aa"
     (message,) = completion.load([Record(key, "{", 1)], 0.0)
     assert "JSON" in message
-    assert completion.changes() == ([], [key])
+    assert completion.journal.take() == ([], [key])
 
 
 def test_records_of_a_newer_program_are_left_alone():
     newer = [Record(record.key, record.text, 2) for record in snapshot(busy())]
     completion = make(Random(1))
     assert len(completion.load(newer, 0.0)) == len(newer)
-    assert completion.changes() == ([], [])
+    assert completion.journal.take() == ([], [])
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ OTHER = ("two", "B", 1)
 
 def make(seed=1):
     random = Random(seed)
-    return EdgeTable(lambda: random.getrandbits(64) | 1, lambda _: None)
+    return EdgeTable(lambda: random.getrandbits(64) | 1, lambda *_: None)
 
 
 def edges(table, key=KEY):

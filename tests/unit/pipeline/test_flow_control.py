@@ -189,7 +189,7 @@ def rates_of(flow: RunningPipeline) -> dict[str, float | None]:
 
 
 def write(flow: RunningPipeline, store: MemoryStore) -> None:
-    records, deletes = flow.changes()
+    records, deletes = flow.journal.take()
     store.put_many(records, delete=deletes)
 
 
@@ -197,7 +197,7 @@ def test_after_a_restart_the_same_nodes_are_held():
     run, store = Run(), MemoryStore()
     run.period(app=1_000, one=1_000, two=1_000)
     write(run.flow, store)
-    assert run.flow.changes() == ([], [])
+    assert run.flow.journal.take() == ([], [])
     again = Run()
     assert again.flow.load(store.items(again.flow.prefix), 0.0) == []
     assert rates_of(again.flow) == {"one": 400.0}
@@ -227,9 +227,9 @@ def test_state_that_is_read_again_keeps_what_is_in_force():
     run.period(app=1_000, one=1_000, two=1_000)
     write(run.flow, store)
     run.flow.load(store.items("flow/"), run.now_ms)
-    assert run.flow.changes() == ([], [])
+    assert run.flow.journal.take() == ([], [])
     run.flow.load([], run.now_ms)  # somebody removed it
-    assert [record.key for record in run.flow.changes()[0]] == ["flow/p/one"]
+    assert [record.key for record in run.flow.journal.take()[0]] == ["flow/p/one"]
 
 
 def test_reading_again_does_not_interrupt_the_way_back():
@@ -246,7 +246,7 @@ def test_records_of_what_is_gone_are_told_and_deleted():
     records = [Record.of("flow/p/gone", 1), Record.of("flow/p/one", 1)]
     refused = run.flow.load(records, 0.0)
     assert len(refused) == 2
-    assert run.flow.changes() == ([], ["flow/p/gone", "flow/p/one"])
+    assert run.flow.journal.take() == ([], ["flow/p/gone", "flow/p/one"])
     assert [event["reason"] for event in run.flow.document(0.0)["events"]] == refused
 
 
@@ -258,7 +258,7 @@ def test_the_period_of_a_node_is_the_longest_of_its_consumers():
 
 
 def keys_of(flow: RunningPipeline) -> tuple[list[str], list[str]]:
-    records, deletes = flow.changes()
+    records, deletes = flow.journal.take()
     return [record.key for record in records], deletes
 
 
@@ -281,7 +281,7 @@ def test_loading_takes_what_is_later_and_writes_what_is_not():
 def test_a_record_of_a_newer_program_is_left_alone():
     run = Run()
     run.period(app=1_000, one=1_000, two=1_000)
-    (record,), _ = run.flow.changes()
+    (record,), _ = run.flow.journal.take()
     assert len(run.flow.load([replace(record, version=2)], 0.0)) == 1
     assert keys_of(run.flow) == ([], [])
 
@@ -313,13 +313,13 @@ def test_a_reload_keeps_what_remains_and_lets_go_what_is_gone():
     run = Run()
     run.period(app=1_000, one=1_000, two=1_000)
     run.period(app=1_000, one=1_000, two=400)
-    run.flow.changes()
+    run.flow.journal.take()
     slower = replace(CHAIN.stages[0], normal_rate=300.0)
     changed = replace(CHAIN, stages=(slower, CHAIN.stages[1]), hold_producers=False)
     run.flow.reload(PipelineGraph(changed), run.now_ms)
     events = run.flow.document(run.now_ms)["events"][-2:]
     assert {event["node"]: event["rate"] for event in events} == {"app": None, "one": 300.0}
-    records, deletes = run.flow.changes()
+    records, deletes = run.flow.journal.take()
     assert [record.key for record in records] == ["flow/p/one"]
     assert deletes == ["flow/p/app"]
 
@@ -416,7 +416,7 @@ def test_whatever_comes_rates_stay_in_range_and_a_node_changes_once_in_a_period(
             case "load":
                 write(flow, store)
                 assert flow.load(store.items(flow.prefix), now_ms) == []
-                assert flow.changes() == ([], [])
+                assert flow.journal.take() == ([], [])
             case "pass":
                 now_ms += value
                 for node, rate in tick(flow, now_ms).items():

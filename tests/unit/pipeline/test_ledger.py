@@ -17,7 +17,7 @@ MAX_TREE = 12
 
 
 def make(timeout_ms=TIMEOUT_MS, random=None, wall=None):
-    return Ledger(timeout_ms, random or Random(1), wall or WallTime(0.0), lambda _: None)
+    return Ledger(timeout_ms, random or Random(1), wall or WallTime(0.0), lambda *_: None)
 
 
 def test_the_worked_example():

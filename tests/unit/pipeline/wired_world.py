@@ -8,7 +8,7 @@ from parts.reports import ReportingDriver, batch_document, parsed, uuid
 from parts.virtual_time import EPOCH_S, START_MS
 
 from proxy.config import load_config
-from proxy.pipeline.running import RunningPipelines
+from proxy.pipeline.running import OF_NODES, OF_PIPELINES, RunningPipelines
 from proxy.progress.owns import owns_all
 from proxy.progress.progress_records import read_records
 from proxy.quota.entities import ClientIdentity, QuotaKind
@@ -113,6 +113,7 @@ class WiredWorld(QueryWorld):
             clock_ms=lambda: self.now_ms,
             clock_s=lambda: self.now_s,
         )
+        self.show((OF_PIPELINES, self.pipelines.shown), (OF_NODES, self.pipelines.shown_nodes))
         for name in ("one", "two"):
             self.connect(name)
         self.pipelines.store = self.store
@@ -133,7 +134,7 @@ class WiredWorld(QueryWorld):
     def report(self, name, event="progress", *, run=1, **more):
         ids = {"query_id": uuid(name), "run_id": uuid(f"{run} {name}")}
         report = parsed(self.driver.document(event, name=name, **ids, **more))
-        asked = self.pipelines.lost_ends(report, self.now_ms)
+        asked = self.pipelines.lost_ends(report)
         ends = {key: end for key, end in self.ends.items() if key in asked}
         self.pipelines.reported(self.accept_report(report), self.now_ms, ends)
 

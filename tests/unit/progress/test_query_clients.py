@@ -113,3 +113,17 @@ def test_a_partition_that_is_read_is_not_let_go(world, driver):
         driver.batch(10 + number, 11 + number)
     world.wait(0)
     assert ("t", 1) in world.query().partitions
+
+
+def test_a_query_that_goes_during_a_sweep_is_not_swept(world):
+    world.known |= {"a", "b"}
+    for client_id in ("a", "b"):
+        ids = {"query_id": uuid(client_id), "sender": uuid(client_id)}
+        world.driver(name=client_id, client_id=client_id, **ids).batch(None, 5)
+    sweep = world.registry.sweeping(world.now_ms + FORGET_AFTER_MS - 1)
+    next(sweep)
+    gone = world.registry.query_of("b")
+    world.registry.forget(gone, "as a test")
+    events = len(gone.events)
+    list(sweep)
+    assert (world.registry.query_of("b"), len(gone.events)) == (None, events)

@@ -89,7 +89,7 @@ def test_a_report_is_read():
     assert report.run_id == "cccccccc-cccc-cccc-cccc-cccccccccccc"
     assert report.batch.timestamp_ms == 1767323045678.0
     assert report.batch.durations_ms["triggerExecution"] == 1234
-    assert report.batch.sources[0].end == {"t": {0: 9}}
+    assert report.batch.sources[0].end == {"t": {"0": 9}}
 
 
 @pytest.mark.parametrize("event", ["started", "idle", "terminated"])
@@ -214,6 +214,12 @@ def test_malformed(path, value):
 def test_the_message_says_where():
     error = refusal(changed("batch/sources/0/end", {"t": {"0": True}}))
     assert error.message.startswith("batch.sources.0.end.t.0: ")
+
+
+@pytest.mark.parametrize("end", [{"t": {"007": 9}}, {"a topic": {"0": 9}}])
+def test_the_message_says_what_the_key_of_an_offset_is(end):
+    message = refusal(changed("batch/sources/0/end", end)).message
+    assert "is not the name of a topic, or not the number of a partition, given" in message
 
 
 def test_a_batch_belongs_to_progress_only():

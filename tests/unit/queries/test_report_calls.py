@@ -1,5 +1,6 @@
 """A report of one partition passes few stations."""
 
+import gc
 import json
 import sys
 
@@ -20,6 +21,7 @@ def calls_of(work) -> tuple[int, int]:
         if event == "call":
             files.append(frame.f_code.co_filename)
 
+    gc.disable()  # what other tests left behind is not to be taken apart just now
     sys.setprofile(count)
     try:
         work.send(None)
@@ -27,14 +29,15 @@ def calls_of(work) -> tuple[int, int]:
         return len(files), len(set(files))
     finally:
         sys.setprofile(None)
+        gc.enable()
     raise AssertionError("it waits for something")
 
 
 @pytest.mark.parametrize(
     ("name", "most_calls", "most_files"),
     [
-        pytest.param("plain", 100, 25, id="without a rule"),
-        pytest.param("lone", 180, 32, id="with an adaptive one"),
+        pytest.param("plain", 70, 18, id="without a rule"),
+        pytest.param("lone", 135, 23, id="with an adaptive one"),
     ],
 )
 async def test_a_report_of_one_partition_takes_few_calls(name, most_calls, most_files):

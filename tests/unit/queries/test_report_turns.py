@@ -9,8 +9,9 @@ from parts.reports import ReportingDriver, batch_document, parsed, uuid
 
 from proxy.pipeline.running import RunningPipelines
 from proxy.progress.report import ReportRefused
+from proxy.progress.report_handler import ReportTurns
 from proxy.progress.topics import TopicNames
-from proxy.queries.following import APPLIED_WAIT_MS, Following, ReportTurns
+from proxy.queries.following import APPLIED_WAIT_MS, Following
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveBound, Rule
 from proxy.slices import Slices

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from proxy.state import Journal, MemoryStore, Record, RecordFormat
+from proxy.state import Journal, KeptParts, MemoryStore, Record, RecordFormat
 
 
 class Count(BaseModel):
@@ -20,8 +20,10 @@ class Part:
 
     def __init__(self):
         self.counts: dict[str, int] = {}
-        self.journal = Journal[str](self.record, COUNTS.key)
+        self.journal = Journal()
         self.store = MemoryStore()
+
+    key = staticmethod(COUNTS.key)
 
     def record(self, name):
         count = self.counts.get(name, 0)
@@ -29,11 +31,11 @@ class Part:
 
     def put(self, name, count):
         self.counts[name] = count
-        self.journal.mark_changed(name)
+        self.journal.mark_changed(self, name)
 
     def remove(self, name):
         self.counts.pop(name, None)
-        self.journal.mark_removed(name)
+        self.journal.mark_removed(self, name)
 
     def write(self, max_items=None):
         records, deletes = self.journal.take(max_items)
@@ -136,3 +138,29 @@ def test_parts_of_a_key_are_quoted():
 def test_a_record_of_another_form_is_refused(record, problem):
     with pytest.raises(ValueError, match=problem):
         COUNTS.read(record)
+
+
+def test_what_leaves_is_written_until_it_is_forgotten():
+    parts, stays, goes = KeptParts(), Part(), Part()
+    goes.counts, stays.counts = {"a": 1, "c": 2}, {"b": 1}
+    for part, name in ((goes, "a"), (stays, "b")):
+        parts.journal.mark_changed(part, name)
+    parts.leaving.add(goes)
+    assert [record.key for record in parts.changes()[0]] == ["counts/a", "counts/b"]
+    parts.changes_failed()
+    assert not parts.forget_leaving()
+    assert [record.key for record in parts.changes()[0]] == ["counts/b"]
+    parts.leaving.add(goes)
+    assert parts.forget_leaving(), "nothing was left to write"
+    parts.journal.mark_changed(goes, "c")
+    parts.journal.mark_deleted("counts/d")
+    assert parts.changes() == ([COUNTS.record(("c",), {"count": 2})], ["counts/d"])
+
+
+def test_nothing_is_deleted_that_may_be_others_by_now():
+    parts, goes = KeptParts(), Part()
+    parts.journal.mark_removed(goes, "a")
+    assert parts.forget_leaving()
+    parts.leaving.add(goes)
+    assert parts.forget_leaving()
+    assert parts.changes() == ([], [])
