@@ -18,6 +18,7 @@ from proxy.pipeline.graph import (
     StageSettings,
 )
 from proxy.pipeline.running_pipeline import RunningPipeline
+from proxy.state import Journal
 
 NOW_S = 1_790_000_000.0
 PERIOD_MS = 10_000.0
@@ -75,7 +76,9 @@ class Line:
     @classmethod
     def of(cls, settings: PipelineSettings, now_ms: float) -> "Line":
         flow = lone_pipeline(settings, now_ms, NOW_S)
-        flow.completion = Completion(flow.graph, random=Random(1), now_ms=now_ms, now_s=NOW_S)
+        flow.completion = Completion(
+            flow.graph, Journal(), random=Random(1), now_ms=now_ms, now_s=NOW_S
+        )
         return cls(settings, flow)
 
     def run(self, stage: str, received: float, processing: float, lag: int, now_ms: float) -> None:

@@ -28,7 +28,7 @@ BUDGETS = {
     "proxy/queries": Budget(850, 650),
     "proxy/admin": Budget(6100, 4250),
     "proxy/config": Budget(3100, 2150),
-    "proxy/relay": Budget(6400, 4300),
+    "proxy/relay": Budget(6450, 4300),
     "proxy/usage": Budget(1150, 1000),
     "proxy/pipeline": Budget(3350, 2700),
     "proxy/backpressure": Budget(2550, 1950),
