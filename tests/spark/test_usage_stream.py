@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from shutil import copyfile
 
 import pytest
 from confluent_kafka import Producer
@@ -37,6 +38,15 @@ def write(bootstrap: str, topic: str, numbers: range) -> None:
     assert producer.flush(FLUSH_S) == 0
 
 
+def leave_unfinished(out: Path) -> None:
+    """Leave what a driver does that is killed when its tasks have written, and its job has not."""
+    stored = next(out.glob("usage/*/*.parquet"))
+    task = out / "usage" / "_temporary" / "0" / "task_202611260000000000000000000_0001_m_000000"
+    unfinished = task / stored.parent.name / f"unfinished-{stored.name}"
+    unfinished.parent.mkdir(parents=True)
+    copyfile(stored, unfinished)
+
+
 def test_each_record_is_stored_once_whenever_the_driver_is_killed(
     kafka: EmbeddedBroker, topic: Callable[..., str], spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -46,6 +56,7 @@ def test_each_record_is_stored_once_whenever_the_driver_is_killed(
         until_stored(driver, out, FILES)
         with pytest.raises(UsageInputError, match="another query writes to it"):
             usage_query(spark, {"kafka.bootstrap.servers": kafka.bootstrap}, str(out), name)
+    leave_unfinished(out)
 
     def copied() -> tuple[int, int]:
         options = {"kafka.bootstrap.servers": kafka.bootstrap}

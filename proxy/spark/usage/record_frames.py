@@ -32,6 +32,9 @@ IMPOSSIBLE = "a field is missing or has an impossible value"
 _BETWEEN = StorageLevel.DISK_ONLY
 """Of messages that are gone through more than once: months of them fit no heap."""
 
+_UNFINISHED = "_temporary"
+"""Where Hadoop keeps what is written until all of it is there."""
+
 _COUNTS = ("requests", "connections", "held_seconds", "would_be_seconds", "peak")
 _LATEST_MS = 253_402_300_800_000  # of the year 9999, the last one of Spark's dates
 _MOST_BYTES = 2**53  # of one record; thousands of them can't exceed what a sum holds
@@ -131,10 +134,20 @@ def _append(frame: DataFrame, key: tuple[str, ...], folder: str, name: str) -> i
     try:
         count: int = frame.count()
         if count:
+            _drop_unfinished(frame.sparkSession, f"{folder}/{name}")
             frame.write.mode("append").partitionBy("day").parquet(f"{folder}/{name}")
         return count
     finally:
         frame.unpersist()
+
+
+def _drop_unfinished(spark: SparkSession, folder: str) -> None:
+    """Delete what a driver left that died while it wrote.
+
+    Hadoop's FileOutputCommitter would take it for the next one's, which writes these records anew.
+    """
+    path = spark._jvm.org.apache.hadoop.fs.Path(f"{folder}/{_UNFINISHED}")
+    path.getFileSystem(spark._jsc.hadoopConfiguration()).delete(path, True)
 
 
 def days_of(spark: SparkSession, folder: str, name: str) -> list[date]:
