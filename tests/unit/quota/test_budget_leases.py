@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -49,6 +50,8 @@ class Process:
     owner: BudgetOwner
     votes: Votes = field(default_factory=lambda: Votes(Voters()))
     looked_ms: float = 0.0
+    view: int = 0
+    """The number of the one that it has heard of."""
 
     def is_awake(self, now_ms: float) -> bool:
         """Look at the clock, as it does all the time; return whether it has stood still."""
@@ -75,6 +78,9 @@ class Network:
     offsets_ms: dict[str, float] = field(default_factory=dict)
     """By how much each member's clock is ahead."""
     frozen_until_ms: dict[str, float] = field(default_factory=dict)
+    view: frozenset[str] = frozenset()
+    """The members of the group."""
+    views: int = 0
     largest: float = 0.0
     """What was in use at most."""
 
@@ -83,14 +89,29 @@ class Network:
         self.processes = {
             name: Process(BudgetOwner(BUDGET, self.guaranteed)) for name in (FIRST, "second")
         }
-        for process in self.processes.values():
-            process.votes.voters.use(frozenset(self.claims), self.now_ms)
+        self.change_view(frozenset(self.claims), lambda: 0.0)
         self.numbers = itertools.count()
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         for number, name in enumerate(self.users):
             self.at(number * ASK_EVERY_MS / len(self.users), lambda name=name: self.ask(name))
         for name in self.processes:
             self.look(name)
+
+    def change_view(self, view: frozenset[str], late_ms: Callable[[], float]) -> None:
+        """Have others vote; each process hears of it so much later, and of none after a newer."""
+        self.view, self.views = view, self.views + 1
+        for name, process in self.processes.items():
+            follow = partial(self.follow_view, process, self.views, view)
+            use = partial(self.when_awake, name, follow)
+            if after_ms := late_ms():
+                self.at(self.now_ms + after_ms, use)
+            else:
+                use()
+
+    def follow_view(self, process: Process, number: int, view: frozenset[str]) -> None:
+        if number > process.view:
+            process.view = number
+            process.votes.voters.use(view, self.now_ms)
 
     def new_user(self, name: str) -> tuple[str, Vote, LeaseUser]:
         return f"{name}#{self.now_ms}", Vote(self.clock_ms(name)), LeaseUser()
@@ -210,6 +231,16 @@ def history(seed: int, members: int) -> Network:
                 )
             ),
         )
+    for _ in range(rng.choice((0, 0, 3, 20))):
+
+        def change_view() -> None:
+            """Have one come or go, or any number; those in between may be skipped."""
+            some = {rng.choice(list(claims))}
+            if rng.random() < 0.3:
+                some |= {name for name in claims if rng.random() < 0.5}
+            net.change_view(net.view ^ some, lambda: rng.uniform(0.0, SKEW_MS))
+
+        net.at(rng.uniform(0.0, END_MS), change_view)
     net.run(END_MS)
     return net
 
@@ -221,7 +252,7 @@ def test_leases_never_add_up_to_more_than_the_budget(seed, members):
 
 def test_histories_in_which_nothing_is_leased_would_prove_nothing():
     used = [history(seed, 5).largest for seed in range(40)]
-    assert sum(each >= 0.9 * BUDGET for each in used) >= 16
+    assert sum(each >= 0.9 * BUDGET for each in used) >= 12
 
 
 def test_each_member_gets_what_is_due_to_its_clients():
