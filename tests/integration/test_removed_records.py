@@ -82,11 +82,18 @@ class LateQuery:
         return dict(found)
 
     def lost(self) -> tuple[list[list[int]], int]:
-        """Give the ranges that are shown as skipped, and their records, by document and metric."""
-        shown = self.partition()
+        """Give the ranges that are shown as skipped, and their records, by document and metric.
+
+        What a client has fetched is known a moment after its answer.
+        """
         labels = {"query": NAME, "topic": self.topic}
-        counted = self.running.metrics().value("partition_skipped_records_total", **labels)
-        assert counted == shown["skipped_records"]
+
+        def agreed() -> dict[str, Any] | None:
+            shown, metrics = self.partition(), self.running.metrics()
+            counted = metrics.value("partition_skipped_records_total", **labels)
+            return shown if counted == shown["skipped_records"] else None
+
+        shown = until(agreed, "document and metric say the same")
         return [[each["from"], each["to"]] for each in shown["skipped"]], shown["skipped_records"]
 
 
@@ -137,7 +144,7 @@ def test_what_was_not_read_is_lost_once(query: LateQuery, restarts: bool) -> Non
         assert query.fetch(client, REPORTED) == 1  # out of range
         assert query.fetch(client, there_from) == 0
     lost = [[REPORTED, there_from]], there_from - REPORTED
-    assert query.lost() == lost
+    until(lambda: query.lost() == lost, "it is shown")
     for start in range(REPORTED, ALL, BATCH):
         query.report(start, start + BATCH, min(max(start + BATCH - there_from, 0), BATCH))
     assert query.partition()["completed_to"] == ALL

@@ -24,8 +24,6 @@ LOSS = re.compile(r"may (have been|be) (lost|missed)|incorrect offsets|offset wa
 """What Spark says where it finds that records, or ends of logs, are gone."""
 
 END_S = 120
-ASK_AGAIN_S = 0.1
-AWAY = "ask again when all answer"
 """How a machine answers whose worker is away."""
 POLL_S = 0.1
 """Between two looks at a query: each asks Spark, and more often than not the proxy as well."""
@@ -150,7 +148,7 @@ class Stream:
         else:
             writer = writer.trigger(processingTime=trigger)
         self.query = writer.start()
-        until(self.is_known, "it is seen", END_S)
+        until(self.known_now, "it is seen", END_S)
         return self.query
 
     def finish(self) -> None:
@@ -202,15 +200,14 @@ class Stream:
         """Give what the proxy knows of the query."""
         return known(self.running, self.name)
 
-    def is_known(self) -> bool:
-        """Return whether a report has come: the first batch of a run may be quicker."""
-        return self.running.get(_progress(self.name))[0] == 200
+    def known_now(self) -> Document | None:
+        """Give it if there is any: the first batch of a run may be quicker than its report."""
+        return _known_now(self.running, self.name)
 
     def _process(self, batch: DataFrame, number: int) -> None:
         clamp: Document = {}
         with suppress(OSError):  # the proxy is away
-            if self.is_known():
-                clamp = (self.known()["adaptive"] or {}).get("clamp", {})
+            clamp = ((self.known_now() or {}).get("adaptive") or {}).get("clamp", {})
         offset = col("offset")
         if self.row_ms:
             offset = _work()(offset, lit(self.row_ms))
@@ -226,12 +223,14 @@ class Stream:
 
 def known(running: ProxyProcess, name: str) -> Document:
     """Give what `/v1/progress` says of a query, as soon as the worker is there that knows it."""
-    deadline = time.monotonic() + END_S
-    status, text = running.get(_progress(name))
-    while AWAY in text and time.monotonic() < deadline:
-        time.sleep(ASK_AGAIN_S)
-        status, text = running.get(_progress(name))
-    assert status == 200, text
+    found: Document = until(lambda: _known_now(running, name), f"{name} is known", END_S)
+    return found
+
+
+def _known_now(running: ProxyProcess, name: str) -> Document | None:
+    status, text = running.get(f"/v1/progress?query={quote(name)}")
+    if status != 200:
+        return None
     (document,) = json.loads(text)["queries"]
     return dict(document)
 
@@ -244,10 +243,6 @@ def partition_of(document: Document, topic: str, partition: int) -> Document:
         if (each["topic"], each["partition"]) == (topic, partition)
     )
     return dict(found)
-
-
-def _progress(name: str) -> str:
-    return f"/v1/progress?query={quote(name)}"
 
 
 def _work() -> Callable[..., Any]:
