@@ -43,6 +43,13 @@ def join_scrapes(scrapes: Iterable[bytes]) -> list[memoryview]:
     return list(chain.from_iterable(families.values()))
 
 
+def streamed(name: str, text: str, kind: str, samples: Iterator[Sample]) -> Family:
+    """Return a family whose samples are made as they are read, which can be done once."""
+    family = Family(name, text, kind)
+    family.samples = cast(list[Sample], samples)
+    return family
+
+
 def _family_starts(scrape: bytes) -> Iterator[int]:
     """Yield where the lines with HELP begin; a single byte is looked for, which is fast."""
     at = -1
@@ -92,9 +99,7 @@ class SensorCollector(Collector):
                 if BOUND_METRIC not in helps and metric.config.quota is not None:
                     helps[BOUND_METRIC] = BOUND_HELP
         for shown, text in helps.items():
-            family = Family(PREFIX + shown, text, "gauge")
-            family.samples = cast(list[Sample], self._samples(shown, sensors))
-            yield family
+            yield streamed(PREFIX + shown, text, "gauge", self._samples(shown, sensors))
 
     def _samples(self, name: str, sensors: tuple[Sensor, ...]) -> Iterator[Sample]:
         shown: set[Labels] = set()

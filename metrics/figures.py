@@ -1,13 +1,13 @@
 """Show figures of things that come and go: each scrape looks at those that are there."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from .exposition import PREFIX
+from .exposition import PREFIX, streamed
 from .instruments import OTHER
 
 TOTAL = "_total"
@@ -77,10 +77,3 @@ class FigureCollector(Collector):
                 others = max(others, value) if name.endswith(HIGHEST) else others + value
         if others is not None:
             yield Sample(name, dict.fromkeys(labels, OTHER), others)
-
-
-def streamed(name: str, text: str, kind: str, samples: Iterator[Sample]) -> Family:
-    """Return a family whose samples are made as they are read."""
-    family = Family(name, text, kind)
-    family.samples = cast(list[Sample], samples)
-    return family

@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from .exposition import PREFIX
+from .exposition import PREFIX, streamed
 from .lock_free import CounterChild, LockFreeCounter, LockFreeHistogram
 
 OTHER = "other"
@@ -130,8 +130,7 @@ class BoundedLabels(Collector, Generic[M]):
     def collect(self) -> Iterable[Family]:
         """Yield the same; each sample is made when it is read, which can be done once."""
         for family in self.describe():
-            family.samples = cast(list[Sample], self._samples())
-            yield family
+            yield streamed(family.name, family.documentation, family.type, self._samples())
 
     def _samples(self) -> Iterator[Sample]:
         for sets in (self.children, self._others):

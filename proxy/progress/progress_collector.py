@@ -7,8 +7,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Sample
 
 from metrics.clock import in_seconds
-from metrics.exposition import PREFIX
-from metrics.figures import FigureCollector, FigureRows, FigureTable, streamed
+from metrics.exposition import PREFIX, streamed
+from metrics.figures import FigureCollector, FigureRows, FigureTable
 from metrics.instruments import COMPLETION_BUCKETS_S, OTHER
 from metrics.lock_free import HistogramChild
 
