@@ -33,7 +33,7 @@ from proxy.wire.apis import (
     PRODUCE,
     Handling,
 )
-from proxy.wire.fetch_response import FetchWalker, neutral_tail
+from proxy.wire.fetch_response import FetchWalker, fetch_body, neutral_tail
 from proxy.wire.frames import INT32, check_whole, parse_response_head
 from proxy.wire.layout import Buffer, Steps
 from proxy.wire.malformed import MalformedResponse
@@ -227,11 +227,7 @@ class ResponseFlow(FrameFlow):
             return self._collect(view, min(frame_bytes, len(view)))
         if plan.handling is not Handling.WALK and seen is None and not exchange.is_looked_into:
             return self._forward(view, frame_bytes)
-        start = plan.body_offset
-        if frame_bytes <= start:
-            raise MalformedResponse(f"a Fetch response of {frame_bytes} bytes")
-        if plan.is_flexible and view[start - 1]:
-            raise MalformedResponse("a response header with tagged fields")
+        start = fetch_body(plan, view, frame_bytes)
         observer = seen.observer(clock_ms()) if seen is not None else None
         follows_batches = seen is not None and seen.follows_batches
         if exchange.is_wait_doubtful:

@@ -7,7 +7,7 @@ from struct import Struct
 from metrics.clock import clock_ms
 from proxy.relay.exchange import RequestKind
 from proxy.relay.interceptor import InterceptedRequest
-from proxy.wire.fetch_response import FetchWalker
+from proxy.wire.fetch_response import FetchWalker, fetch_body
 
 _NUMBER, _NUMBER_AT = Struct(">i"), slice(8, 12)  # the correlation id of a request
 
@@ -72,7 +72,7 @@ class ShownFrames:
         if seen is None:
             return
         seen.measured(len(frame))
-        start = kind.plan.body_offset
+        start = fetch_body(kind.plan, frame, len(frame))
         walker = FetchWalker(kind.version, len(frame) - start, seen.observer(clock_ms()))
         walker.feed(memoryview(frame)[start:])
         walker.show()

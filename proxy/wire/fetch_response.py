@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from functools import cache
 from typing import Protocol, TypeAlias
 
-from proxy.wire.apis import APIS, FETCH
+from proxy.wire.apis import APIS, FETCH, ApiPlan
 from proxy.wire.fetch import NO_OFFSET, FetchedPartition, TopicKey
 from proxy.wire.fetch_rows import ReadRows, usual_rows
 from proxy.wire.layout import (
@@ -45,6 +45,20 @@ _HEAD_FIELDS = (
 )
 _FURTHER_FIELDS = ("aborted_transactions", "preferred_read_replica", "records")
 """Of a partition, in wire order. Old versions lack some."""
+
+
+def fetch_body(plan: ApiPlan, frame: Buffer, frame_bytes: int) -> int:
+    """Return where the body of a Fetch response starts, whose header is in `frame`.
+
+    Raises MalformedResponse where nothing is behind the header, or where it has tagged fields,
+    which no broker has sent so far.
+    """
+    start = plan.body_offset
+    if frame_bytes <= start:
+        raise MalformedResponse(f"a Fetch response of {frame_bytes} bytes")
+    if plan.is_flexible and frame[start - 1]:
+        raise MalformedResponse("a response header with tagged fields")
+    return start
 
 
 class FetchObserver(Protocol):

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from proxy.wire import fetch_response
 from proxy.wire.apis import APIS, FETCH, plan_of
 from proxy.wire.fetch_response import FILLER_TAGS, FetchWalker, neutral_tail
 from proxy.wire.layout import read_tags, write_tags
@@ -20,6 +21,14 @@ FIRST_ENDPOINTS = 16
 def fetch_body(filler, version, seed):
     body = filler(seed, unknown_tags=True).body(APIS[FETCH].response, version)
     return body, decode(version, body)
+
+
+@pytest.mark.parametrize("header", [b"", b"\1"], ids=["ends", "has a tagged field"])
+def test_a_body_begins_behind_a_header_without_tagged_fields(header):
+    plan, start = plan_of(FETCH, FIRST_TAGGED), bytes(8)
+    assert fetch_response.fetch_body(plan, start + b"\0.", 10) == 9
+    with pytest.raises(MalformedResponse):
+        fetch_response.fetch_body(plan, start + header, 9 + len(header))
 
 
 def decode(version, body):
