@@ -138,7 +138,8 @@ class Subscription(UserData):
 
     def __post_init__(self) -> None:
         """Raise ValueError for a slot that there is not."""
-        if not {*self.owned, *self.loads, *self.releasing} <= set(range(self.slots)):
+        slots = range(self.slots)  # of another member's word: not to be made a set of
+        if not all(slot in slots for slot in (*self.owned, *self.loads, *self.releasing)):
             raise ValueError(f"a slot is not among 0 to {self.slots - 1}")
 
 

@@ -104,6 +104,13 @@ def test_maps_of_another_shape_are_refused(change: dict) -> None:
         Assignment.decode(pack(document))
 
 
+def test_a_number_of_slots_that_no_memory_holds_is_only_compared_with() -> None:
+    sent = replace(announcement("a"), slots=10**15, owned=frozenset({10**14}))
+    assert Subscription.decode(sent.encode()) == sent
+    with pytest.raises(ValueError, match="not among 0 to"):
+        replace(sent, owned=frozenset({10**15}))
+
+
 def test_another_form_is_named() -> None:
     document = unpack(subscription("a").encode()) | {"form": 1}
     with pytest.raises(FormError, match="of form 1, and this version reads form 2"):
