@@ -248,7 +248,8 @@ class BudgetExchanges:
             if at % LEASES_AT_ONCE == 0:
                 await asyncio.sleep(0)
                 now_ms = clock_ms()
-        for owner in slots.keys() - self._asking.keys():
+        # Who does not answer is asked when it does again: each vote for it would last longer.
+        for owner in slots.keys() - self._asking.keys() - self._peers.failing:
             is_due = now_ms - self._asked_ms.get(owner, -math.inf) >= ASK_EVERY_MS
             if due[owner] or is_due:
                 self._asked_ms[owner] = now_ms

@@ -4,7 +4,8 @@ import asyncio
 import json
 import math
 import ssl
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from http import HTTPStatus
 from typing import Any
 
@@ -32,7 +33,8 @@ PEER_TIMEOUT_S = 1.0
 """For each question. A member that is busy for longer is asked again."""
 
 SILENT_AFTER_S = 2.0
-"""A member that has not answered for so long is silent: others serve its clients meanwhile."""
+"""A member that has not answered for so long is silent: others serve its clients meanwhile. What
+this process stood still beyond PEER_TIMEOUT_S does not count."""
 
 LOOK_AGAIN_S, LOOKS = 0.05, 20
 """After a connection to a member broke: between two looks whether it lives, and how many. Its
@@ -49,17 +51,21 @@ class Peers:
         self.on_silent: Callable[[], None] = lambda: None
         """Called when others are silent than before."""
         self._urls: dict[str, str] = {}
-        self._answered_s: dict[str, float] = {}
+        self._unheard_s: dict[str, float] = {}
+        """For how long each has not answered."""
         self.silent: frozenset[str] = frozenset()
         """Those that have not answered for SILENT_AFTER_S, or have died."""
+        self.failing: set[str] = set()
+        """Those that the latest question had no answer from."""
+        self._polling: dict[str, asyncio.Task[None]] = {}
         self._following: dict[str, asyncio.Task[None]] = {}
 
     def use(self, urls: Mapping[str, str]) -> None:
         """Ask these members from now on: the URLs of their admin ports by name."""
-        now_s = asyncio.get_running_loop().time()
         self._urls = dict(urls)
-        self._answered_s = {name: self._answered_s.get(name, now_s) for name in urls}
-        self._judge(now_s)
+        self._unheard_s = {name: self._unheard_s.get(name, 0.0) for name in urls}
+        self.failing &= urls.keys()
+        self._judge()
 
     def targets(self) -> list[Target]:
         """Return how each is asked."""
@@ -67,14 +73,21 @@ class Peers:
 
     async def watch(self) -> None:
         """Ask each member in turn whether it lives, until cancelled."""
+        clock = asyncio.get_running_loop().time
         try:
             while True:
-                await asyncio.gather(*(self._poll(name) for name in self._urls))
-                self._judge(asyncio.get_running_loop().time())
-                self._follow()
+                _start(self._polling, self._urls.keys(), self._poll)
+                # A connection to each, which breaks when it dies.
+                _start(self._following, self._urls.keys() - self.silent, self._until_broken)
+                begun_s = clock()
                 await asyncio.sleep(ALIVE_INTERVAL_S)
+                passed_s = min(clock() - begun_s, PEER_TIMEOUT_S)
+                for name in self._unheard_s:
+                    self._unheard_s[name] += passed_s
+                self._judge()
         finally:
-            await end_tasks(self._following.values())
+            await end_tasks([*self._polling.values(), *self._following.values()])
+            self._polling.clear()
             self._following.clear()
 
     async def generations(self, names: Iterable[str]) -> list[int]:
@@ -109,13 +122,6 @@ class Peers:
         owed = [debt.document() for debt in debts]
         await self._ask("POST", member, RECORDS_PATH, {"records": rows, "owed": owed})
 
-    def _follow(self) -> None:
-        """Have a connection to each member that answers, which breaks when it dies."""
-        following = self._following.items()
-        self._following = {name: task for name, task in following if not task.done()}
-        for name in self._urls.keys() - self._following.keys() - self.silent:
-            self._following[name] = asyncio.create_task(self._until_broken(name))
-
     async def _until_broken(self, name: str) -> None:
         """Return when a member has ended in order, or some time has passed; find out its death."""
         try:
@@ -131,8 +137,8 @@ class Peers:
             try:
                 await self._look(name)
             except AwayError:
-                self._heard(name, -math.inf)
-                self._judge(asyncio.get_running_loop().time())
+                self._heard(name, math.inf)
+                self._judge()
                 return
             except PeerError:
                 await asyncio.sleep(LOOK_AGAIN_S)
@@ -148,21 +154,21 @@ class Peers:
     async def _look(self, name: str) -> None:
         """Ask a member whether it lives. Raises PeerError."""
         await self._ask("GET", name, ALIVE_PATH)
-        self._heard(name, asyncio.get_running_loop().time())
+        self._heard(name, 0.0)
 
-    def _heard(self, name: str, at_s: float) -> None:
-        if name in self._answered_s:  # it may have left the tier meanwhile
-            self._answered_s[name] = at_s
+    def _heard(self, name: str, ago_s: float) -> None:
+        if name in self._unheard_s:  # it may have left the tier meanwhile
+            self._unheard_s[name] = ago_s
 
-    def _judge(self, now_s: float) -> None:
+    def _judge(self) -> None:
         silent = frozenset(
-            name for name, at_s in self._answered_s.items() if now_s - at_s >= SILENT_AFTER_S
+            name for name, ago_s in self._unheard_s.items() if ago_s >= SILENT_AFTER_S
         )
         if silent == self.silent:
             return
         for name in silent - self.silent:
             _log.warning("member does not answer, others serve its clients", member=name)
-        for name in self.silent & self._answered_s.keys() - silent:
+        for name in self.silent & self._unheard_s.keys() - silent:
             _log.info("member answers again", member=name)
         self.silent = silent
         self.on_silent()
@@ -174,13 +180,30 @@ class Peers:
         if url is None:
             raise PeerError(member, "it is not in the tier", was_sent=False)
         to, data = Target(member, url), None if body is None else json.dumps(body).encode()
-        reply = await self._client.send(to, method, path, {}, data, limit_s or PEER_TIMEOUT_S)
-        if reply.status != HTTPStatus.OK:
-            raise PeerError(member, f"{path} answers {reply.status}")
+        try:
+            reply = await self._client.send(to, method, path, {}, data, limit_s or PEER_TIMEOUT_S)
+            if reply.status != HTTPStatus.OK:
+                raise PeerError(member, f"{path} answers {reply.status}")
+        except PeerError:
+            self.failing.add(member)
+            raise
+        self.failing.discard(member)
         try:
             return json.loads(reply.body)
         except ValueError as error:
             raise PeerError(member, str(error)) from None
+
+
+def _start(
+    tasks: dict[str, asyncio.Task[None]],
+    names: AbstractSet[str],
+    ask: Callable[[str], Coroutine[Any, Any, None]],
+) -> None:
+    """Ask each of these members that is not being asked."""
+    for name in [name for name, task in tasks.items() if task.done()]:
+        del tasks[name]
+    for name in names - tasks.keys():
+        tasks[name] = asyncio.create_task(ask(name))
 
 
 def peer_tls(config: Config) -> ssl.SSLContext | None:

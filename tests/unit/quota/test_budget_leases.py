@@ -78,6 +78,8 @@ class Network:
     offsets_ms: dict[str, float] = field(default_factory=dict)
     """By how much each member's clock is ahead."""
     frozen_until_ms: dict[str, float] = field(default_factory=dict)
+    failing: set[tuple[str, str]] = field(default_factory=set)
+    """Members with the owner that did not answer them: they ask it again when it does."""
     view: frozenset[str] = frozenset()
     """The members of the group."""
     views: int = 0
@@ -140,6 +142,9 @@ class Network:
     def rates(self) -> dict[str, float]:
         return {name: user.rate(self.clock_ms(name)) for name, (*_, user) in self.users.items()}
 
+    def is_frozen(self, name: str) -> bool:
+        return self.frozen_until_ms.get(name, 0.0) > self.now_ms
+
     def when_awake(self, name: str, event: Callable[[], None]) -> None:
         """Do it now, or when a frozen process goes on."""
         awake_ms = self.frozen_until_ms.get(name, 0.0)
@@ -159,6 +164,8 @@ class Network:
 
     def ask_once(self, name: str) -> None:
         (process_name, vote, user), asked = self.users[name], self.asked.get(name, FIRST)
+        if (name, asked) in self.failing and self.is_frozen(asked):
+            return
         if not vote.give(asked, self.clock_ms(name)):
             return
         claim, number = self.claims[name], next(self.numbers) + 1
@@ -172,6 +179,7 @@ class Network:
             if is_open[0]:
                 is_open[0] = False
                 vote.ended(self.clock_ms(name))
+                self.failing.add((name, asked))
 
         def answer() -> None:
             if not (is_open[0] and process.is_awake(self.now_ms)):
@@ -184,6 +192,7 @@ class Network:
             if not is_open[0]:
                 return
             given_up()
+            self.failing.discard((name, asked))
             is_lower = lease is not None and user.take(lease, self.clock_ms(name))
             if is_lower and user is self.users[name][-1]:
                 self.ask_once(name)
@@ -308,6 +317,21 @@ def test_leases_go_on_when_another_one_is_the_owner():
     net.claims["b"] = Claim(demand=0.0)
     net.run(2 * SETTLED_MS + GUARANTEE_MS)
     assert net.total() == pytest.approx(BUDGET, rel=0.03)
+
+
+@pytest.mark.parametrize("seen_ms", [0.0, 2_500.0], ids=["killed", "frozen"])
+def test_what_a_silent_owner_had_leased_is_leased_anew_within_five_seconds(seen_ms):
+    """It serves clients of its own, whose part is missing at once."""
+    for seed in range(20):
+        rng = random.Random(seed)
+        net = Network(dict.fromkeys("abc", ALL), lambda rng=rng: rng.uniform(0.2, 3.0))
+        silent_ms = 2 * SETTLED_MS + rng.uniform(0.0, 1_000.0)
+        net.run(silent_ms)
+        net.frozen_until_ms |= dict.fromkeys((FIRST, "a"), math.inf)
+        net.run(silent_ms + seen_ms)
+        net.ask_second()
+        net.run(silent_ms + 5_000.0)
+        assert net.rates()["b"] + net.rates()["c"] >= 0.8 * BUDGET
 
 
 def test_an_owner_of_a_minority_leases_nothing():
