@@ -11,7 +11,7 @@ from structlog import get_logger
 from proxy.admin.server import AdminError
 from proxy.cluster.upstream import Address
 from proxy.config.endpoints import HostPort
-from proxy.config.stores import StateHolder
+from proxy.config.stores import FormerOwner
 from proxy.quota.rule_registry import read_changes
 from proxy.relay.ports import bind_ports
 from proxy.relay.take_over import (
@@ -43,16 +43,16 @@ class HotRestart:
         self._stop = stop
 
     @property
-    def beside(self) -> Counter[Address] | None:
+    def sharing_ports_with(self) -> Counter[Address] | None:
         """How many sockets the predecessor has, by where they listen; None without one."""
         return None if self._predecessor is None else self._predecessor.sockets
 
     @property
-    def holder(self) -> StateHolder | None:
+    def state_owner(self) -> FormerOwner | None:
         """What has the state now; None when nobody is replaced."""
         if self._predecessor is None:
             return None
-        return StateHolder(self._predecessor.pid, self._replace)
+        return FormerOwner(self._predecessor.pid, self._replace)
 
     def _replace(self, state: Store) -> None:
         """Get all new connections and the predecessor's state, if we could go on with that.
@@ -111,12 +111,12 @@ async def serve_until(
         await proxy.stop()
 
 
-def bind_admin(bind: HostPort, beside: Collection[Address] = ()) -> list[socket.socket]:
+def bind_admin(bind: HostPort, sharing_with: Collection[Address] = ()) -> list[socket.socket]:
     """Return sockets that have an admin port, one for each address of its host.
 
     Raises AdminError.
     """
     try:
-        return bind_ports(bind.host, bind.port, beside)
+        return bind_ports(bind.host, bind.port, sharing_with)
     except OSError as error:
         raise AdminError(f"admin.bind: {bind}: {error.strerror or error}") from None

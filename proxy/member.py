@@ -14,7 +14,7 @@ from proxy.config import Config
 from proxy.config.check_report import find_start_hints
 from proxy.config.models import HIDE_PASSWORD
 from proxy.config.reload import Reloader
-from proxy.config.stores import StateHolder, open_store
+from proxy.config.stores import FormerOwner, open_store
 from proxy.debt_records import KeptDebts
 from proxy.hot_restart import HotRestart, bind_admin, serve_until
 from proxy.relay.ports import ListenerError, close_all
@@ -35,7 +35,7 @@ _log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LaunchedAs:
     """What a launcher gives to one of the members of its host."""
 
     number: int
@@ -63,14 +63,14 @@ class Place:
 class Member:
     """One member. Make it inside a running event loop; `run` it, or `start` and `stop` it.
 
-    `place` is what a launcher gives; a member without opens its ports itself.
+    `launched` is what a launcher gives; a member without opens its ports itself.
     """
 
     def __init__(
-        self, config: Config, path: Path, *, splice: bool = True, place: Place | None = None
+        self, config: Config, path: Path, *, splice: bool = True, launched: LaunchedAs | None = None
     ) -> None:
-        self._config, self._place = config, place
-        number, restarts = (0, 0) if place is None else (place.number, place.restarts)
+        self._config, self._launched = config, launched
+        number, restarts = (0, 0) if launched is None else (launched.number, launched.restarts)
         self._parts = MemberProcess(config, number, restarts=restarts, splice=splice)
         self.quotas = self._parts.quotas
         """Who is bounded, and what each owes."""
@@ -100,25 +100,25 @@ class Member:
         Raises ListenerError, AdminError, StateError, TakeOverError, MembershipError.
         """
         prepare_process()
-        place, relay, tier = self._place, self._parts.relay, self._parts.tier
+        launched, relay, tier = self._launched, self._parts.relay, self._parts.tier
         hot_restart = HotRestart(predecessor, relay.take_over, self._stop)
         admin: list[socket.socket] = []
         site: AdminServer | None = None
         try:
-            if place is None:
+            if launched is None:
                 log_hints(self._config)
-                relay.open(hot_restart.beside)
-                admin += bind_admin(self._config.admin.bind, hot_restart.beside or ())
+                relay.open(hot_restart.sharing_ports_with)
+                admin += bind_admin(self._config.admin.bind, hot_restart.sharing_ports_with or ())
             else:
-                relay.use(place.listeners)
-            store = await asyncio.to_thread(self._open_store, hot_restart.holder)
+                relay.use(launched.listeners)
+            store = await asyncio.to_thread(self._open_store, hot_restart.state_owner)
             await self._parts.load(store)
             await self._debts.take(self._store)
             site = self._parts.make_admin()
             await site.start(admin or self._admin_sockets())
             if tier is not None:
-                tier.is_settling = place is not None and place.is_looping
-                tier.is_successor |= place is not None and place.is_successor
+                tier.is_settling = launched is not None and launched.is_looping
+                tier.is_successor |= launched is not None and launched.is_successor
                 await tier.join(self.admin.port)
                 if tier.is_settling:
                     asyncio.get_running_loop().call_later(SETTLED_S, tier.settled)
@@ -133,7 +133,7 @@ class Member:
             await asyncio.to_thread(self._store.close)
             close_all(admin)
             raise
-        if place is None:
+        if launched is None:
             _log.info("admin", port=self.admin.port)
 
     def accept(self) -> None:
@@ -208,20 +208,20 @@ class Member:
         return [*self._parts.relay.addresses(), *self.admin.listening.addresses]
 
     def _admin_sockets(self) -> list[socket.socket]:
-        """Return sockets for the admin port that may be closed, as those of the place stay."""
-        if self._place is None:
+        """Return sockets for the admin port that may be closed, as those of the launcher stay."""
+        if self._launched is None:
             return bind_admin(self._config.admin.bind)
-        return [sock.dup() for sock in self._place.own_admin]
+        return [sock.dup() for sock in self._launched.own_admin]
 
     def _share_admin_port(self) -> None:
         """Answer for all at the port of the host, where the members that can do so accept."""
-        if self._place is not None:
-            self.admin.listening.serve([sock.dup() for sock in self._place.admin])
+        if self._launched is not None:
+            self.admin.listening.serve([sock.dup() for sock in self._launched.admin])
 
-    def _open_store(self, holder: StateHolder | None) -> Store:
+    def _open_store(self, owner: FormerOwner | None) -> Store:
         if self._parts.tier is not None:
-            return self._parts.tier.open_store(holder)
-        return open_store(self._config, self._parts.bootstrap, holder)
+            return self._parts.tier.open_store(owner)
+        return open_store(self._config, self._parts.bootstrap, owner)
 
     async def _resume_state(self) -> None:
         if self._config.state.kind != "memory":

@@ -20,7 +20,7 @@ RELEASE_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class StateHolder:
+class FormerOwner:
     """The process that has the state now."""
 
     pid: int
@@ -28,26 +28,26 @@ class StateHolder:
     """Has it release the state, of which it gets what is there; what it raises is raised."""
 
 
-def open_store(config: Config, way: Bootstrap, holder: StateHolder | None = None) -> Store:
-    """Open the state. A `holder` is asked for it when we have seen that we could use it.
+def open_store(config: Config, way: Bootstrap, owner: FormerOwner | None = None) -> Store:
+    """Open the state. Its `owner` is asked for it when we have seen that we could use it.
 
     Raises StateError.
     """
     state = config.state
-    wait_ms = RELEASE_TIMEOUT_S * MS_PER_SECOND if holder else 0.0
+    wait_ms = RELEASE_TIMEOUT_S * MS_PER_SECOND if owner else 0.0
     if state.kind == "kafka":
         return KafkaStore(
             way,
             state.topic,
             timeout_s=config.limits.connect_timeout,
             wait_ms=wait_ms,
-            before_wait=holder.release if holder else None,
+            before_wait=owner.release if owner else None,
         )
     if state.kind == "memory":
-        if holder is not None:
-            holder.release(MemoryStore())
+        if owner is not None:
+            owner.release(MemoryStore())
         return MemoryStore()
-    if holder is not None:
-        holder.release(read_snapshot(state.path, holder.pid))
+    if owner is not None:
+        owner.release(read_snapshot(state.path, owner.pid))
     opened = open_or_start_empty if state.on_damage == "start_empty" else SqliteStore
     return opened(state.path, wait_ms=wait_ms)

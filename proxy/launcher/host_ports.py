@@ -42,15 +42,15 @@ class HostPorts:
         """Of each member, one for each address of the host."""
         self._groups: list[tuple[str, Sequence[socket.socket]]] = []
         """All sockets: those that share a port, with the name of their listener."""
-        self._beside: Collection[Address] | None = None
+        self._sharing_with: Collection[Address] | None = None
 
-    def open(self, beside: Collection[Address] | None = None) -> None:
+    def open(self, sharing_with: Collection[Address] | None = None) -> None:
         """Open all ports. Raises ListenerError, AdminError; then none is open.
 
-        `beside` are the addresses of a process that is replaced: it shares its ports, and gets all
-        connections until `take_over`.
+        `sharing_with` are the addresses of a process that is replaced: it shares its ports, and
+        gets all connections until `take_over`.
         """
-        self._beside = beside
+        self._sharing_with = sharing_with
         self._listeners = [{} for _ in range(self._config.worker_count)]
         try:
             for listener in self._config.listeners:
@@ -62,7 +62,7 @@ class HostPorts:
 
     def take_over(self) -> None:
         """Have new connections come here. Raises ListenerError."""
-        before = Counter(self._beside)
+        before = Counter(self._sharing_with)
         for name, group in self._groups:
             take_over_port(name, group, before)
 
@@ -104,12 +104,12 @@ class HostPorts:
 
     def _open_listener(self, listener: ListenerSection) -> None:
         name, host, members = listener.name, listener.bind.host, len(self._listeners)
-        shared = open_ports(name, host, listener.bind.port, self._beside, count=members)
+        shared = open_ports(name, host, listener.bind.port, self._sharing_with, count=members)
         self._groups.append((name, shared))
         for number, sock in enumerate(shared):
             sockets = self._listeners[number][name] = {None: sock}
             for node_id, port in _broker_ports(listener, members, number):
-                group = open_ports(name, host, port, self._beside)
+                group = open_ports(name, host, port, self._sharing_with)
                 (sockets[node_id],) = group
                 self._groups.append((name, group))
 
@@ -120,12 +120,12 @@ class HostPorts:
         for number in range(len(self._listeners)):
             port = shared.port + 1 + number if shared.port else 0
             self._own_admin.append(self._bind_admin(replace(shared, port=port)))
-        if self._beside is None:
+        if self._sharing_with is None:
             for sock in chain(self._admin, *self._own_admin):
                 sock.listen()
 
     def _bind_admin(self, bind: HostPort) -> list[socket.socket]:
-        sockets = bind_admin(bind, self._beside or ())
+        sockets = bind_admin(bind, self._sharing_with or ())
         self._groups += ((ADMIN, (sock,)) for sock in sockets)
         return sockets
 

@@ -17,7 +17,7 @@ from proxy.hot_restart import HotRestart, serve_until
 from proxy.launcher.host_ports import HostPorts
 from proxy.launcher.worker import run_worker
 from proxy.launcher.worker_handle import BEAT_INTERVAL_S, Order, WorkerError, WorkerHandle
-from proxy.member import Place, log_hints
+from proxy.member import LaunchedAs, log_hints
 from proxy.parts import bootstrap_of
 from proxy.relay.relay import log_listening
 from proxy.relay.take_over import Predecessor
@@ -81,7 +81,7 @@ class Launcher:
         log_hints(self._config)
         hot_restart = HotRestart(predecessor, self._ports.take_over, self._stop)
         try:
-            self._ports.open(hot_restart.beside)
+            self._ports.open(hot_restart.sharing_ports_with)
             for each in self._ports.bootstrap_ports():
                 log_listening(*each)
             is_successor = predecessor is not None
@@ -139,15 +139,15 @@ class Launcher:
 
     async def _begin(self, worker: WorkerHandle, *, is_successor: bool = False) -> None:
         """Start a member, up to where it could accept clients. Raises WorkerError."""
-        place = Place(
+        launched = LaunchedAs(
             worker.number,
             *self._ports.of(worker.number),
             restarts=worker.restarts.count,
             is_looping=worker.restarts.is_looping,
             is_successor=is_successor,
         )
-        work = partial(run_worker, self._config, self._path, place, splice=self._splice)
-        own = set(place.sockets)
+        work = partial(run_worker, self._config, self._path, launched, splice=self._splice)
+        own = set(launched.sockets)
         not_its = [sock for sock in self._ports.sockets() if sock not in own]
         not_its += [each.channel for each in self._workers if each.channel is not None]
         await worker.fork(work, not_its)

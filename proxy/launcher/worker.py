@@ -24,7 +24,7 @@ from proxy.launcher.worker_handle import (
     Order,
 )
 from proxy.log_queue import log_queue
-from proxy.member import PORT_ERRORS, Member, Place
+from proxy.member import PORT_ERRORS, LaunchedAs, Member
 from proxy.state import StateError
 from proxy.tier.group.group_member import MembershipError
 
@@ -32,16 +32,16 @@ _log = get_logger(__name__)
 
 
 def run_worker(
-    config: Config, path: Path, place: Place, channel: socket.socket, *, splice: bool
+    config: Config, path: Path, launched: LaunchedAs, channel: socket.socket, *, splice: bool
 ) -> int:
     """Work until the launcher says that it is to stop; return the exit code."""
     # In place: loggers that were used before have this list.
-    structlog.get_config()["processors"].insert(0, partial(_add_worker, place.number))
-    return uvloop.run(_run(config, path, place, channel, splice=splice))
+    structlog.get_config()["processors"].insert(0, partial(_add_worker, launched.number))
+    return uvloop.run(_run(config, path, launched, channel, splice=splice))
 
 
 async def _run(
-    config: Config, path: Path, place: Place, channel: socket.socket, *, splice: bool
+    config: Config, path: Path, launched: LaunchedAs, channel: socket.socket, *, splice: bool
 ) -> int:
     reader, writer = await asyncio.open_connection(sock=channel)
 
@@ -55,7 +55,7 @@ async def _run(
 
     beating = asyncio.create_task(beat())
     try:
-        member = Member(config, path, splice=splice, place=place)
+        member = Member(config, path, splice=splice, launched=launched)
         await member.start()
         send(Notice.READY)
         return await _obey(member, reader, send)

@@ -36,14 +36,14 @@ class ConnectionRefused(Exception):  # noqa: N818 - named for what happened, as 
 
 
 @dataclass(slots=True, eq=False)
-class ConnectionPlace:
+class ConnectionSlot:
     """One connection, as its client's quotas count it."""
 
     identity: ClientIdentity
     address: str
     """From where the client comes."""
     give_way: Callable[[], bool]
-    """Closes the connection if it is idle, which leaves this place; returns whether it was."""
+    """Closes the connection if it is idle, which leaves this slot; returns whether it was."""
     generation: int = -1
     """The update of the manager's rules that it follows."""
     counted_as: str | None = None
@@ -57,10 +57,10 @@ class ConnectionQuotas:
 
     def __init__(self, manager: QuotaManager) -> None:
         self._manager = manager
-        self._places: dict[ConnectionPlace, None] = {}
+        self._slots: dict[ConnectionSlot, None] = {}
         self.counts: Counter[str] = Counter()
         """How many connections count for each entity whose number a rule limits."""
-        self._by_address: dict[str, dict[str, dict[ConnectionPlace, None]]] = {}
+        self._by_address: dict[str, dict[str, dict[ConnectionSlot, None]]] = {}
         """Those of each entity by their addresses, in the order in which they came."""
         # When the next connection of each entity is expected at its rate, in the order of use.
         self._due_ms: OrderedDict[str, float] = OrderedDict()
@@ -75,14 +75,14 @@ class ConnectionQuotas:
     def enter(
         self,
         identity: ClientIdentity,
-        before: ConnectionPlace | None,
+        before: ConnectionSlot | None,
         now_ms: float,
         address: str = "",
         give_way: Callable[[], bool] = lambda: False,
-    ) -> tuple[ConnectionPlace, float]:
-        """Return a connection's place, and for how many milliseconds it is to wait.
+    ) -> tuple[ConnectionSlot, float]:
+        """Return a connection's slot, and for how many milliseconds it is to wait.
 
-        `before` is the place that it had as another client: it is left unless ConnectionRefused is
+        `before` is the slot that it had as another client: it is left unless ConnectionRefused is
         raised, and what has not changed is not counted again.
         """
         most, paced = self._matches(identity)
@@ -93,20 +93,20 @@ class ConnectionQuotas:
             wait_ms = self._pace(paced, now_ms)
         if before is not None:
             self.leave(before)
-        place = ConnectionPlace(identity, address, give_way)
-        self._places[place] = None
-        self._follow(place, most, paced)
-        return place, wait_ms
+        slot = ConnectionSlot(identity, address, give_way)
+        self._slots[slot] = None
+        self._follow(slot, most, paced)
+        return slot, wait_ms
 
-    def is_paced(self, place: ConnectionPlace) -> bool:
+    def is_paced(self, slot: ConnectionSlot) -> bool:
         """Return whether a connection that waits for its client's rate is still to."""
-        _, paced = self._matches(place.identity)
+        _, paced = self._matches(slot.identity)
         return paced is not None and paced.enforced
 
-    def leave(self, place: ConnectionPlace) -> None:
-        """Give a place up: its connection is closed, or has another one."""
-        if self._places.pop(place, place) is None:
-            self._count(place, -1)
+    def leave(self, slot: ConnectionSlot) -> None:
+        """Give a slot up: its connection is closed, or has another one."""
+        if self._slots.pop(slot, slot) is None:
+            self._count(slot, -1)
 
     def settling(self) -> Iterator[None]:
         """Count connections anew after an update of the rules, in small steps; run it every second.
@@ -114,36 +114,36 @@ class ConnectionQuotas:
         None is closed: who has more than a new rule allows gets no further ones.
         """
         while (generation := self._manager.generation) != self._settled:
-            for place in tuple(self._places):
-                if place in self._places and place.generation != self._manager.generation:
-                    self._count(place, -1)
-                    self._follow(place, *self._matches(place.identity))
+            for slot in tuple(self._slots):
+                if slot in self._slots and slot.generation != self._manager.generation:
+                    self._count(slot, -1)
+                    self._follow(slot, *self._matches(slot.identity))
                 yield
             self._settled = generation
 
-    def _follow(self, place: ConnectionPlace, most: Match | None, paced: Match | None) -> None:
-        place.generation = self._manager.generation
-        place.counted_as = most.entity if most is not None else None
-        place.paced_as = paced.entity if paced is not None else None
-        self._count(place, 1)
+    def _follow(self, slot: ConnectionSlot, most: Match | None, paced: Match | None) -> None:
+        slot.generation = self._manager.generation
+        slot.counted_as = most.entity if most is not None else None
+        slot.paced_as = paced.entity if paced is not None else None
+        self._count(slot, 1)
 
     def _matches(self, identity: ClientIdentity) -> tuple[Match | None, Match | None]:
         """Return what limits the number of a client's connections, and their rate."""
         table = self._manager.table
         return table.match(MAX_CONNECTIONS, identity), table.match(CONNECTION_RATE, identity)
 
-    def _count(self, place: ConnectionPlace, change: int) -> None:
-        entity = place.counted_as
+    def _count(self, slot: ConnectionSlot, change: int) -> None:
+        entity = slot.counted_as
         if entity is None:
             return
         by_address = self._by_address.setdefault(entity, {})
-        crowd = by_address.setdefault(place.address, {})
+        crowd = by_address.setdefault(slot.address, {})
         if change > 0:
-            crowd[place] = None
+            crowd[slot] = None
         else:
-            del crowd[place]
+            del crowd[slot]
         if not crowd:
-            del by_address[place.address]
+            del by_address[slot.address]
         self.counts[entity] += change
         if not by_address:
             del self.counts[entity], self._by_address[entity]
@@ -160,7 +160,7 @@ class ConnectionQuotas:
         crowd = max(by_address.values(), key=len)
         if len(by_address.get(address, ())) + 1 >= len(crowd):
             return False
-        return any(place.give_way() for place in tuple(islice(crowd, MAX_LOOKED_AT)))
+        return any(slot.give_way() for slot in tuple(islice(crowd, MAX_LOOKED_AT)))
 
     def _pace(self, match: Match, now_ms: float) -> float:
         """Return how long a connection is to wait, and count it to the rate."""

@@ -297,9 +297,9 @@ class Connection(PairState):
         """Wait for no longer than the client's quotas ask for, which were changed."""
         self.requests.forget_lane()
         self.responses.shorten_hold()
-        place, session, charge = self.client.place, self.client.current, self.muted_for
-        if place is not None and self.crowded.waiting:
-            if not self.services.connection_quotas.is_paced(place):
+        slot, session, charge = self.client.slot, self.client.current, self.muted_for
+        if slot is not None and self.crowded.waiting:
+            if not self.services.connection_quotas.is_paced(slot):
                 self.crowded.release_now()
         elif (
             session is not None

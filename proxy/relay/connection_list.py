@@ -133,7 +133,7 @@ def row_of(connection: Connection, now_ms: float) -> ConnectionRow:
     origin, session, traffic = connection.origin, connection.client.current, connection.traffic
     if traffic.sent_rate is None and now_ms - connection.began_ms >= FIRST_RATE_MS:
         traffic.measure(connection.channel.sock, now_ms)
-    known = session if session is not None else connection.client.place
+    known = session if session is not None else connection.client.slot
     identity = known.identity if known is not None else None
     broker = None
     if connection.upstream is not None:
@@ -162,15 +162,15 @@ def _hold_of(connection: Connection) -> ConnectionHold | None:
     session, pauses = connection.client.current, connection.life.pauses
     quotas = session.quotas if session is not None else None
     delayed, crowded = connection.responses.delayed, connection.crowded
-    place = connection.client.place
+    slot = connection.client.slot
     if delayed.waiting:
         charge = connection.in_flight[0].charge if connection.in_flight else None
         kind, entity = (charge.kind, charge.entity) if charge is not None else (None, None)
         return _hold("delay_queue", quotas, kind, entity, delayed.due_ms)
-    if crowded.waiting and place is not None:
-        match = connection.services.quotas.table.match(CONNECTION_RATE, place.identity)
+    if crowded.waiting and slot is not None:
+        match = connection.services.quotas.table.match(CONNECTION_RATE, slot.identity)
         rule, due_ms = match.rule if match is not None else None, crowded.due_ms
-        return ConnectionHold("connection_rate", CONNECTION_RATE, place.paced_as, rule, due_ms)
+        return ConnectionHold("connection_rate", CONNECTION_RATE, slot.paced_as, rule, due_ms)
     if Pause.MUTED in pauses and (charge := connection.muted_for) is not None:
         return _hold("muted", quotas, charge.kind, charge.entity, connection.muted.until_ms)
     if Pause.GATED in pauses:

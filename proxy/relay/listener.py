@@ -101,19 +101,19 @@ class Listener:
         self.open_ports = {each: int(sock.getsockname()[1]) for each, sock in sockets.items()}
         self.bootstrap_port = self.open_ports[None]
 
-    def open(self, beside: Collection[Address] | None = None) -> None:
+    def open(self, sharing_with: Collection[Address] | None = None) -> None:
         """Open the bootstrap port and all broker ports. Raises ListenerError.
 
-        Connections wait until `accept`. `beside` are the addresses of a process that is replaced:
-        it shares its ports, and gets all connections until `take_over`.
+        Connections wait until `accept`. `sharing_with` are the addresses of a process that is
+        replaced: it shares its ports, and gets all connections until `take_over`.
         """
-        self._before = Counter(beside)
-        self.bootstrap_port = self._listen(None, self.settings.port, beside)
+        self._before = Counter(sharing_with)
+        self.bootstrap_port = self._listen(None, self.settings.port, sharing_with)
         ports = self.settings.broker_ports
         if self.settings.sni is None and ports is not None and ports != (0, 0):
             first, last = ports
             for port in range(first, last + 1):
-                self._listen(port - first, port, beside)
+                self._listen(port - first, port, sharing_with)
 
     def take_over(self) -> None:
         """Have new connections come here, where they wait until `accept`. Raises ListenerError.
@@ -185,9 +185,9 @@ class Listener:
         return int(match["node_id"]) if match else None
 
     def _listen(
-        self, node_id: int | None, port: int, beside: Collection[Address] | None = None
+        self, node_id: int | None, port: int, sharing_with: Collection[Address] | None = None
     ) -> int:
-        (sock,) = open_ports(self.settings.name, self.settings.host, port, beside)
+        (sock,) = open_ports(self.settings.name, self.settings.host, port, sharing_with)
         self._sockets[node_id] = sock
         self.open_ports[node_id] = bound = int(sock.getsockname()[1])
         if self._accepting:

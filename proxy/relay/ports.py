@@ -30,23 +30,25 @@ def open_ports(
     listener: str,
     host: str,
     port: int,
-    beside: Collection[Address] | None = None,
+    sharing_with: Collection[Address] | None = None,
     *,
     count: int = 1,
 ) -> list[socket.socket]:
     """Return `count` sockets of a listener that share one port; 0 is any free one for all.
 
-    With `beside` they do not listen yet. The kernel spreads what connects over those that listen.
-    Raises ListenerError.
+    With `sharing_with` they do not listen yet. The kernel spreads what connects over those that
+    listen. Raises ListenerError.
     """
     sockets: list[socket.socket] = []
     try:
         while len(sockets) < count:
             sock = (
-                _bind(host, port, v6_only=False) if sockets else bind_port(host, port, beside or ())
+                _bind(host, port, v6_only=False)
+                if sockets
+                else bind_port(host, port, sharing_with or ())
             )
             sockets.append(sock)
-            if beside is None:
+            if sharing_with is None:
                 sock.listen(BACKLOG)
             port = int(sock.getsockname()[1])
     except OSError as error:
@@ -87,7 +89,7 @@ def steer(sock: socket.socket, first: int, count: int = 1) -> None:
     sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, _PROGRAM.pack(length, address))
 
 
-def bind_ports(host: str, port: int, beside: Collection[Address]) -> list[socket.socket]:
+def bind_ports(host: str, port: int, sharing_with: Collection[Address]) -> list[socket.socket]:
     """Return a socket for each address of a host, for one that serves no Kafka clients.
 
     They do not listen yet. Raises OSError, as `bind_port`.
@@ -96,7 +98,7 @@ def bind_ports(host: str, port: int, beside: Collection[Address]) -> list[socket
     sockets: list[socket.socket] = []
     try:
         for address in dict.fromkeys(str(each[4][0]) for each in found):
-            sockets.append(bind_port(address, port, beside, v6_only=True))
+            sockets.append(bind_port(address, port, sharing_with, v6_only=True))
     except OSError:
         close_all(sockets)
         raise
@@ -104,15 +106,15 @@ def bind_ports(host: str, port: int, beside: Collection[Address]) -> list[socket
 
 
 def bind_port(
-    host: str, port: int, beside: Collection[Address], *, v6_only: bool = False
+    host: str, port: int, sharing_with: Collection[Address], *, v6_only: bool = False
 ) -> socket.socket:
     """Return a socket that has a port and does not listen yet. Raises OSError.
 
-    A port that somebody has is an error, unless it is one of `beside`, the addresses of a process
-    that is replaced. All are bound so that a later process of the same user can share them.
+    A port that somebody has is an error, unless it is one of `sharing_with`, the addresses of a
+    process that is replaced. All are bound so that a later process of the same user can share them.
     """
     family = _family(host)
-    if port and not shares_port(beside, _resolved(host, port, family)):
+    if port and not shares_port(sharing_with, _resolved(host, port, family)):
         with _new_socket(family, v6_only=v6_only) as probe:
             probe.bind((host, port))
     return _bind(host, port, v6_only=v6_only)

@@ -69,11 +69,11 @@ class Relay:
         """How many clients are connected, handshakes under way included."""
         return self.connected_through.total()
 
-    def open(self, beside: Collection[Address] | None = None) -> None:
+    def open(self, sharing_with: Collection[Address] | None = None) -> None:
         """Open every port, as `Listener.open`; after a ListenerError all are closed again."""
         try:
             for listener in self.listeners.values():
-                listener.open(beside)
+                listener.open(sharing_with)
                 name, host = listener.settings.name, listener.settings.host
                 log_listening(name, host, listener.bootstrap_port)
         except BaseException:

@@ -7,7 +7,7 @@ from zlib import crc32
 from metrics import CounterChild
 from proxy.cluster.upstream import Address
 from proxy.quota.client_quotas import ClientQuotas
-from proxy.quota.connection_quotas import ConnectionPlace
+from proxy.quota.connection_quotas import ConnectionSlot
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.gate import FetchSizes
 from proxy.quota.meters import ThrottleTime
@@ -154,7 +154,7 @@ class Identification:
         self.current: ClientSession | None = None
         """None before the first request, and between a login and the next one."""
         self._sasl: SaslExchange | None = None
-        self.place: ConnectionPlace | None = None
+        self.slot: ConnectionSlot | None = None
         """Among the client's connections; None while it is not known whose this is."""
 
     def enter(
@@ -163,20 +163,20 @@ class Identification:
         """Give the connection a place among its client's; return for how many ms it is to wait.
 
         To be called before a request begins a session. Until a login that decides whose it is,
-        it has none. For `give_way` see ConnectionPlace. Raises ConnectionRefused.
+        it has none. For `give_way` see ConnectionSlot. Raises ConnectionRefused.
         """
         if self.current is not None and (self._client_id or client_id == self._client_id):
             return 0.0
         client_id = self._client_id or client_id
         identity = ClientIdentity(self._origin.name, self._user, _shortened(client_id))
-        if self.place is not None and self.place.identity == identity:
+        if self.slot is not None and self.slot.identity == identity:
             return 0.0
         quotas = self._services.connection_quotas
         may_log_in = self._user is None and (api_key == API_VERSIONS or api_of(api_key).is_login)
         if may_log_in and quotas.depends_on_user:
             return 0.0
         address = self._origin.ip
-        self.place, wait_ms = quotas.enter(identity, self.place, now_ms, address, give_way)
+        self.slot, wait_ms = quotas.enter(identity, self.slot, now_ms, address, give_way)
         return wait_ms
 
     def session(self, client_id: str | None) -> ClientSession:
@@ -228,9 +228,9 @@ class Identification:
     def leave(self) -> None:
         """Close the session, and give the connection's place up."""
         self.close()
-        if self.place is not None:
-            self._services.connection_quotas.leave(self.place)
-            self.place = None
+        if self.slot is not None:
+            self._services.connection_quotas.leave(self.slot)
+            self.slot = None
 
     def close(self) -> None:
         """Close the session; the next request begins another one."""

@@ -20,7 +20,7 @@ from proxy.cluster.upstream import UpstreamError
 from proxy.config import Config
 from proxy.config.endpoints import HostPort
 from proxy.config.secrets import ALL_RIGHTS, Secrets
-from proxy.config.stores import RELEASE_TIMEOUT_S, StateHolder
+from proxy.config.stores import RELEASE_TIMEOUT_S, FormerOwner
 from proxy.queries.queries import Queries
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
@@ -179,12 +179,12 @@ class TierMember:
             warnings.append(f"member {self.name} crashes again and again; the log says why")
         return "; ".join(warnings) or None
 
-    def open_store(self, holder: StateHolder | None) -> Store:
-        """Open the state; a `holder` is asked for it. Blocks. Raises StateError."""
+    def open_store(self, owner: FormerOwner | None) -> Store:
+        """Open the state; its `owner` is asked for it. Blocks. Raises StateError."""
         store = TierStore(self._config, self._way, self.name, self._rules.slot_of_record)
         try:
-            if holder is not None:
-                holder.release(store)
+            if owner is not None:
+                owner.release(store)
                 self.is_successor = True
             self._rules.read(store)
             self._ownership.store = store
