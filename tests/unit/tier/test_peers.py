@@ -1,6 +1,7 @@
 """Machines ask each other over HTTP, and see who is silent."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -33,7 +34,7 @@ class Machine:
         self.hangs.set()
         self.ends = asyncio.Event()
         """Answers the long questions."""
-        self.followed = asyncio.Event()
+        self.followed, self.answered = asyncio.Event(), asyncio.Event()
         self.runner: web.AppRunner | None = None
         self.owed: object = []
         self.asked: list[tuple[str, str | None, object]] = []
@@ -44,6 +45,7 @@ class Machine:
             await self.ends.wait()
         await self.hangs.wait()
         body = await request.json() if request.can_read_body else None
+        self.answered.set()
         self.asked.append((request.path, request.headers.get("Authorization"), body))
         return web.json_response({"owed": self.owed}, status=self.status)
 
@@ -175,10 +177,28 @@ async def test_a_machine_is_silent_while_it_does_not_answer(soon: None) -> None:
         async with watching(peers):
             machine.hangs.clear()
             await looks.until(lambda: peers.silent == {"b"})
+            assert peers.failing == {"b"}
             machine.hangs.set()
             await looks.until(lambda: not peers.silent)
+            assert peers.failing == set()
             machine.status = 503  # it lives, and is not in the tier
             await looks.until(lambda: peers.silent == {"b"})
+
+
+async def test_for_how_long_this_one_stood_still_nobody_was_silent(
+    soon: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers_module, "SILENT_AFTER_S", 1.0)
+    machine = Machine()
+    async with machine.running() as url, asking() as peers:
+        peers.on_silent = lambda: pytest.fail(f"{peers.silent} are silent")
+        peers.use({"b": url})
+        async with watching(peers):
+            await machine.followed.wait()
+            time.sleep(1.2)  # noqa: ASYNC251 - the loop stands still
+            for _ in range(3):
+                machine.answered.clear()
+                await machine.answered.wait()
 
 
 async def test_a_machine_that_dies_is_silent_at_once(
