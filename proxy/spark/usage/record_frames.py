@@ -32,6 +32,11 @@ IMPOSSIBLE = "a field is missing or has an impossible value"
 _BETWEEN = StorageLevel.DISK_ONLY
 """Of messages that are gone through more than once: months of them fit no heap."""
 
+_ROWS_OF_BLOCK = "spark.sql.inMemoryColumnarStorage.batchSize"
+_FEW_ROWS = "500"
+"""On their way to the disk Spark's JavaSerializer keeps up to 100 blocks of each task in memory: a
+gigabyte, of 10,000 rows each, as Spark has it by default."""
+
 _UNFINISHED = "_temporary"
 """Where Hadoop keeps what is written until all of it is there."""
 
@@ -107,6 +112,9 @@ def store(messages: DataFrame, folder: str) -> Stored:
     What is there already is left out, so a batch may be stored again after any crash, from another
     checkpoint or with none. What is no record goes to `rejected`, with where it stands.
     """
+    settings = messages.sparkSession.conf
+    rows_before = settings.get(_ROWS_OF_BLOCK)
+    settings.set(_ROWS_OF_BLOCK, _FEW_ROWS)
     found = judged(messages).persist(_BETWEEN)
     try:
         records, rejected = sound_records(found), found.where("reason is not null")
@@ -118,6 +126,7 @@ def store(messages: DataFrame, folder: str) -> Stored:
         return Stored(new, seen - new, refused)
     finally:
         found.unpersist()
+        settings.set(_ROWS_OF_BLOCK, rows_before)
 
 
 def _append(frame: DataFrame, key: tuple[str, ...], folder: str, name: str) -> int:
