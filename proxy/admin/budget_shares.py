@@ -9,12 +9,10 @@ from dataclasses import dataclass, field, replace
 from heapq import nlargest
 
 from metrics import Registry
-
-from .entities import QuotaKind
-from .meter import BudgetPart, Meter, sensor_name
-from .rules import Budget, Rule
-from .shares import Claim, divide
-from .values import SIZE_UNITS
+from proxy.admin.columns import rate_text
+from proxy.quota.meter import Meter, sensor_name
+from proxy.quota.rules import Budget, Rule
+from proxy.quota.shares import Claim, divide
 
 SLIGHTLY = 1e-6
 """Figures that differ by less of themselves are the same."""
@@ -24,34 +22,34 @@ MOST_BINDING = 2
 
 
 @dataclass(frozen=True, slots=True)
+class BudgetPart:
+    """What a sensor has of a budget; rates in bytes per second."""
+
+    budget: str
+    weight: float
+    guaranteed: float
+    ceiling: float
+    """The most that it can have."""
+    fair_share: float | None = None
+    """What it would get if all clients that are active wanted more; None while it is not."""
+    borrowed: float = 0.0
+    """What it gets beyond that."""
+    lent: float = 0.0
+    """What it leaves of that to others that want more."""
+    waits_for: str | None = None
+    """What its connections wait for at the budget's gate, in words; None when none waits there."""
+
+
+@dataclass(frozen=True, slots=True)
 class BudgetRow:
-    """One rate of a budget with what its clients have of it; rates in bytes per second."""
+    """One rate of a budget."""
 
     budget: Budget
-    kind: QuotaKind
-    bound: float
-    """Of all members together."""
-    rate: float
-    """Of all its clients together."""
+    meter: Meter
+    """Of all its clients together; one that nothing was charged to where it has had none."""
     guaranteed: float
     """To all its clients together, active or not."""
     active_clients: int
-    """How many of its clients are active."""
-    waiting: int
-    """How many connections wait at its gate, or at that of a budget around it."""
-    enforced: bool
-    throttled: bool = False
-    """As of a client; what a budget holds counts here, and not for its clients."""
-    holds: int = 0
-    """In the last minute."""
-    held_ms: float = 0.0
-    """For how long they were held, added up."""
-    leased: float | None = None
-    """What this member may have of it; None where it may have all."""
-
-
-_OF_SENSOR = ("rate", "waiting", "enforced", "throttled", "holds", "held_ms")
-"""What the row of a budget has of that of its sensor."""
 
 
 @dataclass(slots=True, eq=False)
@@ -200,19 +198,18 @@ class BudgetShares:
         )
 
     def rows(
-        self, budgets: Iterable[tuple[Budget, float]], sensors: Registry[Meter], now_ms: float
+        self, budgets: Iterable[tuple[Budget, float]], sensors: Registry[Meter]
     ) -> Iterator[BudgetRow]:
         """Yield the rates of budgets, given with what each guarantees in all."""
         for budget, guaranteed in budgets:
-            for kind, bound in budget.ceilings.items():
-                row = BudgetRow(budget, kind, bound, 0.0, guaranteed, 0, 0, budget.enforce)
-                meter = sensors.get(sensor_name(kind, budget.shared_entity))
-                if meter is not None:
-                    shared = self._budgets.get(meter)
-                    own, active = meter.row((), now_ms), shared.active_clients if shared else 0
-                    figures = {name: getattr(own, name) for name in _OF_SENSOR}
-                    row = replace(row, active_clients=active, leased=meter.leased, **figures)
-                yield row
+            for kind in budget.ceilings:
+                name = sensor_name(kind, budget.shared_entity)
+                meter = sensors.get(name) or Meter(
+                    kind, budget.shared_entity, budget, is_enforced=budget.enforce
+                )
+                shared = self._budgets.get(meter)
+                active = shared.active_clients if shared else 0
+                yield BudgetRow(budget, meter, guaranteed, active)
 
     def _around(self, sharer: _Sharer) -> _SharedBudget | None:
         """Return the budget that one has a share of."""
@@ -248,7 +245,7 @@ class BudgetShares:
             binding = around.guarantees
             if binding and all(within.meter is not each.meter for _, each in binding):
                 claim, first = binding[0]
-                who, rate = _in_words(first.meter.rule), _rate_in_words(claim.guaranteed)
+                who, rate = _in_words(first.meter.rule), rate_text(claim.guaranteed)
                 return f"waits for {who}, which has {rate} guaranteed"
             if around.meter is gate_of:
                 break
@@ -275,10 +272,3 @@ def _in_words(rule: Rule) -> str:
         return f"budget {rule.name}"
     values = list(rule.keys.values())
     return values[0] if len(values) == 1 else rule.shared_entity
-
-
-def _rate_in_words(rate: float) -> str:
-    """Return bytes per second for people."""
-    units = [("B", 1), *((name, size) for name, size in SIZE_UNITS.items() if name.endswith("iB"))]
-    name, size = next((unit for unit in reversed(units) if rate >= unit[1]), units[0])
-    return f"{rate / size:.4g} {name}/s"
