@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from heapq import nlargest
 
 from metrics import Registry
-from proxy.admin.columns import rate_text
+from proxy.admin.document_models import rate_text
 from proxy.quota.meter import Meter, sensor_name
 from proxy.quota.rules import Budget, Rule
 from proxy.quota.shares import Claim, divide
@@ -23,21 +23,16 @@ MOST_BINDING = 2
 
 @dataclass(frozen=True, slots=True)
 class BudgetPart:
-    """What a sensor has of a budget; rates in bytes per second."""
+    """What a sensor has of a budget, as the document of a client says; in bytes per second."""
 
     budget: str
     weight: float
     guaranteed: float
     ceiling: float
-    """The most that it can have."""
     fair_share: float | None = None
-    """What it would get if all clients that are active wanted more; None while it is not."""
     borrowed: float = 0.0
-    """What it gets beyond that."""
     lent: float = 0.0
-    """What it leaves of that to others that want more."""
     waits_for: str | None = None
-    """What its connections wait for at the budget's gate, in words; None when none waits there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,30 +67,17 @@ class _Alike:
 
 
 @dataclass(slots=True, eq=False)
-class _Sharer:
-    """Who has a share of a budget: an active client, or a budget that has some."""
+class _SharedBudget:
+    """A budget with its sharers: active clients, and budgets that have some."""
 
     meter: Meter
     rate: float
     waiting: int
     """How many connections wait at the gates of budgets that it is in."""
-    waits_at: Meter | None = None
-    """A client's: the innermost budget at whose gate one of them waits."""
-
-    def claim(self, demand: float = math.inf) -> Claim:
-        """Return what it may have of its budget, if it wants so much."""
-        share = self.meter.rule.share
-        assert share is not None
-        return Claim(share.weight, share.guaranteed, self.meter.bound, demand)
-
-
-@dataclass(slots=True, eq=False)
-class _SharedBudget(_Sharer):
-    """A budget with its sharers."""
-
     parts: dict[Claim, _Alike] = field(default_factory=dict)
-    guarantees: list[tuple[Claim, _Sharer]] = field(default_factory=list)
-    """Of its sharers that have any; after `divide` the largest of those that others wait for."""
+    guarantees: list[tuple[Claim, Meter, float]] = field(default_factory=list)
+    """Of its sharers that have any, with their rates; after `divide` the largest of those that
+    others wait for."""
     active_clients: int = 0
     """At all depths."""
     wanting: int = 0
@@ -107,14 +89,14 @@ class _SharedBudget(_Sharer):
     most: float = math.inf
     """Its share of the budget around it, if there is one that is enforced."""
 
-    def add(self, sharer: _Sharer, claim: Claim) -> None:
+    def add(self, meter: Meter, claim: Claim, rate: float, *, waits: bool) -> None:
         """Add a sharer."""
         alike = self.parts.setdefault(claim, _Alike(claim))
         alike.number += 1
-        alike.highest = max(alike.highest, sharer.rate)
-        self.wanting += sharer.waiting > 0
+        alike.highest = max(alike.highest, rate)
+        self.wanting += waits
         if claim.guaranteed:
-            self.guarantees.append((claim, sharer))
+            self.guarantees.append((claim, meter, rate))
 
     @property
     def demand(self) -> float:
@@ -123,16 +105,16 @@ class _SharedBudget(_Sharer):
 
     def divide(self) -> None:
         """Give each sharer its share."""
-        parts, rate = list(self.parts.values()), min(self.meter.bound, self.most)
-        for each, share in zip(parts, divide(rate, [each.joint for each in parts]), strict=True):
+        parts, bound = list(self.parts.values()), min(self.meter.bound, self.most)
+        for each, share in zip(parts, divide(bound, [each.joint for each in parts]), strict=True):
             each.share = share / each.number
             self.is_borrowed |= each.highest > each.share * (1 + SLIGHTLY)
         hungry = (each for each in parts if each.share < each.claim.most * (1 - SLIGHTLY))
         level = min((each.share / each.claim.weight for each in hungry), default=math.inf)
         waited_for = (
-            (claim, sharer)
-            for claim, sharer in self.guarantees
-            if min(claim.guaranteed, sharer.rate) > level * claim.weight * (1 + SLIGHTLY)
+            (claim, meter, rate)
+            for claim, meter, rate in self.guarantees
+            if min(claim.guaranteed, rate) > level * claim.weight * (1 + SLIGHTLY)
         )
         self.guarantees = nlargest(MOST_BINDING, waited_for, key=lambda each: each[0].guaranteed)
 
@@ -148,9 +130,9 @@ class BudgetShares:
 
     def add(self, meter: Meter, now_ms: float) -> None:
         """Count a sensor if it is that of an active client, and charged to a budget."""
-        sharer = _active(meter, now_ms)
-        if sharer is None:
+        if not _is_sharing(meter, now_ms):
             return
+        waits = meter.budget_waits()
         for budget in meter.charged[1:]:
             shared = self._budgets.get(budget)
             if shared is None:
@@ -158,20 +140,21 @@ class BudgetShares:
                 shared = _SharedBudget(budget, budget.metric.measure(now_ms), waiting)
                 self._budgets[budget] = shared
             shared.active_clients += 1
-            shared.in_line += budget is sharer.waits_at
-        self._budgets[meter.charged[1]].add(sharer, sharer.claim())
+            shared.in_line += budget is next(iter(waits), None)
+        around, rate = self._budgets[meter.charged[1]], meter.metric.measure(now_ms)
+        around.add(meter, _claim(meter), rate, waits=bool(waits))
 
     def settle(self) -> None:
         """Divide all budgets among those that were added."""
         inner_first = sorted(self._budgets.values(), key=lambda each: -len(each.meter.charged))
         claims: dict[_SharedBudget, Claim] = {}
         for shared in inner_first:
-            around = self._around(shared)
+            around = self._around(shared.meter)
             if around is not None:
-                claims[shared] = shared.claim(shared.demand)
-                around.add(shared, claims[shared])
+                claim = claims[shared] = _claim(shared.meter, shared.demand)
+                around.add(shared.meter, claim, shared.rate, waits=shared.waiting > 0)
         for shared in reversed(inner_first):
-            around = self._around(shared)
+            around = self._around(shared.meter)
             if around is not None and around.meter.is_enforced:
                 shared.most = around.parts[claims[shared]].share
             shared.divide()
@@ -183,18 +166,19 @@ class BudgetShares:
             return None
         ceiling = meter.rule.ceilings[kind]
         part = BudgetPart(share.budget.name, share.weight, share.guaranteed, ceiling)
-        sharer = _active(meter, now_ms)
-        if sharer is None:
+        if not _is_sharing(meter, now_ms):
             return replace(part, lent=self._used_of(share.guaranteed, meter))
-        around = self._around(sharer)
-        if around is None or (alike := around.parts.get(sharer.claim())) is None:
+        around = self._around(meter)
+        if around is None or (alike := around.parts.get(_claim(meter))) is None:
             return part
+        rate, waits = meter.metric.measure(now_ms), meter.budget_waits()
+        lends = not waits and self._is_wanted(around)  # who waits itself leaves nothing
         return replace(
             part,
             fair_share=alike.share,
-            borrowed=max(sharer.rate - alike.share, 0.0),
-            lent=max(alike.share - sharer.rate, 0.0) if self._lends(sharer) else 0.0,
-            waits_for=self._waits_for(sharer),
+            borrowed=max(rate - alike.share, 0.0),
+            lent=max(alike.share - rate, 0.0) if lends else 0.0,
+            waits_for=self._waits_for(meter, next(iter(waits))) if waits else None,
         )
 
     def rows(
@@ -211,59 +195,54 @@ class BudgetShares:
                 active = shared.active_clients if shared else 0
                 yield BudgetRow(budget, meter, guaranteed, active)
 
-    def _around(self, sharer: _Sharer) -> _SharedBudget | None:
-        """Return the budget that one has a share of."""
-        charged = sharer.meter.charged
-        return self._budgets.get(charged[1]) if len(charged) > 1 else None
+    def _around(self, meter: Meter) -> _SharedBudget | None:
+        """Return the budget that the clients of a sensor, or another budget, have a share of."""
+        return self._budgets.get(meter.charged[1]) if len(meter.charged) > 1 else None
 
-    def _lends(self, sharer: _Sharer) -> bool:
-        """Return whether others of its budgets want what a client leaves: wait, or borrow.
-
-        Who waits itself leaves nothing.
-        """
-        within = sharer
-        while not sharer.waiting and (around := self._around(within)) is not None:
-            if around.is_borrowed or around.wanting > (within.waiting > 0):
+    def _is_wanted(self, around: _SharedBudget | None) -> bool:
+        """Return whether others of its budgets want what a client leaves: wait, or borrow."""
+        waits = False
+        while around is not None:
+            if around.is_borrowed or around.wanting > waits:
                 return True
-            within = around
+            waits, around = around.waiting > 0, self._around(around.meter)
         return False
 
     def _used_of(self, guaranteed: float, idle: Meter) -> float:
         """Return what of an idle client's guarantee the others of its budget have."""
-        around = self._budgets.get(idle.charged[1]) if len(idle.charged) > 1 else None
+        around = self._around(idle)
         if around is None:
             return 0.0
         return min(max(around.rate - (around.meter.bound - guaranteed), 0.0), guaranteed)
 
-    def _waits_for(self, sharer: _Sharer) -> str | None:
-        """Return what connections of a client wait for at a budget's gate, if any does."""
-        gate_of = sharer.waits_at
-        if gate_of is None:
-            return None
-        within = sharer
+    def _waits_for(self, within: Meter, gate_of: Meter) -> str:
+        """Return what connections of a client wait for at the gate of a budget that it is in."""
         while (around := self._around(within)) is not None:
             binding = around.guarantees
-            if binding and all(within.meter is not each.meter for _, each in binding):
-                claim, first = binding[0]
-                who, rate = _in_words(first.meter.rule), rate_text(claim.guaranteed)
+            if binding and all(within is not meter for _, meter, _ in binding):
+                claim, first, _ = binding[0]
+                who, rate = _in_words(first.rule), rate_text(claim.guaranteed)
                 return f"waits for {who}, which has {rate} guaranteed"
             if around.meter is gate_of:
                 break
-            within = around
+            within = around.meter
         line = self._budgets.get(gate_of)
         others = 0 if line is None else line.in_line - 1
         beside = f", with {others:,} other{'s' * (others > 1)}" if others > 0 else ""
         return f"waits for its turn in {_in_words(gate_of.rule)}{beside}"
 
 
-def _active(meter: Meter, now_ms: float) -> _Sharer | None:
-    """Return the client of a sensor if it is active, and charged to a budget that holds it."""
-    if not meter.is_enforced or len(meter.charged) == 1 or isinstance(meter.rule, Budget):
-        return None
-    if not meter.is_active(now_ms):
-        return None
-    waits, rate = meter.budget_waits(), meter.metric.measure(now_ms)
-    return _Sharer(meter, rate, sum(waits.values()), next(iter(waits), None))
+def _is_sharing(meter: Meter, now_ms: float) -> bool:
+    """Return whether a sensor's client is active, and charged to a budget that holds it."""
+    is_charged = len(meter.charged) > 1 and not isinstance(meter.rule, Budget)
+    return meter.is_enforced and is_charged and meter.is_active(now_ms)
+
+
+def _claim(meter: Meter, demand: float = math.inf) -> Claim:
+    """Return what a client, or a budget, may have of its budget if it wants so much."""
+    share = meter.rule.share
+    assert share is not None
+    return Claim(share.weight, share.guaranteed, meter.bound, demand)
 
 
 def _in_words(rule: Rule) -> str:

@@ -2,11 +2,10 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter, itemgetter
-from types import MappingProxyType
 from typing import Any
 
 from metrics import WindowedSum
@@ -14,8 +13,7 @@ from metrics.clock import MS_PER_SECOND
 from metrics.member_names import machine_of
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.budget_shares import BudgetRow, BudgetShares
-from proxy.admin.columns import UNKNOWN, Column
-from proxy.admin.document_models import Model, Moment
+from proxy.admin.document_models import UNKNOWN, Column, Model, Moment
 from proxy.admin.history import History, merged_chart
 from proxy.admin.pages import Key, Page, PagedRows
 from proxy.admin.query_documents import Cached
@@ -25,7 +23,6 @@ from proxy.admin.written_values import iso, picked, rounded
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import LAST_MINUTE, Meter
-from proxy.quota.rule_registry import RuleEntry
 from proxy.quota.rules import RuleTable
 from proxy.relay.connection_list import ConnectionHold, ConnectionRow
 from proxy.state import Document
@@ -49,17 +46,15 @@ def _age_s(row: ConnectionRow, now: Moment) -> float:
     return max(now.now_ms - row.began_ms, 0.0) / MS_PER_SECOND
 
 
-def _events(counted: WindowedSum | None, now: Moment) -> int:
-    """Return how many there were in the last minute."""
-    return counted.events(LAST_MINUTE, now.now_ms) if counted else 0
+def _in_minute(counted: WindowedSum | None, now: Moment) -> tuple[int, float]:
+    """Return how many there were in the last minute, and what they add up to."""
+    if counted is None:
+        return 0, 0.0
+    return counted.events(LAST_MINUTE, now.now_ms), counted.measure(LAST_MINUTE, now.now_ms)
 
 
-def _total(counted: WindowedSum | None, now: Moment) -> float:
-    return counted.measure(LAST_MINUTE, now.now_ms) if counted else 0.0
-
-
-def _above(row: SensorRow) -> WindowedSum | None:
-    return None if row.meter.is_enforced else row.meter.above
+def _above(row: SensorRow, now: Moment) -> tuple[int, float]:
+    return _in_minute(None if row.meter.is_enforced else row.meter.above, now)
 
 
 def _adapted(row: SensorRow, now: Moment) -> Document | None:
@@ -79,14 +74,11 @@ def _client(client: ClientIdentity) -> Document:
     return picked(client, "listener", "user", "client_id")
 
 
-def _of_part(name: str, digits: int | None = None) -> Callable[[SensorRow, Moment], Any]:
+def _of_part(
+    name: str, shown: Callable[[Any], Any] = lambda value: value
+) -> Callable[[SensorRow, Moment], Any]:
     """Return what gives a figure of a client's part of a budget; None without a budget."""
-
-    def get(row: SensorRow, _: Moment) -> Any:
-        value = None if row.part is None else getattr(row.part, name)
-        return value if digits is None else rounded(value, digits)
-
-    return get
+    return lambda row, _: shown(getattr(row.part, name, None))
 
 
 def _sum(digits: int) -> Callable[[list[Any]], Any]:
@@ -103,19 +95,6 @@ def client_key(client: Document) -> tuple[Any, ...]:
     """Return what tells a client from others."""
     return client["listener"], client["user"], client["client_id"]
 
-
-_OF_SENSOR: Mapping[str, Callable[[SensorRow | BudgetRow, Moment], Any]] = {
-    "quota": lambda row, _: str(row.meter.kind),
-    "unit": lambda row, _: row.meter.kind.unit.name,
-    "rate": lambda row, now: round(row.meter.metric.measure(now.now_ms), 1),
-    "leased": lambda row, _: rounded(row.meter.leased),
-    "enforced": lambda row, _: row.meter.is_enforced,
-    "throttled": lambda row, _: row.meter.is_throttled,
-    "holds": lambda row, now: _events(row.meter.holds, now),
-    "held_s": lambda row, now: _seconds(_total(row.meter.holds, now)),
-    "waiting": lambda row, _: row.meter.waiting,
-}
-"""What rows of clients, and of budgets, say of their sensors."""
 
 CLIENT = Model[SensorRow](
     """
@@ -159,16 +138,24 @@ CLIENT = Model[SensorRow](
     member, members: in a tier: where it is; of a client that is at several members for a while all
     """,
     {
-        **_OF_SENSOR,
         "entity": lambda row, _: row.meter.entity,
+        "quota": lambda row, _: str(row.meter.kind),
+        "rate": lambda row, now: round(row.meter.metric.measure(now.now_ms), 1),
+        "unit": lambda row, _: row.meter.kind.unit.name,
         "bound": lambda row, _: row.meter.shown_bound,
+        "leased": lambda row, _: rounded(row.meter.leased),
         "window_s": lambda row, now: _seconds(row.meter.window_ms(now.now_ms)),
-        "would_throttle": lambda row, now: _events(_above(row), now),
-        "above_s": lambda row, now: int(_total(_above(row), now)),
+        "enforced": lambda row, _: row.meter.is_enforced,
+        "would_throttle": lambda row, now: _above(row, now)[0],
+        "above_s": lambda row, now: int(_above(row, now)[1]),
+        "throttled": lambda row, _: row.meter.is_throttled,
+        "holds": lambda row, now: _in_minute(row.meter.holds, now)[0],
+        "held_s": lambda row, now: _seconds(_in_minute(row.meter.holds, now)[1]),
         "hold_ends_in_s": lambda row, now: (
             _left_s(row.meter.hold_until_ms(now.now_ms), now) or None
         ),
-        "rule": lambda row, now: rule_name(row.meter.rule, now.in_force),
+        "waiting": lambda row, _: row.meter.waiting,
+        "rule": lambda row, now: rule_name(row.meter.rule, now),
         "clients": lambda row, _: list(map(_client, row.clients)),
         "static_bound": lambda row, _: (
             row.meter.rule.ceilings[row.meter.kind] if row.meter.is_adaptive else None
@@ -178,7 +165,7 @@ CLIENT = Model[SensorRow](
             name: _of_part(name)
             for name in ("budget", "weight", "guaranteed", "ceiling", "waits_for")
         },
-        **{name: _of_part(name, 1) for name in ("fair_share", "borrowed", "lent")},
+        **{name: _of_part(name, rounded) for name in ("fair_share", "borrowed", "lent")},
     },
     {
         # Each member counts what happened on its own connections.
@@ -217,12 +204,13 @@ BUDGET = Model[BudgetRow](
         "name": lambda row, _: row.budget.name,
         "parent": lambda row, _: row.budget.share and row.budget.share.budget.name,
         "bound": lambda row, _: row.budget.ceilings[row.meter.kind],
-        **_OF_SENSOR,
+        "guaranteed": lambda row, _: row.guaranteed,
     },
     {
         **dict.fromkeys(("active_clients", "waiting", "holds"), sum),
         **{"rate": _sum(1), "leased": _sum(1), "held_s": _sum(3), "throttled": any},
     },
+    like=CLIENT,
 )
 
 UNBOUNDED = Model[tuple[ClientIdentity, float | None]](
@@ -269,7 +257,7 @@ HOLD = Model[ConnectionHold](
     {
         "why": _why,
         "quota": lambda hold, _: hold.kind and str(hold.kind),
-        "rule": lambda hold, now: hold.rule and rule_name(hold.rule, now.in_force),
+        "rule": lambda hold, now: hold.rule and rule_name(hold.rule, now),
         "until": lambda hold, now: (
             hold.until_ms and iso(now.now_s + (_left_s(hold.until_ms, now) or 0.0))
         ),
@@ -463,20 +451,17 @@ class ClientDocuments:
                     shown.add(RowGroup(each))
             yield None
         found.groups, found.next = shown.rows(), shown.next()
-        budgets, now = shares.rows(self._quotas.table.budgets, self._quotas.registry), self._now()
-        found.budgets = [BUDGET.document(row, now) for row in budgets]
+        budgets = shares.rows(self._quotas.table.budgets, self._quotas.registry)
+        found.budgets = [BUDGET.document(row, self._parts.now()) for row in budgets]
         yield from found.add_connected(self._quotas, self._is_visitor, clock_ms())
         yield found
-
-    def _now(self, adaptive: Mapping[str, Document] = MappingProxyType({})) -> Moment:
-        return Moment(time.time(), self._clock_ms(), self._parts.rules.in_force(), adaptive)
 
     async def describe(self, rows: Iterable[tuple[SensorRow, Document]]) -> list[Document]:
         """Return the document of each row, with what it says besides."""
         adaptive = await self._parts.queries.adaptive()
         return await self._slices.collect(
             {
-                **CLIENT.document(row, self._now(adaptive)),
+                **CLIENT.document(row, self._parts.now(adaptive)),
                 **self._visit(row.meter.used_by),
                 **more,
             }
@@ -521,7 +506,7 @@ class ClientDocuments:
                     found.add(client)
                 yield not self._is_visitor(client)
 
-        own, now = sum(await self._slices.collect(count())), Moment(0.0)
+        own, now = sum(await self._slices.collect(count())), self._parts.now()
         documents = [
             {**UNBOUNDED.document((each, rates.get(each)), now), **self._visit(each)}
             for each in found.rows()
@@ -536,7 +521,7 @@ def unbounded_key(client: Document) -> Key:
     return client_id, user, listener
 
 
-def explain(row: SensorRow, in_force: Mapping[str, RuleEntry], table: RuleTable) -> list[Document]:
+def explain(row: SensorRow, now: Moment, table: RuleTable) -> list[Document]:
     """Return for each connected client the rules that were looked at, and what came of it.
 
     In a thread: of 10,000 rules it takes some 50 ms for each client.
@@ -546,13 +531,13 @@ def explain(row: SensorRow, in_force: Mapping[str, RuleEntry], table: RuleTable)
         rules: dict[QuotaKind, list[Document]] = {kind: [] for kind in QuotaKind}
         for each in table.explain(client):
             about = {"bound": each.rule.ceilings[each.kind], **picked(each, "chosen", "reason")}
-            rules[each.kind].append({**rule_name(each.rule, in_force), **about})
+            rules[each.kind].append({**rule_name(each.rule, now), **about})
         for kind, found in rules.items():
             for rule in table.rules_by_topic(kind, client):
                 topic = rule.topic or f"{rule.topic_prefix}*"
                 about = {"bound": rule.bounds[kind], "chosen": True}
                 reason = f"applies to its bytes of topic {topic}"
-                found.append({**rule_name(rule, in_force), **about, "reason": reason})
+                found.append({**rule_name(rule, now), **about, "reason": reason})
         quotas = [{"quota": str(kind), "rules": found} for kind, found in rules.items()]
         documents.append({**_client(client), "quotas": quotas})
     return documents
@@ -584,8 +569,8 @@ async def connections_document(parts: AdminParts, text: str, page: Page) -> Docu
             counts["matching"] += _is_named(row, text) and found.add(row)
             yield
 
-    now = Moment(time.time(), parts.clock_ms(), parts.rules.in_force())
     await parts.slices.collect(choose())
+    now = parts.now()
     rows = (CONNECTION.document(row, now) for row in found.rows())
     return {**counts, "connections": await parts.slices.collect(rows), **found.next()}
 
