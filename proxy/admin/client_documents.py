@@ -1,7 +1,6 @@
 """Describes clients and connections: what each moves, what holds it, and which rule and why."""
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -91,9 +90,8 @@ def _each_client(lists: Iterable[Sequence[Document]]) -> list[Document]:
     return list({client_key(each): each for of_row in lists for each in of_row}.values())
 
 
-def client_key(client: Document) -> tuple[Any, ...]:
-    """Return what tells a client from others."""
-    return client["listener"], client["user"], client["client_id"]
+client_key: Callable[[Document], tuple[Any, ...]] = itemgetter("listener", "user", "client_id")
+"""Gives what tells a client from others."""
 
 
 CLIENT = Model[SensorRow](
@@ -365,9 +363,9 @@ class FoundRows:
     budgets: Sequence[Document] = ()
     next: Document = field(default_factory=dict)
     """Of a walk."""
-    sensors: Counter[str] = field(default_factory=lambda: Counter(bounded=0, throttled=0, held=0))
-    clients: Counter[str] = field(
-        default_factory=lambda: Counter(bounded=0, throttled=0, held=0, left=0, shown=0)
+    sensors: dict[str, int] = field(default_factory=lambda: _counts((), 0.0))
+    clients: dict[str, int] = field(
+        default_factory=lambda: {**_counts((), 0.0), "left": 0, "shown": 0}
     )
     """The connected ones and those that have `left`; `shown` are those that the groups are of."""
 
@@ -502,7 +500,7 @@ class ClientDocuments:
 
         def count() -> Iterator[bool]:
             for client in clients:
-                if _names(client, text):
+                if _is_in(text, client.client_id, client.user):
                     found.add(client)
                 yield not self._is_visitor(client)
 
@@ -543,14 +541,16 @@ def explain(row: SensorRow, now: Moment, table: RuleTable) -> list[Document]:
     return documents
 
 
+def _is_in(text: str, *names: str | None) -> bool:
+    """Return whether a lower-case text is in one of some names."""
+    return any(text in (name or "").lower() for name in names)
+
+
 def _has(row: SensorRow, text: str) -> bool:
     """Return whether a lower-case text is in the entity or names one of the clients."""
-    return text in row.meter.entity.lower() or any(_names(each, text) for each in row.clients)
-
-
-def _names(client: ClientIdentity, text: str) -> bool:
-    """Return whether a lower-case text is in the client id or the user."""
-    return text in (client.client_id or "").lower() or text in (client.user or "").lower()
+    return _is_in(text, row.meter.entity) or any(
+        _is_in(text, each.client_id, each.user) for each in row.clients
+    )
 
 
 async def connections_document(parts: AdminParts, text: str, page: Page) -> Document:
@@ -566,15 +566,11 @@ async def connections_document(parts: AdminParts, text: str, page: Page) -> Docu
         for row in parts.connections.rows():
             counts["total"] += 1
             counts["held"] += row.hold is not None
-            counts["matching"] += _is_named(row, text) and found.add(row)
+            is_named = _is_in(text, row.client_id, row.user, row.ip, row.listener)
+            counts["matching"] += is_named and found.add(row)
             yield
 
     await parts.slices.collect(choose())
     now = parts.now()
     rows = (CONNECTION.document(row, now) for row in found.rows())
     return {**counts, "connections": await parts.slices.collect(rows), **found.next()}
-
-
-def _is_named(row: ConnectionRow, text: str) -> bool:
-    names = (row.client_id, row.user, row.ip, row.listener)
-    return any(text in (name or "").lower() for name in names)
