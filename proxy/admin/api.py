@@ -21,7 +21,6 @@ from proxy.admin.query_documents import (
     paged_partitions,
     partitions_of,
 )
-from proxy.admin.rates.suggestions import SUGGESTIONS_PATH, suggestions_answer
 from proxy.admin.replies import (
     CONTENT_TYPE,
     MAX_REQUEST_DIGITS,
@@ -37,6 +36,7 @@ from proxy.admin.replies import (
 )
 from proxy.admin.request_times import merged_times
 from proxy.admin.rule_documents import BUDGET_RULE, RULE, rule_change, throttling_document
+from proxy.admin.suggestions import SUGGESTIONS_PATH, suggestions_answer
 from proxy.admin.written_values import iso, picked
 from proxy.progress.report import MAX_REPORT_BYTES, Refusal, ReportRefused
 from proxy.quota.rule_registry import RuleEntry

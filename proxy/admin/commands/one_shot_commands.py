@@ -19,7 +19,7 @@ from proxy.admin.commands.top_tables import (
 )
 from proxy.admin.document_models import Column
 from proxy.admin.peers.tier_routes import TIER_PATH
-from proxy.admin.rates.suggestions import SUGGESTIONS_PATH
+from proxy.admin.suggestions import SUGGESTIONS_PATH
 from proxy.state import Document
 
 ANSWERS = {None: "is asked", True: "yes", False: "NO"}
