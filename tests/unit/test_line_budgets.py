@@ -26,7 +26,7 @@ BUDGETS = {
     "proxy/tier": Budget(4250, 2350),
     "proxy/onboarding": Budget(1000, 700),
     "proxy/queries": Budget(850, 650),
-    "proxy/admin": Budget(6356, 4250),
+    "proxy/admin": Budget(6346, 4250),
     "proxy/config": Budget(3100, 2150),
     "proxy/relay": Budget(6450, 4300),
     "proxy/usage": Budget(1150, 1000),
