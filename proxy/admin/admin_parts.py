@@ -1,12 +1,15 @@
 """The parts of the program that the admin port shows and changes."""
 
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry
 
 from metrics.clock import clock_ms
 from proxy.admin.audit import AuditLog
+from proxy.admin.document_models import Moment
 from proxy.admin.history import History
 from proxy.admin.query_documents import QueryDocuments, Reports
 from proxy.admin.tier_protocol import Tier
@@ -48,6 +51,11 @@ class AdminParts:
 
     def __post_init__(self) -> None:
         self.queries = QueryDocuments(self.reports, self.slices, self.clock_ms)
+
+    def now(self, adaptive: Mapping[str, Document] = MappingProxyType({})) -> Moment:
+        """Return what rows are described by now."""
+        rules = self.rules
+        return Moment(time.time(), self.clock_ms(), rules.in_force(), rules.schedules(), adaptive)
 
     def problems(self) -> tuple[str | None, str | None]:
         """Return why clients should go elsewhere, and what is wrong although they can be served."""

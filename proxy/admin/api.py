@@ -12,7 +12,6 @@ from metrics.clock import MS_PER_SECOND
 from proxy.admin.admin_parts import AdminParts
 from proxy.admin.audit import KEPT_CHANGES, current_author, log_change
 from proxy.admin.client_documents import ClientDocuments, connections_document, explain
-from proxy.admin.document_models import Moment
 from proxy.admin.log_level import LOG_LEVEL_PATH, log_level, parse_level
 from proxy.admin.overrides import parse_override, parse_throttling
 from proxy.admin.pages import Page, PagedRows, page_of
@@ -22,7 +21,6 @@ from proxy.admin.query_documents import (
     paged_partitions,
     partitions_of,
 )
-from proxy.admin.rates.suggestions import SUGGESTIONS_PATH, suggestions_answer
 from proxy.admin.replies import (
     CONTENT_TYPE,
     MAX_REQUEST_DIGITS,
@@ -38,6 +36,7 @@ from proxy.admin.replies import (
 )
 from proxy.admin.request_times import merged_times
 from proxy.admin.rule_documents import BUDGET_RULE, RULE, rule_change, throttling_document
+from proxy.admin.suggestions import SUGGESTIONS_PATH, suggestions_answer
 from proxy.admin.written_values import iso, picked
 from proxy.progress.report import MAX_REPORT_BYTES, Refusal, ReportRefused
 from proxy.quota.rule_registry import RuleEntry
@@ -150,7 +149,7 @@ class ApiRoutes:
         if not rows:
             fix = "see GET /v1/clients; one that sent nothing for an hour is forgotten"
             raise ApiError(404, f"no client is measured as {entity!r}", fix)
-        about = self._rules.in_force(), self._parts.quotas.table
+        about = self._parts.now(), self._parts.quotas.table
         explained = [
             (row, {"connected": await asyncio.to_thread(explain, row, *about)}) for row in rows
         ]
@@ -181,7 +180,7 @@ class ApiRoutes:
         return answer({"closed": row.number})
 
     async def _get_quotas(self, request: web.Request) -> web.Response:
-        now, entries = Moment(time.time()), self._rules.entries()
+        now, entries = self._parts.now(), self._rules.entries()
         page = page_of(request)
         found = PagedRows[RuleEntry](
             page, lambda each: (selector(each.rule.keys), str(each.source))
@@ -207,7 +206,7 @@ class ApiRoutes:
             entry = await self._rules.put(parse_override(keys, body, now_s))
         log_change("quota overridden", selector=name, by=entry.by)
         model = BUDGET_RULE if isinstance(entry.rule, Budget) else RULE
-        return answer(model.document(entry, Moment(now_s)))
+        return answer(model.document(entry, self._parts.now()))
 
     async def _delete_quota(self, request: web.Request) -> web.Response:
         keys = _keys(request)

@@ -221,12 +221,10 @@ class AuditLog:
 
     def latest(self, text: str = "") -> Iterator[AuditedChange]:
         """Yield the changes, the newest first, whose author or subject has `text` (lower case)."""
-        if not text:
-            return reversed(self._changes)
         return (
             change
             for change in reversed(self._changes)
-            if text in f"{change.who}\n{change.address}\n{change.what}".lower()
+            if not text or text in f"{change.who}\n{change.address}\n{change.what}".lower()
         )
 
     def documents(

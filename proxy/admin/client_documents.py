@@ -1,27 +1,27 @@
 """Describes clients and connections: what each moves, what holds it, and which rule and why."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
+from metrics import WindowedSum
 from metrics.clock import MS_PER_SECOND
 from metrics.member_names import machine_of
 from proxy.admin.admin_parts import AdminParts
-from proxy.admin.columns import UNKNOWN, Column
-from proxy.admin.document_models import Model, Moment
-from proxy.admin.history import History, merged_chart, share
+from proxy.admin.budget_shares import BudgetRow, BudgetShares
+from proxy.admin.document_models import UNKNOWN, Column, Model, Moment
+from proxy.admin.history import History, merged_chart
 from proxy.admin.pages import Key, Page, PagedRows
 from proxy.admin.query_documents import Cached
 from proxy.admin.rule_documents import rule_name, throttling_document
+from proxy.admin.sensor_rows import SHOWN_CLIENTS, SensorRow, row_groups
 from proxy.admin.written_values import iso, picked, rounded
-from proxy.quota.budget_rows import BudgetRow, BudgetShares
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
-from proxy.quota.meter import SHOWN_CLIENTS, QuotaRow
-from proxy.quota.rule_registry import RuleEntry
+from proxy.quota.meter import LAST_MINUTE, Meter
 from proxy.quota.rules import RuleTable
 from proxy.relay.connection_list import ConnectionHold, ConnectionRow
 from proxy.state import Document
@@ -45,26 +45,39 @@ def _age_s(row: ConnectionRow, now: Moment) -> float:
     return max(now.now_ms - row.began_ms, 0.0) / MS_PER_SECOND
 
 
-def _adapted(row: QuotaRow, now: Moment) -> Document | None:
-    if row.static_bound is None:
+def _in_minute(counted: WindowedSum | None, now: Moment) -> tuple[int, float]:
+    """Return how many there were in the last minute, and what they add up to."""
+    if counted is None:
+        return 0, 0.0
+    return counted.events(LAST_MINUTE, now.now_ms), counted.measure(LAST_MINUTE, now.now_ms)
+
+
+def _above(row: SensorRow, now: Moment) -> tuple[int, float]:
+    return _in_minute(None if row.meter.is_enforced else row.meter.above, now)
+
+
+def _adapted(row: SensorRow, now: Moment) -> Document | None:
+    meter = row.meter
+    if not meter.is_adaptive:
         return None
-    known = now.adaptive.get(row.entity, {})
-    about = {"rate_records": known.get("rate"), "bound_age_s": known.get("bound_age_s")}
-    return {**picked(row, "bound", "reason"), **about}
+    known = now.adaptive.get(meter.entity, {})
+    return {
+        "bound": meter.shown_bound,
+        "reason": meter.adapted and meter.adapted.reason,
+        "rate_records": known.get("rate"),
+        "bound_age_s": known.get("bound_age_s"),
+    }
 
 
 def _client(client: ClientIdentity) -> Document:
     return picked(client, "listener", "user", "client_id")
 
 
-def _of_part(name: str, digits: int | None = None) -> Callable[[QuotaRow, Moment], Any]:
+def _of_part(
+    name: str, shown: Callable[[Any], Any] = lambda value: value
+) -> Callable[[SensorRow, Moment], Any]:
     """Return what gives a figure of a client's part of a budget; None without a budget."""
-
-    def get(row: QuotaRow, _: Moment) -> Any:
-        value = None if row.part is None else getattr(row.part, name)
-        return value if digits is None else rounded(value, digits)
-
-    return get
+    return lambda row, _: shown(getattr(row.part, name, None))
 
 
 def _sum(digits: int) -> Callable[[list[Any]], Any]:
@@ -77,12 +90,11 @@ def _each_client(lists: Iterable[Sequence[Document]]) -> list[Document]:
     return list({client_key(each): each for of_row in lists for each in of_row}.values())
 
 
-def client_key(client: Document) -> tuple[Any, ...]:
-    """Return what tells a client from others."""
-    return client["listener"], client["user"], client["client_id"]
+client_key: Callable[[Document], tuple[Any, ...]] = itemgetter("listener", "user", "client_id")
+"""Gives what tells a client from others."""
 
 
-CLIENT = Model[QuotaRow](
+CLIENT = Model[SensorRow](
     """
     entity, quota: whose traffic is added up, and which kind
     rate, unit: measured now, in `bytes_per_second` or `percent`
@@ -124,21 +136,34 @@ CLIENT = Model[QuotaRow](
     member, members: in a tier: where it is; of a client that is at several members for a while all
     """,
     {
-        "quota": lambda row, _: str(row.kind),
-        "rate": lambda row, _: round(row.rate, 1),
-        "unit": lambda row, _: row.kind.unit.name,
-        "leased": lambda row, _: rounded(row.leased),
-        "window_s": lambda row, _: _seconds(row.window_ms),
-        "held_s": lambda row, _: _seconds(row.held_ms),
-        "hold_ends_in_s": lambda row, now: _left_s(row.hold_until_ms, now) or None,
-        "rule": lambda row, now: rule_name(row.rule, now.in_force),
+        "entity": lambda row, _: row.meter.entity,
+        "quota": lambda row, _: str(row.meter.kind),
+        "rate": lambda row, now: round(row.meter.metric.measure(now.now_ms), 1),
+        "unit": lambda row, _: row.meter.kind.unit.name,
+        "bound": lambda row, _: row.meter.shown_bound,
+        "leased": lambda row, _: rounded(row.meter.leased),
+        "window_s": lambda row, now: _seconds(row.meter.window_ms(now.now_ms)),
+        "enforced": lambda row, _: row.meter.is_enforced,
+        "would_throttle": lambda row, now: _above(row, now)[0],
+        "above_s": lambda row, now: int(_above(row, now)[1]),
+        "throttled": lambda row, _: row.meter.is_throttled,
+        "holds": lambda row, now: _in_minute(row.meter.holds, now)[0],
+        "held_s": lambda row, now: _seconds(_in_minute(row.meter.holds, now)[1]),
+        "hold_ends_in_s": lambda row, now: (
+            _left_s(row.meter.hold_until_ms(now.now_ms), now) or None
+        ),
+        "waiting": lambda row, _: row.meter.waiting,
+        "rule": lambda row, now: rule_name(row.meter.rule, now),
         "clients": lambda row, _: list(map(_client, row.clients)),
+        "static_bound": lambda row, _: (
+            row.meter.rule.ceilings[row.meter.kind] if row.meter.is_adaptive else None
+        ),
         "adaptive": _adapted,
         **{
             name: _of_part(name)
             for name in ("budget", "weight", "guaranteed", "ceiling", "waits_for")
         },
-        **{name: _of_part(name, 1) for name in ("fair_share", "borrowed", "lent")},
+        **{name: _of_part(name, rounded) for name in ("fair_share", "borrowed", "lent")},
     },
     {
         # Each member counts what happened on its own connections.
@@ -176,16 +201,14 @@ BUDGET = Model[BudgetRow](
     {
         "name": lambda row, _: row.budget.name,
         "parent": lambda row, _: row.budget.share and row.budget.share.budget.name,
-        "quota": lambda row, _: str(row.kind),
-        "unit": lambda row, _: row.kind.unit.name,
-        "rate": lambda row, _: round(row.rate, 1),
-        "leased": lambda row, _: rounded(row.leased),
-        "held_s": lambda row, _: _seconds(row.held_ms),
+        "bound": lambda row, _: row.budget.ceilings[row.meter.kind],
+        "guaranteed": lambda row, _: row.guaranteed,
     },
     {
         **dict.fromkeys(("active_clients", "waiting", "holds"), sum),
         **{"rate": _sum(1), "leased": _sum(1), "held_s": _sum(3), "throttled": any},
     },
+    like=CLIENT,
 )
 
 UNBOUNDED = Model[tuple[ClientIdentity, float | None]](
@@ -232,7 +255,7 @@ HOLD = Model[ConnectionHold](
     {
         "why": _why,
         "quota": lambda hold, _: hold.kind and str(hold.kind),
-        "rule": lambda hold, now: hold.rule and rule_name(hold.rule, now.in_force),
+        "rule": lambda hold, now: hold.rule and rule_name(hold.rule, now),
         "until": lambda hold, now: (
             hold.until_ms and iso(now.now_s + (_left_s(hold.until_ms, now) or 0.0))
         ),
@@ -291,17 +314,17 @@ CONNECTION = Model[ConnectionRow](
 class RowGroup:
     """Rows that belong together, at least one: of one client, or of what several share."""
 
-    rows: Sequence[QuotaRow]
+    rows: Sequence[SensorRow]
 
-    @property
-    def urgency(self) -> tuple[bool, float]:
-        """Throttled ones are above the others, then those closer to their bound."""
-        return any(row.throttled for row in self.rows), max(map(share, self.rows))
+    def urgency(self, now_ms: float) -> tuple[bool, float]:
+        """Return what puts throttled ones above the others, then those closer to their bound."""
+        is_throttled = any(row.meter.is_throttled for row in self.rows)
+        return is_throttled, max(row.share(now_ms) for row in self.rows)
 
     @property
     def key(self) -> tuple[str, str]:
         """What a walk has it by."""
-        return min((row.entity, str(row.kind)) for row in self.rows)
+        return min((row.meter.entity, str(row.meter.kind)) for row in self.rows)
 
     @property
     def client(self) -> ClientIdentity | None:
@@ -314,9 +337,18 @@ class RowGroup:
         """Whether none of its clients is connected any more."""
         return not any(row.client_count for row in self.rows)
 
-    def in_order(self) -> list[QuotaRow]:
+    def in_order(self) -> list[SensorRow]:
         """Return the rows in an order that stays while figures change."""
-        return sorted(self.rows, key=attrgetter("kind", "entity"))
+        return sorted(self.rows, key=attrgetter("meter.kind", "meter.entity"))
+
+
+def _counts(meters: Sequence[Meter], now_ms: float) -> dict[str, int]:
+    """Return how many sensors these are, are throttled, and have a response that waits."""
+    return {
+        "bounded": len(meters),
+        "throttled": sum(each.is_throttled for each in meters),
+        "held": sum(each.hold_until_ms(now_ms) is not None for each in meters),
+    }
 
 
 @dataclass(slots=True)
@@ -328,40 +360,33 @@ class FoundRows:
     """
 
     groups: Sequence[RowGroup] = ()
-    budgets: Sequence[BudgetRow] = ()
+    budgets: Sequence[Document] = ()
     next: Document = field(default_factory=dict)
     """Of a walk."""
-    sensors: dict[str, int] = field(
-        default_factory=lambda: dict.fromkeys(("bounded", "throttled", "held"), 0)
-    )
-    """Of `held` ones a response waits."""
+    sensors: dict[str, int] = field(default_factory=lambda: _counts((), 0.0))
     clients: dict[str, int] = field(
-        default_factory=lambda: dict.fromkeys(("bounded", "throttled", "held", "left", "shown"), 0)
+        default_factory=lambda: {**_counts((), 0.0), "left": 0, "shown": 0}
     )
     """The connected ones and those that have `left`; `shown` are those that the groups are of."""
 
-    def add(self, rows: Sequence[QuotaRow]) -> None:
+    def add(self, group: RowGroup, now_ms: float) -> None:
         """Count rows that belong together, and their clients if these have left."""
-        throttled = sum(row.throttled for row in rows)
-        held = sum(row.hold_until_ms is not None for row in rows)
-        for name, number in (("bounded", len(rows)), ("throttled", throttled), ("held", held)):
+        for name, number in _counts([row.meter for row in group.rows], now_ms).items():
             self.sensors[name] += number
-            self.clients[name] += number > 0 and RowGroup(rows).has_left
-        self.clients["left"] += RowGroup(rows).has_left
+            self.clients[name] += number > 0 and group.has_left
+        self.clients["left"] += group.has_left
 
     def add_connected(
         self, quotas: QuotaManager, is_visitor: Callable[[ClientIdentity], bool], now_ms: float
     ) -> Iterator[None]:
         """Count the connected clients, one in each step, and those of the groups."""
-        counts = self.clients
-        counts["shown"] += sum(group.has_left for group in self.groups)
-        sensors = {(row.kind, row.entity) for group in self.groups for row in group.rows}
+        self.clients["shown"] += sum(group.has_left for group in self.groups)
+        sensors = {row.meter.name for group in self.groups for row in group.rows}
         for client in quotas.clients():
             meters = () if is_visitor(client) else quotas.sensors_of(client)
-            counts["bounded"] += bool(meters)
-            counts["throttled"] += any(meter.is_throttled for meter in meters)
-            counts["held"] += any(meter.hold_until_ms(now_ms) is not None for meter in meters)
-            counts["shown"] += any((meter.kind, meter.entity) in sensors for meter in meters)
+            for name, number in _counts(meters, now_ms).items():
+                self.clients[name] += number > 0
+            self.clients["shown"] += any(meter.name in sensors for meter in meters)
             yield
 
 
@@ -387,7 +412,7 @@ class ClientDocuments:
         return found.sensors, {
             "client_counts": found.clients,
             "throttling": throttling_document(self._parts.rules, time.time()),
-            "budgets": budget_page(found.budgets, Page(page.limit))["budgets"],
+            "budgets": found.budgets[: page.limit],
             "clients": await self.describe(self._rows(found.groups, history, by_client)),
             **(await self.unbounded(text, Page(page.limit))),
             **found.next,
@@ -396,12 +421,14 @@ class ClientDocuments:
     async def budgets(self, page: Page) -> Document:
         """Return the rates of budgets of a page, each behind the budget that it is in."""
         (found,) = await self._found.get("", Page(0), True)
-        return {"total": len(found.budgets), **budget_page(found.budgets, page)}
+        shown = PagedRows[Document](page, itemgetter("name", "quota"), rows=found.budgets)
+        return {"total": len(found.budgets), "budgets": shown.rows(), **shown.next()}
 
-    async def of_entity(self, entity: str) -> list[QuotaRow]:
+    async def of_entity(self, entity: str) -> list[SensorRow]:
         """Return a row for each sensor of an entity."""
-        rows = self._quotas.rows(self._clock_ms)
-        found = (row if row is not None and row.entity == entity else None for row in rows)
+        groups = row_groups(self._quotas, self._clock_ms)
+        rows = (row for each in groups for row in each or (None,))
+        found = (row if row and row.meter.entity == entity else None for row in rows)
         return [row for row in await self._slices.collect(found) if row is not None]
 
     def _is_visitor(self, client: ClientIdentity | None) -> bool:
@@ -409,27 +436,34 @@ class ClientDocuments:
         return tier is not None and client is not None and tier.is_visitor(client)
 
     def _walk(self, text: str, page: Page, by_client: bool) -> Iterator[FoundRows | None]:
-        found, shares = FoundRows(), BudgetShares()
+        found, shares, clock_ms = FoundRows(), BudgetShares(), self._clock_ms
         # The other rows are not kept: that many at once would bring on Python's full collections.
-        shown = PagedRows[RowGroup](page, attrgetter("key"), attrgetter("urgency"))
-        for rows in self._quotas.row_groups(self._clock_ms, shares):
-            if rows and not self._is_visitor(rows[0].used_by):
-                found.add(rows)
+        shown = PagedRows[RowGroup](
+            page, attrgetter("key"), lambda group: group.urgency(clock_ms())
+        )
+        for rows in row_groups(self._quotas, clock_ms, shares):
+            if rows and not self._is_visitor(rows[0].meter.used_by):
+                found.add(RowGroup(rows), clock_ms())
             for each in (rows,) if by_client else ((row,) for row in rows):
                 if any(_has(row, text) for row in each):
                     shown.add(RowGroup(each))
             yield None
         found.groups, found.next = shown.rows(), shown.next()
-        found.budgets = self._quotas.budget_rows(shares, self._clock_ms())
-        yield from found.add_connected(self._quotas, self._is_visitor, self._clock_ms())
+        budgets = shares.rows(self._quotas.table.budgets, self._quotas.registry)
+        found.budgets = [BUDGET.document(row, self._parts.now()) for row in budgets]
+        yield from found.add_connected(self._quotas, self._is_visitor, clock_ms())
         yield found
 
-    async def describe(self, rows: Iterable[tuple[QuotaRow, Document]]) -> list[Document]:
+    async def describe(self, rows: Iterable[tuple[SensorRow, Document]]) -> list[Document]:
         """Return the document of each row, with what it says besides."""
-        in_force, adaptive = self._parts.rules.in_force(), await self._parts.queries.adaptive()
-        now = Moment(time.time(), self._clock_ms(), in_force, adaptive)
+        adaptive = await self._parts.queries.adaptive()
         return await self._slices.collect(
-            {**CLIENT.document(row, now), **self._visit(row.used_by), **more} for row, more in rows
+            {
+                **CLIENT.document(row, self._parts.now(adaptive)),
+                **self._visit(row.meter.used_by),
+                **more,
+            }
+            for row, more in rows
         )
 
     def _visit(self, client: ClientIdentity | None) -> Document:
@@ -437,24 +471,24 @@ class ClientDocuments:
 
     def _rows(
         self, groups: Sequence[RowGroup], history: History | None, by_client: bool
-    ) -> Iterator[tuple[QuotaRow, Document]]:
+    ) -> Iterator[tuple[SensorRow, Document]]:
         """Yield each row of groups, and what it says besides."""
         for group in groups:
             about: Document = {}
             if by_client:
                 about = {"group": ", ".join(group.key), "shares": self._shares(group)}
             for row in group.in_order():
-                charted = {} if history is None else {"history": history.document(row)}
+                charted = {} if history is None else {"history": history.document(row.meter)}
                 yield row, {**about, **charted}
 
     def _shares(self, group: RowGroup) -> list[Document]:
         """Return the quotas that the only client of a group shares with others."""
         client = group.client
-        own = {(row.kind, row.entity) for row in group.rows}
+        own = {row.meter.name for row in group.rows}
         return [
             {"quota": str(each.kind), "entity": each.entity, "throttled": each.is_throttled}
             for each in (() if client is None else self._quotas.sensors_of(client))
-            if (each.kind, each.entity) not in own
+            if each.name not in own
         ]
 
     async def unbounded(self, text: str, page: Page) -> Document:
@@ -466,25 +500,16 @@ class ClientDocuments:
 
         def count() -> Iterator[bool]:
             for client in clients:
-                if _names(client, text):
+                if _is_in(text, client.client_id, client.user):
                     found.add(client)
                 yield not self._is_visitor(client)
 
-        own, now = sum(await self._slices.collect(count())), Moment(0.0)
+        own, now = sum(await self._slices.collect(count())), self._parts.now()
         documents = [
             {**UNBOUNDED.document((each, rates.get(each)), now), **self._visit(each)}
             for each in found.rows()
         ]
         return {"unbounded": own, "unbounded_clients": documents, **found.next()}
-
-
-def budget_page(rows: Iterable[BudgetRow], page: Page) -> Document:
-    """Return the rates of budgets of a page."""
-    found = PagedRows[BudgetRow](page, lambda row: (row.budget.name, str(row.kind)), rows=rows)
-    return {
-        "budgets": [BUDGET.document(row, Moment(0.0)) for row in found.rows()],
-        **found.next(),
-    }
 
 
 def unbounded_key(client: Document) -> Key:
@@ -494,7 +519,7 @@ def unbounded_key(client: Document) -> Key:
     return client_id, user, listener
 
 
-def explain(row: QuotaRow, in_force: Mapping[str, RuleEntry], table: RuleTable) -> list[Document]:
+def explain(row: SensorRow, now: Moment, table: RuleTable) -> list[Document]:
     """Return for each connected client the rules that were looked at, and what came of it.
 
     In a thread: of 10,000 rules it takes some 50 ms for each client.
@@ -504,26 +529,28 @@ def explain(row: QuotaRow, in_force: Mapping[str, RuleEntry], table: RuleTable) 
         rules: dict[QuotaKind, list[Document]] = {kind: [] for kind in QuotaKind}
         for each in table.explain(client):
             about = {"bound": each.rule.ceilings[each.kind], **picked(each, "chosen", "reason")}
-            rules[each.kind].append({**rule_name(each.rule, in_force), **about})
+            rules[each.kind].append({**rule_name(each.rule, now), **about})
         for kind, found in rules.items():
             for rule in table.rules_by_topic(kind, client):
                 topic = rule.topic or f"{rule.topic_prefix}*"
                 about = {"bound": rule.bounds[kind], "chosen": True}
                 reason = f"applies to its bytes of topic {topic}"
-                found.append({**rule_name(rule, in_force), **about, "reason": reason})
+                found.append({**rule_name(rule, now), **about, "reason": reason})
         quotas = [{"quota": str(kind), "rules": found} for kind, found in rules.items()]
         documents.append({**_client(client), "quotas": quotas})
     return documents
 
 
-def _has(row: QuotaRow, text: str) -> bool:
+def _is_in(text: str, *names: str | None) -> bool:
+    """Return whether a lower-case text is in one of some names."""
+    return any(text in (name or "").lower() for name in names)
+
+
+def _has(row: SensorRow, text: str) -> bool:
     """Return whether a lower-case text is in the entity or names one of the clients."""
-    return text in row.entity.lower() or any(_names(each, text) for each in row.clients)
-
-
-def _names(client: ClientIdentity, text: str) -> bool:
-    """Return whether a lower-case text is in the client id or the user."""
-    return text in (client.client_id or "").lower() or text in (client.user or "").lower()
+    return _is_in(text, row.meter.entity) or any(
+        _is_in(text, each.client_id, each.user) for each in row.clients
+    )
 
 
 async def connections_document(parts: AdminParts, text: str, page: Page) -> Document:
@@ -539,15 +566,11 @@ async def connections_document(parts: AdminParts, text: str, page: Page) -> Docu
         for row in parts.connections.rows():
             counts["total"] += 1
             counts["held"] += row.hold is not None
-            counts["matching"] += _is_named(row, text) and found.add(row)
+            is_named = _is_in(text, row.client_id, row.user, row.ip, row.listener)
+            counts["matching"] += is_named and found.add(row)
             yield
 
-    now = Moment(time.time(), parts.clock_ms(), parts.rules.in_force())
     await parts.slices.collect(choose())
+    now = parts.now()
     rows = (CONNECTION.document(row, now) for row in found.rows())
     return {**counts, "connections": await parts.slices.collect(rows), **found.next()}
-
-
-def _is_named(row: ConnectionRow, text: str) -> bool:
-    names = (row.client_id, row.user, row.ip, row.listener)
-    return any(text in (name or "").lower() for name in names)

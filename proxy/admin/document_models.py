@@ -1,4 +1,4 @@
-"""Models of documents: each says how its fields are made, merged over members, and documented."""
+"""Models of documents: how fields are made, merged over members, shown in tables and documented."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from inspect import cleandoc
 from typing import Any, Generic, TypeVar
 
 from metrics.clock import MS_PER_SECOND
-from proxy.admin.columns import Column
+from proxy.admin.written_values import size_text
 from proxy.quota.rule_registry import RuleEntry
 from proxy.state import Document
 
@@ -14,6 +14,56 @@ T = TypeVar("T")
 
 Combine = Callable[[list[Any]], Any]
 """Makes one value of those that several documents or rows have of a field."""
+
+
+UNKNOWN = "-"
+
+
+def rate_text(value: float, unit: str = "") -> str:
+    """Write a rate or a bound for people, in steps of 1024."""
+    return f"{value:.1f} %" if unit == "percent" else f"{size_text(value)}/s"
+
+
+FORMS: Mapping[str, Callable[[Any], str]] = {
+    "text": str,
+    "number": str,
+    "count": "{:,.0f}".format,
+    "rate": rate_text,
+    "share": "{:.0%}".format,
+    "seconds": "{:.1f} s".format,
+    "age": "{:,.0f} s".format,
+}
+"""How the terminal writes values; page/rows.js has the same names. All but texts are numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """What is shown of each row."""
+
+    title: str
+    value: str | Callable[[Document], str]
+    """Where the value is, as `batch.rows`; or what makes the text, for the terminal only."""
+    form: str = "text"
+    """One of FORMS."""
+    from_width: int | None = 0
+    """The narrowest terminal, in characters, that shows it; None: none does."""
+    ratio: int | None = None
+    """Share of the room that is left; None takes what it needs."""
+    is_name: bool = False
+    """Whether a long text is shown without its middle."""
+    none: str = UNKNOWN
+    """What is shown where there is no value."""
+    page: str | None = None
+    """Its title on the page; None: it is not there."""
+
+    def text(self, row: Document) -> str:
+        """Return what the terminal shows of a row; nothing for a field that it has not."""
+        if not isinstance(self.value, str):
+            return self.value(row)
+        value: Any = row
+        for key in self.value.split("."):
+            value = value and value.get(key, "")
+        return self.none if value is None else FORMS[self.form](value) if value != "" else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +76,8 @@ class Moment:
     """On the monotonic clock."""
     in_force: Mapping[str, RuleEntry] = field(default_factory=dict)
     """Rules by their selectors."""
+    schedules: Mapping[str, str] = field(default_factory=dict)
+    """Until when rules are in force, or when they begin, by their titles."""
     adaptive: Mapping[str, Document] = field(default_factory=dict)
     """What backpressure does, by the entity whose reading is bounded."""
 
@@ -41,9 +93,9 @@ class Model(Generic[T]):
 
     `text` has a line for each, or for some together: `NAME, NAME: what docs/api.md says`; what is
     indented goes on with the line before. `made` gives values for JSON, others are the attributes
-    of their names. `merged` makes one value of those of several members; else the first one counts.
-    `divided` does so where each of them has a part: what is `leased` to it. `columns` are those of
-    its table in the terminal, on the page or on both.
+    of their names; or as `like` makes them. `merged` makes one value of those of several members;
+    else the first one counts. `divided` does so where each of them has a part: what is `leased` to
+    it. `columns` are those of its table in the terminal, on the page or on both.
     """
 
     def __init__(
@@ -53,18 +105,19 @@ class Model(Generic[T]):
         merged: Mapping[str, Combine] | None = None,
         divided: Mapping[str, Combine] | None = None,
         columns: Sequence[Column] = (),
+        like: "Model[Any] | None" = None,
     ) -> None:
         lines = cleandoc(text).replace("\n    ", " ").splitlines()
         self._texts = dict(line.split(": ", 1) for line in lines)
-        self._merged, self._divided, self._made = merged or {}, divided or {}, made or {}
+        self._merged, self._divided = merged or {}, divided or {}
+        self._made: Mapping[str, Callable[[T, Moment], Any]] = {
+            **(like._made if like else {}),
+            **(made or {}),
+        }
         self.columns = columns
         self._getters: dict[type, list[tuple[str, Callable[[T, Moment], Any] | None]]] = {}
         """By the types of rows, of which each has the same attributes."""
         self.names = [name for names in self._texts for name in names.split(", ")]
-
-    def made(self, *names: str) -> dict[str, Callable[[T, Moment], Any]]:
-        """Return what makes these fields, for a model of the same rows."""
-        return {name: self._made[name] for name in names}
 
     def document(self, row: T, moment: Moment) -> Document:
         """Return a row for JSON, with the fields that can be made of it alone."""

@@ -1,15 +1,13 @@
 """Keeps the last ten minutes of rate against bound for the clients closest to their bounds."""
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby, zip_longest
 from operator import itemgetter
-from typing import TypeAlias
 
 from metrics.clock import MS_PER_SECOND
 from proxy.admin.pages import Largest
 from proxy.quota.entities import QuotaKind
-from proxy.quota.meter import QuotaRow
+from proxy.quota.meter import Meter
 from proxy.quota.meters import Clock, MeasuredRate
 from proxy.state import Document
 
@@ -17,9 +15,8 @@ HISTORY_INTERVAL_MS = 5_000.0  # between two samples
 SAMPLES = 120  # kept for each series: ten minutes
 MAX_SERIES = 200  # about 12 kB each
 
-Measured: TypeAlias = MeasuredRate | QuotaRow
 SensorKey = tuple[str, QuotaKind]
-Series = deque[tuple[float, float]]
+Series = tuple[tuple[float, float], ...]
 """Rates of a sensor, each with the bound of its time, the oldest first, to the latest tick."""
 
 
@@ -32,7 +29,7 @@ class History:
     sensor when it is asked for the next.
     """
 
-    def __init__(self, readings: Callable[[Clock], Iterable[Measured]]) -> None:
+    def __init__(self, readings: Callable[[Clock], Iterable[MeasuredRate]]) -> None:
         self._readings = readings
         self._series: dict[SensorKey, Series] = {}
         self._next_ms: float | None = None
@@ -48,34 +45,24 @@ class History:
 
     def sample(self, clock_ms: Clock) -> Iterator[None]:
         """Take a sample in small steps, between which `document` may be called."""
-        known: dict[SensorKey, Measured] = {}
-        new: Largest[Measured] = Largest(MAX_SERIES)
+        highest: Largest[tuple[SensorKey, Series]] = Largest(MAX_SERIES)
         for measured in self._readings(clock_ms):
             key = measured.entity, measured.kind
-            if key in self._series:
-                known[key] = measured
-            elif measured.rate > 0:
-                new.add(share(measured), measured)
+            before = self._series.get(key, ())
+            if before or measured.rate > 0:
+                series = *before[1 - SAMPLES :], (measured.rate, measured.bound)
+                peak = max(rate / bound for rate, bound in series)
+                highest.add((peak, len(before) > 0), (key, series))
             yield
-        self._series = {key: kept for key, kept in self._series.items() if key in known}
-        for key, kept in self._series.items():
-            kept.append((known[key].rate, known[key].bound))
-        highest: Largest[tuple[SensorKey, Series]] = Largest(MAX_SERIES)
-        for item in self._series.items():
-            highest.add(max(rate / bound for rate, bound in item[1]), item)
-            yield
-        for measured in new.descending():
-            series = deque([(measured.rate, measured.bound)], SAMPLES)
-            highest.add(share(measured), ((measured.entity, measured.kind), series))
         self._series = dict(highest.descending())
 
-    def document(self, row: Measured) -> dict[str, object] | None:
-        """Return the samples of a row's sensor for JSON, or None when there are none.
+    def document(self, of: MeasuredRate | Meter) -> dict[str, object] | None:
+        """Return the samples of a sensor for JSON, or None when there are none.
 
         `rates` has one figure for each `interval_s`, the oldest first and the last of the latest
         tick. `bounds` has a pair (position in `rates`, bound) wherever the bound changes.
         """
-        series = self._series.get((row.entity, row.kind))
+        series = self._series.get((of.entity, of.kind))
         if series is None:
             return None
         rates = [round(rate, 1) for rate, _ in series]
@@ -112,8 +99,3 @@ def _bound_of_each(chart: Document) -> Iterator[float]:
     for position in range(len(chart["rates"])):
         bound = starts.get(position, bound)
         yield bound
-
-
-def share(measured: Measured) -> float:
-    """Return a rate as a share of its bound; above 1 is over it."""
-    return measured.rate / measured.bound

@@ -1,12 +1,12 @@
 """The files of the status page, as the admin port serves them."""
 
+import json
 from functools import partial
 from importlib.resources import files
 
 from aiohttp import web
 
 from proxy.admin.client_documents import CONNECTION
-from proxy.admin.columns import page_columns
 from proxy.admin.peers.merged_documents import MEMBER_ROW
 from proxy.admin.progress_documents import PARTITION
 
@@ -39,13 +39,22 @@ COLUMNS = {
 """Of tables of the page, by the names that it has for them."""
 
 
+def page_columns() -> str:
+    """Return what the page has of them, as a module for it."""
+    shown = {
+        name: [(each.page, each.value, each.form, each.none) for each in columns if each.page]
+        for name, columns in COLUMNS.items()
+    }
+    return f"export const COLUMNS = {json.dumps(shown)};\n"
+
+
 def page_routes() -> list[web.RouteDef]:
     """Read the files of the status page once and return their routes."""
     texts = {
         path: ((_FOLDER / name).read_text("utf-8"), content_type)
         for path, (name, content_type) in PAGE_FILES.items()
     }
-    texts["/page/columns.js"] = page_columns(COLUMNS), _TYPES["js"]
+    texts["/page/columns.js"] = page_columns(), _TYPES["js"]
     return [web.get(path, partial(_give, *text)) for path, text in texts.items()]
 
 

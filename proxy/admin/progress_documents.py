@@ -3,9 +3,8 @@
 from collections.abc import Iterable, Iterator
 
 from metrics.clock import in_seconds
-from proxy.admin.columns import Column
-from proxy.admin.document_models import Model, Moment
-from proxy.admin.written_values import picked
+from proxy.admin.document_models import Column, Model, Moment
+from proxy.admin.written_values import picked, rounded
 from proxy.progress.events import ProgressEvent
 from proxy.progress.offset_ranges import OffsetRange
 from proxy.progress.partition import PartitionProgress
@@ -86,11 +85,6 @@ def _skipped(partition: PartitionProgress, now: Moment) -> list[Document]:
     ]
 
 
-def _lag_s(partition: PartitionProgress, now: Moment) -> float | None:
-    lag_s = in_seconds(partition.lag_ms(now.now_ms))
-    return None if lag_s is None else round(lag_s, 3)
-
-
 QUERY = Model[QueryProgress](
     """
     name, client_id, query_id, run_id: whose it is; the ids are Spark's
@@ -163,7 +157,7 @@ PARTITION = Model[PartitionProgress](
         "high_watermark": lambda each, _: each.log.high_watermark,
         "log_start": lambda each, _: each.log.log_start_offset,
         "lag_records": lambda each, _: each.lag_records(),
-        "lag_s": _lag_s,
+        "lag_s": lambda each, now: rounded(in_seconds(each.lag_ms(now.now_ms)), 3),
         "in_flight": lambda each, _: _ranges(each.pending),
         "failed": lambda each, _: _ranges(each.failed),
         "refetched": lambda each, _: {

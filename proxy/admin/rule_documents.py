@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from itertools import islice
 from typing import Any
 
 from proxy.admin.document_models import Model, Moment
@@ -53,6 +52,7 @@ RULE = Model[RuleEntry](
         "source": lambda entry, _: str(entry.source),
         "at": lambda entry, _: iso(entry.at_s),
         "until": lambda entry, _: iso(entry.until_s),
+        "schedule": lambda entry, now: now.schedules.get(entry.rule.title),
         "left_s": lambda entry, now: left_s(entry.until_s, now.now_s),
         "when": lambda entry, _: entry.rule.when and entry.rule.when.document(),
         **{
@@ -70,11 +70,10 @@ BUDGET_RULE = Model[RuleEntry](
     when, schedule, in_force: as of a rule
     """,
     {
-        **RULE.made("selector", "enforce", "title", "place", "bounds", "source", "at", "until"),
-        **RULE.made("left_s", "when"),
         "name": lambda entry, _: entry.rule.keys[BUDGET_KEY],
         "budget": lambda entry, _: entry.rule.share and entry.rule.share.budget.name,
     },
+    like=RULE,
 )
 
 PAUSE = Model[QuotaPause](
@@ -97,13 +96,14 @@ def _share(share: Share) -> Document:
     return {"budget": share.budget.name, **picked(share, "weight", "guaranteed")}
 
 
-def rule_name(rule: Rule, in_force: Mapping[str, RuleEntry]) -> Document:
+def rule_name(rule: Rule, now: Moment) -> Document:
     """Return what names a rule; a sensor may be under one that has gone, which has no source."""
     name = selector(rule.keys)
+    entry = now.in_force.get(name)
     origin: Document = dict.fromkeys(("source", "by", "at", "until", "schedule"))
-    if (entry := in_force.get(name)) is not None:
-        about = {"at": iso(entry.at_s), "until": iso(entry.until_s)}
-        origin = {"source": str(entry.source), **picked(entry, "by", "schedule"), **about}
+    if entry is not None:
+        about = {"schedule": now.schedules.get(entry.rule.title), "at": iso(entry.at_s)}
+        origin = {"source": str(entry.source), "by": entry.by, **about, "until": iso(entry.until_s)}
     return {"selector": name, **picked(rule, "title", "place"), **origin}
 
 
@@ -126,11 +126,11 @@ def rule_change(entry: RuleEntry) -> Document:
 def throttling_document(rules: RuleRegistry, now_s: float) -> Document:
     """Return whether quotas are enforced, for whom they are paused, and schedules, for JSON."""
     paused = [PAUSE.document(pause, Moment(now_s)) for pause in rules.pauses()]
+    told = rules.schedules()
     scheduled = [
-        {
-            "selector": selector(each.rule.keys),
-            "schedule": each.schedule,
-        }
-        for each in islice(rules.with_schedules(), MOST_SCHEDULED)
+        {"selector": selector(each.rule.keys), "schedule": told[each.rule.title]}
+        for each in ((*rules.budgets(), *rules.entries()) if told else ())
+        if each.rule.title in told
     ]
-    return {"enforced": rules.is_enforced, "paused": paused, "scheduled": scheduled}
+    shown = scheduled[:MOST_SCHEDULED]
+    return {"enforced": rules.is_enforced, "paused": paused, "scheduled": shown}

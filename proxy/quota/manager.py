@@ -5,13 +5,12 @@ from dataclasses import replace
 
 from metrics import Instruments
 
-from .budget_rows import BudgetRow, BudgetShares
 from .client_quotas import ClientQuotas
 from .debts import Debt, PendingDebt
-from .entities import TRAFFIC_KINDS, ClientIdentity, QuotaKind
-from .meter import Meter, QuotaRow, sensor_name
+from .entities import ClientIdentity, QuotaKind
+from .meter import Meter, sensor_name
 from .meters import Clock, Meters
-from .rules import Budget, QuotaSettings
+from .rules import QuotaSettings
 
 MAX_PENDING = 10_000
 """Sensors not there yet that owe something: as many as clients have sensors by default."""
@@ -57,70 +56,6 @@ class QuotaManager(Meters):
                     quotas.resolve()
                 yield is_silent
             self._settled = generation
-
-    def rows(self, clock_ms: Clock) -> Iterator[QuotaRow | None]:
-        """Yield a row for each sensor in use; None for a step without a row."""
-        for rows in self.row_groups(clock_ms):
-            yield from rows or (None,)
-
-    def row_groups(
-        self, clock_ms: Clock, shares: BudgetShares | None = None
-    ) -> Iterator[list[QuotaRow]]:
-        """Yield the rows of what is one client to operators together; [] for a step without.
-
-        What only one connected client is charged to is that client's. An entity's other sensors,
-        shared by several clients or left by all, are together; but those left by all go to a client
-        that is charged to another sensor of the entity: it has most likely come back. `shares` is
-        filled with what clients have of budgets.
-        """
-        self.take_all_back(clock_ms)
-        shares = BudgetShares() if shares is None else shares
-        for meter in self.registry if self.table.budgets else ():
-            shares.add(meter, clock_ms())
-            yield []
-        shares.settle()
-        # Most sensors have one client: a list for each would bring on Python's full collections.
-        first: dict[str, ClientQuotas] = {}
-        more: dict[str, list[ClientIdentity]] = {}
-        for quotas in tuple(self._clients.values()):
-            for meter in quotas.charged if quotas.users else ():
-                if first.setdefault(meter.name, quotas) is not quotas:
-                    more.setdefault(meter.name, []).append(quotas.identity)
-            yield []
-
-        def only_client(name: str) -> ClientQuotas | None:
-            return None if name in more else first.get(name)
-
-        def beside(name: str, entity: str) -> list[str]:
-            names = _names_of(entity)
-            client = only_client(name)
-            if client is None and name not in first:
-                client = next(filter(None, map(only_client, names)), None)
-            if client is None:
-                return [each for each in names if only_client(each) is None]
-            own = [each for each in client.charged if only_client(each.name) is client]
-            entities = dict.fromkeys(each.entity for each in own)
-            left = [each for of in entities for each in _names_of(of) if each not in first]
-            return [each.name for each in own] + left
-
-        walked: set[str] = set()
-        for meter in self.registry:
-            rows: list[QuotaRow] = []
-            if meter.name not in walked and not isinstance(meter.rule, Budget):
-                # Each once, the sensor itself always.
-                for name in dict.fromkeys((meter.name, *beside(meter.name, meter.entity))):
-                    found = self.registry.get(name)
-                    if found is not None and name not in walked:
-                        client = first.get(name)
-                        charged = () if client is None else (client.identity, *more.get(name, ()))
-                        now_ms = clock_ms()
-                        rows.append(found.row(charged, now_ms, shares.part(found, now_ms)))
-                    walked.add(name)
-            yield rows
-
-    def budget_rows(self, shares: BudgetShares, now_ms: float) -> list[BudgetRow]:
-        """Return the rates of the budgets that rules share, each before those in it."""
-        return list(shares.rows(self.table.budgets, self.registry, now_ms))
 
     def sensors_of(self, client: ClientIdentity) -> tuple[Meter, ...]:
         """Return the sensors that a connected client's latest traffic was charged to."""
@@ -239,8 +174,3 @@ class SharedQuotas:
         debt = self._pending.pop(meter.name, None)
         if debt is not None and meter.leased is None:
             meter.owe(debt.until_ms, now_ms, debt.held_until_ms)
-
-
-def _names_of(entity: str) -> list[str]:
-    """Return the names of the sensors that an entity may have."""
-    return [sensor_name(kind, entity) for kind in TRAFFIC_KINDS]

@@ -1,7 +1,6 @@
-"""One sensor with all that keeps its bound, and the row that shows it."""
+"""One sensor with all that keeps its bound."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -42,71 +41,6 @@ LEND_PART = 0.25
 
 ACTIVE_MS = 2_000.0
 """A client that moved nothing for so long, and waits for nothing, has no share of its budget."""
-
-SHOWN_CLIENTS = 20
-"""How many clients a row names; it counts them all."""
-
-
-@dataclass(frozen=True, slots=True)
-class BudgetPart:
-    """What a sensor has of a budget; rates in bytes per second."""
-
-    budget: str
-    weight: float
-    guaranteed: float
-    ceiling: float
-    """The most that it can have."""
-    fair_share: float | None = None
-    """What it would get if all clients that are active wanted more; None while it is not."""
-    borrowed: float = 0.0
-    """What it gets beyond that."""
-    lent: float = 0.0
-    """What it leaves of that to others that want more."""
-    waits_for: str | None = None
-    """What its connections wait for at the budget's gate, in words; None when none waits there."""
-
-
-@dataclass(frozen=True, slots=True)
-class QuotaRow:
-    """One sensor as the status page shows it; rate and bounds in bytes per second or percent."""
-
-    entity: str
-    kind: QuotaKind
-    rule: Rule
-    rate: float
-    bound: float
-    window_ms: float
-    """The time over which the rate is measured."""
-    owed_ms: float
-    """How long a response that came now would be held for what went before it; 0 or more."""
-    holds: int
-    """How many responses were held in the last minute."""
-    held_ms: float
-    """For how long they were held, added up; those of several connections overlap."""
-    hold_until_ms: float | None
-    """When the last response that is held now leaves; None when none is held."""
-    waiting: int
-    """How many connections are not read from, since their clients owe too much."""
-    throttled: bool
-    clients: tuple[ClientIdentity, ...]
-    """The connected clients whose latest traffic was charged here; at most SHOWN_CLIENTS."""
-    client_count: int
-    static_bound: float | None = None
-    """The rule's own bound when it may be adapted: `bound` is this or less; else None."""
-    reason: str | None = None
-    """Why an adapted bound is what it is; None when none may be or nothing is known yet."""
-    enforced: bool = True
-    """False: the clients are measured, and held for nothing."""
-    would_throttle: int = 0
-    """How many measurements of the last minute were above a bound that is not enforced."""
-    above_s: int = 0
-    """In how many seconds of the last minute there was such a measurement."""
-    part: BudgetPart | None = None
-    """Of a budget; None where it shares none."""
-    leased: float | None = None
-    """What this member may have of the bound, which is for all members; None where it has all."""
-    used_by: ClientIdentity | None = None
-    """A client of it, also one that has left."""
 
 
 class Level(NamedTuple):
@@ -326,7 +260,7 @@ class Meter(Sensor):
             self.record(value, now_ms)
         except QuotaViolation as violation:
             self.violated = True
-            window_ms = self._window_ms(now_ms)
+            window_ms = self.window_ms(now_ms)
             throttle_ms = throttle_time_ms(violation.value, self.pacer.bound, window_ms)
         hold_ms = self.pacer.charge(value, throttle_ms, now_ms)
         if hold_ms and (isinstance(self.rule, Budget) or self.leased is not None):
@@ -457,36 +391,6 @@ class Meter(Sensor):
         """How many connections wait at its gate, and at those of its budgets."""
         return self.gate.waiting + sum(self.budget_waits().values())
 
-    def row(
-        self, clients: Sequence[ClientIdentity], now_ms: float, part: BudgetPart | None = None
-    ) -> QuotaRow:
-        """Return what there is to show of the sensor, whose clients these are."""
-        holds, above = self.holds, None if self.is_enforced else self.above
-        return QuotaRow(
-            entity=self.entity,
-            kind=self.kind,
-            rule=self.rule,
-            rate=self.metric.measure(now_ms),
-            bound=self.shown_bound,
-            window_ms=self._window_ms(now_ms),
-            owed_ms=min(self.owed_ms(now_ms), MAX_CARRY_MS),
-            holds=holds.events(LAST_MINUTE, now_ms) if holds else 0,
-            held_ms=holds.measure(LAST_MINUTE, now_ms) if holds else 0.0,
-            hold_until_ms=self.hold_until_ms(now_ms),
-            waiting=self.waiting,
-            throttled=self.is_throttled,
-            clients=tuple(clients[:SHOWN_CLIENTS]),
-            client_count=len(clients),
-            static_bound=self.rule.ceilings[self.kind] if self._is_adaptive else None,
-            reason=self.adapted.reason if self.adapted and self._is_adaptive else None,
-            enforced=self.is_enforced,
-            would_throttle=above.events(LAST_MINUTE, now_ms) if above else 0,
-            above_s=int(above.measure(LAST_MINUTE, now_ms)) if above else 0,
-            part=part,
-            leased=self.leased,
-            used_by=self.used_by,
-        )
-
     def has_history(self, now_ms: float) -> bool:
         """Return whether anything measured or owed still counts."""
         owed_ms = max(self.owed_ms(now_ms), self.pacer.due_ms - now_ms)
@@ -530,13 +434,14 @@ class Meter(Sensor):
     def _allowance_ms(self, now_ms: float) -> float:
         """Return how much of the bound may pass at once before the formula finds it exceeded."""
         free = 1.0 - self.metric.measure(now_ms) / self.pacer.bound
-        return min(free * self._window_ms(now_ms), self.pacer.allowance_ms(now_ms))
+        return min(free * self.window_ms(now_ms), self.pacer.allowance_ms(now_ms))
 
-    def _window_ms(self, now_ms: float) -> float:
+    def window_ms(self, now_ms: float) -> float:
+        """Return the time over which its rate is measured."""
         return self.rate.window_size_ms(self.metric.config, now_ms)
 
     @property
-    def _is_adaptive(self) -> bool:
+    def is_adaptive(self) -> bool:
         """Whether the bound may be adapted: a query's by its rule, a producer's by a pipeline."""
         if self.kind is CONSUMER_BYTE_RATE:
             return self.rule.adaptive is not None
@@ -548,7 +453,7 @@ class Meter(Sensor):
         bound = self.rule.ceilings[self.kind]
         if self.leased is not None:
             bound = min(bound, max(self.leased, LEAST_LEASE * bound))
-        adapted = self.adapted.bound if self.adapted and self._is_adaptive else None
+        adapted = self.adapted.bound if self.adapted and self.is_adaptive else None
         return bound if adapted is None else min(bound, adapted)
 
     @property

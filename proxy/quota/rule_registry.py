@@ -3,7 +3,7 @@
 That is overrides and pauses, which the state keeps.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -59,8 +59,6 @@ class RuleEntry:
     """What an override says of it; None: as the file's rule with the same keys."""
     until_s: float | None = None
     """When an override ends by itself, as `at_s`; None: not at all."""
-    schedule: str | None = None
-    """Until when it is in force, or when it begins, for people; None: it has no schedule."""
 
 
 KeptChange: TypeAlias = RuleEntry | QuotaPause
@@ -84,11 +82,6 @@ class ComposedRules:
     of_file: ScheduledSettings
     """What of the file is in force at the time."""
 
-    @property
-    def scheduled(self) -> Iterator[RuleEntry]:
-        """Those of the rules and budgets that have a schedule."""
-        return (each for each in chain(self.budgets, self.entries) if each.schedule is not None)
-
 
 def compose(
     settings: QuotaSettings, kafka: Iterable[Rule], kept: Mapping[str, KeptChange], at_s: float
@@ -105,12 +98,8 @@ def compose(
         if each.source is RuleOrigin.OVERRIDE and isinstance(each.rule, Budget)
     }
     now = ScheduledSettings.at(settings, at_s, overridden)
-    rules_now = now.settings.rules
-    told = now.told.get
-    of_file = {
-        selector(rule.keys): RuleEntry(rule, RuleOrigin.FILE, schedule=told(rule.title))
-        for rule in rules_now
-    }
+    rules_now = {rule.number: rule for rule in now.settings.rules}
+    of_file = {selector(rule.keys): RuleEntry(rule, RuleOrigin.FILE) for rule in rules_now.values()}
     of_kafka = (RuleEntry(rule, RuleOrigin.KAFKA) for rule in kafka)
     of_rules = (each for each in overrides if not isinstance(each.rule, Budget))
     by_name: dict[str, list[RuleEntry]] = {}
@@ -119,11 +108,9 @@ def compose(
         by_name.setdefault(name, []).append(_in_place_of(of_file.get(name), entry, number))
     for name, entry in of_file.items():
         by_name.setdefault(name, []).append(entry)
-    numbers = {rule.number for rule in rules_now}
     for rule in settings.rules:
-        if rule.number not in numbers:
-            schedule = told(rule.title)
-            entry = RuleEntry(rule, RuleOrigin.FILE, in_force=False, schedule=schedule)
+        if rule.number not in rules_now:
+            entry = RuleEntry(rule, RuleOrigin.FILE, in_force=False)
             by_name.setdefault(selector(rule.keys), []).append(entry)
     in_order = sorted(by_name.items(), key=lambda item: (item[1][0].rule.order, item[0]))
     in_force = {name: same[0] for name, same in in_order if same[0].in_force}
@@ -135,11 +122,7 @@ def compose(
     rules = tuple(entry.rule for entry in in_force.values())
     table = RuleTable(rules, enforce=settings.enforce, pauses=_pauses_of(kept))
     of_budgets = tuple(
-        replace(
-            each,
-            in_force=now.scheduled.get(each.rule.title, True),
-            schedule=told(each.rule.title),
-        )
+        replace(each, in_force=now.scheduled.get(each.rule.title, True))
         for each in budgets.values()
     )
     named = {selector(each.rule.keys): each for each in of_budgets}
@@ -353,13 +336,13 @@ class RuleRegistry:
         """Return the budgets of the file's rules, each with the rates that an override gives it."""
         return self._composed.budgets
 
-    def with_schedules(self) -> Iterator[RuleEntry]:
-        """Return the rules and budgets of the file that have a schedule."""
-        return self._composed.scheduled
-
     def scheduled(self) -> Mapping[str, bool]:
         """Return of what has a schedule, by titles, whether it is in force by that."""
         return self._composed.of_file.scheduled
+
+    def schedules(self) -> Mapping[str, str]:
+        """Return of the same, by the same, until when it is in force, or when it begins."""
+        return self._composed.of_file.told
 
     async def put(self, override: RuleEntry) -> RuleEntry:
         """Make an override, in the place of one with the same keys, and keep it; return its entry.

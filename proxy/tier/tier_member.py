@@ -443,31 +443,34 @@ def tier_overview(
     not reach them.
     """
     owners, loads = assignment.slot_map.owners, assignment.loads
+    releasing, awaiting = (
+        Counter(each.values()) for each in (assignment.releasing, assignment.targets)
+    )
     members: list[dict[str, Any]] = []
-    for name in sorted(assignment.slot_map.members):
-        own = [slot for slot, owner in enumerate(owners) if owner == name]
-        carried = [loads[slot].share for slot in own if slot in loads]
+    machines: list[dict[str, Any]] = []
+    for name, each in sorted(assignment.members.items()):
+        own = assignment.slot_map.slots_of(name)
+        carried = [loads[slot].share for slot in sorted(own) if slot in loads]
         members.append(
             {
                 "name": name,
                 "machine": machine_of(name),
                 "owned": len(own),
-                "releasing": Counter(assignment.releasing.values())[name],
-                "awaiting": Counter(assignment.targets.values())[name],
+                "releasing": releasing[name],
+                "awaiting": awaiting[name],
                 "load": round(sum(carried), 3) if carried else None,
-                "slots": own,
+                "slots": sorted(own),
             }
         )
-    machines = [
-        {
-            "name": name,
-            "rules": each.rules_digest,
-            "admin_url": each.admin_url,
-            "answers": None if name == member else name not in silent,
-            "problem": unreached.get(name),
-        }
-        for name, each in sorted(assignment.members.items())
-    ]
+        machines.append(
+            {
+                "name": name,
+                "rules": each.rules_digest,
+                "admin_url": each.admin_url,
+                "answers": None if name == member else name not in silent,
+                "problem": unreached.get(name),
+            }
+        )
     return {
         "name": tier,
         "machine": machine_of(member),

@@ -4,44 +4,29 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
-from admin_world import CONSUMER, MIB, RULES, AdminWorld, tick
+from admin_world import CONSUMER, MIB, AdminWorld, tick
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.admin import history as history_module
 from proxy.admin.history import HISTORY_INTERVAL_MS, History
-from proxy.quota.meter import QuotaRow
+from proxy.quota.meters import MeasuredRate
 
 START_MS = 1000.0
 INTERVAL_MS = HISTORY_INTERVAL_MS
 
 
-def row(entity: str, rate: float, bound: float = 100.0) -> QuotaRow:
-    return QuotaRow(
-        entity=entity,
-        kind=CONSUMER,
-        rule=RULES[0],
-        rate=rate,
-        bound=bound,
-        window_ms=11_000.0,
-        owed_ms=0.0,
-        waiting=0,
-        holds=0,
-        held_ms=0.0,
-        hold_until_ms=None,
-        throttled=False,
-        clients=(),
-        client_count=0,
-    )
+def row(entity: str, rate: float, bound: float = 100.0) -> MeasuredRate:
+    return MeasuredRate(entity, CONSUMER, rate, bound)
 
 
 class Rows:
     """What is measured, until it is changed."""
 
-    def __init__(self, *rows: QuotaRow) -> None:
+    def __init__(self, *rows: MeasuredRate) -> None:
         self.now = list(rows)
 
-    def __call__(self, _: Callable[[], float]) -> list[QuotaRow]:
+    def __call__(self, _: Callable[[], float]) -> list[MeasuredRate]:
         return self.now
 
 
@@ -128,9 +113,7 @@ def test_it_samples_a_real_manager():
         send(4 * MIB)
         tick(world.history, world.now_ms)
     (measured,) = (
-        each
-        for each in filter(None, world.quotas.rows(lambda: world.now_ms))
-        if each.kind is CONSUMER
+        each for each in world.quotas.measured_rates(lambda: world.now_ms) if each.kind is CONSUMER
     )
     document = world.history.document(measured)
     assert document is not None

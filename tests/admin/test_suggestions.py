@@ -9,7 +9,7 @@ from admin_world import CONSUMER, MIB, PRODUCER, AdminWorld, Ask, running, serve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.admin.rates.suggestions import SUGGESTED_HEADROOM, round_up
+from proxy.admin.suggestions import SUGGESTED_HEADROOM, round_up
 from proxy.cli import main
 from proxy.cluster.upstream import RefusedError
 from proxy.config import load_config

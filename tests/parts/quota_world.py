@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from parts.sensor_views import SensorView, sensors_in_use
 from parts.virtual_time import VirtualTime
 from prometheus_client import CollectorRegistry
 
@@ -9,7 +10,6 @@ from metrics import Instruments
 from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
-from proxy.quota.meter import QuotaRow
 from proxy.quota.rules import QuotaSettings, Rule
 
 
@@ -33,5 +33,5 @@ class QuotaWorld(VirtualTime):
     ) -> ClientQuotas:
         return self.quotas.client(ClientIdentity(listener, user, client_id))
 
-    def rows(self, now_ms: float) -> list[QuotaRow]:
-        return [row for row in self.quotas.rows(lambda: now_ms) if row is not None]
+    def rows(self, now_ms: float) -> list[SensorView]:
+        return list(sensors_in_use(self.quotas, lambda: now_ms))

@@ -7,6 +7,7 @@ from struct import pack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parts.sensor_views import sensors_in_use
 from relaylab import frames
 from relaylab.lab import LIMIT_S, AllShown, End, Lab, open_lab, turns, until
 
@@ -94,7 +95,7 @@ ENDS = ["client", "broker", "mid-request", "mid-response", "unasked"]
 
 def measured(lab: Lab) -> dict[QuotaKind, int]:
     """What each sensor has measured, in bytes."""
-    rows = [row for row in lab.services.quotas.rows(clock_ms) if row is not None]
+    rows = list(sensors_in_use(lab.services.quotas, clock_ms))
     return {row.kind: round(row.rate * row.window_ms / 1000) for row in rows}
 
 

@@ -3,6 +3,7 @@
 from contextlib import asynccontextmanager
 
 import pytest
+from parts.sensor_views import sensors_in_use
 from relaylab import frames
 from relaylab.lab import open_lab, slow_client, turns, until
 
@@ -52,7 +53,7 @@ async def test_requests_at_a_gate_are_sent_on(mode):
     async with lab_with_rules(slow_client(), mode=mode) as (lab, registry):
         _, broker = await lab.pair(frames.fetch_request(0))
         await broker.send(frames.fetch_response(0, RECORD_BYTES))
-        await until(lambda: any(row and row.owed_ms for row in lab.services.quotas.rows(clock_ms)))
+        await until(lambda: any(row.owed_ms for row in rows(lab)))
         waiting = [await lab.client() for _ in range(MANY)]
         for client in waiting:
             await client.send(frames.fetch_request(1))
@@ -64,7 +65,7 @@ async def test_requests_at_a_gate_are_sent_on(mode):
 
 
 def rows(lab):
-    return [row for row in lab.services.quotas.rows(clock_ms) if row is not None]
+    return list(sensors_in_use(lab.services.quotas, clock_ms))
 
 
 async def test_a_muted_client_is_read_from():

@@ -4,6 +4,7 @@ import asyncio
 from struct import pack, unpack_from
 
 import pytest
+from parts.sensor_views import sensors_in_use
 from relaylab import frames
 from relaylab.lab import LISTENER, fast_client, open_lab, slow_client, turns, until
 
@@ -250,7 +251,7 @@ async def test_a_client_id_that_changes_within_a_connection_counts_as_the_first_
         await client.send(frames.fetch_request(2, client_id="second"))
         await turns(50)
         assert not broker.unread
-        entities = [row.entity for row in filter(None, lab.services.quotas.rows(lambda: 0.0))]
+        entities = [row.entity for row in sensors_in_use(lab.services.quotas, lambda: 0.0)]
         assert entities == ["client-id=first"]
 
 

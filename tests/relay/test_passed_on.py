@@ -4,6 +4,7 @@ import asyncio
 from struct import unpack_from
 
 import pytest
+from parts.sensor_views import sensors_in_use
 from relaylab import frames
 from relaylab.lab import fast_client, open_lab, slow_client, turns, until
 
@@ -62,10 +63,9 @@ async def test_it_counts_the_same_whole_and_cut_anywhere(rules):
         assert lab.count("requests_total", api="Fetch", version="11") == count
         labels = {"listener": "default", "user": "", "client_id": "test", "api": "Fetch"}
         assert lab.count("bytes_total", **labels) == count * each
-        for row in lab.services.quotas.rows(clock_ms):
-            if row is not None:
-                measured = row.rate * row.window_ms / 1000
-                assert measured == pytest.approx(count * response_bytes)
+        for row in sensors_in_use(lab.services.quotas, clock_ms):
+            measured = row.rate * row.window_ms / 1000
+            assert measured == pytest.approx(count * response_bytes)
 
 
 async def test_what_the_client_does_not_take_follows():

@@ -3,6 +3,7 @@
 from struct import pack
 
 import pytest
+from parts.sensor_views import sensors_in_use
 from relaylab import frames
 from relaylab.lab import AllShown, open_lab, turns, until
 
@@ -33,13 +34,13 @@ def begun(acks=1, number=1, record_bytes=ANNOUNCED_BYTES):
 
 def charged(lab):
     """How many bytes were charged: a new sensor's rate is that of ten seconds."""
-    (row,) = filter(None, lab.services.quotas.rows(clock_ms))
+    (row,) = sensors_in_use(lab.services.quotas, clock_ms)
     return row.rate * row.window_ms / 1000
 
 
 def waiting(lab):
     """How many connections wait for their turn."""
-    return sum(row.waiting for row in filter(None, lab.services.quotas.rows(clock_ms)))
+    return sum(row.waiting for row in sensors_in_use(lab.services.quotas, clock_ms))
 
 
 def came(end):
@@ -146,7 +147,7 @@ async def test_who_leaves_while_its_body_waits_leaves_its_place():
         await waiting_body(lab)
         for connection in list(lab.relay.connections):
             connection.close("operator")
-        (row,) = filter(None, lab.services.quotas.rows(clock_ms))
+        (row,) = sensors_in_use(lab.services.quotas, clock_ms)
         assert row.waiting == 0
 
 
@@ -166,7 +167,7 @@ async def test_a_request_that_is_taken_whole_is_charged_as_it_comes():
         client = await lab.client()
         await client.send(whole[: BODY_BYTES // 4])
         broker = await lab.broker()
-        await until(lambda: any(filter(None, lab.services.quotas.rows(clock_ms))))
+        await until(lambda: any(sensors_in_use(lab.services.quotas, clock_ms)))
         await turns(50)
         assert charged(lab) == pytest.approx(BODY_BYTES // 4, rel=0.01)
         await client.send(whole[BODY_BYTES // 4 :])

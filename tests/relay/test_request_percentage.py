@@ -3,6 +3,7 @@
 from struct import pack
 
 import pytest
+from parts.sensor_views import sensors_in_use
 from relaylab import frames
 from relaylab.lab import open_lab, turns, until
 from test_shown_fetch import ShowingInterceptor
@@ -63,7 +64,7 @@ async def test_all_time_of_a_fetch_counts_that_leaves_data_behind(records, count
         await broker.send(*frames.in_pieces(sent, (0.3, 0.31, 0.7), (40, 20)))
         assert await client.frame() == seen
         await until(lambda: not connection.responses.mid_frame)
-        (row,) = filter(None, lab.services.quotas.rows(clock_ms))
+        (row,) = sensors_in_use(lab.services.quotas, clock_ms)
         busy_ms = row.rate * row.window_ms / MS_PER_SECOND * BUSY_MS_PER_PERCENT
         assert busy_ms > 0.9 * TOOK_MS if counts else 0 < busy_ms <= 2 * FIRST_USUAL_MS
         shown = [what for _, what in log if isinstance(what, tuple)]
@@ -75,13 +76,13 @@ async def test_a_heartbeat_and_a_login_cost_no_time():
         client, broker = await lab.pair(frames.metadata_request(1))
         await broker.send(frames.metadata_response(1, {}))
         await client.frame()
-        before = next(filter(None, lab.services.quotas.rows(lambda: 0.0))).rate
+        before = next(sensors_in_use(lab.services.quotas, lambda: 0.0)).rate
         heartbeat = frames.request(12, 3, 2, bytes(20))
         await client.send(heartbeat)
         assert await broker.frame() == heartbeat
         await broker.send(frames.response(12, 3, 2, bytes(6)))
         await client.frame()
-        assert next(filter(None, lab.services.quotas.rows(lambda: 0.0))).rate == before
+        assert next(sensors_in_use(lab.services.quotas, lambda: 0.0)).rate == before
 
 
 async def test_who_is_over_the_bound_has_one_request_under_way():

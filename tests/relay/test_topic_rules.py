@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from parts.sensor_views import sensors_in_use
 from relaylab import frames
 from relaylab.lab import LIMIT_S, open_lab, turns, until
 from relaylab.topic_frames import (
@@ -29,13 +30,13 @@ PLENTY = Rule(topic="orders", bounds={CONSUMER: 1e12, PRODUCER: 1e12})
 
 def charged(lab, entity="topic=orders"):
     """How many bytes were charged: a new sensor's rate is that of ten seconds."""
-    rows = {row.entity: row for row in filter(None, lab.services.quotas.rows(clock_ms))}
+    rows = {row.entity: row for row in sensors_in_use(lab.services.quotas, clock_ms)}
     row = rows.get(entity)
     return 0 if row is None else round(row.rate * row.window_ms / 1000)
 
 
 def waits(lab):
-    return sum(row.waiting for row in filter(None, lab.services.quotas.rows(clock_ms)))
+    return sum(row.waiting for row in sensors_in_use(lab.services.quotas, clock_ms))
 
 
 async def exchange(client, broker, request, response):

@@ -8,7 +8,6 @@ from rich.text import Text
 
 from proxy.admin.api import THROTTLING_PATH
 from proxy.admin.client_documents import CONNECTION
-from proxy.admin.columns import Column
 from proxy.admin.commands.admin_client import AdminAddress
 from proxy.admin.commands.top_tables import (
     ALARM,
@@ -18,8 +17,9 @@ from proxy.admin.commands.top_tables import (
     print_wide,
     printable,
 )
+from proxy.admin.document_models import Column
 from proxy.admin.peers.tier_routes import TIER_PATH
-from proxy.admin.rates.suggestions import SUGGESTIONS_PATH
+from proxy.admin.suggestions import SUGGESTIONS_PATH
 from proxy.state import Document
 
 ANSWERS = {None: "is asked", True: "yes", False: "NO"}

@@ -2,7 +2,6 @@
 
 import os
 import select
-import signal
 import sys
 import termios
 import time
@@ -32,7 +31,7 @@ STATUS_INTERVAL_S = 2.0
 STATUS_TIMEOUT_S = 5.0
 LIMIT = 200  # how many clients are asked for
 FRAME_LINES = 6  # of the view, that are not rows of its table
-QUIT_KEYS = ("q", "\x04")
+QUIT_KEYS = ("q", "\x03", "\x04")
 HELP = "q quit  c clients  s Spark queries  p pipelines  h held  n name  r rate"
 
 
@@ -89,27 +88,20 @@ def _watch(address: AdminAddress, status: Document, console: Console) -> None:
 def _keys() -> Iterator[Callable[[float], str]]:
     """Take single keys from the terminal: give a function that waits so many seconds for one.
 
-    Ctrl-C is a key too, the one to quit: an exception could strike in the middle of drawing.
+    Ctrl-C is a key too: an exception could strike in the middle of drawing.
     """
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
-    woken, wake = os.pipe()
-    os.set_blocking(wake, False)
-    woken_before = signal.set_wakeup_fd(wake)
-    handler_before = signal.signal(signal.SIGINT, lambda *_: None)
 
     def key_within(seconds: float) -> str:
-        readable, _, _ = select.select([descriptor, woken], [], [], seconds)
-        if woken in readable:
-            return QUIT_KEYS[0]
+        readable, _, _ = select.select([descriptor], [], [], seconds)
         return os.read(descriptor, 1).decode("ascii", "replace") if readable else ""
 
     try:
         tty.setcbreak(descriptor)
+        raw = termios.tcgetattr(descriptor)
+        raw[tty.CC][termios.VINTR] = b"\0"
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, raw)
         yield key_within
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
-        signal.signal(signal.SIGINT, handler_before)
-        signal.set_wakeup_fd(woken_before)
-        os.close(woken)
-        os.close(wake)

@@ -7,7 +7,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from proxy.admin.columns import FORMS, UNKNOWN, Column, rate_text
+from proxy.admin.document_models import FORMS, UNKNOWN, Column, rate_text
 from proxy.admin.query_documents import REDUCED, is_held
 from proxy.quota.entities import QuotaKind
 from proxy.state import Document

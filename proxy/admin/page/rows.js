@@ -30,7 +30,7 @@ const FORMS = {
   age: seconds,
 };
 
-// The columns of a table as the proxy declares them (proxy/admin/columns.py), for makeColumns.
+// The columns of a table as the proxy declares them (proxy/admin/document_models.py), for makeColumns.
 export function columnsOf(name) {
   return COLUMNS[name].map(([title, path, form, none]) => {
     const text = (item) => {

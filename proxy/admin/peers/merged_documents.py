@@ -17,8 +17,7 @@ from proxy.admin.client_documents import (
     client_key,
     unbounded_key,
 )
-from proxy.admin.columns import Column
-from proxy.admin.document_models import Combine, Model, Moment
+from proxy.admin.document_models import Column, Combine, Model, Moment
 from proxy.admin.log_level import LOG_LEVEL_PATH
 from proxy.admin.pages import Key, Page, PagedRows
 from proxy.admin.query_documents import (
@@ -178,20 +177,17 @@ def merged_clients(told: MemberDocuments) -> Document:
 
 def _connections(told: MemberDocuments) -> Document:
     """Return a page of `connections`, by their ids in a tier: each machine numbers its own."""
-    found = PagedRows[Row](told.page, connection_key, _traffic)
-    for row in told.rows("connections"):
-        found.add({**row, "id": f"{machine_of(row[MEMBER])}/{row['id']}"})
-    return {"connections": found.rows(), **found.next(*told.nexts())}
+    found = PagedRows[Row](told.page, _connection_key, _traffic, told.rows("connections"))
+    shown = [{**row, "id": f"{machine_of(row[MEMBER])}/{row['id']}"} for row in found.rows()]
+    return {"connections": shown, **found.next(*told.nexts())}
 
 
 def _traffic(connection: Row) -> Any:
     return sum(filter(None, (connection["received_rate"], connection["sent_rate"])))
 
 
-def connection_key(connection: Row) -> Key:
-    """Return where a connection of a tier is in a walk."""
-    machine, _, number = connection["id"].rpartition("/")
-    return int(number), machine
+def _connection_key(connection: Row) -> Key:
+    return connection["id"], machine_of(connection[MEMBER])
 
 
 MEMBER_ROW = Model[Document](

@@ -16,6 +16,7 @@ from backpressure_parts import (
     tell_earliest,
     told,
 )
+from parts.sensor_views import sensors_in_use
 
 from proxy.backpressure.backpressure import RETURN_FACTOR, RETURN_STEP_MS
 from proxy.progress.query_registry import FORGET_AFTER_MS
@@ -29,7 +30,7 @@ PLAIN = Rule(client_id=CLIENT, bounds={CONSUMER: STATIC})
 def row(world: BackpressureWorld):
     world.client.charge(CONSUMER, 1, world.now_ms)
     (found,) = [
-        row for row in filter(None, world.quotas.rows(lambda: world.now_ms)) if row.entity == ENTITY
+        row for row in sensors_in_use(world.quotas, lambda: world.now_ms) if row.entity == ENTITY
     ]
     return found
 

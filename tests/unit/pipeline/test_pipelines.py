@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from parts.sensor_views import sensors_in_use
 from wired_world import HIGH, NORMAL, PRODUCER, SECOND_MS, START_S, STATIC, WiredWorld, pipeline
 
 from proxy.pipeline.completion import MAX_OUTPUTS
@@ -141,7 +142,7 @@ def test_max_pending_lets_the_first_stage_wait(tmp_path):
 
 
 def produce_bounds(world):
-    rows = list(filter(None, world.quotas.rows(lambda: world.now_ms)))
+    rows = list(sensors_in_use(world.quotas, lambda: world.now_ms))
     return [row.bound for row in rows if row.kind is PRODUCER]
 
 

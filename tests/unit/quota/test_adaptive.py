@@ -192,7 +192,7 @@ def test_it_survives_the_sensor():
     world.read(0)
     world.adapt(200.0 * KB, 0)
     assert sum(world.quotas.expiring(2 * HOUR_MS)) == 1
-    assert list(filter(None, world.quotas.rows(lambda: 2 * HOUR_MS))) == []
+    assert world.rows(2 * HOUR_MS) == []
     world.read(2 * HOUR_MS)
     assert (world.row(2 * HOUR_MS).bound, world.row(2 * HOUR_MS).reason) == (200.0 * KB, WHY)
 

@@ -1,13 +1,18 @@
 """What rows show of budgets and their clients, on virtual time."""
 
+from types import SimpleNamespace
+
 import pytest
 from closed_loop import CONSUMER, MB, PRODUCER
 from parts.quota_world import QuotaWorld
+from parts.sensor_views import views
 from test_budgets import ADHOC, ANALYTICS, END_MS, RATE, World, etl, rule
 
-from proxy.quota.budget_rows import BudgetShares
+from proxy.admin.budget_shares import BudgetShares
+from proxy.admin.client_documents import BUDGET
+from proxy.admin.document_models import Moment
+from proxy.admin.sensor_rows import row_groups
 from proxy.quota.entities import ClientIdentity
-from proxy.quota.meter import QuotaRow
 from proxy.quota.rules import Budget, QuotaPause, QuotaSettings, Rule, RuleTable, Share
 
 NEAR = {"rel": 0.05}
@@ -23,13 +28,14 @@ class Rows:
             return world.loop.now_ms
 
         shares = BudgetShares()
-        groups = list(world.quotas.row_groups(clock_ms, shares))
-        self.all: list[QuotaRow] = [row for rows in groups for row in rows]
+        self.all = list(views(row_groups(world.quotas, clock_ms, shares), clock_ms))
         self.by_client = {
             row.entity.partition("=")[2]: row for row in self.all if row.kind is CONSUMER
         }
-        rows = world.quotas.budget_rows(shares, world.loop.now_ms)
-        self.budgets = {row.budget.name: row for row in rows if row.kind is CONSUMER}
+        rows = shares.rows(world.quotas.table.budgets, world.quotas.registry)
+        now = Moment(0.0, world.loop.now_ms)
+        shown = [SimpleNamespace(**BUDGET.document(row, now)) for row in rows]
+        self.budgets = {row.name: row for row in shown if row.quota == CONSUMER}
 
     def parts(self, name):
         """Return of each client a figure in MB per second."""

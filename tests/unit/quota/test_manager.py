@@ -2,11 +2,13 @@
 
 import pytest
 from parts.quota_world import QuotaWorld
+from parts.sensor_views import sensors_in_use
 from prometheus_client import generate_latest
 
 from metrics import SensorCollector
+from proxy.admin.sensor_rows import SHOWN_CLIENTS, row_groups
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
-from proxy.quota.meter import QUIET_MS, SHOWN_CLIENTS
+from proxy.quota.meter import QUIET_MS
 from proxy.quota.meters import ThrottleTime, longest
 from proxy.quota.rules import QuotaSettings, Rule
 
@@ -384,11 +386,12 @@ def test_rows_and_readings_are_those_of_each_step():
     clients = {name: world.client_quotas(name) for name in "abc"}
     for client in clients.values():
         client.charge(CONSUMER, 10 * MB, 0.0)
-    times = iter((0.0, 20_000.0))
-    rows = (row for row in world.quotas.rows(lambda: next(times)) if row is not None)
+    world.now_ms = 0.0
+    rows = sensors_in_use(world.quotas, lambda: world.now_ms)
     readings = world.quotas.measured_rates(lambda: 0.0)
     assert (next(rows).rate, next(readings)) == (MB, ("client-id=a", CONSUMER, MB, MB))
 
+    world.now_ms = 20_000.0
     world.update()
     clients["b"].close()
     assert sum(world.quotas.expiring(20_000.0)) == 3
@@ -400,10 +403,10 @@ def test_rows_leave_out_clients_that_have_gone():
     a, b = world.client_quotas("a"), world.client_quotas("b")
     for client in (a, b):
         client.charge(CONSUMER, 1.0, 0.0)
-    steps = world.quotas.rows(lambda: 0.0)
-    assert next(steps) is None
+    steps = row_groups(world.quotas, lambda: 0.0)
+    assert next(steps) == []
     b.close()
-    (row,) = (row for row in steps if row is not None)
+    (row,) = (row for rows in steps for row in rows)
     assert [client.client_id for client in row.clients] == ["a"]
 
 

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parts.quota_world import QuotaWorld
 
+from proxy.admin.sensor_rows import row_groups
 from proxy.quota.entities import DEFAULT, TRAFFIC_KINDS, QuotaKind
 from proxy.quota.rules import Rule
 
@@ -17,8 +18,8 @@ RULES = (EACH, BY_USER, TOGETHER)
 
 
 def groups(world: QuotaWorld) -> list[set[tuple[str, QuotaKind]]]:
-    found = world.quotas.row_groups(lambda: 0.0)
-    return [{(row.entity, row.kind) for row in rows} for rows in found if rows]
+    found = row_groups(world.quotas, lambda: 0.0)
+    return [{(row.meter.entity, row.meter.kind) for row in rows} for rows in found if rows]
 
 
 def use(world: QuotaWorld, *who: str | None, kinds: tuple[QuotaKind, ...] = TRAFFIC_KINDS):
@@ -91,11 +92,11 @@ def test_each_sensor_is_in_one_group_whoever_comes_and_goes(before, meanwhile):
 
     play(before)
     sensors = {(row.entity, row.kind) for row in world.rows(0.0)}
-    steps = world.quotas.row_groups(lambda: 0.0)
+    steps = row_groups(world.quotas, lambda: 0.0)
     found = [next(steps, [])]
     play(meanwhile)
     found += steps
-    rows = [(row.entity, row.kind) for group in found for row in group]
+    rows = [(row.meter.entity, row.meter.kind) for group in found for row in group]
     assert len(rows) == len(set(rows))
     assert sensors <= set(rows)
     for group in found:

@@ -9,12 +9,10 @@ from dataclasses import dataclass, field, replace
 from heapq import nlargest
 
 from metrics import Registry
-
-from .entities import QuotaKind
-from .meter import BudgetPart, Meter, sensor_name
-from .rules import Budget, Rule
-from .shares import Claim, divide
-from .values import SIZE_UNITS
+from proxy.admin.document_models import rate_text
+from proxy.quota.meter import Meter, sensor_name
+from proxy.quota.rules import Budget, Rule
+from proxy.quota.shares import Claim, divide
 
 SLIGHTLY = 1e-6
 """Figures that differ by less of themselves are the same."""
@@ -24,34 +22,29 @@ MOST_BINDING = 2
 
 
 @dataclass(frozen=True, slots=True)
+class BudgetPart:
+    """What a sensor has of a budget, as the document of a client says; in bytes per second."""
+
+    budget: str
+    weight: float
+    guaranteed: float
+    ceiling: float
+    fair_share: float | None = None
+    borrowed: float = 0.0
+    lent: float = 0.0
+    waits_for: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class BudgetRow:
-    """One rate of a budget with what its clients have of it; rates in bytes per second."""
+    """One rate of a budget."""
 
     budget: Budget
-    kind: QuotaKind
-    bound: float
-    """Of all members together."""
-    rate: float
-    """Of all its clients together."""
+    meter: Meter
+    """Of all its clients together; one that nothing was charged to where it has had none."""
     guaranteed: float
     """To all its clients together, active or not."""
     active_clients: int
-    """How many of its clients are active."""
-    waiting: int
-    """How many connections wait at its gate, or at that of a budget around it."""
-    enforced: bool
-    throttled: bool = False
-    """As of a client; what a budget holds counts here, and not for its clients."""
-    holds: int = 0
-    """In the last minute."""
-    held_ms: float = 0.0
-    """For how long they were held, added up."""
-    leased: float | None = None
-    """What this member may have of it; None where it may have all."""
-
-
-_OF_SENSOR = ("rate", "waiting", "enforced", "throttled", "holds", "held_ms")
-"""What the row of a budget has of that of its sensor."""
 
 
 @dataclass(slots=True, eq=False)
@@ -74,30 +67,17 @@ class _Alike:
 
 
 @dataclass(slots=True, eq=False)
-class _Sharer:
-    """Who has a share of a budget: an active client, or a budget that has some."""
+class _SharedBudget:
+    """A budget with its sharers: active clients, and budgets that have some."""
 
     meter: Meter
     rate: float
     waiting: int
     """How many connections wait at the gates of budgets that it is in."""
-    waits_at: Meter | None = None
-    """A client's: the innermost budget at whose gate one of them waits."""
-
-    def claim(self, demand: float = math.inf) -> Claim:
-        """Return what it may have of its budget, if it wants so much."""
-        share = self.meter.rule.share
-        assert share is not None
-        return Claim(share.weight, share.guaranteed, self.meter.bound, demand)
-
-
-@dataclass(slots=True, eq=False)
-class _SharedBudget(_Sharer):
-    """A budget with its sharers."""
-
     parts: dict[Claim, _Alike] = field(default_factory=dict)
-    guarantees: list[tuple[Claim, _Sharer]] = field(default_factory=list)
-    """Of its sharers that have any; after `divide` the largest of those that others wait for."""
+    guarantees: list[tuple[Claim, Meter, float]] = field(default_factory=list)
+    """Of its sharers that have any, with their rates; after `divide` the largest of those that
+    others wait for."""
     active_clients: int = 0
     """At all depths."""
     wanting: int = 0
@@ -109,14 +89,14 @@ class _SharedBudget(_Sharer):
     most: float = math.inf
     """Its share of the budget around it, if there is one that is enforced."""
 
-    def add(self, sharer: _Sharer, claim: Claim) -> None:
+    def add(self, meter: Meter, claim: Claim, rate: float, *, waits: bool) -> None:
         """Add a sharer."""
         alike = self.parts.setdefault(claim, _Alike(claim))
         alike.number += 1
-        alike.highest = max(alike.highest, sharer.rate)
-        self.wanting += sharer.waiting > 0
+        alike.highest = max(alike.highest, rate)
+        self.wanting += waits
         if claim.guaranteed:
-            self.guarantees.append((claim, sharer))
+            self.guarantees.append((claim, meter, rate))
 
     @property
     def demand(self) -> float:
@@ -125,16 +105,16 @@ class _SharedBudget(_Sharer):
 
     def divide(self) -> None:
         """Give each sharer its share."""
-        parts, rate = list(self.parts.values()), min(self.meter.bound, self.most)
-        for each, share in zip(parts, divide(rate, [each.joint for each in parts]), strict=True):
+        parts, bound = list(self.parts.values()), min(self.meter.bound, self.most)
+        for each, share in zip(parts, divide(bound, [each.joint for each in parts]), strict=True):
             each.share = share / each.number
             self.is_borrowed |= each.highest > each.share * (1 + SLIGHTLY)
         hungry = (each for each in parts if each.share < each.claim.most * (1 - SLIGHTLY))
         level = min((each.share / each.claim.weight for each in hungry), default=math.inf)
         waited_for = (
-            (claim, sharer)
-            for claim, sharer in self.guarantees
-            if min(claim.guaranteed, sharer.rate) > level * claim.weight * (1 + SLIGHTLY)
+            (claim, meter, rate)
+            for claim, meter, rate in self.guarantees
+            if min(claim.guaranteed, rate) > level * claim.weight * (1 + SLIGHTLY)
         )
         self.guarantees = nlargest(MOST_BINDING, waited_for, key=lambda each: each[0].guaranteed)
 
@@ -150,9 +130,9 @@ class BudgetShares:
 
     def add(self, meter: Meter, now_ms: float) -> None:
         """Count a sensor if it is that of an active client, and charged to a budget."""
-        sharer = _active(meter, now_ms)
-        if sharer is None:
+        if not _is_sharing(meter, now_ms):
             return
+        waits = meter.budget_waits()
         for budget in meter.charged[1:]:
             shared = self._budgets.get(budget)
             if shared is None:
@@ -160,20 +140,21 @@ class BudgetShares:
                 shared = _SharedBudget(budget, budget.metric.measure(now_ms), waiting)
                 self._budgets[budget] = shared
             shared.active_clients += 1
-            shared.in_line += budget is sharer.waits_at
-        self._budgets[meter.charged[1]].add(sharer, sharer.claim())
+            shared.in_line += budget is next(iter(waits), None)
+        around, rate = self._budgets[meter.charged[1]], meter.metric.measure(now_ms)
+        around.add(meter, _claim(meter), rate, waits=bool(waits))
 
     def settle(self) -> None:
         """Divide all budgets among those that were added."""
         inner_first = sorted(self._budgets.values(), key=lambda each: -len(each.meter.charged))
         claims: dict[_SharedBudget, Claim] = {}
         for shared in inner_first:
-            around = self._around(shared)
+            around = self._around(shared.meter)
             if around is not None:
-                claims[shared] = shared.claim(shared.demand)
-                around.add(shared, claims[shared])
+                claim = claims[shared] = _claim(shared.meter, shared.demand)
+                around.add(shared.meter, claim, shared.rate, waits=shared.waiting > 0)
         for shared in reversed(inner_first):
-            around = self._around(shared)
+            around = self._around(shared.meter)
             if around is not None and around.meter.is_enforced:
                 shared.most = around.parts[claims[shared]].share
             shared.divide()
@@ -185,88 +166,83 @@ class BudgetShares:
             return None
         ceiling = meter.rule.ceilings[kind]
         part = BudgetPart(share.budget.name, share.weight, share.guaranteed, ceiling)
-        sharer = _active(meter, now_ms)
-        if sharer is None:
+        if not _is_sharing(meter, now_ms):
             return replace(part, lent=self._used_of(share.guaranteed, meter))
-        around = self._around(sharer)
-        if around is None or (alike := around.parts.get(sharer.claim())) is None:
+        around = self._around(meter)
+        if around is None or (alike := around.parts.get(_claim(meter))) is None:
             return part
+        rate, waits = meter.metric.measure(now_ms), meter.budget_waits()
+        lends = not waits and self._is_wanted(around)  # who waits itself leaves nothing
         return replace(
             part,
             fair_share=alike.share,
-            borrowed=max(sharer.rate - alike.share, 0.0),
-            lent=max(alike.share - sharer.rate, 0.0) if self._lends(sharer) else 0.0,
-            waits_for=self._waits_for(sharer),
+            borrowed=max(rate - alike.share, 0.0),
+            lent=max(alike.share - rate, 0.0) if lends else 0.0,
+            waits_for=self._waits_for(meter, next(iter(waits))) if waits else None,
         )
 
     def rows(
-        self, budgets: Iterable[tuple[Budget, float]], sensors: Registry[Meter], now_ms: float
+        self, budgets: Iterable[tuple[Budget, float]], sensors: Registry[Meter]
     ) -> Iterator[BudgetRow]:
         """Yield the rates of budgets, given with what each guarantees in all."""
         for budget, guaranteed in budgets:
-            for kind, bound in budget.ceilings.items():
-                row = BudgetRow(budget, kind, bound, 0.0, guaranteed, 0, 0, budget.enforce)
-                meter = sensors.get(sensor_name(kind, budget.shared_entity))
-                if meter is not None:
-                    shared = self._budgets.get(meter)
-                    own, active = meter.row((), now_ms), shared.active_clients if shared else 0
-                    figures = {name: getattr(own, name) for name in _OF_SENSOR}
-                    row = replace(row, active_clients=active, leased=meter.leased, **figures)
-                yield row
+            for kind in budget.ceilings:
+                name = sensor_name(kind, budget.shared_entity)
+                meter = sensors.get(name) or Meter(
+                    kind, budget.shared_entity, budget, is_enforced=budget.enforce
+                )
+                shared = self._budgets.get(meter)
+                active = shared.active_clients if shared else 0
+                yield BudgetRow(budget, meter, guaranteed, active)
 
-    def _around(self, sharer: _Sharer) -> _SharedBudget | None:
-        """Return the budget that one has a share of."""
-        charged = sharer.meter.charged
-        return self._budgets.get(charged[1]) if len(charged) > 1 else None
+    def _around(self, meter: Meter) -> _SharedBudget | None:
+        """Return the budget that the clients of a sensor, or another budget, have a share of."""
+        return self._budgets.get(meter.charged[1]) if len(meter.charged) > 1 else None
 
-    def _lends(self, sharer: _Sharer) -> bool:
-        """Return whether others of its budgets want what a client leaves: wait, or borrow.
-
-        Who waits itself leaves nothing.
-        """
-        within = sharer
-        while not sharer.waiting and (around := self._around(within)) is not None:
-            if around.is_borrowed or around.wanting > (within.waiting > 0):
+    def _is_wanted(self, around: _SharedBudget | None) -> bool:
+        """Return whether others of its budgets want what a client leaves: wait, or borrow."""
+        waits = False
+        while around is not None:
+            if around.is_borrowed or around.wanting > waits:
                 return True
-            within = around
+            waits, around = around.waiting > 0, self._around(around.meter)
         return False
 
     def _used_of(self, guaranteed: float, idle: Meter) -> float:
         """Return what of an idle client's guarantee the others of its budget have."""
-        around = self._budgets.get(idle.charged[1]) if len(idle.charged) > 1 else None
+        around = self._around(idle)
         if around is None:
             return 0.0
         return min(max(around.rate - (around.meter.bound - guaranteed), 0.0), guaranteed)
 
-    def _waits_for(self, sharer: _Sharer) -> str | None:
-        """Return what connections of a client wait for at a budget's gate, if any does."""
-        gate_of = sharer.waits_at
-        if gate_of is None:
-            return None
-        within = sharer
+    def _waits_for(self, within: Meter, gate_of: Meter) -> str:
+        """Return what connections of a client wait for at the gate of a budget that it is in."""
         while (around := self._around(within)) is not None:
             binding = around.guarantees
-            if binding and all(within.meter is not each.meter for _, each in binding):
-                claim, first = binding[0]
-                who, rate = _in_words(first.meter.rule), _rate_in_words(claim.guaranteed)
+            if binding and all(within is not meter for _, meter, _ in binding):
+                claim, first, _ = binding[0]
+                who, rate = _in_words(first.rule), rate_text(claim.guaranteed)
                 return f"waits for {who}, which has {rate} guaranteed"
             if around.meter is gate_of:
                 break
-            within = around
+            within = around.meter
         line = self._budgets.get(gate_of)
         others = 0 if line is None else line.in_line - 1
         beside = f", with {others:,} other{'s' * (others > 1)}" if others > 0 else ""
         return f"waits for its turn in {_in_words(gate_of.rule)}{beside}"
 
 
-def _active(meter: Meter, now_ms: float) -> _Sharer | None:
-    """Return the client of a sensor if it is active, and charged to a budget that holds it."""
-    if not meter.is_enforced or len(meter.charged) == 1 or isinstance(meter.rule, Budget):
-        return None
-    if not meter.is_active(now_ms):
-        return None
-    waits, rate = meter.budget_waits(), meter.metric.measure(now_ms)
-    return _Sharer(meter, rate, sum(waits.values()), next(iter(waits), None))
+def _is_sharing(meter: Meter, now_ms: float) -> bool:
+    """Return whether a sensor's client is active, and charged to a budget that holds it."""
+    is_charged = len(meter.charged) > 1 and not isinstance(meter.rule, Budget)
+    return meter.is_enforced and is_charged and meter.is_active(now_ms)
+
+
+def _claim(meter: Meter, demand: float = math.inf) -> Claim:
+    """Return what a client, or a budget, may have of its budget if it wants so much."""
+    share = meter.rule.share
+    assert share is not None
+    return Claim(share.weight, share.guaranteed, meter.bound, demand)
 
 
 def _in_words(rule: Rule) -> str:
@@ -275,10 +251,3 @@ def _in_words(rule: Rule) -> str:
         return f"budget {rule.name}"
     values = list(rule.keys.values())
     return values[0] if len(values) == 1 else rule.shared_entity
-
-
-def _rate_in_words(rate: float) -> str:
-    """Return bytes per second for people."""
-    units = [("B", 1), *((name, size) for name, size in SIZE_UNITS.items() if name.endswith("iB"))]
-    name, size = next((unit for unit in reversed(units) if rate >= unit[1]), units[0])
-    return f"{rate / size:.4g} {name}/s"
