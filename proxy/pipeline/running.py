@@ -5,7 +5,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
-from urllib.parse import unquote
 
 from structlog import get_logger
 
@@ -18,7 +17,7 @@ from proxy.progress.report import Report
 from proxy.progress.report_handler import AcceptedReport
 from proxy.quota.manager import QuotaManager
 from proxy.state import KeptParts, Record, StateError, Store
-from proxy.state.store import SEPARATOR
+from proxy.state.journal import key_parts
 from proxy.wire.topic_partition import TopicPartition
 
 from .batch_limit import QueriesOf
@@ -96,8 +95,8 @@ class RunningPipelines(KeptParts[RunningPipeline | Completion]):
         self._owns: Owns | None = None
         """None: nothing is taken up so far."""
         self._pipelines: dict[str, RunningPipeline] = {}
-        self._stages: dict[str, tuple[RunningPipeline, Stage]] = {}
-        """By the queries and client ids that are these stages."""
+        self.stages: dict[str, tuple[RunningPipeline, Stage]] = {}
+        """By the queries and client ids that are these stages; for reading."""
         self._sources: dict[str, list[Source]] = {}
         """By client id."""
         self._ends: dict[TopicPartition, int] = {}
@@ -132,7 +131,7 @@ class RunningPipelines(KeptParts[RunningPipeline | Completion]):
         found: dict[str, list[Record]] = defaultdict(list)
         for record in records:
             if record.key.startswith(_PREFIXES):
-                found[_pipeline_of(record.key)].append(record)
+                found[key_parts(record.key)[1]].append(record)
         for name in () if is_handed_over else found.keys() - self._settings.keys():
             for record in found[name]:
                 self.journal.mark_deleted(record.key)
@@ -201,7 +200,7 @@ class RunningPipelines(KeptParts[RunningPipeline | Completion]):
 
     def lost_ends(self, report: Report) -> set[TopicPartition]:
         """Return partitions whose ends `reported` needs, for a batch begun before this process."""
-        found = self._stages.get(report.client_id or "") or self._stages.get(report.name or "")
+        found = self._stage_named(report.client_id, report.name)
         if report.batch is None or found is None:
             return set()
         pipeline, stage = found
@@ -216,11 +215,9 @@ class RunningPipelines(KeptParts[RunningPipeline | Completion]):
         ends: Mapping[TopicPartition, int] = MappingProxyType({}),
     ) -> None:
         """Apply a report that the registry has accepted; for `ends` see `lost_ends`."""
-        query = accepted.query
         if accepted.new_run:
             self.generation += 1  # the query may have another name now
-        found = self._stages.get(query.client_id) or self._stages.get(query.name)
-        if found is not None:
+        if found := self._stage_named(accepted.query.client_id, accepted.query.name):
             pipeline, stage = found
             if pipeline.reported(stage, accepted, ends, now_ms):
                 self._on_change()
@@ -261,19 +258,22 @@ class RunningPipelines(KeptParts[RunningPipeline | Completion]):
             pipeline.advance(self._arrived, now_ms)
             self._count_ended(pipeline)
 
+    def _stage_named(
+        self, client_id: str | None, name: str | None
+    ) -> tuple[RunningPipeline, Stage] | None:
+        return self.stages.get(client_id or "") or self.stages.get(name or "")
+
     def _stage_of(self, client_id: str) -> tuple[RunningPipeline, Stage] | None:
-        found = self._stages.get(client_id)
-        if found is None and (query := self._registry.query_of(client_id)) is not None:
-            found = self._stages.get(query.name)
-        return found
+        query = self._registry.query_of(client_id)
+        return self._stage_named(client_id, query.name if query is not None else None)
 
     def _index(self) -> None:
         """Find out anew who is in which pipeline."""
         self.generation += 1
-        self._stages, self._sources = {}, {}
+        self.stages, self._sources = {}, {}
         for pipeline in self._pipelines.values():
             for stage in pipeline.stages.values():
-                self._stages |= dict.fromkeys(stage.settings.members, (pipeline, stage))
+                self.stages |= dict.fromkeys(stage.settings.members, (pipeline, stage))
             for source in pipeline.sources.values():
                 self._sources.setdefault(source.name, []).append(source)
 
@@ -292,11 +292,9 @@ class RunningPipelines(KeptParts[RunningPipeline | Completion]):
             arrived[key[0]] = arrived.get(key[0], self._arrived.get(key[0], 0)) + new
         self._ends, self._arrived = ends, arrived
 
-    def _is_owned(self, pipeline: str) -> bool:
-        return self._owns is not None and self._owns.pipeline(pipeline)
-
     def _make_owned(self) -> list[RunningPipeline]:
         """Begin with the pipelines that are this member's and do not run; return them."""
+        owns = self._owns
         made = [
             RunningPipeline(
                 *(PipelineGraph(settings), self._registry, self._queries_of, self._quotas),
@@ -305,7 +303,7 @@ class RunningPipelines(KeptParts[RunningPipeline | Completion]):
                 now_s=self._clock_s(),
             )
             for name, settings in self._settings.items()
-            if name not in self._pipelines and self._is_owned(name)
+            if name not in self._pipelines and owns is not None and owns.pipeline(name)
         ]
         self._pipelines |= {pipeline.name: pipeline for pipeline in made}
         self._index()
@@ -341,9 +339,3 @@ class RunningPipelines(KeptParts[RunningPipeline | Completion]):
             self._instruments.ledger_failed_total.of(name, reason).inc()
             batch = {"stage": root.owner.stage, "batch": root.owner.batch}
             _log.warning("source batch not finished", pipeline=name, **batch, reason=reason)
-
-
-def _pipeline_of(key: str) -> str:
-    """Return the pipeline that the key of a record of a flow or a ledger names."""
-    _, name, *_ = key.split(SEPARATOR)
-    return unquote(name, errors="surrogatepass")

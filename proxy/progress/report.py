@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from functools import cached_property, lru_cache
-from typing import Annotated, Literal, Self
+from functools import lru_cache
+from typing import Annotated, ClassVar, Literal, Self
 from uuid import UUID
 
 from pydantic import (
@@ -168,18 +168,21 @@ class BatchReport(_Part):
     """Spark's durationMs: `triggerExecution` and others."""
     sources: Annotated[tuple[SourceProgress, ...], Field(max_length=MAX_SOURCES, strict=False)]
 
-    @cached_property
-    def execution_ms(self) -> int | None:
-        """How long the whole batch took, from its trigger on; None when it does not say."""
-        return self.durations_ms.get("triggerExecution")
+    execution_ms: ClassVar[int | None]
+    """How long the whole batch took, from its trigger on; None when it does not say."""
+    ranges: ClassVar[Mapping[TopicPartition, BatchRange]]
+    """What the batch completed of each partition.
 
-    @cached_property
-    def ranges(self) -> Mapping[TopicPartition, BatchRange]:
-        """What the batch completed of each partition.
+    Where several sources read one, the lowest start (None when one has none) and the lowest end
+    count: so the ranges of batches in a row join, whichever source is ahead.
+    """
+    offsets: ClassVar[int | None]
+    """By how many offsets the batch went on, in each partition once; None when it is not said where
+    it began in each: a first one, or a new partition."""
 
-        Where several sources read one, the lowest start (None when one has none) and the lowest end
-        count: so the ranges of batches in a row join, whichever source is ahead.
-        """
+    @model_validator(mode="after")
+    def _derive(self) -> Self:
+        """Set what follows of the fields, once: a long report is parsed in a thread."""
         ranges: dict[TopicPartition, BatchRange] = {}
         for source in self.sources:
             starts = source.start or {}
@@ -194,20 +197,11 @@ class BatchReport(_Part):
             for key, start, end in of_source:
                 read = BatchRange(start, end, rowless)
                 ranges[key] = read.of_both(ranges[key]) if key in ranges else read
-        return ranges
-
-    @cached_property
-    def offsets(self) -> int | None:
-        """By how many offsets the batch went on, in each partition once.
-
-        None when it is not said where it began in each: a first one, or a new partition.
-        """
-        offsets = 0
-        for read in self.ranges.values():
-            if read.start is None:
-                return None
-            offsets += read.end - read.start
-        return offsets
+        known = [read.end - read.start for read in ranges.values() if read.start is not None]
+        whole = sum(known) if len(known) == len(ranges) else None
+        execution_ms = self.durations_ms.get("triggerExecution")
+        vars(self).update(ranges=ranges, offsets=whole, execution_ms=execution_ms)
+        return self
 
 
 class TriggerKind(StrEnum):
@@ -267,7 +261,7 @@ class Report(_Part):
     trigger: TriggerReport | None = None
     """With `started` and `running`, where Spark's own objects can be asked."""
 
-    @cached_property
+    @property
     def ranges(self) -> Mapping[TopicPartition, BatchRange]:
         """What its batch completed of each partition, if it has one."""
         return self.batch.ranges if self.batch is not None else {}
@@ -297,9 +291,7 @@ def parse_report(raw: bytes) -> Report:
     try:
         if len(raw) > MAX_REPORT_BYTES:
             raise ValueError(f"a report of {len(raw)} bytes; the most is {MAX_REPORT_BYTES}")
-        report = Report.model_validate_json(raw)
-        _ = report.ranges  # kept from then on
-        return report
+        return Report.model_validate_json(raw)
     except ValidationError as error:
         mistakes = error.errors(include_url=False, include_context=False)
         if all(map(_is_negative_figure, mistakes)):

@@ -73,8 +73,9 @@ class ReportTurns:
     def __init__(self, slices: Slices) -> None:
         self._slices = slices
         self.turn = asyncio.Lock()
-        """To be held by whoever has to come between two reports."""
-        self._steps: Iterator[None] = iter(())
+        """To be held, without a wait, by whoever has to come between two reports."""
+        self._steps: Iterator[None] | None = None
+        """Of the report whose turn it is."""
         self.is_applying = False
         """Whether a report was applied in part."""
 
@@ -85,7 +86,7 @@ class ReportTurns:
         nobody's turn, they are taken at once.
         """
         result: list[T] = []
-        if is_short and not self.turn.locked():
+        if is_short and self._steps is None:
             try:
                 while True:
                     next(steps)
@@ -98,11 +99,12 @@ class ReportTurns:
                 await self._slices.collect(marked)
             finally:
                 self.finish()
+                self._steps = None
         return result[0]
 
     def finish(self) -> None:
         """Apply the rest of a report that was applied in part."""
-        if self.is_applying:
+        if self.is_applying and self._steps is not None:
             for _ in self._steps:
                 pass
 

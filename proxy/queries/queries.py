@@ -262,7 +262,8 @@ class Queries:
         unknown = self._reports.unknown_ends(report)
         if not is_short:
             await asyncio.sleep(0)  # there may be thousands: other work comes between two walks
-        unknown |= self._pipelines.lost_ends(report)
+        if self._is_stage(report.client_id, report.name):
+            unknown |= self._pipelines.lost_ends(report)
         ends = await self._ends(unknown) if unknown else {}
         steps = self._accepting(report, ends, scope)
         return await self._turns.take(steps, is_short=len(report.ranges) <= 1)
@@ -276,7 +277,8 @@ class Queries:
         query = accepted.query
         pressed = self._backpressure.record_report(accepted, now_ms)
         yield True
-        self._pipelines.reported(accepted, now_ms, ends)
+        if accepted.new_run or self._is_stage(query.client_id, query.name):
+            self._pipelines.reported(accepted, now_ms, ends)
         if report.run_id == query.run_id:
             self._advise(query, pressed.rule if pressed else None, now_ms)
         return {
@@ -287,6 +289,9 @@ class Queries:
             "rate": pressed.rate if pressed else None,
             "bound": pressed.bound if pressed else None,
         }
+
+    def _is_stage(self, *names: str | None) -> bool:
+        return not self._pipelines.stages.keys().isdisjoint(names)
 
     def _advise(self, query: QueryProgress, rule: Rule | None, now_ms: float) -> None:
         """Give advice anew, by a walk over all rules, if what it follows of has changed."""
