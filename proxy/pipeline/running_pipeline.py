@@ -35,6 +35,7 @@ from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.state import Json, Record
 from proxy.state.journal import Journal
+from proxy.state.store import UnknownFormError
 from proxy.wire.topic_partition import TopicPartition
 
 from .batch_limit import BatchLimit, QueriesOf, UpstreamWriter, records_that_fit
@@ -143,24 +144,24 @@ class RunningPipeline:
         names = {self.key(name): name for name in self.nodes}
         changed = {name for name in self.nodes if self.state_of(name) is not None}
         for record in records:
-            name = names.get(record.key)
-            if name is None:
-                refused.append(f"{record.key}: the pipeline has no such node; deleted")
-                self.journal.mark_deleted(record.key)
-            elif record.version != FLOW_RECORDS.version:
-                refused.append(f"{record.key}: version {record.version} is not known here")
+            name = names.get(record.key, "")
+            try:
+                if not name:
+                    raise ValueError("the pipeline has no such node")
+                is_same = self._load_node(name, record)
+            except UnknownFormError as error:
+                refused.append(f"{record.key}: {error}")
                 changed.discard(name)
-            else:
-                try:
-                    is_same = self._load_node(name, record)
-                except ValueError as error:
-                    refused.append(f"{record.key}: {error}; deleted")
-                    is_same = False
-                (changed.discard if is_same else changed.add)(name)
+                continue
+            except ValueError as error:
+                refused.append(f"{record.key}: {error}; deleted")
+                self.journal.mark_deleted(record.key)
+                continue
+            (changed.discard if is_same else changed.add)(name)
         for name in sorted(changed):
             self.journal.mark_changed(self, name)
         for message in refused:
-            self._event("", None, message, now_ms)
+            self._changed("", None, message, now_ms, is_logged=False)
         return refused
 
     def key(self, node: str) -> str:
@@ -216,22 +217,17 @@ class RunningPipeline:
             before = node.state.rate
             if node.tick(now_ms, now_s, lambda name: self.stages[name].is_alive(now_ms)):
                 self.journal.mark_changed(self, name)
-                self._event(name, node.state.rate, node.state.why, now_ms)
-                if node.state.rate != before:
-                    self._log_rate(name, node.state.rate, node.state.why)
+                is_logged = node.state.rate != before
+                self._changed(name, node.state.rate, node.state.why, now_ms, is_logged=is_logged)
 
     def release(self, now_ms: float) -> None:
         """Hold no node any more."""
         for stage in self.stages.values():
-            stage.ceiling = None
             for plans in stage.plans.values():
                 plans.limit = None
-            for client_id in self._clients(stage):
-                for query in self._queries_of(client_id):
-                    if query.ceiling is not None:
-                        query.set_ceiling(None, f"pipeline {self.name}: ", now_ms)
+            self._set_ceilings(stage, None, now_ms)
         for source in self.sources.values():
-            self._release_source(source, now_ms)
+            self._hold_source(source, None, now_ms)
 
     def wrote(self, stage: Stage, written: TopicRange, now_ms: float) -> None:
         """Keep what a stage has written until its batch is reported."""
@@ -251,7 +247,7 @@ class RunningPipeline:
         offered, _ = self._offered(client_id)
         if stage.plans[client_id].look_up(partitions, offered):
             stage.plans[client_id].limit = self._limit(stage, client_id, now_ms)
-            self._set_ceilings(stage, now_ms)
+            self._set_ceilings(stage, stage.state.rate, now_ms)
 
     def reported(
         self,
@@ -316,41 +312,33 @@ class RunningPipeline:
             each.name: self.sources.get(each.name) or Source(each) for each in settings.sources
         }
         self.nodes = {**self.stages, **(self.sources if settings.hold_producers else {})}
-        changes: list[tuple[str, float | None, str]] = []
         for name, node in before.items():
             if self.nodes.get(name) is not node:
                 self.journal.mark_removed(self, name)
                 if node.state.rate is not None:
-                    changes.append((name, None, "it is no longer held in this pipeline"))
-        changed = []
+                    self._changed(name, None, "it is no longer held in this pipeline", now_ms)
         every: tuple[Node, ...] = (*settings.stages, *settings.sources)
         for each in every:
             name, node = each.name, self.stages.get(each.name) or self.sources[each.name]
             if before.get(name) is not node or name not in self.nodes:
                 node.begin()  # it is not held, or was not
             if node.follow(each, graph.downstream[name], self._period_ms(name), now_ms):
-                changed.append(name)
                 self.journal.mark_changed(self, name)
+                self._changed(name, node.state.rate, "the pipeline's settings changed", now_ms)
         for name, stage in self.stages.items():
             stage.sample_for(graph.stages[name], settings.max_lag, now_ms)
-        for name in sorted(changed):
-            changes.append((name, self.nodes[name].state.rate, "the pipeline's settings changed"))
-        for change in changes:
-            self._event(*change, now_ms)
-            self._log_rate(*change)
         for problem in find_endless(graph):
             _log.warning("a hold may never end", problem=problem)
 
     def _load_node(self, name: str, record: Record) -> bool:
         """Load a later state; return whether the record says what is in force then."""
-        controller = self.nodes[name]
-        state = from_record(record, self.name, controller.settings)
-        if state.revision <= controller.state.revision:
-            return state.revision == controller.state.revision
-        before = controller.state.rate
-        is_same = not controller.load(state, self.graph.downstream[name])
-        if controller.state.rate != before:
-            self._log_rate(name, controller.state.rate, controller.state.why)
+        node, before = self.nodes[name], self.nodes[name].state
+        state = from_record(record, self.name, node.settings)
+        if state.revision <= before.revision:
+            return state.revision == before.revision
+        is_same = not node.load(state, self.graph.downstream[name])
+        if (rate := node.state.rate) != before.rate:
+            _log.info("pipeline", pipeline=self.name, node=name, rate=rate, reason=state.why)
         return is_same
 
     def _period_ms(self, node: str) -> float:
@@ -394,12 +382,14 @@ class RunningPipeline:
             "asked": list(rates),
         }
 
-    def _event(self, node: str, rate: float | None, reason: str, now_ms: float) -> None:
+    def _changed(
+        self, node: str, rate: float | None, reason: str, now_ms: float, *, is_logged: bool = True
+    ) -> None:
+        """Show that the rate of a node, or why it has it, is another one now."""
         at_s = self._to_s(now_ms)
         self._events.append({"at_s": at_s, "node": node, "rate": rate, "reason": reason})
-
-    def _log_rate(self, node: str, rate: float | None, reason: str) -> None:
-        _log.info("pipeline", pipeline=self.name, node=node, rate=rate, reason=reason)
+        if is_logged:
+            _log.info("pipeline", pipeline=self.name, node=node, rate=rate, reason=reason)
 
     def _log_reach(self, node: str, is_out_of_reach: bool, need: str) -> None:
         """Log once that a node cannot be held, for lack of a rule or because it is not there."""
@@ -448,25 +438,23 @@ class RunningPipeline:
         for stage in self.stages.values():
             self._hold_stage(stage, now_ms)
         for source in self.sources.values():
-            self._hold_source(source, now_ms)
+            self._hold_source(source, source.state.rate, now_ms)
 
-    def _hold_source(self, source: Source, now_ms: float) -> None:
-        state, name, quotas = source.state, source.name, self._quotas
-        if state.rate is None or source.record_bytes is None:
-            self._release_source(source, now_ms)
+    def _hold_source(self, source: Source, rate: float | None, now_ms: float) -> None:
+        """Hold a source to a rate, by all rules that its clients have; None: not."""
+        name, quotas = source.name, self._quotas
+        if rate is None or source.record_bytes is None:
+            for entity in source.entities:
+                quotas.adapt(_PRODUCED, entity, None, None, now_ms)
+            source.entities.clear()
             return
         match = partial(quotas.table.match, _PRODUCED)
         clients = (each for each in quotas.clients() if each.client_id == name)
         source.entities.update(found.entity for found in map(match, clients) if found is not None)
         self._log_reach(name, not source.entities, "a producer_byte_rate")
-        bound, reason = state.rate * source.record_bytes, f"pipeline {self.name}: {state.why}"
+        bound, reason = rate * source.record_bytes, f"pipeline {self.name}: {source.state.why}"
         for entity in source.entities:
             quotas.adapt(_PRODUCED, entity, bound, reason, now_ms)
-
-    def _release_source(self, source: Source, now_ms: float) -> None:
-        for entity in source.entities:
-            self._quotas.adapt(_PRODUCED, entity, None, None, now_ms)
-        source.entities.clear()
 
     def _hold_stage(self, stage: Stage, now_ms: float) -> None:
         """Hold a stage; a batch under way is read within the limit that it was planned for."""
@@ -475,17 +463,18 @@ class RunningPipeline:
                 plans = stage.plans[client_id]
                 if plans.limit is None or not self._planned(stage, client_id)[0]:
                     plans.limit = self._limit(stage, client_id, now_ms)
-        self._set_ceilings(stage, now_ms)
+        self._set_ceilings(stage, stage.state.rate, now_ms)
 
-    def _set_ceilings(self, stage: Stage, now_ms: float) -> None:
-        state, clients = stage.state, self._clients(stage)
+    def _set_ceilings(self, stage: Stage, held_to: float | None, now_ms: float) -> None:
+        """Hold the queries of a stage to a rate, and to the limits of their batches."""
+        clients = self._clients(stage)
         ceilings: list[tuple[float, BatchLimit | None]] = []
         is_there = False
         for client_id in clients:
             limit = stage.plans[client_id].limit
             for query in self._queries_of(client_id):
                 is_there = True
-                ceiling, why, waits = state.rate, state.why, None
+                ceiling, why, waits = held_to, stage.state.why, None
                 if limit is not None:
                     # While no interval is known the driver is told the truth whatever is said here.
                     interval_ms = query.measurements.interval_ms or MS_PER_SECOND
@@ -497,7 +486,7 @@ class RunningPipeline:
                 if ceiling is not None and ceiling < stage.normal_rate:
                     ceilings.append((ceiling, waits))
         stage.ceiling = min(ceilings, key=itemgetter(0), default=None)
-        is_held = state.rate is not None or any(stage.plans[each].limit for each in clients)
+        is_held = held_to is not None or any(stage.plans[each].limit for each in clients)
         self._log_reach(stage.name, is_held and not is_there, "a rule with adaptive")
 
     def _limit(self, stage: Stage, client_id: str, now_ms: float) -> BatchLimit | None:
