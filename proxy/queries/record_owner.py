@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from urllib.parse import unquote
 
 from proxy.backpressure import backpressure_record
 from proxy.pipeline.completion import LEDGER_RECORDS
@@ -12,6 +11,7 @@ from proxy.pipeline.nodes import FLOW_RECORDS
 from proxy.progress import progress_records
 from proxy.progress.owns import Owns, owns_all
 from proxy.state import Record, Store
+from proxy.state.journal import key_parts
 from proxy.state.store import SEPARATOR
 
 
@@ -49,9 +49,8 @@ def owner_of(key: str) -> RecordOwner | None:
     Of progress that an earlier program wrote it is the label of the query, in the place of its
     client id: see `owned`.
     """
-    namespace, _, rest = key.partition(SEPARATOR)
+    namespace, name, *_ = (*key_parts(key), "")
     kind = OWNED_RECORDS.get(namespace)
-    name = unquote(rest.partition(SEPARATOR)[0], errors="surrogatepass")
     return RecordOwner(kind, name) if kind is not None else None
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import islice
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from pydantic import BaseModel, ValidationError
 
@@ -20,6 +20,11 @@ Form = TypeVar("Form", bound=BaseModel)
 @lru_cache(QUOTED_PARTS)
 def _quoted(part: str) -> str:
     return quote(part, safe="", errors="surrogatepass")
+
+
+def key_parts(key: str) -> list[str]:
+    """Return the namespace of a key and its other parts, as `RecordFormat.key` was given them."""
+    return [unquote(part, errors="surrogatepass") for part in key.split(SEPARATOR)]
 
 
 @dataclass(frozen=True, slots=True)

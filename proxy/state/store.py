@@ -28,6 +28,10 @@ class StateError(Exception):
         self.fix = fix
 
 
+class UnknownFormError(ValueError):
+    """A record was written by another version of the program, and is to be left as it is."""
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """One value, as JSON text, under its key; make it with `of`."""
@@ -56,11 +60,10 @@ class Record:
         return cls(key, text, version)
 
     def check_schema(self, known: int) -> None:
-        """Raise ValueError, with what is wrong, when the value has another form than is known."""
+        """Raise UnknownFormError, with what is wrong, when the value has a form not known."""
         if self.version != known:
-            raise ValueError(
-                f"it has form {self.version}, this version of quota-proxy knows {known}"
-            )
+            text = f"it has form {self.version}, this version of quota-proxy knows {known}"
+            raise UnknownFormError(text)
 
     @property
     def value(self) -> Json:

@@ -30,7 +30,7 @@ BUDGETS = {
     "proxy/config": Budget(3100, 2150),
     "proxy/relay": Budget(6450, 4300),
     "proxy/usage": Budget(1150, 1000),
-    "proxy/pipeline": Budget(3300, 2700),
+    "proxy/pipeline": Budget(3275, 2700),
     "proxy/backpressure": Budget(2550, 1950),
     "proxy/quota": Budget(5450, 3100),
     "proxy/progress": Budget(3800, 2950),
