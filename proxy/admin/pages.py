@@ -149,6 +149,6 @@ def page_of(request: web.Request) -> Page:
         key = json.loads(urlsafe_b64decode(text + "=" * (-len(text) % 4)) or "[]")
         if text == "" or list(map(type, key)) == list(map(type, like)):
             return Page(limit, tuple(key))
-    except (ValueError, TypeError):  # a part of one, or another text
+    except (ValueError, TypeError, RecursionError):  # a part of one, or another text
         pass
     raise ApiError(400, f"cursor: {text!r} is none of this list", _CURSOR_FIX)

@@ -79,11 +79,10 @@ class TopicSampler:
         self._requests += weight
         self.is_sampled |= weight > 1
 
-    def add_produced(self, sizes: Mapping[TopicKey, int], frame_bytes: int, weight: int) -> None:
-        """Record a Produce request."""
+    def add_all(self, sizes: Mapping[TopicKey, int], weight: int) -> None:
+        """Record what a part of one of `weight` requests has of some topics."""
         for topic, size in sizes.items():
             self.add(topic, size, weight)
-        self.walked(frame_bytes, weight)
 
     def _add(self, name: str, size: int) -> None:
         if name in self.sizes or len(self.sizes) < MAX_SAMPLED_TOPICS:

@@ -86,6 +86,8 @@ class Exchange:
     """Walks the response to a Fetch, where rules name topics."""
     topic_sizes: Mapping[TopicKey, int] | None = field(default=None, init=False)
     """What is read of a Produce request that rules with topics are charged for."""
+    has_more_topics: bool = field(default=False, init=False)
+    """Whether it has more of them than `topic_sizes`, as the request was not read as a whole."""
     topic_charge: ThrottleTime | None = field(default=None, init=False)
     """What that has cost."""
     seen: InterceptedRequest | None = field(default=None, init=False)

@@ -1,7 +1,7 @@
 """From the client to the broker: read each request's head, remember it, send it on."""
 
 from asyncio import TimerHandle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from struct import Struct
 from time import thread_time
 
@@ -9,9 +9,11 @@ from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.quota.connection_quotas import ConnectionRefused
 from proxy.quota.entities import PRODUCER_BYTE_RATE, QuotaKind
 from proxy.quota.meter import Meter
+from proxy.quota.meters import longest
 from proxy.relay.exchange import Exchange, RequestKind
 from proxy.relay.frame_flow import READ_BYTES_HELD, FrameFlow, new_scratch
 from proxy.relay.interceptor import INTERCEPTED_APIS, ClientSentOn
+from proxy.relay.kept_bytes import UNCOUNTED_BYTES
 from proxy.relay.lane import (
     ANY_RESPONSE,
     KNOWN_RESPONSE,
@@ -49,9 +51,9 @@ from proxy.wire.request_fields import (
     session_timeout_ms,
 )
 
-MAX_SEEN_BYTES = 4 << 20
-"""The longest request that is read as a whole for an interceptor: a Fetch of some 100,000
-partitions, four times what a producer sends by default. A longer one is not shown."""
+MAX_SEEN_BYTES, MAX_SEEN_ASK_BYTES = 4 << 20, 512 << 10
+"""The longest Produce request, and Fetch or ListOffsets, that an interceptor is shown: four times
+what producers send by default, and some 10,000 partitions."""
 
 MAX_ASKED_BYTES = 64 << 10
 """The longest Fetch that is read for the topics that it asks for: some 2,000 partitions."""
@@ -295,10 +297,11 @@ class RequestFlow(FrameFlow):
             self._read_ahead(quotas, PRODUCER_BYTE_RATE)
         if kind.turn is not None and (weight := kind.turn.taken()):
             self._sample(exchange, view[:frame_bytes], weight)
-        is_whole = len(view) >= frame_bytes or frame_bytes > MAX_SEEN_BYTES
-        if exchange.topic_sizes is not None and is_whole:
-            self._charge_topics(exchange, exchange.topic_sizes, frame_bytes)
-        is_shown = frame_bytes <= MAX_SEEN_BYTES and kind.is_wanted(now_ms)
+        is_read = len(view) >= frame_bytes and not exchange.has_more_topics
+        if exchange.topic_sizes is not None and (is_read or frame_bytes > MAX_SEEN_BYTES):
+            any(self._charging_topics(exchange, (exchange.topic_sizes,), frame_bytes))
+        most_seen = MAX_SEEN_ASK_BYTES if kind.acks is None else MAX_SEEN_BYTES
+        is_shown = frame_bytes <= most_seen and kind.is_wanted(now_ms)
         if is_shown or exchange.topic_sizes is not None:
             taken = self._take_read(exchange, view, is_shown=is_shown)
         elif kind.plan.api.is_login:
@@ -317,6 +320,8 @@ class RequestFlow(FrameFlow):
         """Read a request before it is sent on: the answer must not come first."""
         frame_bytes = exchange.request_bytes
         self._count(exchange, len(view))
+        if frame_bytes > UNCOUNTED_BYTES and exchange.kind.acks is None:
+            self._pair.pause(Pause.SERIAL)  # what it asks for is kept until it is answered
         if len(view) < frame_bytes or exchange.kind.api_key != FETCH:
             self._collecting, self._is_shown = exchange, is_shown
             return self._collect(view, frame_bytes)
@@ -335,21 +340,42 @@ class RequestFlow(FrameFlow):
             exchange.weight = weight
         elif exchange.topic_sizes is None:
             exchange.weight, start = weight, kind.first.header_end
-            sizes = read_produced_bytes(kind.version, view[start:], frame_bytes - start)
-            if len(view) < frame_bytes and names_one_topic(kind.version, view[start:]):
-                self._charge_topics(exchange, sizes, frame_bytes)  # it need not be read whole
-            else:
-                exchange.topic_sizes = sizes
+            sizes, is_all = self._read_topics(exchange, view), len(view) >= frame_bytes
+            is_one = not exchange.has_more_topics and names_one_topic(kind.version, view[start:])
+            if is_one and not is_all:  # it need not be read whole
+                any(self._charging_topics(exchange, (sizes,), frame_bytes))
 
     @staticmethod
-    def _charge_topics(exchange: Exchange, sizes: Mapping[TopicKey, int], frame_bytes: int) -> None:
-        """Charge a Produce request to the rules for its topics, all of it at once; record them."""
+    def _read_topics(exchange: Exchange, view: memoryview) -> dict[TopicKey, int]:
+        """Return what a Produce request has of its first topics; of all if it is not read whole."""
+        kind, frame_bytes = exchange.kind, exchange.request_bytes
+        start = kind.first.header_end
+        parts = read_produced_bytes(kind.version, view[start:frame_bytes], frame_bytes - start)
+        exchange.topic_sizes = sizes = next(parts, {})
+        exchange.has_more_topics = next(parts, None) is not None
+        if exchange.has_more_topics and frame_bytes > MAX_SEEN_BYTES:
+            sizes[next(reversed(sizes))] += frame_bytes - start - sum(sizes.values())
+        return sizes
+
+    @staticmethod
+    def _charging_topics(
+        exchange: Exchange, parts: Iterable[Mapping[TopicKey, int]], frame_bytes: int
+    ) -> Iterator[None]:
+        """Charge a Produce request to the rules for its topics, in steps; record them."""
         session, weight = exchange.kind.session, exchange.weight
         exchange.topic_sizes, exchange.weight = None, 0
+        produced = None if session.usage is None else session.usage.produced
         if not weight:  # it is read for the rules, as all are
-            exchange.topic_charge = session.topics.written(sizes, clock_ms())
-        if session.usage is not None:
-            session.usage.produced.add_produced(sizes, frame_bytes, weight or 1)
+            session.topics.begin_write()
+        for sizes in parts:
+            if not weight:
+                charge = session.topics.written(sizes, clock_ms())
+                exchange.topic_charge = longest((exchange.topic_charge, charge))
+            if produced is not None:
+                produced.add_all(sizes, weight or 1)
+            yield
+        if produced is not None:
+            produced.walked(frame_bytes, weight or 1)
 
     def _take_login(self, exchange: Exchange, view: memoryview) -> int:
         """Take the whole of a login. Raises ConnectionRefused for one that is too long."""
@@ -440,9 +466,7 @@ class RequestFlow(FrameFlow):
                 session.topics.asks(kind.version, view[start:frame_bytes])
                 topics = session.topics.fetched(exchange.sent_ms)
         elif api_key == PRODUCE and walks:
-            body = view[start:frame_bytes]
-            sizes = read_produced_bytes(kind.version, body, frame_bytes - start)
-            exchange.topic_sizes = sizes
+            sizes = self._read_topics(exchange, view)
             topics = session.topics.writes(sizes, exchange.sent_ms)
         elif api_key == JOIN_GROUP and is_known(api_key, kind.version):
             timeout = session_timeout_ms(exchange.head(exchange.request_bytes), view)
@@ -537,14 +561,13 @@ class RequestFlow(FrameFlow):
         return False
 
     def _whole_frame(self, frame: bytearray) -> Iterator[None]:
-        yield from ()  # in one step
         exchange = self._collecting
         exchange.timed.read_anew(clock_ms())
         kind = exchange.kind
         if exchange.topic_sizes is not None:
             body = memoryview(frame)[kind.first.header_end :]
-            sizes = read_produced_bytes(kind.version, body, len(body))
-            self._charge_topics(exchange, sizes, len(frame))
+            parts = read_produced_bytes(kind.version, body, len(body))
+            yield from self._charging_topics(exchange, parts, len(frame))
         if not kind.plan.api.is_login:
             if self._is_shown and not self._is_for_broker(exchange, memoryview(frame)):
                 return

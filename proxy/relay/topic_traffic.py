@@ -11,7 +11,7 @@ from prometheus_client import Counter
 
 from metrics.clock import clock_ms
 from proxy.progress.topics import TopicNames
-from proxy.quota.client_quotas import ClientQuotas
+from proxy.quota.client_quotas import MAX_TOPICS, ClientQuotas
 from proxy.quota.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, QuotaKind
 from proxy.quota.gate import FetchSizes, InFlightFetch
 from proxy.quota.meter import Meter
@@ -21,8 +21,9 @@ from proxy.wire.fetch import FetchedPartition, TopicKey, read_fetch_request
 from proxy.wire.layout import Buffer
 from proxy.wire.malformed import MalformedFrame
 
-MAX_ASKED = 10_000
-"""Partitions that are kept of a fetch session; the topics of further ones are not waited for."""
+MAX_ASKED, MAX_ASKED_TOPICS = 10_000, 100
+"""Partitions and topics that are kept of a fetch session. A topic is looked up for each Fetch, and
+a new sensor takes some 0.1 ms. Of further ones those are waited for that responses have shown."""
 
 RECORDS_BYTES: Final = 5
 """Where a FetchedPartition has the bytes of its records."""
@@ -32,7 +33,8 @@ class TopicTraffic:
     """The topics of one connection, as far as its client has rules that name any."""
 
     __slots__ = (
-        *("_asked", "_asked_count", "_is_cut", "_names", "_sizes", "_written", "quotas", "walks"),
+        *("_asked", "_asked_count", "_is_cut", "_names", "_read", "_sizes", "_written"),
+        *("quotas", "walks"),
     )
 
     def __init__(self, quotas: ClientQuotas, names: TopicNames, walks: Counter) -> None:
@@ -44,9 +46,11 @@ class TopicTraffic:
         """The partitions of the fetch session."""
         self._asked_count = 0
         self._is_cut = False
-        """Whether it was not read as a whole: then it has what its responses show, too."""
-        self._written: tuple[TopicKey, ...] = ()
-        """The topics of the latest Produce request."""
+        """Whether it is not known as a whole: then it has what its responses have shown, too."""
+        self._read: dict[TopicKey, None] = {}
+        """The topics that these had records of."""
+        self._written: list[TopicKey] = []
+        """The topics of the latest Produce request that it had records of."""
         self._sizes: dict[str, FetchSizes] = {}
         """What the responses had for each sensor."""
 
@@ -63,10 +67,13 @@ class TopicTraffic:
         if ask.is_full:
             self._asked, self._asked_count, self._is_cut = {}, 0, False
         for topic, index, _ in ask.positions:
-            known = self._asked.get(topic)
-            if self._asked_count < MAX_ASKED and (known is None or index not in known):
-                self._asked.setdefault(topic, set()).add(index)
-                self._asked_count += 1
+            is_full = topic not in self._asked and len(self._asked) >= MAX_ASKED_TOPICS
+            if is_full or self._asked_count >= MAX_ASKED:
+                self._is_cut = True
+                break
+            known = self._asked.setdefault(topic, set())
+            self._asked_count += index not in known
+            known.add(index)
         for topic, index in () if ask.is_full else ask.forgotten:
             known = self._asked.get(topic, set())
             if index in known:
@@ -75,20 +82,29 @@ class TopicTraffic:
                 if not known:
                     del self._asked[topic]
 
+    @property
+    def _waited_for(self) -> Iterable[TopicKey]:
+        """The topics that a Fetch may bring records of, as far as they are known."""
+        return {**self._asked, **self._read} if self._is_cut else self._asked
+
     def writes(self, sizes: Mapping[TopicKey, int], now_ms: float) -> list[Meter]:
         """Return the sensors at whose gates a Produce request waits, of these topics."""
         return self._meters(PRODUCER_BYTE_RATE, (*self._written, *sizes), now_ms)
 
-    def written(self, sizes: Mapping[TopicKey, int], now_ms: float) -> ThrottleTime | None:
-        """Charge a Produce request with so many bytes for each topic; return what it costs."""
+    def begin_write(self) -> None:
+        """Forget which topics the latest Produce request has written to: `written` tells anew."""
         self.walks.inc()
-        self._written = tuple(sizes)
-        kind = PRODUCER_BYTE_RATE
+        self._written = []
+
+    def written(self, sizes: Mapping[TopicKey, int], now_ms: float) -> ThrottleTime | None:
+        """Charge a part of a Produce request, so many bytes for each topic; return the cost."""
+        kind, room = PRODUCER_BYTE_RATE, MAX_TOPICS - len(self._written)
+        self._written += [topic for topic, size in sizes.items() if size][:room]
         return longest([self._charge(kind, *each, now_ms) for each in sizes.items()])
 
     def fetched(self, now_ms: float) -> list[Meter]:
         """Return the sensors at whose gates a Fetch waits, of the topics that it asks for."""
-        return self._meters(CONSUMER_BYTE_RATE, self._asked, now_ms)
+        return self._meters(CONSUMER_BYTE_RATE, self._waited_for, now_ms)
 
     def expect(self, granted_bytes: int, now_ms: float, *, holds: bool) -> tuple[int, "TopicFetch"]:
         """Return how many bytes a Fetch may ask for, and what counts and walks its response.
@@ -98,7 +114,7 @@ class TopicTraffic:
         """
         if len(self._sizes) >= MAX_ASKED:
             self._sizes.clear()
-        found = [self.meter_of(CONSUMER_BYTE_RATE, each, now_ms) for each in self._asked]
+        found = [self.meter_of(CONSUMER_BYTE_RATE, each, now_ms) for each in self._waited_for]
         sizes = {
             meter: self._sizes.setdefault(meter.name, FetchSizes())
             for meter in found
@@ -118,14 +134,14 @@ class TopicTraffic:
 
     def owed_ms(self, kind: QuotaKind, now_ms: float) -> float:
         """Return for how long a response is held that comes now; 0 or more."""
-        topics = self._asked if kind is CONSUMER_BYTE_RATE else self._written
+        topics = self._waited_for if kind is CONSUMER_BYTE_RATE else self._written
         meters = self._meters(kind, topics, now_ms)
         return max((each.owed_ms(now_ms) for each in meters if each.is_enforced), default=0.0)
 
     def read(self, topic: TopicKey, size: int, now_ms: float) -> None:
         """Charge what a response has of a topic."""
         if self._is_cut:
-            self._asked.setdefault(topic, set())
+            self._read[topic] = None
         self._charge(CONSUMER_BYTE_RATE, topic, size, now_ms)
 
     def meter_of(self, kind: QuotaKind, topic: TopicKey, now_ms: float) -> Meter | None:

@@ -15,6 +15,7 @@ from proxy.wire.fetch import NO_OFFSET, FetchedPartition, TopicKey
 from proxy.wire.fetch_rows import ReadRows, usual_rows
 from proxy.wire.layout import (
     INCOMPLETE,
+    MAX_TOPIC_BYTES,
     MAX_UVARINT_BYTES,
     UNREADABLE,
     Buffer,
@@ -32,7 +33,8 @@ do not know (KIP-482). Kafka counts up from 0, so these are far off. The first t
 second three: where one cannot make up a length in shortest form, the other can."""
 
 MAX_NAME_BYTES = 2**15 - 1
-"""Of a topic's name, which is held back for an observer; Kafka's limit for all strings."""
+"""Of a topic's name as its client wrote it, which is held back for an observer; Kafka's limit for
+all strings."""
 
 MAX_UNSHOWN = 1000
 """So many partitions are shown although nobody said that now is the time."""
@@ -417,8 +419,9 @@ def _follow_batches(
 
 
 def _decoded(name: bytes) -> str:
+    """Return a topic's name; empty for one that no topic can have."""
     try:
-        return name.decode()
+        return name.decode() if len(name) <= MAX_TOPIC_BYTES else ""
     except UnicodeDecodeError as error:
         raise MalformedResponse(f"a topic name is not UTF-8: {error}") from None
 

@@ -42,6 +42,10 @@ NULL = -1
 """As a length or count."""
 MAX_UVARINT_BYTES = 5
 """Kafka's varints hold 32 bits, seven in each byte (KIP-482)."""
+MAX_TAGS = 64
+"""Tagged fields of one record. Kafka's own records have less than ten; each takes a microsecond."""
+MAX_TOPIC_BYTES = 249
+"""Of a topic's name: brokers have no longer ones."""
 MAX_KNOWN, MAX_KNOWN_MESSAGE_BYTES = 1024, 256
 """How many messages of a kind are kept to know others like them, and the longest of these."""
 _MAX_UVARINT = 2**32 - 1
@@ -89,6 +93,8 @@ class Tag(NamedTuple):
 def read_tags(data: Buffer, pos: int) -> tuple[list[Tag], int]:
     """Read the section of tagged fields that ends a record."""
     count, pos = read_uvarint(data, pos)
+    if count > MAX_TAGS:
+        raise ValueError(f"{count} tagged fields, more than {MAX_TAGS}")
     tags = []
     for _ in range(count):
         number, pos = read_uvarint(data, pos)
@@ -393,7 +399,8 @@ class PartitionFields:
         self.read_count = topics.length.read
         self.is_tagged = message.tags is not None
         key, in_topic = topics.element.fields.values()
-        self.read_key = key.read
+        self.read_key = _reading_name(key) if isinstance(key, _Sized) else key.read
+        """Reads a topic's name or id. One that no topic can have reads as empty: it is not kept."""
         self.partition: Any = in_topic.element
         """The layout of a partition; that of a number in an array of those."""
         is_record = isinstance(self.partition, RecordLayout)
@@ -451,6 +458,14 @@ class PartitionFields:
             if self.is_tagged:
                 pos = skip_tags(data, pos)
         return pos
+
+
+def _reading_name(node: _Sized) -> Callable[[Buffer, int], tuple[str, int]]:
+    def read(data: Buffer, pos: int) -> tuple[str, int]:
+        start, end = node.content(data, pos)
+        return (str(data[start:end], "utf-8") if end - start <= MAX_TOPIC_BYTES else ""), end
+
+    return read
 
 
 @cache

@@ -1,12 +1,13 @@
 """What a Produce request appends to each partition, and where the response says it went."""
 
+from collections.abc import Iterator
 from struct import Struct
 from typing import NamedTuple
 
 from proxy.wire.apis import APIS, PRODUCE
 from proxy.wire.fetch import TopicKey
 from proxy.wire.frames import read_partitions
-from proxy.wire.layout import UNREADABLE, Buffer, request_partitions, skip_tags
+from proxy.wire.layout import STEP_ELEMENTS, UNREADABLE, Buffer, request_partitions, skip_tags
 from proxy.wire.malformed import MalformedFrame
 
 _FIRST_VERSION = 3  # Kafka 4.0 has none below; the schemas begin here, too
@@ -25,6 +26,10 @@ _LAST_OFFSET_DELTA_AT = 23
 BATCH_HEAD_BYTES = _LAST_OFFSET_DELTA_AT + _LAST_OFFSET_DELTA.size
 """What shows how long a record batch is, and where its offsets end."""
 MAX_LOG_OFFSET = 2**63 - 1
+
+MAX_PRODUCED = 10_000
+"""Topics and partitions of a request that is read at once, in some 10 ms. Producers name hundreds;
+a million empty ones fit into one."""
 
 
 class ProducedPartition(NamedTuple):
@@ -51,19 +56,23 @@ def read_produce_request(version: int, body: Buffer) -> tuple[ProducedPartition,
     """Return what a request appends; `body` is whole and starts behind the request's header.
 
     Partitions whose records can't be read as record batches are left out: the broker refuses them.
-    Nothing for versions that no schema here knows. Raises MalformedFrame.
+    Nothing for versions that no schema here knows, and of more than MAX_PRODUCED topics and
+    partitions. Raises MalformedFrame.
     """
     if not _is_read(version):
         return ()
     fields = request_partitions(PRODUCE, version, "index")
     head, read_count, is_tagged = fields.head, fields.read_count, fields.is_tagged
     records = fields.partition.fields["records"]
-    found = []
+    found, left = [], MAX_PRODUCED
     try:
         topics, pos = read_count(body, fields.seek(body, 0))
         for _ in range(topics):
             topic, pos = fields.read_key(body, pos)
             partitions, pos = read_count(body, pos)
+            left -= 1 + max(partitions, 0)
+            if left < 0:
+                return ()
             for _ in range(partitions):
                 (index,) = head.unpack_from(body, pos)
                 start, pos = records.content(body, pos + head.size)
@@ -79,21 +88,23 @@ def read_produce_request(version: int, body: Buffer) -> tuple[ProducedPartition,
     return tuple(found)
 
 
-def read_produced_bytes(version: int, body: Buffer, body_bytes: int) -> dict[TopicKey, int]:
-    """Return how many bytes a request appends to each topic.
+def read_produced_bytes(
+    version: int, body: Buffer, body_bytes: int
+) -> Iterator[dict[TopicKey, int]]:
+    """Yield how many bytes a request appends to each topic, of a few partitions at a time.
 
     `body` starts behind the request's header and may end before it has `body_bytes`: what is not
     there is taken for the last topic's, as is what cannot be read, which the broker refuses. None
     for versions that no schema here knows.
     """
-    sizes: dict[TopicKey, int] = {}
     if not _is_read(version):
-        return sizes
+        return
     fields = request_partitions(PRODUCE, version, "index")
     read_count, is_tagged = fields.read_count, fields.is_tagged
     records, index_bytes = fields.partition.fields["records"], fields.head.size
+    sizes: dict[TopicKey, int] = {}
     topic: TopicKey | None = None
-    pos = 0
+    pos, left = 0, STEP_ELEMENTS
     try:
         topics, pos = read_count(body, fields.seek(body, 0))
         for _ in range(topics):
@@ -104,12 +115,19 @@ def read_produced_bytes(version: int, body: Buffer, body_bytes: int) -> dict[Top
                 start, end = records.content(body, pos + index_bytes)
                 sizes[topic] += end - start
                 pos = skip_tags(body, end) if is_tagged else end
+                left -= 1
+                if not left:
+                    yield sizes
+                    sizes, left = {topic: 0}, STEP_ELEMENTS
             if is_tagged:
                 pos = skip_tags(body, pos)
+            if len(sizes) == STEP_ELEMENTS:
+                yield sizes
+                sizes, left = {}, STEP_ELEMENTS
     except UNREADABLE:
         if topic is not None:
-            sizes[topic] += max(body_bytes - pos, 0)
-    return sizes
+            sizes[topic] = sizes.get(topic, 0) + max(body_bytes - pos, 0)
+    yield sizes
 
 
 def names_one_topic(version: int, body: Buffer) -> bool:

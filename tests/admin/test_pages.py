@@ -151,8 +151,12 @@ async def test_a_tier_is_walked_as_one_process():
         assert list(names(pages, "connections", "id")) == ["a/1", "b/1", "a/2", "b/2"]
 
 
+DEEP = "W1tb" * 1500  # [[[...
+
+
 @pytest.mark.parametrize(
-    "cursor", ["x", "%00", "WzFd", cursor_of((1, 2)), cursor_of(("a",)), "%F0%9F%98%80", "bnVsbA"]
+    "cursor",
+    ["x", "%00", "WzFd", cursor_of((1, 2)), cursor_of(("a",)), "%F0%9F%98%80", "bnVsbA", DEEP],
 )
 @pytest.mark.parametrize("path", ["clients", "quotas"])
 async def test_a_bad_cursor_is_refused(ask: Ask, path: str, cursor: str):

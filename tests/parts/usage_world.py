@@ -87,7 +87,8 @@ class UsageWorld:
     def walk(self, sizes, total, weight=1, client_id="etl", user=None, api=FETCH):
         usage = self.clients.usage[self.identity(client_id, user)]
         sampler = usage.produced if api == PRODUCE else usage.fetched
-        sampler.add_produced(sizes, total, weight)
+        sampler.add_all(sizes, weight)
+        sampler.walked(total, weight)
 
     def read(self):
         for _ in self.meter.reading():

@@ -6,11 +6,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from relaylab import frames
-from relaylab.lab import LIMIT_S, AllShown, fast_client, open_lab, until
+from relaylab.lab import LIMIT_S, AllShown, fast_client, open_lab, turns, until
 
 from proxy.relay.frame_flow import READ_BYTES, READ_BYTES_WALKED
 from proxy.relay.interceptor import InterceptedRequest
+from proxy.relay.kept_bytes import UNCOUNTED_BYTES
 from proxy.relay.pump import SPLICE_MIN_BYTES
+from proxy.relay.requests import MAX_SEEN_ASK_BYTES
 
 PATHS = ["splice", "copy"]
 NODES = {1: ("broker.internal", 9092)}
@@ -143,3 +145,41 @@ async def test_a_client_that_somebody_follows_later_and_no_longer():
         labels = {"listener": "default", "user": "", "client_id": "test", "api": "Fetch"}
         assert lab.count("bytes_total", **labels) == 10 * (len(request) + len(sent))
     assert [number for number, what in log if what == "ended"] == [4, 5, 6, 7]
+
+
+def long_request(number, size):
+    return frames.framed(frames.fetch_request(number, version=17)[4:] + bytes(size))
+
+
+async def test_a_long_request_is_the_last_one_until_it_is_answered():
+    """What each of them asks for is kept meanwhile, up to a hundred times its bytes."""
+    async with open_lab() as lab, asyncio.timeout(LIMIT_S):
+        lab.services.interceptor = lambda *_: ShowingInterceptor([])
+        client, broker = await lab.pair(long_request(1, UNCOUNTED_BYTES))
+        for number in (1, 2):
+            after = long_request(number + 1, UNCOUNTED_BYTES)
+            sending = asyncio.create_task(client.send(after))
+            await turns(20)
+            assert not broker.unread
+            sent, _ = frames.fetch17(number, [b""], {})
+            await broker.send(sent)
+            assert await client.frame() == sent
+            assert await broker.frame() == after
+            await sending
+
+
+@pytest.mark.parametrize(("more", "is_shown"), [(-100, True), (1, False)])
+async def test_a_request_for_more_partitions_than_are_kept_is_not_read(more, is_shown):
+    log = []
+    async with open_lab() as lab, asyncio.timeout(LIMIT_S):
+        lab.services.interceptor = lambda *_: ShowingInterceptor(log)
+        client, broker = await lab.pair(frames.fetch_request(1, version=17))
+        broker.reader._limit = 2 * MAX_SEEN_ASK_BYTES
+        await broker.send(frames.fetch17(1, [b""], {})[0])
+        await client.frame()
+        sending = asyncio.create_task(client.send(long_request(2, MAX_SEEN_ASK_BYTES + more)))
+        await broker.frame()
+        await sending
+        await broker.send(frames.fetch17(2, [b""], {})[0])
+        await client.frame()
+    assert ((2, "asked") in log) is is_shown

@@ -17,9 +17,12 @@ from relaylab.topic_frames import (
 from metrics.clock import clock_ms
 from proxy.quota.entities import QuotaKind
 from proxy.quota.rules import QuotaSettings, Rule
+from proxy.relay import paced_steps
 from proxy.relay.pump import SPLICE_MIN_BYTES
 from proxy.relay.requests import MAX_ASKED_BYTES, MAX_SEEN_BYTES
+from proxy.relay.topic_traffic import MAX_ASKED_TOPICS
 from proxy.wire.apis import PRODUCE
+from proxy.wire.layout import STEP_ELEMENTS
 
 CONSUMER, PRODUCER = QuotaKind.CONSUMER_BYTE_RATE, QuotaKind.PRODUCER_BYTE_RATE
 BOUND = 1_000_000
@@ -139,6 +142,22 @@ async def test_a_fetch_that_is_too_long_to_be_read_waits_for_what_its_responses_
         await until(lambda: waits(lab) == 1)
 
 
+@pytest.mark.parametrize("epoch", [-1, 0], ids=["no session", "a session"])
+async def test_behind_many_topics_a_fetch_waits_for_what_its_responses_have_shown(epoch):
+    """Else who asks for others first would read what is bounded as fast as it can."""
+    many = [f"t{number}" for number in range(MAX_ASKED_TOPICS)]
+    async with open_lab(rules=(SLOW,)) as lab, asyncio.timeout(LIMIT_S):
+        client, broker = await lab.pair(fetch(1, *many, "orders", epoch=epoch))
+        await broker.send(fetched(1, {"orders": 5000}))
+        await client.frame()
+        await until(lambda: charged(lab) == 5000)
+        again = fetch(2, *many, "orders", epoch=-1) if epoch < 0 else fetch(2, epoch=1)
+        await client.send(again)
+        await until(lambda: waits(lab) == 1)
+        await turns()
+        assert not broker.unread
+
+
 async def test_what_is_named_by_an_id_is_charged_when_its_name_is_known():
     async with open_lab(rules=(PLENTY,)) as lab:
         client, broker = await lab.pair(fetch(1, ORDERS_ID, version=BY_ID))
@@ -176,6 +195,36 @@ async def test_a_request_is_charged_for_the_bytes_of_the_topic(acks, size):
         await sending
         assert charged(lab) == size
         assert lab.count("topic_walks_total") == 2
+
+
+@pytest.mark.parametrize("acks", [0, 1])
+async def test_a_request_to_many_topics_is_charged_in_steps(acks, monkeypatch):
+    """Thousands of names fit into few bytes, and each may need a sensor."""
+    for name in ("MOST_S", "LEAST_S"):
+        monkeypatch.setattr(paced_steps, name, 1e-9)  # one step in each round
+    rule = Rule(topic_prefix="o", bounds={PRODUCER: 1e12})
+    topics, loop, rounds = 40 * STEP_ELEMENTS, asyncio.get_running_loop(), 0
+
+    def count_round():
+        nonlocal rounds
+        rounds += 1
+        if not is_sent:
+            loop.call_soon(count_round)
+
+    async with open_lab(rules=(rule,)) as lab, asyncio.timeout(LIMIT_S):
+        client, broker = await lab.pair(fetch(1, "clicks"))
+        await broker.send(fetched(1, {}))
+        await client.frame()
+        request = produce(2, {f"o{number}": 1 for number in range(topics)}, acks)
+        broker.reader._limit = 2 * len(request)
+        is_sent = False
+        count_round()
+        await client.send(request)
+        assert await broker.frame() == request
+        is_sent = True
+        assert rounds > topics // STEP_ELEMENTS
+        rows = filter(None, lab.services.quotas.rows(clock_ms))
+        assert sum(row.entity.startswith("topic=o") for row in rows) == topics
 
 
 async def test_of_a_request_that_is_too_long_the_rest_is_the_topics_that_was_seen_last():

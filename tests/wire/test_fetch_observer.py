@@ -12,6 +12,7 @@ from kafka.record import MemoryRecords, MemoryRecordsBuilder
 
 from proxy.wire.apis import APIS, FETCH
 from proxy.wire.fetch_response import MAX_NAME_BYTES, MAX_UNSHOWN, FetchWalker
+from proxy.wire.layout import MAX_TOPIC_BYTES
 from proxy.wire.malformed import MalformedResponse
 from proxy.wire.produce import end_of_batches
 
@@ -526,6 +527,17 @@ def test_a_name_that_is_too_long_is_not_waited_for():
         walker.feed(body)
 
 
+@pytest.mark.parametrize(
+    ("size", "is_kept"), [(MAX_TOPIC_BYTES, True), (MAX_TOPIC_BYTES + 1, False)]
+)
+def test_a_name_that_no_topic_can_have_is_not_kept(size, is_kept):
+    name = "x" * size
+    body = response_body(12, [(name, None, [{**ONE, "records": None}])])
+    seen = Seen()
+    feed_all(FetchWalker(12, len(body), seen), body)
+    assert [fetched.topic for fetched in seen.told] == [name if is_kept else ""]
+
+
 def test_a_longest_name_in_pieces():
     name = "x" * MAX_NAME_BYTES
     body = response_body(12, [(name, None, [{**ONE, "records": None}])])
@@ -533,4 +545,4 @@ def test_a_longest_name_in_pieces():
     walker = FetchWalker(12, len(body), seen)
     for pos in range(0, len(body), 4096):
         feed_all(walker, body[pos : pos + 4096])
-    assert [fetched.topic for fetched in seen.told] == [name]
+    assert [fetched.topic for fetched in seen.told] == [""]

@@ -15,6 +15,7 @@ from proxy.wire.frames import (
     parse_response_head,
     response_body,
 )
+from proxy.wire.layout import MAX_TAGS
 from proxy.wire.malformed import MalformedFrame, MalformedResponse
 
 MAX_BYTES = 100 * 1024 * 1024
@@ -88,6 +89,10 @@ FAULTS = {
     "client id runs over the frame": (pack(">ihhih", 12, 3, 1, 7, 3), "bad_header"),
     "client id of length -2": (pack(">ihhih", 12, 3, 1, 7, -2), "bad_header"),
     "tags run over the frame": (head_v1(3, 12, b"ab", b"\x01\x05\x7fxy"), "bad_header"),
+    "more tags than a record has": (
+        head_v1(3, 12, b"ab", bytes([MAX_TAGS + 1]) + b"\1\0" * (MAX_TAGS + 1)),
+        "bad_header",
+    ),
     "tag section is missing": (head_v1(3, 12, b"ab"), "bad_header"),
     "tag count of six bytes": (head_v1(3, 12, b"ab", b"\xff\xff\xff\xff\xff\x01"), "bad_header"),
 }

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from kafka.record.memory_records import MemoryRecordsBuilder
 
 from proxy.wire.apis import APIS, PRODUCE
+from proxy.wire.layout import MAX_TOPIC_BYTES, STEP_ELEMENTS
 from proxy.wire.malformed import MalformedFrame, MalformedResponse
 from proxy.wire.produce import (
+    MAX_PRODUCED,
     AppendedPartition,
     ProducedPartition,
     read_produce_request,
@@ -134,6 +136,43 @@ def test_a_request_is_read_as_it_was_written(version, data):
         )
 
 
+def summed(parts):
+    found = {}
+    for sizes in parts:
+        for topic, size in sizes.items():
+            found[topic] = found.get(topic, 0) + size
+    return found
+
+
+@pytest.mark.parametrize(("topics_count", "partitions"), [(300, 0), (1, 300), (20, 20)])
+def test_of_many_topics_or_partitions_a_few_are_read_at_a_time(topics_count, partitions):
+    """Hundreds of thousands of empty ones fit into a request."""
+    of_each = dict.fromkeys(range(partitions), b"x")
+    body = request_body(9, {f"t{number}": of_each for number in range(topics_count)})
+    parts = list(read_produced_bytes(9, body, len(body)))
+    assert summed(parts) == {f"t{number}": partitions for number in range(topics_count)}
+    assert len(parts) > max(topics_count, topics_count * partitions) // STEP_ELEMENTS
+    for part in parts:
+        assert len(part) <= STEP_ELEMENTS
+        assert sum(part.values()) <= STEP_ELEMENTS
+
+
+@pytest.mark.parametrize(("more", "is_read"), [(1, True), (2, False)])
+def test_a_request_with_more_partitions_than_producers_send_is_not_read(more, is_read):
+    of_each = dict.fromkeys(range(MAX_PRODUCED // 2 - 2), b"")
+    wanted = {"a": {**of_each, 10**6: batch(1)}, "b": of_each}
+    wanted |= {f"c{number}": {} for number in range(more)}
+    read = read_produce_request(9, request_body(9, wanted))
+    assert read == ((ProducedPartition("a", 10**6, 1),) if is_read else ())
+
+
+@pytest.mark.parametrize("version", range(3, FIRST_WITH_IDS))
+def test_a_name_that_no_topic_can_have_is_not_kept(version):
+    longest = "a" * MAX_TOPIC_BYTES
+    body = request_body(version, {longest: {0: b"x"}, longest + "a": {0: b"xy"}})
+    assert summed(read_produced_bytes(version, body, len(body))) == {longest: 1, "": 2}
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(data=st.data())
@@ -141,8 +180,9 @@ def test_the_bytes_of_topics_are_added_up_and_what_is_cut_off_is_the_last_ones(v
     wanted = data.draw(topics(version, st.integers(0, 300).map(bytes)))
     body = request_body(version, wanted)
     sizes = {key_of(topic): sum(map(len, of.values())) for topic, of in wanted.items()}
-    assert read_produced_bytes(version, memoryview(body), len(body)) == sizes
-    cut = read_produced_bytes(version, body[: data.draw(st.integers(0, len(body)))], len(body))
+    assert summed(read_produced_bytes(version, memoryview(body), len(body))) == sizes
+    end = data.draw(st.integers(0, len(body)))
+    cut = summed(read_produced_bytes(version, body[:end], len(body)))
     assert all(cut[topic] == sizes[topic] for topic in list(cut)[:-1])
     assert not cut or sum(cut.values()) >= sum(sizes.values())
 

@@ -40,7 +40,8 @@ def test_whatever_was_walked_the_parts_are_the_bytes(intervals):
     sampler, shares = TopicSampler(TopicNames(), 50), TopicShares()
     for count, walked in intervals:
         for sizes, head, weight in walked:
-            sampler.add_produced(sizes, sum(sizes.values()) + head, weight)
+            sampler.add_all(sizes, weight)
+            sampler.walked(sum(sizes.values()) + head, weight)
         shares.take(sampler)
         parts, _ = shares.divide(count)
         assert sum(parts.values()) == count
@@ -52,7 +53,8 @@ def test_what_was_all_walked_is_exact_also_when_a_head_is_counted_in_the_interva
     assert shares.divide(110) == ({None: 110}, False)
     for sizes, count in (({"a": 100}, 60), ({}, 60), ({"b": 30}, 40)):
         if sizes:
-            sampler.add_produced(sizes, sum(sizes.values()) + 10, 1)
+            sampler.add_all(sizes, 1)
+            sampler.walked(sum(sizes.values()) + 10, 1)
         shares.take(sampler)
         parts, sampled = shares.divide(count)
         assert not sampled
@@ -113,7 +115,8 @@ def split_error(seed, responses, sample_every, part, *, lane, monkeypatch):
         if turn.lane is not None and turn.lane.until_shown > 1:
             turn.lane.until_shown -= 1
         elif weight := turn.taken():
-            sampler.add_produced({topic: size}, size + 50, weight)
+            sampler.add_all({topic: size}, weight)
+            sampler.walked(size + 50, weight)
     shares = TopicShares()
     shares.take(sampler)
     parts, _ = shares.divide(total)
