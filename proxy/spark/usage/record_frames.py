@@ -134,7 +134,10 @@ def _append(frame: DataFrame, key: tuple[str, ...], folder: str, name: str) -> i
     try:
         count: int = frame.count()
         if count:
-            _drop_unfinished(frame.sparkSession, f"{folder}/{name}")
+            # Of a driver that died while it wrote: Hadoop's FileOutputCommitter would take it for
+            # the next one's, which writes these records anew.
+            path, files = find_path(frame.sparkSession, f"{folder}/{name}/{_UNFINISHED}")
+            files.delete(path, True)
             frame.write.mode("append").partitionBy("day").parquet(f"{folder}/{name}")
         return count
     finally:
@@ -145,15 +148,6 @@ def find_path(spark: SparkSession, name: str) -> tuple[Any, Any]:
     """Return a path of Hadoop's and its file system; pyspark has no public names for them."""
     path = spark._jvm.org.apache.hadoop.fs.Path(name)  # noqa: SLF001
     return path, path.getFileSystem(spark._jsc.hadoopConfiguration())  # noqa: SLF001
-
-
-def _drop_unfinished(spark: SparkSession, folder: str) -> None:
-    """Delete what a driver left that died while it wrote.
-
-    Hadoop's FileOutputCommitter would take it for the next one's, which writes these records anew.
-    """
-    path, files = find_path(spark, f"{folder}/{_UNFINISHED}")
-    files.delete(path, True)
 
 
 def days_of(spark: SparkSession, folder: str, name: str) -> list[date]:
