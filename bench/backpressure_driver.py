@@ -101,7 +101,8 @@ class _Batches:
 
 def _say_batches(query: StreamingQuery, known: int) -> int:
     """Print the batches after this one, or why the query failed; return the last."""
-    for progress in batches_after(known, query._jsq):
+    of_jvm = query._jsq  # noqa: SLF001 - pyspark has no public name for it
+    for progress in batches_after(known, of_jvm):
         known = progress.batchId
         _say(
             query=progress.name,

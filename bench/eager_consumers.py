@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
 STATISTICS_MS = 100
 LINE_INTERVAL_S = 0.1
@@ -93,7 +93,7 @@ def _read(bootstrap: str, client_id: str, topic: str, partition: int, tally: _Ta
     while True:
         for message in consumer.consume(MOST_AT_ONCE, POLL_S):
             error = message.error()
-            if error is not None and error.code() == KafkaError._PARTITION_EOF:
+            if error is not None and error.name() == "_PARTITION_EOF":
                 consumer.seek(start)
 
 

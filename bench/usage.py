@@ -56,7 +56,8 @@ def measure(quick: bool) -> list[Row]:
     spark = SparkSession.builder.config(map=LOCAL_SETTINGS).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     counts = QUICK if quick else FULL
-    spark_process = psutil.Process(spark._jvm.java.lang.ProcessHandle.current().pid())
+    jvm = spark._jvm  # noqa: SLF001 - pyspark has no public name for it
+    spark_process = psutil.Process(jvm.java.lang.ProcessHandle.current().pid())
     try:
         for made in (_report_cost, _copy_cost):  # all code is compiled by then
             made(spark, spark_process, QUICK[0])

@@ -98,12 +98,13 @@ def fill(broker: EmbeddedBroker) -> None:
 
 def end_jvm() -> None:
     """End Spark's JVM too: its clients would look for their broker, and say so, until the end."""
-    gateway = SparkContext._gateway
+    # pyspark has no public way to end it, and else would take it for one that runs.
+    gateway = SparkContext._gateway  # noqa: SLF001
     assert gateway is not None
     gateway.shutdown()
     gateway.proc.stdin.close()
     gateway.proc.wait(TIMEOUT_S)
-    SparkContext._gateway = SparkContext._jvm = None
+    SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001
 
 
 if __name__ == "__main__":

@@ -57,10 +57,8 @@ class AdminServer:
         """The first port. Only after `start`."""
         return self.listening.addresses[0][1]
 
-    async def start(self, sockets: Sequence[socket.socket]) -> None:
-        """Accept on bound sockets. Raises AdminError."""
-        if not self.guard.access.tokens and not _is_loopback(self._host):
-            raise AdminError(f"admin.bind: {self._host} can be reached by others; set a token")
+    def application(self) -> web.Application:
+        """Return a new application with all paths that this server answers."""
         app = web.Application(middlewares=[self.listening.watch, self.guard.answer])
         app.add_routes([*ApiRoutes(self._parts).routes(), *page_routes()])
         if (tier := self._parts.tier) is not None:
@@ -69,9 +67,15 @@ class AdminServer:
             app.middlewares.append(TierAnswers(members, self._parts).answer)
             app.on_shutdown.append(tier_routes.end)
             app.on_cleanup.append(lambda _: tier.client.close())
+        return app
+
+    async def start(self, sockets: Sequence[socket.socket]) -> None:
+        """Accept on bound sockets. Raises AdminError."""
+        if not self.guard.access.tokens and not _is_loopback(self._host):
+            raise AdminError(f"admin.bind: {self._host} can be reached by others; set a token")
         # A compressed body is taken as it is, and so refused: none is long enough to need it.
         runner = web.AppRunner(
-            app,
+            self.application(),
             access_log=None,
             logger=_quiet,
             shutdown_timeout=SHUTDOWN_TIMEOUT_S,

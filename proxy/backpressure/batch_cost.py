@@ -139,17 +139,17 @@ class BatchCost:
 
     def after(self, records: float, took_ms: float) -> Self:
         """Return what is known after one more batch."""
-        now = self._doubted(DRIFT, MAX_DRIFT, took_ms)
+        now = self.doubted(DRIFT, MAX_DRIFT, took_ms)
         usual_ms = now.time_ms(records)
         expected_ms, gap_ms = usual_ms + MIN_NOISE_MS, took_ms - usual_ms
         noise = now.noise * expected_ms**2
         far_ms = OUTLIER * math.sqrt(now.variance(records) + noise)
         surprise = 0 if abs(gap_ms) <= far_ms else 1 if gap_ms > 0 else -1
         if surprise and surprise == self.surprise:
-            now = now._changed(*self.latest)
+            now = now.changed(*self.latest)
             gap_ms, noise = took_ms - now.time_ms(records), now.noise * took_ms**2
         elif surprise and records >= FAR_WIDER * self.widest:
-            now = now._doubted(MAX_DRIFT, math.inf, took_ms)
+            now = now.doubted(MAX_DRIFT, math.inf, took_ms)
             noise = now.noise * min(expected_ms, took_ms) ** 2
         elif surprise:
             gap_ms = 0.0
@@ -159,7 +159,7 @@ class BatchCost:
         seen = min(left * (gap_ms / expected_ms) ** 2, OUTLIER**2 * now.noise)
         relative = now.noise + NOISE_WEIGHT * (seen - now.noise)
         return replace(
-            now._moved(records, gap_ms, noise),
+            now.moved(records, gap_ms, noise),
             noise=min(max(relative, LEAST_NOISE**2), MOST_NOISE**2),
             surprise=surprise,
             latest=(records, took_ms),
@@ -169,7 +169,7 @@ class BatchCost:
     def restarted(self) -> Self:
         """Return what is known when the query was started again."""
         widest_ms = self.time_ms(self.widest)
-        return replace(self._doubted(CHANGE_DOUBT, CHANGE_DOUBT, widest_ms), surprise=0)
+        return replace(self.doubted(CHANGE_DOUBT, CHANGE_DOUBT, widest_ms), surprise=0)
 
     def time_ms(self, records: float) -> float:
         """Return how long a batch takes."""
@@ -194,7 +194,7 @@ class BatchCost:
         rest = short_ms**2 - doubt**2 * self.fixed_variance
         return max(0.0, (half + math.sqrt(max(0.0, half**2 - slope * rest))) / slope)
 
-    def _changed(self, records: float, took_ms: float) -> Self:
+    def changed(self, records: float, took_ms: float) -> Self:
         """Return the estimate from a batch on with which all costs have changed.
 
         Each is as many times what it was, with doubt: the next batch tells, if its size is another.
@@ -208,9 +208,9 @@ class BatchCost:
             each_variance=(CHANGE_DOUBT * took_ms / records) ** 2,
             covariance=0.0,
         )
-        return anew._moved(records, took_ms - anew.time_ms(records), self.noise * took_ms**2)
+        return anew.moved(records, took_ms - anew.time_ms(records), self.noise * took_ms**2)
 
-    def _doubted(self, drift: float, most: float, took_ms: float) -> Self:
+    def doubted(self, drift: float, most: float, took_ms: float) -> Self:
         """Return the estimate with a drift more doubt, up to `most` or what there is already."""
         fixed_size = max(self.fixed_ms, LEAST_SHARE * took_ms)
         each_size = max(self.each_ms, LEAST_SHARE * self.time_ms(self.widest) / self.widest)
@@ -226,7 +226,7 @@ class BatchCost:
             covariance=self.covariance * math.sqrt(less_fixed * less_each),
         )
 
-    def _moved(self, records: float, gap_ms: float, noise: float) -> Self:
+    def moved(self, records: float, gap_ms: float, noise: float) -> Self:
         """Return the estimate moved by what a batch took longer than expected."""
         to_fixed = self.fixed_variance + self.covariance * records
         to_each = self.covariance + self.each_variance * records

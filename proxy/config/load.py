@@ -52,7 +52,7 @@ def load_config(path: Path) -> Config:
     )
     if problems:
         raise ConfigError(problems)
-    config._places = {key_path(loc): f"{path}:{line}" for loc, line in document.lines.items()}
+    config.locate({key_path(loc): f"{path}:{line}" for loc, line in document.lines.items()})
     return config
 
 

@@ -353,6 +353,10 @@ class Config(fields.Section):
             answers_lookups=self.progress.answer_lookups,
         )
 
+    def locate(self, places: Mapping[str, str]) -> None:
+        """Set where its keys stand, as `place` returns it."""
+        self._places = places
+
     def place(self, key: str) -> str:
         """Return where a key such as `quotas.rules[2]` stands, as `FILE:LINE`; "" if nowhere."""
         return self._places.get(key, "")

@@ -12,37 +12,32 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import suppress
-from functools import partial
 from itertools import chain
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 from structlog import get_logger
 
-from metrics import Instruments
 from metrics.clock import MS_PER_SECOND, clock_ms
 from metrics.figures import FigureCollector
-from proxy.backpressure.backpressure import OF_BOUNDS, Backpressure
+from proxy.backpressure.backpressure import OF_BOUNDS
 from proxy.backpressure.backpressure_record import BOUND_RECORDS
 from proxy.backpressure.query_advice import OUTSIDE, advise
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.upstream import UpstreamError
 from proxy.pipeline.graph import PipelineSettings
-from proxy.pipeline.running import OF_NODES, OF_PIPELINES, RunningPipelines
+from proxy.pipeline.running import OF_NODES, OF_PIPELINES
 from proxy.progress import progress_records
-from proxy.progress.committer import Committer
-from proxy.progress.events import ALARMS, ProgressEvent
-from proxy.progress.log_ends import LogEnds
 from proxy.progress.owns import OwnedBeside, Owns, owns_all
 from proxy.progress.progress_collector import ProgressCollector
 from proxy.progress.progress_records import ReadRecords
 from proxy.progress.query import ProgressSettings, QueryProgress
-from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.query_scope import QueryScope
 from proxy.progress.report import Report, ReportRefused, parse_report
 from proxy.progress.report_handler import ReportHandler, ReportTurns
 from proxy.progress.topics import TopicNames
 from proxy.queries.following import Following
+from proxy.queries.query_parts import QueryParts
 from proxy.queries.record_owner import OwnedRecords, read_owned
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import Rule
@@ -86,44 +81,34 @@ class Queries:
     Where clients are shared among members, only for those that it owns: `load` says whose these
     are, `assign` and `revoke` what has changed. Of what another member owns nothing is known here.
 
-    `knows_client` returns whether a client id has connected lately; `registry` gets a collector.
+    `knows_client` returns whether a client id has connected lately; `registry` gets a collector, of
+    `max_queries` at most.
     """
 
     def __init__(
         self,
-        progress: ProgressSettings,
-        pipelines: Iterable[PipelineSettings],
+        parts: QueryParts,
         quotas: QuotaManager,
         bootstrap: Bootstrap,
-        instruments: Instruments,
         *,
         registry: CollectorRegistry,
+        max_queries: int,
         knows_client: Callable[[str], bool],
     ) -> None:
         self._quotas = quotas
         self._knows_client = knows_client
-        self._registry = QueryRegistry(progress, _log_event)
+        self._registry, self._backpressure = parts.registry, parts.backpressure
+        self._pipelines, self._committer = parts.pipelines, parts.committer
+        self._log_ends, self._to_write = parts.log_ends, parts.to_write
         self._reports = ReportHandler(self._registry, knows_client)
-        self._to_write = asyncio.Event()
-        self._backpressure = Backpressure(quotas, self._to_write.set)
         self._client = KafkaClient(bootstrap, limit_s=None)
         self._names_wanted = asyncio.Event()
         self._names = TopicNames(self._names_wanted.set)
         self._name_tries: dict[bytes, int] = {}
         """By topic id that is still wanted: how many look-ups did not find it."""
         self._names_looked_up = asyncio.Event()
-        self._committer = Committer(self._registry, partial(KafkaClient, bootstrap))
-        self._log_ends = LogEnds(self._registry, KafkaClient(bootstrap))
-        self._pipelines = RunningPipelines(
-            pipelines,
-            self._registry,
-            self._backpressure.of_client,
-            quotas,
-            instruments,
-            on_change=self._to_write.set,
-        )
-        parts = self._registry, self._backpressure, self._pipelines
-        self._parts: tuple[KeptParts[Any], ...] = parts
+        kept = parts.registry, parts.backpressure, parts.pipelines
+        self._parts: tuple[KeptParts[Any], ...] = kept
         self._slices = Slices()
         self._turns = ReportTurns(self._slices)
         self.following = Following(
@@ -137,8 +122,8 @@ class Queries:
             (OF_PIPELINES, self._pipelines.shown),
             (OF_NODES, self._pipelines.shown_nodes),
         )
-        registry.register(FigureCollector(tables, clock_ms, progress.max_queries))
-        registry.register(ProgressCollector(self._registry, clock_ms, progress.max_queries))
+        registry.register(FigureCollector(tables, clock_ms, max_queries))
+        registry.register(ProgressCollector(self._registry, clock_ms, max_queries))
 
     @property
     def owns(self) -> Owns:
@@ -411,9 +396,3 @@ class Queries:
                         _log.warning(text, ids=len(unknown), seen=self._names.lost)
                 if self._names.wanted():
                     await asyncio.sleep(RESOLVE_PAUSE_S)
-
-
-def _log_event(event: ProgressEvent) -> None:
-    log = _log.warning if event.kind in ALARMS else _log.info
-    about = {"query": event.query, "topic": event.topic, "partition": event.partition}
-    log(event.text, kind=str(event.kind), **about)

@@ -83,7 +83,7 @@ class Schedule:
 
     def clock(self, at: datetime) -> str:
         """Return a time as the clock of its zone shows it."""
-        return at.astimezone(self._zone).isoformat(" ", "minutes")
+        return at.astimezone(self.zone).isoformat(" ", "minutes")
 
     def overlaps(self, other: "Schedule", year: int) -> bool:
         """Return whether both have a time in common, as the clocks of their zones go in a year.
@@ -93,13 +93,14 @@ class Schedule:
         """
         days = [datetime(year, 1, 1, tzinfo=UTC) + each * DAY for each in range(YEAR_DAYS)]
         apart = {
-            _offset(other._zone, day) - _offset(self._zone, day)
+            _offset(other.zone, day) - _offset(self.zone, day)
             for day in (days if self.timezone != other.timezone else days[:1])
         }
-        return any(self._minutes & _turned(other._minutes, -(each // MINUTE)) for each in apart)
+        return any(self.minutes & _turned(other.minutes, -(each // MINUTE)) for each in apart)
 
     @property
-    def _zone(self) -> tzinfo:
+    def zone(self) -> tzinfo:
+        """By whose clock it begins and ends."""
         return _zone_of(self.timezone)
 
     @property
@@ -109,7 +110,7 @@ class Schedule:
         return begin, end if end > begin else end + DAY_MIN
 
     @property
-    def _minutes(self) -> int:
+    def minutes(self) -> int:
         """The minutes of a week that are in it, a bit for each."""
         begin, end = self._span_min
         of_day = ((1 << (end - begin)) - 1) << begin
@@ -120,7 +121,7 @@ class Schedule:
 
     def _windows(self, at: datetime, days: int) -> Iterator[tuple[datetime, datetime]]:
         """Yield when it begins and ends, on the days before a time and on some after."""
-        zone, weekdays = self._zone, _days_of(self.days)
+        zone, weekdays = self.zone, _days_of(self.days)
         begin, end = self._span_min
         today = at.astimezone(zone).date()
         for ahead in range(-2, days):

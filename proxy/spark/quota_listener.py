@@ -674,11 +674,12 @@ def _look_at(query_id: str, run_id: str, batch_id: int | None) -> _Look:
     What is asked is Spark's own, not its public API: it may fail.
     """
     try:
-        session = SparkSession._instantiatedSession
+        session = SparkSession._instantiatedSession  # noqa: SLF001
         if session is None:
             return _Look()
-        key = session._jvm.java.util.UUID.fromString(query_id)
-        query = session._jsparkSession.sharedState().activeStreamingQueries().get(key)
+        jvm, of_jvm = session._jvm, session._jsparkSession  # noqa: SLF001
+        key = jvm.java.util.UUID.fromString(query_id)
+        query = of_jvm.sharedState().activeStreamingQueries().get(key)
         if query is None or query.runId().toString() != run_id or not query.isActive():
             return _Look(is_there=False)
         trigger = read_trigger(query.trigger().toString())

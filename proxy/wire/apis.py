@@ -234,6 +234,11 @@ def max_safe_version(api_key: int, *, passes_unknown: bool = False) -> int | Non
     return api.max_version if api.last_offered is None else api.last_offered
 
 
+def schema_of(message: Any) -> Any:
+    """Return the fields of a request or response of kafka-python, of all its versions."""
+    return message._struct  # noqa: SLF001 - it has no public name
+
+
 @lru_cache(maxsize=_CACHED_PLANS)
 def plan_of(api_key: int, version: int) -> ApiPlan:
     """Return the plan of any API and version."""
@@ -254,7 +259,7 @@ def plan_of(api_key: int, version: int) -> ApiPlan:
     has_tags = has_schema and api_key != API_VERSIONS
     is_flexible = has_tags and bool(api.response.flexible_version_q(version))
     body_offset = RESPONSE_HEADER_BYTES + is_flexible
-    fields = api.response._struct.untagged_fields(version) if has_schema else ()
+    fields = schema_of(api.response).untagged_fields(version) if has_schema else ()
     starts_with_throttle = any(field.name == "throttle_time_ms" for field in fields[:1])
     return ApiPlan(
         api=api,

@@ -1,7 +1,7 @@
 """Each change is recorded: who, from where, when, what, from what to what; and it is kept."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from datetime import datetime
 
 import aiohttp
@@ -13,7 +13,7 @@ import proxy.admin.server as server_module
 from proxy.admin.audit import BY_FILE, AuditedChange, AuditLog, Author
 from proxy.admin.port.guard import Access, AdminToken, Right
 from proxy.quota.rule_registry import Compose, ComposedRules, RuleRegistry
-from proxy.state import MemoryStore
+from proxy.state import MemoryStore, Record
 
 ETL = "/v1/quotas/client-id=etl-orders"
 ANNA = Author("anna", "10.0.0.7")
@@ -211,14 +211,30 @@ async def test_what_cannot_be_written_is_written_with_the_next():
     assert len(disk.items("audit/")) == 3
 
 
+class WatchedDisk(Disk):
+    """A full disk that remembers how many records were to be written, and how many deleted."""
+
+    is_full = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[int, int]] = []
+
+    def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> int:
+        records, delete = list(records), list(delete)
+        self.asked.append((len(records), len(delete)))
+        return super().put_many(records, delete=delete)
+
+
 async def test_a_state_that_fails_for_long_takes_no_more_memory():
-    disk = Disk()
-    disk.is_full = True
-    log = AuditLog(disk, 3)
+    disk = WatchedDisk()
+    log = AuditLog(disk, kept=3)
     for _ in range(50):
         await log.record(ANNA, "a", None, 1, AT_S)
-    assert (len(log._changes), len(log._unsaved), len(log._gone)) == (3, 3, 3)
     await log.close()
+    assert len(disk.asked) == 50
+    assert max(disk.asked) == disk.asked[-1] == (3, 3 + 1)  # the one that goes with this write
+    assert len(list(log.latest())) == 3
 
 
 async def test_what_cannot_be_read_is_left_out_and_said():

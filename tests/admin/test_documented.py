@@ -89,11 +89,9 @@ async def test_tables_of_queries_and_pipelines_have_the_fields():
 async def test_each_path_is_in_the_table():
     tier = TierWorld()
     async with tier.running():
-        runner = tier.servers["a/0"]._runner
-        assert runner is not None
         routes = {
             (route.method, resource.canonical.removesuffix("{tail}"))
-            for resource in runner.app.router.resources()
+            for resource in tier.servers["a/0"].application().router.resources()
             for route in resource
             if route.method != "HEAD"
         }

@@ -62,11 +62,9 @@ def audited(tier: TierWorld) -> dict[str, int]:
 
 async def test_every_path_asks_for_the_right_to_it(tier: TierWorld):
     def routes_of(name: str) -> set[tuple[str, str]]:
-        runner = tier.servers[name]._runner
-        assert runner is not None
         return {
             (route.method, route.resource.canonical.replace("{tail}", "x"))
-            for route in runner.app.router.routes()
+            for route in tier.servers[name].application().router.routes()
             if route.resource is not None
         }
 

@@ -43,11 +43,9 @@ async def test_every_path_asks_for_the_right_to_it(world: AdminWorld):
     """Also one that is added later: the paths are those that the server knows."""
     server = world.server(access=CLOSED)
     async with serve(server) as ask:
-        assert server._runner is not None
-        routes = server._runner.app.router.routes()
         asked = {
             (route.method, route.resource.canonical.replace("{tail}", "x"))
-            for route in routes
+            for route in server.application().router.routes()
             if route.resource is not None
         }
         for method, path in asked:

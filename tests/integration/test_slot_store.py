@@ -130,14 +130,14 @@ def values(store: SlotStore, prefix: str = "") -> dict[str, Any]:
 
 
 @contextmanager
-def stopped_at(kind: type, store: SlotStore) -> Iterator[tuple[threading.Event, threading.Event]]:
-    """Stop the next write of this store just before such a request: (it is there, let it go on)."""
+def stopped_at(kind: type, machine: str) -> Iterator[tuple[threading.Event, threading.Event]]:
+    """Stop the next write of a machine just before such a request: (it is there, let it go on)."""
     there, go_on = threading.Event(), threading.Event()
     ask = KafkaClient.ask
 
     async def ask_late(client: KafkaClient, request: Any, broker: Any = None) -> Any:
-        mine = client is store._topic
-        if mine and isinstance(request, kind) and getattr(request, "committed", True):
+        mine = isinstance(request, kind) and request.transactional_id.endswith(machine)
+        if mine and getattr(request, "committed", True):
             there.set()
             await asyncio.to_thread(go_on.wait, 60)
         return await ask(client, request, broker)
@@ -363,7 +363,7 @@ def test_a_slot_moves_with_the_last_write_in_flight(opened, group):
     one, two = opened("one"), opened("two")
     mine, theirs = group.generation("one", "two")
     one.take(range(SLOTS), mine)
-    with stopped_at(EndTxnRequest, one) as (there, go_on):
+    with stopped_at(EndTxnRequest, "one") as (there, go_on):
         write = Attempt(lambda: one.put("a/1", "last"))
         assert there.wait(30)
         release = Attempt(lambda: one.release([1]))
@@ -406,7 +406,7 @@ def test_what_an_old_owner_has_under_way_counts_before_the_handover_or_never(ope
     (mine,) = group.generation("one")
     one.take(range(SLOTS), mine)
     one.put("a/1", "old")
-    with stopped_at(kind, one) as (there, go_on):
+    with stopped_at(kind, "one") as (there, go_on):
         write = Attempt(lambda: one.put("a/1", "late"))
         assert there.wait(30)
         (theirs,) = group.generation("two")
@@ -503,7 +503,7 @@ def test_a_new_generation_while_a_write_is_under_way(opened, group):
     one = opened("one")
     (mine,) = group.generation("one")
     one.take(range(SLOTS), mine)
-    with stopped_at(TxnOffsetCommitRequest, one) as (there, go_on):
+    with stopped_at(TxnOffsetCommitRequest, "one") as (there, go_on):
         write = Attempt(lambda: one.put("a/1", "kept"))
         assert there.wait(30)
         newer, _ = group.generation("one", "two")

@@ -306,7 +306,7 @@ def test_a_client_of_kafka_3_goes_on_when_its_owner_stops(
     name = topic()
     write = Librdkafka().produce
     write(Access(kafka.bootstrap), name, records())
-    jvm: Any = spark._jvm
+    jvm: Any = spark._jvm  # noqa: SLF001 - pyspark has no public name for it
     with two_relays(kafka.bootstrap) as pair:
         pair.learn(ONE_BROKER)
         options = jvm.java.util.HashMap()

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from parts.lookups import LOOKUP_VERSION, lookup_answer, lookup_request
 from parts.quota_world import QuotaWorld
@@ -17,6 +17,7 @@ from proxy.progress.query import ProgressSettings, QuerySettings
 from proxy.progress.query_scope import ALL_QUERIES
 from proxy.progress.report import Refusal, ReportRefused
 from proxy.queries.queries import Queries
+from proxy.queries.query_parts import QueryParts
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveBound, Rule
 from proxy.relay.interceptor import ClientSentOn
@@ -86,6 +87,10 @@ class GroupCommitter:
             self.groups.commit(group, offsets)
             self.registry.committed(group, offsets, 0.0)
 
+    async def flush(self, timeout_s):  # noqa: ARG002
+        self.commit()
+        return True
+
     async def revoke(self, names, timeout_s):  # noqa: ARG002
         self.commit(set(names))
         self.registry.drop_commits(names)
@@ -114,21 +119,21 @@ class MemberWorld(QuotaWorld):
         ]
         super().__init__(*rules)
         self.tier = tier
+        bootstrap = Bootstrap([NOWHERE])
+        parts = QueryParts.make(
+            tier.progress, tier.pipelines, self.quotas, bootstrap, self.instruments
+        )
+        self.registry, self.pressure = parts.registry, parts.backpressure
+        self.running = parts.pipelines
+        self.committer = GroupCommitter(self.registry, tier.groups)
         self.queries = Queries(
-            tier.progress,
-            tier.pipelines,
+            replace(parts, committer=self.committer, log_ends=LogEndsOf(tier.ends)),
             self.quotas,
-            Bootstrap([NOWHERE]),
-            self.instruments,
+            bootstrap,
             registry=self.prometheus,
+            max_queries=tier.progress.max_queries,
             knows_client=lambda _: True,
         )
-        self.registry = self.queries._registry
-        self.pressure = self.queries._backpressure
-        self.running = self.queries._pipelines
-        self.committer = GroupCommitter(self.registry, tier.groups)
-        self.queries._committer = self.committer
-        self.queries._log_ends = LogEndsOf(tier.ends)
         self.store = store or tier.store
         self.queries.load(self.store, owns)
         self.clients = {}
@@ -191,7 +196,8 @@ class MemberWorld(QuotaWorld):
     async def tick(self):
         self.committer.commit()
         self.running.tick(self.clock())
-        await self.queries._write()
+        await self.queries.close()  # writes what has changed
+        self.queries.resume(self.store)
 
     def completion(self):
         return [document["completion"] for document in self.queries.pipelines()]

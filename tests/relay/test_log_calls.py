@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from relaylab.frames import request
-from relaylab.lab import LAB_HOST, LISTENER, no_free_descriptor, open_lab, until
+from relaylab.lab import LAB_HOST, no_free_descriptor, open_lab, until
 from structlog.testing import capture_logs
 
 from proxy import relay
@@ -118,15 +118,12 @@ async def test_clients_that_cause_an_error_of_ours(monkeypatch: pytest.MonkeyPat
     assert isinstance(lines[0]["exc_info"], ZeroDivisionError)
 
 
-async def test_no_descriptors_for_clients() -> None:
+async def test_no_descriptors_for_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.relay.listener.OUT_OF_FILES_PAUSE_S", 0.0)
     async with open_lab() as lab:
-        listener = lab.relay.listeners[LISTENER]
-        sock = listener._sockets[None]
         with closing(socket.create_connection((LAB_HOST, lab.port))), capture_logs() as logs:
             with no_free_descriptor():
-                for _ in range(CLIENTS):  # as each socket does twice a second
-                    listener._accept(None, sock)
-            assert lab.rejected("out_of_files") == CLIENTS
+                await until(lambda: lab.rejected("out_of_files") >= CLIENTS)
             await until(lambda: lab.relay.connected == 1)
     assert len(of_event(logs, "can't accept")) == LINES_AT_ONCE
 

@@ -4,6 +4,7 @@ from struct import pack
 
 import pytest
 from relaylab import frames
+from relaylab.busy_round import BusyRound
 from relaylab.lab import LOCALHOST, open_lab, turns, until
 
 from metrics.clock import clock_ms
@@ -59,27 +60,26 @@ async def test_the_longest_token_that_is_not_read_passes():
 
 @pytest.mark.parametrize("goes", [False, True])
 async def test_logins_are_read_in_turn(monkeypatch, goes):
+    # A connection is new for one request: nothing but the login waits for its turn.
+    monkeypatch.setattr("proxy.relay.frame_flow.TURNS_OF_NEW", 1)
     first, following = authenticate(2, b"\0alice\0secret"), frames.metadata_request(3)
     async with open_lab() as lab:
+        busy = BusyRound(lab)
         client, broker = await shaken_hands(lab, "PLAIN")
-        steps = lab.services.paced_steps
-        (connection,) = lab.relay.connections
-        connection.requests._turns_left = 0  # so that nothing but the login waits for its turn
         await turns()
-        monkeypatch.setattr("proxy.relay.paced_steps.PacedSteps.has_time", False)
-        monkeypatch.setattr(steps, "_begin_round", lambda: None)
+        busy.begin()
         await client.send(first + following)
-        await until(lambda: len(steps))
+        await until(lambda: len(busy.steps))
         await turns(10)
         assert broker.unread == b""
         if goes:
+            (connection,) = lab.relay.connections
             connection.close("gone")
-            steps.run_all()
+            busy.end()
             assert await broker.ended() == b""
             return
-        steps.run_all()
+        busy.end()
         assert await broker.frame() == first
-        monkeypatch.undo()
         await broker.send(frames.response(SASL_AUTHENTICATE, 1, 2, pack(">hhiq", 0, -1, 0, 0)))
         await client.frame()
         assert await broker.frame() == following

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from relaylab.busy_round import BusyRound
 from relaylab.frames import fetch_request, fetch_response, metadata_request, metadata_response
 from relaylab.lab import LIMIT_S, open_lab, turns, until
 
@@ -197,6 +198,7 @@ async def test_many_that_connect_at_once_are_all_served_and_leave_nothing():
 
 async def test_a_new_connection_waits_its_turn_and_an_older_one_does_not():
     async with open_lab() as lab:
+        busy = BusyRound(lab)
         new, its_broker = await lab.pair(fetch_request(1))
         client, broker = await lab.pair(fetch_request(1))
         for number in range(1, TURNS_OF_NEW + 2):
@@ -204,20 +206,16 @@ async def test_a_new_connection_waits_its_turn_and_an_older_one_does_not():
             assert await client.frame() == fetch_response(number, 1000)
             await client.send(fetch_request(number + 1))
             assert await broker.frame() == fetch_request(number + 1)
-        steps = lab.services.paced_steps
-        steps._spent_s = MOST_S
-        steps._round = asyncio.get_running_loop().call_later(LIMIT_S, print)
+        busy.begin()
         await new.send(fetch_request(2))
-        await until(lambda: len(steps))
+        await until(lambda: len(busy.steps))
         await broker.send(fetch_response(TURNS_OF_NEW + 2, 1000))
         assert await client.frame() == fetch_response(TURNS_OF_NEW + 2, 1000)
         await client.send(fetch_request(TURNS_OF_NEW + 3))
         assert await broker.frame() == fetch_request(TURNS_OF_NEW + 3)
-        assert len(steps) == 1
+        assert len(busy.steps) == 1
         assert not its_broker.unread
-        steps._round.cancel()
-        steps._round = None
-        steps.run_all()
+        busy.end()
         assert await its_broker.frame() == fetch_request(2)
 
 
@@ -225,26 +223,23 @@ async def test_a_new_connection_waits_its_turn_and_an_older_one_does_not():
 @pytest.mark.parametrize("is_reset", [True, False], ids=["reset", "ended"])
 async def test_those_that_are_lost_wait_for_their_turn_to_be_closed(lost, is_reset):
     async with open_lab() as lab:
+        busy = BusyRound(lab)
         client, broker = await lab.pair(fetch_request(1))
-        steps = lab.services.paced_steps
-        steps._spent_s = MOST_S
-        steps._round = asyncio.get_running_loop().call_later(LIMIT_S, print)
+        busy.begin()
         end = client if lost == "client" else broker
         end.reset() if is_reset else end.writer.close()
-        await until(lambda: len(steps))
+        await until(lambda: len(busy.steps))
         assert lab.relay.connected == 1
-        steps._round.cancel()
-        steps.run_all()
+        busy.end()
         assert not lab.relay.connected
 
 
 async def test_those_that_wait_to_begin_are_closed_by_a_drain():
     async with open_lab() as lab:
-        lab.services.paced_steps._spent_s = MOST_S
-        lab.services.paced_steps._round = asyncio.get_running_loop().call_later(LIMIT_S, print)
+        busy = BusyRound(lab)
+        busy.begin()
         client = await lab.client()
-        await until(lambda: len(lab.services.paced_steps))
+        await until(lambda: len(busy.steps))
         assert not lab.relay.connections
-        lab.services.paced_steps._round.cancel()
         await lab.relay.drain()
         assert await client.ended() == b""

@@ -227,9 +227,10 @@ async def test_one_that_hangs_is_too_late():
 @pytest.mark.parametrize("said", ["release", "release soon", "stop", "x" * 1000])
 async def test_one_that_says_something_else_gets_nothing(said):
     async with replaceable() as (_, done, logs):
-        predecessor = await find(os.getpid())
-        assert predecessor._say(said)
-        await is_given_up(logs)
+        with socket.socket(socket.AF_UNIX) as successor:
+            successor.connect(f"\0quota-proxy/{os.getpid()}")
+            successor.sendall(f"{said}\n".encode())
+            await is_given_up(logs)
         assert done == []
 
 

@@ -45,7 +45,7 @@ def waiting(lab):
 
 def came(end):
     """How many bytes have come that were not received."""
-    return len(end.reader._buffer)
+    return len(end.unread)
 
 
 @pytest.mark.parametrize("acks", [0, 1])
@@ -83,15 +83,13 @@ async def test_a_producer_that_dies_is_charged_for_what_it_sent(acks):
 
 @pytest.mark.parametrize("acks", [0, 1])
 async def test_what_was_announced_at_once_comes_in_turn(acks):
-    async with open_lab(rules=(RULE,)) as lab:
+    async with open_lab(rules=(RULE,), read_limit_bytes=2 * BODY_BYTES) as lab:
         clients, brokers = [], []
         for number in range(CHEATERS):
             clients.append(await lab.client())
             await clients[-1].send(begun(acks, number, BODY_BYTES))
             brokers.append(await lab.broker())
         await until(lambda: all(map(came, brokers)))
-        for end in brokers:
-            end.reader._limit = 2 * BODY_BYTES  # all that comes is taken
         for end in clients:
             end.writer.write(bytes(BODY_BYTES))
         await until(
@@ -111,7 +109,6 @@ async def waiting_body(lab):
         client = await lab.client()
         await client.send(begun(1, number, LONG_BYTES))
         broker = await lab.broker()
-        broker.reader._limit = 2 * LONG_BYTES
         await until(lambda broker=broker: broker.unread)
         pairs.append((client, broker))
     (_, first), (client, second) = pairs
@@ -126,7 +123,7 @@ async def waiting_body(lab):
 @pytest.mark.parametrize("most", [64, 1], ids=["", "one in flight"])
 async def test_a_body_that_waits_goes_on_when_its_client_may_send_again(most):
     limits = Limits(max_in_flight_requests=most)
-    async with open_lab(rules=(RULE,), limits=limits) as lab:
+    async with open_lab(rules=(RULE,), read_limit_bytes=2 * LONG_BYTES, limits=limits) as lab:
         _, broker = await waiting_body(lab)
         lab.services.quotas.update(QuotaSettings())
         whole = frames.produce_request(2, 1, LONG_BYTES)
@@ -134,7 +131,7 @@ async def test_a_body_that_waits_goes_on_when_its_client_may_send_again(most):
 
 
 async def test_a_body_that_waits_goes_on_in_a_drain():
-    async with open_lab(rules=(RULE,)) as lab:
+    async with open_lab(rules=(RULE,), read_limit_bytes=2 * LONG_BYTES) as lab:
         _, broker = await waiting_body(lab)
         for connection in list(lab.relay.connections):
             connection.drain()
@@ -143,7 +140,7 @@ async def test_a_body_that_waits_goes_on_in_a_drain():
 
 
 async def test_who_leaves_while_its_body_waits_leaves_its_place():
-    async with open_lab(rules=(RULE,)) as lab:
+    async with open_lab(rules=(RULE,), read_limit_bytes=2 * LONG_BYTES) as lab:
         await waiting_body(lab)
         for connection in list(lab.relay.connections):
             connection.close("operator")

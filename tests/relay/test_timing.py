@@ -9,6 +9,7 @@ from relaylab import frames
 from relaylab.lab import fast_client, open_lab, slow_client, turns, until
 
 from metrics import Instruments
+from metrics.clock import clock_ms
 from proxy.quota.rules import QuotaSettings
 from proxy.relay import timing
 from proxy.relay.services import ThrottleMode
@@ -140,14 +141,13 @@ async def test_a_request_without_response_is_not_measured(all_are_measured):
         assert counted(lab, "Produce") == {0.0}
 
 
-async def test_a_hold_is_counted_as_one(all_are_measured):
+async def test_a_hold_is_counted_as_one(all_are_measured, monkeypatch):
     async with open_lab(rules=(slow_client(),)) as lab:
         client, broker = await lab.pair(frames.fetch_request(1))
         await broker.send(frames.fetch_response(1, 10_000))
         await until(lambda: lab.held)
         assert counted(lab, "Fetch") == {0.0}
-        (connection,) = lab.relay.connections
-        connection.in_flight[0].timed._from_ms -= 5000.0  # as if it had begun earlier
+        monkeypatch.setattr("proxy.relay.responses.clock_ms", lambda: clock_ms() + 5000.0)
         lab.services.quotas.update(QuotaSettings(rules=(fast_client(),)))
         await client.frame()
         await turns()

@@ -228,11 +228,10 @@ async def test_a_request_to_many_topics_is_charged_in_steps(acks, monkeypatch):
 
 
 async def test_of_a_request_that_is_too_long_the_rest_is_the_topics_that_was_seen_last():
-    async with open_lab(rules=(PLENTY,)) as lab:
+    async with open_lab(rules=(PLENTY,), read_limit_bytes=2 * MAX_SEEN_BYTES) as lab:
         client, broker = await lab.pair(fetch(1, "clicks"))
         await broker.send(fetched(1, {}))
         await client.frame()
-        broker.reader._limit = 2 * MAX_SEEN_BYTES
         request = produce(2, {"orders": MAX_SEEN_BYTES, "clicks": 1000})
         sending = asyncio.create_task(client.send(request))
         assert await broker.receive(len(request)) == request

@@ -39,7 +39,7 @@ def names_port(schema, version):
 
 def test_every_response_that_names_a_port_is_rewritten_and_that_of_api_versions():
     for key, version in EVERY_VERSION:
-        carries = names_port(APIS[key].response._struct, version) or key == API_VERSIONS
+        carries = names_port(apis.schema_of(APIS[key].response), version) or key == API_VERSIONS
         handled = apis.plan_of(key, version).handling in (Handling.REWRITE, Handling.WALK)
         assert carries == handled or key in CONTROLLERS_ONLY, (key, version)
 
@@ -165,7 +165,9 @@ def test_throttle_offset_is_where_the_codec_reads_it(filler):
     seen = set()
     for key, version in EVERY_VERSION:
         offset = apis.plan_of(key, version).throttle_offset
-        names = [field.name for field in APIS[key].response._struct.untagged_fields(version)]
+        names = [
+            field.name for field in apis.schema_of(APIS[key].response).untagged_fields(version)
+        ]
         assert (offset > 0) == (names[:1] == ["throttle_time_ms"])
         if not offset:
             continue

@@ -178,10 +178,10 @@ def messages(draw, versions, write):
 
 
 def forget_all():
-    for each in (layout.request_partitions, layout.response_partitions, fetch._request_form):
-        each.cache_clear()
-    for each in (list_offsets._request_form, list_offsets._read_again):
-        each.cache_clear()
+    kept = (layout.request_partitions, layout.response_partitions, *vars(fetch).values())
+    for each in (*kept, *vars(list_offsets).values()):
+        if each is not layout.request_layout and hasattr(each, "cache_clear"):
+            each.cache_clear()
 
 
 def outcome(read, version, data):
@@ -240,8 +240,9 @@ def rows(fields, data):
 def test_a_fetch_request_with_another_position_is_known(version):
     forget_all()
     one, two = (fetch_request(version, [(0, [(n, n * 1000)])], n, "rack") for n in (1, 2))
-    head, fields, _ = fetch._request_form(version)
     read_fetch_request(version, one)
+    head = layout.request_layout(FETCH, version).head("session_id", "session_epoch")
+    fields = layout.request_partitions(FETCH, version, "partition", "fetch_offset")
     topic, _, values = fields.known.find(two, head.size)
     assert (topic, *values) == (NAMES[0] if version < 13 else IDS[0].bytes, 2, 2000)
 

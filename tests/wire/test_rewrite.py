@@ -18,6 +18,7 @@ from proxy.wire.apis import (
     PRODUCE,
     max_safe_version,
     plan_of,
+    schema_of,
 )
 from proxy.wire.frames import check_whole
 from proxy.wire.layout import STEP_ELEMENTS
@@ -356,7 +357,7 @@ def test_throttle_time_is_raised_wherever_the_codec_reads_it(filler):
         for version in range(api.max_version + 1):
             values = {"throttle_time_ms": 250, "error_code": 0}
             frame = filler(version, unknown_tags=True, values=values).response(key, version)
-            fields = {field.name for field in api.response._struct.untagged_fields(version)}
+            fields = {field.name for field in schema_of(api.response).untagged_fields(version)}
             after = set_throttle_time(key, version, frame, 123456)
             if "throttle_time_ms" not in fields:
                 assert after is frame
@@ -505,7 +506,7 @@ def test_of_metadata_only_what_is_up_to_the_end_of_the_brokers_is_needed(filler,
 def test_many_addresses_are_replaced_a_few_in_a_step(api_key, version, fields):
     response, told = APIS[api_key].response, []
     ((array, make),) = fields.items()
-    elements = [make(response._struct.fields[array].array_of)] * MANY
+    elements = [make(schema_of(response).fields[array].array_of)] * MANY
     message = response(version=version, **{array: elements})
     message.with_header(correlation_id=5)
     frame = bytes(message.encode(header=True, framed=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import date
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -143,26 +143,26 @@ def _append(frame: DataFrame, key: tuple[str, ...], folder: str, name: str) -> i
     try:
         count: int = frame.count()
         if count:
-            _drop_unfinished(frame.sparkSession, f"{folder}/{name}")
+            # Of a driver that died while it wrote: Hadoop's FileOutputCommitter would take it for
+            # the next one's, which writes these records anew.
+            path, files = find_path(frame.sparkSession, f"{folder}/{name}/{_UNFINISHED}")
+            files.delete(path, True)
             frame.write.mode("append").partitionBy("day").parquet(f"{folder}/{name}")
         return count
     finally:
         frame.unpersist()
 
 
-def _drop_unfinished(spark: SparkSession, folder: str) -> None:
-    """Delete what a driver left that died while it wrote.
-
-    Hadoop's FileOutputCommitter would take it for the next one's, which writes these records anew.
-    """
-    path = spark._jvm.org.apache.hadoop.fs.Path(f"{folder}/{_UNFINISHED}")
-    path.getFileSystem(spark._jsc.hadoopConfiguration()).delete(path, True)
+def find_path(spark: SparkSession, name: str) -> tuple[Any, Any]:
+    """Return a path of Hadoop's and its file system; pyspark has no public names for them."""
+    path = spark._jvm.org.apache.hadoop.fs.Path(name)  # noqa: SLF001
+    return path, path.getFileSystem(spark._jsc.hadoopConfiguration())  # noqa: SLF001
 
 
 def days_of(spark: SparkSession, folder: str, name: str) -> list[date]:
     """Return the days that have a folder, in order; [] where there is none."""
-    path = spark._jvm.org.apache.hadoop.fs.Path(f"{folder}/{name}/day=*")
-    found = path.getFileSystem(spark._jsc.hadoopConfiguration()).globStatus(path) or ()
+    path, files = find_path(spark, f"{folder}/{name}/day=*")
+    found = files.globStatus(path) or ()
     return sorted(date.fromisoformat(each.getPath().getName()[len("day=") :]) for each in found)
 
 

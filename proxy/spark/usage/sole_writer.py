@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from .command_line import UsageInputError
+from .record_frames import find_path
 
 WRITERS_FOLDER = "writers"
 BEAT_S, DEAD_AFTER_S = 3, 15
@@ -25,10 +26,9 @@ class SoleWriter:
     def __init__(self, spark: SparkSession, folder: str) -> None:
         self._folder = folder
         parent = f"{folder}/{WRITERS_FOLDER}"
-        path = spark._jvm.org.apache.hadoop.fs.Path
-        self._own = path(f"{parent}/{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}")
-        self._parent = path(parent)
-        self._files = self._parent.getFileSystem(spark._jsc.hadoopConfiguration())
+        self._parent, self._files = find_path(spark, parent)
+        own = f"{parent}/{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
+        self._own, _ = find_path(spark, own)
 
     def take(self) -> None:
         """Wait until who has died is known to be dead. Raises UsageInputError if one lives."""

@@ -68,7 +68,7 @@ def read_teams(spark: SparkSession, path: Path) -> Teams:
 
 def _as_json(spark: SparkSession, text: str) -> str:
     """Return YAML as JSON by the library that Spark brings along; a key twice is refused."""
-    jackson = spark._jvm.com.fasterxml.jackson
+    jackson = spark._jvm.com.fasterxml.jackson  # noqa: SLF001 - it has no public name
     mapper = jackson.dataformat.yaml.YAMLMapper()
     mapper.configure(jackson.core.JsonParser.Feature.STRICT_DUPLICATE_DETECTION, True)
     return str(mapper.readTree(text).toString()) or "null"

@@ -33,6 +33,7 @@ from .group_protocol import (
     meaning_of,
     sync,
 )
+from .group_session import GroupSession
 from .slot_states import SlotStates
 
 SESSION_TIMEOUT_S = 10.0
@@ -120,12 +121,7 @@ class GroupMember:
         """By what the coordinator knows this process, since it joined last."""
         self._session_timeout_s = session_timeout_s
         self._coordinator_key = GROUP_COORDINATOR, group_id
-        self._session_ends_s: float | None = None
-        """Until when by our own clock the brokers keep us at least; None: there is no session."""
-        self.problem: str | None = None
-        """Why the member is not in the tier, or may soon be out of it; None: it is in."""
-        self._has_failed = False
-        """Whether the last try to reach the coordinator failed, which by itself is no problem."""
+        self._session = GroupSession(group_id, session_timeout_s)
         self._wanted = asyncio.Event()
         """A round is wanted, by us or by another member."""
         self._stopping = asyncio.Event()
@@ -134,6 +130,11 @@ class GroupMember:
         self._releases: set[asyncio.Task[None]] = set()
         self._asked_s = -REJOIN_INTERVAL_S
         self._asking: asyncio.TimerHandle | None = None
+
+    @property
+    def problem(self) -> str | None:
+        """Why the member is not in the tier, or may soon be out of it; None: it is in."""
+        return self._session.problem
 
     @property
     def refusal(self) -> RefusedMember | None:
@@ -217,7 +218,7 @@ class GroupMember:
                 connection.close()
         except (UpstreamError, RefusedError, FormError) as error:
             self._client.forget(self._coordinator_key)
-            self._failed(str(error))
+            self._session.failed(str(error))
             return False
 
     async def _take_part(self, connection: BrokerConnection, tasks: asyncio.TaskGroup) -> bool:
@@ -248,10 +249,10 @@ class GroupMember:
             return False
         if time.monotonic() - sent_s >= self._session_timeout_s:
             # This process stood still; what it got may be another's by now.
-            self._failed("the answer to SyncGroup is older than the session")
+            self._session.failed("the answer to SyncGroup is older than the session")
             return False
         assignment = Assignment.decode(bytes(synced.assignment))
-        self._extend_session(sent_s)
+        self._session.extend(sent_s)
         self._take(assignment, tasks)
         if is_another_round_wanted:
             self._wanted.set()
@@ -264,7 +265,7 @@ class GroupMember:
             assignment, self.name, is_refused=refusal is not None
         )
         refused = f"the tier refuses this machine: {refusal.reason}" if refusal else None
-        self._set_problem(refused)
+        self._session.set_problem(refused)
         self._on_assigned()
         if revoked:
             task = tasks.create_task(self._release(revoked))
@@ -294,7 +295,7 @@ class GroupMember:
             await self._release(rest)
 
     async def _leave(self) -> None:
-        self._session_ends_s = None
+        self._session.ends_s = None
         before = self._forget_place()
         if before.member_id:
             with suppress(UpstreamError, RefusedError, TimeoutError):
@@ -325,7 +326,7 @@ class GroupMember:
                 self._heard(answer.error_code, fence, sent_s)
             except (UpstreamError, RefusedError) as error:
                 self._client.forget(self._coordinator_key)
-                self._failed(str(error))
+                self._session.failed(str(error))
                 self._interrupt()  # a round at a coordinator that is gone would wait for long
                 await asyncio.sleep(BEAT_AGAIN_S)
                 self._beats_now.set()
@@ -338,20 +339,16 @@ class GroupMember:
         if meaning is Meaning.REJOIN:
             # With a generation that is over, the coordinator did not begin the session anew.
             if error_code == REBALANCE_IN_PROGRESS:
-                self._extend_session(sent_s)
+                self._session.extend(sent_s)
             if not is_in_round and fence == self.fence:
                 self._wanted.set()
         elif self._check(error_code, fence.member_id):
-            self._extend_session(sent_s)
+            self._session.extend(sent_s)
             if not is_in_round and self.refusal is None:
-                self._set_problem(None)
+                self._session.set_problem(None)
         elif meaning is Meaning.UNKNOWN:
             self._interrupt()
             self._wanted.set()
-
-    def _extend_session(self, sent_s: float) -> None:
-        """Begin the session anew, as of a request that was sent then and is answered."""
-        self._session_ends_s = max(sent_s + self._session_timeout_s, self._session_ends_s or 0.0)
 
     async def _watch(self) -> None:
         """Give up what we have when the session may be over by our own clock.
@@ -361,7 +358,7 @@ class GroupMember:
         """
         session_s = self._session_timeout_s
         while True:
-            ends_s, now_s = self._session_ends_s, time.monotonic()
+            ends_s, now_s = self._session.ends_s, time.monotonic()
             left_s = HEARTBEAT_INTERVAL_S if ends_s is None else ends_s - now_s
             if left_s > 0:
                 self._hold(is_held=False)
@@ -377,29 +374,13 @@ class GroupMember:
 
     def _lose_session(self) -> float:
         """Give up what we have; return for how long there is nothing to watch."""
-        ends_s = self._session_ends_s
+        ends_s = self._session.ends_s
         if ends_s is None or ends_s > time.monotonic():
             return 0.0
         self._lose(f"the coordinator was not heard for {self._session_timeout_s:g} s")
         self._wanted.set()
         self._interrupt()
         return HEARTBEAT_INTERVAL_S
-
-    def _failed(self, error: str) -> None:
-        """Count a try that failed. One by itself is no problem: coordinators move."""
-        if self._has_failed:
-            self._set_problem(error)
-        self._has_failed = True
-
-    def _set_problem(self, problem: str | None) -> None:
-        """Log a problem, and when it is over."""
-        self._has_failed = False
-        group_id = self.fence.group_id
-        if problem is not None and problem != self.problem:
-            _log.warning("not sure of the tier", group=group_id, error=problem)
-        elif problem is None and self.problem is not None:
-            _log.info("in the tier again", group=group_id)
-        self.problem = problem
 
     def _hold(self, *, is_held: bool) -> None:
         """Log that the last map holds without a session, or that this is over."""
@@ -429,7 +410,7 @@ class GroupMember:
             return False
         if meaning in (Meaning.FENCED, Meaning.NEVER):
             self._lose(text)
-            self._set_problem(text)
+            self._session.set_problem(text)
             raise MembershipError(text)
         if meaning is Meaning.MOVED:
             raise UpstreamError(NOT_READY, f"the coordinator is not ready: {text}")
@@ -446,8 +427,8 @@ class GroupMember:
         for task in self._releases:
             task.cancel()  # the slots are lost
         self._is_holding = False
-        had_place = self._slots.owned or self._session_ends_s is not None
-        self._session_ends_s = None
+        had_place = self._slots.owned or self._session.ends_s is not None
+        self._session.ends_s = None
         self._slots.lost()
         if had_place:
             _log.warning("the place in the tier is lost", machine=self.name, reason=reason)

@@ -205,6 +205,11 @@ def _listener(base: type, read: Read) -> Any:
     return Listener()
 
 
+def _known_brokers(consumer: Any) -> Iterable[Any]:
+    """Return the brokers that a client knows, of kafka-python and aiokafka."""
+    return consumer._client.cluster.brokers()  # noqa: SLF001 - neither has a public name for it
+
+
 def _records(batches: Mapping[Any, Iterable[Any]]) -> Iterator[Record]:
     """Take apart what a client in Python has polled."""
     for partition, messages in batches.items():
@@ -240,7 +245,7 @@ class KafkaPython(Client):
     def _reading(self, access: Access, topic: str, read: Read) -> Iterator[Reading]:
         def finish() -> Iterable[Any]:
             consumer.commit()
-            return consumer._client.cluster.brokers()
+            return _known_brokers(consumer)
 
         with closing(kafka.KafkaConsumer(**_python_consumer_options(access))) as consumer:
             consumer.subscribe([topic], listener=_listener(kafka.ConsumerRebalanceListener, read))
@@ -287,7 +292,7 @@ class Aiokafka(Client):
 
         def finish() -> Iterable[Any]:
             run(consumer.commit())
-            return consumer._client.cluster.brokers()
+            return _known_brokers(consumer)
 
         with asyncio.Runner() as runner:
             consumer = run(start())

@@ -41,6 +41,8 @@ LAB_HOST = "127.0.0.9"
 just closed, to which a client that this test has left behind still connects, again and again."""
 LISTENER = "default"
 
+READ_LIMIT_BYTES = 1 << 16
+
 LOOKS, LOOK_S = 100, 0.01
 """Whether files are left open: clients that other tests left behind open sockets now and then."""
 
@@ -143,17 +145,39 @@ class Certificates:
         return upstream_context(self.ca, None, None)
 
 
+class Reader(asyncio.StreamReader):
+    """Knows what has come and was not received yet; that is little more than `limit` twice."""
+
+    def __init__(self, limit: int = READ_LIMIT_BYTES) -> None:
+        super().__init__(limit, asyncio.get_running_loop())
+        self.unread = bytearray()
+
+    def feed_data(self, data: bytes) -> None:
+        self.unread += data
+        super().feed_data(data)
+
+    async def readexactly(self, count: int) -> bytes:
+        return self._received(await super().readexactly(count))
+
+    async def read(self, most: int) -> bytes:
+        return self._received(await super().read(most))
+
+    def _received(self, data: bytes) -> bytes:
+        del self.unread[: len(data)]
+        return data
+
+
 @dataclass(slots=True)
 class End:
     """One end of a connection, the client's or the broker's."""
 
-    reader: asyncio.StreamReader
+    reader: Reader
     writer: asyncio.StreamWriter
 
     @property
     def unread(self) -> bytes:
-        """What has come and was not received yet; the reader has no public name for it."""
-        return bytes(self.reader._buffer)
+        """What has come and was not received yet."""
+        return bytes(self.reader.unread)
 
     async def send(self, *pieces: bytes) -> None:
         """Send each piece by itself, so that the relay sees it before the next one."""
@@ -210,15 +234,16 @@ class Lab:
 
     async def client(self, port: int | None = None, address: str | None = None) -> End:
         """A client, that comes from an address if that is given."""
-        end = End(
-            *await asyncio.open_connection(
-                LAB_HOST,
-                port or self.port,
-                ssl=self.client_tls,
-                server_hostname="localhost" if self.client_tls else None,
-                local_addr=(address, 0) if address else None,
-            )
+        loop, reader = asyncio.get_running_loop(), Reader()
+        transport, protocol = await loop.create_connection(
+            lambda: asyncio.StreamReaderProtocol(reader),
+            LAB_HOST,
+            port or self.port,
+            ssl=self.client_tls,
+            server_hostname="localhost" if self.client_tls else None,
+            local_addr=(address, 0) if address else None,
         )
+        end = End(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
         self.ends.append(end)
         return end
 
@@ -272,13 +297,15 @@ async def open_lab(
     is_inner: bool = False,
     lane: bool | None = None,
     sample_every: int | None = None,
+    read_limit_bytes: int = READ_LIMIT_BYTES,
 ) -> AsyncIterator[Lab]:
     """Start everything; at the end check that nothing is left of any connection.
 
     `lane`: what is plain goes by the lane; None: on uvloop, as in the proxy, and not on the other
     loop, so that each test is run both ways. `sample_every`: one request in so many is walked for
     its topics; None: none is. `is_inner`: another lab is opened before and closed after it, and
-    looks for open files.
+    looks for open files. `read_limit_bytes`: with twice as much
+    unread a broker takes no more.
     """
     loop = asyncio.get_running_loop()
     files = open_files()
@@ -303,12 +330,15 @@ async def open_lab(
     accepted: asyncio.Queue[End] = asyncio.Queue()
     ends: list[End] = []
 
-    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def accept(reader: Reader, writer: asyncio.StreamWriter) -> None:
         ends.append(End(reader, writer))
         accepted.put_nowait(ends[-1])
 
-    server = await asyncio.start_server(
-        accept, LAB_HOST, 0, ssl=upstream_tls.server() if upstream_tls else None
+    server = await loop.create_server(
+        lambda: asyncio.StreamReaderProtocol(Reader(read_limit_bytes), accept),
+        LAB_HOST,
+        0,
+        ssl=upstream_tls.server() if upstream_tls else None,
     )
     address = server.sockets[0].getsockname()[:2]
     bootstrap = Bootstrap([address], upstream_tls.client() if upstream_tls else None, 10.0)

@@ -6,9 +6,18 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from parts.member_world import NOTHING, OF_PIPELINE, MemberWorld, Owned, Tier, joined
+from parts.member_world import (
+    CONSUMER,
+    NOTHING,
+    OF_PIPELINE,
+    MemberWorld,
+    Owned,
+    Tier,
+    joined,
+)
 from parts.reports import ReportingDriver
 
+from proxy.backpressure.driver_view import DriverView
 from proxy.progress.query_scope import ALL_QUERIES
 from proxy.progress.report import Refusal, ReportRefused
 from proxy.quota.entities import ClientIdentity
@@ -101,7 +110,7 @@ async def test_members_that_share_one_file(tmp_path):
             await take(tier, step)
         totals.append(await tier.totals())
         for member in tier.members:
-            await member.queries._writer.close()
+            await member.queries.close()
     assert totals[0] == totals[1]
     store.close()
 
@@ -146,6 +155,15 @@ async def test_a_member_that_owns_nothing_shows_nothing():
     assert member.queries.pipelines() == []
 
 
+def reason_at(member):
+    """Return why the bound of the query's clients is what it is at a member; None: by its rule."""
+    client = member.client_quotas("one")
+    client.charge(CONSUMER, 1.0, member.clock())
+    (row,) = [each for each in member.rows(member.clock()) if each.entity == "client-id=one"]
+    client.close()
+    return row.reason
+
+
 async def test_an_adapted_bound_goes_with_its_query():
     tier = await started()
     for _ in range(3):
@@ -157,12 +175,13 @@ async def test_an_adapted_bound_goes_with_its_query():
     assert rate is not None
     await tier.hand_over()
     assert old.pressure.of_client("one") == []
-    assert old.quotas._adapted == {}
+    assert reason_at(old) is None
     (after,) = new.pressure.of_client("one")
     assert after.rate == rate
     await tier.hand_over()
     (back,) = old.pressure.of_client("one")
-    assert (back.rate, new.quotas._adapted.keys()) == (rate, set())
+    assert (back.rate, reason_at(new)) == (rate, None)
+    assert "100 records/s" in reason_at(old)
 
 
 async def test_a_visitor_is_followed_by_nobody_and_its_driver_is_sent_on():
@@ -225,9 +244,9 @@ async def test_what_cannot_be_written_is_not_written_later(monkeypatch):
     await take(tier, ("one", 5))
     old = tier.members[0]
     store = tier.store
-    old.queries._writer._store = FullStore()
+    old.queries.resume(FullStore())
     assert not await old.queries.revoke(owns=NOTHING)
-    old.queries._writer._store = store
+    old.queries.resume(store)
     await old.tick()
     assert store.items("") == []
 
@@ -271,7 +290,8 @@ async def test_what_comes_late_of_what_was_let_go_makes_no_record_due():
     await tier.hand_over()
     query.changed(("a", 0))
     query.revoke(query.partitions["a", 0], "its topic is gone", 0.0)
-    pressed._on_change(pressed)
+    view = DriverView(query, pressed.clamp, pressed.measurements)
+    pressed.advertise(view, {}, is_new=True)
     assert old.registry.changes() == ([], [])
     assert old.pressure.changes() == ([], [])
 

@@ -137,7 +137,12 @@ def test_an_address_gets_what_it_may_have_however_many_come(comers):
             assert now[each] >= had[each] or (each != address and now[each] >= now[address])
     for _, place in crowd.open.values():
         crowd.world.connections.leave(place)
-    assert crowd.world.connections.counts == crowd.world.connections._by_address == {}
+    crowd.open.clear()
+    assert crowd.world.connections.counts == {}
+    for _ in range(6):  # nobody who has left is asked to give way
+        crowd.come("a")
+    assert crowd.come("e") is not None
+    assert crowd.counts() == {"a": 5, "e": 1}
 
 
 def test_a_shared_rule_counts_all_its_clients_together_another_each():
@@ -257,17 +262,24 @@ def test_client_ids_without_end_share_a_rate_and_keep_no_memory():
     assert str(world.refused("c5")).startswith("other has connections")
     world.refused("c1")
     world.now_ms += 1_000_001.0
-    assert world.enter("c6")[1] == 0.0
-    assert len(world.connections._due_ms) <= 3 + 1
+    for new in ("c6", "c7", "c8"):
+        assert world.enter(new)[1] == 0.0
+    assert world.enter("c9")[1] == 0.0
+    assert str(world.refused("c10")).startswith("other has connections"), "there is no more room"
 
 
 def test_few_are_looked_at_for_room():
-    world = ConnectionWorld(paced(0.001, client_id=DEFAULT), max_client_entities=MAX_LOOKED_AT + 5)
-    for number in range(MAX_LOOKED_AT + 5):
-        world.enter(f"c{number}")
-    world.now_ms += 1_000_001.0
-    world.enter("new")
-    assert len(world.connections._due_ms) == 5 + 1
+    world = ConnectionWorld(paced(0.001, client_id=DEFAULT), max_client_entities=2 * MAX_LOOKED_AT)
+    for age in ("old", "young"):
+        for number in range(MAX_LOOKED_AT):
+            world.enter(f"{age}-{number}")
+        world.now_ms += 400_000.0
+    world.enter("new")  # the old ones are looked at, and come last then
+    world.now_ms += 200_001.0  # their schedules are over
+    assert str(world.refused("new")).startswith("other has connections")
+    for number in range(MAX_LOOKED_AT - 1):  # the others have a place, too
+        assert world.enter(f"new-{number}")[1] == 0.0
+    assert str(world.refused("new")).startswith("other has connections")
 
 
 @given(

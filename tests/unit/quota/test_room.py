@@ -6,6 +6,7 @@ from parts.quota_world import QuotaWorld
 
 from proxy.quota.entities import CONSUMER_BYTE_RATE, DEFAULT, ClientIdentity
 from proxy.quota.gate import FetchSizes
+from proxy.quota.meter import Meter
 from proxy.quota.meters import ADDRESS_PARTS, MAX_EXAMINED
 from proxy.quota.rules import Rule
 
@@ -104,7 +105,7 @@ def test_one_place_is_for_any_address():
     assert world.flood(2, "10.0.0.66") == 1
 
 
-def test_busy_clients_are_looked_at_once_in_a_while():
+def test_busy_clients_are_looked_at_once_in_a_while(monkeypatch):
     """Each of them is looked at once in the time that its history lasts, however many come."""
     world = RoomWorld(ALL, max_client_entities=2 * MAX_EXAMINED)
     assert world.flood(2 * MAX_EXAMINED) == 2 * MAX_EXAMINED
@@ -112,11 +113,18 @@ def test_busy_clients_are_looked_at_once_in_a_while():
     for number in range(2 * MAX_EXAMINED):
         world.send(f"flood-{number}")
     world.now_ms += 2.0
-    quiet = world.quotas._quiet[CONSUMER_BYTE_RATE]
+    asked, is_in_use = set(), Meter.is_in_use
+
+    def look(meter, now_ms):
+        asked.add(meter.entity)
+        return is_in_use(meter, now_ms)
+
+    monkeypatch.setattr(Meter, "is_in_use", look)
     for expected in (MAX_EXAMINED, 2 * MAX_EXAMINED, 2 * MAX_EXAMINED):
         world.send(f"new-{expected}", address="x")
-        due = sum(quiet_ms > world.now_ms for quiet_ms, _ in quiet.values())
-        assert due == expected
+        assert len(asked) == expected
+    world.send("new", address="x")
+    assert asked == {f"client-id=flood-{number}" for number in range(2 * MAX_EXAMINED)}
 
 
 @given(

@@ -176,7 +176,7 @@ def test_who_is_not_bounded_owes_nothing():
     other = ClientIdentity("default", None, "other")
     assert made.quotas.shared.charge_visit(other, "ip", CONSUMER, 1e9, made.now_ms) == 0
     made.quotas.shared.owe(other, CONSUMER, 1000.0, made.now_ms)
-    assert not made.quotas.shared._pending
+    assert made.quotas.shared.debts(lambda _: True, made.now_ms) == []
     assert made.quotas.clients() == []
 
 
@@ -253,10 +253,10 @@ def test_debts_that_nobody_comes_for_are_bounded(monkeypatch):
     shared = made.quotas.shared
     for number in range(10):
         shared.take_debts([Debt(CLIENT, f"entity-{number}", CONSUMER, 1000.0)], made.now_ms)
-        assert len(shared._pending) <= 3
+        assert len(shared.debts(lambda _: True, made.now_ms)) == min(number + 1, 3)
     made.pass_ms(2000.0)
     shared.take_debts([Debt(CLIENT, "late", CONSUMER, 1000.0)], made.now_ms)
-    assert len(shared._pending) == 1
+    assert len(list(shared.owing(lambda _: True, lambda: made.now_ms))) == 1
 
 
 @pytest.mark.parametrize("owed_ms", [-1.0, math.nan])

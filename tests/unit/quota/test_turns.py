@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import tracemalloc
 from collections import deque
 
 import pytest
@@ -14,7 +15,7 @@ from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.entities import DEFAULT
 from proxy.quota.gate import FetchSizes
 from proxy.quota.rules import Rule
-from proxy.quota.turns import MOST_KNOWN, MOST_LEFT, TURN_BYTES, FairOrder, Step, Turns
+from proxy.quota.turns import MOST_KNOWN, TURN_BYTES, FairOrder, Step, Turns
 
 END_MS = 60_000.0
 SETTLED_MS = 20_000.0
@@ -214,17 +215,25 @@ def test_who_always_waits_has_no_more_than_a_turn_more_than_others(sizes, rounds
 
 
 def test_of_those_that_left_no_more_is_kept_than_there_is_room_for():
+    def come_and_go(first, last):
+        for key in range(first, last):
+            order.join(Step(key, guaranteed=1.0), 1, 0.0)
+            if key % 2:
+                order.take(key, 1, 0.0)
+            order.leave(key)
+
     order = FairOrder()
     order.join(Step(-1), 0, 0.0)
-    for key in range(5 * MOST_KNOWN):
-        order.join(Step(key, guaranteed=1.0), 1, 0.0)
-        if key % 2:
-            order.take(key, 1, 0.0)
-        order.leave(key)
+    tracemalloc.start()
+    try:
+        come_and_go(0, 5 * MOST_KNOWN)
+        before_bytes, _ = tracemalloc.get_traced_memory()
+        come_and_go(5 * MOST_KNOWN, 20 * MOST_KNOWN)
+        after_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
     assert len(order) == 1
-    assert len(order._had) <= MOST_KNOWN + 1
-    assert len(order._served_ms) <= MOST_KNOWN + 1
-    assert len(order._heap) <= MOST_LEFT + 2
+    assert after_bytes - before_bytes < before_bytes, "15 times as many have come"
 
 
 def test_a_large_request_counts_as_much_as_it_brings():

@@ -2,7 +2,10 @@
 
 import asyncio
 import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
 from types import SimpleNamespace
+from typing import Any, TypeVar
 
 import pytest
 
@@ -14,6 +17,7 @@ from proxy.state.kafka.slot_store import SlotStore
 from proxy.state.kafka.slot_table import SlotTable
 from proxy.state.kafka.state_topic import StateTopic
 
+T = TypeVar("T")
 FIRST = GroupFence("tier", 4, "member-a")
 NEWER = GroupFence("tier", 5, "member-a")
 ANEW = GroupFence("tier", 6, "member-b")
@@ -137,6 +141,14 @@ class UnopenedStore(SlotStore):
     async def _open(self) -> None:
         pass
 
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do what a store does to read."""
+        return self._run(work, "read")
+
+    def start(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+        """Do it without waiting for it."""
+        return self._start(work)
+
 
 @pytest.mark.parametrize(
     ("error", "fix"),
@@ -155,9 +167,9 @@ def test_what_brokers_say_is_explained(error, fix):
 
     try:
         with pytest.raises(StateError, match=f"topic t cannot be read: no\n    fix: .*{fix}"):
-            store._run(fail(), "read")
+            store.run(fail())
     finally:
-        store._shut_down()
+        store.close()
 
 
 def test_an_error_makes_leaders_and_coordinators_be_looked_for_anew():
@@ -175,14 +187,14 @@ def test_a_store_that_is_closed_ends_what_runs_still():
     async def fail() -> None:
         raise ValueError("no")
 
-    assert store._run(name(), "read") == "kafka-state"
+    assert store.run(name()) == "kafka-state"
     with pytest.raises(ValueError, match="no"):
-        store._run(fail(), "read")
-    endless = store._start(forever())
+        store.run(fail())
+    endless = store.start(forever())
     store.close()
     assert endless.cancelled()
     with pytest.raises(RuntimeError, match="the state in topic t is closed"):
-        store._run(name(), "read")
+        store.run(name())
 
 
 async def forever() -> None:

@@ -7,6 +7,7 @@ from random import Random
 import pytest
 from simulated_group import Group
 
+from proxy.quota.entities import ClientIdentity
 from proxy.tier.slot_balance import SlotLoad, placed_slots
 from proxy.tier.slot_loads import LoadMeter
 from proxy.tier.slot_map import SLOTS
@@ -22,6 +23,10 @@ FEW_ROUNDS = 5
 MAX_OF_MEAN = 1.2
 MAX_OF_LEAST_MOVES = 1.1
 SEEDS = range(3)
+
+
+def no_slot(_: ClientIdentity) -> int:
+    raise AssertionError("nobody moves anything: loads are what the test says")
 
 
 class Tier:
@@ -68,7 +73,8 @@ class Tier:
         for name, process in self.group.processes.items():
             own, newest = process.slots.owned, process.slots.assignment
             meter, known = self.meters[name], {} if newest is None else newest.loads
-            meter._at_s = self.now_s
+            for _ in meter.measuring({}, {}, no_slot, self.now_s, 0.0):
+                pass
             meter.loads = {slot: SlotLoad(0.0, self.measured(slot)) for slot in own}
             if meter.announce(own, known):
                 process.wants_round = True

@@ -2,45 +2,22 @@
 
 import pytest
 from structlog.testing import capture_logs
-from tier_machines import announcement
 
-from proxy.cluster.kafka_client import Bootstrap
 from proxy.state import GroupFence
 from proxy.tier.group.group_documents import AnnouncedMember, Assignment, RefusedMember
-from proxy.tier.group.group_member import SESSION_TIMEOUT_S, GroupMember, log_oddities
+from proxy.tier.group.group_member import SESSION_TIMEOUT_S, log_oddities
 from proxy.tier.group.group_protocol import Meaning, explain_refusal, meaning_of
-from proxy.tier.group.slot_states import SlotStates
+from proxy.tier.group.group_session import GroupSession
 from proxy.tier.slot_map import SlotMap
 
 FENCE = GroupFence("tier", 1, "id", "a")
 
 
-@pytest.fixture
-async def group_member() -> GroupMember:
-    async def release(_: frozenset[int]) -> None:
-        pass
-
-    async def never(_: int) -> bool:
-        return False
-
-    return GroupMember(
-        Bootstrap([("kafka", 9092)]),
-        "tier",
-        SlotStates(),
-        lambda: announcement("a"),
-        on_assigned=lambda: None,
-        on_revoked=release,
-        on_lost=lambda: None,
-        may_hold=never,
-    )
-
-
-async def test_a_session_lasts_from_when_the_last_answered_request_was_sent(
-    group_member: GroupMember,
-) -> None:
-    group_member._extend_session(100.0)
-    group_member._extend_session(99.0)  # a round that took longer than the heartbeats beside it
-    assert group_member._session_ends_s == 100.0 + SESSION_TIMEOUT_S
+def test_a_session_lasts_from_when_the_last_answered_request_was_sent() -> None:
+    session = GroupSession("tier", SESSION_TIMEOUT_S)
+    session.extend(100.0)
+    session.extend(99.0)  # a round that took longer than the heartbeats beside it
+    assert session.ends_s == 100.0 + SESSION_TIMEOUT_S
 
 
 @pytest.mark.parametrize(
@@ -86,12 +63,13 @@ def test_what_is_odd_about_the_tier_is_logged_once() -> None:
     assert lines[0]["machines_by_digest"] == {"d1": ["a"], "d2": ["b"]}
 
 
-async def test_one_failure_by_itself_is_no_problem(group_member: GroupMember) -> None:
+def test_one_failure_by_itself_is_no_problem() -> None:
+    session = GroupSession("tier", SESSION_TIMEOUT_S)
     with capture_logs() as lines:
-        group_member._failed("moved")
-        assert group_member.problem is None
-        group_member._failed("moved")
-        group_member._failed("moved")
-        assert group_member.problem == "moved"
-        group_member._set_problem(None)
+        session.failed("moved")
+        assert session.problem is None
+        session.failed("moved")
+        session.failed("moved")
+        assert session.problem == "moved"
+        session.set_problem(None)
     assert [line["event"] for line in lines] == ["not sure of the tier", "in the tier again"]

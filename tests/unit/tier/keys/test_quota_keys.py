@@ -273,6 +273,10 @@ def test_values_cannot_be_taken_for_other_keys():
 
 def test_what_is_remembered_is_bounded():
     keys = QuotaKeys([rule(client_id=DEFAULT)])
-    for at in range(MAX_KNOWN_KEYS + 1):
+    first = keys.key_of(client("first"))
+    assert keys.key_of(client("first")) is first
+    for at in range(MAX_KNOWN_KEYS):
         keys.key_of(client(str(at)))
-    assert len(keys._known) == 1
+    again = keys.key_of(client("first"))
+    assert again == first
+    assert again is not first, "it was forgotten, with all others"
