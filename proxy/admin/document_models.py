@@ -110,8 +110,8 @@ class Model(Generic[T]):
         lines = cleandoc(text).replace("\n    ", " ").splitlines()
         self._texts = dict(line.split(": ", 1) for line in lines)
         self._merged, self._divided = merged or {}, divided or {}
-        self._made: Mapping[str, Callable[[T, Moment], Any]] = {
-            **(like._made if like else {}),
+        self.made: Mapping[str, Callable[[T, Moment], Any]] = {
+            **(like.made if like else {}),
             **(made or {}),
         }
         self.columns = columns
@@ -122,7 +122,7 @@ class Model(Generic[T]):
     def document(self, row: T, moment: Moment) -> Document:
         """Return a row for JSON, with the fields that can be made of it alone."""
         if (getters := self._getters.get(type(row))) is None:
-            made = ((name, self._made.get(name)) for name in self.names)
+            made = ((name, self.made.get(name)) for name in self.names)
             getters = [(name, get) for name, get in made if get or hasattr(row, name)]
             self._getters[type(row)] = getters
         return {name: get(row, moment) if get else getattr(row, name) for name, get in getters}

@@ -51,18 +51,8 @@ MAX_KNOWN, MAX_KNOWN_MESSAGE_BYTES = 1024, 256
 _MAX_UVARINT = 2**32 - 1
 VARINT_MORE, VARINT_PAYLOAD, VARINT_PAYLOAD_BITS = 0x80, 0x7F, 7
 _NULL_STRUCT = 0xFF
-_CODES = {
-    "bool": "b",
-    "int8": "b",
-    "int16": "h",
-    "uint16": "h",
-    "int32": "i",
-    "bitfield": "i",
-    "int64": "q",
-    "float64": "q",
-    "uuid": "16s",
-}
-"""Of `struct`, by the type of a field: numbers come out as signed integers, ids as bytes."""
+_CODES = {1: "b", 2: "h", 4: "i", 8: "q", 16: "16s"}
+"""Of `struct`, by the size of a field: integers come out signed, ids as bytes."""
 
 
 def read_uvarint(data: Buffer, pos: int) -> tuple[int, int]:
@@ -330,9 +320,8 @@ def _message_layout(kind: str, api_key: int, version: int) -> RecordLayout:
     if not is_known(api_key, version):
         raise ValueError(f"no schema for API {api_key} version {version}")
     message = getattr(APIS[api_key], kind)
-    return _compile_record(
-        schema_of(message), version, flexible=message.flexible_version_q(version)
-    )
+    is_flexible = message.flexible_version_q(version)
+    return _compile_record(schema_of(message), version, flexible=is_flexible)
 
 
 request_layout = partial(_message_layout, "request")
@@ -531,4 +520,4 @@ def _compile(field: Any, version: int, *, flexible: bool) -> Any:
         return _Sized(_COMPACT if flexible else _INT32, is_text=False)
     if field.type_str == "string":
         return _Sized(_COMPACT if flexible else _INT16, is_text=True)
-    return _Fixed(Struct(">" + _CODES[field.type_str]))
+    return _Fixed(Struct(">" + _CODES[field._type.size]))  # noqa: SLF001 - it has no public name

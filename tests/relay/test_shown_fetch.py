@@ -171,10 +171,10 @@ async def test_a_long_request_is_the_last_one_until_it_is_answered():
 @pytest.mark.parametrize(("more", "is_shown"), [(-100, True), (1, False)])
 async def test_a_request_for_more_partitions_than_are_kept_is_not_read(more, is_shown):
     log = []
-    async with open_lab() as lab, asyncio.timeout(LIMIT_S):
+    limit_bytes = 2 * MAX_SEEN_ASK_BYTES
+    async with open_lab(read_limit_bytes=limit_bytes) as lab, asyncio.timeout(LIMIT_S):
         lab.services.interceptor = lambda *_: ShowingInterceptor(log)
         client, broker = await lab.pair(frames.fetch_request(1, version=17))
-        broker.reader._limit = 2 * MAX_SEEN_ASK_BYTES
         await broker.send(frames.fetch17(1, [b""], {})[0])
         await client.frame()
         sending = asyncio.create_task(client.send(long_request(2, MAX_SEEN_ASK_BYTES + more)))

@@ -211,12 +211,14 @@ async def test_a_request_to_many_topics_is_charged_in_steps(acks, monkeypatch):
         if not is_sent:
             loop.call_soon(count_round)
 
-    async with open_lab(rules=(rule,)) as lab, asyncio.timeout(LIMIT_S):
+    request = produce(2, {f"o{number}": 1 for number in range(topics)}, acks)
+    async with (
+        open_lab(rules=(rule,), read_limit_bytes=2 * len(request)) as lab,
+        asyncio.timeout(LIMIT_S),
+    ):
         client, broker = await lab.pair(fetch(1, "clicks"))
         await broker.send(fetched(1, {}))
         await client.frame()
-        request = produce(2, {f"o{number}": 1 for number in range(topics)}, acks)
-        broker.reader._limit = 2 * len(request)
         is_sent = False
         count_round()
         await client.send(request)

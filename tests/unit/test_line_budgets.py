@@ -25,7 +25,7 @@ BUDGETS = {
     "proxy/debt_records.py proxy/health.py proxy/parts.py proxy/garbage.py": Budget(1400, 650),
     "proxy/tier": Budget(4250, 2350),
     "proxy/onboarding": Budget(1000, 700),
-    "proxy/queries": Budget(810, 650),
+    "proxy/queries": Budget(855, 650),
     "proxy/admin": Budget(6350, 4250),
     "proxy/config": Budget(3100, 2150),
     "proxy/relay": Budget(6450, 4300),
