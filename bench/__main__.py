@@ -4,7 +4,7 @@ import argparse
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from bench.processes import BenchError, raise_file_limit
 from bench.report import Row, Verdict, print_table, write_json
 from examples.devkit import DevkitError
 
-Measure = Callable[[bool], list[Row]]
+Measure = Callable[[bool], Iterable[Row]]
 FIGURES: dict[str, Measure] = {
     "bound": bound.measure,
     "budgets": budgets.measure,
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows: list[Row] = []
     try:
         for name in options.figures or [name for name in figures if name not in ALONE]:
-            rows += _measure(name, figures[name], options.quick, console)
+            rows.extend(_measured(name, figures[name], options.quick, console))
     except KeyboardInterrupt:
         print_table(rows, console)
         console.print("interrupted; the table is not complete and was not saved")
@@ -62,18 +62,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return EXIT_MISSED if any(row.verdict in bad for row in rows) else EXIT_MET
 
 
-def _measure(name: str, measure: Measure, quick: bool, console: Console) -> list[Row]:
-    """Run one figure; a failure becomes a row, so that the others are still measured."""
+def _measured(name: str, measure: Measure, quick: bool, console: Console) -> Iterator[Row]:
+    """Run one figure; a failure becomes a row, behind those that were measured before."""
     console.print(f"measuring {name} …")
     started_s = time.monotonic()
     try:
-        return measure(quick)
+        yield from measure(quick)
     except (BenchError, DevkitError) as error:
         console.print(str(error), markup=False)
-        return [_failed(name, error)]
+        yield _failed(name, error)
     except Exception as error:
         console.print_exception(max_frames=4)
-        return [_failed(name, error)]
+        yield _failed(name, error)
     finally:
         console.print(f"{name}: {time.monotonic() - started_s:.0f} s")
 

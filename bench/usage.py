@@ -7,7 +7,7 @@ same from messages as the topic has them, as `quota-proxy usage report` makes it
 
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import date, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,7 +31,7 @@ MESSAGES = {1_000_000: (250_000, 1_000_000, 4_000_000), 300_000: (100_000, 300_0
 """Likewise by the first of the others, of messages as the topic has them."""
 RECORDS_PER_MINUTE, CLIENTS, TOPICS, MEMBERS = 2_000, 1_000, 50, 3
 RATES_PER_RECORD, RECORDS_PER_FILE = 6, 500_000
-REPEATED_UP_TO, REPEATS = 10_000_000, 3
+REPEATED_UP_TO, REPEATS = 1_000_000, 3
 """Small ones are measured more than once, and the least counts: the fixed part is as large."""
 MOST_RATIO = 1.3
 MOST_RSS_GIB = 2.0
@@ -51,7 +51,7 @@ class Cost(NamedTuple):
     cpu_s: float
 
 
-def measure(quick: bool) -> list[Row]:
+def measure(quick: bool) -> Iterator[Row]:
     """Measure reports of more and more records, and how these become Parquet."""
     spark = SparkSession.builder.config(map=LOCAL_SETTINGS).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
@@ -61,17 +61,16 @@ def measure(quick: bool) -> list[Row]:
     try:
         for made in (_report_cost, _copy_cost):  # all code is compiled by then
             made(spark, spark_process, QUICK[0])
-        rows = _linear("report", _report_cost, counts, spark, spark_process)
+        yield from _linear("report", _report_cost, counts, spark, spark_process)
         messages = MESSAGES[counts[0]]
-        rows += _linear("report from the topic", _copy_cost, messages, spark, spark_process)
+        yield from _linear("report from the topic", _copy_cost, messages, spark, spark_process)
         (peak_kib,) = _PEAK.findall(Path(f"/proc/{spark_process.pid}/status").read_text())
         gib = int(peak_kib) / 2**20
         target = f"less than {MOST_RSS_GIB:g} GiB"
         met = Verdict.of(gib < MOST_RSS_GIB)
-        rows.append(Row(FIGURE, "peak memory of Spark's process", target, f"{gib:.2f} GiB", met))
+        yield Row(FIGURE, "peak memory of Spark's process", target, f"{gib:.2f} GiB", met)
     finally:
         spark.stop()
-    return rows
 
 
 def _linear(
@@ -80,16 +79,17 @@ def _linear(
     counts: Iterable[int],
     spark: SparkSession,
     spark_process: psutil.Process,
-) -> list[Row]:
-    """Return a row for each number of records, beside what a few of them take."""
-    costs = {}
-    for count in (FEW, *counts):
+) -> Iterator[Row]:
+    """Yield a row for each number of records, beside what a few of them take."""
+
+    def least_cost(count: int) -> Cost:
         repeats = REPEATS if count <= REPEATED_UP_TO else 1
         every = [cost_of(spark, spark_process, count) for _ in range(repeats)]
-        costs[count] = Cost(*(min(column) for column in zip(*every, strict=True)))
-    fixed = costs.pop(FEW)
-    rows, first = [], 0.0
-    for count, cost in costs.items():
+        return Cost(*(min(column) for column in zip(*every, strict=True)))
+
+    fixed, first = least_cost(FEW), 0.0
+    for count in counts:
+        cost = least_cost(count)
         each = Cost(*(1e6 * (now - then) / count for now, then in zip(cost, fixed, strict=True)))
         first = first or each.cpu_s
         ratio = each.cpu_s / first
@@ -99,8 +99,7 @@ def _linear(
         )
         target = f"at most {MOST_RATIO:g} times the CPU for each of the first"
         name = f"{what} of {count / 1e6:g} million records"
-        rows.append(Row(FIGURE, name, target, text, Verdict.of(ratio <= MOST_RATIO)))
-    return rows
+        yield Row(FIGURE, name, target, text, Verdict.of(ratio <= MOST_RATIO))
 
 
 def _cost(spark_process: psutil.Process, run: Callable[[], object]) -> Cost:
