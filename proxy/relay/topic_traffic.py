@@ -140,7 +140,7 @@ class TopicTraffic:
 
     def read(self, topic: TopicKey, size: int, now_ms: float) -> None:
         """Charge what a response has of a topic."""
-        if self._is_cut:
+        if self._is_cut and len(self._read) < MAX_ASKED:
             self._read[topic] = None
         self._charge(CONSUMER_BYTE_RATE, topic, size, now_ms)
 
