@@ -98,8 +98,8 @@ def compose(
         if each.source is RuleOrigin.OVERRIDE and isinstance(each.rule, Budget)
     }
     now = ScheduledSettings.at(settings, at_s, overridden)
-    rules_now = {rule.number: rule for rule in now.settings.rules}
-    of_file = {selector(rule.keys): RuleEntry(rule, RuleOrigin.FILE) for rule in rules_now.values()}
+    rules_now = now.settings.rules
+    of_file = {selector(rule.keys): RuleEntry(rule, RuleOrigin.FILE) for rule in rules_now}
     of_kafka = (RuleEntry(rule, RuleOrigin.KAFKA) for rule in kafka)
     of_rules = (each for each in overrides if not isinstance(each.rule, Budget))
     by_name: dict[str, list[RuleEntry]] = {}
@@ -108,8 +108,9 @@ def compose(
         by_name.setdefault(name, []).append(_in_place_of(of_file.get(name), entry, number))
     for name, entry in of_file.items():
         by_name.setdefault(name, []).append(entry)
+    numbers = {rule.number for rule in rules_now}
     for rule in settings.rules:
-        if rule.number not in rules_now:
+        if rule.number not in numbers:
             entry = RuleEntry(rule, RuleOrigin.FILE, in_force=False)
             by_name.setdefault(selector(rule.keys), []).append(entry)
     in_order = sorted(by_name.items(), key=lambda item: (item[1][0].rule.order, item[0]))

@@ -225,7 +225,7 @@ async def test_a_request_to_many_topics_is_charged_in_steps(acks, monkeypatch):
         assert await broker.frame() == request
         is_sent = True
         assert rounds > topics // STEP_ELEMENTS
-        rows = filter(None, lab.services.quotas.rows(clock_ms))
+        rows = sensors_in_use(lab.services.quotas, clock_ms)
         assert sum(row.entity.startswith("topic=o") for row in rows) == topics
 
 
