@@ -299,7 +299,7 @@ class RequestFlow(FrameFlow):
             self._sample(exchange, view[:frame_bytes], weight)
         is_read = len(view) >= frame_bytes and not exchange.has_more_topics
         if exchange.topic_sizes is not None and (is_read or frame_bytes > MAX_SEEN_BYTES):
-            any(self._charging_topics(exchange, (exchange.topic_sizes,), frame_bytes))
+            self._charge_topics(exchange, exchange.topic_sizes, frame_bytes)
         most_seen = MAX_SEEN_ASK_BYTES if kind.acks is None else MAX_SEEN_BYTES
         is_shown = frame_bytes <= most_seen and kind.is_wanted(now_ms)
         if is_shown or exchange.topic_sizes is not None:
@@ -343,7 +343,7 @@ class RequestFlow(FrameFlow):
             sizes, is_all = self._read_topics(exchange, view), len(view) >= frame_bytes
             is_one = not exchange.has_more_topics and names_one_topic(kind.version, view[start:])
             if is_one and not is_all:  # it need not be read whole
-                any(self._charging_topics(exchange, (sizes,), frame_bytes))
+                self._charge_topics(exchange, sizes, frame_bytes)
 
     @staticmethod
     def _read_topics(exchange: Exchange, view: memoryview) -> dict[TopicKey, int]:
@@ -356,6 +356,13 @@ class RequestFlow(FrameFlow):
         if exchange.has_more_topics and frame_bytes > MAX_SEEN_BYTES:
             sizes[next(reversed(sizes))] += frame_bytes - start - sum(sizes.values())
         return sizes
+
+    def _charge_topics(
+        self, exchange: Exchange, sizes: Mapping[TopicKey, int], frame_bytes: int
+    ) -> None:
+        """Charge a Produce request of few topics, or that is not read whole, in one step."""
+        for _ in self._charging_topics(exchange, (sizes,), frame_bytes):
+            pass
 
     @staticmethod
     def _charging_topics(
