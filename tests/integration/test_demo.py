@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support.demos import check_picture, run_demo
 
-TIMEOUT_S = 240
+TIMEOUT_S = 840
 MEGABYTES = 12
 RECORDS = 3072
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-TIMEOUT_S = 280
+TIMEOUT_S = 840
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 PNG_SIZE = (1600, 900)
 
