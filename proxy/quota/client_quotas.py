@@ -57,6 +57,10 @@ class ClientQuotas:
     """The sensors of these, by topic; None: no rule is for that."""
     is_charged_first: bool = False
     """Whether one of `matches` is not of FORESEEN_KINDS, so that no frame is sent on before."""
+    _key: TurnPath = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._key = Step(self.identity.user), Step(self.identity.client_id)
 
     def has(self, kind: QuotaKind) -> bool:
         """Return whether a rule bounds this kind of the client's traffic, or of some topics."""
@@ -298,10 +302,6 @@ class ClientQuotas:
         """Hold no response for longer than a member of a group with this timeout may be silent."""
         longest_ms = max(session_timeout_ms, SHORTEST_SESSION_MS) / SESSION_PARTS
         self.longest_hold_ms = min(self.longest_hold_ms, longest_ms)
-
-    @property
-    def _key(self) -> TurnPath:
-        return Step(self.identity.user), Step(self.identity.client_id)
 
     def _meter(self, kind: QuotaKind, now_ms: float) -> Meter | None:
         if self.generation == self.sensors.generation:
