@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench import backpressure, bound, budgets, chaos, contests, evasion, near, scale, usage
+from bench import backpressure, bound, budgets, chaos, contests, evasion, scale, usage
 from bench.backpressure_jobs import JOBS
 from bench.processes import BenchError, raise_file_limit
 from bench.report import Row, Verdict, print_table, write_json
@@ -22,7 +22,6 @@ FIGURES: dict[str, Measure] = {
     "budgets": budgets.measure,
     "evasion": evasion.measure,
     **{name: duel.measure for name, duel in contests.DUELS.items()},
-    "near": near.measure,
     "scale": scale.measure,
     "usage": usage.measure,
     "chaos": chaos.measure,

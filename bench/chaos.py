@@ -15,9 +15,8 @@ from bench import traffic
 from bench.lab import open_lab
 from bench.machines import BROKER_PORTS, Machine
 from bench.member_loads import QUERY, QUERY_VALUE_BYTES, RAW, Arrivals, Members
-from bench.outage_judge import count_records, faults, read_ranges
-from bench.outage_parts import Driver, Event
 from bench.processes import BenchError
+from bench.query_reads import QueryReads, count_records, faults
 from bench.rates import most_within
 from bench.report import Row, Verdict
 from examples.devkit.loopback import HOST
@@ -166,7 +165,7 @@ def _measure(layout: Layout, calm_s: float) -> list[Row]:
         members = Members.start(lab, layout.machines, layout.workers, RULES, records, each_trigger)
         time.sleep(WARM_UP_S)
         happened = [*_happen(members.machines, layout.incidents, calm_s)]
-        rows = [_fed_row(layout, members.driver, records)]
+        rows = [_fed_row(layout, members.reads, records)]
         members.query.stop()
     query = members.query.arrivals
     for each in happened:
@@ -238,16 +237,11 @@ def _back_s(arrivals: Arrivals, happened: Happened, bound: int, look_s: float) -
     return None if back == len(looks) else back * LOOK_STEP_S
 
 
-def _fed_row(layout: Layout, driver: Driver, records: int) -> Row:
+def _fed_row(layout: Layout, reads: QueryReads, records: int) -> Row:
     """Await the end of the topic, and say which rows were lost or came twice."""
-
-    def is_all(events: Sequence[Event]) -> bool:
-        is_over = any(event.kind == "over" for event in events)
-        return is_over or count_records(read_ranges(events)) >= records
-
-    if not driver.wait(QUERY, is_all, END_TIMEOUT_S + records * QUERY_VALUE_BYTES / QUERY_BOUND):
+    if not reads.wait(records, END_TIMEOUT_S + records * QUERY_VALUE_BYTES / QUERY_BOUND):
         raise BenchError(f"the query did not come to its end in {END_TIMEOUT_S:.0f} s")
-    batches = read_ranges(driver.events(QUERY))
+    batches = reads.batches()
     read, wrong = count_records(batches), faults(batches)
     measured = "; ".join([f"{read} of {records} rows", *wrong[:2]])
     is_met = not wrong and read == records

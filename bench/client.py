@@ -14,7 +14,6 @@ import sys
 import time
 from collections import deque
 from dataclasses import asdict, dataclass, field
-from heapq import heappop, heappush
 from typing import Protocol
 
 from kafka.protocol.consumer.fetch import FetchRequest
@@ -55,7 +54,6 @@ class Load:
         in_session: it fetches in a session, one request at a time, and gets a batch of each
             partition: `max_bytes` is the length of so many batches.
         ca_file: it connects by TLS, to whom this authority knows; only in a session.
-        per_s: so many requests on each connection, or as many as can be where 0.
 
     """
 
@@ -72,7 +70,6 @@ class Load:
     partitions: int = 1
     in_session: bool = False
     ca_file: str = ""
-    per_s: float = 0.0
 
     @property
     def is_answered(self) -> bool:
@@ -200,7 +197,6 @@ class Connection:
     head: bytearray = field(default_factory=bytearray)
     left_bytes: int = 0
     wake_bytes: int = 1
-    next_s: float = 0.0
     records: TlsRecords | None = None
 
     def ask(self, now_s: float) -> bool:
@@ -326,8 +322,6 @@ class Throughput:
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         self._unanswered: deque[Connection] = deque()
         """Those that get no answer take turns: nothing else ends their asking."""
-        self._due: list[tuple[float, int, Connection]] = []
-        """A heap of those that ask later."""
         self._started_s = 0.0
 
     def run(self) -> Outcome:
@@ -343,10 +337,7 @@ class Throughput:
         while (now_s := self._now_s()) < self._duration_s:
             for _ in range(len(self._unanswered)):
                 self._ask(self._unanswered.popleft(), now_s)
-            while self._due and self._due[0][0] <= now_s:
-                self._ask(heappop(self._due)[-1], now_s)
-            next_s = min(self._due[0][0] if self._due else self._duration_s, self._duration_s)
-            wait_s = 0.0 if self._unanswered else max(next_s - now_s, 0.0)
+            wait_s = 0.0 if self._unanswered else self._duration_s - now_s
             for key, events in self._selector.select(wait_s):
                 if events & selectors.EVENT_WRITE:
                     self._send(key.data)
@@ -363,10 +354,7 @@ class Throughput:
 
     def _go_on(self, connection: Connection, now_s: float) -> None:
         """Ask at once, or in turn."""
-        if connection.load.per_s and now_s:
-            connection.next_s += 1 / connection.load.per_s
-            heappush(self._due, (connection.next_s, id(connection), connection))
-        elif connection.load.is_answered:
+        if connection.load.is_answered:
             self._ask(connection, now_s)
         else:
             self._unanswered.append(connection)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from bench.lab import Lab
 from bench.machines import BROKER_PORTS, Machine
-from bench.outage_driver import Start
-from bench.outage_parts import Driver
 from bench.processes import python
+from bench.query_reads import QueryReads
 from bench.topics import create, fill
 from examples.devkit.broker import EmbeddedBroker
+from examples.devkit.jars import connector_jars
 from examples.devkit.loopback import HOST, free_ports
 
 RAW, QUERY = "bench-raw", "bench-query"
@@ -22,10 +22,7 @@ CONNECTIONS = 8
 RAW_VALUE_BYTES, RAW_RECORDS = 50_000, 800
 QUERY_VALUE_BYTES = 5_000
 FILL_SETTINGS = {"linger.ms": 20, "queue.buffering.max.kbytes": 262_144, "log_level": 0}
-SPARK_TASKS = 8
 SAMPLE_S = 0.2
-RETRIES = "20"
-"""Of a look-up of offsets: a driver by default gives up after three."""
 
 
 @dataclass(slots=True)
@@ -83,7 +80,7 @@ class Members:
     machines: Sequence[Machine]
     raw: Arrivals
     query: QueryTraffic
-    driver: Driver
+    reads: QueryReads
 
     @classmethod
     def start(
@@ -100,19 +97,8 @@ class Members:
         _fill_topics(broker, records)
         machines = _start_machines(lab, broker.bootstrap, rules, count, workers)
         raw = _start_raw(lab, machines)
-        driver = Driver.begin(lab, SPARK_TASKS)
         traffic = QueryTraffic(machines, QUERY)
-        run = Start(
-            QUERY,
-            _bootstraps(machines),
-            machines[0].admin_url,
-            str(lab.work_dir / "checkpoint"),
-            "0 seconds",
-            0.0,
-            {"maxOffsetsPerTrigger": str(records_each_trigger), "fetchOffset.numRetries": RETRIES},
-        )
-        driver.start(run)
-        return cls(machines, raw, traffic, driver)
+        return cls(machines, raw, traffic, _start_query(lab, machines, records_each_trigger))
 
 
 def _fill_topics(broker: EmbeddedBroker, query_records: int) -> None:
@@ -170,6 +156,19 @@ def _start_raw(lab: Lab, machines: Sequence[Machine]) -> Arrivals:
 
     threading.Thread(target=listen, daemon=True).start()
     return arrivals
+
+
+def _start_query(lab: Lab, machines: Sequence[Machine], records_each_trigger: int) -> QueryReads:
+    command = python(
+        "bench.query_driver",
+        f"--jars={','.join(map(str, connector_jars()))}",
+        f"--name={QUERY}",
+        f"--bootstrap={_bootstraps(machines)}",
+        f"--admin={machines[0].admin_url}",
+        f"--checkpoint={lab.work_dir / 'checkpoint'}",
+        f"--records-per-trigger={records_each_trigger}",
+    )
+    return QueryReads(lab.start("driver", command))
 
 
 def _bootstraps(machines: Sequence[Machine]) -> str:

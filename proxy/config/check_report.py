@@ -33,7 +33,7 @@ def find_hints(config: Config, table: RuleTable) -> Iterator[str]:
         yield "quotas.source is kafka: the cluster's own quotas come on top, and are not shown here"
     else:
         names = [listener.name for listener in config.listeners]
-        yield from find_gaps(table, names, config.limits.max_client_entities)
+        yield from find_rule_gaps(table, names, config.limits.max_client_entities)
     yield from find_unenforced(config.quota_settings)
     if config.cluster.shows_password:
         yield f"cluster.sasl sends the password to the brokers in the clear; fix: {HIDE_PASSWORD}"
@@ -105,7 +105,7 @@ def find_unenforced(settings: QuotaSettings) -> Iterator[str]:
         yield f"{titles}: enforce is false, so their clients are not held; {counted}"
 
 
-def find_gaps(table: RuleTable, listeners: Sequence[str], max_entities: int) -> Iterator[str]:
+def find_rule_gaps(table: RuleTable, listeners: Sequence[str], max_entities: int) -> Iterator[str]:
     """Yield a line if nothing bounds such clients, and one if new client ids bring new quotas.
 
     `max_entities`: for how many clients each kind of quota keeps a sensor of their own.

@@ -45,8 +45,8 @@ class Relay:
         self.connections: set[Connection] = set()
         """Those of all clients, once their handshakes are done."""
         self.list = ConnectionList(self.connections)
-        self.stand_ins: defaultdict[int, set[Connection]] = defaultdict(set)
-        """Connections to another broker than the client's, by the client's."""
+        self.at_bootstrap: defaultdict[int, set[Connection]] = defaultdict(set)
+        """Connections to a bootstrap server in place of the client's broker, by its id."""
         self.silent = SilentConnections()
         self._per_ip: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -297,13 +297,13 @@ class Relay:
     async def _dial(
         self, node_id: int | None, connection: Connection, client_id: str | None
     ) -> Channel:
-        """Connect to the client's broker, or to a stand-in where its address is of no use.
+        """Connect to the client's broker, or to a bootstrap server where its address is of no use.
 
         After a restart a client may come back straight to a broker's port, and a cluster that
         wants a login does not tell us where its brokers are, nor that one of them has moved. A
         bootstrap server lets the client log in and ask for Metadata, and turns away what is not
         for it with errors that clients take as a reason to ask. Once we are told the address, the
-        stand-in is drained. Raises UpstreamError: where no stand-in answers, the broker's own.
+        connection is drained. Raises UpstreamError: where none answers, the broker's own.
         """
         self.brokers.refuse_loop(connection.channel, client_id)
         channel = failure = None
@@ -316,7 +316,7 @@ class Relay:
                 failure = error
         if channel is None:
             if node_id is not None:
-                self.stand_ins[node_id].add(connection)
+                self.at_bootstrap[node_id].add(connection)
             try:
                 channel = await self.brokers.connect(None)
             except UpstreamError as error:
@@ -341,9 +341,9 @@ class Relay:
         return session.address_of(node_id) or listener.address_of(node_id)
 
     def learn(self, node_id: int, host: str, port: int) -> None:
-        """Record a broker's real address; what stands in for it is drained."""
+        """Record a broker's real address; connections elsewhere in its place are drained."""
         self.brokers.learn(node_id, host, port)
-        for connection in self.stand_ins.pop(node_id, ()):
+        for connection in self.at_bootstrap.pop(node_id, ()):
             # Not at once: we may be called for a response that it has to send first.
             self._services.loop.call_soon(connection.drain)
 
@@ -352,10 +352,10 @@ class Relay:
         if connection.upstream is not None:
             self.brokers.disconnected(connection.upstream)
         node_id = origin.node_id
-        if node_id is not None and node_id in self.stand_ins:
-            self.stand_ins[node_id].discard(connection)
-            if not self.stand_ins[node_id]:
-                del self.stand_ins[node_id]
+        if node_id is not None and node_id in self.at_bootstrap:
+            self.at_bootstrap[node_id].discard(connection)
+            if not self.at_bootstrap[node_id]:
+                del self.at_bootstrap[node_id]
         self._forget(origin)
 
     def _forget(self, origin: Origin) -> None:

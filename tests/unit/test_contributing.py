@@ -133,6 +133,25 @@ def test_the_paths_of_the_steps_exist() -> None:
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
+def _anchors(page: Path) -> set[str]:
+    """Return what links to a page's headings end with, as GitHub makes it."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-") for text in headings}
+
+
+def test_links_lead_to_pages_and_headings_that_are_there() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    wrong = [
+        f"{page.name}: {target}"
+        for page in pages
+        for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text())
+        for path, _, heading in [target.partition("#")]
+        for to in [page.parent / path if path else page]
+        if not to.exists() or (heading and heading not in _anchors(to))
+    ]
+    assert wrong == []
+
+
 if __name__ == "__main__":
     for file, first_line, current in tables():
         head, tail = file.read_text().split(first_line)

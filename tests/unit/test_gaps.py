@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.config.check_report import find_gaps, find_unenforced
+from proxy.config.check_report import find_rule_gaps, find_unenforced
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.rules import QuotaSettings, Rule, RuleTable
 
@@ -75,7 +75,7 @@ USERS = rule(1, user=DEFAULT)
     ],
 )
 def test_gaps(rules, lines):
-    assert list(find_gaps(RuleTable(rules), ["a", "b"], 7)) == lines
+    assert list(find_rule_gaps(RuleTable(rules), ["a", "b"], 7)) == lines
 
 
 @pytest.mark.parametrize(

@@ -110,3 +110,21 @@ def test_docstrings_begin_with_the_verb_of_the_effect():
         for place, text in docstrings
         if text and re.match(rf"({'|'.join(FEELINGS)})\b", text)
     ] == []
+
+
+def names_in_use() -> set[str]:
+    nodes = [node for path in MODULES for node in ast.walk(ast.parse(path.read_text()))]
+    return {
+        *(node.name for node in nodes if isinstance(node, Definition)),
+        *(node.id for node in nodes if isinstance(node, ast.Name)),
+        *(node.attr for node in nodes if isinstance(node, ast.Attribute)),
+        *(str(node.value) for node in nodes if isinstance(node, ast.Constant)),
+    }
+
+
+def test_the_glossary_has_names_that_the_code_has():
+    glossary = (ROOT / "docs" / "glossary.md").read_text()
+    cells = re.findall(r"^\| \*\*.*\| (.*) \|$", glossary, re.MULTILINE)
+    assert cells
+    dotted = re.findall("`(.*?)`", " ".join(cells))
+    assert {part for name in dotted for part in name.split(".")} - names_in_use() == set()

@@ -25,13 +25,13 @@ from .group_protocol import (
     NO_MEMBER_ID,
     REBALANCE_IN_PROGRESS,
     Meaning,
-    describe,
+    describe_request,
     explain_refusal,
-    heartbeat,
-    join,
-    leave,
+    heartbeat_request,
+    join_request,
+    leave_request,
     meaning_of,
-    sync,
+    sync_request,
 )
 from .group_session import GroupSession
 from .slot_states import SlotStates
@@ -225,7 +225,7 @@ class GroupMember:
         subscription = self._slots.subscription(self._announce())
         limit_s = self._session_timeout_s + ROUND_MARGIN_S
         before = self.fence
-        request = join(before, self._session_timeout_s, subscription.encode())
+        request = join_request(before, self._session_timeout_s, subscription.encode())
         joined = await connection.ask(request, limit_s)
         if joined.error_code == MEMBER_ID_REQUIRED:
             self.fence = replace(self.fence, member_id=joined.member_id)
@@ -244,7 +244,7 @@ class GroupMember:
                 said, newest, fence.generation, self._placement
             )
         sent_s = time.monotonic()
-        synced = await connection.ask(sync(fence, assignments), limit_s)
+        synced = await connection.ask(sync_request(fence, assignments), limit_s)
         if not self._check(synced.error_code, joined.member_id):
             return False
         if time.monotonic() - sent_s >= self._session_timeout_s:
@@ -300,7 +300,7 @@ class GroupMember:
         if before.member_id:
             with suppress(UpstreamError, RefusedError, TimeoutError):
                 async with asyncio.timeout(ANSWER_LIMIT_S):
-                    await self._client.ask(leave(before), await self._coordinator())
+                    await self._client.ask(leave_request(before), await self._coordinator())
 
     def _forget_place(self) -> GroupFence:
         """Join as a new member next; return as what it was known until now."""
@@ -322,7 +322,7 @@ class GroupMember:
             if not fence.member_id or fence.generation == NO_GENERATION:
                 continue
             try:
-                answer = await self._client.ask(heartbeat(fence), await self._coordinator())
+                answer = await self._client.ask(heartbeat_request(fence), await self._coordinator())
                 self._heard(answer.error_code, fence, sent_s)
             except (UpstreamError, RefusedError) as error:
                 self._client.forget(self._coordinator_key)
@@ -472,7 +472,7 @@ async def until_vacant(client: KafkaClient, group_id: str, name: str, limit_s: f
             while True:
                 try:
                     coordinator = await client.coordinator(key, check)
-                    (group,) = (await client.ask(describe(group_id), coordinator)).groups
+                    (group,) = (await client.ask(describe_request(group_id), coordinator)).groups
                     check(group.error_code)
                     if all(member.group_instance_id != name for member in group.members):
                         return True

@@ -109,7 +109,7 @@ def explain_refusal(error_code: int, fence: GroupFence, session_timeout_s: float
     return texts.get(error_code, f"{group}: {name_of(error_code)}")
 
 
-def join(fence: GroupFence, session_timeout_s: float, subscription: bytes) -> Any:
+def join_request(fence: GroupFence, session_timeout_s: float, subscription: bytes) -> Any:
     """Return the request to take part in the next round, which waits a session's time for all."""
     timeout_ms = round(session_timeout_s * MS_PER_SECOND)
     return JoinGroupRequest[JOIN_VERSION](
@@ -121,26 +121,26 @@ def join(fence: GroupFence, session_timeout_s: float, subscription: bytes) -> An
     )
 
 
-def sync(fence: GroupFence, assignments: Mapping[str, bytes]) -> Any:
+def sync_request(fence: GroupFence, assignments: Mapping[str, bytes]) -> Any:
     """Return the request for our assignment; `assignments` are the leader's to all."""
     return SyncGroupRequest[SYNC_VERSION](
         **_place_in(fence), generation_id=fence.generation, assignments=list(assignments.items())
     )
 
 
-def heartbeat(fence: GroupFence) -> Any:
+def heartbeat_request(fence: GroupFence) -> Any:
     """Return the request to stay a member."""
     return HeartbeatRequest[HEARTBEAT_VERSION](**_place_in(fence), generation_id=fence.generation)
 
 
-def leave(fence: GroupFence) -> Any:
+def leave_request(fence: GroupFence) -> Any:
     """Return the request to give up our place at once."""
     return LeaveGroupRequest[LEAVE_VERSION](
         group_id=fence.group_id, members=[(fence.member_id, fence.instance_id)]
     )
 
 
-def describe(group_id: str) -> Any:
+def describe_request(group_id: str) -> Any:
     """Return the request for the members of a group."""
     return DescribeGroupsRequest[DESCRIBE_GROUPS_VERSION](groups=[group_id])
 

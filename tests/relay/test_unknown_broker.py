@@ -23,17 +23,17 @@ async def test_the_stand_in_is_closed_once_the_address_is_known_and_all_is_answe
         client = await lab.client(broker_port(lab, 7))
         for number in (1, 2):
             await client.send(frames.metadata_request(number))
-        stand_in = await lab.broker()
+        bootstrap = await lab.broker()
         for _ in range(2):
-            await stand_in.frame()
-        await stand_in.send(frames.metadata_response(1, {7: ("localhost", 1)}, 300_000))
+            await bootstrap.frame()
+        await bootstrap.send(frames.metadata_response(1, {7: ("localhost", 1)}, 300_000))
         names = frames.metadata_brokers(await client.frame())
         assert names == {7: ("proxy", broker_port(lab, 7))}
         await turns(20)
         assert lab.relay.connected == 1  # one answer is due
-        await stand_in.send(frames.metadata_response(2, {}))
+        await bootstrap.send(frames.metadata_response(2, {}))
         assert await client.ended() == frames.metadata_response(2, {})
-        assert not lab.relay.stand_ins
+        assert not lab.relay.at_bootstrap
         await client.close()
         await until(lambda: not lab.relay.connected)
 
@@ -42,9 +42,9 @@ async def test_another_clients_metadata_ends_it_too():
     async with open_lab() as lab:
         waiting = await lab.client(broker_port(lab, 7))
         await waiting.send(frames.metadata_request(1))
-        stand_in = await lab.broker()
-        await stand_in.frame()
-        await stand_in.send(frames.metadata_response(1, {}))
+        bootstrap = await lab.broker()
+        await bootstrap.frame()
+        await bootstrap.send(frames.metadata_response(1, {}))
         await waiting.frame()
         client, broker = await lab.pair(frames.metadata_request(1))
         await broker.send(frames.metadata_response(1, {7: ("localhost", 1), 8: ("localhost", 2)}))
@@ -59,10 +59,10 @@ async def test_a_client_that_goes_is_forgotten():
         client = await lab.client(broker_port(lab, 7))
         await client.send(frames.metadata_request(1))
         await lab.broker()
-        assert list(lab.relay.stand_ins) == [7]
+        assert list(lab.relay.at_bootstrap) == [7]
         await client.close()
         await until(lambda: not lab.relay.connected)
-        assert not lab.relay.stand_ins
+        assert not lab.relay.at_bootstrap
 
 
 async def test_a_known_broker_is_dialled_itself():
@@ -78,7 +78,7 @@ async def test_a_known_broker_is_dialled_itself():
             client = await lab.client(broker_port(lab, 7))
             await client.send(frames.metadata_request(1))
             assert await other.get() == frames.metadata_request(1)
-            assert not lab.relay.stand_ins
+            assert not lab.relay.at_bootstrap
             await client.ended()
 
 
@@ -87,17 +87,17 @@ async def test_a_broker_that_has_moved_is_found_through_a_stand_in():
         lab.brokers.learn(7, *REFUSING)
         client = await lab.client(broker_port(lab, 7))
         await client.send(frames.metadata_request(1))
-        stand_in = await lab.broker()
-        await stand_in.frame()
+        bootstrap = await lab.broker()
+        await bootstrap.frame()
         assert lab.upstream_errors("refused") == 1
         address = lab.brokers.bootstrap.servers[0]
-        await stand_in.send(frames.metadata_response(1, {7: address}))
+        await bootstrap.send(frames.metadata_response(1, {7: address}))
         await client.frame()
         assert await client.ended() == b""
         again = await lab.client(broker_port(lab, 7))
         await again.send(frames.metadata_request(2))
         await (await lab.broker()).frame()
-        assert not lab.relay.stand_ins
+        assert not lab.relay.at_bootstrap
         assert lab.upstream_errors("refused") == 1
 
 
