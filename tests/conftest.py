@@ -29,6 +29,8 @@ hypothesis.settings.register_profile("same", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("search", deadline=None, max_examples=10_000)
 hypothesis.settings.load_profile("same")
 
+gc.disable()  # until the tests are collected: of these objects none is garbage
+
 ANSWER_TIMEOUT_S = 30
 CLEAN_UP_TIMEOUT_S = 200
 SASL_USERS = {"alice": "alice-secret", "bob": "bob.secret"}
@@ -68,6 +70,7 @@ def pytest_collection_finish() -> None:
     """Leave what was collected, a million objects, out of what the garbage collector looks at."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from relaylab import frames
-from relaylab.lab import LISTENER, AllShown, fast_client, open_lab, slow_client, turns, until
+from relaylab.lab import (
+    LIMIT_S,
+    LISTENER,
+    AllShown,
+    fast_client,
+    open_lab,
+    slow_client,
+    turns,
+    until,
+)
 
 from proxy.relay.interceptor import InterceptedRequest
 from proxy.relay.services import Limits, ThrottleMode
@@ -302,7 +311,7 @@ async def test_a_client_that_does_not_read():
         assert taken(lab) < count
         expected = b"".join(map(own, range(count)))
         received = bytearray()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(LIMIT_S):
             while len(received) < len(expected):
                 received += await loop.sock_recv(sock, 1 << 16)
         assert received == expected

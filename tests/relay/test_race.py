@@ -4,11 +4,9 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from relaylab.lab import turns
+from relaylab.lab import LIMIT_S, turns
 
 from proxy.cluster.dial import first_of
-
-LIMIT_S = 20.0
 
 
 class Track:

@@ -287,7 +287,7 @@ async def test_a_move_while_an_answer_is_held(soon, monkeypatch):
         pair.move("b")
         began_s = asyncio.get_running_loop().time()
         assert await client.ended() == b"".join(answers)
-        assert 0.05 < asyncio.get_running_loop().time() - began_s < 5
+        assert asyncio.get_running_loop().time() - began_s > 0.05
         await client.close()
         assert pair.visits() == [(QuotaKind.CONSUMER_BYTE_RATE, len(answers[1]))]
 

@@ -348,7 +348,7 @@ SCRIPT = """
 import sys, threading
 from listening.events import Run
 from proxy.spark import QuotaListener
-listener, run = QuotaListener(sys.argv[1], timeout_s=60), Run("orders")
+listener, run = QuotaListener(sys.argv[1], timeout_s=600), Run("orders")
 listener.onQueryStarted(run.started())
 def stop():
     threading.main_thread().join()  # Spark tells it late
@@ -366,7 +366,7 @@ def test_end_of_the_driver(receiver: Receiver, behaviour: Behaviour) -> None:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
         capture_output=True,
         text=True,
-        timeout=40,  # the script's own wait would be 60 s
+        timeout=300,  # the script's own wait would be 600 s
         check=True,
     )
     assert ended.stderr == ""

@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 from support.forked import NONE, Constants, ForkedCommand, environment
 
 HOST = "127.0.0.1"
@@ -49,21 +50,31 @@ class Metrics:
     """One scrape."""
 
     def __init__(self, text: str) -> None:
-        self.samples = [
-            sample for family in text_string_to_metric_families(text) for sample in family.samples
-        ]
+        self._lines = text.split("\n")
+
+    @property
+    def samples(self) -> list[Sample]:
+        """All there is."""
+        return self._of("")
+
+    def _of(self, start: str) -> list[Sample]:
+        """Parse those only that begin so: waits look at one, again and again."""
+        text = "\n".join(line for line in self._lines if line.startswith(start))
+        return [each for family in text_string_to_metric_families(text) for each in family.samples]
 
     def value(self, name: str, **labels: str) -> float:
         """Add up the samples of this name that have these labels."""
+        name = PREFIX + name
         return sum(
             sample.value
-            for sample in self.samples
-            if sample.name == PREFIX + name and labels.items() <= sample.labels.items()
+            for sample in self._of(name)
+            if sample.name == name and labels.items() <= sample.labels.items()
         )
 
     def labels(self, name: str, label: str) -> set[str]:
         """Give the values that a label has."""
-        return {sample.labels[label] for sample in self.samples if sample.name == PREFIX + name}
+        name = PREFIX + name
+        return {each.labels[label] for each in self._of(name) if each.name == name}
 
 
 class ProxyProcess:
