@@ -19,8 +19,6 @@ LONG_S = 3600.0
 SOON_S = 0.05
 GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture(scope="module")
 def authority() -> trustme.CA:

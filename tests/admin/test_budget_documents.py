@@ -13,8 +13,6 @@ from terminal import run_once
 from proxy.admin import pages
 from proxy.admin.peers.merged_documents import TABLES, MemberDocuments
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture
 async def ask() -> AsyncIterator[Ask]:

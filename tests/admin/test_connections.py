@@ -162,7 +162,6 @@ def test_a_proxy_that_is_not_there_is_said():
         run_connections(AdminAddress("http://127.0.0.1:1"), "", 1)
 
 
-@pytest.mark.timeout(120)
 async def test_the_page_shows_them_when_asked(world: AdminWorld, connected: Connected, page: Page):
     connected.listed.append(replace(PLAIN, number=11, client_id=HOSTILE))
     async with visited(world.server(connections=connected), page) as url:

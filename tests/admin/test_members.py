@@ -40,8 +40,6 @@ HIDDEN = {"/member/changes": "POST"}
 LIMIT_S = 20
 MEMBER_HEAD = f"HTTP/1.1 200 OK\r\n{SCOPE}: member\r\nContent-Length: 2\r\n\r\n".encode()
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture
 def tier() -> TierWorld:

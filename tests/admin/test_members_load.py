@@ -10,7 +10,7 @@ CLIENTS = 10_000
 LIMIT_S = 100.0
 """For one answer, on a machine that runs other tests as well."""
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 def crowded() -> AdminWorld:

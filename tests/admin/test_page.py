@@ -15,8 +15,6 @@ from proxy.quota.rule_registry import make_override
 
 SHOWN = f"{CLIENTS} === 7"
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture
 async def url(world: AdminWorld, page: Page) -> AsyncIterator[str]:

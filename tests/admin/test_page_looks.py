@@ -11,10 +11,7 @@ WIDTHS = (320, 360, 768, 1440, 2560)
 MIN_PICTURE_BYTES = 20_000
 """Below it there is nothing in a picture."""
 
-pytestmark = [
-    pytest.mark.timeout(120),
-    pytest.mark.parametrize("section", SECTIONS.values(), ids=SECTIONS.keys()),
-]
+pytestmark = pytest.mark.parametrize("section", SECTIONS.values(), ids=SECTIONS.keys())
 
 
 async def test_nothing_sticks_out_sideways(page: Page, section: Section):

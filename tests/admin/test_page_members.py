@@ -2,7 +2,6 @@
 
 import io
 
-import pytest
 from admin_world import MIB
 from chromium import PHONE, WIDE, Page, text
 from connected import PLAIN, Connected
@@ -13,8 +12,6 @@ from tier_world import TierWorld
 from proxy.admin.commands.top_tables import screen
 
 MEMBERS = "[...document.querySelectorAll('#members tr')].map(row => row.innerText)"
-
-pytestmark = pytest.mark.timeout(120)
 
 
 async def test_each_member_has_a_row_with_its_machine_and_one_that_is_silent_is_said(page: Page):

@@ -11,8 +11,6 @@ from status_page import PIPELINES, pipeline_item, visited
 
 SHOWN = f"{PIPELINES} === 3"
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def boxes(name: str) -> str:
     """Return an expression for the texts of its boxes."""

@@ -13,8 +13,6 @@ from proxy.progress.report import ReportRefused
 
 SHOWN = f"{QUERIES} === 5"
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture
 def shown() -> SparkWorld:

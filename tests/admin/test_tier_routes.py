@@ -45,8 +45,6 @@ SENSOR = "consumer_byte_rate:budget=link"
 DEMAND = [SENSOR, SENSOR, [0, 0.0, 0.0], [1.0, 0.0, None, {}]]
 VOTES = ["far/0#1", 1, [17]]
 
-pytestmark = pytest.mark.timeout(60)
-
 
 class Owner(MemberTier):
     """Keeps what it is told of, and what it is handed if it `has` the slots."""

@@ -27,7 +27,6 @@ from proxy.admin.commands.top import AdminAddress, run_top
 sys.exit(run_top(AdminAddress(sys.argv[1])))
 """
 END_OF_SCREEN = b"\x1b[?1049l"
-pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.fixture

@@ -80,7 +80,7 @@ class Helm:
         extra = [f"--set-json={key}={value}" for key, value in (sets or {}).items()]
         command = ["template", RELEASE, str(self.chart), f"--namespace={NAMESPACE}"]
         text = self.run(*command, *_values(values), *extra)
-        return Rendered(tuple(item for item in yaml.safe_load_all(text) if item))
+        return Rendered(tuple(item for item in yaml.load_all(text, yaml.CSafeLoader) if item))
 
 
 def _values(paths: tuple[Path, ...]) -> list[str]:

@@ -29,8 +29,6 @@ START_S = 120
 READ_S = 400
 """For Spark to start and to have read all, on a machine that is busy with much else."""
 
-LONGEST_S = 2 * READ_S
-
 FEED = f"""
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -176,7 +174,6 @@ def by_spark_submit(folder: Path) -> tuple[list[object], dict[str, str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(LONGEST_S)
 @pytest.mark.parametrize("start", [by_itself, by_spark_submit])
 def test_the_files_that_are_shown_run_word_for_word(
     folder: Path,

@@ -16,7 +16,7 @@ from support.forked import ForkedCommand
 from support.proxy_process import WAIT_S, ProxyProcess, until
 from support.raw import RawClient, fetch
 
-COMMAND_TIMEOUT_S = 60
+COMMAND_TIMEOUT_S = 300
 
 
 def quota_proxy(*arguments: object) -> tuple[int, str, str]:

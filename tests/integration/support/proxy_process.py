@@ -20,7 +20,7 @@ from support.forked import NONE, Constants, ForkedCommand, environment
 
 HOST = "127.0.0.1"
 PREFIX = "kafka_quota_proxy_"
-WAIT_S = 60
+WAIT_S = 120
 START_TIMEOUT_S = 120
 """Until `ready`: its state may be in a Kafka that comes up only then."""
 POLL_S = 0.02

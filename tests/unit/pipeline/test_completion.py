@@ -577,10 +577,11 @@ def test_completes_just_what_the_lineage_of_each_record_says(seed, stages, steps
     assert len(completion.ledger.roots) == 0
 
 
-@pytest.mark.slow
 def test_100_000_roots_of_any_size_take_at_most_64_mib():
-    """Does to the ledger and the edges what batches of a first stage do, each of 1,000 records."""
-    roots, partitions = 100_000, 8
+    """Does to the ledger and the edges what batches of a first stage do, each of 1,000 records: for
+    a quarter of them, as memory is watched slowly; tables are as full of either number.
+    """
+    roots, partitions = 25_000, 8
     ledger = Ledger(TIMEOUT_MS, Random(1), WallTime(0.0), lambda *_: None)
     edges = EdgeTable(ledger.new_id, lambda *_: None)
     gc.collect()
@@ -604,7 +605,7 @@ def test_100_000_roots_of_any_size_take_at_most_64_mib():
         tracemalloc.stop()
     assert len(ledger.roots) == roots
     assert edges.size == 2 * roots
-    assert used <= 64 * MIB
+    assert used <= 16 * MIB
 
 
 def test_a_batch_in_pieces_is_one_edge():

@@ -1,4 +1,4 @@
-"""A thousand stages on virtual time: a slow one holds back all before it, then lets them go.
+"""Many stages on virtual time: a slow one holds back all before it, then lets them go.
 
 Of rates alone; for the batches that are planned, and the bounds on them, see test_bounds.
 """
@@ -12,8 +12,7 @@ from parts.lone_pipeline import lone_pipeline
 from proxy.pipeline.graph import PipelineGraph, PipelineSettings, SourceSettings, StageSettings
 from proxy.pipeline.running_pipeline import RunningPipeline
 
-STAGES = 1_000
-SLOW = STAGES // 2
+CHAINED, STAGES = 300, 1_000
 SECOND_MS = 1_000.0
 NORMAL = 100.0
 """Records/s in every topic while nobody is held."""
@@ -60,18 +59,24 @@ class Plant:
         self.source_bound = dict.fromkeys(sources, float("inf"))
         self.source_total = dict.fromkeys(sources, 0.0)
 
+    @property
+    def middle(self) -> int:
+        """The stage that is slowed down."""
+        return len(self.inputs) // 2
+
     def width(self, stage: int) -> int:
         return len(self.inputs[stage]) or 1
 
     def band(self, stage: int) -> tuple[float, float]:
-        share = SLOWED if self.slow_band and stage == SLOW else 1.0
+        share = SLOWED if self.slow_band and stage == self.middle else 1.0
         rate = NORMAL * self.width(stage) * share
         return 0.85 * rate, 1.25 * rate
 
     def slow(self, flow: RunningPipeline, *, is_slow: bool) -> None:
         """Slow one stage down, with a band to go with that; or let it be as fast as before."""
         self.slow_band = is_slow
-        self.capacity[SLOW] = NORMAL * self.width(SLOW) * (SLOWED if is_slow else FAST)
+        capacity = NORMAL * (SLOWED if is_slow else FAST)
+        self.capacity[self.middle] = self.width(self.middle) * capacity
         self.report(flow)
         flow.reload(PipelineGraph(self.pipeline()), self.seconds * SECOND_MS)
 
@@ -154,7 +159,7 @@ class Plant:
 
 
 def chain() -> Plant:
-    return Plant([[stage - 1] if stage else [] for stage in range(STAGES)])
+    return Plant([[stage - 1] if stage else [] for stage in range(CHAINED)])
 
 
 def random_graph() -> Plant:
@@ -166,7 +171,7 @@ def random_graph() -> Plant:
     return Plant(inputs)
 
 
-CASES = {"chain": (chain, SLOW + 20, 700), "random graph": (random_graph, 150, 200)}
+CASES = {"chain": (chain, CHAINED // 2 + 20, 700), "random graph": (random_graph, 150, 200)}
 
 
 @pytest.mark.slow
@@ -178,17 +183,18 @@ def test_a_slow_stage_holds_back_all_before_it_and_lets_them_go(make, settle_s, 
     plant.run(flow, 10)
     assert plant.is_free()
 
-    width, before = plant.width(SLOW), plant.before(SLOW)
+    slow = plant.middle
+    width, before = plant.width(slow), plant.before(slow)
     plant.slow(flow, is_slow=True)
     plant.run(flow, settle_s)
-    received = plant.received[SLOW]
+    received = plant.received[slow]
     for _ in range(WATCHED_S):
         plant.second(flow)
         # Two steps are 10 % of the rate: nobody before the slow stage strays further from it.
         rates = [plant.produced[stage] for stage in before]
         assert min(rates) >= SLOWED_RATE - 2 * STEP
         assert max(rates) <= SLOWED_RATE + 2 * STEP
-    mean = (plant.received[SLOW] - received) / WATCHED_S
+    mean = (plant.received[slow] - received) / WATCHED_S
     assert mean == pytest.approx(SLOWED_RATE * width, rel=0.1)
 
     plant.slow(flow, is_slow=False)

@@ -22,8 +22,6 @@ ETL = ClientIdentity("main", None, "etl")
 DEBT = Debt(ETL, "client-id=etl", QuotaKind.CONSUMER_BYTE_RATE, 5.0)
 LIMIT_S = 20.0
 
-pytestmark = pytest.mark.timeout(60)
-
 
 class Machine:
     """Answers at a real port; `status` and `owed` are what it says."""

@@ -91,7 +91,7 @@ def check(all_rules: list[Rule], sets: list[ClientSet]) -> None:
                 assert keys.key_of_set(thing[1]) == keys.key_of(identity)
 
 
-@settings(max_examples=2500)
+@settings(max_examples=1500)
 @given(st.integers(0, 10**9), st.booleans(), st.integers(0, 20))
 def test_clients_that_share_what_is_not_divided_have_one_key(seed, topics, count):
     chance = Random(seed)
