@@ -1,7 +1,7 @@
 """Makes from a configuration what the parts of the program take of it."""
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import replace
 
 from proxy.admin.port.admin_port import PortLimits
 from proxy.admin.port.guard import Access, AdminToken, Right
@@ -22,7 +22,7 @@ def bootstrap_of(config: Config, secrets: Secrets, on_refused: Callable[[], None
     if sasl is not None and secrets.password is not None:
         credentials = Credentials(sasl.mechanism, sasl.username, secrets.password)
         login = Login(credentials, on_refused)
-    return Bootstrap(servers, secrets.upstream, config.limits.connect_timeout, login)
+    return Bootstrap(servers, secrets.upstream, config.limits.connect_timeout_s, login)
 
 
 def access_of(config: Config, secrets: Secrets) -> Access:
@@ -59,10 +59,8 @@ def port_limits_of(config: Config) -> PortLimits:
 
 
 def limits_of(config: Config) -> Limits:
-    """Return the relay's limits; the configuration's durations are seconds, too."""
-    names = [field.name for field in fields(Limits)]
-    values = {name: getattr(config.limits, name.removesuffix("_s")) for name in names}
-    return Limits(**{**values, "max_connections": share_files(config).clients})
+    """Return the relay's limits, with as many connections as there are files for."""
+    return replace(config.limits, max_connections=share_files(config).clients)
 
 
 def listeners_of(config: Config, secrets: Secrets, number: int) -> list[ListenerSettings]:

@@ -36,7 +36,7 @@ from proxy.cluster.kafka_client import KafkaClient
 from proxy.cluster.upstream import LOGIN_REFUSED
 from proxy.config import Config
 from proxy.config.differences import find_differences, find_schedule_changes
-from proxy.config.fields import MAX_WORKERS
+from proxy.config.models import MAX_WORKERS
 from proxy.config.secrets import Secrets, read_secrets
 from proxy.garbage import FREED_INTERVAL_S, FreedMemory, collect_frozen
 from proxy.health import Health
@@ -319,7 +319,7 @@ class MemberProcess:
         settings = await asyncio.to_thread(lambda: config.quota_settings)
         await self.rules.use_file(settings)
         await self._kafka_quotas.follow(config.quotas.source == "kafka")
-        self.bootstrap.connect_timeout_s = config.limits.connect_timeout
+        self.bootstrap.connect_timeout_s = config.limits.connect_timeout_s
         self.queries.update(config.progress_settings, config.pipelines)
         self.services.limits = limits_of(config)
         self.services.mode = ThrottleMode(config.throttle.mode)

@@ -3,6 +3,5 @@
 from proxy.config.document import ConfigError
 from proxy.config.load import load_config
 from proxy.config.models import Config, ListenerSection
-from proxy.config.query_models import PipelineSection
 
-__all__ = ["Config", "ConfigError", "ListenerSection", "PipelineSection", "load_config"]
+__all__ = ["Config", "ConfigError", "ListenerSection", "load_config"]

@@ -1,15 +1,13 @@
 """What the file says of budgets: rates that the clients of several rules share."""
 
-import difflib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from proxy.config import fields
-from proxy.config.document import Loc
-from proxy.config.fields import OTHER_PLACE, Conflict
 from proxy.config.rule_models import BudgetSection, RuleSection, share_of
+from proxy.quota import fields
 from proxy.quota.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
+from proxy.quota.fields import Conflict
 from proxy.quota.rules import MOST_LEVELS, Budget
 from proxy.quota.values import format_size, shown
 
@@ -26,7 +24,12 @@ class Budgets:
 
     def find_conflicts(self) -> Iterator[Conflict]:
         """Yield what is wrong between them; of guarantees only where they lie in budgets."""
-        structural = [*self._repeated(), *self._unknown()]
+        placed = [(("budgets", at, "budget"), each.budget) for at, each in enumerate(self.sections)]
+        placed += [(("rules", at, "budget"), each.budget) for at, each in enumerate(self.rules)]
+        structural = [
+            *fields.find_used_twice(("budgets",), self.sections, "name", "budget"),
+            *fields.find_unknown(placed, list(self._named), "budget", "add it to quotas.budgets"),
+        ]
         yield from structural
         if not structural:
             too_deep = list(self._deep())
@@ -45,7 +48,7 @@ class Budgets:
                 bounds=each.bounds,
                 enforce=each.enforce,
                 share=share_of(made, each, guaranteed[each.name]),
-                when=each.when.schedule if each.when else None,
+                when=each.when,
                 place=place(f"quotas.budgets[{at}]"),
                 number=at,
             )
@@ -62,25 +65,6 @@ class Budgets:
             found.append(outer)
             of = outer
         return found
-
-    def _repeated(self) -> Iterator[Conflict]:
-        names = ((("budgets", at), each.name) for at, each in enumerate(self.sections))
-        for loc, name, earlier in fields.find_repeated(names):
-            message = f"{shown(name)} is also the name of {OTHER_PLACE}"
-            yield Conflict((*loc, "name"), message, "give each budget a name of its own", earlier)
-
-    def _placed(self) -> Iterator[tuple[Loc, BudgetSection | RuleSection]]:
-        yield from ((("budgets", at), each) for at, each in enumerate(self.sections))
-        yield from ((("rules", at), each) for at, each in enumerate(self.rules))
-
-    def _unknown(self) -> Iterator[Conflict]:
-        names = list(self._named)
-        for loc, each in self._placed():
-            if each.budget is not None and each.budget not in names:
-                nearest = difflib.get_close_matches(each.budget, names, n=1) or names
-                fix = f"write {' or '.join(nearest)}" if nearest else "add it to quotas.budgets"
-                message = f"no budget has the name {shown(each.budget)}"
-                yield Conflict((*loc, "budget"), message, fix)
 
     def _deep(self) -> Iterator[Conflict]:
         for at, each in enumerate(self.sections):

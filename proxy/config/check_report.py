@@ -7,15 +7,15 @@ from metrics.clock import MS_PER_SECOND
 from proxy.config.descriptors import share_files
 from proxy.config.document import key_path
 from proxy.config.endpoints import MACHINE_PLACEHOLDER, ip_address
-from proxy.config.fields import fields_of, format_ms
 from proxy.config.files import find_exposed
 from proxy.config.models import HIDE_PASSWORD, Config
 from proxy.config.secrets import PUBLIC_FILES, named_files
 from proxy.pipeline.graph import PipelineGraph, find_endless
 from proxy.quota.entities import DEFAULT, TRAFFIC_KINDS, ClientIdentity, QuotaKind
+from proxy.quota.fields import fields_of, key_of
 from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule, RuleTable, Share
 from proxy.quota.validation import TOPIC_KEYS
-from proxy.quota.values import format_size, shown
+from proxy.quota.values import format_ms, format_size, shown
 
 REQUEST_TIMEOUT_S = 30.0
 """Kafka's default of `request.timeout.ms`: after so long clients give up on a request."""
@@ -87,8 +87,8 @@ def find_padded_names(config: Config) -> Iterator[str]:
     rules = ((f"quotas.rules[{at}]", rule) for at, rule in enumerate(config.quotas.rules))
     queries = ((f"queries[{at}]", query) for at, query in enumerate(config.queries))
     for path, section in (*rules, *queries):
-        for name, field in (fields_of(section) or {}).items():
-            value, key = getattr(section, name), f"{path}.{field.alias or name}"
+        for name, field in (fields_of(type(section)) or {}).items():
+            value, key = getattr(section, name), f"{path}.{field.alias or key_of(name)}"
             if isinstance(value, str) and value != value.strip() and (place := config.place(key)):
                 yield (
                     f"{place}: {key} is {shown(value)}, with blanks at an end, and fits only what "

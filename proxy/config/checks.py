@@ -1,15 +1,20 @@
 """What the sections of a sound configuration must keep to among each other."""
 
-import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
 
 from proxy.config import endpoints
-from proxy.config.document import Loc
-from proxy.config.fields import AUTO, OTHER_PLACE, Conflict, find_repeated
-from proxy.config.models import Config
+from proxy.config.models import AUTO, Config
 from proxy.pipeline import graph
+from proxy.quota.fields import (
+    OTHER_PLACE,
+    Conflict,
+    Loc,
+    find_repeated,
+    find_unknown,
+    find_used_twice,
+)
 from proxy.quota.values import shown
 
 
@@ -32,7 +37,7 @@ class _PortClaim:
 
 def find_contradictions(config: Config) -> Iterator[Conflict]:
     """Yield what is wrong between the sections; each of them is sound by itself."""
-    yield from _used_twice("listeners", config.listeners, "name", "listener")
+    yield from find_used_twice(("listeners",), config.listeners, "name", "listener")
     claims = list(_claims(config))
     for earlier, claim in combinations(claims, 2):
         if claim.clashes_with(earlier):
@@ -40,12 +45,11 @@ def find_contradictions(config: Config) -> Iterator[Conflict]:
             yield Conflict(claim.loc, message, "choose ports that do not overlap", earlier.loc)
     yield from _own_servers(config, claims)
     for key in ("name", "commit_group"):
-        yield from _used_twice("queries", config.queries, key, "query")
+        yield from find_used_twice(("queries",), config.queries, key, "query")
     yield from _same_clients(config)
-    yield from _used_twice("pipelines", config.pipelines, "name", "pipeline")
-    yield from _used_twice("admin.tokens", config.admin.tokens, "name", "token")
-    for problem in dict.fromkeys(graph.find_conflicts(config.pipelines)):
-        yield Conflict(("pipelines", *problem.path), problem.message, problem.fix)
+    yield from find_used_twice(("pipelines",), config.pipelines, "name", "pipeline")
+    yield from find_used_twice(("admin", "tokens"), config.admin.tokens, "name", "token")
+    yield from dict.fromkeys(graph.find_conflicts(config.pipelines))
     nodes = sum(len(each.sources) + len(each.stages) for each in config.pipelines)
     most = config.limits.max_client_entities
     counts = ("queries", "names {} queries", len(config.queries))
@@ -58,19 +62,12 @@ def find_contradictions(config: Config) -> Iterator[Conflict]:
     if usage is not None and state.kind == "kafka" and usage.topic == state.topic:
         fix = "write another name, such as quota-proxy-usage"
         yield Conflict(("usage", "topic"), "is also the topic of the state", fix)
-    yield from _unknown_listeners(config)
+    names = [listener.name for listener in config.listeners]
+    asked = enumerate(rule.listener for rule in config.quotas.rules)
+    located = ((("quotas", "rules", at, "listener"), name) for at, name in asked)
+    yield from find_unknown(located, names, "listener")
     yield from _too_few_ports(config)
     yield from _tier_conflicts(config) if config.tier else _names_without_tier(config)
-
-
-def _used_twice(section: str, items: Sequence[object], key: str, kind: str) -> Iterator[Conflict]:
-    texts = [getattr(item, key) for item in items]
-    named: list[tuple[Loc, str]] = [
-        ((*section.split("."), at), text) for at, text in enumerate(texts) if text is not None
-    ]
-    for loc, text, earlier in find_repeated(named):
-        message = f"{shown(text)} is also the {key} of {OTHER_PLACE}"
-        yield Conflict((*loc, key), message, f"give each {kind} a {key} of its own", earlier)
 
 
 def _claims(config: Config) -> Iterator[_PortClaim]:
@@ -133,16 +130,6 @@ def _same_clients(config: Config) -> Iterator[Conflict]:
             message = f"{shown(client_id)} is also the client-id of {OTHER_PLACE}"
             fix = "give each query a client-id of its own; it is the name where none is written"
             yield Conflict((*loc, "client-id"), message, fix, earlier)
-
-
-def _unknown_listeners(config: Config) -> Iterator[Conflict]:
-    names = [listener.name for listener in config.listeners]
-    for at, rule in enumerate(config.quotas.rules):
-        if rule.listener is not None and rule.listener not in names:
-            nearest = difflib.get_close_matches(rule.listener, names, n=1) or names
-            message = f"no listener has the name {shown(rule.listener)}"
-            loc = ("quotas", "rules", at, "listener")
-            yield Conflict(loc, message, f"write {' or '.join(nearest)}")
 
 
 def _too_few_ports(config: Config) -> Iterator[Conflict]:

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from metrics.clock import MS_PER_SECOND
-from proxy.config.fields import fields_of
 from proxy.config.models import Config
 from proxy.config.rule_models import RuleSection
 from proxy.quota.entities import QuotaKind
+from proxy.quota.fields import fields_of, key_of, keys_of_section
 
 MAX_SHOWN_KEYS = 50
 """Keys of one change that are shown; a file may be new as a whole."""
@@ -74,7 +74,7 @@ def _parts(value: Any) -> dict[str, Any] | None:
     """Return what a value consists of, by what its path goes on with; None: it has no parts."""
     fields = fields_of(type(value))
     if fields is not None:
-        parts = ((field.alias or name, name) for name, field in fields.items())
+        parts = ((field.alias or key_of(name), name) for name, field in fields.items())
         return {f".{key}": _in_seconds(name, getattr(value, name)) for key, name in parts}
     if isinstance(value, tuple) and all(fields_of(type(item)) is not None for item in value):
         return {f"[{_name(item) or number}]": item for number, item in enumerate(value)}
@@ -85,12 +85,12 @@ def _in_seconds(name: str, value: Any) -> Any:
     return value / MS_PER_SECOND if name.endswith("_ms") and value is not None else value
 
 
-def _name(item: object) -> str:
+def _name(item: Any) -> str:
     """Return how an item of a list is called; a rule by the clients that it is for."""
     if isinstance(item, RuleSection):
         keys = ",".join([f"{key}={value}" for key, value in item.rule_keys.items()])
-        return keys if item.when is None else f"{keys}; {item.when.schedule}"
-    return str(vars(item).get("name", ""))
+        return keys if item.when is None else f"{keys}; {item.when}"
+    return str(item.name) if "name" in keys_of_section(type(item)) else ""
 
 
 def _shown(path: str, value: object) -> object:

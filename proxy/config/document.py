@@ -14,10 +14,8 @@ from yaml.constructor import SafeConstructor
 from yaml.resolver import Resolver
 
 from proxy.config.files import read_bytes
+from proxy.quota.fields import Loc
 from proxy.quota.values import BadValueError, shown
-
-Loc = tuple[str | int, ...]
-"""Where a value stands in the document: keys and list positions from the top down."""
 
 MAX_REPEATED_VALUES = 100_000
 """Values that aliases may stand for, all of them together. Few bytes can name billions."""

@@ -3,7 +3,9 @@
 import ipaddress
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
+
+from pydantic import BeforeValidator
 
 from proxy.quota.values import BadValueError, shown
 from proxy.relay.listener import NODE_ID
@@ -202,3 +204,11 @@ def parse_sni(value: object) -> str:
     if not _HOST_NAME.fullmatch(value.replace(NODE_ID, "0").replace(MACHINE_PLACEHOLDER, "m")):
         raise BadValueError(f"{shown(value)} does not make a host name", fix)
     return value
+
+
+Endpoint = Annotated[HostPort, BeforeValidator(parse_endpoint)]
+Bind = Annotated[HostPort, BeforeValidator(parse_bind)]
+AdvertisedHost = Annotated[str, BeforeValidator(parse_host_pattern)]
+MachineName = Annotated[str, BeforeValidator(parse_machine)]
+BrokerPorts = Annotated[PortRange, BeforeValidator(parse_broker_ports)]
+Sni = Annotated[str, BeforeValidator(parse_sni)]

@@ -5,8 +5,9 @@ import ssl
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, ValidationInfo
 
 from proxy.quota.values import BadValueError, shown
 
@@ -168,3 +169,19 @@ def check_database(path: Path) -> None:
     if not writable:
         fix = "name a path in a directory that quota-proxy may write to"
         raise _bad(path, "may not be written by this user", fix)
+
+
+def _checked_by(check: Callable[[Path], object]) -> AfterValidator:
+    def checked(path: Path) -> Path:
+        check(path)
+        return path
+
+    return AfterValidator(checked)
+
+
+FilePath = Annotated[Path, BeforeValidator(resolve)]
+CertificateFile = Annotated[FilePath, _checked_by(check_certificates)]
+PasswordFile = Annotated[FilePath, _checked_by(read_password)]
+HashKeyFile = Annotated[FilePath, _checked_by(read_hash_key)]
+KeyFile = Annotated[FilePath, _checked_by(check_private_key)]
+TokenFile = Annotated[FilePath, _checked_by(read_token)]

@@ -13,13 +13,12 @@ from proxy.config.checks import find_contradictions
 from proxy.config.document import (
     ConfigError,
     ConfigProblem,
-    Loc,
     YamlDocument,
     key_path,
     read_document,
 )
-from proxy.config.fields import OTHER_PLACE, Conflict, ConflictError, fields_of, keys_of_section
 from proxy.config.models import Config
+from proxy.quota.fields import OTHER_PLACE, Conflict, ConflictError, Loc, fields_of, keys_of_section
 from proxy.quota.values import BadValueError, shown
 
 _UNKNOWN_KEY: Final = {"extra_forbidden", "unexpected_keyword_argument"}

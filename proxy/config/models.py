@@ -14,16 +14,19 @@ from urllib.parse import quote
 from pydantic import Field, PrivateAttr, StrictBool, field_validator
 from pydantic import ValidationInfo as Info
 
-from proxy.config import endpoints, fields, files
+from proxy.config import endpoints, files
 from proxy.config.budget_models import Budgets
-from proxy.config.document import Loc
-from proxy.config.fields import Conflict, find_bad, not_empty
-from proxy.config.query_models import PipelineSection, QuerySection
+from proxy.config.query_models import QuerySection
 from proxy.config.rule_models import BudgetSection, RuleSection
-from proxy.config.schedule_models import find_overlapping
+from proxy.pipeline.graph import PipelineSettings
 from proxy.progress.query import ProgressSettings
+from proxy.progress.query_scope import ANY_REST
+from proxy.quota import fields
+from proxy.quota.fields import Conflict, Loc, example, find_bad, not_empty, refuse
 from proxy.quota.rules import QuotaSettings
+from proxy.quota.schedules import find_overlapping
 from proxy.quota.values import BadValueError
+from proxy.relay.services import Limits
 
 HIDE_PASSWORD = "add cluster.tls, or use SCRAM-SHA-512 as cluster.sasl.mechanism"
 """What mends a password that goes in the clear."""
@@ -41,17 +44,73 @@ STATE_KINDS: Final = {
 }
 
 
+MAX_WORKERS: Final = 256
+MAX_USAGE_INTERVAL_S: Final = 3600
+MAX_SAMPLE_EVERY: Final = 1000
+
+AUTO: Final = "auto"
+"""Stands for a worker for each core that this process may use."""
+
+RESERVED_NAMES: Final = {
+    "admin": "the token in admin.token_file",
+    "local": "those who need no token",
+    "file": "the configuration file",
+}
+"""How others than tokens by name are called, where changes are recorded."""
+
+PATTERN_FIX: Final = "write names of queries, or how they begin, such as team-a-*"
+
+
 def _host_name() -> str:
     """Return the first label of this machine's host name, which on Kubernetes is the pod's."""
     return socket.gethostname().partition(".")[0]
 
 
+def _is_unprintable(text: str) -> bool:
+    return not text.isprintable()
+
+
+def _has_inner_rest(pattern: str) -> bool:
+    return ANY_REST in pattern[:-1]
+
+
+_OTHER_NAME = "choose another name"
+_UNPRINTABLE = "{} is not printable"
+
+UsageInterval = Annotated[
+    fields.Duration,
+    refuse(
+        lambda seconds: not 1 <= seconds <= MAX_USAGE_INTERVAL_S,
+        "{} is out of range",
+        "write 1s to 1h, such as 60s",
+    ),
+]
+"""Seconds."""
+SampleEvery = Annotated[int, fields.whole_number_from(1, MAX_SAMPLE_EVERY)]
+Workers = Annotated[int | Literal["auto"], fields.whole_number_from(1, MAX_WORKERS, AUTO)]
+TokenName = Annotated[
+    fields.Text,
+    *(
+        refuse(name.__eq__, f"{{}} is the name of {whose}", _OTHER_NAME)
+        for name, whose in RESERVED_NAMES.items()
+    ),
+    refuse(_is_unprintable, _UNPRINTABLE, _OTHER_NAME),
+]
+QueryPattern = Annotated[
+    fields.Text,
+    refuse(_has_inner_rest, f"{{}} has a {ANY_REST} before its end", PATTERN_FIX),
+    refuse(ANY_REST.__eq__, "{} is every query", "remove queries: then it is for all"),
+    refuse(_is_unprintable, _UNPRINTABLE, PATTERN_FIX),
+]
+"""A query's name or client id, or a beginning of it and `*`."""
+
+
 class ClusterTls(fields.Section):
     """TLS to the brokers. Without `ca_file` the system's certificate authorities are trusted."""
 
-    ca_file: fields.CertificateFile | None = None
-    cert_file: fields.CertificateFile | None = None
-    key_file: fields.KeyFile | None = None
+    ca_file: files.CertificateFile | None = None
+    cert_file: files.CertificateFile | None = None
+    key_file: files.KeyFile | None = None
 
     def find_conflicts(self) -> Iterator[Conflict]:  # noqa: D102
         at, cert_file, key_file = ("key_file",), self.cert_file, self.key_file
@@ -67,19 +126,19 @@ class ClusterTls(fields.Section):
 class ClusterSasl(fields.Section):
     """As whom the proxy itself logs in to the brokers; clients log in for themselves."""
 
-    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(
-        examples=["mechanism: SCRAM-SHA-512"]
+    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = example(
+        "mechanism: SCRAM-SHA-512"
     )
-    username: fields.Text = Field(examples=["username: quota-proxy"])
-    password_file: fields.PasswordFile = Field(examples=["password_file: cluster-password"])
+    username: fields.Text = example("username: quota-proxy")
+    password_file: files.PasswordFile = example("password_file: cluster-password")
 
 
 class ClusterSection(fields.Section):
     """The Kafka cluster behind the proxy."""
 
     bootstrap_servers: Annotated[
-        tuple[fields.Endpoint, ...], not_empty("names no broker", "write at least one HOST:PORT")
-    ] = Field(examples=["bootstrap_servers: [broker-1:9092, broker-2:9092]"])
+        tuple[endpoints.Endpoint, ...], not_empty("names no broker", "write at least one HOST:PORT")
+    ] = example("bootstrap_servers: [broker-1:9092, broker-2:9092]")
     tls: ClusterTls | None = None
     sasl: ClusterSasl | None = None
     unknown_apis: Literal["hide", "pass"] = "hide"
@@ -93,9 +152,9 @@ class ClusterSection(fields.Section):
 class ServerTls(fields.Section):
     """TLS to those who connect; with `ca_file` they must show a certificate that it signed."""
 
-    cert_file: fields.CertificateFile = Field(examples=["cert_file: server.pem"])
-    key_file: fields.KeyFile = Field(examples=["key_file: server.key"])
-    ca_file: fields.CertificateFile | None = None
+    cert_file: files.CertificateFile = example("cert_file: server.pem")
+    key_file: files.KeyFile = example("key_file: server.key")
+    ca_file: files.CertificateFile | None = None
 
     def find_conflicts(self) -> Iterator[Conflict]:  # noqa: D102
         yield from find_bad(("key_file",), files.check_pair, self.cert_file, self.key_file)
@@ -104,7 +163,7 @@ class ServerTls(fields.Section):
 class ListenerTls(ServerTls):
     """TLS to the clients. With `sni` brokers are told apart by the name that a client asks for."""
 
-    sni: fields.Sni | None = None
+    sni: endpoints.Sni | None = None
 
 
 class ListenerSection(fields.Section):
@@ -113,11 +172,11 @@ class ListenerSection(fields.Section):
     `broker_ports` is None only when `tls.sni` tells the brokers apart.
     """
 
-    name: fields.Text = Field(examples=["name: default"])
-    bind: fields.Bind = Field(examples=["bind: 0.0.0.0:19092"])
-    advertised_host: fields.AdvertisedHost = Field(examples=["advertised_host: proxy.example"])
+    name: fields.Text = example("name: default")
+    bind: endpoints.Bind = example("bind: 0.0.0.0:19092")
+    advertised_host: endpoints.AdvertisedHost = example("advertised_host: proxy.example")
     tls: ListenerTls | None = None
-    broker_ports: fields.BrokerPorts | None = Field(default=None, validate_default=True)
+    broker_ports: endpoints.BrokerPorts | None = Field(default=None, validate_default=True)
 
     @field_validator("broker_ports")
     @classmethod
@@ -144,9 +203,9 @@ class QuotasSection(fields.Section):
     """How rates are measured, and the rules in the order of the file."""
 
     source: Literal["file", "kafka"] = "file"
-    window_ms: fields.Window = Field(default=1000.0, alias="window")
+    window_ms: fields.Window = 1000.0
     samples: fields.Samples = 11
-    burst_ms: fields.MillisecondsOrZero | None = Field(default=None, alias="burst")
+    burst_ms: fields.MillisecondsOrZero | None = None
     budgets: tuple[BudgetSection, ...] = ()
     rules: tuple[RuleSection, ...] = ()
 
@@ -169,28 +228,15 @@ class ThrottleSection(fields.Section):
     """How a client over its quota is slowed."""
 
     mode: Literal["delay", "mute"] = "delay"
-    max_delay_ms: fields.Milliseconds = Field(default=20_000.0, alias="max_delay")
+    max_delay_ms: fields.Milliseconds = 20_000.0
     enforce: StrictBool = True
-
-
-class LimitsSection(fields.Section):
-    """What one proxy takes on; durations in seconds. A `drain_timeout` of 0 closes at once."""
-
-    max_connections: fields.Count = 10_000
-    max_connections_per_ip: fields.Count = 1_000
-    max_request_bytes: fields.FrameSize = 100 * 2**20
-    max_in_flight_requests: fields.Count = 64
-    idle_timeout: fields.Duration = 600.0
-    connect_timeout: fields.Duration = 10.0
-    drain_timeout: fields.DurationOrZero = 10.0
-    max_client_entities: fields.Count = 10_000
 
 
 class StateSection(fields.Section):
     """Where state outlives a restart."""
 
     kind: Literal["memory", "sqlite", "kafka"] = "sqlite"
-    path: fields.FilePath = Field(default=Path("quota-proxy.db"), validate_default=True)
+    path: files.FilePath = Field(default=Path("quota-proxy.db"), validate_default=True)
     topic: fields.Topic = "quota-proxy-state"
     on_damage: Literal["refuse", "start_empty"] = "refuse"
 
@@ -206,16 +252,16 @@ class StateSection(fields.Section):
 class TokenSection(fields.Section):
     """A bearer token and what those may do who show it; without `queries` they report of all."""
 
-    name: fields.TokenName = Field(examples=["name: spark"])
-    token_file: fields.TokenFile = Field(examples=["token_file: spark-token"])
+    name: TokenName = example("name: spark")
+    token_file: files.TokenFile = example("token_file: spark-token")
     rights: Annotated[
         tuple[Literal["read", "report", "quotas"], ...],
         not_empty("allow nothing", "write at least one of read, report, quotas"),
-    ] = Field(examples=["rights: [report]"])
+    ] = example("rights: [report]")
     queries: (
         Annotated[
-            tuple[fields.QueryPattern, ...],
-            not_empty("names none", f"{fields.PATTERN_FIX}, or remove it: then all"),
+            tuple[QueryPattern, ...],
+            not_empty("names none", f"{PATTERN_FIX}, or remove it: then all"),
         ]
         | None
     ) = None
@@ -232,17 +278,17 @@ class TokenSection(fields.Section):
 class AdminSection(fields.Section):
     """The HTTP server for metrics, health and the API; others may reach it only with a token."""
 
-    bind: fields.Bind = endpoints.HostPort("127.0.0.1", 9644)
+    bind: endpoints.Bind = endpoints.HostPort("127.0.0.1", 9644)
     tls: ServerTls | None = None
     tokens: tuple[TokenSection, ...] = ()
-    token_file: fields.TokenFile | None = None
+    token_file: files.TokenFile | None = None
     read_needs_token: StrictBool = False
     open_paths: tuple[Literal["/healthz", "/readyz", "/metrics"], ...] = (
         "/healthz",
         "/readyz",
         "/metrics",
     )
-    hosts: tuple[fields.AdvertisedHost, ...] = ()
+    hosts: tuple[endpoints.AdvertisedHost, ...] = ()
     max_connections: fields.Count = 500
     max_connections_per_ip: fields.Count = 200
     head_timeout: fields.Duration = 10.0
@@ -266,18 +312,18 @@ class AdminSection(fields.Section):
 class TierSection(fields.Section):
     """Several machines that serve one cluster as one; each holds its own part of the clients."""
 
-    name: fields.Topic = Field(examples=["name: quota-proxy"])
-    machine: fields.MachineName = Field(default_factory=_host_name, validate_default=True)
-    admin_host: fields.AdvertisedHost | None = None
+    name: fields.Topic = example("name: quota-proxy")
+    machine: endpoints.MachineName = Field(default_factory=_host_name, validate_default=True)
+    admin_host: endpoints.AdvertisedHost | None = None
 
 
 class UsageSection(fields.Section):
     """The topic to which is written who used what; with a key the names of clients are hashed."""
 
     topic: fields.Topic = "quota-proxy-usage"
-    interval: fields.UsageInterval = 60.0
-    sample_every: fields.SampleEvery = 50
-    hash_key_file: fields.HashKeyFile | None = None
+    interval: UsageInterval = 60.0
+    sample_every: SampleEvery = 50
+    hash_key_file: files.HashKeyFile | None = None
 
 
 class ProgressSection(fields.Section):
@@ -289,7 +335,7 @@ class ProgressSection(fields.Section):
 class Config(fields.Section):
     """A whole configuration; made by `load_config`, which also does the checks across sections."""
 
-    cluster: ClusterSection = Field(examples=["cluster: {bootstrap_servers: [broker-1:9092]}"])
+    cluster: ClusterSection = example("cluster: {bootstrap_servers: [broker-1:9092]}")
     listeners: Annotated[
         tuple[ListenerSection, ...],
         not_empty("names no listener", "write at least one, see examples/minimal.yaml"),
@@ -301,15 +347,15 @@ class Config(fields.Section):
     )
     quotas: QuotasSection = QuotasSection()
     queries: tuple[QuerySection, ...] = ()
-    pipelines: tuple[PipelineSection, ...] = ()
+    pipelines: tuple[PipelineSettings, ...] = ()
     progress: ProgressSection = ProgressSection()
     throttle: ThrottleSection = ThrottleSection()
-    limits: LimitsSection = LimitsSection()
+    limits: Limits = Limits()
     state: StateSection = Field(default={}, validate_default=True)
     tier: TierSection | None = None
     usage: UsageSection | None = None
     admin: AdminSection = AdminSection()
-    workers: fields.Workers = 1
+    workers: Workers = 1
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     _places: Mapping[str, str] = PrivateAttr(default_factory=dict)
@@ -317,8 +363,8 @@ class Config(fields.Section):
     @property
     def worker_count(self) -> int:
         """How many processes share the work on this machine."""
-        if self.workers == fields.AUTO:
-            return min(len(os.sched_getaffinity(0)), fields.MAX_WORKERS)
+        if self.workers == AUTO:
+            return min(len(os.sched_getaffinity(0)), MAX_WORKERS)
         return self.workers
 
     def named(self, host: str) -> str:
@@ -336,11 +382,8 @@ class Config(fields.Section):
         )
         return QuotaSettings(
             rules=tuple(rules),
-            window_ms=self.quotas.window_ms,
-            samples=self.quotas.samples,
-            burst_ms=self.quotas.burst_ms,
-            max_delay_ms=self.throttle.max_delay_ms,
-            enforce=self.throttle.enforce,
+            **self.quotas.model_dump(include={"window_ms", "samples", "burst_ms"}),
+            **self.throttle.model_dump(include={"max_delay_ms", "enforce"}),
             max_client_entities=self.limits.max_client_entities,
         )
 

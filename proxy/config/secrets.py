@@ -11,8 +11,8 @@ from pathlib import Path
 
 from proxy.cluster.dial import upstream_context
 from proxy.config import files
-from proxy.config.fields import Section
 from proxy.config.models import ClusterTls, Config, ServerTls
+from proxy.quota.fields import Section
 from proxy.relay.tls import not_after, server_context
 
 NAME_ENDING = "_file"

@@ -39,7 +39,7 @@ def open_store(config: Config, way: Bootstrap, owner: FormerOwner | None = None)
         return KafkaStore(
             way,
             state.topic,
-            timeout_s=config.limits.connect_timeout,
+            timeout_s=config.limits.connect_timeout_s,
             wait_ms=wait_ms,
             before_wait=owner.release if owner else None,
         )

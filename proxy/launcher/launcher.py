@@ -113,7 +113,7 @@ class Launcher:
             worker.send(Order.STOP)
         self._ports.close()
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._config.limits.drain_timeout + STOP_EXTRA_S):
+            async with asyncio.timeout(self._config.limits.drain_timeout_s + STOP_EXTRA_S):
                 for worker in self._workers:
                     await worker.ended.wait()
         if late := [worker.number for worker in self._workers if worker.pid is not None]:

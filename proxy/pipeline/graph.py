@@ -9,41 +9,67 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
-from typing import NamedTuple
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, StrictBool
+
+from proxy.quota import fields
+from proxy.quota.fields import OTHER_PLACE, Conflict, Loc, example
+from proxy.quota.values import BadValueError, format_ms, shown
 
 MIN_RATE = 1.0
 """Records/s: no request holds a node below this, so that a hold never becomes a standstill."""
 
-Path = tuple[str | int, ...]
-"""Where a value stands in the file, from the pipeline down: `("stages", 2, "consumes", 0)`."""
+
+def _two_numbers(value: object) -> list[object]:
+    if not isinstance(value, list) or len(value) != 2:  # noqa: PLR2004 - low and high
+        found = f"a list of {len(value)}" if isinstance(value, list) else shown(value)
+        fix = "write [low, high] in records per second, such as [0, 1000]"
+        raise BadValueError(f"must be two numbers, not {found}", fix)
+    return value
+
+
+Band = Annotated[
+    tuple[fields.RecordRateOrZero, fields.RecordRateOrZero], BeforeValidator(_two_numbers)
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageSettings:
+class StageSettings(fields.Settings):
     """A stage: a Structured Streaming query, or the clients that together do one step."""
 
-    name: str
-    queries: tuple[str, ...] = ()
+    name: Annotated[fields.Text, example("name: enrich")]
+    queries: tuple[fields.Text, ...] = ()
     """Names of the queries that are this stage; without any, and client ids, that of its name."""
-    client_ids: tuple[str, ...] = ()
-    consumes: tuple[str, ...]
-    produces: tuple[str, ...] = ()
-    band: tuple[float, float]
+    client_ids: tuple[fields.Client, ...] = ()
+    consumes: Annotated[tuple[fields.Topic, ...], example("consumes: [orders]")]
+    produces: tuple[fields.Topic, ...] = ()
+    band: Annotated[Band, example("band: [0, 1000]")]
     """From low to high: how many records/s it is to be sent at its normal rate."""
-    sampling_interval_ms: float
+    sampling_interval_ms: fields.Milliseconds = 1000.0
     """Should cover a batch of the node upstream, or bursts are taken for rates."""
-    period_ms: float
+    period_ms: fields.Milliseconds = 10_000.0
     """How often it is decided whether to ask; at least one sampling interval. Should cover the
     time until a change upstream is seen here, or the stage asks again too early."""
-    ratio: float
+    ratio: fields.Share = 0.5
     """From 0 to below 1: a larger share of samples out of the band makes a request."""
-    normal_rate: float
+    normal_rate: Annotated[fields.RecordRate, example("normal_rate: 1000")]
     """Records/s that it reads while nobody holds it, and the most that it is held to."""
-    step: float
+    step: Annotated[fields.RecordRate, example("step: 100")]
     """Records/s by which its rate is raised in one period."""
-    t_min_adjust_ms: float = 1.0
+    t_min_adjust_ms: fields.Milliseconds = 1.0
     """What a record is delayed more when this stage asks again. It weighs the more the faster the
     node upstream is: 1 ms turns 100 records/s into 91, and 10,000 into 909."""
+
+    def find_conflicts(self) -> Iterator[Conflict]:  # noqa: D102
+        interval, period = map(format_ms, (self.sampling_interval_ms, self.period_ms))
+        if self.sampling_interval_ms < fields.MIN_INTERVAL_MS:
+            message = f"{interval} is shorter than a millisecond"
+            yield Conflict(("sampling_interval",), message, "write 1ms or more")
+        if self.period_ms < self.sampling_interval_ms:
+            fix = f"write {interval} or more, or a sampling_interval of at most {period}"
+            message = f"{period} is shorter than sampling_interval, {interval}"
+            yield Conflict(("period",), message, fix)
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -52,14 +78,14 @@ class StageSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourceSettings:
+class SourceSettings(fields.Settings):
     """A producer of topics that no stage produces; its name is its client id."""
 
-    client_id: str
-    produces: tuple[str, ...]
-    normal_rate: float
+    client_id: Annotated[fields.Client, example("client-id: feed")]
+    produces: Annotated[tuple[fields.Topic, ...], example("produces: [orders]")]
+    normal_rate: Annotated[fields.RecordRate, example("normal_rate: 1000")]
     """Records/s over all its topics while nobody holds it, and the most that it is held to."""
-    step: float
+    step: Annotated[fields.RecordRate, example("step: 100")]
 
     @property
     def name(self) -> str:
@@ -77,44 +103,57 @@ Node = StageSettings | SourceSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PendingLimit:
+class PendingLimit(fields.Settings):
     """How many source batches, and how many bytes of them, may be unfinished; None: no limit."""
 
-    batches: int | None = None
-    size_bytes: int | None = None
+    batches: fields.Count | None = None
+    size_bytes: Annotated[fields.Size | None, Field(alias="bytes")] = None
+
+    def find_conflicts(self) -> Iterator[Conflict]:  # noqa: D102
+        if self.batches is None and self.size_bytes is None:
+            yield Conflict((), "sets no limit", "add batches or bytes, or remove it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineSettings:
+class PipelineSettings(fields.Settings):
     """Stages and sources that belong together."""
 
-    name: str
-    hold_producers: bool = False
+    name: Annotated[fields.Text, example("name: orders")]
+    hold_producers: StrictBool = False
     """Whether sources are held as well; else the first stages can ask nobody."""
-    max_lag: int | None = None
+    max_lag: fields.Count | None = None
     """Records that may wait before a stage; those before it plan no more, sources are asked for
     less."""
     max_pending: PendingLimit | None = None
-    timeout_ms: float = 600_000.0
+    timeout_ms: fields.Milliseconds = 600_000.0
     """A source batch that is not finished by then has failed."""
-    sources: tuple[SourceSettings, ...]
-    stages: tuple[StageSettings, ...]
+    sources: tuple[SourceSettings, ...] = ()
+    stages: Annotated[
+        tuple[StageSettings, ...],
+        example(
+            "stages: [{name: enrich, consumes: [orders], band: [0, 1000], "
+            "normal_rate: 1000, step: 100}]"
+        ),
+    ]
 
     @property
     def bounds_batches(self) -> bool:
         """Whether there is anything that a batch may have no room for."""
         return self.max_lag is not None or self.max_pending is not None
 
+    def find_conflicts(self) -> Iterator[Conflict]:
+        """Yield names that are there twice; without such what else is wrong with the pipeline."""
+        named = [(_named(path), node.name) for path, node in _nodes(self)]
+        repeated = list(fields.find_repeated(named))
+        for loc, name, earlier in repeated:
+            message = f"{shown(name)} is also the name of {OTHER_PLACE}"
+            fix = "give each stage and source a name of its own"
+            yield Conflict(loc, message, fix, earlier[:-1])
+        if not repeated:
+            yield from find_problems(self)
 
-class PipelineProblem(NamedTuple):
-    """One mistake in a pipeline, or between several: then its path begins with a position."""
 
-    path: Path
-    message: str
-    fix: str
-
-
-def find_conflicts(pipelines: Iterable[PipelineSettings]) -> Iterator[PipelineProblem]:
+def find_conflicts(pipelines: Iterable[PipelineSettings]) -> Iterator[Conflict]:
     """Yield which pipelines hold the same query or client as an earlier one."""
     owners: dict[str, str] = {}
     for position, pipeline in enumerate(pipelines):
@@ -126,7 +165,7 @@ def find_conflicts(pipelines: Iterable[PipelineSettings]) -> Iterator[PipelinePr
                 if owner != pipeline.name:
                     message = f'"{member}" belongs to the pipeline "{owner}" already'
                     fix = "let each query and client belong to one pipeline"
-                    yield PipelineProblem((position, *_named(path)), message, fix)
+                    yield Conflict(("pipelines", position, *_named(path)), message, fix)
 
 
 class PipelineGraph:
@@ -188,28 +227,28 @@ def find_endless(graph: PipelineGraph) -> Iterator[str]:
             )
 
 
-def _nodes(settings: PipelineSettings) -> Iterator[tuple[Path, Node]]:
+def _nodes(settings: PipelineSettings) -> Iterator[tuple[Loc, Node]]:
     yield from ((("sources", index), source) for index, source in enumerate(settings.sources))
     yield from ((("stages", index), stage) for index, stage in enumerate(settings.stages))
 
 
-def _named(path: Path) -> Path:
+def _named(path: Loc) -> Loc:
     """Return where a stage or source has its name."""
     return (*path, "client-id" if path[0] == "sources" else "name")
 
 
-def find_problems(settings: PipelineSettings) -> Iterator[PipelineProblem]:
+def find_problems(settings: PipelineSettings) -> Iterator[Conflict]:
     """Yield all that is wrong with a pipeline whose nodes have names of their own, in order."""
     if not settings.stages:
         message = "the pipeline has no stage"
-        yield PipelineProblem(("stages",), message, "write at least one stage")
+        yield Conflict(("stages",), message, "write at least one stage")
     owners: dict[str, str] = {}
     for path, node in _nodes(settings):
         for member in node.members:
             if (owner := owners.setdefault(member, node.name)) != node.name:
                 message = f'"{member}" belongs to "{owner}" already'
                 fix = "let each query and client belong to one of them"
-                yield PipelineProblem(_named(path), message, fix)
+                yield Conflict(_named(path), message, fix)
     producers: dict[str, str] = {}
     for path, node in _nodes(settings):
         yield from _values(path, node)
@@ -217,7 +256,7 @@ def find_problems(settings: PipelineSettings) -> Iterator[PipelineProblem]:
             if (owner := producers.setdefault(topic, node.name)) != node.name:
                 fix = "let each topic have one producer in the pipeline"
                 message = f'"{topic}" is produced by "{owner}" already'
-                yield PipelineProblem((*path, "produces", index), message, fix)
+                yield Conflict((*path, "produces", index), message, fix)
     consumed = {topic for stage in settings.stages for topic in stage.consumes}
     for path, node in _nodes(settings):
         if isinstance(node, StageSettings):
@@ -225,41 +264,41 @@ def find_problems(settings: PipelineSettings) -> Iterator[PipelineProblem]:
                 if topic not in producers:
                     fix = "name it in a stage's produces, or write a source that produces it"
                     message = f'nobody produces "{topic}"'
-                    yield PipelineProblem((*path, "consumes", index), message, fix)
+                    yield Conflict((*path, "consumes", index), message, fix)
         elif node.produces and consumed.isdisjoint(node.produces):
             message = f'no stage consumes what "{node.name}" produces'
             fix = "name one of its topics in a stage's consumes, or remove the source"
-            yield PipelineProblem((*path, "produces"), message, fix)
+            yield Conflict((*path, "produces"), message, fix)
     if cycle := _cycle(settings):
         index = next(i for i, stage in enumerate(settings.stages) if stage.name == cycle[0])
         message = f"the stages feed each other in a circle: {' -> '.join((*cycle, cycle[0]))}"
         fix = "take one of the topics out of the circle"
-        yield PipelineProblem(("stages", index, "consumes"), message, fix)
+        yield Conflict(("stages", index, "consumes"), message, fix)
 
 
-def _values(path: Path, node: Node) -> Iterator[PipelineProblem]:
+def _values(path: Loc, node: Node) -> Iterator[Conflict]:
     """Yield what is wrong with the values of a stage or source by itself."""
     needed: dict[str, tuple[str, ...]] = {"produces": node.produces}
     if isinstance(node, StageSettings):
         low, high = node.band
         if not (0 <= low < high < math.inf):
             fix = "write [low, high] with 0 <= low < high"
-            yield PipelineProblem((*path, "band"), f"{low:g} to {high:g} is no band", fix)
+            yield Conflict((*path, "band"), f"{low:g} to {high:g} is no band", fix)
         if not 0 <= node.ratio < 1:
             message = f"must be from 0 to below 1, not {node.ratio:g}"
             fix = "write the share of samples that may be out of the band, such as 0.5"
-            yield PipelineProblem((*path, "ratio"), message, fix)
+            yield Conflict((*path, "ratio"), message, fix)
         needed = {"consumes": node.consumes}
         for key, topics in (("consumes", node.consumes), ("produces", node.produces)):
             for topic in (topic for topic, count in Counter(topics).items() if count > 1):
                 message = f'"{topic}" is named twice'
-                yield PipelineProblem((*path, key), message, "name it once")
+                yield Conflict((*path, key), message, "name it once")
     if not MIN_RATE <= node.normal_rate < math.inf:
         bound = f"at least {MIN_RATE:g}"
         message = f"must be {bound}, not {node.normal_rate:g}"
-        yield PipelineProblem((*path, "normal_rate"), message, f"write a number {bound}")
+        yield Conflict((*path, "normal_rate"), message, f"write a number {bound}")
     for key in (key for key, topics in needed.items() if not topics):
-        yield PipelineProblem((*path, key), "is empty", f"name the topics that it {key}")
+        yield Conflict((*path, key), "is empty", f"name the topics that it {key}")
 
 
 def _topological(settings: PipelineSettings) -> list[str]:

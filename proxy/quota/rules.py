@@ -6,16 +6,18 @@ The order is Kafka's, for each kind of quota by itself: the first match wins of 
 listener, stand between these levels; see `Rule.rank`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from heapq import nsmallest
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Self
 
-from metrics import MetricConfig
+from pydantic import StrictBool
+
 from metrics.instruments import OTHER
 
 from .entities import DEFAULT, FORESEEN_KINDS, TRAFFIC_KINDS, ClientIdentity, QuotaKind
+from .fields import Prefix, Settings, Text, Topic, TopicPrefix
 from .schedules import Schedule
 from .validation import (
     CLIENT_KEYS,
@@ -137,21 +139,50 @@ class AdaptiveBound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class RuleKeys(Settings):
+    """Whom a rule is for, whether they have one sensor each or one together, and are held."""
+
+    user: Text | None = None
+    client_id: Text | None = None
+    client_id_prefix: Prefix | None = None
+    listener: Text | None = None
+    topic: Topic | None = None
+    """Of which alone the bytes count."""
+    topic_prefix: TopicPrefix | None = None
+    scope: Literal["each", "shared"] = "each"
+    """`each`: every value of the keys has a sensor of its own; `shared`: one for all."""
+    enforce: StrictBool = True
+    """False: what is above the bounds is counted, and held for nothing."""
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """The keys that the rule names, under their names in the configuration."""
+        client_keys = self.listener, self.user, self.client_id, self.client_id_prefix
+        values = (*client_keys, self.topic, self.topic_prefix)
+        return {key: value for key, value in zip(KEYS, values, strict=True) if value is not None}
+
+    @property
+    def is_open(self) -> bool:
+        """True when clients decide how many entities the rule has."""
+        return is_open(self.keys, self.scope)
+
+    def fields_of_keys(self) -> dict[str, Any]:
+        """Return the values of the fields of this class."""
+        return {each.name: getattr(self, each.name) for each in fields(RuleKeys)}
+
+    def find_problems(self, bounds: Collection[str], **has: bool) -> Iterator[BadValueError]:
+        """Yield what is wrong with a rule of these keys; `has` as for `find_bound_problems`."""
+        yield from find_key_problems(self.keys)
+        yield from find_bound_problems(self.keys, bounds, shared=self.scope == "shared", **has)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule(RuleKeys):
     """Bounds for the clients that have all the keys which the rule names.
 
     DEFAULT stands for any user that has authenticated. Raises ValueError as `validation`.
     """
 
-    user: str | None = None
-    client_id: str | None = None
-    client_id_prefix: str | None = None
-    listener: str | None = None
-    topic: str | None = None
-    """Of which alone the bytes count."""
-    topic_prefix: str | None = None
-    scope: Literal["each", "shared"] = "each"
-    """`each`: every value of the keys has a sensor of its own; `shared`: one for all."""
     bounds: Mapping[QuotaKind, float]
     """In the unit of each kind; only for the kinds that the rule limits."""
     place: str = ""
@@ -161,8 +192,6 @@ class Rule:
     adaptive: AdaptiveBound | None = None
     expected: bool = False
     """Whether its clients are expected to be at their bound: no alert is raised for that."""
-    enforce: bool = True
-    """False: what is above the bounds is counted, and held for nothing."""
     share: "Share | None" = None
     """Of a budget; each entity of the rule has one. None: its clients share no budget."""
     when: Schedule | None = None
@@ -177,13 +206,8 @@ class Rule:
         except BadValueError as error:
             raise ValueError(f"{self.title}: {error.message}: {error.fix}") from None
         of_budget = self.share.budget.ceilings if self.share else {}
-        shared, adaptive = self.scope == "shared", self.adaptive is not None
-        for problem in (
-            *find_key_problems(self.keys),
-            *find_bound_problems(
-                self.keys, bounds, shared=shared, adaptive=adaptive, shares=bool(of_budget)
-            ),
-        ):
+        is_adaptive = self.adaptive is not None
+        for problem in self.find_problems(bounds, adaptive=is_adaptive, shares=bool(of_budget)):
             place = f"{self.title}: {problem.key}" if problem.key else self.title
             raise ValueError(f"{place} {problem.message}: {problem.fix}")
         object.__setattr__(self, "bounds", MappingProxyType(bounds))
@@ -198,8 +222,8 @@ class Rule:
 
     def document(self) -> dict[str, Any]:
         """Return what clients are held to as a JSON object, without where the rule stands."""
-        values = ((name, getattr(self, name)) for name in _DOCUMENTED)
-        named = {name: value for name, value in values if value is not None}
+        values = {**self.fields_of_keys(), "expected": self.expected}
+        named = {name: value for name, value in values.items() if value is not None}
         bounds = {kind.value: bound for kind, bound in self.bounds.items()}
         adaptive = asdict(self.adaptive) if self.adaptive else None
         more = {"share": self.share, "when": self.when}
@@ -222,13 +246,6 @@ class Rule:
     def title(self) -> str:
         """The rule's number and place, for people."""
         return f"rule {self.number} ({self.place})" if self.place else f"rule {self.number}"
-
-    @property
-    def keys(self) -> dict[str, str]:
-        """The keys that the rule names, under their names in the configuration."""
-        client_keys = self.listener, self.user, self.client_id, self.client_id_prefix
-        values = (*client_keys, self.topic, self.topic_prefix)
-        return {key: value for key, value in zip(KEYS, values, strict=True) if value is not None}
 
     @property
     def named(self) -> Named:
@@ -285,11 +302,6 @@ class Rule:
             share = share.budget.share
 
     @property
-    def is_open(self) -> bool:
-        """True when clients decide how many entities the rule has."""
-        return is_open(self.keys, self.scope)
-
-    @property
     def names_only_a_listener(self) -> bool:
         """Whether each client that comes in by the listener counts by itself."""
         return set(self.keys) == {"listener"}
@@ -342,14 +354,6 @@ class Rule:
         if topic is not None and self.is_by_topic:
             values["topic"] = topic
         return ",".join(f"{key}={value.translate(ESCAPES)}" for key, value in values.items())
-
-
-_DOCUMENTED = [
-    each.name
-    for each in fields(Rule)
-    if each.name not in ("place", "number", "bounds", "adaptive", "share", "when", "ceilings")
-]
-"""What a rule's document has as it is: not where the rule stands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -405,7 +409,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaSettings:
-    """The rules and how they are measured. Raises ValueError for a value out of range."""
+    """The rules and how they are measured. The configuration checks the ranges."""
 
     rules: tuple[Rule, ...] = ()
     window_ms: float = 1000.0
@@ -421,17 +425,6 @@ class QuotaSettings:
     """False: as `Rule.enforce`, for all rules."""
     max_client_entities: int = 10_000
     """For how many clients each kind of quota keeps a sensor of their own; at least 1."""
-
-    def __post_init__(self) -> None:
-        if self.samples < 2:  # noqa: PLR2004 - one sample has no window to look back on
-            raise ValueError(f"samples must be at least 2, not {self.samples}")
-        if self.burst_ms is not None and not self.burst_ms >= 0:
-            raise ValueError(f"burst_ms must be at least 0, not {self.burst_ms}")
-        if not self.max_delay_ms > 0:
-            raise ValueError(f"max_delay_ms must be above 0, not {self.max_delay_ms}")
-        if self.max_client_entities < 1:
-            raise ValueError(f"max_client_entities must be above 0, not {self.max_client_entities}")
-        MetricConfig(samples=self.samples, window_ms=self.window_ms)
 
     @property
     def span_ms(self) -> float:

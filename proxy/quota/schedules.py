@@ -3,13 +3,17 @@
 import difflib
 import re
 from bisect import bisect
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from functools import cache
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
+from pydantic import BeforeValidator, Field
+
+from .fields import Loc, Settings
 from .values import BadValueError, shown
 
 DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -31,20 +35,61 @@ _END: Final = "24:00"
 _DAYS_FIX: Final = f"write {', '.join(DAYS)}, a range such as mon-fri, or a list of these"
 
 
+def parse_days(value: object) -> tuple[str, ...]:
+    """Return days and ranges of days. Raises BadValueError for anything else."""
+    days = tuple(value) if isinstance(value, list | tuple) else (value,)
+    if not days:
+        raise BadValueError("names no day", _DAYS_FIX)
+    for each in days:
+        ends = each.split("-") if isinstance(each, str) else [""]
+        if len(ends) > 2 or not set(ends) <= set(DAYS):  # noqa: PLR2004 - first and last
+            raise BadValueError(f"{shown(each)} is not a day", _DAYS_FIX)
+    return days
+
+
+def parse_time(value: object, latest: str = "23:59") -> str:
+    """Return a time of day. Raises BadValueError for anything else."""
+    if isinstance(value, str) and (value == latest or _TIME.fullmatch(value)):
+        return value
+    fix = f'write hours and minutes in quotes, from "00:00" to "{latest}"'
+    raise BadValueError(f"{shown(value)} is not a time of day", fix)
+
+
+def parse_end(value: object) -> str:
+    """Return a time of day, which may be its end. Raises BadValueError for anything else."""
+    return parse_time(value, _END)
+
+
+def parse_timezone(value: object) -> str:
+    """Return the name of a time zone. Raises BadValueError for one that is not known here."""
+    name = value if isinstance(value, str) else ""
+    try:
+        _zone_of(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):  # a directory, or no path at all
+        known = available_timezones()
+        if known:
+            nearest = difflib.get_close_matches(name, known, n=1) or ["Europe/Berlin, or UTC"]
+            fix = f"write {nearest[0]}"
+        else:
+            fix = "write UTC, or install the time zones of this system (its package tzdata)"
+        raise BadValueError(f"{shown(value)} is no time zone that is known here", fix) from None
+    return name
+
+
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class Schedule(Settings):
     """Times of a week by the clock of a time zone; the values are as the functions here read them.
 
     In place of a time that the clock leaves out stands the one at which it goes on. One that comes
     twice begins the first time, and ends the last time.
     """
 
-    days: tuple[str, ...] = ("mon-sun",)
+    days: Annotated[tuple[str, ...], BeforeValidator(parse_days)] = ("mon-sun",)
     """On which it begins: days and ranges of days."""
-    begin: str = "00:00"
-    end: str = _END
+    begin: Annotated[str, BeforeValidator(parse_time), Field(alias="from")] = "00:00"
+    end: Annotated[str, BeforeValidator(parse_end), Field(alias="to")] = _END
     """Not included. At or before `begin`: on the next day."""
-    timezone: str = "UTC"
+    timezone: Annotated[str, BeforeValidator(parse_timezone)] = "UTC"
 
     def __str__(self) -> str:
         return f"{', '.join(self.days)} {self.begin} to {self.end} {self.timezone}"
@@ -130,45 +175,28 @@ class Schedule:
                 yield _instant(zone, day, begin, fold=0), _instant(zone, day, end, fold=1)
 
 
-def parse_days(value: object) -> tuple[str, ...]:
-    """Return days and ranges of days. Raises BadValueError for anything else."""
-    days = tuple(value) if isinstance(value, list | tuple) else (value,)
-    if not days:
-        raise BadValueError("names no day", _DAYS_FIX)
-    for each in days:
-        ends = each.split("-") if isinstance(each, str) else [""]
-        if len(ends) > 2 or not set(ends) <= set(DAYS):  # noqa: PLR2004 - first and last
-            raise BadValueError(f"{shown(each)} is not a day", _DAYS_FIX)
-    return days
+def _not_empty(value: object) -> object:
+    if value == {}:
+        raise BadValueError("is empty", "add days, or from and to; or remove it")
+    return value
 
 
-def parse_time(value: object, latest: str = "23:59") -> str:
-    """Return a time of day. Raises BadValueError for anything else."""
-    if isinstance(value, str) and (value == latest or _TIME.fullmatch(value)):
-        return value
-    fix = f'write hours and minutes in quotes, from "00:00" to "{latest}"'
-    raise BadValueError(f"{shown(value)} is not a time of day", fix)
+When = Annotated[Schedule, BeforeValidator(_not_empty)]
+"""A schedule of which something is written."""
 
 
-def parse_end(value: object) -> str:
-    """Return a time of day, which may be its end. Raises BadValueError for anything else."""
-    return parse_time(value, _END)
-
-
-def parse_timezone(value: object) -> str:
-    """Return the name of a time zone. Raises BadValueError for one that is not known here."""
-    name = value if isinstance(value, str) else ""
-    try:
-        _zone_of(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError):  # a directory, or no path at all
-        known = available_timezones()
-        if known:
-            nearest = difflib.get_close_matches(name, known, n=1) or ["Europe/Berlin, or UTC"]
-            fix = f"write {nearest[0]}"
-        else:
-            fix = "write UTC, or install the time zones of this system (its package tzdata)"
-        raise BadValueError(f"{shown(value)} is no time zone that is known here", fix) from None
-    return name
+def find_overlapping(
+    scheduled: Iterable[tuple[Loc, Hashable, Schedule]],
+) -> Iterator[tuple[Loc, Loc]]:
+    """Yield where something is in force while what is for the same is, and where that stands."""
+    year = datetime.now(UTC).year
+    seen: defaultdict[Hashable, list[tuple[Loc, Schedule]]] = defaultdict(list)
+    for loc, subject, schedule in scheduled:
+        others = seen[subject]
+        other = next((loc for loc, each in others if schedule.overlaps(each, year)), None)
+        if other is not None:
+            yield loc, other
+        others.append((loc, schedule))
 
 
 @cache

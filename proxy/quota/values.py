@@ -6,6 +6,8 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Final
 
+from metrics.clock import MS_PER_SECOND
+
 SIZE_UNITS: Final = dict(kB=10**3, MB=10**6, GB=10**9, KiB=2**10, MiB=2**20, GiB=2**30)  # noqa: C408
 """Bytes in each unit of size. Case counts: `mB` is nothing that anyone means."""
 
@@ -116,6 +118,26 @@ def format_size(size_bytes: int) -> str:
         f"{size_bytes // of_unit}{name}" for name, of_unit in units if not size_bytes % of_unit
     )
     return min(forms, key=len)
+
+
+def format_duration(seconds: float) -> str:
+    """Write a duration in its largest whole unit; `parse_duration_or_zero` reads it back."""
+    exact = Decimal(repr(seconds))
+    for name in ("h", "m", "s"):
+        count = exact / DURATION_UNITS[name]
+        if exact and count == count.to_integral_value():
+            return f"{int(count)}{name}"
+    return f"{(exact / DURATION_UNITS['ms']).normalize():f}ms"
+
+
+def format_ms(duration_ms: float) -> str:
+    """Write milliseconds as `format_duration`."""
+    return format_duration(duration_ms / MS_PER_SECOND)
+
+
+def format_number(number: float) -> str:
+    """Write a finite number in digits alone: 1000000, not 1e6 or 1000000.0."""
+    return f"{Decimal(repr(number)).normalize():f}"
 
 
 def parse_duration(value: object) -> float:

@@ -14,6 +14,7 @@ from metrics import CounterChild
 from metrics.clock import MS_PER_SECOND, clock_ms
 from metrics.instruments import OTHER, Instruments
 from proxy.progress.topics import TopicNames
+from proxy.quota import fields
 from proxy.quota.connection_quotas import TOO_MANY, ConnectionQuotas
 from proxy.quota.delay_queue import Delayed, DelayQueue, Release
 from proxy.quota.lease import LEASE_MS
@@ -64,17 +65,19 @@ class ThrottleMode(Enum):
     """It is answered at once, told to wait, and not read from for that time (KIP-219)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds of the relay; durations in seconds. docs/limits.md says what happens at each."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits(fields.Settings):
+    """What one proxy takes on. docs/limits.md says what happens at each."""
 
-    max_connections: int = 10_000
-    max_connections_per_ip: int = 1_000
-    max_request_bytes: int = 100 * 1024 * 1024
-    max_in_flight_requests: int = 64
-    idle_timeout_s: float = 600.0
-    connect_timeout_s: float = 10.0
-    drain_timeout_s: float = 10.0
+    max_connections: fields.Count = 10_000
+    max_connections_per_ip: fields.Count = 1_000
+    max_request_bytes: fields.FrameSize = 100 * 2**20
+    max_in_flight_requests: fields.Count = 64
+    idle_timeout_s: fields.Duration = 600.0
+    connect_timeout_s: fields.Duration = 10.0
+    drain_timeout_s: fields.DurationOrZero = 10.0
+    """0: connections are closed at once."""
+    max_client_entities: fields.Count = 10_000
 
 
 class Reapers:

@@ -53,7 +53,7 @@ class TierStore(SlotStore):
             slots=SLOTS,
             common=COMMON_SLOT,
             slot_of_record=slot_of_record,
-            timeout_s=config.limits.connect_timeout,
+            timeout_s=config.limits.connect_timeout_s,
         )
 
     def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> None:

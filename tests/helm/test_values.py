@@ -10,7 +10,10 @@ import pytest
 import yaml
 from chart import CHART, ChartError, Helm
 
-from proxy.config import fields, models, query_models
+from proxy.config import models, query_models
+from proxy.pipeline import graph
+from proxy.quota import fields
+from proxy.relay import services
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 
@@ -72,13 +75,13 @@ def _at(*path: str) -> dict[str, Any]:
         (models.RuleSection, ("quotas", "rules", "*")),
         (query_models.AdaptiveSection, ("quotas", "rules", "*", "adaptive")),
         (query_models.QuerySection, ("queries", "*")),
-        (query_models.PipelineSection, ("pipelines", "*")),
-        (query_models.PendingSection, ("pipelines", "*", "max_pending")),
-        (query_models.PipelineSource, ("pipelines", "*", "sources", "*")),
-        (query_models.PipelineStage, ("pipelines", "*", "stages", "*")),
+        (graph.PipelineSettings, ("pipelines", "*")),
+        (graph.PendingLimit, ("pipelines", "*", "max_pending")),
+        (graph.SourceSettings, ("pipelines", "*", "sources", "*")),
+        (graph.StageSettings, ("pipelines", "*", "stages", "*")),
         (models.ProgressSection, ("progress",)),
         (models.ThrottleSection, ("throttle",)),
-        (models.LimitsSection, ("limits",)),
+        (services.Limits, ("limits",)),
         (models.StateSection, ("state",)),
         (models.TierSection, ("tier",)),
         (models.AdminSection, ("admin",)),

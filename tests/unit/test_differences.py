@@ -23,6 +23,12 @@ producer_byte_rate: 1}]}\n"
 
 
 NIGHT = "client-id=etl; mon-sun 00:00 to 06:00 UTC"
+PIPELINE = """\
+pipelines:
+  - name: orders
+    sources: [{client-id: feed, produces: [A], normal_rate: 1000, step: 100}]
+    stages: [{name: enrich, consumes: [A], band: [0, 10], period: 5s, normal_rate: 9, step: 2}]
+"""
 KEYS_OF_RULE = 5
 """Of a rule with one key and one bound: these, and what has a default."""
 
@@ -92,6 +98,19 @@ CASES = {
         "consumer_byte_rate: 1, adaptive: {hold: 500ms}}]}\n",
         {"queries[orders].stuck_after": 300.0, "quotas.rules[client-id=a].adaptive.hold": 60.0},
         {"queries[orders].stuck_after": 360.0, "quotas.rules[client-id=a].adaptive.hold": 0.5},
+    ),
+    "a stage, a source, and a pipeline's own": (
+        PIPELINE,
+        PIPELINE.replace("100}", "50}").replace("5s", "6s") + "    max_pending: {bytes: 1kB}\n",
+        {
+            "pipelines[orders].sources[0].step": 100.0,
+            "pipelines[orders].stages[enrich].period": 5.0,
+        },
+        {
+            "pipelines[orders].max_pending.bytes": 1000,
+            "pipelines[orders].sources[0].step": 50.0,
+            "pipelines[orders].stages[enrich].period": 6.0,
+        },
     ),
     "a section": (
         "",

@@ -13,7 +13,7 @@ from examples.devkit.loopback import free_ports
 from proxy.config import Config, load_config
 from proxy.config.check_report import find_hints
 from proxy.config.endpoints import PortRange
-from proxy.config.fields import MAX_WORKERS
+from proxy.config.models import MAX_WORKERS
 from proxy.launcher.host_ports import HostPorts
 from proxy.quota.rules import RuleTable
 from proxy.relay.listener import SNI_PORT

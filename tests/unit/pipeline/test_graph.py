@@ -135,7 +135,7 @@ def test_all_mistakes_are_told_at_once():
 def test_two_pipelines_share_no_members():
     one = pipeline(stage("one", "a"))
     found = find_conflicts([one, replace(one, name="q")])
-    assert [item.path for item in found] == [(1, "stages", 0, "name")]
+    assert [item.path for item in found] == [("pipelines", 1, "stages", 0, "name")]
 
 
 def test_two_pipelines_may_read_one_source_unless_both_hold_it():
@@ -143,4 +143,4 @@ def test_two_pipelines_may_read_one_source_unless_both_hold_it():
     two = replace(pipeline(stage("two", "a")), name="q")
     assert list(find_conflicts([one, two])) == []
     found = find_conflicts([one, replace(two, hold_producers=True)])
-    assert [item.path for item in found] == [(1, "sources", 0, "client-id")]
+    assert [item.path for item in found] == [("pipelines", 1, "sources", 0, "client-id")]
