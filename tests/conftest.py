@@ -40,7 +40,6 @@ SPARK_OPTIONS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    "spark.sql.shuffle.partitions": "1",
     "spark.sql.streaming.noDataProgressEventInterval": "50",  # else idle after 10 s
 }
 SPARK_JAVA_OPTIONS = "-Xss8m -Dlog4j2.configurationFile={logging}"

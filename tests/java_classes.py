@@ -29,9 +29,11 @@ SHORT_LIVED = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """A Spark driver of a minute takes half the time of a core with it."""
 SMALL_PLANS = (
     "-Dspark.sql.codegen.wholeStage=false -Dspark.sql.codegen.factoryMode=NO_CODEGEN "
-    "-Dspark.sql.adaptive.enabled=false"
+    "-Dspark.sql.adaptive.enabled=false -Dspark.sql.shuffle.partitions=1"
 )
-"""To compile a plan, and to plan anew amid it, takes Spark longer than some records do."""
+"""To compile a plan, and to plan anew amid it, takes Spark longer than some records do; and so do
+the 200 tasks of a shuffle.
+"""
 
 TIMEOUT_S = 120
 QUIET = ("-Xlog:disable", "-Xlog:all=error:stderr")

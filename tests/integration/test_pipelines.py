@@ -223,7 +223,7 @@ def test_a_source_batch_is_finished_when_the_last_stage_is(
     second.read(topics[1])
     _, end = second.write(topics[2], 5, topic_id=ids[topics[2]])
     second.done(topics[1], {0: 0, 1: 0}, {0: 3, 1: 3})
-    assert waits_at(running) == ["third", "third"]
+    until(lambda: waits_at(running) == ["third", "third"], "both wait at the third")
     third.done(topics[2], 0, end - 1)
     assert pending(running) == 2
     third.done(topics[2], end - 1, end)

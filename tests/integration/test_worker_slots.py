@@ -3,6 +3,7 @@
 import json
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -21,8 +22,9 @@ from proxy.tier.slot_map import SLOTS, slot_of
 
 WORKERS = 2
 RECORD_BYTES, RECORDS = 10_000, 2_000
-MANY_REQUESTS = {"fetch.message.max.bytes": RECORD_BYTES, "fetch.wait.max.ms": 0}
-"""At the end of the topic a client asks again and again."""
+MANY_REQUESTS = {"fetch.message.max.bytes": RECORD_BYTES, "queued.min.messages": 100}
+PAUSE_S = 0.1
+"""Of a reader, after some records: it leaves room on the machine for others."""
 
 READERS = 4
 JOIN_S = 60.0
@@ -30,10 +32,10 @@ CAPACITY_BYTES_PER_S = 1e6
 """What a worker is taken to relay with a whole core: on any machine its clients read more."""
 
 MOST_OF_MEAN = 1.2
-BALANCED_WITHIN_S = 150
+BALANCED_WITHIN_S = 300
 SOON_AND_SMALL = f"""
 from proxy.tier import slot_balance, slot_loads
-slot_loads.LEAST_MEASURED_S = 15.0
+slot_loads.LEAST_MEASURED_S = slot_loads.AVERAGE_S = 5.0
 slot_balance.MEMBER_BYTES_PER_S = {CAPACITY_BYTES_PER_S}
 """
 
@@ -136,6 +138,7 @@ def reading(bootstrap: str, topic: str, client_ids: list[str]) -> Iterator[dict[
                     if message.offset() == RECORDS - 1:
                         with suppress(confluent_kafka.KafkaException):
                             consumer.seek(start)
+            time.sleep(PAUSE_S)
         consumer.close()
 
     threads = [threading.Thread(target=read, args=(each,), daemon=True) for each in client_ids]
@@ -150,7 +153,6 @@ def reading(bootstrap: str, topic: str, client_ids: list[str]) -> Iterator[dict[
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_load_goes_to_the_worker_that_has_less_to_do(
     machine: ProxyProcess, topic: Callable[..., str], fill: Callable[..., None]
 ) -> None:
@@ -174,7 +176,6 @@ def test_load_goes_to_the_worker_that_has_less_to_do(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_a_slot_that_fills_a_worker_alone_is_named_with_its_client(
     machine: ProxyProcess, topic: Callable[..., str], fill: Callable[..., None]
 ) -> None:

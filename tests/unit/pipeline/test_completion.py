@@ -577,6 +577,7 @@ def test_completes_just_what_the_lineage_of_each_record_says(seed, stages, steps
     assert len(completion.ledger.roots) == 0
 
 
+@pytest.mark.slow
 def test_100_000_roots_of_any_size_take_at_most_64_mib():
     """Does to the ledger and the edges what batches of a first stage do, each of 1,000 records: for
     a quarter of them, as memory is watched slowly; tables are as full of either number.
