@@ -8,9 +8,17 @@ from heapq import nlargest
 from operator import itemgetter
 from typing import Any, Generic, Protocol, TypeVar
 
+from proxy.admin.document_models import Moment
 from proxy.admin.pages import Key, Page, PagedRows
+from proxy.admin.pipeline_documents import (
+    MAX_PIPELINE_SUMMARIES,
+    PIPELINE_ROW,
+    pipeline_summary,
+    pipeline_urgency,
+)
 from proxy.admin.progress_documents import progress_documents
 from proxy.admin.written_values import cut, picked
+from proxy.pipeline.running_pipeline import RunningPipeline
 from proxy.progress.query import QueryProgress
 from proxy.progress.query_scope import QueryScope
 from proxy.slices import Slices
@@ -21,9 +29,6 @@ COST_FACTOR = 20.0
 client's traffic moves in that time."""
 
 MAX_QUERY_SUMMARIES = 100  # queries in the status document
-MAX_PIPELINE_SUMMARIES = 50  # pipelines in the status document
-MAX_NODES = 50  # stages, and also sources, of one pipeline there
-REDUCED = "reduced"  # state of a node that is held to a rate
 
 T = TypeVar("T")
 
@@ -40,11 +45,8 @@ class Reports(Protocol):
     def pressure(self) -> Mapping[str, Document]:
         """Return what backpressure does to the queries that have it, by their names."""
 
-    def pipelines(self) -> Sequence[Document]:
-        """Return what there is to show of each pipeline, each of bounded size.
-
-        As proxy.pipeline.running_pipeline.RunningPipeline.document.
-        """
+    def pipelines(self) -> Iterable[RunningPipeline]:
+        """Return the pipelines that are at work."""
 
 
 class Cached(Generic[T]):
@@ -102,7 +104,12 @@ class QueryDocuments:
         how = slices, clock_ms, lambda cost_ms: COST_FACTOR * cost_ms
         self.documents = Cached(partial(_documents, reports, clock_ms), *how).get
         """Returns each query with its partitions, what backpressure does to it, and totals."""
-        self.pipelines = Cached(reports.pipelines, *how).get
+        self.pipelines = Cached(
+            lambda: (
+                PIPELINE_ROW.document(each, Moment(0.0, clock_ms())) for each in reports.pipelines()
+            ),
+            *how,
+        ).get
         """Returns each pipeline."""
         self._pressure = Cached(lambda: reports.pressure().values(), *how).get
 
@@ -121,9 +128,9 @@ class QueryDocuments:
     async def pipeline_summaries(self) -> list[Document]:
         """Return the pipelines briefly: the full first, then those with most that is held.
 
-        At most MAX_PIPELINE_SUMMARIES, with at most MAX_NODES stages and as many sources each.
+        At most MAX_PIPELINE_SUMMARIES.
         """
-        documents = map(_pipeline_summary, await self.pipelines())
+        documents = map(pipeline_summary, await self.pipelines())
         return nlargest(MAX_PIPELINE_SUMMARIES, documents, key=pipeline_urgency)
 
 
@@ -231,53 +238,3 @@ def query_urgency(query: Document) -> tuple[bool, bool, bool, int]:
 
 def _ago(at_s: float | None, now_s: float) -> float | None:
     return None if at_s is None else round(max(now_s - at_s, 0.0), 1)
-
-
-def pipeline_urgency(pipeline: Document) -> tuple[bool, int]:
-    """Return what puts a pipeline of the status before others: full, then what is held."""
-    nodes = (*pipeline["sources"], *pipeline["stages"])
-    return pipeline["pending"]["full"], sum(map(is_held, nodes))
-
-
-def is_held(node: Document) -> bool:
-    """Return whether a node is held to a rate, or waits for room."""
-    return bool(node["state"] == REDUCED or node.get("waits"))
-
-
-def _pipeline_summary(document: Document) -> Document:
-    completion = document["completion"]
-    pending = completion["pending"]
-    oldest = min(pending["first"], key=itemgetter("started_s"), default=None)
-    return {
-        "name": document["name"],
-        "sources": [_node(node) for node in _shown(document["sources"])],
-        "stages": [
-            {
-                **_node(stage),
-                **picked(stage, "upstream", "alive", "received_rate", "processing_rate", "lag"),
-                "waits": stage.get("waits"),
-            }
-            for stage in _shown(document["stages"])
-        ],
-        "stages_total": len(document["stages"]),
-        "pending": {key: value for key, value in pending.items() if key != "first"},
-        "completed": completion["completed"],
-        "failed": sum(completion["failed"].values()),
-        "timed_out": completion["timed_out"],
-        "oldest": oldest and picked(oldest, "stage", "batch", "waits_at", "started_s", "age_s"),
-    }
-
-
-def _shown(nodes: Sequence[Document]) -> Sequence[Document]:
-    """Return at most MAX_NODES, in their order; held ones are left off last."""
-    numbers = nlargest(MAX_NODES, range(len(nodes)), key=lambda number: is_held(nodes[number]))
-    return [nodes[number] for number in sorted(numbers)]
-
-
-def _node(node: Document) -> Document:
-    change = node["last_change"]
-    return {
-        **picked(node, "name", "state", "rate", "normal_rate", "measured_rate", "held_by"),
-        "reason": change and cut(change["reason"]),
-        "since_s": change and change["at_s"],
-    }

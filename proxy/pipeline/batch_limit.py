@@ -33,7 +33,7 @@ class BatchLimit:
     records: int
     waits_for: str
     """The stage that makes room when it goes on."""
-    why: str
+    reason: str
     """Part of a sentence, for people."""
 
 

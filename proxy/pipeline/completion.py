@@ -29,7 +29,7 @@ wall-clock seconds:
 
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial, reduce
 from itertools import islice
@@ -41,14 +41,15 @@ from urllib.parse import unquote
 from pydantic import ConfigDict, Field, create_model
 from structlog import get_logger
 
+from metrics.clock import MS_PER_SECOND
 from proxy.state import Json, Record
 from proxy.state.journal import Journal, RecordFormat
 from proxy.state.store import SEPARATOR
 from proxy.wire.topic_partition import TopicPartition
 
 from .edges import MAX_EDGES, MAX_OFFSET, Anchor, EdgeTable, TopicRange, merged
-from .graph import PendingLimit, PipelineGraph
-from .ledger import EndedRoot, Ledger, LedgerItem, Root, RootOutcome, SourceBatch, WallTime
+from .graph import PendingLimit, PipelineGraph, PipelineSettings
+from .ledger import EndedRoot, Ledger, Root, SourceBatch, WallTime
 
 PIPELINE_CHANGED = "pipeline_changed"
 """Reason: it waited at a stage, or for a topic, that is no longer in the pipeline."""
@@ -78,8 +79,6 @@ LATE_MS = 60_000.0
 """The response to what is in the log at the start has passed by then: no client waits longer."""
 
 MAX_NOTES = 100
-MAX_SHOWN = 100
-"""Pending roots in the document, those that came first."""
 
 _log = get_logger(__name__)
 
@@ -167,8 +166,8 @@ class Completion:
         max_edges: int = MAX_EDGES,
     ) -> None:
         self._graph = graph
-        self.wall = wall = WallTime.at(now_ms, now_s)
-        self._max_edges = max_edges
+        self.wall = wall = WallTime(now_s * MS_PER_SECOND - now_ms)
+        self.max_edges = max_edges
         self.journal = journal
         """What is taken of it at once is to be written in one transaction."""
         self._mark = mark = partial(journal.mark_changed, self)
@@ -176,12 +175,12 @@ class Completion:
         self.edges = EdgeTable(self.ledger.new_id, mark)
         self.reports = {name: StageReports() for name in graph.stages}
         """By stage."""
-        self._early: dict[int, StageBatch] = {}
+        self.early: dict[int, StageBatch] = {}
         """By number, those that have a record: most need not wait."""
         self._last_number = 0
-        self._forced = 0
+        self.forced_batches = 0
         """Batches that were taken although it was not known what they had read."""
-        self._dropped = 0
+        self.dropped_batches = 0
         """Batches whose stage went while they waited."""
         self.loaded_ms = -math.inf
         """When the state was taken up of an earlier process, whose batches may be under way."""
@@ -191,13 +190,14 @@ class Completion:
         self._ended: list[EndedRoot] = []
         self._unswept = 0
         self.counts = self.ledger.counts
-        self.outcomes: Counter[tuple[RootOutcome, str]] = Counter()
+        self.outcomes: Counter[str] = Counter()
+        """How many roots ended, by the reason of EndedRoot."""
         self.notes: deque[tuple[float, str]] = deque(maxlen=MAX_NOTES)
         """What was unusual lately: wall clock, text."""
 
     def is_full(self, planned: int = 0, planned_bytes: float = 0.0) -> bool:
         """Return whether the source is to wait; `planned` batches are not known as roots yet."""
-        limit, ledger = self._limit, self.ledger
+        limit, ledger = self.limit, self.ledger
         batches, size_bytes = ledger.pending_batches + planned, ledger.pending_bytes + planned_bytes
         return (limit.batches is not None and batches >= limit.batches) or (
             limit.size_bytes is not None and size_bytes >= limit.size_bytes
@@ -306,13 +306,20 @@ class Completion:
         for name in before.keys() - graph.stages:
             self._mark("stage", name)
             for batch in before[name].waiting:
-                self._dropped += 1
+                self.dropped_batches += 1
                 self._forget(batch)
         for name, reports in self.reports.items():
             produces = graph.stages[name].produces
             reports.written = [each for each in reports.written if each[0].topic in produces]
         self._fail_stranded(now_ms)
         self._apply_ready(now_ms)
+
+    def clear(self, now_ms: float) -> None:
+        """Fail and drop everything, so that its records are deleted."""
+        self.update(PipelineGraph(PipelineSettings(name=self._name, sources=(), stages=())), now_ms)
+        for root in self.ledger.roots:  # without an edge: of damaged records
+            self._mark("root", root)
+        self.ledger.roots.clear()
 
     def hand_over(self) -> None:
         """Have records of what the stages have written since their last reports, too."""
@@ -330,66 +337,47 @@ class Completion:
         """
         if records or is_handed_over:
             self.loaded_ms = now_ms
-        refused, deletes = self._read(records, now_ms)
+        refused: list[str] = []
+        anchors: dict[int, Anchor] = {}
+        found: dict[str, list[tuple[list[str], Record, Any]]] = {
+            kind: [] for kind in LEDGER_RECORDS
+        }
+
+        def refuse(record: Record, why: object) -> None:
+            refused.append(f"{record.key}: {why}")
+            self.journal.mark_deleted(record.key)
+
+        for record in records:
+            kind, *parts = map(unquote, record.key.removeprefix(self.prefix).split(SEPARATOR))
+            form = LEDGER_RECORDS.get(kind)
+            if form is None:
+                refuse(record, "there is nothing of that name")
+            elif record.version > form.version:
+                refused.append(f"{record.key}: it is of a newer program; start that one to use it")
+            else:
+                try:
+                    found[kind].append((parts, record, form.read(record)))
+                except ValueError as error:
+                    refuse(record, error)
+        for kind, forms in found.items():
+            for parts, record, form in sorted(forms, key=_order):
+                try:
+                    self._restore((kind, *parts), form, anchors, now_ms)
+                except ValueError as error:
+                    refuse(record, error)
         self.journal.forget({self})  # what was taken up is as it was written
-        for key in deletes:
+        gone = [self.key("group", number) for number, each in anchors.items() if not each.edges]
+        for key in (*gone, *(record.key for _, record, _ in found["written"])):
             self.journal.mark_deleted(key)
         self._fail_stranded(now_ms)
         for message in refused:
             self._note(message, now_ms)
         return refused
 
-    def document(self, now_ms: float) -> dict[str, Json]:
-        """Return it as the API shows it: JSON, times in wall-clock seconds."""
-        limit, to_s, outcomes = self._limit, self.wall.to_s, self.outcomes
-        first = list(islice(self.ledger.pending(), MAX_SHOWN))
-        waits_at = self.waits_at(root for root, *_ in first)
-        return {
-            "pending": {
-                "batches": self.ledger.pending_batches,
-                "size_bytes": self.ledger.pending_bytes,
-                "max_batches": limit.batches,
-                "max_bytes": limit.size_bytes,
-                "full": self.is_full(),
-                "first": [
-                    {
-                        "root": f"{root:016x}",
-                        **asdict(owner),
-                        "started_s": to_s(entry.started_ms),
-                        "age_s": to_s(now_ms) - to_s(entry.started_ms),
-                        "waits_at": waits_at.get(root),
-                    }
-                    for root, entry, owner in first
-                ],
-            },
-            "completed": outcomes[RootOutcome.COMPLETED, ""],
-            "timed_out": outcomes[RootOutcome.TIMED_OUT, ""],
-            "failed": {why: n for (how, why), n in outcomes.items() if how is RootOutcome.FAILED},
-            "edges": self.edges.size,
-            "max_edges": self._max_edges,
-            "early_batches": len(self._early),
-            "forced_batches": self._forced,
-            "dropped_batches": self._dropped,
-            "counts": asdict(self.counts),
-            "notes": [{"at_s": at_s, "text": text} for at_s, text in self.notes],
-        }
-
     @property
     def prefix(self) -> str:
         """What the keys of its records begin with."""
         return LEDGER_RECORDS["root"].key(self._name) + SEPARATOR
-
-    def items(self) -> Iterator[LedgerItem]:
-        """Yield all parts that have a record."""
-        for key, edges in self.edges.partitions.items():
-            yield ("lane", *key)
-            yield from (("edge", *key, start) for start in edges.starts)
-        yield from (("root", root) for root in self.ledger.roots)
-        yield from (("group", number) for number in self.edges.anchors)
-        for name, reports in self.reports.items():
-            if math.isfinite(reports.settled_ms):
-                yield ("stage", name)
-        yield from (("early", number) for number in self._early)
 
     def key(self, kind: str, *where: Any) -> str:
         """Return the key of a part's record."""
@@ -402,7 +390,8 @@ class Completion:
         return None if value is None else Record.of(self.key(kind, *where), value)
 
     @property
-    def _limit(self) -> PendingLimit:
+    def limit(self) -> PendingLimit:
+        """How much may be in flight."""
         return self._graph.settings.max_pending or PendingLimit()
 
     def _apply_ready(self, now_ms: float) -> None:
@@ -418,16 +407,16 @@ class Completion:
                     break
                 self._forget(queue.popleft())
                 if not is_known:
-                    self._forced += 1
+                    self.forced_batches += 1
                     text = "is taken although it is not known who produced what it read"
                     self._note_batch(first, text, now_ms)
                 self._apply(first, now_ms)
-                if self.edges.size > self._max_edges:
+                if self.edges.size > self.max_edges:
                     self._make_room(now_ms)
                 self._settle(stage, min(first.started_ms, first.at_ms))
             for batch in queue:
-                if batch.number not in self._early:
-                    self._early[batch.number] = batch
+                if batch.number not in self.early:
+                    self.early[batch.number] = batch
                     self._mark("early", batch.number)
 
     def _settle(self, stage: str, time_ms: float) -> None:
@@ -437,7 +426,7 @@ class Completion:
             self._mark("stage", stage)
 
     def _forget(self, batch: StageBatch) -> None:
-        if self._early.pop(batch.number, None) is not None:
+        if self.early.pop(batch.number, None) is not None:
             self._mark("early", batch.number)
 
     def _is_known(self, batch: StageBatch) -> bool:
@@ -538,14 +527,14 @@ class Completion:
 
     def _make_room(self, now_ms: float) -> None:
         self._sweep()
-        bound = int(self._max_edges * (1 - ROOM_SHARE))
+        bound = int(self.max_edges * (1 - ROOM_SHARE))
         if self.edges.size <= bound:
             return
         going = self.edges.excess(self.ledger.oldest_first(), bound)
         for root in going:
             self.fail(root, TOO_MANY_EDGES, now_ms)
         self._sweep()
-        self._note(f"{len(going)} roots failed: more than {self._max_edges} edges waited", now_ms)
+        self._note(f"{len(going)} roots failed: more than {self.max_edges} edges waited", now_ms)
 
     def _fail_stranded(self, now_ms: float) -> None:
         """Fail what waits where no stage of the pipeline reads any more."""
@@ -564,8 +553,8 @@ class Completion:
 
     def _end(self, ended: EndedRoot | None) -> None:
         if ended is not None:
-            self._unswept += ended.outcome is not RootOutcome.COMPLETED
-            self.outcomes[ended.outcome, ended.reason] += 1
+            self._unswept += bool(ended.reason)
+            self.outcomes[ended.reason] += 1
             self._ended.append(ended)
 
     def _note_batch(self, batch: StageBatch, text: str, now_ms: float) -> None:
@@ -574,48 +563,8 @@ class Completion:
     def _note(self, text: str, now_ms: float) -> None:
         self.notes.append((self.wall.to_s(now_ms), text))
 
-    def _read(self, records: Iterable[Record], now_ms: float) -> tuple[list[str], list[str]]:
-        """Read them before anything happens; return why some were refused, and keys to delete."""
-        refused: list[str] = []
-        deletes: list[str] = []
-        prefix = self.prefix
-        found: dict[str, list[tuple[list[str], Record, Any]]] = {
-            kind: [] for kind in LEDGER_RECORDS
-        }
-
-        def refuse(record: Record, why: object) -> None:
-            refused.append(f"{record.key}: {why}")
-            deletes.append(record.key)
-
-        for record in records:
-            kind, *parts = map(unquote, record.key.removeprefix(prefix).split(SEPARATOR))
-            form = LEDGER_RECORDS.get(kind)
-            if form is None:
-                refuse(record, "there is nothing of that name")
-            elif record.version > form.version:
-                refused.append(f"{record.key}: it is of a newer program; start that one to use it")
-            else:
-                try:
-                    found[kind].append((parts, record, form.read(record)))
-                except ValueError as error:
-                    refuse(record, error)
-        anchors: dict[int, Anchor] = {}
-        for kind, forms in found.items():
-            for parts, record, form in sorted(forms, key=_order):
-                try:
-                    self._restore((kind, *parts), form, anchors, now_ms)
-                except ValueError as error:
-                    refuse(record, error)
-        deletes += [self.key("group", n) for n, each in anchors.items() if not each.edges]
-        deletes += [record.key for _, record, _ in found["written"]]
-        return refused, deletes
-
     def _restore(
-        self,
-        item: tuple[str, ...],
-        form: Any,
-        anchors: dict[int, Anchor],
-        now_ms: float,
+        self, item: tuple[str, ...], form: Any, anchors: dict[int, Anchor], now_ms: float
     ) -> None:
         """Load one record. Raises ValueError with what is wrong."""
         stages, to_ms = self._graph.stages, self.wall.to_ms
@@ -646,7 +595,7 @@ class Completion:
                     *(form.size_bytes, int(number), to_ms(form.at_s)),
                 )
                 self._last_number = max(self._last_number, batch.number)
-                self._early[batch.number] = batch
+                self.early[batch.number] = batch
                 self.reports[batch.stage].waiting.append(batch)
             case "written", _ if form.stage in stages:
                 produces = stages[form.stage].produces
@@ -679,7 +628,7 @@ class Completion:
             case "stage", name if known := self.reports.get(name):
                 if math.isfinite(known.settled_ms):
                     return {"settled_s": to_s(known.settled_ms)}
-            case "early", number if batch := self._early.get(number):
+            case "early", number if batch := self.early.get(number):
                 times = {"started_s": to_s(batch.started_ms), "at_s": to_s(batch.at_ms)}
                 form, value = LEDGER_RECORDS[kind].form, asdict(batch) | times
                 return {name: value[name] for name in form.model_fields}

@@ -10,7 +10,6 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
 
 from proxy.progress.offset_ranges import OffsetRanges
 from proxy.wire.topic_partition import TopicPartition
@@ -90,18 +89,6 @@ class PartitionEdges:
         self.ends[low:high] = array("q", [edge[1] for edge in edges])
         self.ids[low:high] = array("Q", [edge[2] for edge in edges])
         self.anchors[low:high] = [edge[3] for edge in edges]
-
-    def remove_rootless(self) -> list[tuple[int, Anchor]]:
-        """Remove the edges whose anchor has no roots; return their starts and anchors."""
-        kept = [bool(anchor.roots) for anchor in self.anchors]
-        if all(kept):
-            return []
-        gone = [(start, anchor) for start, _, _, anchor in self if not anchor.roots]
-        self.starts = array("q", compress(self.starts, kept))
-        self.ends = array("q", compress(self.ends, kept))
-        self.ids = array("Q", compress(self.ids, kept))
-        self.anchors = list(compress(self.anchors, kept))
-        return gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +201,10 @@ class EdgeTable:
                 anchor.roots = kept
                 self._mark("group", anchor.number)
         for key, edges in self.partitions.items():
-            for start, anchor in edges.remove_rootless():
+            gone = [edge for edge in edges if not edge[3].roots]
+            if gone:
+                edges.replace(0, len(edges.ids), [edge for edge in edges if edge[3].roots])
+            for start, _, _, anchor in gone:
                 self._count(anchor, -1)
                 self._mark("edge", *key, start)
 

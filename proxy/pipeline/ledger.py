@@ -8,10 +8,8 @@ finished the value is 0. (That it is 0 before has a chance of 2^-64 per change.)
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import takewhile
 from random import Random
-from typing import Any
 
 from metrics.clock import MS_PER_SECOND
 
@@ -19,10 +17,6 @@ BUCKETS = 3
 """As in Storm: a root times out after its time, and at most half of that later."""
 
 ID_BITS = 64
-
-LedgerItem = tuple[Any, ...]
-"""What a record of the state is of: its kind, and which one."""
-
 
 ROUND_MS = 3
 """Decimals of a millisecond that survive in wall-clock seconds kept as a float."""
@@ -34,11 +28,6 @@ class WallTime:
 
     offset_ms: float
 
-    @classmethod
-    def at(cls, now_ms: float, now_s: float) -> "WallTime":
-        """Return it by the two clocks read at one moment."""
-        return cls(now_s * MS_PER_SECOND - now_ms)
-
     def to_s(self, time_ms: float) -> float:
         """Return the wall-clock seconds of a monotonic time."""
         return (time_ms + self.offset_ms) / MS_PER_SECOND
@@ -48,12 +37,8 @@ class WallTime:
         return round(time_s * MS_PER_SECOND - self.offset_ms, ROUND_MS)
 
 
-class RootOutcome(StrEnum):
-    """How a root ended."""
-
-    COMPLETED = "completed"
-    FAILED = "failed"
-    TIMED_OUT = "timed_out"
+TIMED_OUT = "timed_out"
+"""Why a root ended of which nobody said that it failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +52,14 @@ class SourceBatch:
 
 @dataclass(frozen=True, slots=True)
 class EndedRoot:
-    """How a root ended; `reason` says why it failed, and is empty otherwise."""
+    """How a root ended."""
 
     root: int
     owner: SourceBatch
     started_ms: float
     ended_ms: float
-    outcome: RootOutcome
-    reason: str = ""
+    reason: str
+    """Why it was not completed; empty when it was."""
 
 
 @dataclass(slots=True)
@@ -196,7 +181,7 @@ class Ledger:
         old = takewhile(lambda root: self.roots[root].turn + BUCKETS <= turn, self.roots)
         # In an order that does not depend on what a restart has made of the buckets.
         fallen = sorted(old, key=self._age)
-        ended = [self._end(root, now_ms, RootOutcome.TIMED_OUT) for root in fallen]
+        ended = [self._end(root, now_ms, TIMED_OUT) for root in fallen]
         return [each for each in ended if each is not None]
 
     def set_timeout(self, timeout_ms: float) -> None:
@@ -239,18 +224,16 @@ class Ledger:
         entry.value ^= value
         if entry.owner is None or (entry.failed is None and entry.value):
             return None
-        is_failed = entry.failed is not None
-        return self._end(root, now_ms, RootOutcome.FAILED if is_failed else RootOutcome.COMPLETED)
+        return self._end(root, now_ms, entry.failed or "")
 
-    def _end(self, root: int, now_ms: float, outcome: RootOutcome) -> EndedRoot | None:
+    def _end(self, root: int, now_ms: float, reason: str) -> EndedRoot | None:
         self._mark("root", root)
         entry = self.roots.pop(root)
         if entry.owner is None:
             self.counts.ownerless += 1
             return None
         self._count(entry.owner, -1)
-        failed = entry.failed or ""
-        return EndedRoot(root, entry.owner, entry.started_ms, now_ms, outcome, failed)
+        return EndedRoot(root, entry.owner, entry.started_ms, now_ms, reason)
 
     def _turn(self, now_ms: float) -> int:
         turn = math.floor((now_ms + self._wall.offset_ms) / self._turn_ms)

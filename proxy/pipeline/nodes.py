@@ -41,7 +41,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, S
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from operator import attrgetter
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -101,7 +101,7 @@ def slowed(tps_up: float, t_delay_ms: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """Whether a node is held, and by whose request and why the rate changed last."""
+    """Whether a node is held, and by whose request and why the rate changed last; or is to be."""
 
     rate: float | None = None
     """Records/s that it is held to: reduced. None: uncontrolled."""
@@ -117,24 +117,38 @@ class NodeState:
     """Counts the changes. Of two states of a node the one with more is the later one."""
 
 
-class FlowRequest(NamedTuple):
-    """What a stage asks of a node: the rate that it would have then, of one period the lowest."""
+class _NodeForm(BaseModel):
+    """What is read of a record; earlier programs wrote the delay, too, that follows of the rate."""
 
-    rate: float
-    stage: str
+    model_config = ConfigDict(strict=True)
+
+    pipeline: str
+    node: str
+    rate: Annotated[float, Field(ge=MIN_RATE, le=MAX_NUMBER)]
+    since_s: Annotated[float, Field(ge=0, le=MAX_NUMBER)]
+    why: str
+    by: str
     direction: Direction
-    reason: str
+    holders: tuple[str, ...]
+    revision: Annotated[int, Field(ge=1, le=MAX_NUMBER)]
+
+
+FLOW_RECORDS = RecordFormat("flow", 1, _NodeForm)
+"""Keyed by pipeline and node: that of a node that is held. One that is not has no record."""
 
 
 class Controller:
     """The state of one node, and the largest request of each stage in its present period."""
 
-    def __init__(self, settings: Node) -> None:
+    def __init__(self, settings: Node, pipeline: str = "") -> None:
         self.settings = settings
-        self.name = settings.name
+        self.pipeline, self.name = pipeline, settings.name
         self.measured_rate: float | None = None
         """Records/s that it takes (a stage) or sends (a source), over the last period."""
-        self._requests: dict[str, FlowRequest] = {}
+        self.ceiling: float | None = None
+        """Records/s when its batches are held to less than its normal rate; 0 lets none begin."""
+        self._requests: dict[str, NodeState] = {}
+        """What it would be by the largest request of each stage in this period."""
         self.begin()
 
     def begin(self) -> None:
@@ -149,8 +163,8 @@ class Controller:
 
     @property
     def held(self) -> list[float]:
-        """What it is held to, in records/s; empty when it is not."""
-        return [] if self.state.rate is None else [self.state.rate]
+        """What it is held to, by requests and by what waits, in records/s; empty when it is not."""
+        return [each for each in (self.state.rate, self.ceiling) if each is not None]
 
     @property
     def level(self) -> float:
@@ -186,9 +200,9 @@ class Controller:
         else:
             new = max(now, min(now + self.settings.step, rate))
         new = max(MIN_RATE, min(new, self.normal_rate))
-        earlier = self._requests.get(stage)
-        if earlier is None or earlier.rate >= new:
-            self._requests[stage] = FlowRequest(new, stage, direction, reason)
+        asked = NodeState(new, 0.0, reason, stage, direction)
+        pair = asked, self._requests.get(stage, asked)
+        self._requests[stage] = min(pair, key=attrgetter("rate"))
 
     def tick(self, now_ms: float, now_s: float, is_alive: Callable[[str], bool]) -> bool:
         """Apply a request if the period is over; return whether the state is different now."""
@@ -236,34 +250,37 @@ class Controller:
         self.state = replace(state, rate=rate, holders=holders, revision=state.revision + 1)
         return True
 
-    def document(self) -> dict[str, Json]:
-        """Return the node as the API shows it."""
-        state, normal_rate = self.state, self.normal_rate
-        last: dict[str, Json] = {"direction": state.direction, "by": state.by, "reason": state.why}
-        return {
-            "name": self.name,
-            "state": "uncontrolled" if state.rate is None else "reduced",
-            "rate": state.rate,
-            "normal_rate": normal_rate,
-            "measured_rate": self.measured_rate,
-            "t_delay_ms": 0.0 if state.rate is None else delay_ms(normal_rate, state.rate),
-            "held_by": state.holders,
-            "last_change": {"at_s": state.since_s, **last} if state.revision else None,
-        }
+    def key(self) -> str:
+        """Return the key of its record."""
+        return FLOW_RECORDS.key(self.pipeline, self.name)
 
-    def _apply(self, chosen: FlowRequest, asking: Set[str], now_s: float) -> bool:
+    def record(self) -> Record | None:
+        """Return its record; None when it is not held."""
+        if self.state.rate is None:
+            return None
+        whose = {"pipeline": self.pipeline, "node": self.name}
+        return FLOW_RECORDS.record(tuple(whose.values()), {**whose, **asdict(self.state)})
+
+    def read(self, record: Record) -> NodeState:
+        """Return what a record of it says. Raises ValueError with what is wrong, for people."""
+        form = dict(FLOW_RECORDS.read(record))
+        if (form.pop("pipeline"), form.pop("node")) != (self.pipeline, self.name):
+            raise ValueError("it belongs to another node than its key says")
+        rate, holders = min(form["rate"], self.normal_rate), tuple(sorted(form["holders"]))
+        return NodeState(**form | {"rate": rate, "holders": holders})
+
+    def _apply(self, chosen: NodeState, asking: Set[str], now_s: float) -> bool:
         """Apply a request; `asking` ask to decrease, also those whose request was dropped."""
         old, direction = self.state, chosen.direction
-        rate: float | None = chosen.rate
-        holders = tuple(sorted({*asking, *old.holders}))
-        if direction is Direction.INCREASE and chosen.rate >= self.normal_rate:
+        rate, holders = chosen.rate, tuple(sorted({*asking, *old.holders}))
+        if direction is Direction.INCREASE and rate == self.normal_rate:  # it is never above
             rate, holders = None, ()
         elif rate == old.rate and (
             direction is Direction.INCREASE or (holders, direction) == (old.holders, old.direction)
         ):
             return False
-        why, by, revision = chosen.reason, chosen.stage, old.revision + 1
-        self.state = NodeState(rate, now_s, why, by, direction, holders, revision)
+        number = old.revision + 1
+        self.state = replace(chosen, rate=rate, holders=holders, since_s=now_s, revision=number)
         return True
 
 
@@ -325,8 +342,8 @@ class Source(Controller):
 
     settings: SourceSettings
 
-    def __init__(self, settings: SourceSettings) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: SourceSettings, pipeline: str = "") -> None:
+        super().__init__(settings, pipeline)
         self._meters: dict[str, RateMeter] = {}
         """By topic."""
         self._bytes = self._records = 0.0
@@ -372,26 +389,22 @@ class Stage(Controller):
 
     settings: StageSettings
 
-    def __init__(self, settings: StageSettings, max_lag: int | None, now_ms: float) -> None:
-        super().__init__(settings)
+    def __init__(
+        self, settings: StageSettings, max_lag: int | None, now_ms: float, pipeline: str = ""
+    ) -> None:
+        super().__init__(settings, pipeline)
         self.processing_rate: float | None = None
         """Records/s in its latest batch with rows; above 0."""
-        self.request: dict[str, Json] | None = None
+        self.last_request: dict[str, Json] | None = None
         self.plans: dict[str, PlannedBatches] = defaultdict(PlannedBatches)
         """By client."""
-        self.ceiling: tuple[float, BatchLimit | None] | None = None
-        """Records/s, 0 lets no batch begin, and what it waits for; None: a request of a stage after
-        it. When it is held to less than its normal rate."""
-        self._was_seen, self._alive_until_ms = False, now_ms + SILENT_MS
+        self.waits: BatchLimit | None = None
+        """What its `ceiling` is for; None: a request of a stage after it, or it has none."""
+        self.was_seen, self._alive_until_ms = False, now_ms + SILENT_MS
         self._read = 0.0
         self._written: dict[str, float] = {}
         self._sampled: tuple[StageSettings, int | None] | None = None
         self.sample_for(settings, max_lag, now_ms)
-
-    @property
-    def held(self) -> list[float]:
-        """What it is held to, by requests and by what waits, in records/s."""
-        return super().held + ([] if self.ceiling is None else [self.ceiling[0]])
 
     def sample_for(self, settings: StageSettings, max_lag: int | None, now_ms: float) -> None:
         """Begin to sample, anew when the settings are different."""
@@ -401,7 +414,7 @@ class Stage(Controller):
         self._meter = RateMeter(settings.sampling_interval_ms)
         self.due_ms = now_ms + settings.period_ms
         """When the period ends."""
-        self._last, self._period = StagePeriod(), StagePeriod()
+        self.last, self._period = StagePeriod(), StagePeriod()
         self._easing = False
 
     def sample(self, total: float, now_ms: float) -> None:
@@ -421,7 +434,7 @@ class Stage(Controller):
 
     def seen(self, now_ms: float) -> None:
         """Record a sign of life."""
-        self._was_seen, self._alive_until_ms = True, now_ms + SILENT_MS
+        self.was_seen, self._alive_until_ms = True, now_ms + SILENT_MS
 
     def processed(self, records_per_s: float, now_ms: float) -> None:
         """Record how fast the stage worked in its latest batch; 0 is only a sign of life."""
@@ -436,10 +449,6 @@ class Stage(Controller):
     def is_alive(self, now_ms: float) -> bool:
         """Return whether it has a say. One that was not seen yet has it for SILENT_MS as well."""
         return now_ms <= self._alive_until_ms
-
-    def may_ask(self, now_ms: float) -> bool:
-        """Return whether it is alive and was seen."""
-        return self._was_seen and self.is_alive(now_ms)
 
     def converted(self, records_in: int, records_out: Mapping[str, int]) -> None:
         """Record what a batch with rows read, and wrote to each topic."""
@@ -459,35 +468,15 @@ class Stage(Controller):
 
         `holds`: whether a node upstream is held because this stage asked.
         """
-        before, self._last, self._period = self._last, self._period, StagePeriod()
+        before, self.last, self._period = self.last, self._period, StagePeriod()
         period_ms = self.settings.period_ms
         self.due_ms += period_ms * (1 + max(0, (now_ms - self.due_ms) // period_ms))
-        self.measured_rate = self._last.received_rate
+        self.measured_rate = self.last.received_rate
         self._easing &= holds
-        verdict = self._judge(self._last, before.lag, holds=holds)
+        verdict = self._judge(self.last, before.lag, holds=holds)
         if verdict is not None:
             self._easing = verdict.direction is Direction.INCREASE
         return verdict
-
-    def stage_document(self, upstream: Sequence[str], now_ms: float) -> dict[str, Json]:
-        """Return the stage as the API shows it."""
-        last, (_, limit) = self._last, self.ceiling or (None, None)
-        low, high = self.settings.band
-        waits: Json = None
-        if limit is not None:
-            waits = {"for": limit.waits_for, "records": limit.records, "reason": limit.why}
-        return self.document() | {
-            "upstream": upstream,
-            "alive": self.is_alive(now_ms),
-            "received_rate": last.received_rate,
-            "processing_rate": self.processing_rate,
-            "band": [low, high],
-            "band_in_force": [low * self.scale, high * self.scale],
-            "samples": {"count": last.samples, "above": last.above, "below": last.below},
-            "lag": last.lag,
-            "last_request": self.request,
-            "waits": waits,
-        }
 
     def _judge(self, period: StagePeriod, lag_before: int | None, *, holds: bool) -> Verdict | None:
         out = period.above + period.below
@@ -553,38 +542,3 @@ def raised_rates(upstream: Upstream, capacity: float, held: Collection[str]) -> 
         return {}
     more = capacity / sent if sent else math.inf
     return {node.name: node.rate * more for node, _ in upstream if node.name in held}
-
-
-class _NodeForm(BaseModel):
-    """What is read of a record; earlier programs wrote the delay, too, that follows of the rate."""
-
-    model_config = ConfigDict(strict=True)
-
-    pipeline: str
-    node: str
-    rate: Annotated[float, Field(ge=MIN_RATE, le=MAX_NUMBER)]
-    since_s: Annotated[float, Field(ge=0, le=MAX_NUMBER)]
-    why: str
-    by: str
-    direction: Direction
-    holders: tuple[str, ...]
-    revision: Annotated[int, Field(ge=1, le=MAX_NUMBER)]
-
-
-FLOW_RECORDS = RecordFormat("flow", 1, _NodeForm)
-"""Keyed by pipeline and node: that of a node that is held. One that is not has no record."""
-
-
-def to_record(pipeline: str, node: str, state: NodeState) -> Record:
-    """Return the record of a node that is held."""
-    value: dict[str, Json] = {"pipeline": pipeline, "node": node, **asdict(state)}
-    return FLOW_RECORDS.record((pipeline, node), value)
-
-
-def from_record(record: Record, pipeline: str, node: Node) -> NodeState:
-    """Return what `to_record` wrote. Raises ValueError with what is wrong, for people."""
-    form = FLOW_RECORDS.read(record)
-    if (form.pipeline, form.node) != (pipeline, node.name):
-        raise ValueError("it belongs to another node than its key says")
-    rate, holders = min(form.rate, node.normal_rate), tuple(sorted(form.holders))
-    return NodeState(rate, form.since_s, form.why, form.by, form.direction, holders, form.revision)

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from types import MappingProxyType
 
 from structlog import get_logger
@@ -24,8 +24,7 @@ from .batch_limit import QueriesOf
 from .completion import LEDGER_RECORDS, PIPELINE_CHANGED, Completion
 from .edges import TopicRange
 from .graph import PipelineGraph, PipelineSettings
-from .ledger import RootOutcome
-from .nodes import FLOW_RECORDS, Source, Stage
+from .nodes import FLOW_RECORDS, Controller, Source, Stage
 from .running_pipeline import RunningPipeline
 
 TICK_S = 0.5
@@ -64,7 +63,7 @@ _NOT_TAKEN_UP = "state of a pipeline not taken up"
 _log = get_logger(__name__)
 
 
-class RunningPipelines(KeptParts[RunningPipeline | Completion]):
+class RunningPipelines(KeptParts[Controller | Completion]):
     """The pipelines of this member; stages are held by `queries_of`, producers by `quotas`.
 
     `on_change` is called when there is something to write: see `changes`.
@@ -94,8 +93,9 @@ class RunningPipelines(KeptParts[RunningPipeline | Completion]):
         """Of all that are configured, whoever owns them."""
         self._owns: Owns | None = None
         """None: nothing is taken up so far."""
-        self._pipelines: dict[str, RunningPipeline] = {}
-        self.stages: dict[str, tuple[RunningPipeline, Stage]] = {}
+        self.running: dict[str, RunningPipeline] = {}
+        """By name; for reading."""
+        self.stages: dict[str, Stage] = {}
         """By the queries and client ids that are these stages; for reading."""
         self._sources: dict[str, list[Source]] = {}
         """By client id."""
@@ -113,9 +113,9 @@ class RunningPipelines(KeptParts[RunningPipeline | Completion]):
     def update(self, pipelines: Iterable[PipelineSettings]) -> None:
         """Follow the pipelines of another configuration; those that remain go on."""
         self._settings = {settings.name: settings for settings in pipelines}
-        for name in self._pipelines.keys() - self._settings.keys():
-            self._drop(self._pipelines.pop(name))
-        for name, pipeline in self._pipelines.items():
+        for name in self.running.keys() - self._settings.keys():
+            self._drop(self.running.pop(name))
+        for name, pipeline in self.running.items():
             if pipeline.graph.settings != self._settings[name]:
                 pipeline.reload(PipelineGraph(self._settings[name]), self._clock_ms())
         self._make_owned()
@@ -149,27 +149,26 @@ class RunningPipelines(KeptParts[RunningPipeline | Completion]):
         What is due for the others is among the `changes`, until `forget_leaving`.
         """
         self._owns = owns
-        for name in [name for name in self._pipelines if not owns.pipeline(name)]:
-            pipeline = self._pipelines.pop(name)
+        for name in [name for name in self.running if not owns.pipeline(name)]:
+            pipeline = self.running.pop(name)
             pipeline.completion.hand_over()
-            self.leaving |= {pipeline, pipeline.completion}
+            self.leaving |= {*pipeline.nodes.values(), pipeline.completion}
             self._leave(pipeline)
         self._index()
 
     async def reapply(self) -> None:
         """Read the state of the flow again, at a fixed period."""
-        if self._clock_ms() < self._reapply_ms or self.store is None or not self._pipelines:
+        if self._clock_ms() < self._reapply_ms or self.store is None or not self.running:
             return
         self._reapply_ms = self._clock_ms() + REAPPLY_MS
-        running = list(self._pipelines.values())  # others may come and go meanwhile
+        names = list(self.running)  # others may come and go meanwhile
         try:
             records = await asyncio.to_thread(self.store.items, FLOW_RECORDS.prefix)
         except StateError as error:
             _log.error("state of pipelines not read", error=str(error))
             return
-        for each in running:
-            of_it = [record for record in records if record.key.startswith(each.prefix)]
-            each.load(of_it, self._clock_ms())
+        for each in filter(None, map(self.running.get, names)):
+            each.load(records, self._clock_ms())
 
     def follows(self, client_id: str | None) -> bool:
         """Return whether what a client writes is of interest."""
@@ -181,17 +180,16 @@ class RunningPipelines(KeptParts[RunningPipeline | Completion]):
         self, client_id: str, topic: str, partition: int, start: int, end: int, now_ms: float
     ) -> None:
         """Record that a client has written the records from `start` up to `end`."""
-        if (found := self._stage_of(client_id)) is not None:
-            pipeline, stage = found
-            if topic in stage.settings.produces:
-                self._registry.appended(topic, partition, end, now_ms)
-                pipeline.wrote(stage, TopicRange(topic, partition, start, end), now_ms)
+        stage = self._stage_of(client_id)
+        if stage is not None and topic in stage.settings.produces:
+            self._registry.appended(topic, partition, end, now_ms)
+            written = TopicRange(topic, partition, start, end)
+            self.running[stage.pipeline].wrote(stage, written, now_ms)
 
     def plans(self, client_id: str, partitions: Set[TopicPartition], now_ms: float) -> None:
         """Record that a driver is about to be told the ends of partitions."""
-        if (found := self._stage_of(client_id)) is not None:
-            pipeline, stage = found
-            pipeline.plans(stage, client_id, partitions, now_ms)
+        if (stage := self._stage_of(client_id)) is not None:
+            self.running[stage.pipeline].plans(stage, client_id, partitions, now_ms)
 
     def sent(self, client_id: str, count: int, records: int) -> None:
         """Record that a client has sent so many bytes for so many records."""
@@ -200,10 +198,10 @@ class RunningPipelines(KeptParts[RunningPipeline | Completion]):
 
     def lost_ends(self, report: Report) -> set[TopicPartition]:
         """Return partitions whose ends `reported` needs, for a batch begun before this process."""
-        found = self._stage_named(report.client_id, report.name)
-        if report.batch is None or found is None:
+        stage = self._stage_named(report.client_id, report.name)
+        if report.batch is None or stage is None:
             return set()
-        pipeline, stage = found
+        pipeline = self.running[stage.pipeline]
         started_ms = self._clock_ms() - report.age_ms - (report.batch.execution_ms or 0)
         is_lost = pipeline.completion.is_recovering(stage.name, started_ms)
         return set(pipeline.known_ends(stage)) if is_lost else set()
@@ -217,23 +215,17 @@ class RunningPipelines(KeptParts[RunningPipeline | Completion]):
         """Apply a report that the registry has accepted; for `ends` see `lost_ends`."""
         if accepted.new_run:
             self.generation += 1  # the query may have another name now
-        if found := self._stage_named(accepted.query.client_id, accepted.query.name):
-            pipeline, stage = found
-            if pipeline.reported(stage, accepted, ends, now_ms):
-                self._on_change()
-
-    def documents(self) -> Sequence[Mapping[str, object]]:
-        """Return what there is to show of each pipeline."""
-        now_ms = self._clock_ms()
-        return [pipeline.document(now_ms) for pipeline in self._pipelines.values()]
+        stage = self._stage_named(accepted.query.client_id, accepted.query.name)
+        if stage and self.running[stage.pipeline].reported(stage, accepted, ends, now_ms):
+            self._on_change()
 
     def shown(self) -> FigureRows:
         """List the rows of OF_PIPELINES."""
-        return [((name,), pipeline) for name, pipeline in self._pipelines.items()]
+        return [((name,), pipeline) for name, pipeline in self.running.items()]
 
     def shown_nodes(self) -> FigureRows:
         """List the rows of OF_NODES."""
-        for name, pipeline in tuple(self._pipelines.items()):
+        for name, pipeline in tuple(self.running.items()):
             for node in tuple(pipeline.nodes.values()):
                 yield (name, node.name), node
 
@@ -251,19 +243,17 @@ class RunningPipelines(KeptParts[RunningPipeline | Completion]):
 
     def tick(self, now_ms: float) -> None:
         """Do what is due by what is measured, and hold and release accordingly."""
-        if not self._pipelines:
+        if not self.running:
             return
         self._count_arrived()
-        for pipeline in self._pipelines.values():
+        for pipeline in self.running.values():
             pipeline.advance(self._arrived, now_ms)
             self._count_ended(pipeline)
 
-    def _stage_named(
-        self, client_id: str | None, name: str | None
-    ) -> tuple[RunningPipeline, Stage] | None:
+    def _stage_named(self, client_id: str | None, name: str | None) -> Stage | None:
         return self.stages.get(client_id or "") or self.stages.get(name or "")
 
-    def _stage_of(self, client_id: str) -> tuple[RunningPipeline, Stage] | None:
+    def _stage_of(self, client_id: str) -> Stage | None:
         query = self._registry.query_of(client_id)
         return self._stage_named(client_id, query.name if query is not None else None)
 
@@ -271,9 +261,9 @@ class RunningPipelines(KeptParts[RunningPipeline | Completion]):
         """Find out anew who is in which pipeline."""
         self.generation += 1
         self.stages, self._sources = {}, {}
-        for pipeline in self._pipelines.values():
+        for pipeline in self.running.values():
             for stage in pipeline.stages.values():
-                self.stages |= dict.fromkeys(stage.settings.members, (pipeline, stage))
+                self.stages |= dict.fromkeys(stage.settings.members, stage)
             for source in pipeline.sources.values():
                 self._sources.setdefault(source.name, []).append(source)
 
@@ -303,9 +293,9 @@ class RunningPipelines(KeptParts[RunningPipeline | Completion]):
                 now_s=self._clock_s(),
             )
             for name, settings in self._settings.items()
-            if name not in self._pipelines and owns is not None and owns.pipeline(name)
+            if name not in self.running and owns is not None and owns.pipeline(name)
         ]
-        self._pipelines |= {pipeline.name: pipeline for pipeline in made}
+        self.running |= {pipeline.name: pipeline for pipeline in made}
         self._index()
         return made
 
@@ -322,20 +312,18 @@ class RunningPipelines(KeptParts[RunningPipeline | Completion]):
         if pending:
             self._instruments.ledger_failed_total.of(name, PIPELINE_CHANGED).inc(pending)
         # No other may take its records up, also what is just being written.
-        gone = self.journal.forget({pipeline, completion})
-        gone += [(completion, *item) for item in completion.items()]
-        gone += [(pipeline, node) for node in pipeline.nodes]
-        for part, *item in gone:
-            self.journal.mark_removed(part, *item)
+        completion.clear(self._clock_ms())
+        for node in pipeline.nodes.values():
+            node.begin()
+            self.journal.mark_removed(node)
 
     def _count_ended(self, pipeline: RunningPipeline) -> None:
         name = pipeline.name
         for root in pipeline.completion.take_ended():
-            if root.outcome is RootOutcome.COMPLETED:
+            if not root.reason:
                 duration_s = (root.ended_ms - root.started_ms) / MS_PER_SECOND
                 self._instruments.ledger_completion_seconds.of(name).observe(duration_s)
                 continue
-            reason = root.reason or str(root.outcome)
-            self._instruments.ledger_failed_total.of(name, reason).inc()
+            self._instruments.ledger_failed_total.of(name, root.reason).inc()
             batch = {"stage": root.owner.stage, "batch": root.owner.batch}
-            _log.warning("source batch not finished", pipeline=name, **batch, reason=reason)
+            _log.warning("source batch not finished", pipeline=name, **batch, reason=root.reason)

@@ -18,7 +18,7 @@ held to is the lowest of these:
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from functools import partial
 from operator import attrgetter, itemgetter
 from random import SystemRandom
@@ -44,16 +44,12 @@ from .edges import MAX_OFFSET, TopicRange
 from .graph import Node, PipelineGraph, find_endless
 from .nodes import (
     FLOW_RECORDS,
-    Controller,
     Direction,
-    NodeState,
     Source,
     Stage,
     Verdict,
     fair_rates,
-    from_record,
     raised_rates,
-    to_record,
 )
 
 MAX_EVENTS = 100
@@ -92,7 +88,7 @@ class RunningPipeline:
         """What can be held, by name."""
         self.stages: Mapping[str, Stage] = {}
         self.sources: Mapping[str, Source] = {}
-        self._events: deque[dict[str, Json]] = deque(maxlen=MAX_EVENTS)
+        self.events: deque[dict[str, Json]] = deque(maxlen=MAX_EVENTS)
         self._registry, self._queries_of, self._quotas = registry, queries_of, quotas
         self.completion = Completion(
             graph, journal, random=SystemRandom(), now_ms=now_ms, now_s=now_s
@@ -119,64 +115,56 @@ class RunningPipeline:
         self._hold(now_ms)
 
     def assign(
-        self, records: Iterable[Record], now_ms: float, *, is_handed_over: bool = False
+        self, records: Collection[Record], now_ms: float, *, is_handed_over: bool = False
     ) -> list[str]:
         """Load the records of an earlier process, or of the member that had it before.
 
         Return what was not taken up, and why.
         """
         self._loaded_ms = now_ms
-        flow, ledger = list[Record](), list[Record]()
-        for record in records:
-            (flow if record.key.startswith(self.prefix) else ledger).append(record)
+        ledger = [record for record in records if not record.key.startswith(self.prefix)]
         refused = self.completion.load(ledger, now_ms, is_handed_over=is_handed_over)
-        refused += self.load(flow, now_ms)
+        refused += self.load(records, now_ms)
         self._hold(now_ms)  # before a driver asks
         return refused
 
     def load(self, records: Iterable[Record], now_ms: float) -> list[str]:
-        """Load all records under `prefix`, at any time; return what was not taken, and why.
+        """Load those under `prefix`, at any time; return what was not taken, and why.
 
         Records newer than what is in force count; older and missing ones are written again. Those
         of nodes that are gone and damaged ones are deleted, those of a newer program left alone.
         """
         refused = []
-        names = {self.key(name): name for name in self.nodes}
-        changed = {name for name in self.nodes if self.state_of(name) is not None}
+        nodes = {node.key(): node for node in self.nodes.values()}
+        changed = {key for key, node in nodes.items() if node.state.rate is not None}
         for record in records:
-            name = names.get(record.key, "")
+            if not record.key.startswith(self.prefix):
+                continue
+            node = nodes.get(record.key)
             try:
-                if not name:
+                if node is None:
                     raise ValueError("the pipeline has no such node")
-                is_same = self._load_node(name, record)
+                state, before = node.read(record), node.state
             except UnknownFormError as error:
                 refused.append(f"{record.key}: {error}")
-                changed.discard(name)
+                changed.discard(record.key)
                 continue
             except ValueError as error:
                 refused.append(f"{record.key}: {error}; deleted")
                 self.journal.mark_deleted(record.key)
                 continue
-            (changed.discard if is_same else changed.add)(name)
-        for name in sorted(changed):
-            self.journal.mark_changed(self, name)
+            is_same = state.revision == before.revision
+            if state.revision > before.revision:
+                is_same = not node.load(state, self.graph.downstream[node.name])
+                if (rate := node.state.rate) != before.rate:
+                    about = {"pipeline": self.name, "node": node.name}
+                    _log.info("pipeline", **about, rate=rate, reason=state.why)
+            (changed.discard if is_same else changed.add)(record.key)
+        for key in sorted(changed):
+            self.journal.mark_changed(nodes[key])
         for message in refused:
             self._changed("", None, message, now_ms, is_logged=False)
         return refused
-
-    def key(self, node: str) -> str:
-        """Return the key of a node's record."""
-        return FLOW_RECORDS.key(self.name, node)
-
-    def record(self, node: str) -> Record | None:
-        """Return the record of a node; None when it is not held."""
-        state = self.state_of(node)
-        return None if state is None else to_record(self.name, node, state)
-
-    def state_of(self, node: str) -> NodeState | None:
-        """Return how a node is held; None when it is not."""
-        controller = self.nodes.get(node)
-        return None if controller is None or controller.state.rate is None else controller.state
 
     def advance(self, arrived: Mapping[str, int], now_ms: float) -> None:
         """Do what is due by what is measured, and hold and release accordingly.
@@ -209,14 +197,14 @@ class RunningPipeline:
             if now_ms < stage.due_ms:
                 continue
             verdict = stage.close(now_ms, holds=bool(self._held_for(name)))
-            if verdict is not None and stage.may_ask(now_ms):
+            if verdict is not None and stage.was_seen and stage.is_alive(now_ms):
                 verdicts[name] = verdict
         for name, verdict in verdicts.items():  # with all rates as they are measured now
             self._ask(name, verdict, now_ms)
         for name, node in self.nodes.items():
             before = node.state.rate
             if node.tick(now_ms, now_s, lambda name: self.stages[name].is_alive(now_ms)):
-                self.journal.mark_changed(self, name)
+                self.journal.mark_changed(node)
                 is_logged = node.state.rate != before
                 self._changed(name, node.state.rate, node.state.why, now_ms, is_logged=is_logged)
 
@@ -278,73 +266,40 @@ class RunningPipeline:
             self._hold_stage(self.stages[each], now_ms)
         return True
 
-    def document(self, now_ms: float) -> dict[str, Json]:
-        """Return the pipeline as the API shows it: JSON, times in wall-clock seconds."""
-        graph = self.graph
-        return {
-            "name": self.name,
-            "at_s": self._to_s(now_ms),
-            "hold_producers": graph.settings.hold_producers,
-            "max_lag": graph.settings.max_lag,
-            "stages": [
-                self.stages[name].stage_document(graph.upstream[name], now_ms)
-                for name in graph.order
-            ],
-            "sources": [
-                (self.nodes.get(each.name) or Controller(each)).document()
-                for each in graph.settings.sources
-            ],
-            "refused_readings": 0,  # of earlier versions, for those who read the fields
-            "unknown": [],
-            "events": list(self._events),
-            "completion": self.completion.document(now_ms),
-        }
-
     def _follow(self, graph: PipelineGraph, now_ms: float) -> None:
         """Have the nodes of a graph; those that were there before keep their state."""
         self.graph, settings, before = graph, graph.settings, self.nodes
         self.stages = {
-            name: self.stages.get(name) or Stage(stage, settings.max_lag, now_ms)
+            name: self.stages.get(name) or Stage(stage, settings.max_lag, now_ms, self.name)
             for name, stage in graph.stages.items()
         }
         # Measured whether they are held or not: a reload may have them held.
         self.sources = {
-            each.name: self.sources.get(each.name) or Source(each) for each in settings.sources
+            each.name: self.sources.get(each.name) or Source(each, self.name)
+            for each in settings.sources
         }
         self.nodes = {**self.stages, **(self.sources if settings.hold_producers else {})}
         for name, node in before.items():
             if self.nodes.get(name) is not node:
-                self.journal.mark_removed(self, name)
                 if node.state.rate is not None:
                     self._changed(name, None, "it is no longer held in this pipeline", now_ms)
+                node.begin()
+                self.journal.mark_removed(node)
         every: tuple[Node, ...] = (*settings.stages, *settings.sources)
         for each in every:
             name, node = each.name, self.stages.get(each.name) or self.sources[each.name]
-            if before.get(name) is not node or name not in self.nodes:
-                node.begin()  # it is not held, or was not
-            if node.follow(each, graph.downstream[name], self._period_ms(name), now_ms):
-                self.journal.mark_changed(self, name)
+            if before.get(name) is not node:
+                node.begin()  # it could not be held so far
+            # A stage that nobody consumes from any more may still have to be released.
+            consumers = graph.downstream[name] or (name,)
+            period_ms = max(graph.stages[consumer].period_ms for consumer in consumers)
+            if node.follow(each, graph.downstream[name], period_ms, now_ms):
+                self.journal.mark_changed(node)
                 self._changed(name, node.state.rate, "the pipeline's settings changed", now_ms)
         for name, stage in self.stages.items():
             stage.sample_for(graph.stages[name], settings.max_lag, now_ms)
         for problem in find_endless(graph):
             _log.warning("a hold may never end", problem=problem)
-
-    def _load_node(self, name: str, record: Record) -> bool:
-        """Load a later state; return whether the record says what is in force then."""
-        node, before = self.nodes[name], self.nodes[name].state
-        state = from_record(record, self.name, node.settings)
-        if state.revision <= before.revision:
-            return state.revision == before.revision
-        is_same = not node.load(state, self.graph.downstream[name])
-        if (rate := node.state.rate) != before.rate:
-            _log.info("pipeline", pipeline=self.name, node=name, rate=rate, reason=state.why)
-        return is_same
-
-    def _period_ms(self, node: str) -> float:
-        # A stage that nobody consumes from any more may still have to be released.
-        consumers = self.graph.downstream[node] or (node,)
-        return max(self.graph.stages[name].period_ms for name in consumers)
 
     def _held_for(self, stage: str) -> list[str]:
         """Return the nodes upstream that are held because a stage asked."""
@@ -374,7 +329,7 @@ class RunningPipeline:
         for node, rate in rates.items():
             adjust_ms = stage.settings.t_min_adjust_ms
             controllers[node].ask(name, verdict.direction, rate, adjust_ms, reason)
-        stage.request = {
+        stage.last_request = {
             "at_s": self._to_s(now_ms),
             "direction": verdict.direction,
             "processing_rate": processing_rate,
@@ -387,7 +342,7 @@ class RunningPipeline:
     ) -> None:
         """Show that the rate of a node, or why it has it, is another one now."""
         at_s = self._to_s(now_ms)
-        self._events.append({"at_s": at_s, "node": node, "rate": rate, "reason": reason})
+        self.events.append({"at_s": at_s, "node": node, "rate": rate, "reason": reason})
         if is_logged:
             _log.info("pipeline", pipeline=self.name, node=node, rate=rate, reason=reason)
 
@@ -480,12 +435,12 @@ class RunningPipeline:
                     interval_ms = query.measurements.interval_ms or MS_PER_SECOND
                     rate = limit.records * MS_PER_SECOND / interval_ms
                     if ceiling is None or rate < ceiling:
-                        ceiling, why, waits = rate, limit.why, limit
+                        ceiling, why, waits = rate, limit.reason, limit
                 if query.ceiling != ceiling:
                     query.set_ceiling(ceiling, f"pipeline {self.name}: {why}", now_ms)
                 if ceiling is not None and ceiling < stage.normal_rate:
                     ceilings.append((ceiling, waits))
-        stage.ceiling = min(ceilings, key=itemgetter(0), default=None)
+        stage.ceiling, stage.waits = min(ceilings, key=itemgetter(0), default=(None, None))
         is_held = held_to is not None or any(stage.plans[each].limit for each in clients)
         self._log_reach(stage.name, is_held and not is_there, "a rule with adaptive")
 

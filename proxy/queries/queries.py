@@ -9,7 +9,6 @@ from collections.abc import (
     Generator,
     Iterable,
     Mapping,
-    Sequence,
 )
 from contextlib import suppress
 from itertools import chain
@@ -27,6 +26,7 @@ from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.upstream import UpstreamError
 from proxy.pipeline.graph import PipelineSettings
 from proxy.pipeline.running import OF_NODES, OF_PIPELINES
+from proxy.pipeline.running_pipeline import RunningPipeline
 from proxy.progress import progress_records
 from proxy.progress.owns import OwnedBeside, Owns, owns_all
 from proxy.progress.progress_collector import ProgressCollector
@@ -333,9 +333,9 @@ class Queries:
             for pressed in self._backpressure.of_client(query.client_id)
         }
 
-    def pipelines(self) -> Sequence[Document]:
-        """Return what there is to show of each pipeline."""
-        return self._pipelines.documents()
+    def pipelines(self) -> Iterable[RunningPipeline]:
+        """Return the pipelines that are at work."""
+        return self._pipelines.running.values()
 
     async def _tick(self) -> None:
         while True:

@@ -19,6 +19,7 @@ from proxy.admin.port.guard import Access, AdminToken
 from proxy.admin.server import AdminServer
 from proxy.config.endpoints import HostPort
 from proxy.hot_restart import bind_admin
+from proxy.pipeline.running_pipeline import RunningPipeline
 from proxy.progress.query import QueryProgress
 from proxy.progress.query_scope import QueryScope
 from proxy.quota.entities import QuotaKind
@@ -102,7 +103,7 @@ class NoQueries:
     def pressure(self) -> Mapping[str, Mapping[str, object]]:
         return {}
 
-    def pipelines(self) -> Sequence[Mapping[str, object]]:
+    def pipelines(self) -> Sequence[RunningPipeline]:
         return ()
 
 

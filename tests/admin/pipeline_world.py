@@ -1,6 +1,6 @@
 """A world with pipelines: real flow control and real ledgers, fed with what a proxy would see."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -118,8 +118,8 @@ class PipelineWorld(SparkWorld):
     def begin(self, settings: PipelineSettings) -> None:
         self.lines[settings.name] = Line.of(settings, self.now_ms)
 
-    def pipelines(self) -> Sequence[Mapping[str, object]]:
-        return [line.flow.document(self.now_ms) for line in self.lines.values()]
+    def pipelines(self) -> Iterable[RunningPipeline]:
+        return [line.flow for line in self.lines.values()]
 
     def run(self, seconds: int, rates: Mapping[str, tuple[float, float, int]]) -> None:
         """Let time pass; by stage what it receives and processes in a second, and its lag."""

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from parts.reports import ReportingDriver, batch_document, uuid
 
 from proxy.admin.server import AdminServer
 from proxy.backpressure.query_advice import advise
+from proxy.pipeline.running_pipeline import RunningPipeline
 from proxy.progress.events import ProgressEvent
 from proxy.progress.offset_ranges import SkipReason
 from proxy.progress.query import ProgressSettings, QueryProgress, QuerySettings
@@ -94,7 +95,7 @@ class SparkWorld(AdminWorld, QueryWorld):
             for pressed in self.backpressure.of_client(query.client_id)
         }
 
-    def pipelines(self) -> Sequence[Mapping[str, object]]:
+    def pipelines(self) -> Iterable[RunningPipeline]:
         return ()
 
 

@@ -13,12 +13,8 @@ from terminal import run_once
 
 from proxy.admin.commands.top import FRAME_LINES
 from proxy.admin.commands.top_tables import PIPELINES, screen
-from proxy.admin.query_documents import (
-    COST_FACTOR,
-    MAX_NODES,
-    MAX_PIPELINE_SUMMARIES,
-    QueryDocuments,
-)
+from proxy.admin.pipeline_documents import MAX_NODES, MAX_PIPELINE_SUMMARIES
+from proxy.admin.query_documents import COST_FACTOR, QueryDocuments
 from proxy.slices import Slices
 
 

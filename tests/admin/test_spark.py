@@ -21,6 +21,7 @@ from proxy.admin.query_documents import (
     paged_partitions,
     partitions_of,
 )
+from proxy.pipeline.running_pipeline import RunningPipeline
 from proxy.progress.query import QuerySettings
 from proxy.progress.report import MAX_REPORT_BYTES, Refusal
 from proxy.slices import Slices
@@ -291,7 +292,7 @@ class Slow:
     def pressure(self) -> dict[str, dict[str, object]]:
         return {}
 
-    def pipelines(self) -> list[dict[str, object]]:
+    def pipelines(self) -> list[RunningPipeline]:
         return []
 
 

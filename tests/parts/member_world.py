@@ -10,6 +10,8 @@ from parts.quota_world import QuotaWorld
 from parts.reports import ReportingDriver, batch_document, uuid
 
 from metrics.clock import clock_ms
+from proxy.admin.document_models import Moment
+from proxy.admin.pipeline_documents import COMPLETION
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.pipeline.graph import PipelineSettings, SourceSettings, StageSettings
 from proxy.progress.owns import owns_all
@@ -200,7 +202,8 @@ class MemberWorld(QuotaWorld):
         self.queries.resume(self.store)
 
     def completion(self):
-        return [document["completion"] for document in self.queries.pipelines()]
+        now = Moment(0.0, self.clock())
+        return [COMPLETION.document(each.completion, now) for each in self.queries.pipelines()]
 
 
 def stage(name, consumes, *produces):

@@ -26,6 +26,7 @@ from metrics.instruments import InstrumentRow
 from proxy.admin.client_documents import BUDGET, CLIENT, CONNECTION, HOLD, UNBOUNDED
 from proxy.admin.document_models import Model
 from proxy.admin.peers.merged_documents import MEMBER_ROW
+from proxy.admin.pipeline_documents import COMPLETION, NODE, PIPELINE_ROW, STAGE
 from proxy.admin.progress_documents import PARTITION, QUERY
 from proxy.admin.rule_documents import BUDGET_RULE, PAUSE, RULE
 from proxy.admin.suggestions import SUGGESTION
@@ -54,6 +55,10 @@ MODELS: Mapping[tuple[str, str], Model[Any]] = {
     (API, "hold"): HOLD,
     ("api-queries.md", "query"): QUERY,
     ("api-queries.md", "partition"): PARTITION,
+    ("api-queries.md", "pipeline"): PIPELINE_ROW,
+    ("api-queries.md", "completion"): COMPLETION,
+    ("api-queries.md", "node"): NODE,
+    ("api-queries.md", "stage"): STAGE,
     ("admin-port.md", "member"): MEMBER_ROW,
 }
 """By the pages of their tables, and what begins them there."""

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from proxy.admin.document_models import FORMS, UNKNOWN, Column, rate_text
-from proxy.admin.query_documents import REDUCED, is_held
+from proxy.admin.pipeline_documents import NODE, is_held
 from proxy.quota.entities import QuotaKind
 from proxy.state import Document
 
@@ -360,7 +360,7 @@ def _pipelines(status: Document, order: str, width: int, rows: int | None) -> _D
     left = len(lines) - len(shown)
     below = f"{len(pipelines)} of {status['pipelines_total']} pipelines, rates in records/s"
     below += f"; {left} lines do not fit" if left else ""
-    return draw_table(PIPELINE_COLUMNS, shown, width), Text(below, "dim")
+    return draw_table(NODE.columns, shown, width), Text(below, "dim")
 
 
 def _pipeline_rows(pipeline: Document) -> Iterator[tuple[Document, str]]:
@@ -368,19 +368,18 @@ def _pipeline_rows(pipeline: Document) -> Iterator[tuple[Document, str]]:
     state, why = _pipeline_state(pipeline), _pipeline_why(pipeline)
     head = {"title": pipeline["name"], "shown_state": state, "why": why}
     yield head, WARNING if pipeline["pending"]["full"] else HEAD
-    for source in pipeline["sources"]:
-        state = f"source, {_held(source)}" if source["state"] == REDUCED else "source"
-        yield _node_row({**source, "received_rate": source["measured_rate"]}, state)
-    for stage in pipeline["stages"]:
-        state = _held(stage) if is_held(stage) else "not held"
-        yield _node_row(stage, state if stage["alive"] else f"{state}, silent")
+    for node in (*pipeline["sources"], *pipeline["stages"]):
+        held = is_held(node)
+        row = {"received_rate": node["measured_rate"], **node, "title": f"  {node['name']}"}
+        why = (held and (node.get("waits") or node)["reason"]) or UNKNOWN
+        yield row | {"shown_state": _node_state(node), "why": why}, WARNING if held else CALM
 
 
-def _node_row(node: Document, state: str) -> tuple[Document, str]:
-    waits = node.get("waits")
-    why = (waits["reason"] if waits else is_held(node) and node["reason"]) or UNKNOWN
-    row = {**node, "title": f"  {node['name']}", "shown_state": state, "why": why}
-    return row, WARNING if is_held(node) else CALM
+def _node_state(node: Document) -> str:
+    held = [_held(node)] if is_held(node) else []
+    if "alive" not in node:
+        return ", ".join(["source", *held])
+    return ", ".join([*(held or ["not held"]), *([] if node["alive"] else ["silent"])])
 
 
 def _held(node: Document) -> str:
@@ -406,16 +405,3 @@ def _pipeline_why(pipeline: Document) -> str:
         age = f"{oldest['age_s']:,.0f} s"
         why += f"; batch {oldest['batch']} waits at {oldest['waits_at']}, {age} old"
     return why
-
-
-PIPELINE_COLUMNS = (
-    Column("pipeline", "title", ratio=3, is_name=True),
-    Column("state", "shown_state", ratio=4),
-    Column("rate", "rate", "count"),
-    Column("normal", "normal_rate", "count", 100),
-    Column("received", "received_rate", "count", 120),
-    Column("processed", "processing_rate", "count", 70),
-    Column("lag", "lag", "count"),
-    Column("why", "why", from_width=130, ratio=6),
-)
-"""Rates in records/s."""

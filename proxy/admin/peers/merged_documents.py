@@ -20,13 +20,12 @@ from proxy.admin.client_documents import (
 from proxy.admin.document_models import Column, Combine, Model, Moment
 from proxy.admin.log_level import LOG_LEVEL_PATH
 from proxy.admin.pages import Key, Page, PagedRows
+from proxy.admin.pipeline_documents import MAX_PIPELINE_SUMMARIES, pipeline_urgency
 from proxy.admin.query_documents import (
-    MAX_PIPELINE_SUMMARIES,
     MAX_QUERY_SUMMARIES,
     grouped_by_query,
     paged_partitions,
     partitions_of,
-    pipeline_urgency,
     query_urgency,
 )
 from proxy.admin.request_times import merged_times

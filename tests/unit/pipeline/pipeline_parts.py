@@ -1,6 +1,11 @@
 """Stages and sources for the tests of pipelines."""
 
+from itertools import starmap
+from operator import attrgetter
+
+from proxy.pipeline.completion import Completion
 from proxy.pipeline.graph import PipelineGraph, PipelineSettings, SourceSettings, StageSettings
+from proxy.state import Record
 
 SECOND_MS = 1_000.0
 
@@ -33,3 +38,16 @@ def graph(stages, name="p", **settings) -> PipelineGraph:
     return PipelineGraph(
         PipelineSettings(name=name, stages=tuple(stages), sources=sources, **settings)
     )
+
+
+def snapshot(completion: Completion) -> list[Record]:
+    """Return the records of all that there is, by their keys."""
+    edges = completion.edges
+    items: list[tuple[object, ...]] = [("root", root) for root in completion.ledger.roots]
+    items += [("group", number) for number in edges.anchors]
+    for key, waiting in edges.partitions.items():
+        items += [("lane", *key), *(("edge", *key, start) for start in waiting.starts)]
+    items += [("stage", name) for name in completion.reports]
+    items += [("early", number) for number in completion.early]
+    records = filter(None, starmap(completion.record, items))
+    return sorted(records, key=attrgetter("key"))

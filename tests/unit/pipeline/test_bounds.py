@@ -146,8 +146,7 @@ def test_a_stage_that_never_ran_is_waited_for(tmp_path):
     two.stop()
     made.run(60)
     assert made.log("b").total <= MAX_LAG
-    (document,) = made.world.pipelines.documents()
-    assert document["stages"][0]["waits"] == {
+    assert made.world.document()["stages"][0]["waits"] == {
         "for": "two",
         "records": 0,
         "reason": f"{MAX_LAG:,} records wait for two, and max_lag is {MAX_LAG:,}",

@@ -1,14 +1,15 @@
 import gc
 import tracemalloc
 from collections import defaultdict, deque
-from itertools import starmap
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipeline_parts import graph, stage
+from pipeline_parts import graph, snapshot, stage
 
+from proxy.admin.document_models import Moment
+from proxy.admin.pipeline_documents import COMPLETION
 from proxy.pipeline.completion import (
     MAX_DEFERRED,
     MAX_WAIT_MS,
@@ -21,7 +22,7 @@ from proxy.pipeline.completion import (
 )
 from proxy.pipeline.edges import MAX_EDGES, EdgeTable, TopicRange
 from proxy.pipeline.graph import PendingLimit
-from proxy.pipeline.ledger import BUCKETS, Ledger, RootOutcome, SourceBatch, WallTime
+from proxy.pipeline.ledger import BUCKETS, TIMED_OUT, Ledger, SourceBatch, WallTime
 from proxy.state import Journal
 
 TIMEOUT_MS = 600_000.0
@@ -68,16 +69,23 @@ def batch(stage, number, inputs, outputs="", started_ms=0.0, size_bytes=0):
     return StageBatch(stage, number, ranges(inputs), ranges(outputs), started_ms, size_bytes)
 
 
+def outcome(end):
+    if end.reason in ("", TIMED_OUT):
+        return end.reason or "completed", ""
+    return "failed", end.reason
+
+
 def told(completion):
-    return [
-        (end.owner.stage, end.owner.batch, str(end.outcome), end.reason)
-        for end in completion.take_ended()
-    ]
+    return [(end.owner.stage, end.owner.batch, *outcome(end)) for end in completion.take_ended()]
+
+
+def document_of(completion):
+    return COMPLETION.document(completion, Moment(0.0))
 
 
 def pending_at(completion):
     """Return by the source batch where it waits."""
-    return {one["batch"]: one["waits_at"] for one in completion.document(0.0)["pending"]["first"]}
+    return {one["batch"]: one["waits_at"] for one in document_of(completion)["pending"]["first"]}
 
 
 def done(*numbers, stage="one"):
@@ -275,7 +283,7 @@ class TestEarly:
         completion.stage_batch(batch("one", 1, "A0:0-10", "B0:0-5", 10.0), 20.0)
         completion.stage_batch(batch("two", 1, "B0:0-8", "C0:0-8", 25.0), 30.0)
         assert pending_at(completion) == {1: "two"}
-        assert completion.document(30.0)["early_batches"] == 1
+        assert len(completion.early) == 1
         return completion
 
     def test_waits_for_the_report_of_what_it_read(self):
@@ -308,7 +316,7 @@ class TestEarly:
         assert pending_at(completion) == {1: "two"}
         completion.tick(30.0 + MAX_WAIT_MS)
         assert pending_at(completion) == {1: "three"}
-        assert completion.document(0.0)["forced_batches"] == 1
+        assert completion.forced_batches == 1
         assert "not known who" in completion.notes[-1][1]
 
     def test_the_first_goes_on_when_too_many_wait(self):
@@ -323,12 +331,12 @@ class TestEarly:
         completion = self.make()
         completion.stage_batch(batch("two", 2, "B1:0-0", "C0:8-9", 31.0), 32.0)
         completion.stage_batch(batch("three", 1, "C0:0-9", "", 33.0), 34.0)
-        assert completion.document(34.0)["early_batches"] == 3
+        assert len(completion.early) == 3
         completion.idle("two", 35.0)  # it is not: its batches wait
-        assert completion.document(34.0)["early_batches"] == 3
+        assert len(completion.early) == 3
         completion.idle("one", 36.0)
         assert told(completion) == done(1)
-        assert completion.document(34.0)["early_batches"] == 0
+        assert len(completion.early) == 0
 
 
 FULL = [
@@ -414,16 +422,16 @@ class TestReload:
         completion = self.make()
         completion.stage_batch(batch("two", 2, "B0:2-9"), 2.0)
         update(completion, [DIAMOND[0]], TIMEOUT_MS, 2.0)
-        assert completion.document(2.0)["dropped_batches"] == 1
+        assert completion.dropped_batches == 1
         assert completion.ledger.pending_batches == 0
         assert (completion.edges.size, completion.edges.partitions) == (0, {})
 
     def test_what_cannot_be_changes_nothing(self):
         completion = self.make()
-        before = [*starmap(completion.record, completion.items())]
+        before = snapshot(completion)
         with pytest.raises(ValueError, match="above 0"):
             update(completion, DIAMOND[:1], -1.0, 2.0)
-        assert [*starmap(completion.record, completion.items())] == before
+        assert snapshot(completion) == before
 
 
 def test_too_many_edges_fail_the_oldest_roots_and_never_silently():
@@ -440,7 +448,7 @@ def test_too_many_edges_fail_the_oldest_roots_and_never_silently():
     assert ended == [("one", number, "failed", TOO_MANY_EDGES) for number in range(len(ended))]
     assert completion.ledger.pending_batches == 200 - len(ended) == completion.edges.size // 2
     assert 70 <= completion.ledger.pending_batches <= 80
-    assert completion.document(0.0)["failed"] == {TOO_MANY_EDGES: len(ended)}
+    assert document_of(completion)["failed"] == {TOO_MANY_EDGES: len(ended)}
     assert "more than 160 edges" in completion.notes[-1][1]
     completion.stage_batch(batch("two", 1, "B0:0-200"), 1e3)
     assert told(completion) == done(*range(len(ended), 200))
@@ -548,7 +556,7 @@ def test_completes_just_what_the_lineage_of_each_record_says(seed, stages, steps
 
     def check():
         ended.extend(completion.take_ended())
-        assert all(end.outcome is RootOutcome.COMPLETED for end in ended)
+        assert all(end.reason == "" for end in ended)
         owners = [(end.owner.stage, end.owner.batch) for end in ended]
         assert len(set(owners)) == len(owners)
         return set(owners)
@@ -562,7 +570,7 @@ def test_completes_just_what_the_lineage_of_each_record_says(seed, stages, steps
                 report(each)
         told_so_far = check()
         assert told_so_far <= lineage.finished()
-        if not delay and completion.document(0.0)["early_batches"] == 0:
+        if not delay and len(completion.early) == 0:
             assert told_so_far == lineage.finished()
     for each in stages:
         while lineage.reports[each.name]:
@@ -571,7 +579,7 @@ def test_completes_just_what_the_lineage_of_each_record_says(seed, stages, steps
     for each in stages:
         completion.idle(each.name, lineage.now_ms)
     assert check() == lineage.finished()
-    assert completion.document(0.0)["forced_batches"] == 0
+    assert completion.forced_batches == 0
     assert completion.ledger.pending_batches == len(lineage.roots - lineage.finished())
     completion.tick(lineage.now_ms + TIMEOUT_MS * BUCKETS)
     assert len(completion.ledger.roots) == 0

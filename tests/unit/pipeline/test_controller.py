@@ -8,18 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pipeline_parts import source
 
+from proxy.admin import pipeline_documents
+from proxy.admin.document_models import Moment
 from proxy.pipeline.graph import MIN_RATE
 from proxy.pipeline.nodes import (
-    FLOW_RECORDS,
     IDLE_SHARE,
     NOBODY_LEFT,
     Controller,
     Direction,
     NodeState,
     delay_ms,
-    from_record,
     slowed,
-    to_record,
 )
 from proxy.state import Record
 
@@ -51,7 +50,7 @@ class Run:
     """A controller, period after period."""
 
     def __init__(self, period_ms: float = PERIOD_MS) -> None:
-        self.up = Controller(NODE)
+        self.up = Controller(NODE, "p/1")
         self.up.follow(NODE, (), period_ms, 0.0)
         self.now_ms = 0.0
         self.dead: set[str] = set()
@@ -71,7 +70,7 @@ class Run:
 
     @property
     def delay_ms(self) -> float:
-        return self.up.document()["t_delay_ms"]
+        return pipeline_documents.NODE.document(self.up, Moment(0.0))["t_delay_ms"]
 
 
 def test_a_request_a_second_one_and_the_way_back():
@@ -275,19 +274,19 @@ def test_the_rate_is_always_from_the_minimum_to_normal(requests, measured):
         assert run.delay_ms >= 0
         if direction is LESS:
             assert state.rate <= max(before, MIN_RATE) * (1 + 1e-9)
-        assert from_record(to_record("p", "up", state), "p", NODE) == state
+        assert run.up.read(run.up.record()) == state
 
 
-def held() -> NodeState:
+def held() -> Controller:
     run = Run()
     run.period(("down", LESS, 400))
-    return run.up.state
+    return run.up
 
 
 def test_a_record_brings_the_state_back():
-    record = to_record("p/1", "up", held())
-    assert record.key == "flow/p%2F1/up"
-    assert from_record(record, "p/1", NODE) == held()
+    record = held().record()
+    assert record.key == held().key() == "flow/p%2F1/up"
+    assert Controller(NODE, "p/1").read(record) == held().state
 
 
 DAMAGED = {
@@ -308,12 +307,11 @@ DAMAGED = {
 
 @pytest.mark.parametrize("damage", DAMAGED.values(), ids=DAMAGED.keys())
 def test_a_damaged_record_is_refused(damage):
-    good = to_record("p", "up", held())
-    record = Record(FLOW_RECORDS.key("p", "up"), json.dumps(damage(good.value)), 1)
+    good = held().record()
+    record = Record(good.key, json.dumps(damage(good.value)), 1)
     with pytest.raises(ValueError, match=r"."):
-        from_record(record, "p", NODE)
+        held().read(record)
 
 
 def test_a_rate_above_normal_is_read_as_normal():
-    state = from_record(to_record("p", "up", held()), "p", SLOWER)
-    assert state.rate == 300
+    assert Controller(SLOWER, "p/1").read(held().record()).rate == 300

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from parts.lone_pipeline import lone_pipeline
 from pipeline_parts import SECOND_MS, source, stage
 
+from proxy.admin.document_models import Moment
+from proxy.admin.pipeline_documents import PIPELINE_ROW
 from proxy.pipeline.graph import MIN_RATE, PipelineGraph, PipelineSettings
-from proxy.pipeline.nodes import SILENT_MS, Direction, to_record
+from proxy.pipeline.nodes import SILENT_MS, Direction
 from proxy.pipeline.running_pipeline import RunningPipeline
-from proxy.state import MemoryStore, Record
+from proxy.state import Document, MemoryStore, Record
 
 START_S = 1_700_000_000.0
 
@@ -35,6 +37,10 @@ def tick(flow: RunningPipeline, now_ms: float) -> dict[str, float | None]:
 def arrived(flow: RunningPipeline, totals: dict[str, float], now_ms: float) -> None:
     for each in flow.sources.values():
         each.arrived(totals, now_ms)
+
+
+def document_of(flow: RunningPipeline, now_ms: float) -> Document:
+    return PIPELINE_ROW.document(flow, Moment(0.0, now_ms))
 
 
 class Run:
@@ -79,7 +85,7 @@ def test_a_stage_that_is_sent_too_much_holds_back_the_one_before_it():
 def test_the_reason_has_the_figures():
     run = Run()
     run.period(app=1_000, one=1_000, two=1_000)
-    assert run.flow.state_of("one").why == (
+    assert run.flow.nodes["one"].state.why == (
         "two asks for less: 4 of 4 samples are above its band, 1,000.0/s on average; "
         "it processes 400.0/s"
     )
@@ -111,7 +117,7 @@ def test_lag_above_its_bound_asks_nothing_of_stages():
     """They plan no more than there is room for."""
     run = Run(replace(CHAIN, max_lag=2_000))
     assert run.period({"two": 2_001}, app=450, one=450, two=450) == {}
-    assert run.flow.document(run.now_ms)["stages"][1]["last_request"] is None
+    assert document_of(run.flow, run.now_ms)["stages"][1]["last_request"] is None
 
 
 def test_without_a_batch_report_the_upper_edge_of_the_band_is_what_a_stage_processes():
@@ -184,8 +190,8 @@ def test_a_batch_without_rows_says_nothing_about_the_speed():
 
 
 def rates_of(flow: RunningPipeline) -> dict[str, float | None]:
-    states = {name: flow.state_of(name) for name in ("app", "one", "two", "left", "right", "join")}
-    return {name: state.rate for name, state in states.items() if state is not None}
+    rates = {name: node.state.rate for name, node in flow.nodes.items()}
+    return {name: rate for name, rate in rates.items() if rate is not None}
 
 
 def write(flow: RunningPipeline, store: MemoryStore) -> None:
@@ -247,7 +253,7 @@ def test_records_of_what_is_gone_are_told_and_deleted():
     refused = run.flow.load(records, 0.0)
     assert len(refused) == 2
     assert run.flow.journal.take() == ([], ["flow/p/gone", "flow/p/one"])
-    assert [event["reason"] for event in run.flow.document(0.0)["events"]] == refused
+    assert [event["reason"] for event in document_of(run.flow, 0.0)["events"]] == refused
 
 
 def test_the_period_of_a_node_is_the_longest_of_its_consumers():
@@ -267,15 +273,15 @@ def test_loading_takes_what_is_later_and_writes_what_is_not():
     written = []
     for rate in (1_000, 300):
         first.period(app=rate, one=rate, two=1_000)
-        written.append(to_record("p", "one", first.flow.state_of("one")))
+        written.append(first.flow.nodes["one"].record())
     for record in written:
         assert second.flow.load([record], 0.0) == []
         assert keys_of(second.flow) == ([], [])
-    assert second.flow.state_of("one") == first.flow.state_of("one")
+    assert second.flow.nodes["one"].state == first.flow.nodes["one"].state
     for records in (written[:1], []):
         assert second.flow.load(records, 0.0) == []
         assert keys_of(second.flow) == (["flow/p/one"], [])
-    assert second.flow.state_of("one") == first.flow.state_of("one")
+    assert second.flow.nodes["one"].state == first.flow.nodes["one"].state
 
 
 def test_a_record_of_a_newer_program_is_left_alone():
@@ -301,12 +307,12 @@ def test_a_record_of_an_earlier_program_is_taken_up():
     }
     flow = Run().flow
     assert flow.load([Record.of("flow/p/one", value)], 0.0) == []
-    state = flow.state_of("one")
+    state = flow.nodes["one"].state
     assert (state.rate, state.since_s, state.holders, state.revision) == (
         *(400.0, 1700000000.25, ("two",), 3),
     )
     assert keys_of(flow) == ([], [])
-    assert to_record("p", "one", state).value | {"t_delay_ms": 1.5} == value
+    assert flow.nodes["one"].record().value | {"t_delay_ms": 1.5} == value
 
 
 def test_a_reload_keeps_what_remains_and_lets_go_what_is_gone():
@@ -317,7 +323,7 @@ def test_a_reload_keeps_what_remains_and_lets_go_what_is_gone():
     slower = replace(CHAIN.stages[0], normal_rate=300.0)
     changed = replace(CHAIN, stages=(slower, CHAIN.stages[1]), hold_producers=False)
     run.flow.reload(PipelineGraph(changed), run.now_ms)
-    events = run.flow.document(run.now_ms)["events"][-2:]
+    events = document_of(run.flow, run.now_ms)["events"][-2:]
     assert {event["node"]: event["rate"] for event in events} == {"app": None, "one": 300.0}
     records, deletes = run.flow.journal.take()
     assert [record.key for record in records] == ["flow/p/one"]
@@ -342,7 +348,7 @@ def test_the_period_of_a_source_begins_when_it_can_be_held():
         assert tick(run.flow, start_ms + 4 * SECOND_MS - 1) == {}
         assert tick(run.flow, start_ms + 4 * SECOND_MS) == {"app": pytest.approx(400)}
         run.flow.reload(PipelineGraph(replace(CHAIN, hold_producers=False)), start_ms + 5_000)
-        assert run.flow.state_of("app") is None
+        assert "app" not in run.flow.nodes
 
 
 def test_a_reload_that_takes_a_stage_away_releases_what_it_held():
@@ -356,7 +362,7 @@ def test_a_reload_that_takes_a_stage_away_releases_what_it_held():
 def test_the_document_tells_the_whole_story():
     run = Run()
     run.period({"two": 70}, app=1_000, one=1_000, two=1_000)
-    document = json.loads(json.dumps(run.flow.document(run.now_ms), allow_nan=False))
+    document = json.loads(json.dumps(document_of(run.flow, run.now_ms), allow_nan=False))
     one, two = document["stages"]
     assert (one["state"], one["rate"], one["t_delay_ms"]) == ("reduced", 400, 1.5)
     assert (one["upstream"], two["upstream"]) == (["app"], ["one"])
@@ -424,7 +430,7 @@ def test_whatever_comes_rates_stay_in_range_and_a_node_changes_once_in_a_period(
                     window = now_ms // longest[node]
                     changed[node, window] = changed.get((node, window), 0) + 1
                     assert rate is None or MIN_RATE <= rate <= 1_000
-        json.dumps(flow.document(now_ms), allow_nan=False)
+        json.dumps(document_of(flow, now_ms), allow_nan=False)
     assert all(count == 1 for count in changed.values())
     write(flow, store)
     again = lone_pipeline(DIAMOND, 0.0, START_S)

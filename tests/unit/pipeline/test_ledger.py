@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.pipeline.ledger import BUCKETS, Ledger, RootOutcome, SourceBatch, WallTime
+from proxy.pipeline.ledger import BUCKETS, TIMED_OUT, Ledger, SourceBatch, WallTime
 
 TIMEOUT_MS = 1_000.0
 TURN_MS = TIMEOUT_MS / (BUCKETS - 1)
@@ -28,15 +28,13 @@ def test_the_worked_example():
     assert ledger.roots[9].value == 3 ^ 4
     assert ledger.ack(9, 3, 23.0) is None
     ended = ledger.ack(9, 4, 24.0)
-    assert (ended.root, ended.owner, ended.outcome, ended.reason) == (
-        *(9, OWNER, RootOutcome.COMPLETED, ""),
-    )
+    assert (ended.root, ended.owner, ended.reason) == (9, OWNER, "")
     assert (ended.started_ms, ended.ended_ms) == (10.0, 24.0)
     assert len(ledger.roots) == 0
 
 
 def test_an_init_without_edges_completes_at_once():
-    assert make().init(9, 0, OWNER, 0.0, 0.0).outcome is RootOutcome.COMPLETED
+    assert make().init(9, 0, OWNER, 0.0, 0.0).reason == ""
 
 
 def test_acks_may_come_before_the_init():
@@ -44,7 +42,7 @@ def test_acks_may_come_before_the_init():
     edge, onward = 5, 6
     assert ledger.ack(9, onward, 1.0) is None
     assert ledger.ack(9, edge ^ onward, 1.0) is None
-    assert ledger.init(9, edge, OWNER, 0.0, 2.0).outcome is RootOutcome.COMPLETED
+    assert ledger.init(9, edge, OWNER, 0.0, 2.0).reason == ""
 
 
 def test_a_fail_before_the_init_is_told_with_it():
@@ -53,7 +51,7 @@ def test_a_fail_before_the_init_is_told_with_it():
     assert ledger.fail(9, "first", 0.0) is None
     assert ledger.fail(9, "second", 0.0) is None
     ended = ledger.init(9, 5, OWNER, 0.0, 3.0)
-    assert (ended.outcome, ended.reason) == (RootOutcome.FAILED, "first")
+    assert ended.reason == "first"
 
 
 def test_a_fail_of_an_unknown_root_is_ignored_and_counted():
@@ -97,9 +95,7 @@ def test_times_out_after_its_time_and_at_most_a_turn_later(heard_ms, steps, offs
         told = ledger.tick(now_ms)
         if told:
             break
-    assert [(end.root, end.outcome, end.ended_ms) for end in told] == [
-        (9, RootOutcome.TIMED_OUT, now_ms)
-    ]
+    assert [(end.root, end.reason, end.ended_ms) for end in told] == [(9, TIMED_OUT, now_ms)]
     slack_ms = 1e-6
     assert now_ms - heard_ms >= TIMEOUT_MS - slack_ms
     assert before_ms - heard_ms <= TIMEOUT_MS + TURN_MS + slack_ms
@@ -191,17 +187,13 @@ class Model:
         tree = self.trees[root]
         if tree.owner is None:
             return
-        if tree.failed is not None:
-            outcome = RootOutcome.FAILED
-        elif tree.made == tree.finished:
-            outcome = RootOutcome.COMPLETED
-        else:
+        if tree.failed is None and tree.made != tree.finished:
             return
         del self.trees[root]
-        self.tell(root, tree, now_ms, outcome)
+        self.tell(root, tree, now_ms, tree.failed or "")
 
-    def tell(self, root, tree, now_ms, outcome):
-        self.told.append((root, tree.owner, tree.started_ms, now_ms, outcome, tree.failed or ""))
+    def tell(self, root, tree, now_ms, reason):
+        self.told.append((root, tree.owner, tree.started_ms, now_ms, reason))
 
     def init(self, root, made, now_ms, owner):
         tree = self.tree(root, now_ms)
@@ -227,7 +219,7 @@ class Model:
         for _, root, tree in sorted(old, key=lambda one: one[:2]):
             del self.trees[root]
             if tree.owner is not None:
-                self.tell(root, tree, now_ms, RootOutcome.TIMED_OUT)
+                self.tell(root, tree, now_ms, TIMED_OUT)
 
 
 @st.composite
@@ -279,8 +271,7 @@ def test_does_the_same_as_a_model_that_keeps_whole_trees(history):
                 model.fail(root, reason, now_ms)
         told = [end for end in told if end is not None]
         assert [
-            (end.root, end.owner, end.started_ms, end.ended_ms, end.outcome, end.reason)
-            for end in told
+            (end.root, end.owner, end.started_ms, end.ended_ms, end.reason) for end in told
         ] == model.told
         assert ledger.roots.keys() == model.trees.keys()
     assert len(ledger.roots) == 0

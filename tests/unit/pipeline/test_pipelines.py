@@ -125,8 +125,7 @@ def test_a_partition_that_becomes_known_has_not_arrived_just_now(tmp_path):
         world.see("two", "b", 1_000_000 * partition, partition)
         world.tick(SECOND_MS)
     assert world.value("stage_state", stage="one") == 0
-    (document,) = world.pipelines.documents()
-    assert [each["received_rate"] for each in document["stages"]] == [None, 0.0]
+    assert [each["received_rate"] for each in world.document()["stages"]] == [None, 0.0]
 
 
 def test_max_pending_lets_the_first_stage_wait(tmp_path):
@@ -219,8 +218,7 @@ async def test_the_flow_is_read_again_at_a_period(tmp_path):
     pipelines, store, start_ms = world.pipelines, world.store, world.now_ms
 
     def rate():
-        (document,) = pipelines.documents()
-        return document["stages"][0]["rate"]
+        return world.document()["stages"][0]["rate"]
 
     store.put_many([Record.of("flow/p/one", HELD)])  # another process holds it
     world.now_ms = start_ms + REAPPLY_MS - SECOND_MS

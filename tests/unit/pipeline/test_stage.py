@@ -126,14 +126,16 @@ def test_meter(readings, expected):
 def test_a_stage_is_alive_for_a_while_and_may_ask_when_it_was_seen():
     stage = Stage(SETTINGS, None, 0.0)
     assert stage.is_alive(SILENT_MS)
-    assert not stage.may_ask(0.0)
+    assert not stage.was_seen
     assert not stage.is_alive(SILENT_MS + 1)
     stage.seen(SILENT_MS)
-    assert stage.may_ask(2 * SILENT_MS)
+    assert stage.was_seen
+    assert stage.is_alive(2 * SILENT_MS)
     stage.ended()
     assert not stage.is_alive(SILENT_MS)
     stage.seen(SILENT_MS)
-    assert stage.may_ask(SILENT_MS)
+    assert stage.was_seen
+    assert stage.is_alive(SILENT_MS)
 
 
 def test_records_out_per_record_in_follow_the_latest_batches():

@@ -7,6 +7,8 @@ from parts.query_world import QueryWorld
 from parts.reports import ReportingDriver, batch_document, parsed, uuid
 from parts.virtual_time import EPOCH_S, START_MS
 
+from proxy.admin.document_models import Moment
+from proxy.admin.pipeline_documents import PIPELINE_ROW
 from proxy.config import load_config
 from proxy.pipeline.running import OF_NODES, OF_PIPELINES, RunningPipelines
 from proxy.progress.owns import owns_all
@@ -179,9 +181,12 @@ class WiredWorld(QueryWorld):
         labels = {"pipeline": "p", **labels}
         return self.prometheus.get_sample_value(f"kafka_quota_proxy_{name}", labels)
 
+    def document(self):
+        (pipeline,) = self.pipelines.running.values()
+        return PIPELINE_ROW.document(pipeline, Moment(0.0, self.now_ms))
+
     def completion(self):
-        (document,) = self.pipelines.documents()
-        return document["completion"]
+        return self.document()["completion"]
 
     def keep(self):
         records, gone = self.pipelines.changes()
