@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from functools import partial
-from struct import Struct
 
 from metrics.clock import clock_ms
 from proxy.quota.busy import BusyTime
@@ -68,9 +67,7 @@ LAST_KEPT_COORDINATOR_VERSION = 2
 """librdkafka, which asks for no later one, keeps the address of its group's coordinator as long as
 that has the same number, also when it is of a dead machine. It forgets it when there is none."""
 
-_HEAD = Struct(">ii")  # length and correlation id
 _EMPTY_TAGS = b"\0"
-_INT32_BYTES = 4
 
 _scratch = memoryview(new_scratch())
 
@@ -174,7 +171,7 @@ class ResponseFlow(FrameFlow):
         kind = exchange.kind
         plan = kind.plan
         throttle = plan.throttle_offset if exchange.throttle_ms and not plan.takes_whole else 0
-        start = throttle + _INT32_BYTES if throttle else plan.body_offset
+        start = throttle + INT32.size if throttle else plan.body_offset
         if len(view) < start <= frame_bytes:
             return self._need_more(view)
         in_flight.popleft()
