@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from .resolver import Resolver
+from .tls_socket import TlsSocket
 from .upstream import LOCAL, Address, UpstreamError
 
 ATTEMPT_DELAY_S = 0.25
@@ -93,11 +94,9 @@ async def handshake(
     server_side: bool,
     server_hostname: str | None = None,
     turn: Turn[None] | None = None,
-) -> ssl.SSLSocket:
+) -> TlsSocket:
     """Do the handshake on a connected socket, which the TLS socket owns then. Raises OSError."""
-    tls = context.wrap_socket(
-        sock, server_side, do_handshake_on_connect=False, server_hostname=server_hostname
-    )
+    tls = TlsSocket(sock, context, server_side=server_side, server_hostname=server_hostname)
     try:
         await when_ready(tls, tls.do_handshake, write=False, turn=turn)
     except BaseException:

@@ -255,8 +255,8 @@ class Relay:
             turn = self._services.paced_steps.turn
             secured = await handshake(sock, tls, server_side=True, turn=turn)
         if origin.node_id is None:
-            origin = replace(origin, node_id=origin.listener.node_of(sni_of(secured)))
-        self._begin(Channel(secured), origin, silent, user=principal_of(secured))
+            origin = replace(origin, node_id=origin.listener.node_of(sni_of(secured.tls)))
+        self._begin(Channel(secured), origin, silent, user=principal_of(secured.tls))
 
     def _greeted(
         self, sock: socket.socket, silent: SilentConnection, task: asyncio.Task[None]

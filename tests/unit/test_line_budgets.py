@@ -29,14 +29,14 @@ BUDGETS = {
     "proxy/admin": Budget(6350, 4250),
     "proxy/config": Budget(3100, 2150),
     "proxy/relay": Budget(6450, 4300),
-    "proxy/usage": Budget(1150, 1000),
+    "proxy/usage": Budget(1045, 1000),
     "proxy/pipeline": Budget(3275, 2700),
     "proxy/backpressure": Budget(2550, 1950),
     "proxy/quota": Budget(5450, 3100),
-    "proxy/progress": Budget(3800, 2950),
+    "proxy/progress": Budget(3780, 2950),
     "proxy/state": Budget(2200, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
-        5450, 4430
+        5575, 4430
     ),
     "proxy/spark/__init__.py proxy/spark/quota_listener.py": Budget(900, 650),
     "proxy/spark/usage": Budget(1600, 900),
