@@ -8,13 +8,12 @@ import errno
 import os
 import socket
 import ssl
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-MOST_TAKEN_BYTES, LEAST_TAKEN_BYTES, TAKES = 16 << 10, 1 << 10, 2
-"""From the kernel at a time, the least from a peer that sends little but key updates; and how often
-in one call: twice the most is a whole record."""
+MOST_TAKEN_BYTES, LEAST_TAKEN_BYTES = 32 << 10, 1 << 10
+"""From the kernel in one call; the least from a peer that sends little but key updates. The most
+has a whole record in it, wherever that begins."""
 
 RECORD_BYTES = 17 << 10
 """So much may have come of a record before it is there as a whole."""
@@ -22,11 +21,13 @@ RECORD_BYTES = 17 << 10
 LEAST_DATA_SHARE = 4
 """One byte in so many is data, where small requests are sent in records of their own."""
 
-MOST_WRITTEN_BYTES = 16 << 10
-"""Encrypted at a time, and kept for a peer that does not read: a record."""
+MOST_WRITTEN_BYTES = 32 << 10
+"""Encrypted at a time, and kept for a peer that does not read: two records."""
 
 MOST_UNSENT_BYTES = 256 << 10
 """Answers to key updates, besides what is sent: a peer that does not take them is given up."""
+
+_scratch = memoryview(bytearray(MOST_TAKEN_BYTES))
 
 
 class TlsSocket(socket.socket):
@@ -48,14 +49,22 @@ class TlsSocket(socket.socket):
         self.tls = context.wrap_bio(self._come, self._to_send, server_side, server_hostname)
         super().__init__(sock.family, sock.type, sock.proto, sock.detach())
         self.setblocking(False)
-        self._unsent = memoryview(b"")
+        self._read: Any = self.tls.read
+        self._unsent = b""
         self._written = 0
         """Bytes that are encrypted, and not sent as a whole."""
         self._taken_bytes = self._data_bytes = 0
 
     def do_handshake(self) -> None:
         """Do the next steps of the handshake."""
-        self._run(self.tls.do_handshake)
+        try:
+            self.tls.do_handshake()
+        except ssl.SSLWantReadError:
+            self._flush()
+            self._take()
+            self.tls.do_handshake()
+        finally:
+            self._answer()
 
     def pending(self) -> int:
         """Return how many bytes have been taken from the kernel and not been read."""
@@ -63,7 +72,18 @@ class TlsSocket(socket.socket):
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:  # noqa: ARG002
         """Fill the start of a buffer with data."""
-        count: int = self._run(self.tls.read, nbytes or len(buffer), buffer)
+        if is_taken := not self.pending():
+            self._take()
+        try:
+            count: int = self._read(nbytes or len(buffer), buffer)
+        except ssl.SSLWantReadError:
+            if is_taken:
+                raise
+            self._take()  # it was the start of a record
+            count = self._read(nbytes or len(buffer), buffer)
+        finally:
+            if self._to_send.pending or self._unsent:
+                self._answer()
         self._data_bytes += count
         return count
 
@@ -81,43 +101,33 @@ class TlsSocket(socket.socket):
             self._written = 0
         return sent
 
-    def _run(self, operation: Callable[..., Any], *arguments: Any) -> Any:
-        try:
-            for _ in range(TAKES):
-                try:
-                    return operation(*arguments)
-                except ssl.SSLWantReadError:
-                    with suppress(ConnectionError):  # what came before it is read first
-                        self._flush()
-                    self._take()
-            return operation(*arguments)
-        finally:
-            with suppress(ConnectionError):
-                self._flush()
+    def _answer(self) -> None:
+        """Send what TLS has to say, if the peer is there: what came before its end is read."""
+        with suppress(ConnectionError):
+            self._flush()
 
     def _take(self) -> None:
         """Have TLS read what has come."""
         is_data = self._data_bytes * LEAST_DATA_SHARE >= self._taken_bytes - RECORD_BYTES
         try:
-            data = self.recv(MOST_TAKEN_BYTES if is_data else LEAST_TAKEN_BYTES)
+            count = super().recv_into(_scratch, MOST_TAKEN_BYTES if is_data else LEAST_TAKEN_BYTES)
         except ConnectionResetError:  # to OpenSSL it is an end, as any other
-            data = b""
-        self._taken_bytes += len(data)
+            count = 0
+        self._taken_bytes += count
         if self._taken_bytes >= 4 * RECORD_BYTES:
             self._taken_bytes, self._data_bytes = self._taken_bytes // 2, self._data_bytes // 2
-        if data:
-            self._come.write(data)
+        if count:
+            self._come.write(_scratch[:count])
         else:
             self._come.write_eof()
 
     def _flush(self) -> bool:
         """Send what TLS has to send; return whether that is all."""
-        while self._unsent or self._to_send.pending:
-            if not self._unsent:
-                self._unsent = memoryview(self._to_send.read())
+        while data := self._unsent or self._to_send.read():
             try:
-                self._unsent = self._unsent[super().send(self._unsent) :]
+                self._unsent = data[super().send(data) :]
             except BlockingIOError:
+                self._unsent = data
                 if self._to_send.pending > MOST_UNSENT_BYTES:
                     raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS)) from None
                 return False

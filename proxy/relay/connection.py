@@ -156,10 +156,9 @@ class Connection(PairState):
         if self.eviction is not None:
             self.eviction.close()
         for exchange in self.in_flight:
-            if exchange.expected is not None:
-                exchange.expected.cancel()
-            if exchange.topics is not None:
-                exchange.topics.cancel()
+            for each in (exchange.expected, exchange.topics):
+                if each is not None:
+                    each.cancel()
         if self._close_wait is not None:
             self._close_wait.cancel()
             self.services.loop.remove_reader(self.channel.fd)

@@ -69,17 +69,21 @@ class PacedSteps:
 
     async def turn(self, operation: Callable[[], T]) -> T:
         """Return what an operation returns, or raise what it raises, now or soon."""
-        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[T] | None = asyncio.get_running_loop().create_future()
 
         def step() -> None:
-            if not done.cancelled():
+            if done and not done.cancelled():
                 try:
                     done.set_result(operation())
                 except Exception as error:  # it belongs to who waits
                     done.set_exception(error)
 
         self.add(step)
-        return await done
+        try:
+            assert done is not None
+            return await done
+        finally:
+            done = None  # an error refers to it by its traceback: that would be a circle
 
     @property
     def may_go_on(self) -> bool:

@@ -252,7 +252,7 @@ class ResponseFlow(FrameFlow):
         left = walker.remaining_bytes
         self.read_bytes = self.first_bytes
         if walker.at_tail:
-            self._end_walk()
+            self._walker, self._free_ms = None, clock_ms()
             if end + left > have:
                 taken = self._collect_tail(view, end, left)
                 walker.show()
@@ -278,12 +278,8 @@ class ResponseFlow(FrameFlow):
         elif left and self.first_bytes == READ_BYTES:  # of what follows it no more than usual
             self.read_bytes = min(left + READ_BYTES, READ_BYTES_WALKED)
         if not left:
-            self._end_walk()
+            self._walker, self._free_ms = None, clock_ms()
         return end
-
-    def _end_walk(self) -> None:
-        self._walker = None
-        self._free_ms = clock_ms()
 
     def _collect_tail(self, view: memoryview, end: int, tail_bytes: int) -> int:
         if tail_bytes > MAX_TAIL_BYTES:

@@ -3,8 +3,10 @@
 import _ssl
 import asyncio
 import ctypes
+import gc
 import socket
 import termios
+import weakref
 from array import array
 from fcntl import ioctl
 
@@ -16,7 +18,6 @@ from proxy.cluster.tls_socket import (
     LEAST_TAKEN_BYTES,
     MOST_TAKEN_BYTES,
     MOST_UNSENT_BYTES,
-    TAKES,
     TlsSocket,
 )
 from proxy.relay.channel import BLOCKED, Channel, ChannelLost
@@ -107,10 +108,24 @@ async def test_a_call_takes_few_key_updates_and_what_follows_is_read(certificate
         took.append(unread - unread_bytes(secured))
         assert got in (BLOCKED, 4)
     assert (got, bytes(buffer[:4])) == (4, b"data")
-    assert max(took) <= TAKES * MOST_TAKEN_BYTES
-    assert took[-2] <= TAKES * LEAST_TAKEN_BYTES
+    assert max(took) <= MOST_TAKEN_BYTES
+    assert took[-2] <= LEAST_TAKEN_BYTES
     client.close()
     secured.close()
+
+
+async def test_a_connection_leaves_nothing_to_the_garbage_collector(certificates):
+    gc.disable()
+    try:
+        client, secured = await connected(certificates)
+        client.close()
+        assert Channel(secured).recv_into(memoryview(bytearray(1))) == 0
+        secured.close()
+        gone = weakref.ref(secured)
+        del secured
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 async def test_who_does_not_take_the_answers_is_given_up(certificates):

@@ -1,7 +1,9 @@
 """Connections come and go a few at a time: in order, all of them, and others run in between."""
 
 import asyncio
+import gc
 import ssl
+import weakref
 from contextlib import suppress
 
 import pytest
@@ -140,6 +142,23 @@ async def test_an_operation_has_its_turn_and_its_result():
     results = await asyncio.gather(*turns_of, return_exceptions=True)
     assert [type(each) for each in results] == [dict, IndexError, asyncio.CancelledError]
     await until(lambda: not len(work.steps))
+
+
+async def test_an_operation_that_fails_leaves_nothing_to_the_garbage_collector():
+    class Failing:
+        def fail(self):
+            raise ValueError("failed")
+
+    failing = Failing()
+    gone = weakref.ref(failing)
+    gc.disable()
+    try:
+        with pytest.raises(ValueError, match="failed") as raised:
+            await Work().steps.turn(failing.fail)
+        del failing, raised
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 async def test_all_can_be_run_now():
