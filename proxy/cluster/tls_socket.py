@@ -58,11 +58,13 @@ class TlsSocket(socket.socket):
     def do_handshake(self) -> None:
         """Do the next steps of the handshake."""
         try:
-            self.tls.do_handshake()
-        except ssl.SSLWantReadError:
-            self._flush()
-            self._take()
-            self.tls.do_handshake()
+            while True:
+                try:
+                    return self.tls.do_handshake()
+                except ssl.SSLWantReadError:
+                    if not self._flush():
+                        raise ssl.SSLWantWriteError from None
+                    self._take()
         finally:
             self._answer()
 

@@ -11,7 +11,7 @@ from array import array
 from fcntl import ioctl
 
 import pytest
-from relaylab.lab import LIMIT_S, Certificates
+from relaylab.lab import LIMIT_S, Certificates, turns
 
 from proxy.cluster.dial import handshake
 from proxy.cluster.tls_socket import (
@@ -21,8 +21,9 @@ from proxy.cluster.tls_socket import (
     TlsSocket,
 )
 from proxy.relay.channel import BLOCKED, Channel, ChannelLost
+from proxy.relay.tls import server_context
 
-UPDATES = 4000
+UPDATES, LONG = 4000, 30
 BUFFER_BYTES = 1 << 20
 NOT_REQUESTED, REQUESTED = 0, 1
 
@@ -38,15 +39,15 @@ class UpdatingClient:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self._context = _pointer(_openssl.SSL_CTX_new(_pointer(_openssl.TLS_client_method())))
-        self._ssl = _pointer(_openssl.SSL_new(self._context))
+        self.ssl = _pointer(_openssl.SSL_new(self._context))
         memory = _pointer(_openssl.BIO_s_mem())
         self._come, self._to_send = (_pointer(_openssl.BIO_new(memory)) for _ in range(2))
-        _openssl.SSL_set_bio(self._ssl, self._come, self._to_send)
-        _openssl.SSL_set_connect_state(self._ssl)
+        _openssl.SSL_set_bio(self.ssl, self._come, self._to_send)
+        _openssl.SSL_set_connect_state(self.ssl)
 
     async def greet(self) -> None:
         loop = asyncio.get_running_loop()
-        while _openssl.SSL_do_handshake(self._ssl) != 1:
+        while _openssl.SSL_do_handshake(self.ssl) != 1:
             await loop.sock_sendall(self.sock, self.made())
             came = await loop.sock_recv(self.sock, BUFFER_BYTES)
             _openssl.BIO_write(self._come, came, len(came))
@@ -61,16 +62,16 @@ class UpdatingClient:
 
     def updates(self, count: int, answer: int = NOT_REQUESTED) -> bytes:
         for _ in range(count):
-            _openssl.SSL_key_update(self._ssl, answer)
-            _openssl.SSL_do_handshake(self._ssl)
+            _openssl.SSL_key_update(self.ssl, answer)
+            _openssl.SSL_do_handshake(self.ssl)
         return self.made()
 
     def data(self, data: bytes) -> bytes:
-        _openssl.SSL_write(self._ssl, data, len(data))
+        _openssl.SSL_write(self.ssl, data, len(data))
         return self.made()
 
     def close(self) -> None:
-        _openssl.SSL_free(self._ssl)
+        _openssl.SSL_free(self.ssl)
         _openssl.SSL_CTX_free(self._context)
         self.sock.close()
 
@@ -88,6 +89,24 @@ async def connected(certificates: Certificates) -> tuple[UpdatingClient, TlsSock
     greeting = handshake(near, certificates.server(), server_side=True)
     _, secured = await asyncio.wait_for(asyncio.gather(client.greet(), greeting), LIMIT_S)
     return client, secured
+
+
+async def test_a_handshake_goes_on_when_the_peer_takes_more(certificates, tmp_path):
+    """Its answer is longer than what the kernel keeps for a peer that does not read."""
+    chain = tmp_path / "chain"
+    chain.write_bytes(certificates.cert.read_bytes() + LONG * certificates.ca.read_bytes())
+    context = server_context(chain, certificates.key, None)
+    client, near = socket.socketpair()
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    client.setblocking(False)
+    updating = UpdatingClient(client)
+    _openssl.SSL_do_handshake(updating.ssl)
+    client.send(updating.made())
+    greeting = asyncio.create_task(handshake(near, context, server_side=True))
+    await turns(20)
+    await asyncio.wait_for(asyncio.gather(updating.greet(), greeting), LIMIT_S)
+    updating.close()
+    greeting.result().close()
 
 
 def unread_bytes(sock: socket.socket) -> int:
