@@ -6,13 +6,14 @@ import os
 import socket
 import ssl
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from .resolver import Resolver
+from .tls_socket import TlsSocket
 from .upstream import LOCAL, Address, UpstreamError
 
 ATTEMPT_DELAY_S = 0.25
@@ -27,6 +28,7 @@ _LOCAL_ERRORS = {errno.EADDRNOTAVAIL, errno.EMFILE, errno.ENFILE, errno.ENOBUFS,
 _ALL_FAILED = "no attempt of the race succeeded"
 
 T = TypeVar("T")
+Turn: TypeAlias = Callable[[Callable[[], T]], Awaitable[T]]
 
 
 def tune(sock: socket.socket) -> None:
@@ -91,33 +93,33 @@ async def handshake(
     *,
     server_side: bool,
     server_hostname: str | None = None,
-) -> ssl.SSLSocket:
+    turn: Turn[None] | None = None,
+) -> TlsSocket:
     """Do the handshake on a connected socket, which the TLS socket owns then. Raises OSError."""
-    tls = context.wrap_socket(
-        sock, server_side, do_handshake_on_connect=False, server_hostname=server_hostname
-    )
+    tls = TlsSocket(sock, context, server_side=server_side, server_hostname=server_hostname)
     try:
-        await when_ready(tls, tls.do_handshake, write=False)
+        await when_ready(tls, tls.do_handshake, write=False, turn=turn)
     except BaseException:
         tls.close()
         raise
     return tls
 
 
-async def when_ready(sock: socket.socket, operation: Callable[[], T], *, write: bool) -> T:
+async def when_ready(
+    sock: socket.socket, operation: Callable[[], T], *, write: bool, turn: Turn[T] | None = None
+) -> T:
     """Return what an operation on a socket returns once it does not block.
 
-    `write`: a plain socket is waited for to be writable, or else readable.
+    `write`: a plain socket is waited for to be writable, or else readable. `turn` runs the
+    operation, as one step of a handshake takes a millisecond or more; None: it is run at once.
     """
     while True:
         try:
-            return operation()
+            return operation() if turn is None else await turn(operation)
         except ssl.SSLWantReadError:
             await _ready(sock, write=False)
-        except ssl.SSLWantWriteError:
-            await _ready(sock, write=True)
-        except BlockingIOError:
-            await _ready(sock, write=write)
+        except (ssl.SSLWantWriteError, BlockingIOError) as blocked:
+            await _ready(sock, write=write or isinstance(blocked, ssl.SSLWantWriteError))
 
 
 async def first_of(

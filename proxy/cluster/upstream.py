@@ -28,7 +28,6 @@ CONNECTION_CLOSED = "closed"
 NOT_READY = "not_ready"
 """The reason when a broker answered that it, or another one, is to be asked again later."""
 
-
 UNKNOWN_TOPIC = 3
 """Kafka's error code of a topic that there is not."""
 

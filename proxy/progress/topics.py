@@ -28,12 +28,12 @@ class TopicNames:
     """Replays that were dropped: of ids given up, or because too many waited."""
     known: dict[bytes, str] = field(default_factory=dict)
     """Name by id; for reading."""
-    queue: deque[tuple[bytes, Callable[[str], None]]] = field(default_factory=deque)
+    queue: deque[tuple[bytes, Callable[[str], object]]] = field(default_factory=deque)
     """Replays that wait: what is called with the topic's name; for reading."""
     _waiting: Counter[bytes] = field(default_factory=Counter)
     """How many replays wait for each wanted id, never 0."""
 
-    def when_known(self, topic_id: bytes, call: Callable[..., None], *more: object) -> None:
+    def when_known(self, topic_id: bytes, call: Callable[..., object], *more: object) -> None:
         """Call with the name and more: now, or when it becomes known, in the order of the calls."""
         name = self.known.get(topic_id)
         if name is not None:
@@ -68,7 +68,7 @@ class TopicNames:
         """Remove these ids, if they are still wanted, and what waits for them."""
         self.lost += len(self._take(ids))
 
-    def _take(self, ids: Iterable[bytes]) -> list[tuple[bytes, Callable[[str], None]]]:
+    def _take(self, ids: Iterable[bytes]) -> list[tuple[bytes, Callable[[str], object]]]:
         """Remove and return what waits for these ids, in order."""
         gone = {topic_id for topic_id in ids if self._waiting.pop(topic_id, 0)}
         if not gone:

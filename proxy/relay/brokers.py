@@ -28,6 +28,9 @@ UNANSWERED_AFTER_S = 1.0
 """A broker's address that has not answered for so long is in doubt. Some clients give up at the
 same time as we do, so the end of `connect_timeout` would be too late to see it."""
 
+MAX_KNOWN_BROKERS = 4000
+"""More than any cluster has. Clients are not told of further ones: each may cost a port."""
+
 _IPV4_AS_IPV6 = "::ffff:"
 
 Ends: TypeAlias = tuple[Address, Address]
@@ -79,7 +82,8 @@ class Brokers:
     def learn(self, node_id: int, host: str, port: int) -> None:
         """Set a broker's real address, which is beyond doubt until it does not answer."""
         self.unanswered.discard(node_id)
-        if self.addresses.get(node_id) != (host, port):
+        is_known = node_id in self.addresses or len(self.addresses) < MAX_KNOWN_BROKERS
+        if is_known and self.addresses.get(node_id) != (host, port):
             self.addresses[node_id] = (host, port)
             _log.info("broker learned", node_id=node_id, host=host, port=port)
 

@@ -5,6 +5,7 @@ import ssl
 from collections.abc import Callable
 from contextlib import suppress
 
+from proxy.cluster.tls_socket import TlsSocket
 from proxy.wire.layout import Buffer
 
 SHARED_RECEIVE_BYTES = 12 << 20
@@ -43,7 +44,7 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.fd = sock.fileno()
-        self.is_plain = not isinstance(sock, ssl.SSLSocket)
+        self.is_plain = not isinstance(sock, TlsSocket)
         """Whether what the kernel has is what the peer has sent: it may move that by itself."""
         self.buffered_bytes: Callable[[], int] = getattr(sock, "pending", int)
         """Returns how many bytes wait in user space, where no selector would show them."""

@@ -9,10 +9,11 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from math import log
 from random import random
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 from proxy.progress.topics import TopicNames
 from proxy.quota.entities import PRODUCER_BYTE_RATE, QuotaKind
+from proxy.relay.lane import Kind
 from proxy.relay.observed_fetch import ObservedFetch
 from proxy.relay.topic_traffic import RECORDS_BYTES
 from proxy.wire.apis import FETCH, PRODUCE
@@ -31,12 +32,6 @@ part of them is wrong by sqrt(n² / 1000 / 4) / n at worst. Three times that is 
 
 MAX_SAMPLED_TOPICS = 1000
 """Of a client between two times that they are taken; the bytes of further ones have no topic."""
-
-
-class LaneTurn(Protocol):
-    """What the lane sends on by itself: so many requests, the last of which is Python's."""
-
-    until_shown: int
 
 
 class TopicSampler:
@@ -96,7 +91,7 @@ class SampleTurn:
 
     def __init__(self, sampler: TopicSampler) -> None:
         self.sampler = sampler
-        self.lane: LaneTurn | None = None
+        self.lane: Kind | None = None
         """Counts in its place while it sends requests on."""
         self._left = self._draw()
 
@@ -105,7 +100,7 @@ class SampleTurn:
         self._weight = weight = self.sampler.weight
         return 1 if weight == 1 else 1 + int(log(1.0 - random()) / log(1.0 - 1.0 / weight))
 
-    def join(self, lane: LaneTurn) -> None:
+    def join(self, lane: Kind) -> None:
         """Have the lane count; what comes before it counts no longer, as in any draw."""
         lane.until_shown, self.lane = self._draw(), lane
 

@@ -114,6 +114,10 @@ class Connection(PairState):
         if owed_since_s is not None and now_s - owed_since_s >= min(SLOW_FRAME_S, timeout_s):
             self._reject("slow_frame", "a request was begun and not finished")
             return
+        sock = self.channel.sock  # not read from while it is held back
+        if self.life.is_held_back and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.close_abandoned("client lost")
+            return
         last = self._last_active
         if self.life.state is State.NEW:
             timeout_s = min(timeout_s, FIRST_REQUEST_S)
@@ -152,10 +156,9 @@ class Connection(PairState):
         if self.eviction is not None:
             self.eviction.close()
         for exchange in self.in_flight:
-            if exchange.expected is not None:
-                exchange.expected.cancel()
-            if exchange.topics is not None:
-                exchange.topics.cancel()
+            for each in (exchange.expected, exchange.topics):
+                if each is not None:
+                    each.cancel()
         if self._close_wait is not None:
             self._close_wait.cancel()
             self.services.loop.remove_reader(self.channel.fd)
@@ -333,10 +336,9 @@ class Connection(PairState):
 
     def _give_way(self) -> bool:
         """Close an idle connection for one of its client from an address with fewer."""
-        last = self._last_active
         is_busy = self._answers_due or self.requests.owed_since_s is not None
         is_held_back = self.life.state is not OPEN or self.life.is_held_back
-        if is_busy or is_held_back or self.services.loop.time() - last < GIVE_WAY_S:
+        if is_busy or is_held_back or self.services.loop.time() - self._last_active < GIVE_WAY_S:
             return False
         self._reject(TOO_MANY, "idle, and its address had most of its client's")
         return True
@@ -388,8 +390,6 @@ class Connection(PairState):
 
     def finish_if_drained(self) -> None:
         """See PairState."""
-        if self.life.state is not State.DRAINING:
-            return
         if self.requests.under_way or self.requests.is_unanswered_next or self._answers_due:
             return
         self.life.move(State.LINGERING)

@@ -59,7 +59,6 @@ SLOW_FRAME_S = 30.0
 """A frame that is kept in user space until it is complete, or its head, must come within this time.
 What is streamed must only go on within it: a large body may take long on a slow link."""
 
-
 _READS = (READ, END)
 """Waits that end when the source becomes readable, or ends."""
 

@@ -111,9 +111,8 @@ class Listener:
         self.bootstrap_port = self._listen(None, self.settings.port, sharing_with)
         ports = self.settings.broker_ports
         if self.settings.sni is None and ports is not None and ports != (0, 0):
-            first, last = ports
-            for port in range(first, last + 1):
-                self._listen(port - first, port, sharing_with)
+            for port in range(ports[0], ports[1] + 1):
+                self._listen(port - ports[0], port, sharing_with)
 
     def take_over(self) -> None:
         """Have new connections come here, where they wait until `accept`. Raises ListenerError.

@@ -1,7 +1,7 @@
 """Does costly steps a few at a time, so that others need not wait for them.
 
-Those are what connections ask for that come or go, thousands at once, and responses that are read
-or rewritten here, of which one client may ask for thousands.
+Those are what connections ask for that come or go, thousands at once, with their TLS handshakes,
+and responses that are read or rewritten here, of which one client may ask for thousands.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from math import inf
 from time import perf_counter
+from typing import TypeVar
 
 MOST_S, LEAST_S = 0.002, 0.0002
 """For how long a round of the event loop goes on with such steps; the last one may end later. Less
@@ -20,8 +21,7 @@ MOST_CHANGE = 2.0
 """From one round to the next, times the time for steps."""
 
 Step = Callable[[], None]
-
-_NO_MORE = object()
+T = TypeVar("T")
 
 
 class PacedSteps:
@@ -67,6 +67,24 @@ class PacedSteps:
         if self._round is None:
             self._begin_round()
 
+    async def turn(self, operation: Callable[[], T]) -> T:
+        """Return what an operation returns, or raise what it raises, now or soon."""
+        done: asyncio.Future[T] | None = asyncio.get_running_loop().create_future()
+
+        def step() -> None:
+            if done and not done.cancelled():
+                try:
+                    done.set_result(operation())
+                except Exception as error:  # it belongs to who waits
+                    done.set_exception(error)
+
+        self.add(step)
+        try:
+            assert done is not None
+            return await done
+        finally:
+            done = None  # an error refers to it by its traceback: that would be a circle
+
     @property
     def may_go_on(self) -> bool:
         """Whether `go_on` may be called: this round has time for it, or it has waited its turn."""
@@ -80,7 +98,7 @@ class PacedSteps:
         self._has_turn = False
         begin_s, spent_s = self._clock_s(), self._spent_s
         try:
-            return next(steps, _NO_MORE) is not _NO_MORE
+            return next(steps, True) is None
         finally:
             self._spent_s = spent_s + self._clock_s() - begin_s
             if self._round is None:

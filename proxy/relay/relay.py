@@ -189,8 +189,8 @@ class Relay:
         self._services.pipes.close()
 
     def _out_of_files(self, listener: str, error: OSError) -> None:
-        about = {"listener": listener, "error": str(error)}
-        self._services.count_fault("out_of_files", "can't accept", **about)
+        text = "can't accept"
+        self._services.count_fault("out_of_files", text, listener=listener, error=str(error))
 
     def _accepted(self, sock: socket.socket, origin: Origin) -> None:
         reason = "cut_off" if self.is_cut_off else self._make_room(origin.ip)
@@ -235,8 +235,7 @@ class Relay:
         return None
 
     def _welcome(self, sock: socket.socket, silent: SilentConnection) -> None:
-        origin = silent.origin
-        tls = origin.listener.settings.tls
+        origin, tls = silent.origin, silent.origin.listener.settings.tls
         if silent not in self.silent:
             return
         if tls is None:
@@ -253,10 +252,11 @@ class Relay:
         """Do the TLS handshake, then begin. Raises OSError, and TimeoutError among them."""
         origin = silent.origin
         async with asyncio.timeout(self._services.limits.connect_timeout_s):
-            secured = await handshake(sock, tls, server_side=True)
+            turn = self._services.paced_steps.turn
+            secured = await handshake(sock, tls, server_side=True, turn=turn)
         if origin.node_id is None:
-            origin = replace(origin, node_id=origin.listener.node_of(sni_of(secured)))
-        self._begin(Channel(secured), origin, silent, user=principal_of(secured))
+            origin = replace(origin, node_id=origin.listener.node_of(sni_of(secured.tls)))
+        self._begin(Channel(secured), origin, silent, user=principal_of(secured.tls))
 
     def _greeted(
         self, sock: socket.socket, silent: SilentConnection, task: asyncio.Task[None]
@@ -323,8 +323,7 @@ class Relay:
                 raise failure or error from None
         if failure is not None:
             event = "broker not reached, a bootstrap server stands in"
-            detail = str(failure)
-            self._services.count_upstream_error(failure.reason, node_id, event, detail=detail)
+            self._services.count_upstream_error(failure.reason, node_id, event, detail=str(failure))
         bound_receive_buffer(channel.sock, self.connected)
         # Unlike for clients: a broker reads on, and large requests go out in fewer pieces.
         with suppress(OSError):  # gone already
@@ -336,6 +335,8 @@ class Relay:
     ) -> tuple[str, int] | None:
         """Record a broker's real address; return the one to tell a client of this listener."""
         self.learn(node_id, host, port)
+        if node_id not in self.brokers.addresses:
+            return None
         if self._services.steering is not None:
             self._services.steering.learned(node_id, host, port)
         return session.address_of(node_id) or listener.address_of(node_id)

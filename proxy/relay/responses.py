@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from functools import partial
-from struct import Struct
 
 from metrics.clock import clock_ms
 from proxy.quota.busy import BusyTime
@@ -68,9 +67,7 @@ LAST_KEPT_COORDINATOR_VERSION = 2
 """librdkafka, which asks for no later one, keeps the address of its group's coordinator as long as
 that has the same number, also when it is of a dead machine. It forgets it when there is none."""
 
-_HEAD = Struct(">ii")  # length and correlation id
 _EMPTY_TAGS = b"\0"
-_INT32_BYTES = 4
 
 _scratch = memoryview(new_scratch())
 
@@ -174,7 +171,7 @@ class ResponseFlow(FrameFlow):
         kind = exchange.kind
         plan = kind.plan
         throttle = plan.throttle_offset if exchange.throttle_ms and not plan.takes_whole else 0
-        start = throttle + _INT32_BYTES if throttle else plan.body_offset
+        start = throttle + INT32.size if throttle else plan.body_offset
         if len(view) < start <= frame_bytes:
             return self._need_more(view)
         in_flight.popleft()
@@ -255,7 +252,7 @@ class ResponseFlow(FrameFlow):
         left = walker.remaining_bytes
         self.read_bytes = self.first_bytes
         if walker.at_tail:
-            self._end_walk()
+            self._walker, self._free_ms = None, clock_ms()
             if end + left > have:
                 taken = self._collect_tail(view, end, left)
                 walker.show()
@@ -281,12 +278,8 @@ class ResponseFlow(FrameFlow):
         elif left and self.first_bytes == READ_BYTES:  # of what follows it no more than usual
             self.read_bytes = min(left + READ_BYTES, READ_BYTES_WALKED)
         if not left:
-            self._end_walk()
+            self._walker, self._free_ms = None, clock_ms()
         return end
-
-    def _end_walk(self) -> None:
-        self._walker = None
-        self._free_ms = clock_ms()
 
     def _collect_tail(self, view: memoryview, end: int, tail_bytes: int) -> int:
         if tail_bytes > MAX_TAIL_BYTES:

@@ -175,8 +175,7 @@ class Identification:
         may_log_in = self._user is None and (api_key == API_VERSIONS or api_of(api_key).is_login)
         if may_log_in and quotas.depends_on_user:
             return 0.0
-        address = self._origin.ip
-        self.slot, wait_ms = quotas.enter(identity, self.slot, now_ms, address, give_way)
+        self.slot, wait_ms = quotas.enter(identity, self.slot, now_ms, self._origin.ip, give_way)
         return wait_ms
 
     def session(self, client_id: str | None) -> ClientSession:

@@ -38,12 +38,12 @@ def server_context(cert_file: Path, key_file: Path, ca_file: Path | None) -> ssl
     return context
 
 
-def sni_of(sock: ssl.SSLSocket) -> str | None:
+def sni_of(sock: ssl.SSLObject) -> str | None:
     """Return the server name that this client asked for."""
     return getattr(sock, "requested_name", None)
 
 
-def principal_of(sock: ssl.SSLSocket) -> str | None:
+def principal_of(sock: ssl.SSLObject) -> str | None:
     """Return the distinguished name of the client's certificate, None without one."""
     certificate = sock.getpeercert()
     return distinguished_name(certificate.get("subject", ())) if certificate else None  # type: ignore[arg-type]

@@ -146,7 +146,7 @@ class TopicTraffic:
 
     def meter_of(self, kind: QuotaKind, topic: TopicKey, now_ms: float) -> Meter | None:
         """Return the sensor of a topic; None where no rule is for it, or its name is not known."""
-        name = self._name_of(topic)
+        name = topic if isinstance(topic, str) else self._names.known.get(topic)
         return None if name is None else self.quotas.topic_meter(kind, name, now_ms)
 
     def _charge(
@@ -154,16 +154,10 @@ class TopicTraffic:
     ) -> ThrottleTime | None:
         """Charge bytes of a topic: now, or when its name is known."""
         if isinstance(topic, bytes) and topic not in self._names.known:
-            self._names.when_known(topic, self._charge_later, kind, size)
+            self._names.when_known(topic, lambda name: self._charge(kind, name, size, clock_ms()))
             return None
         meter = self.meter_of(kind, topic, now_ms)
         return None if meter is None else self.quotas.charge_at(meter, size, now_ms)
-
-    def _charge_later(self, name: str, kind: QuotaKind, size: int) -> None:
-        self._charge(kind, name, size, clock_ms())
-
-    def _name_of(self, topic: TopicKey) -> str | None:
-        return topic if isinstance(topic, str) else self._names.known.get(topic)
 
     def _meters(self, kind: QuotaKind, topics: Iterable[TopicKey], now_ms: float) -> list[Meter]:
         """Return the sensors of topics, each once."""

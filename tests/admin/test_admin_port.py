@@ -1,6 +1,7 @@
 """Whoever holds connections to the admin port keeps no one else out; over plain sockets and TLS."""
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -10,7 +11,7 @@ import trustme
 from admin_world import AdminWorld, NoQueries, start
 from structlog.testing import capture_logs
 
-from proxy.admin.port.admin_port import PortLimits
+from proxy.admin.port.admin_port import ADMIN_RECEIVE_BYTES, AdminPort, PortLimits
 from proxy.admin.server import AdminServer
 
 HOST = "127.0.0.1"
@@ -344,3 +345,25 @@ async def test_who_shows_no_certificate_is_refused(world: AdminWorld, authority:
             await (await call(stack, server, tls)).get()
         authority.issue_cert("anna@example.com").configure_cert(tls.client)
         assert await (await call(stack, server, tls)).get() == 200
+
+
+async def test_what_is_parsed_in_one_go_is_bounded():
+    """A body may come in pieces of one byte, each of which takes microseconds."""
+    pieces: list[int] = []
+
+    class Recording(asyncio.Protocol):
+        def data_received(self, data: bytes) -> None:
+            pieces.append(len(data))
+
+    port = AdminPort(PortLimits())
+    port.make_http = Recording
+    port.serve([socket.create_server((HOST, 0))])
+    sent = b"1\r\n[\r\n" * 200_000
+    with socket.create_connection(port.addresses[0]) as client:
+        client.setblocking(False)
+        await asyncio.wait_for(asyncio.get_running_loop().sock_sendall(client, sent), LIMIT_S)
+        async with asyncio.timeout(LIMIT_S):
+            while sum(pieces) < len(sent):  # noqa: ASYNC110 - there is nothing to wait on
+                await asyncio.sleep(0)
+    port.close()
+    assert max(pieces) <= 4 * ADMIN_RECEIVE_BYTES

@@ -5,11 +5,19 @@ import socket
 
 import pytest
 from relaylab import frames
-from relaylab.lab import LIMIT_S, no_free_descriptor, silent_server, turns, until
+from relaylab.lab import (
+    LIMIT_S,
+    LISTENER,
+    no_free_descriptor,
+    open_lab,
+    silent_server,
+    turns,
+    until,
+)
 
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.upstream import UpstreamError
-from proxy.relay.brokers import Brokers
+from proxy.relay.brokers import MAX_KNOWN_BROKERS, Brokers
 from proxy.wire.apis import API_VERSIONS, METADATA
 
 HOST = "127.0.0.1"
@@ -58,6 +66,30 @@ async def probe(broker: Broker, times: int = 1) -> Brokers:
 async def test_the_brokers_are_learned():
     brokers = await probe(Broker())
     assert brokers.addresses == {3: ("real", 9)}
+
+
+async def test_no_more_brokers_are_learned_than_a_cluster_has():
+    brokers = brokers_of(REFUSING)
+    for node_id in range(MAX_KNOWN_BROKERS + 10):
+        brokers.learn(node_id, "real", 9)
+    brokers.learn(0, "moved", 9)
+    assert len(brokers.addresses) == MAX_KNOWN_BROKERS
+    assert brokers.addresses[0] == ("moved", 9)
+
+
+async def test_clients_are_not_told_of_brokers_beyond_those():
+    async with open_lab() as lab:
+        for node_id in range(MAX_KNOWN_BROKERS):
+            lab.brokers.learn(node_id, "real", 9)
+        client, broker = await lab.pair(frames.metadata_request(1))
+        listener = lab.relay.listeners[LISTENER]
+        await broker.send(
+            frames.metadata_response(1, {7: ("real", 9), MAX_KNOWN_BROKERS: ("b", 9)})
+        )
+        answer = await client.frame()
+        told = {7: ("proxy", listener.open_ports[7])}
+        assert answer == frames.metadata_response(1, told)
+        assert listener.open_ports.keys() == {None, 7}
 
 
 async def test_a_cluster_that_wants_a_login_is_reachable_and_not_asked_again():

@@ -2,13 +2,15 @@
 
 import asyncio
 import math
+import socket
 import tracemalloc
 from struct import pack
 
 import pytest
 from relaylab import frames
-from relaylab.lab import open_lab, slow_client, until
+from relaylab.lab import open_lab, slow_client, turns, until
 
+from proxy.quota.entities import QuotaKind
 from proxy.relay.frame_flow import SLOW_FRAME_S
 from proxy.relay.services import Limits, ThrottleMode
 
@@ -208,3 +210,24 @@ async def test_the_watch_closes_by_itself():
         assert await client.ended() == b""
         watch.cancel()
         await asyncio.gather(watch, return_exceptions=True)
+
+
+@pytest.mark.parametrize("is_reset", [True, False], ids=["reset", "ended"])
+async def test_a_produce_at_a_gate_waits_its_turn_unless_its_client_was_reset(is_reset):
+    """Kafka appends what came before an orderly end."""
+    async with open_lab(rules=(slow_client(kind=QuotaKind.PRODUCER_BYTE_RATE),)) as lab:
+        client, _ = await lab.pair(frames.produce_request(1, acks=0))
+        for number in range(2, 5):
+            await client.send(frames.produce_request(number, acks=0))
+        (connection,) = lab.relay.connections
+        await until(lambda: connection.waiter.gate is not None)
+        if is_reset:
+            sock = client.writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, pack("ii", 1, 0))
+        client.reset()
+        if is_reset:
+            await until(lambda: check_idle(lab, 0.0) or not lab.relay.connections)
+        else:
+            await turns(20)
+            check_idle(lab)
+            assert lab.relay.connections

@@ -1,6 +1,10 @@
 """Connections come and go a few at a time: in order, all of them, and others run in between."""
 
 import asyncio
+import gc
+import ssl
+import weakref
+from contextlib import suppress
 
 import pytest
 from relaylab.busy_round import BusyRound
@@ -128,6 +132,35 @@ async def test_pieces_end_as_they_will():
     assert work.steps.may_go_on
 
 
+async def test_an_operation_has_its_turn_and_its_result():
+    work = Work()
+    for number in range(3):
+        work.add(number, MOST_S)
+    turns_of = [asyncio.create_task(work.steps.turn(each)) for each in (dict, [].pop, set)]
+    await turns(1)
+    turns_of[2].cancel()
+    results = await asyncio.gather(*turns_of, return_exceptions=True)
+    assert [type(each) for each in results] == [dict, IndexError, asyncio.CancelledError]
+    await until(lambda: not len(work.steps))
+
+
+async def test_an_operation_that_fails_leaves_nothing_to_the_garbage_collector():
+    class Failing:
+        def fail(self):
+            raise ValueError("failed")
+
+    failing = Failing()
+    gone = weakref.ref(failing)
+    gc.disable()
+    try:
+        with pytest.raises(ValueError, match="failed") as raised:
+            await Work().steps.turn(failing.fail)
+        del failing, raised
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
 async def test_all_can_be_run_now():
     work = Work()
     for number in range(10):
@@ -217,6 +250,27 @@ async def test_a_new_connection_waits_its_turn_and_an_older_one_does_not():
         assert not its_broker.unread
         busy.end()
         assert await its_broker.frame() == fetch_request(2)
+
+
+async def test_a_tls_handshake_waits_its_turn(certificates):
+    """To sign takes a millisecond or more, and thousands may want it at once."""
+    begun, loop = ssl.MemoryBIO(), asyncio.get_running_loop()
+    with suppress(ssl.SSLWantReadError):
+        certificates.client().wrap_bio(
+            ssl.MemoryBIO(), begun, server_hostname="localhost"
+        ).do_handshake()
+    async with open_lab(client_tls=certificates) as lab:
+        busy = BusyRound(lab)
+        client = await lab.silent_client()
+        await until(lambda: lab.relay.connected)
+        await turns()
+        busy.begin()
+        await loop.sock_sendall(client, begun.read())
+        await until(lambda: len(busy.steps))
+        with pytest.raises(BlockingIOError):
+            client.recv(1)
+        busy.end()
+        assert await loop.sock_recv(client, 1) == b"\x16"
 
 
 @pytest.mark.parametrize("lost", ["client", "broker"])

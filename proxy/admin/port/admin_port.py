@@ -23,7 +23,7 @@ ADMIN_ACCEPTS_PER_TURN = 4
 ADMIN_ACCEPT_PAUSE_S = 0.5  # pause of accepting when the process has no descriptor left
 
 ADMIN_BACKLOG = 128
-
+ADMIN_RECEIVE_BYTES = 16 << 10  # of a connection, which are parsed in one go: each may be a chunk
 LOG_INTERVAL_S = 60.0  # between two log lines about connections that were closed for others
 
 _log = get_logger(__name__)
@@ -152,6 +152,7 @@ class AdminPort:
         self.addresses += [sock.getsockname()[:2] for sock in sockets]
         for sock in sockets:
             sock.setblocking(False)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, ADMIN_RECEIVE_BYTES)
             sock.listen(ADMIN_BACKLOG)
             self._watch_socket(sock)
 
@@ -242,8 +243,7 @@ class AdminPort:
                 return
             ((crowded, _),) = addresses.most_common(1)
         crowd = [each for each in self._connections.values() if each.address == crowded]
-        longest_idle = next((each for each in crowd if not each.is_busy), crowd[0])
-        longest_idle.close()
+        next((each for each in crowd if not each.is_busy), crowd[0]).close()
         self._closed += 1
         if self._loop.time() >= self._next_log_s:
             self._next_log_s = self._loop.time() + LOG_INTERVAL_S

@@ -1,0 +1,165 @@
+"""Key updates (RFC 8446, 4.6.3) cost the reader some 20 us each, and anybody may send them."""
+
+import _ssl
+import asyncio
+import ctypes
+import gc
+import socket
+import termios
+import weakref
+from array import array
+from fcntl import ioctl
+
+import pytest
+from relaylab.lab import LIMIT_S, Certificates, turns
+
+from proxy.cluster.dial import handshake
+from proxy.cluster.tls_socket import (
+    LEAST_TAKEN_BYTES,
+    MOST_TAKEN_BYTES,
+    MOST_UNSENT_BYTES,
+    TlsSocket,
+)
+from proxy.relay.channel import BLOCKED, Channel, ChannelLost
+from proxy.relay.tls import server_context
+
+UPDATES, LONG = 4000, 30
+BUFFER_BYTES = 1 << 20
+NOT_REQUESTED, REQUESTED = 0, 1
+
+_openssl = ctypes.CDLL(_ssl.__file__)
+for name in ("TLS_client_method", "SSL_CTX_new", "SSL_new", "BIO_new", "BIO_s_mem"):
+    getattr(_openssl, name).restype = ctypes.c_void_p
+_pointer = ctypes.c_void_p
+
+
+class UpdatingClient:
+    """A client of TLS that is told when to update its keys, which Python's own is not."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._context = _pointer(_openssl.SSL_CTX_new(_pointer(_openssl.TLS_client_method())))
+        self.ssl = _pointer(_openssl.SSL_new(self._context))
+        memory = _pointer(_openssl.BIO_s_mem())
+        self._come, self._to_send = (_pointer(_openssl.BIO_new(memory)) for _ in range(2))
+        _openssl.SSL_set_bio(self.ssl, self._come, self._to_send)
+        _openssl.SSL_set_connect_state(self.ssl)
+
+    async def greet(self) -> None:
+        loop = asyncio.get_running_loop()
+        while _openssl.SSL_do_handshake(self.ssl) != 1:
+            await loop.sock_sendall(self.sock, self.made())
+            came = await loop.sock_recv(self.sock, BUFFER_BYTES)
+            _openssl.BIO_write(self._come, came, len(came))
+        await loop.sock_sendall(self.sock, self.made())
+
+    def made(self) -> bytes:
+        """Return what is to be sent."""
+        made, buffer = b"", ctypes.create_string_buffer(BUFFER_BYTES)
+        while (count := _openssl.BIO_read(self._to_send, buffer, BUFFER_BYTES)) > 0:
+            made += buffer.raw[:count]
+        return made
+
+    def updates(self, count: int, answer: int = NOT_REQUESTED) -> bytes:
+        for _ in range(count):
+            _openssl.SSL_key_update(self.ssl, answer)
+            _openssl.SSL_do_handshake(self.ssl)
+        return self.made()
+
+    def data(self, data: bytes) -> bytes:
+        _openssl.SSL_write(self.ssl, data, len(data))
+        return self.made()
+
+    def close(self) -> None:
+        _openssl.SSL_free(self.ssl)
+        _openssl.SSL_CTX_free(self._context)
+        self.sock.close()
+
+
+async def connected(certificates: Certificates) -> tuple[UpdatingClient, TlsSocket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+        far = socket.socket()
+        far.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+        far.connect(server.getsockname())
+        near, _ = server.accept()
+    far.setblocking(False)
+    near.setblocking(False)
+    client = UpdatingClient(far)
+    greeting = handshake(near, certificates.server(), server_side=True)
+    _, secured = await asyncio.wait_for(asyncio.gather(client.greet(), greeting), LIMIT_S)
+    return client, secured
+
+
+async def test_a_handshake_goes_on_when_the_peer_takes_more(certificates, tmp_path):
+    """Its answer is longer than what the kernel keeps for a peer that does not read."""
+    chain = tmp_path / "chain"
+    chain.write_bytes(certificates.cert.read_bytes() + LONG * certificates.ca.read_bytes())
+    context = server_context(chain, certificates.key, None)
+    client, near = socket.socketpair()
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    client.setblocking(False)
+    updating = UpdatingClient(client)
+    _openssl.SSL_do_handshake(updating.ssl)
+    client.send(updating.made())
+    greeting = asyncio.create_task(handshake(near, context, server_side=True))
+    await turns(20)
+    await asyncio.wait_for(asyncio.gather(updating.greet(), greeting), LIMIT_S)
+    updating.close()
+    greeting.result().close()
+
+
+def unread_bytes(sock: socket.socket) -> int:
+    """Return how much waits in the kernel."""
+    count = array("i", [0])
+    ioctl(sock, termios.FIONREAD, count)
+    return count[0]
+
+
+@pytest.mark.parametrize("answer", [NOT_REQUESTED, REQUESTED])
+async def test_a_call_takes_few_key_updates_and_what_follows_is_read(certificates, answer):
+    client, secured = await connected(certificates)
+    channel, buffer = Channel(secured), memoryview(bytearray(100))
+    client.sock.send(client.updates(UPDATES, answer) + client.data(b"data"))
+    took = []
+    while unread := unread_bytes(secured):
+        got = channel.recv_into(buffer)
+        took.append(unread - unread_bytes(secured))
+        assert got in (BLOCKED, 4)
+    assert (got, bytes(buffer[:4])) == (4, b"data")
+    assert max(took) <= MOST_TAKEN_BYTES
+    assert took[-2] <= LEAST_TAKEN_BYTES
+    client.close()
+    secured.close()
+
+
+async def test_a_connection_leaves_nothing_to_the_garbage_collector(certificates):
+    gc.disable()
+    try:
+        client, secured = await connected(certificates)
+        client.close()
+        assert Channel(secured).recv_into(memoryview(bytearray(1))) == 0
+        secured.close()
+        gone = weakref.ref(secured)
+        del secured
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+async def test_who_does_not_take_the_answers_is_given_up(certificates):
+    client, secured = await connected(certificates)
+    channel, buffer = Channel(secured), memoryview(bytearray(100))
+    secured.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+
+    def read_on() -> None:
+        sent = 0
+        while sent < 100 * MOST_UNSENT_BYTES:
+            sent += client.sock.send(client.updates(UPDATES, REQUESTED))
+            while unread_bytes(secured):
+                assert channel.recv_into(buffer) == BLOCKED
+
+    with pytest.raises(ChannelLost):
+        read_on()
+    client.close()
+    secured.close()
