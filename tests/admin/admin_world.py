@@ -32,7 +32,7 @@ from proxy.usage.usage_meter import UsageMeter
 from proxy.usage.usage_record import UsageRecord
 
 MIB = 2.0**20
-CONSUMER, PRODUCER, REQUEST, MAX_CONNECTIONS, CONNECTION_RATE, *_ = QuotaKind
+CONSUMER, PRODUCER, REQUEST, *_ = QuotaKind
 HOSTILE = "<img src=x onerror=alert(1)>"
 """A name that would do something if it were not shown as text."""
 
