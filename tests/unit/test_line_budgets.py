@@ -28,7 +28,7 @@ BUDGETS = {
     "proxy/queries": Budget(855, 650),
     "proxy/admin": Budget(6510, 4250),
     "proxy/config": Budget(2650, 2150),
-    "proxy/relay": Budget(6450, 4300),
+    "proxy/relay": Budget(6455, 4300),
     "proxy/usage": Budget(1045, 1000),
     "proxy/pipeline": Budget(3130, 2700),
     "proxy/backpressure": Budget(2550, 1950),
