@@ -266,6 +266,7 @@ class Relay:
         if error is None and not task.cancelled():
             return
         sock.close()  # perhaps the task was cancelled before its first step
+        silent.close = sock.close  # the task refers to both by its error: that would be a circle
         origin = silent.origin
         if not self.silent.discard(silent):  # evicted
             return

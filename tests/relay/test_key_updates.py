@@ -11,7 +11,7 @@ from array import array
 from fcntl import ioctl
 
 import pytest
-from relaylab.lab import LIMIT_S, Certificates, turns
+from relaylab.lab import LIMIT_S, Certificates, open_lab, turns, until
 
 from proxy.cluster.dial import handshake
 from proxy.cluster.tls_socket import (
@@ -143,6 +143,20 @@ async def test_a_connection_leaves_nothing_to_the_garbage_collector(certificates
         gone = weakref.ref(secured)
         del secured
         assert gone() is None
+    finally:
+        gc.enable()
+
+
+async def test_a_handshake_that_fails_leaves_nothing_to_the_garbage_collector(certificates):
+    gc.collect()
+    gc.disable()
+    try:
+        async with open_lab(client_tls=certificates) as lab:
+            plain = await lab.silent_client()
+            await asyncio.get_running_loop().sock_sendall(plain, b"GET / HTTP/1.1\r\n\r\n")
+            await until(lambda: lab.rejected("tls_handshake"))
+            await turns()
+            assert not [each for each in gc.get_objects() if isinstance(each, TlsSocket)]
     finally:
         gc.enable()
 
