@@ -19,7 +19,7 @@ from support.raw import RawClient, fetch
 
 from proxy.tier.slot_map import SLOTS
 
-SETTLED_S = 60.0
+SETTLED_S = 240.0
 TRIED = 200
 
 
