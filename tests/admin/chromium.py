@@ -19,7 +19,7 @@ import aiohttp
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 INSTALL = "no Chromium found; the status page is tested in one: apt-get install chromium"
-WAIT_TIMEOUT_S = 30
+WAIT_TIMEOUT_S = 120
 ANSWER_TIMEOUT_S = 60
 """How long one answer of the browser may take: a script in it may wait for WAIT_TIMEOUT_S."""
 STOP_TIMEOUT_S = 10

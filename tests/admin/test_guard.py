@@ -106,10 +106,11 @@ async def exchanged(world: AdminWorld, sent: bytes) -> bytes:
         return answer
 
 
+# Of one that is longer the rest is not read, and the answer may be lost to a reset.
 GARBAGE = {
     "Kafka": b"\x00\x00\x00\x10\x00\x12\x00\x03\x00\x00\x00\x01\x00\x04test",
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-    "a header without end": b"GET / HTTP/1.1\r\nX: " + b"x" * 100_000 + b"\r\n\r\n",
+    "a header without end": b"GET / HTTP/1.1\r\nX: " + b"x" * 10_000 + b"\r\n\r\n",
     "a bad length": b"PUT / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
     "two lengths": b"PUT / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
     "two framings": b"PUT / HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0",
