@@ -205,10 +205,10 @@ def _cost(lab: Lab, proxy: Proxy, plain: Proxy, what: str, rounds: int) -> Row:
     targets = {"budget": proxy.target(), "rule": plain.target()}
     for _ in range(rounds):
         for name, target in targets.items():
-            before_s = sum(target.usage())
+            before_s, _ = target.usage()
             outcome = lab.run_client(cell.loads(target), COST_ROUND_S)
             responses = sum(len(served.completed_s) for served in outcome.served)
-            spent[name].append((sum(target.usage()) - before_s) / max(responses, 1) * 1e6)
+            spent[name].append((target.usage()[0] - before_s) / max(responses, 1) * 1e6)
     ratios = [of / to for of, to in zip(spent["budget"], spent["rule"], strict=True)]
     return Row(
         FIGURE,
