@@ -245,8 +245,8 @@ class Gate:
             waiter.gate, waiter.wakes_ms = None, math.inf
             self.poke(now_ms)
 
-    def poke(self, now_ms: float) -> None:
-        """Call the first waiter's `wake` with its turn, if that is earlier than before."""
+    def poke(self, now_ms: float, *, is_later: bool = False) -> None:
+        """Call the first waiter's `wake` with its turn, if it is earlier, or `is_later` as well."""
         if self.waiting:
             waiter = self.turns.first(now_ms)
             assert waiter is not None
@@ -254,7 +254,7 @@ class Gate:
             if self._expected:
                 at_ms = min(at_ms, self._expected[0].until_ms)
             at_ms = max(at_ms, now_ms)
-            if at_ms < waiter.wakes_ms:
+            if at_ms < waiter.wakes_ms or (is_later and at_ms > waiter.wakes_ms):
                 waiter.wakes_ms = at_ms
                 waiter.wake(at_ms)
 
@@ -351,6 +351,7 @@ class Gate:
         self.expected_size += expected_bytes
         self.granted_size += granted_bytes
         self.under_way += 1
+        self.poke(now_ms, is_later=True)  # who is next was woken for a turn without this one
         return expected
 
     @property
