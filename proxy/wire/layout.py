@@ -28,6 +28,17 @@ Steps: TypeAlias = Generator[None, None, _T]
 """Work that is done a step at a time, each of which takes less than a millisecond, and its result.
 A message may have a million elements."""
 
+
+def all_of(steps: Generator[object, None, _T]) -> _T:
+    """Take all steps at once; return what they return."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            result: _T = done.value
+            return result
+
+
 STEP_ELEMENTS, _STEP_GROUPS = 64, 8
 """So many elements of an array are read, and edited, in one step; or so many that have arrays."""
 

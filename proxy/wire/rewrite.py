@@ -28,6 +28,7 @@ from proxy.wire.layout import (
     Buffer,
     RecordLayout,
     Steps,
+    all_of,
     read_tags,
     response_layout,
     seek_end,
@@ -137,15 +138,6 @@ def brokers_end(version: int, start: Buffer) -> int | None:
     return end if end <= len(start) else None
 
 
-def _all_of(steps: Steps[Any]) -> Any:
-    """Take all steps at once; return what they return."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as done:
-            return done.value
-
-
 @lru_cache(KNOWN_ANSWERS)
 def _capped(version: int, length: bytes, rest: bytes, *, passes_unknown: bool) -> bytes | None:
     """Return a response to ApiVersions as clients may see it, None when nothing is to be changed.
@@ -155,10 +147,8 @@ def _capped(version: int, length: bytes, rest: bytes, *, passes_unknown: bool) -
     frame = length + bytes(RESPONSE_HEADER_BYTES - LENGTH_BYTES) + rest
     check_whole(frame)
     with unreadable_is_malformed():
-        edits = _all_of(
-            _edits(API_VERSIONS, version, frame, nowhere, passes_unknown=passes_unknown)
-        )
-        return bytes(_all_of(_applied(frame, edits))) if edits else None
+        edits = all_of(_edits(API_VERSIONS, version, frame, nowhere, passes_unknown=passes_unknown))
+        return bytes(all_of(_applied(frame, edits))) if edits else None
 
 
 def nowhere(_node_id: int, _host: str, _port: int) -> None:

@@ -4,9 +4,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.demos import check_picture, run_demo
+from support.demos import TIMEOUT_S, check_picture, run_demo
 
-TIMEOUT_S = 840
 MEGABYTES = 12
 RECORDS = 3072
 

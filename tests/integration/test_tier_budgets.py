@@ -17,7 +17,7 @@ from support.machine import worker_pids
 from support.operating import call
 from support.proxy_process import until
 from support.raw import RawClient, fetch, produce
-from support.tier import TierMachine, client_of, owner_of, tier_config, until_shared
+from support.tier import SETTLED_S, TierMachine, client_of, owner_of, tier_config, until_shared
 
 from examples.devkit.broker import EmbeddedBroker
 from proxy.tier.budget_exchanges import lease_slot
@@ -37,7 +37,6 @@ BUDGET = {
 }
 SHARED = {"rules": [{"client-id-prefix": "c", "scope": "shared", "consumer_byte_rate": RATE}]}
 BY_TOPIC = {"rules": [{"topic-prefix": "t", "consumer_byte_rate": RATE}]}
-SETTLED_S = 240.0
 SHARED_FOR_S = 2.0
 """Little: who stands still for longer than its session gets other slots when it goes on."""
 TOLERANCE = 0.2
