@@ -74,7 +74,7 @@ class TlsSocket(socket.socket):
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:  # noqa: ARG002
         """Fill the start of a buffer with data."""
-        if is_taken := not self.pending():
+        if is_taken := not (self._come.eof or self.pending()):
             self._take()
         try:
             count: int = self._read(nbytes or len(buffer), buffer)
@@ -87,6 +87,8 @@ class TlsSocket(socket.socket):
             if self._to_send.pending or self._unsent:
                 self._answer()
         self._data_bytes += count
+        if not count:
+            self._come.write_eof()  # whoever asks again is told again, as by other sockets
         return count
 
     def send(self, data: Any, flags: int = 0) -> int:  # noqa: ARG002
@@ -111,16 +113,14 @@ class TlsSocket(socket.socket):
     def _take(self) -> None:
         """Have TLS read what has come."""
         is_data = self._data_bytes * LEAST_DATA_SHARE >= self._taken_bytes - RECORD_BYTES
-        try:
+        count = 0
+        with suppress(ConnectionResetError):  # to OpenSSL it is an end, as any other
             count = super().recv_into(_scratch, MOST_TAKEN_BYTES if is_data else LEAST_TAKEN_BYTES)
-        except ConnectionResetError:  # to OpenSSL it is an end, as any other
-            count = 0
         self._taken_bytes += count
         if self._taken_bytes >= 4 * RECORD_BYTES:
             self._taken_bytes, self._data_bytes = self._taken_bytes // 2, self._data_bytes // 2
-        if count:
-            self._come.write(_scratch[:count])
-        else:
+        self._come.write(_scratch[:count])
+        if not count:
             self._come.write_eof()
 
     def _flush(self) -> bool:

@@ -18,18 +18,18 @@ enum {
     BUFFER_BYTES = 64 << 10,
     REQUEST_START = 12, /* length, API key and version, correlation id */
     RESPONSE_START = 8, /* length, correlation id */
-    MAX_KINDS = 16,
-    MAX_IN_FLIGHT = 32,
-    SAMPLE_EVERY = 17,
+    MAX_KINDS = 16, MAX_IN_FLIGHT = 32, SAMPLE_EVERY = 17,
 };
 #define OBJECT(of) ((PyObject *)(of))
+#define GIVEN(which) PyTuple_GetItem(self->given, which)
 #define KEPT(of) {of->about, of->start, of->renew, of->observe, of->requests, of->count, of->shapes, of->seen}
 #define EACH(kept, what) for (size_t n = 0; n < sizeof kept / sizeof *kept; n++) what(kept[n])
-#define PERMIT_NS 100000000LL
-#define SAMPLE_AFTER_NS 100000000LL
+static const int64_t PERMIT_NS = 100000000, SAMPLE_AFTER_NS = 100000000;
 
 enum { METER_NOTHING, METER_REQUESTS, METER_RESPONSES, ANY_RESPONSE = 0, KNOWN_RESPONSE, NO_RESPONSE };
 enum { LEFT, TAKEN, UNTIL_NS }; /* of a lease */
+enum { CLIENT, BROKER, FAILED = -2, BLOCKED };
+enum { BEFORE, ON_REQUESTS, ON_RESPONSES, CHANNELS }; /* in `given` */
 
 typedef struct {
     PyObject_HEAD
@@ -51,9 +51,9 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    int client, broker, most, kinds;
+    int fd[2], most, kinds;
     int request_bytes, response_bytes; /* how much to read at a time; 0: all is Python's */
-    PyObject *on_requests, *on_responses, *before;
+    PyObject *given; /* NULL: closed */
     Kind *kind[MAX_KINDS];
     Exchange in_flight[MAX_IN_FLIGHT];
     unsigned oldest, next;
@@ -151,27 +151,36 @@ static int is_plain(Kind *kind, const char *frame, int64_t bytes) {
     return 0;
 }
 
-/* --- the two directions --- */
-
 static PyObject *leave(PyObject *to, int64_t sent, int64_t plain, int64_t got, int error) {
     return PyObject_CallFunction(to, "y#y#i", buffer + sent, (Py_ssize_t)(plain - sent),
                                  buffer + plain, (Py_ssize_t)(got - plain), error);
 }
 
-/* Reads; returns how much, 0 for the end of the stream or if it is Python's, -1: nothing to do. */
-static int64_t read_some(int from, int bytes, int *error) {
-    *error = 0;
+/* Returns what a channel does with so much of the buffer. */
+static int64_t by_tls(PyObject *channel, const char *what, int64_t bytes, int flags) {
+    PyObject *done = PyObject_CallMethod(channel, what, "N", PyMemoryView_FromMemory(buffer, bytes, flags));
+    int64_t count = done ? PyLong_AsLongLong(done) : FAILED;
+    Py_XDECREF(done);
+    return count;
+}
+
+/* Reads; returns how much, 0 for the end of the stream or if it is Python's, BLOCKED, or FAILED. */
+static int64_t read_some(Lane *self, int from, int bytes, int *error) {
     if (!bytes) return 0;
-    ssize_t got = recv(from, buffer, bytes < BUFFER_BYTES ? bytes : BUFFER_BYTES, 0);
-    if (got >= 0) return got;
-    if (errno == EAGAIN || errno == EINTR) return -1;
+    if (bytes > BUFFER_BYTES) bytes = BUFFER_BYTES;
+    PyObject *tls = GIVEN(CHANNELS + from);
+    if (tls != Py_None) return by_tls(tls, "recv_into", bytes, PyBUF_WRITE);
+    ssize_t got = recv(self->fd[from], buffer, bytes, 0);
+    if (got >= 0 || errno == EAGAIN || errno == EINTR) return got;
     *error = errno;
     return 0;
 }
 
-static int64_t send_some(int to, int64_t bytes) {
-    ssize_t sent = bytes ? send(to, buffer, bytes, MSG_NOSIGNAL) : 0;
-    return sent < 0 ? 0 : sent; /* why, is for Python to find when it sends the rest */
+static int64_t send_some(Lane *self, int to, int64_t bytes) {
+    if (!bytes) return 0;
+    PyObject *tls = GIVEN(CHANNELS + to);
+    int64_t sent = tls == Py_None ? send(self->fd[to], buffer, bytes, MSG_NOSIGNAL) : by_tls(tls, "send", bytes, PyBUF_READ);
+    return sent == BLOCKED ? 0 : sent; /* why, is for Python to find when it sends the rest */
 }
 
 static Kind *kind_of(Lane *self, const char *frame, int64_t bytes) {
@@ -188,13 +197,13 @@ static Kind *kind_of(Lane *self, const char *frame, int64_t bytes) {
 }
 
 static PyObject *requests_ready(Lane *self, PyObject *unused) {
-    int error, may;
-    int64_t at = 0, got = self->before ? read_some(self->client, self->request_bytes, &error) : -1;
-    if (got < 0) Py_RETURN_NONE;
+    int error = 0, may;
+    int64_t at = 0, got = self->given ? read_some(self, CLIENT, self->request_bytes, &error) : BLOCKED;
+    if (got < 0) return got == FAILED ? NULL : Py_NewRef(Py_None);
     unsigned first = self->next;
     Kind *last = NULL;
     int64_t now = now_ns();
-    Py_ssize_t before = PyObject_Size(self->before);
+    Py_ssize_t before = PyObject_Size(GIVEN(BEFORE));
     while (got - at >= REQUEST_START) {
         char *frame = buffer + at;
         int64_t bytes = (int64_t)int32_at(frame) + 4;
@@ -221,23 +230,23 @@ static PyObject *requests_ready(Lane *self, PyObject *unused) {
         }
         at += bytes;
     }
-    int64_t sent = send_some(self->broker, at);
+    int64_t sent = count(&last, NULL) ? FAILED : send_some(self, BROKER, at);
     for (unsigned n = first; n != self->next; n++)
         if (self->in_flight[n % MAX_IN_FLIGHT].sent_ns) self->in_flight[n % MAX_IN_FLIGHT].sent_ns = now_ns();
     self->active_ns = now;
-    if (count(&last, NULL)) return NULL;
+    if (sent == FAILED) return NULL;
     if (at && sent == got) Py_RETURN_NONE;
-    return leave(self->on_requests, sent, at, got, error);
+    return leave(GIVEN(ON_REQUESTS), sent, at, got, error);
 }
 
 static PyObject *responses_ready(Lane *self, PyObject *unused) {
-    int error, may;
-    int64_t at = 0, got = self->before ? read_some(self->broker, self->response_bytes, &error) : -1;
-    if (got < 0) Py_RETURN_NONE;
+    int error = 0, may;
+    int64_t at = 0, got = self->given ? read_some(self, BROKER, self->response_bytes, &error) : BLOCKED;
+    if (got < 0) return got == FAILED ? NULL : Py_NewRef(Py_None);
     int64_t now = now_ns();
     Exchange sampled = {0};
     Kind *last = NULL;
-    int is_first = PyObject_Size(self->before) == 0; /* of all that wait for their responses */
+    int is_first = PyObject_Size(GIVEN(BEFORE)) == 0; /* of all that wait for their responses */
     while (is_first && got - at >= RESPONSE_START && self->oldest != self->next) {
         char *frame = buffer + at;
         int64_t bytes = (int64_t)int32_at(frame) + 4;
@@ -250,15 +259,13 @@ static PyObject *responses_ready(Lane *self, PyObject *unused) {
         if (!may) break;
         if (count(&last, kind) || show(kind, Py_None, frame, bytes)) return NULL;
         kind->new_bytes += exchange->bytes + bytes;
-        if (exchange->sent_ns) {
-            Py_XDECREF(OBJECT(sampled.kind));
-            sampled = *exchange;
-        } else Py_DECREF(OBJECT(kind));
+        if (exchange->sent_ns) kind = sampled.kind, sampled = *exchange;
+        Py_XDECREF(OBJECT(kind));
         self->oldest++;
         at += bytes;
     }
-    int64_t sent = send_some(self->client, at);
-    int failed = count(&last, NULL);
+    int64_t sent = count(&last, NULL) ? FAILED : send_some(self, CLIENT, at);
+    int failed = sent == FAILED;
     if (sampled.kind) {
         int64_t began = sampled.sent_ns > self->free_ns ? sampled.sent_ns : self->free_ns;
         int64_t own = sampled.sent_ns - sampled.read_ns + now_ns() - now;
@@ -272,7 +279,7 @@ static PyObject *responses_ready(Lane *self, PyObject *unused) {
     if (at) self->free_ns = now;
     self->active_ns = now;
     if (at && sent == got) Py_RETURN_NONE;
-    return leave(self->on_responses, sent, at, got, error);
+    return leave(GIVEN(ON_RESPONSES), sent, at, got, error);
 }
 
 /* --- for Python --- */
@@ -301,29 +308,24 @@ static PyObject *learn(Lane *self, PyObject *kind) {
     int n = 0;
     while (n < self->kinds && self->kind[n]->api != ((Kind *)kind)->api) n++;
     if (n == MAX_KINDS) Py_RETURN_NONE;
-    Py_INCREF(kind);
     Kind *before = n < self->kinds ? self->kind[n] : NULL;
-    self->kind[n] = (Kind *)kind;
-    if (before) Py_DECREF(OBJECT(before));
-    else self->kinds++;
+    self->kind[n] = (Kind *)Py_NewRef(kind);
+    self->kinds += !before;
+    Py_XDECREF(OBJECT(before));
     Py_RETURN_NONE;
 }
 
 static PyObject *close_lane(Lane *self, PyObject *unused) {
     self->request_bytes = self->response_bytes = 0;
     while (self->oldest != self->next) Py_DECREF(OBJECT(self->in_flight[self->oldest++ % MAX_IN_FLIGHT].kind));
-    Py_CLEAR(self->on_requests);
-    Py_CLEAR(self->on_responses);
-    Py_CLEAR(self->before);
+    Py_CLEAR(self->given);
     return forget(self, unused);
 }
 
 static int init_lane(Lane *self, PyObject *args, PyObject *unused) {
-    if (!PyArg_ParseTuple(args, "iiiOOO", &self->client, &self->broker, &self->most, &self->before,
-                          &self->on_requests, &self->on_responses)) return -1;
-    PyObject *kept[] = {self->before, self->on_requests, self->on_responses};
-    EACH(kept, Py_INCREF);
-    return 0;
+    int is_given = PyArg_ParseTuple(args, "iiiO!", self->fd, self->fd + BROKER, &self->most, &PyTuple_Type, &self->given);
+    Py_XINCREF(self->given);
+    return is_given - 1;
 }
 
 static void free_lane(Lane *self) {
@@ -334,8 +336,6 @@ static void free_lane(Lane *self) {
 }
 
 static PyObject *waiting(Lane *self, void *unused) { return PyLong_FromUnsignedLong(self->next - self->oldest); }
-
-static PyObject *active_s(Lane *self, void *unused) { return PyFloat_FromDouble((double)self->active_ns / 1e9); }
 
 static int init_kind(Kind *self, PyObject *args, PyObject *named) {
     static char *names[] = {"about", "api", "start", "renew", "observe", "requests", "count", "lease", "metered",
@@ -372,11 +372,11 @@ static PyMethodDef lane_methods[] = {
     {NULL}};
 static PyMemberDef lane_members[] = {
     {"kinds", T_INT, offsetof(Lane, kinds), READONLY, NULL},
+    {"active_ns", T_LONGLONG, offsetof(Lane, active_ns), READONLY, NULL},
     {"request_bytes", T_INT, offsetof(Lane, request_bytes), 0, NULL},
     {"response_bytes", T_INT, offsetof(Lane, response_bytes), 0, NULL},
     {NULL}};
-static PyGetSetDef lane_values[] = {
-    {"waiting", (getter)waiting, NULL, NULL, NULL}, {"active_s", (getter)active_s, NULL, NULL, NULL}, {NULL}};
+static PyGetSetDef lane_values[] = {{"waiting", (getter)waiting, NULL, NULL, NULL}, {NULL}};
 static PyMemberDef kind_members[] = {
     {"limit", T_INT, offsetof(Kind, limit), 0, NULL}, {"until_shown", T_INT, offsetof(Kind, until_shown), 0, NULL}, {NULL}};
 

@@ -2,7 +2,11 @@
 
 from array import array
 from collections.abc import Callable, Sized
-from typing import Any
+from typing import Any, TypeAlias
+
+from proxy.relay.channel import Channel
+
+_Left: TypeAlias = Callable[[bytes, bytes, int], None]
 
 class Kind:
     """Requests that begin with the same bytes, and what their responses must be like.
@@ -46,11 +50,14 @@ class Lane:
 
     Not more than `most` requests are in flight, with those in `before`, whose responses come first.
     What is not plain goes to `on_requests` or `on_responses`: what of the plain was not sent, what
-    was read behind it, and the error number of the read, or 0.
+    was read behind it, and the error number of the read, or 0. Of each side by TLS there is the
+    channel, else None; what that raises is raised, and it must not run a lane.
     """
 
     kinds: int
     """How many it knows."""
+    active_ns: int
+    """When it read something last, of the monotonic clock."""
     request_bytes: int
     response_bytes: int
     """How much to read at a time; 0: call Python when there is something to read."""
@@ -60,17 +67,11 @@ class Lane:
         client: int,
         broker: int,
         most: int,
-        before: Sized,
-        on_requests: Callable[[bytes, bytes, int], None],
-        on_responses: Callable[[bytes, bytes, int], None],
+        given: tuple[Sized, _Left, _Left, *tuple[Channel | None, ...]],
     ) -> None: ...
     @property
     def waiting(self) -> int:
         """How many of its requests are in flight."""
-
-    @property
-    def active_s(self) -> float:
-        """When it read something last, in seconds of the monotonic clock."""
 
     def requests_ready(self) -> None:
         """Read from the client once, and send on what is plain."""

@@ -82,8 +82,7 @@ class Channel:
         if self.buffered_bytes():
             return False
         try:
-            # Of the base class: a TLS socket refuses to look ahead, but here any byte will do.
-            return not socket.socket.recv(self.sock, 1, socket.MSG_PEEK)
+            return not self.sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return False
         except OSError:

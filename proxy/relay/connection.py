@@ -13,11 +13,12 @@ from functools import partial
 
 from structlog import get_logger
 
-from metrics.clock import clock_ms
+from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.cluster.upstream import UpstreamError
 from proxy.quota.connection_quotas import TOO_MANY, ConnectionRefused
 from proxy.quota.delay_queue import NOT_DELAYED
 from proxy.quota.entities import CONSUMER_BYTE_RATE
+from proxy.quota.lease import NS_PER_MS
 from proxy.relay.channel import Channel, ChannelLost
 from proxy.relay.frame_flow import SLOW_FRAME_S
 from proxy.relay.interceptor import ClientSentOn
@@ -246,7 +247,11 @@ class Connection(PairState):
     def _last_active(self) -> float:
         """When something was read last, in the loop's time."""
         last = max(self.requests.last_active, self.responses.last_active)
-        return last if self.lane is None else max(last, self.lane.active_s)
+        return (
+            last
+            if self.lane is None
+            else max(last, self.lane.active_ns / (NS_PER_MS * MS_PER_SECOND))
+        )
 
     @property
     def _answers_due(self) -> bool:
@@ -366,16 +371,17 @@ class Connection(PairState):
         self.requests.connect(self.channel, upstream)
         self.responses.connect(upstream, self.channel)
         services = self.services
-        if Lane is not None and services.lane and self.channel.is_plain and upstream.is_plain:
+        if Lane is not None and services.lane:
+            by_tls = [None if each.is_plain else each for each in (self.channel, upstream)]
             self.lane = lane = Lane(
                 self.channel.fd,
                 upstream.fd,
                 services.limits.max_in_flight_requests,
-                self._in_flight,
-                self.requests.leave_lane,
-                self.responses.leave_lane,
+                (self._in_flight, self.requests.leave_lane, self.responses.leave_lane, *by_tls),
             )
-            self.requests.ready, self.responses.ready = lane.requests_ready, lane.responses_ready
+            ready = (self.requests, lane.requests_ready), (self.responses, lane.responses_ready)
+            for flow, run in ready:
+                flow.ready = partial(flow.run_lane, run) if any(by_tls) else run
         self.responses.run()
         self.unpause(Pause.NONE)
 

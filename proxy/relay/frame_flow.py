@@ -181,6 +181,18 @@ class FrameFlow(ABC):
         """Close the pair, since others wait for the room of what is kept of its frame."""
         self._pair.close_stuck(self)
 
+    def run_lane(self, ready: Callable[[], None]) -> None:
+        """Have the lane move all that TLS has read from the kernel: no selector would show it."""
+        assert self._source is not None
+        before = 0
+        try:
+            ready()
+            while self.wait is READ and (left := self._source.buffered_bytes()) not in (0, before):
+                before = left
+                ready()
+        except OSError as error:
+            self._pair.close_failed(error)
+
     def leave_lane(self, unsent: bytes, rest: bytes, error: int) -> None:
         """Handle what the lane did not: what it could not send, and what it read behind that.
 

@@ -38,8 +38,7 @@ class ObservedFetch:
 class FetchWait(ObservedFetch):
     """Looks for a partition whose records end before its log: nobody waits who has more to send.
 
-    `had_data` is called once if there is one, when all partitions were seen. `observer` is shown
-    what it would be shown without this.
+    `had_data` is called once if there is one, when all partitions were seen.
     """
 
     __slots__ = ("_had_data", "_is_cut")

@@ -119,7 +119,6 @@ class RequestFlow(FrameFlow):
         """Reads a login that waits for others of its address."""
 
     def _open_lane(self, lane: Lane) -> None:
-        """See FrameFlow."""
         most_bytes = self._pair.services.limits.max_request_bytes
         lane.request_bytes = min(self._lane_bytes, most_bytes) if lane.kinds else 0
 
@@ -204,7 +203,6 @@ class RequestFlow(FrameFlow):
             self._login = None
 
     def _sent_rest(self) -> None:
-        """See FrameFlow."""
         self._timed.sent_ms = clock_ms()
         self._timed = NOT_TIMED
 

@@ -129,11 +129,9 @@ class ResponseFlow(FrameFlow):
         return self._walker is not None or super().mid_frame
 
     def _sent_rest(self) -> None:
-        """See FrameFlow."""
         self._free_ms = clock_ms()
 
     def _open_lane(self, lane: Lane) -> None:
-        """See FrameFlow."""
         is_free = lane.kinds and self._walker is None and self._pair.life.pauses is NO_PAUSE
         lane.response_bytes = self._lane_bytes if is_free else 0
 
@@ -186,8 +184,11 @@ class ResponseFlow(FrameFlow):
         if frame_bytes > READ_BYTES_HELD:
             self._read_ahead(kind.session.quotas, CONSUMER_BYTE_RATE)
         is_shown = exchange.seen is not None or exchange.is_looked_into
-        is_plain = not (is_shown or exchange.throttle_ms)
-        if is_plain and (plan.passes or self._names_no_broker(exchange, view, frame_bytes)):
+        names_no_broker = plan.passes or (
+            (kind.api_key == PRODUCE and frame_bytes <= len(view))
+            and self._pair.shapes.knows(kind.version, view[:frame_bytes])
+        )
+        if names_no_broker and not (is_shown or exchange.throttle_ms):
             taken = self._forward(view, frame_bytes)
         else:
             taken = self._begin(exchange, view, frame_bytes)
@@ -198,12 +199,6 @@ class ResponseFlow(FrameFlow):
         if self._pair.life.pauses is not NO_PAUSE:
             self._pair.on_response()
         return taken
-
-    def _names_no_broker(self, exchange: Exchange, view: memoryview, frame_bytes: int) -> bool:
-        """Return whether a response to Produce is like an earlier one that was read."""
-        if exchange.kind.api_key != PRODUCE or len(view) < frame_bytes:
-            return False
-        return self._pair.shapes.knows(exchange.kind.version, view[:frame_bytes])
 
     def _begin(self, exchange: Exchange, view: memoryview, frame_bytes: int) -> int:
         """Send on, or collect, the frame that starts `view`."""
@@ -384,7 +379,7 @@ class ResponseFlow(FrameFlow):
             mute_ms = min(hold_ms, LONGEST_MUTE_MS)
             exchange.throttle_ms = round(mute_ms)
             self._pair.mute(now_ms + mute_ms, api_key, charge)
-            exchange.timed.told_to_wait(mute_ms)
+            exchange.timed.hold_ms += mute_ms
             return False
         if api_key in (FETCH, PRODUCE) and not exchange.kind.plan.clients_throttle:
             exchange.throttle_ms = round(hold_ms)

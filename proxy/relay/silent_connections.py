@@ -29,8 +29,7 @@ class SilentConnection:
         if self.sock is None:
             return False
         try:
-            # Of the base class: a TLS socket refuses to look ahead, but here any byte will do.
-            return bool(socket.socket.recv(self.sock, 1, socket.MSG_PEEK))
+            return bool(self.sock.recv(1, socket.MSG_PEEK))  # of TLS any byte will do
         except OSError:  # nothing to be read, or gone
             return False
 

@@ -63,13 +63,13 @@ class TimedApis:
 class ExchangeTimes:
     """Where the time of one request goes; in milliseconds."""
 
-    __slots__ = ("_broker_ms", "_from_ms", "_hold_ms", "_is_held", "_proxy_ms", "_times", "sent_ms")
+    __slots__ = ("_broker_ms", "_from_ms", "_is_held", "_proxy_ms", "_times", "hold_ms", "sent_ms")
 
     def __init__(
         self, times: ApiTimes | None, read_ms: float, hold_ms: float, now_ms: float
     ) -> None:
         self._times = times
-        self._hold_ms = hold_ms
+        self.hold_ms = hold_ms
         self._broker_ms = 0.0
         self._is_held = False
         self._from_ms = read_ms
@@ -82,8 +82,7 @@ class ExchangeTimes:
 
     def sent_on(self, now_ms: float) -> None:
         """Record that the request's start was sent on; `sent_ms` is set later if a body follows."""
-        self._proxy_ms = now_ms - self._from_ms
-        self.sent_ms = now_ms
+        self._proxy_ms, self.sent_ms = now_ms - self._from_ms, now_ms
 
     def on_response(self, now_ms: float, free_ms: float) -> None:
         """Record that the response's head was read, and since when nothing was in front of it.
@@ -103,12 +102,8 @@ class ExchangeTimes:
     def released(self, now_ms: float) -> None:
         """Record that the response is held no longer, if it was."""
         if self._is_held:
-            self._hold_ms += now_ms - self._from_ms
+            self.hold_ms += now_ms - self._from_ms
             self._from_ms, self._is_held = now_ms, False
-
-    def told_to_wait(self, wait_ms: float) -> None:
-        """Record that the client is told to wait in the place of a hold."""
-        self._hold_ms += wait_ms
 
     def came_whole(self, now_ms: float) -> None:
         """Record that a response is there that had to be waited for as a whole."""
@@ -122,7 +117,7 @@ class ExchangeTimes:
             return
         times.broker.observe(self._broker_ms / MS_PER_SECOND)
         times.proxy.observe((self._proxy_ms + now_ms - self._from_ms) / MS_PER_SECOND)
-        times.hold.observe(self._hold_ms / MS_PER_SECOND)
+        times.hold.observe(self.hold_ms / MS_PER_SECOND)
 
 
 NOT_TIMED = ExchangeTimes(None, 0.0, 0.0, 0.0)

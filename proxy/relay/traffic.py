@@ -25,8 +25,7 @@ class Traffic:
 
     def __init__(self, now_ms: float) -> None:
         self._at_ms = now_ms
-        self._received_bytes = self._sent_bytes = 0
-        self._received_segments = self._sent_segments = 0
+        self._received_bytes = self._sent_bytes = self._received_segments = self._sent_segments = 0
         self.received_rate: float | None = None
         """Bytes per second from the client; None before the first measurement."""
         self.sent_rate: float | None = None

@@ -5,7 +5,7 @@ from contextlib import suppress
 from struct import pack
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from parts.sensor_views import sensors_in_use
 from relaylab import frames
@@ -91,6 +91,7 @@ SHOWN_STEPS = st.lists(
 KNOWN_AFTER = 8
 """Requests on a connection that are waited for as a newcomer's, and are known then."""
 ENDS = ["client", "broker", "mid-request", "mid-response", "unasked"]
+TLS_SIDES = ([], [], ["client_tls"], ["upstream_tls"], ["client_tls", "upstream_tls"])
 
 
 def measured(lab: Lab) -> dict[QuotaKind, int]:
@@ -223,8 +224,8 @@ class History:
 COUNTED = ("requests_total", "bytes_total", "rejected_total", "errors_total", "violations_total")
 
 
-async def history(steps, end: str, *, first: str, lane: bool) -> dict[str, object]:
-    async with open_lab(rules=RULES[first], lane=lane) as lab:
+async def history(steps, end: str, *, first: str, lane: bool, **tls) -> dict[str, object]:
+    async with open_lab(rules=RULES[first], lane=lane, **tls) as lab:
         return await History(lab).run(steps, end)
 
 
@@ -235,14 +236,18 @@ async def shown_history(steps, end: str, *, first: str, lane: bool) -> dict[str,
         return {"shown": shown.log, **await history.run(steps, end)}
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     steps=STEPS,
     end=st.sampled_from(ENDS),
     first=st.sampled_from(sorted(RULES)),
+    sides=st.sampled_from(TLS_SIDES),
 )
-def test_any_history_is_the_same_with_and_without_it(steps, end, first):
-    ways = [asyncio.run(history(steps, end, first=first, lane=lane)) for lane in (True, False)]
+def test_any_history_is_the_same_with_and_without_it(certificates, steps, end, first, sides):
+    tls = dict.fromkeys(sides, certificates)
+    ways = [
+        asyncio.run(history(steps, end, first=first, lane=lane, **tls)) for lane in (True, False)
+    ]
     assert ways[0] == ways[1]
 
 
@@ -309,8 +314,10 @@ def flows(lab: Lab):
     return connection
 
 
-async def test_a_request_in_flight_is_seen_by_all_who_look():
-    async with open_lab(rules=RULES["far"], lane=True) as lab:
+@pytest.mark.parametrize("sides", TLS_SIDES[1:], ids=lambda sides: "+".join(sides) or "plain")
+async def test_a_request_in_flight_is_seen_by_all_who_look(certificates, sides):
+    tls = dict.fromkeys(sides, certificates)
+    async with open_lab(rules=RULES["far"], lane=True, **tls) as lab:
         client, broker = await warmed_up(lab)
         await client.send(frames.fetch_request(8) + frames.fetch_request(9))
         await broker.frame()

@@ -67,7 +67,7 @@ def test_who_is_told_to_wait_is_held():
     times = api_times()
     timed = times.begin(read_ms=0.0, hold_ms=0.0, now_ms=0.0)
     timed.on_response(1.0, free_ms=0.0)
-    timed.told_to_wait(2000.0)
+    timed.hold_ms += 2000.0
     timed.done(1.0)
     assert seconds(times) == [0.001, 0.0, 2.0]
 
