@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from parts.sensor_views import sensors_in_use
 from relaylab import frames
-from relaylab.lab import LIMIT_S, AllShown, End, Lab, open_lab, turns, until
+from relaylab.lab import AllShown, End, Lab, open_lab, turns, until
 
 from metrics.clock import clock_ms
 from proxy.quota.entities import QuotaKind
@@ -400,27 +400,21 @@ async def test_a_request_longer_than_allowed_is_refused():
         assert lab.rejected("too_long") == 1
 
 
-async def test_a_receiver_that_takes_nothing_gets_all_in_the_end():
+@pytest.mark.parametrize("sides", TLS_SIDES[1:], ids=lambda sides: "+".join(sides) or "plain")
+async def test_a_receiver_that_takes_nothing_gets_all_in_the_end(certificates, sides):
     limits = Limits(max_in_flight_requests=10_000)
-    async with open_lab(rules=RULES["far"], limits=limits, lane=True) as lab:
-        sock = await lab.silent_client()
-        loop = asyncio.get_running_loop()
-        await loop.sock_sendall(sock, frames.fetch_request(0))
-        broker = await lab.broker()
-        await broker.frame()
+    tls = dict.fromkeys(sides, certificates)
+    async with open_lab(rules=RULES["far"], limits=limits, lane=True, **tls) as lab:
+        client, broker = await lab.pair(frames.fetch_request(0))
         sent, number = b"", 0
         while not flows(lab).responses.sending_blocked:
-            answer = frames.fetch_response(number, 500)
-            broker.writer.write(answer)
-            sent += answer
+            answer = frames.fetch_response(number, 12_000)
             number += 1
-            await loop.sock_sendall(sock, frames.fetch_request(number))
+            await broker.send(answer)
+            await client.send(frames.fetch_request(number))
             assert await broker.frame() == frames.fetch_request(number)
-            await turns(5)
-        received = bytearray()
-        while len(received) < len(sent):
-            received += await asyncio.wait_for(loop.sock_recv(sock, 1 << 16), LIMIT_S)
-        assert received == sent
+            sent += answer
+        assert await client.receive(len(sent)) == sent
 
 
 async def test_where_the_time_went_is_measured_of_one_in_17():
