@@ -353,7 +353,9 @@ class FetchAnswer:
                 names.when_known(topic_id, reader.fetch_answered, *rest)
 
     def ended(self) -> None:
-        """See FetchObserver."""
+        """See FetchObserver. A client does not name again from where it asked last."""
+        for topic, offsets in _by_topic(self.ask.latest):
+            self.session_asked.set_all(topic, offsets)
 
 
 class FetchTracker:

@@ -6,10 +6,11 @@ all but the record data as it passes. Or the interceptor answers, and the broker
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, Self
 
 from proxy.quota.entities import ClientIdentity
 from proxy.wire.apis import FETCH, LIST_OFFSETS, PRODUCE
+from proxy.wire.fetch import FetchRead
 from proxy.wire.fetch_response import FetchObserver
 from proxy.wire.frames import RequestHead
 
@@ -38,6 +39,14 @@ class InterceptedRequest:
 
     def sent(self) -> None:
         """Record that the request was sent on, before anything is answered: what can wait."""
+
+    def goes_on(self, got: FetchRead, before: Self, got_before: FetchRead) -> bool:  # noqa: ARG002
+        """Take the place of the Fetch before if this one asks from where that one's records end.
+
+        Returns whether that is so: the one before, which may have been `sent`, and what it got is
+        not recorded then. This one has not been `sent`.
+        """
+        return False
 
     def wait_ms(self, now_ms: float) -> float:  # noqa: ARG002
         """Return for how long a whole response should still wait; 0: not at all."""

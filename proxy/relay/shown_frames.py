@@ -3,13 +3,19 @@
 from collections import deque
 from collections.abc import Callable
 from struct import Struct
+from typing import TypeAlias
 
 from metrics.clock import clock_ms
 from proxy.relay.exchange import RequestKind
 from proxy.relay.interceptor import InterceptedRequest
-from proxy.wire.fetch_response import FetchWalker, fetch_body
+from proxy.wire.fetch import FetchRead
+from proxy.wire.fetch_response import FetchWalker, fetch_body, read_at_once, show_read
 
 _NUMBER, _NUMBER_AT = Struct(">i"), slice(8, 12)  # the correlation id of a request
+
+_Exchange: TypeAlias = tuple[InterceptedRequest, int, memoryview, FetchRead | None]
+"""A request that was shown; version and body of its response, and what is in that, None: it is to
+be walked."""
 
 
 class ShownFrames:
@@ -48,31 +54,66 @@ class ShownFrames:
         return seen
 
     def show(self) -> None:
-        """Show all that was added: to be called before anything else is shown, or is answered."""
-        rows, self.rows = self.rows, []
+        """Show all that was added: to be called before anything else is shown, or is answered.
+
+        Of Fetches that each go on where the one before ended, one is recorded.
+        """
+        rows, self.rows = self.rows[::-1], []
+        last: _Exchange | None = None
         try:
-            for kind, frame in rows:
+            while rows:
+                kind, frame = rows.pop()
+                seen = None if kind is None else self._seen(kind, frame)
+                if kind and seen and rows and rows[-1][0] is None and not self._in_flight:
+                    exchange = _read(kind, seen, rows.pop()[1])
+                    if last and not _goes_on(exchange, last):
+                        _record(last)
+                    last = exchange
+                    continue
+                if last is not None:
+                    _record(last)
+                    last = None
                 if kind is None:
-                    self._answered(frame)
+                    kind, _, seen = self._in_flight.popleft()
+                    if seen is not None:
+                        _record(_read(kind, seen, frame), is_sent=True)
                 else:
-                    self._asked(kind, frame)
+                    if seen is not None:
+                        seen.sent()
+                    self._in_flight.append((kind, frame[_NUMBER_AT], seen))
+            if last is not None:
+                _record(last)
         except Exception as error:
             self._on_error(error)
 
-    def _asked(self, kind: RequestKind, frame: bytes) -> None:
-        seen, interceptor = None, kind.session.interceptor
-        if interceptor is not None and kind.is_wanted(self._since_ms):
-            # The time is none too late: what a response says is told again for a short time only.
-            seen = interceptor.request(kind.first, memoryview(frame), self._since_ms)
-            seen.sent()
-        self._in_flight.append((kind, frame[_NUMBER_AT], seen))
+    def _seen(self, kind: RequestKind, frame: bytes) -> InterceptedRequest | None:
+        interceptor = kind.session.interceptor
+        if interceptor is None or not kind.is_wanted(self._since_ms):
+            return None
+        # The time is none too late: what a response says is told again for a short time only.
+        return interceptor.request(kind.first, memoryview(frame), self._since_ms)
 
-    def _answered(self, frame: bytes) -> None:
-        kind, _, seen = self._in_flight.popleft()
-        if seen is None:
-            return
-        seen.measured(len(frame))
-        start = fetch_body(kind.plan, frame, len(frame))
-        walker = FetchWalker(kind.version, len(frame) - start, seen.observer(clock_ms()))
-        walker.feed(memoryview(frame)[start:])
-        walker.show()
+
+def _read(kind: RequestKind, seen: InterceptedRequest, frame: bytes) -> _Exchange:
+    seen.measured(len(frame))
+    body = memoryview(frame)[fetch_body(kind.plan, frame, len(frame)) :]
+    return seen, kind.version, body, read_at_once(kind.version, body)
+
+
+def _goes_on(exchange: _Exchange, last: _Exchange) -> bool:
+    (seen, _, _, got), (before, _, _, got_before) = exchange, last
+    return got is not None and got_before is not None and seen.goes_on(got, before, got_before)
+
+
+def _record(exchange: _Exchange, *, is_sent: bool = False) -> None:
+    """Record that the request was sent, if it is not yet, and what it got."""
+    seen, version, body, got = exchange
+    if not is_sent:
+        seen.sent()
+    observer = seen.observer(clock_ms())
+    if got is not None and observer is not None:
+        show_read(got, observer)
+        return
+    walker = FetchWalker(version, len(body), observer)
+    walker.feed(body)
+    walker.show()

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cache
 from struct import Struct
-from typing import TypeAlias
+from typing import NamedTuple, Self, TypeAlias
 
 from proxy.wire.apis import FETCH
 from proxy.wire.layout import (
@@ -30,6 +30,26 @@ FetchPosition: TypeAlias = tuple[TopicKey, int, int]
 tuple, because one is made for each partition."""
 
 
+FetchedPartition: TypeAlias = tuple[int, int, int, int, int, int, int | None]
+"""What a Fetch response says of one partition, a plain tuple like a position. Its fields:
+
+partition; error_code, 0: none; high_watermark; last_stable_offset, from version 4 on;
+log_start_offset, from version 5 on; records_bytes; end_offset, behind the last whole record batch.
+Offsets are -1 when the response does not say. The end is None when there is no whole batch, or the
+records were not seen.
+"""
+
+
+class FetchRead(NamedTuple):
+    """What the body of a Fetch response says."""
+
+    session: tuple[int, int]
+    """Error code and session id."""
+    topics: list[tuple[TopicKey, list[FetchedPartition]]]
+    tail: int
+    """Where its tag section begins."""
+
+
 @dataclass(slots=True)
 class FetchRequestPartitions:
     """What a Fetch request asks for. Not frozen, which would make it slower to make."""
@@ -42,21 +62,32 @@ class FetchRequestPartitions:
     """In a full request all that is asked for, else what is new or has changed."""
     forgotten: tuple[tuple[TopicKey, int], ...]
     """Partitions that leave the session, applied after the positions; void in a full request."""
+    latest: tuple[FetchPosition, ...] = ()
+    """The positions of the last of several requests for which this one stands; void: it is one."""
 
     @property
     def is_full(self) -> bool:
         """Whether the request names all that it asks for, not only what has changed."""
         return self.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH)
 
+    def records(self, got: FetchRead) -> tuple[tuple[int, TopicKey, int], int, int] | None:
+        """Return of what it got records, from which offset on and up to where, if it is of one."""
+        rows = got.topics[0][1] if len(got.topics) == len(self.positions) == 1 else ()
+        if len(rows) != 1 or self.forgotten or got.session != (0, self.session_id):
+            return None
+        (topic, partition, offset), (index, error_code, *_, end) = self.positions[0], rows[0]
+        is_other = (got.topics[0][0], index, error_code) != (topic, partition, 0)
+        if is_other or end is None or end <= offset:
+            return None
+        return (self.session_id, topic, partition), offset, end
 
-FetchedPartition: TypeAlias = tuple[int, int, int, int, int, int, int | None]
-"""What a Fetch response says of one partition, a plain tuple like a position. Its fields:
-
-partition; error_code, 0: none; high_watermark; last_stable_offset, from version 4 on;
-log_start_offset, from version 5 on; records_bytes; end_offset, behind the last whole record batch.
-Offsets are -1 when the response does not say. The end is None when there is no whole batch, or the
-records were not seen.
-"""
+    def goes_on(self, got: FetchRead, before: Self, got_before: FetchRead) -> bool:
+        """Stand for the request before, too, if that got all up to where this one asks from."""
+        mine, its = self.records(got), before.records(got_before)
+        if mine is None or its is None or (mine[0], mine[1]) != (its[0], its[2]):
+            return False
+        self.latest, self.positions = self.positions, before.positions
+        return True
 
 
 def read_fetch_request(version: int, body: Buffer) -> FetchRequestPartitions:

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Protocol, TypeAlias
 
 from proxy.wire.apis import APIS, FETCH, ApiPlan
-from proxy.wire.fetch import NO_OFFSET, FetchedPartition, TopicKey
+from proxy.wire.fetch import NO_OFFSET, FetchedPartition, FetchRead, TopicKey
 from proxy.wire.fetch_rows import ReadRows, usual_rows
 from proxy.wire.layout import (
     INCOMPLETE,
@@ -172,11 +172,15 @@ class FetchWalker:
     def _run(self, data: Buffer, end: int, limit: int) -> int:
         """Walk on through `data[:end]` and return how many bytes were used or held."""
         if self._walk is None:
-            if self._shown is not None and end == limit:
-                tail = _read_at_once(self._form, self._shown, data, limit)
-                if tail is not None:
+            shown = self._shown
+            if shown is not None and end == limit:
+                read = _read_at_once(self._form, data, limit)
+                if read is not None:
+                    shown.observer.session(*read.session)
+                    shown.topics += read.topics
+                    shown.has_all = bool(read.topics and read.topics[-1][1])
                     self._is_ended = True
-                    return tail
+                    return read.tail
             self._walk = _walk(self._form, self._shown)
             next(self._walk)
         try:
@@ -239,11 +243,21 @@ _ReadNumber: TypeAlias = Callable[[Buffer, int, int, int], tuple[int, int] | Non
 all there. Raises MalformedResponse, also when the body has no room for so much."""
 
 
-def _read_at_once(form: "_Form", shown: _Shown, data: Buffer, limit: int) -> int | None:
-    """Read a body that is there as a whole, `data[:limit]`; return where its tag section begins.
+def show_read(read: FetchRead, observer: FetchObserver) -> None:
+    """Show an observer all that a body says."""
+    observer.session(*read.session)
+    for topic, fetched in read.topics:
+        if fetched:
+            observer.partitions(topic, fetched)
+    observer.ended()
 
-    None when not all in it is as in most: then nothing is shown.
-    """
+
+def read_at_once(version: int, body: Buffer) -> FetchRead | None:
+    """Return what a whole body says; None when not all in it is as in most."""
+    return _read_at_once(_form(version), body, len(body))
+
+
+def _read_at_once(form: "_Form", data: Buffer, limit: int) -> FetchRead | None:
     read_rows, key_bytes, pos = form.read_rows, form.topic_bytes, form.session.size
     if read_rows is None or not key_bytes or limit <= pos:
         return None
@@ -268,12 +282,7 @@ def _read_at_once(form: "_Form", shown: _Shown, data: Buffer, limit: int) -> int
             pos += 1
     except UNREADABLE:
         return None
-    if pos >= limit:
-        return None
-    shown.observer.session(*session)
-    shown.topics += found
-    shown.has_all = bool(found and found[-1][1])
-    return pos
+    return FetchRead(session, found, pos) if pos < limit else None
 
 
 def _walk(  # noqa: PLR0912, PLR0915 - in one piece, from top to bottom as the schema has it

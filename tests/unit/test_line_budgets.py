@@ -19,26 +19,26 @@ class Budget(NamedTuple):
 
 
 BUDGETS = {
-    "proxy/__init__.py proxy/__main__.py proxy/cli.py proxy/release.py": Budget(400, 200),
-    "proxy/launcher": Budget(790, 400),
+    "proxy/__init__.py proxy/__main__.py proxy/cli.py proxy/release.py": Budget(320, 200),
+    "proxy/launcher": Budget(715, 400),
     "proxy/member.py proxy/wiring.py proxy/hot_restart.py "
     "proxy/debt_records.py proxy/health.py proxy/parts.py proxy/garbage.py": Budget(1400, 650),
-    "proxy/tier": Budget(4250, 2350),
+    "proxy/tier": Budget(4215, 2350),
     "proxy/onboarding": Budget(1000, 700),
-    "proxy/queries": Budget(855, 650),
+    "proxy/queries": Budget(860, 650),
     "proxy/admin": Budget(6510, 4250),
-    "proxy/config": Budget(2650, 2150),
-    "proxy/relay": Budget(6455, 4300),
+    "proxy/config": Budget(2605, 2150),
+    "proxy/relay": Budget(6505, 4300),
     "proxy/usage": Budget(1045, 1000),
     "proxy/pipeline": Budget(3130, 2700),
     "proxy/backpressure": Budget(2550, 1950),
     "proxy/quota": Budget(5735, 3100),
-    "proxy/progress": Budget(3780, 2950),
+    "proxy/progress": Budget(3720, 2950),
     "proxy/state": Budget(2200, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
-        5585, 4430
+        5625, 4430
     ),
-    "proxy/spark/__init__.py proxy/spark/quota_listener.py": Budget(900, 650),
+    "proxy/spark/__init__.py proxy/spark/quota_listener.py": Budget(835, 650),
     "proxy/spark/usage": Budget(1600, 900),
 }
 """By the folders and modules of each room."""

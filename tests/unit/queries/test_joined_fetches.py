@@ -1,0 +1,183 @@
+"""Fetches of the lane that read on are recorded as one, and nothing is known otherwise for that."""
+
+from struct import pack
+from types import SimpleNamespace
+from uuid import UUID
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+from unit.queries.test_following import FollowingWorld
+
+from proxy.relay.shown_frames import ShownFrames
+from proxy.wire.apis import APIS, FETCH, plan_of
+from proxy.wire.frames import parse_request_head
+
+VERSION = 15
+TOPIC, TOPIC_ID = "t", UUID(int=7)
+SESSION_ID = 77
+MIN_BATCH_BYTES, BATCH_PREFIX_BYTES = 61, 12
+OUT_OF_RANGE, NOT_LEADER = 1, 6
+LOG_END = 60
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("read"), st.integers(1, 5)),
+        st.tuples(st.sampled_from(["empty", "left out", "cut", "two", "pipelined", "forget"])),
+        st.tuples(st.just("error"), st.sampled_from([OUT_OF_RANGE, NOT_LEADER])),
+        st.tuples(st.just("seek"), st.integers(0, 40)),
+        st.tuples(st.just("show")),
+    ),
+    max_size=25,
+)
+
+
+def batch(start: int, count: int) -> bytes:
+    head = pack(">qiibIhi", start, MIN_BATCH_BYTES - BATCH_PREFIX_BYTES, 0, 2, 0, 0, count - 1)
+    return head + bytes(MIN_BATCH_BYTES - len(head))
+
+
+class Consumer:
+    """One connection of a query's client, with the frames of its broker."""
+
+    def __init__(self, *, in_session: bool) -> None:
+        world = FollowingWorld(queries=["c"], adaptive=["c"])
+        world.following.names.known[TOPIC_ID.bytes] = TOPIC
+        self.query, self.client = world.registry.query_of("c"), world.client()
+        self.shown, self.errors = ShownFrames(lambda _: None, self.failed), []
+        self.kind = None
+        self.number = self.offset = self.asked_of = 0
+        self.session = (0, 0) if in_session else (0, -1)
+
+    def failed(self, error: Exception) -> None:
+        raise error
+
+    def ask(self, offsets, forgotten=()) -> None:
+        request = APIS[FETCH].request
+        self.number += 1
+        topic = request.FetchTopic(
+            topic_id=TOPIC_ID,
+            partitions=[
+                request.FetchTopic.FetchPartition(partition=index, fetch_offset=offset)
+                for index, offset in offsets.items()
+            ],
+        )
+        gone = [request.ForgottenTopic(topic_id=TOPIC_ID, partitions=[each]) for each in forgotten]
+        message = request[VERSION](
+            session_id=self.session[0],
+            session_epoch=self.session[1],
+            topics=[topic] if offsets else [],
+            forgotten_topics_data=gone,
+        )
+        message.with_header(correlation_id=self.number, client_id="c")
+        frame = bytes(message.encode(header=True, framed=True))
+        if self.kind is None:
+            head = parse_request_head(memoryview(frame), max_request_bytes=1 << 20)
+            self.kind = SimpleNamespace(
+                session=SimpleNamespace(interceptor=self.client),
+                plan=plan_of(FETCH, VERSION),
+                version=VERSION,
+                first=head,
+                is_wanted=lambda now_ms: self.client.wants(FETCH, now_ms),
+            )
+        self.shown.add(self.kind, frame)
+
+    def answer(self, number, rows) -> None:
+        """With rows of partition, error and records; None: no records."""
+        response = APIS[FETCH].response
+        topic_of = response.FetchableTopicResponse
+        partitions = [
+            topic_of.PartitionData(
+                partition_index=index,
+                error_code=error,
+                high_watermark=-1 if error else LOG_END,
+                last_stable_offset=-1 if error else LOG_END,
+                log_start_offset=0,
+                aborted_transactions=None,
+                records=records,
+            )
+            for index, error, records in rows
+        ]
+        session_id = SESSION_ID if self.session[1] >= 0 else 0
+        topics = [topic_of(topic_id=TOPIC_ID, partitions=partitions)] if rows else []
+        message = response[VERSION](session_id=session_id, responses=topics)
+        message.with_header(correlation_id=number)
+        self.shown.add(None, bytes(message.encode(header=True, framed=True)))
+
+    def move_on(self) -> None:
+        if self.session[1] >= 0:
+            self.session = (SESSION_ID, self.session[1] + 1)
+
+    def step(self, what, how=0) -> None:
+        if what == "seek":
+            self.offset = how
+            return
+        if what == "show":
+            self.shown.show()
+            return
+        start = self.offset
+        records = batch(start, how) if what == "read" else batch(start, 2)
+        if what == "pipelined":
+            self.ask({0: start})
+            self.move_on()
+            self.ask({0: start + 2})
+            self.answer(self.number - 1, [(0, 0, records)])
+            self.answer(self.number, [(0, 0, batch(start + 2, 2))])
+            self.offset += 4
+        else:
+            self.ask({0: start, 1: 0} if what == "two" else {0: start}, [1] * (what == "forget"))
+            rows = {
+                "read": [(0, 0, records)],
+                "two": [(0, 0, records), (1, 0, None)],
+                "forget": [(0, 0, records)],
+                "cut": [(0, 0, records[:-1])],
+                "empty": [(0, 0, None)],
+                "error": [(0, how, None)],
+                "left out": [],
+            }[what]
+            self.answer(self.number, rows)
+            self.offset += {"read": how, "two": 2, "forget": 2}.get(what, 0)
+        self.move_on()
+
+    def known(self):
+        self.shown.show()
+        tracker = self.client.tracker
+        session = tracker and tracker.session
+        return (
+            session and (session.session_id, session.positions),
+            [
+                (
+                    *(each.key, each.position, list(each.delivered), each.refetched_records),
+                    *(each.fetched_from, each.open_ended, each.out_of_range_at),
+                    *(each.log.high_watermark, each.log.log_start_offset, each.log.topic_id),
+                )
+                for each in self.query.partitions.values()
+            ],
+        )
+
+
+@given(steps=STEPS, in_session=st.booleans())
+@example(steps=[("read", 2), ("read", 3), ("seek", 40), ("read", 1)], in_session=True)
+@example(steps=[("read", 2), ("read", 3), ("empty",), ("left out",), ("read", 1)], in_session=True)
+def test_what_is_known_is_the_same_however_many_are_shown_at_a_time(steps, in_session):
+    joined, alone = (Consumer(in_session=in_session) for _ in range(2))
+    for step in steps:
+        joined.step(*step)
+        alone.step(*step)
+        alone.shown.show()
+    assert joined.known() == alone.known()
+
+
+def test_those_that_read_on_are_recorded_once():
+    consumer, recorded = Consumer(in_session=True), []
+    consumer.step("read", 2)
+    consumer.shown.show()
+    record = consumer.client.tracker.observer
+    consumer.client.tracker = SimpleNamespace(
+        asked=consumer.client.tracker.asked,
+        fetched_logs=consumer.client.tracker.fetched_logs,
+        observer=lambda ask, now_ms: recorded.append(ask.positions) or record(ask, now_ms),
+    )
+    for count in (1, 2, 3):
+        consumer.step("read", count)
+    consumer.shown.show()
+    assert recorded == [((TOPIC_ID.bytes, 0, 2),)]
