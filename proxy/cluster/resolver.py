@@ -47,8 +47,9 @@ class Resolver:
     async def find(self, server: Address) -> Found:
         """Return a server's addresses. Raises OSError, UnicodeError for a name never resolved."""
         try:
-            return _numeric(server)
-        except socket.gaierror:
+            numeric = socket.AI_NUMERICHOST
+            return list(socket.getaddrinfo(*server, type=socket.SOCK_STREAM, flags=numeric))
+        except socket.gaierror:  # it is a name
             pass
         loop = asyncio.get_running_loop()
         if server not in self._lookups:
@@ -91,9 +92,3 @@ class Resolver:
             self._good.popitem(last=False)
         if self._failed_s.pop(server[0], None) is not None:
             _log.info("a name resolves again", name=server[0])
-
-
-def _numeric(server: Address) -> Found:
-    """Return the address that a server's name spells; gaierror: it is a name."""
-    numeric = socket.AI_NUMERICHOST
-    return list(socket.getaddrinfo(*server, type=socket.SOCK_STREAM, flags=numeric))

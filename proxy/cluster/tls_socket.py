@@ -1,4 +1,4 @@
-"""TLS over a socket, which takes no more from it in one call than can be read in milliseconds.
+"""TLS over a socket, which reads no more in one call than can be read in a millisecond.
 
 A TLS socket of Python's own reads on as long as there is something that is no data. Whoever sends
 key updates (RFC 8446, 4.6.3) without end, of which each costs the reader 20 us, keeps it there.
@@ -11,18 +11,14 @@ import ssl
 from contextlib import suppress
 from typing import Any
 
-MOST_TAKEN_BYTES, LEAST_TAKEN_BYTES = 32 << 10, 1 << 10
-"""From the kernel in one call; the least from a peer that sends little but key updates. The most
-has a whole record in it, wherever that begins."""
+MOST_TAKEN_BYTES = MOST_WRITTEN_BYTES = 32 << 10
+"""Taken from the kernel, or encrypted, at a time: two records, for a peer that may not read."""
 
-RECORD_BYTES = 17 << 10
-"""So much may have come of a record before it is there as a whole."""
+MOST_IN_VAIN = 32
+"""Records in a row without data: who sends more is given up, as by BoringSSL. A handshake has some
+ten."""
 
-LEAST_DATA_SHARE = 4
-"""One byte in so many is data, where small requests are sent in records of their own."""
-
-MOST_WRITTEN_BYTES = 32 << 10
-"""Encrypted at a time, and kept for a peer that does not read: two records."""
+_HEADER_BYTES, _LENGTH = 5, slice(3, 5)  # of a record
 
 MOST_UNSENT_BYTES = 256 << 10
 """Answers to key updates, besides what is sent: a peer that does not take them is given up."""
@@ -53,7 +49,8 @@ class TlsSocket(socket.socket):
         self._unsent = b""
         self._written = 0
         """Bytes that are encrypted, and not sent as a whole."""
-        self._taken_bytes = self._data_bytes = 0
+        self._taken, self._missing, self._in_vain = memoryview(b""), 0, 0
+        """What TLS has not read; what of its record has not come; records in a row without data."""
 
     def do_handshake(self) -> None:
         """Do the next steps of the handshake."""
@@ -70,26 +67,25 @@ class TlsSocket(socket.socket):
 
     def pending(self) -> int:
         """Return how many bytes have been taken from the kernel and not been read."""
-        return self.tls.pending() + self._come.pending
+        return self.tls.pending() + self._come.pending + len(self._taken)
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:  # noqa: ARG002
         """Fill the start of a buffer with data."""
-        if is_taken := not (self._come.eof or self.pending()):
-            self._take()
         try:
-            count: int = self._read(nbytes or len(buffer), buffer)
-        except ssl.SSLWantReadError:
-            if is_taken:
-                raise
-            self._take()  # it was the start of a record
-            count = self._read(nbytes or len(buffer), buffer)
+            if not (self._come.eof or self.tls.pending()):
+                self._take()
+            while True:
+                try:
+                    count: int = self._read(nbytes or len(buffer), buffer)
+                    self._in_vain = 0
+                    if not count:
+                        self._come.write_eof()  # who asks again is told again, as by other sockets
+                    return count
+                except ssl.SSLWantReadError:
+                    self._take()
         finally:
             if self._to_send.pending or self._unsent:
                 self._answer()
-        self._data_bytes += count
-        if not count:
-            self._come.write_eof()  # whoever asks again is told again, as by other sockets
-        return count
 
     def send(self, data: Any, flags: int = 0) -> int:  # noqa: ARG002
         """Send the start of some data; return how many bytes."""
@@ -111,17 +107,26 @@ class TlsSocket(socket.socket):
             self._flush()
 
     def _take(self) -> None:
-        """Have TLS read what has come."""
-        is_data = self._data_bytes * LEAST_DATA_SHARE >= self._taken_bytes - RECORD_BYTES
-        count = 0
-        with suppress(ConnectionResetError):  # to OpenSSL it is an end, as any other
-            count = super().recv_into(_scratch, MOST_TAKEN_BYTES if is_data else LEAST_TAKEN_BYTES)
-        self._taken_bytes += count
-        if self._taken_bytes >= 4 * RECORD_BYTES:
-            self._taken_bytes, self._data_bytes = self._taken_bytes // 2, self._data_bytes // 2
-        self._come.write(_scratch[:count])
-        if not count:
-            self._come.write_eof()
+        """Have TLS read a record, or the part of it that has come. Raises BlockingIOError: none."""
+        data = self._taken
+        while len(data) < (1 if self._missing else _HEADER_BYTES):
+            have = len(data)
+            _scratch[:have] = data
+            count = 0
+            with suppress(ConnectionResetError):  # to OpenSSL it is an end, as any other
+                count = super().recv_into(_scratch[have:])
+            if not count:
+                self._come.write_eof()
+                return
+            self._taken = data = memoryview(bytes(_scratch[: have + count]))
+        if not self._missing:
+            self._missing = _HEADER_BYTES + int.from_bytes(data[_LENGTH], "big")
+            self._in_vain += 1
+            if self._in_vain > MOST_IN_VAIN:
+                raise OSError(errno.EPROTO, os.strerror(errno.EPROTO))
+        count = self._come.write(data[: self._missing])
+        self._missing -= count
+        self._taken = data[count:] or memoryview(b"")
 
     def _flush(self) -> bool:
         """Send what TLS has to send; return whether that is all."""

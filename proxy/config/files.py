@@ -1,10 +1,12 @@
 """Files that the configuration names: each check raises BadValueError for one of no use."""
 
 import os
+import select
 import ssl
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from time import monotonic
 from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo
@@ -13,6 +15,9 @@ from proxy.quota.values import BadValueError, shown
 
 MAX_FILE_MIB = 4
 """The longest file that is read."""
+FILE_LIMIT_S = 30.0
+"""For a pipe or a device, which may say nothing for good; a person may have to enter a passphrase
+for who writes to a pipe."""
 MIN_HASH_KEY_CHARS = 16
 EXPOSED_MODE = stat.S_IRWXO | stat.S_IWGRP
 """What a file with a secret must not allow; its group may read it, as Kubernetes mounts it so."""
@@ -33,12 +38,18 @@ def _bad(path: Path, message: str, fix: str) -> BadValueError:
 
 def read_bytes(path: Path) -> bytes:
     """Read a whole file, of `MAX_FILE_MIB` at most."""
-    most = MAX_FILE_MIB * 2**20
+    most, content = MAX_FILE_MIB * 2**20, bytearray()
+    end_s = monotonic() + FILE_LIMIT_S
     try:
-        # A pipe that nobody writes to would be waited for for good.
-        with open(path, "rb", opener=lambda at, flags: os.open(at, flags | os.O_NONBLOCK)) as file:
-            os.set_blocking(file.fileno(), True)
-            content = file.read(most + 1)
+        # Neither who writes to a pipe, nor what that one writes, is waited for for good.
+        with open(
+            path, "rb", 0, opener=lambda at, flags: os.open(at, flags | os.O_NONBLOCK)
+        ) as file:
+            while len(content) <= most and (piece := file.read(most + 1 - len(content))) != b"":
+                content += piece or b""
+                if piece is None and not _is_readable(file.fileno(), end_s - monotonic()):
+                    fix = "name a file, or have all of it written at once"
+                    raise _bad(path, f"does not end within {FILE_LIMIT_S:g} s", fix)
             is_pipe = stat.S_ISFIFO(os.fstat(file.fileno()).st_mode)
     except OSError as error:
         other = f"cannot be read: {error.strerror}", "correct its path"
@@ -48,7 +59,13 @@ def read_bytes(path: Path) -> bytes:
     if len(content) > most:
         fix = "make it shorter, or correct its path"
         raise _bad(path, f"has more than {MAX_FILE_MIB} MiB, which is too long", fix)
-    return content
+    return bytes(content)
+
+
+def _is_readable(fd: int, within_s: float) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(max(within_s, 0.0) * 1000))
 
 
 def resolve(value: object, info: ValidationInfo) -> Path:
@@ -58,9 +75,16 @@ def resolve(value: object, info: ValidationInfo) -> Path:
     return Path(info.context, value) if isinstance(info.context, Path) else Path(value)
 
 
+def _check_reread(path: Path) -> None:
+    """Check that OpenSSL, which waits for a pipe for good, finds there what was read."""
+    if not path.is_file():
+        raise _bad(path, "is no regular file", "copy what it holds into one")
+
+
 def check_certificates(path: Path) -> None:
     """Check that a file holds at least one certificate in PEM form."""
     read_bytes(path)
+    _check_reread(path)
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)
     except OSError:  # an SSLError is one
@@ -77,6 +101,7 @@ def check_private_key(path: Path) -> None:
     if b"ENCRYPTED" in content:
         fix = "store the key without one and let only the user of quota-proxy read it"
         raise _bad(path, "is protected by a passphrase", fix)
+    _check_reread(path)
 
 
 def check_pair(cert_file: Path, key_file: Path) -> None:
@@ -158,6 +183,8 @@ def check_database(path: Path) -> None:
     try:
         if path.is_dir():
             raise _bad(path, "is a directory", "name a file")
+        if path.exists() and not path.is_file():
+            raise _bad(path, "is no regular file", "name one")
         if not path.parent.is_dir():
             fix = "create it or correct the path"
             raise BadValueError(f"the directory {shown(str(path.parent))} does not exist", fix)

@@ -203,7 +203,7 @@ class Connection(PairState):
         close = self._close_upstream_ended
         if flow is self.requests:
             close = partial(self._close_client_ended, mid_frame=self.requests.is_cut_off)
-        self.services.paced_steps.add(close)
+        self.services.paced_steps.add(close, self.origin.ip)
 
     def _close_client_ended(self, *, mid_frame: bool) -> None:
         self._charge_abandoned()
@@ -360,7 +360,7 @@ class Connection(PairState):
             upstream.sock.close()
             return
         self.upstream = upstream
-        self.services.paced_steps.add(self._open)
+        self.services.paced_steps.add(self._open, self.origin.ip)
 
     def _open(self) -> None:
         """Send the first request on, unless the connection has been closed since."""

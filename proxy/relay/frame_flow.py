@@ -254,8 +254,10 @@ class FrameFlow(ABC):
             self._open_lane(lane)
         if wait in (TURN, PACED) and not self._is_queued:
             self._is_queued = True
-            queue = self._pair.services.paced_steps.queue if wait is PACED else self._loop.call_soon
-            queue(self._take_turn)
+            if wait is PACED:
+                self._pair.services.paced_steps.queue(self._take_turn, self.address)
+            else:
+                self._loop.call_soon(self._take_turn)
 
     def _take_turn(self) -> None:
         self._is_queued = False
@@ -270,7 +272,7 @@ class FrameFlow(ABC):
         self._turns_left -= 1
         if not steps.has_time or not self._turns_left:
             self._wait_for(TURN)
-        steps.add(self.run)
+        steps.add(self.run, self.address)
 
     def _wait_for(self, wait: Wait) -> None:
         """Have the loop call back for this, and for what was waited for before no longer."""

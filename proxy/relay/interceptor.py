@@ -43,8 +43,7 @@ class InterceptedRequest:
     def goes_on(self, got: FetchRead, before: Self, got_before: FetchRead) -> bool:  # noqa: ARG002
         """Take the place of the Fetch before if this one asks from where that one's records end.
 
-        Returns whether that is so: the one before, which may have been `sent`, and what it got is
-        not recorded then. This one has not been `sent`.
+        Returns whether that is so: then neither the one before nor what it got is recorded.
         """
         return False
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partialmethod
 
 from structlog.typing import FilteringBoundLogger
 
@@ -35,21 +36,10 @@ class LogLimiter:
         self._written: dict[tuple[str, str, str, str | None], _Written] = {}
         """By level, event, reason and address."""
 
-    def warning(
-        self, event: str, /, *, reason: str, peer: str | None = None, **about: object
-    ) -> None:
-        """Write a warning about a client at this address, or count it."""
-        self._write("warning", event, reason, peer, about)
-
-    def error(
-        self, event: str, /, *, reason: str, peer: str | None = None, **about: object
-    ) -> None:
-        """Write an error that a client at this address has caused, or count it."""
-        self._write("error", event, reason, peer, about)
-
     def _write(
-        self, level: str, event: str, reason: str, peer: str | None, about: dict[str, object]
+        self, level: str, event: str, /, *, reason: str, peer: str | None = None, **about: object
     ) -> None:
+        """Write a line about a client at this address, or that one has caused, or count it."""
         key = level, event, reason, peer
         if key not in self._written and len(self._written) >= MAX_PEERS:
             key = level, event, reason, None
@@ -61,6 +51,8 @@ class LogLimiter:
             getattr(self._log, level)(event, reason=reason, peer=peer, **about)
         else:
             written.more += 1
+
+    warning, error = partialmethod(_write, "warning"), partialmethod(_write, "error")
 
     def sweep(self) -> None:
         """Write the sums that are due."""

@@ -5,8 +5,9 @@ and responses that are read or rewritten here, of which one client may ask for t
 """
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
+from itertools import chain
 from math import inf
 from time import perf_counter
 from typing import TypeVar
@@ -27,6 +28,7 @@ T = TypeVar("T")
 class PacedSteps:
     """Runs costly steps of all connections in their order, and accounts for their time.
 
+    Addresses take turns: who asks for much delays mostly itself.
     At once, as long as this round of the loop has time for it; else in one of the next rounds.
     """
 
@@ -35,7 +37,8 @@ class PacedSteps:
     ) -> None:
         self._loop = loop
         self._clock_s = clock_s
-        self._waiting: deque[Step] = deque()
+        self._waiting: OrderedDict[str, deque[Step]] = OrderedDict()
+        """By addresses; the first of them has the next turn."""
         self._spent_s = 0.0
         self._has_turn = False
         """Whether a step runs that has not gone on with anything."""
@@ -45,29 +48,29 @@ class PacedSteps:
         """Ends the present round; None when nothing was done in it."""
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return sum(map(len, self._waiting.values()))
 
     @property
     def has_time(self) -> bool:
         """Whether a step would run at once."""
         return not self._waiting and self._spent_s < self._budget_s
 
-    def add(self, step: Step) -> None:
+    def add(self, step: Step, address: str = "") -> None:
         """Run a step now or soon. It must not raise."""
         if not self.has_time:
-            self.queue(step)
+            self.queue(step, address)
             return
         self._run(step)
         if self._round is None:
             self._begin_round()
 
-    def queue(self, step: Step) -> None:
+    def queue(self, step: Step, address: str = "") -> None:
         """Run a step in one of the next rounds. It must not raise."""
-        self._waiting.append(step)
+        self._waiting.setdefault(address, deque()).append(step)
         if self._round is None:
             self._begin_round()
 
-    async def turn(self, operation: Callable[[], T]) -> T:
+    async def turn(self, address: str, operation: Callable[[], T]) -> T:
         """Return what an operation returns, or raise what it raises, now or soon."""
         done: asyncio.Future[T] | None = asyncio.get_running_loop().create_future()
 
@@ -78,7 +81,7 @@ class PacedSteps:
                 except Exception as error:  # it belongs to who waits
                     done.set_exception(error)
 
-        self.add(step)
+        self.add(step, address)
         try:
             assert done is not None
             return await done
@@ -106,9 +109,9 @@ class PacedSteps:
 
     def run_all(self) -> None:
         """Run what waits now, and what that adds, however long it takes; not what that queues."""
-        waiting, self._waiting = self._waiting, deque()
+        waiting, self._waiting = self._waiting, OrderedDict()
         self._budget_s = inf
-        for step in waiting:
+        for step in chain.from_iterable(waiting.values()):
             self._run(step)
         self._budget_s = MOST_S
 
@@ -122,7 +125,11 @@ class PacedSteps:
             return
         self._begin_round()
         while self._waiting and self._spent_s < self._budget_s:
-            self._run(self._waiting.popleft())
+            address, steps = self._waiting.popitem(last=False)
+            step = steps.popleft()
+            if steps:  # behind all others, before the step adds one
+                self._waiting[address] = steps
+            self._run(step)
 
     def _begin_round(self) -> None:
         self._round_began_s = self._clock_s()

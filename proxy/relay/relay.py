@@ -209,7 +209,7 @@ class Relay:
         bound_receive_buffer(sock, self.connected)
         silent = SilentConnection(origin, sock.close, sock)
         self.silent.add(silent)
-        self._services.paced_steps.add(partial(self._welcome, sock, silent))
+        self._services.paced_steps.add(partial(self._welcome, sock, silent), origin.ip)
 
     def _make_room(self, ip: str) -> str | None:
         """Close a silent connection if there are as many as may be, for one more from an address.
@@ -252,7 +252,7 @@ class Relay:
         """Do the TLS handshake, then begin. Raises OSError, and TimeoutError among them."""
         origin = silent.origin
         async with asyncio.timeout(self._services.limits.connect_timeout_s):
-            turn = self._services.paced_steps.turn
+            turn = partial(self._services.paced_steps.turn, origin.ip)
             secured = await handshake(sock, tls, server_side=True, turn=turn)
         if origin.node_id is None:
             origin = replace(origin, node_id=origin.listener.node_of(sni_of(secured.tls)))

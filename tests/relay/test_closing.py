@@ -220,7 +220,7 @@ async def test_an_end_whose_turn_comes_late_finds_the_pair_closed(monkeypatch):
         _, broker = await lab.pair(frames.metadata_request(1))
         (connection,) = lab.relay.connections
         steps = []
-        monkeypatch.setattr(lab.services.paced_steps, "add", steps.append)
+        monkeypatch.setattr(lab.services.paced_steps, "add", lambda step, _: steps.append(step))
         await broker.close()
         await until(lambda: steps)
         steps[0]()  # reads the end

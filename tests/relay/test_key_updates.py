@@ -5,26 +5,22 @@ import asyncio
 import ctypes
 import gc
 import socket
-import termios
 import weakref
-from array import array
-from fcntl import ioctl
 
 import pytest
 from relaylab.lab import LIMIT_S, Certificates, open_lab, turns, until
 
 from proxy.cluster.dial import handshake
 from proxy.cluster.tls_socket import (
-    LEAST_TAKEN_BYTES,
-    MOST_TAKEN_BYTES,
-    MOST_UNSENT_BYTES,
+    MOST_IN_VAIN,
     TlsSocket,
 )
 from proxy.relay.channel import BLOCKED, Channel, ChannelLost
 from proxy.relay.tls import server_context
 
-UPDATES, LONG = 4000, 30
-BUFFER_BYTES = 1 << 20
+LONG = 30
+HANDSHAKE_RECORDS = 10  # at most; they count until the first data
+BUFFER_BYTES, SMALL_BUFFER_BYTES = 1 << 20, 4096
 NOT_REQUESTED, REQUESTED = 0, 1
 
 _openssl = ctypes.CDLL(_ssl.__file__)
@@ -81,6 +77,7 @@ async def connected(certificates: Certificates) -> tuple[UpdatingClient, TlsSock
         server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
         far = socket.socket()
         far.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+        far.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         far.connect(server.getsockname())
         near, _ = server.accept()
     far.setblocking(False)
@@ -109,26 +106,42 @@ async def test_a_handshake_goes_on_when_the_peer_takes_more(certificates, tmp_pa
     greeting.result().close()
 
 
-def unread_bytes(sock: socket.socket) -> int:
-    """Return how much waits in the kernel."""
-    count = array("i", [0])
-    ioctl(sock, termios.FIONREAD, count)
-    return count[0]
-
-
 @pytest.mark.parametrize("answer", [NOT_REQUESTED, REQUESTED])
-async def test_a_call_takes_few_key_updates_and_what_follows_is_read(certificates, answer):
+async def test_what_follows_a_few_key_updates_is_read(certificates, answer):
     client, secured = await connected(certificates)
     channel, buffer = Channel(secured), memoryview(bytearray(100))
-    client.sock.send(client.updates(UPDATES, answer) + client.data(b"data"))
-    took = []
-    while unread := unread_bytes(secured):
-        got = channel.recv_into(buffer)
-        took.append(unread - unread_bytes(secured))
-        assert got in (BLOCKED, 4)
-    assert (got, bytes(buffer[:4])) == (4, b"data")
-    assert max(took) <= MOST_TAKEN_BYTES
-    assert took[-2] <= LEAST_TAKEN_BYTES
+    for _ in range(3):
+        client.sock.send(
+            client.updates(MOST_IN_VAIN - HANDSHAKE_RECORDS, answer) + client.data(b"data")
+        )
+        assert (channel.recv_into(buffer), bytes(buffer[:4])) == (4, b"data")
+        assert channel.recv_into(buffer) == BLOCKED
+    client.close()
+    secured.close()
+
+
+async def test_who_sends_key_updates_without_end_is_given_up(certificates):
+    client, secured = await connected(certificates)
+    channel, buffer = Channel(secured), memoryview(bytearray(100))
+    updates = client.data(b"data") + client.updates(MOST_IN_VAIN + 1)
+    client.sock.send(updates + client.data(b"x"))
+    assert channel.recv_into(buffer) == len(b"data")
+    with pytest.raises(ChannelLost, match="Protocol error"):
+        channel.recv_into(buffer)
+    client.close()
+    secured.close()
+
+
+async def test_records_are_read_however_they_are_cut(certificates):
+    client, secured = await connected(certificates)
+    channel, buffer = Channel(secured), memoryview(bytearray(100))
+    sent, came = client.updates(3) + client.data(b"some") + client.data(b"data"), b""
+    for byte in sent:
+        client.sock.send(bytes((byte,)))
+        while (got := channel.recv_into(buffer)) > 0:
+            came += bytes(buffer[:got])
+        assert got == BLOCKED
+    assert came == b"somedata"
     client.close()
     secured.close()
 
@@ -161,19 +174,22 @@ async def test_a_handshake_that_fails_leaves_nothing_to_the_garbage_collector(ce
         gc.enable()
 
 
-async def test_who_does_not_take_the_answers_is_given_up(certificates):
+async def test_who_does_not_take_the_answers_is_given_up(certificates, monkeypatch):
+    monkeypatch.setattr("proxy.cluster.tls_socket.MOST_UNSENT_BYTES", SMALL_BUFFER_BYTES)
     client, secured = await connected(certificates)
     channel, buffer = Channel(secured), memoryview(bytearray(100))
-    secured.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    secured.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER_BYTES)
+    client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)
 
     def read_on() -> None:
         sent = 0
-        while sent < 100 * MOST_UNSENT_BYTES:
-            sent += client.sock.send(client.updates(UPDATES, REQUESTED))
-            while unread_bytes(secured):
-                assert channel.recv_into(buffer) == BLOCKED
+        while sent < 2 * BUFFER_BYTES:
+            updates = client.updates(MOST_IN_VAIN - HANDSHAKE_RECORDS, REQUESTED)
+            sent += client.sock.send(updates + client.data(b"x"))
+            while channel.recv_into(buffer) != BLOCKED:
+                pass
 
-    with pytest.raises(ChannelLost):
+    with pytest.raises(ChannelLost, match="No buffer space"):
         read_on()
     client.close()
     secured.close()

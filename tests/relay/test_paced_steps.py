@@ -27,12 +27,12 @@ class Work:
         self.done = []
         self.steps = PacedSteps(asyncio.get_running_loop(), lambda: self.now_s)
 
-    def add(self, name, takes_s):
+    def add(self, name, takes_s, address=""):
         def step():
             self.now_s += takes_s
             self.done.append(name)
 
-        self.steps.add(step)
+        self.steps.add(step, address)
 
 
 async def test_few_steps_run_at_once():
@@ -57,6 +57,19 @@ async def test_what_takes_longer_waits_for_later_rounds_in_order():
         assert work.done == list(range(2 + 2 * rounds))
     await turns()
     assert work.done[10:] == [f"late {rounds}" for rounds in range(1, 5)]
+    assert not len(work.steps)
+
+
+async def test_addresses_take_turns():
+    """Who asks for much at once delays mostly itself."""
+    work = Work()
+    for number in range(5):
+        work.add(f"much {number}", MOST_S, "stranger")
+    for name in ("first", "second"):
+        work.add(name, MOST_S, "friend")
+    assert len(work.steps) == 6
+    await turns(6)
+    assert work.done == ["much 0", "much 1", "first", "much 2", "second", "much 3", "much 4"]
     assert not len(work.steps)
 
 
@@ -136,7 +149,7 @@ async def test_an_operation_has_its_turn_and_its_result():
     work = Work()
     for number in range(3):
         work.add(number, MOST_S)
-    turns_of = [asyncio.create_task(work.steps.turn(each)) for each in (dict, [].pop, set)]
+    turns_of = [asyncio.create_task(work.steps.turn("", each)) for each in (dict, [].pop, set)]
     await turns(1)
     turns_of[2].cancel()
     results = await asyncio.gather(*turns_of, return_exceptions=True)
@@ -154,7 +167,7 @@ async def test_an_operation_that_fails_leaves_nothing_to_the_garbage_collector()
     gc.disable()
     try:
         with pytest.raises(ValueError, match="failed") as raised:
-            await Work().steps.turn(failing.fail)
+            await Work().steps.turn("", failing.fail)
         del failing, raised
         assert gone() is None
     finally:

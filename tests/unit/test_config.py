@@ -210,6 +210,22 @@ def test_a_pipe_is_read_where_somebody_writes_to_it(tmp_path: Path) -> None:
     assert config.listeners[0].name == "a"
 
 
+def test_a_pipe_whose_writer_says_nothing_is_given_up(
+    folder: Path, load: Callable[[str | bytes], Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.config.files.FILE_LIMIT_S", 0.01)
+    path = folder / "pipe"
+    os.mkfifo(path)
+    writer = os.open(path, os.O_RDWR)
+    with pytest.raises(ConfigError, match=r"does not end within 0.01 s\n    fix: name a"):
+        load_config(path)
+    with pytest.raises(ConfigError, match=r"admin.token_file: .* does not end within"):
+        load(MINIMAL + f"admin: {{token_file: {path}}}\n")
+    with pytest.raises(ConfigError, match=r"state.path: .* is no regular file"):
+        load(MINIMAL + f"state: {{kind: sqlite, path: {path}}}\n")
+    os.close(writer)
+
+
 def test_an_error_carries_its_problems_as_data(
     folder: Path, load: Callable[[str | bytes], Config]
 ) -> None:

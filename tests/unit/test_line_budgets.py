@@ -27,7 +27,7 @@ BUDGETS = {
     "proxy/onboarding": Budget(1000, 700),
     "proxy/queries": Budget(860, 650),
     "proxy/admin": Budget(6510, 4250),
-    "proxy/config": Budget(2605, 2150),
+    "proxy/config": Budget(2630, 2150),
     "proxy/relay": Budget(6505, 4300),
     "proxy/usage": Budget(1045, 1000),
     "proxy/pipeline": Budget(3130, 2700),
