@@ -108,17 +108,18 @@ class TlsSocket(socket.socket):
 
     def _take(self) -> None:
         """Have TLS read a record, or the part of it that has come. Raises BlockingIOError: none."""
-        data = self._taken
+        data, is_kept = self._taken, True
         while len(data) < (1 if self._missing else _HEADER_BYTES):
-            have = len(data)
-            _scratch[:have] = data
-            count = 0
-            with suppress(ConnectionResetError):  # to OpenSSL it is an end, as any other
+            if have := len(data):
+                _scratch[:have] = self._taken = memoryview(bytes(data))
+            try:
                 count = super().recv_into(_scratch[have:])
+            except ConnectionResetError:  # to OpenSSL it is an end, as any other
+                count = 0
             if not count:
                 self._come.write_eof()
                 return
-            self._taken = data = memoryview(bytes(_scratch[: have + count]))
+            data, is_kept = _scratch[: have + count], False
         if not self._missing:
             self._missing = _HEADER_BYTES + int.from_bytes(data[_LENGTH], "big")
             self._in_vain += 1
@@ -126,7 +127,7 @@ class TlsSocket(socket.socket):
                 raise OSError(errno.EPROTO, os.strerror(errno.EPROTO))
         count = self._come.write(data[: self._missing])
         self._missing -= count
-        self._taken = data[count:] or memoryview(b"")
+        self._taken = data[count:] if is_kept else memoryview(bytes(data[count:]))
 
     def _flush(self) -> bool:
         """Send what TLS has to send; return whether that is all."""
