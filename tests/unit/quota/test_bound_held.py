@@ -49,16 +49,18 @@ def check_bound(world: ClosedLoop, bound: float, largest: int = 0) -> None:
 BOUNDS = 0.1 * MB, 1 * MB, 10 * MB
 ASKED = 50_000, 1 << 20, 50 * MB
 CONNECTIONS = 1, 4, 32, 200
-LOADS = [
+PAIRS = {
     (connections, BOUNDS[(row + column) % len(BOUNDS)], asked)
     for row, connections in enumerate(CONNECTIONS)
     for column, asked in enumerate(ASKED)
-]
-"""Any two of these meet in one of the cases: three at once are left to random patterns, below."""
+}
+"""Any two of these values meet in one of them."""
+CORNERS = set(itertools.product(CONNECTIONS[::3], BOUNDS[::2], ASKED[::2]))
+"""The least and the most of all three."""
 
 
 @pytest.mark.parametrize("mutes", [False, True], ids=["delay", "mute"])
-@pytest.mark.parametrize(("connections", "bound", "asked"), LOADS)
+@pytest.mark.parametrize(("connections", "bound", "asked"), sorted(PAIRS | CORNERS))
 def test_consumers_get_their_bound_and_no_more(connections, bound, asked, mutes):
     world = world_of(bound)
     consumers(world, connections, asked, batch_bytes=SMALL_BATCH, mutes=mutes)
