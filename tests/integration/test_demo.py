@@ -1,10 +1,9 @@
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support.demos import TIMEOUT_S, check_picture, run_demo
+from support.demos import check_picture, run_demo
+from support.operating import quota_proxy
 
 MEGABYTES = 12
 RECORDS = 3072
@@ -31,13 +30,7 @@ def test_demo_holds_a_spark_query_and_shows_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("megabytes", ["0", "-1", "x", "1.5"])
 def test_demo_refuses_a_bad_size(megabytes: str) -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "proxy", "demo", f"--megabytes={megabytes}"],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    code, _, err = quota_proxy("demo", f"--megabytes={megabytes}")
 
-    assert result.returncode == 2
-    assert f"{megabytes!r} is not a number of MiB, 1 or more" in result.stderr
+    assert code == 2
+    assert f"{megabytes!r} is not a number of MiB, 1 or more" in err

@@ -8,6 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted(path for room in ("metrics", "proxy") for path in (ROOT / room).rglob("*.py"))
+TREES = {path: ast.parse(path.read_text()) for path in MODULES}
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 Named = tuple[str, str, str]
 """Of what a module defines at its top: module, name, and what it is, as text."""
@@ -39,16 +40,16 @@ FEELINGS = ("Go on", "Hear", "Know", "Learn", "Let", "Note", "Say", "Take in", "
 
 
 def definitions() -> Iterator[tuple[str, Definition]]:
-    for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
             if isinstance(node, Definition):
                 yield f"{path.relative_to(ROOT)}:{node.lineno}", node
 
 
 def top_level() -> Iterator[Named]:
     """Yield functions, constants and aliases; a type variable stands for any type, in one place."""
-    for path in MODULES:
-        for node in ast.parse(path.read_text()).body:
+    for path, tree in TREES.items():
+        for node in tree.body:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 names, what = [node.name], ast.dump(node)
             elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
@@ -85,8 +86,8 @@ def test_private_names_are_used_in_their_module_alone():
     """So two helpers of one name are never taken for each other."""
     taken = [
         (str(path), each.name)
-        for path in MODULES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for path, tree in TREES.items()
+        for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and node.module != "__future__"
         for each in node.names
         if each.name.startswith("_")
@@ -113,7 +114,7 @@ def test_docstrings_begin_with_the_verb_of_the_effect():
 
 
 def names_in_use() -> set[str]:
-    nodes = [node for path in MODULES for node in ast.walk(ast.parse(path.read_text()))]
+    nodes = [node for tree in TREES.values() for node in ast.walk(tree)]
     return {
         *(node.name for node in nodes if isinstance(node, Definition)),
         *(node.id for node in nodes if isinstance(node, ast.Name)),
