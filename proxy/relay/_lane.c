@@ -21,7 +21,7 @@ enum {
     MAX_KINDS = 16, MAX_IN_FLIGHT = 32, SAMPLE_EVERY = 17,
 };
 #define OBJECT(of) ((PyObject *)(of))
-#define GIVEN(which) PyTuple_GetItem(self->given, which)
+#define GIVEN(which) (self->given ? PyTuple_GetItem(self->given, which) : NULL) /* a callback may close the lane */
 #define KEPT(of) {of->about, of->start, of->renew, of->observe, of->requests, of->count, of->shapes, of->seen}
 #define EACH(kept, what) for (size_t n = 0; n < sizeof kept / sizeof *kept; n++) what(kept[n])
 static const int64_t PERMIT_NS = 100000000, SAMPLE_AFTER_NS = 100000000;

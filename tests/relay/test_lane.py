@@ -1,8 +1,11 @@
 """What the lane sends on is what Python would have sent on, and is counted as that is."""
 
 import asyncio
+import socket
+from collections import deque
 from contextlib import suppress
 from struct import pack
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,7 +19,7 @@ from proxy.quota.entities import QuotaKind
 from proxy.quota.lease import LEASE_MS
 from proxy.quota.rules import QuotaSettings, Rule
 from proxy.relay.interceptor import InterceptedRequest
-from proxy.relay.lane import Lane
+from proxy.relay.lane import Kind, Lane
 from proxy.relay.services import Limits
 from proxy.wire.apis import FETCH, PRODUCE
 
@@ -427,3 +430,22 @@ async def test_where_the_time_went_is_measured_of_one_in_17():
             await broker.send(frames.fetch_response(number, 50))
             await client.frame()
         assert lab.count("broker_seconds_count", api="Fetch") - before >= 4
+
+
+def test_who_closes_it_from_within_gets_an_error_and_no_crash():
+    client, ours = socket.socketpair()
+    broker, theirs = socket.socketpair()
+    with client, ours, broker, theirs:
+        given = deque(), print, print, None, None
+        lane = Lane(ours.fileno(), broker.fileno(), 10, given)
+        counter = SimpleNamespace(value=0.0, requests=0.0)
+        times, start = (lambda *_: None), b"start"
+        kind = Kind(
+            *("about", FETCH << 16 | 15, start, lambda *_: lane.close() or True, times),
+            *(counter, counter, None, 0, 0, 0, [], None),
+        )
+        lane.learn(kind)
+        lane.request_bytes = 100
+        client.sendall(pack(">ihhi", 8 + len(start), FETCH, 15, 1) + start)
+        with pytest.raises(SystemError):
+            lane.requests_ready()
