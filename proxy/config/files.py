@@ -11,6 +11,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo
 
+from metrics.clock import MS_PER_SECOND
 from proxy.quota.values import BadValueError, shown
 
 MAX_FILE_MIB = 4
@@ -65,7 +66,7 @@ def read_bytes(path: Path) -> bytes:
 def _is_readable(fd: int, within_s: float) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    return bool(poll.poll(max(within_s, 0.0) * 1000))
+    return bool(poll.poll(max(within_s, 0.0) * MS_PER_SECOND))
 
 
 def resolve(value: object, info: ValidationInfo) -> Path:

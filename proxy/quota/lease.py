@@ -5,7 +5,7 @@ from array import array
 LEASE_MS = 50.0
 """Lent for so long at most; they are charged when they are taken back."""
 
-NS_PER_MS = 1_000_000
+NS_PER_MS, NS_PER_SECOND = 1_000_000, 1_000_000_000
 
 
 class Lease:

@@ -13,12 +13,12 @@ from functools import partial
 
 from structlog import get_logger
 
-from metrics.clock import MS_PER_SECOND, clock_ms
+from metrics.clock import clock_ms
 from proxy.cluster.upstream import UpstreamError
 from proxy.quota.connection_quotas import TOO_MANY, ConnectionRefused
 from proxy.quota.delay_queue import NOT_DELAYED
 from proxy.quota.entities import CONSUMER_BYTE_RATE
-from proxy.quota.lease import NS_PER_MS
+from proxy.quota.lease import NS_PER_SECOND
 from proxy.relay.channel import Channel, ChannelLost
 from proxy.relay.frame_flow import SLOW_FRAME_S
 from proxy.relay.interceptor import ClientSentOn
@@ -247,11 +247,7 @@ class Connection(PairState):
     def _last_active(self) -> float:
         """When something was read last, in the loop's time."""
         last = max(self.requests.last_active, self.responses.last_active)
-        return (
-            last
-            if self.lane is None
-            else max(last, self.lane.active_ns / (NS_PER_MS * MS_PER_SECOND))
-        )
+        return last if self.lane is None else max(last, self.lane.active_ns / NS_PER_SECOND)
 
     @property
     def _answers_due(self) -> bool:

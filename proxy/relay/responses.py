@@ -184,11 +184,8 @@ class ResponseFlow(FrameFlow):
         if frame_bytes > READ_BYTES_HELD:
             self._read_ahead(kind.session.quotas, CONSUMER_BYTE_RATE)
         is_shown = exchange.seen is not None or exchange.is_looked_into
-        names_no_broker = plan.passes or (
-            (kind.api_key == PRODUCE and frame_bytes <= len(view))
-            and self._pair.shapes.knows(kind.version, view[:frame_bytes])
-        )
-        if names_no_broker and not (is_shown or exchange.throttle_ms):
+        is_plain = not (is_shown or exchange.throttle_ms)
+        if is_plain and (plan.passes or self._names_no_broker(exchange, view, frame_bytes)):
             taken = self._forward(view, frame_bytes)
         else:
             taken = self._begin(exchange, view, frame_bytes)
@@ -199,6 +196,12 @@ class ResponseFlow(FrameFlow):
         if self._pair.life.pauses is not NO_PAUSE:
             self._pair.on_response()
         return taken
+
+    def _names_no_broker(self, exchange: Exchange, view: memoryview, frame_bytes: int) -> bool:
+        """Return whether a response to Produce is like an earlier one that was read."""
+        if exchange.kind.api_key != PRODUCE or len(view) < frame_bytes:
+            return False
+        return self._pair.shapes.knows(exchange.kind.version, view[:frame_bytes])
 
     def _begin(self, exchange: Exchange, view: memoryview, frame_bytes: int) -> int:
         """Send on, or collect, the frame that starts `view`."""

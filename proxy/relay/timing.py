@@ -82,7 +82,8 @@ class ExchangeTimes:
 
     def sent_on(self, now_ms: float) -> None:
         """Record that the request's start was sent on; `sent_ms` is set later if a body follows."""
-        self._proxy_ms, self.sent_ms = now_ms - self._from_ms, now_ms
+        self._proxy_ms = now_ms - self._from_ms
+        self.sent_ms = now_ms
 
     def on_response(self, now_ms: float, free_ms: float) -> None:
         """Record that the response's head was read, and since when nothing was in front of it.

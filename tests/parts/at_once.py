@@ -1,6 +1,6 @@
-"""Coroutines without an event loop, where nothing in them waits, and what goes in steps."""
+"""Coroutines without an event loop, where nothing in them waits."""
 
-from collections.abc import Coroutine, Generator
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -14,13 +14,3 @@ def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
         value: T = done.value
         return value
     raise AssertionError("it waits")
-
-
-def in_one_go(steps: Generator[object, None, T]) -> T:
-    """Take all steps and return what they return."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as done:
-            value: T = done.value
-            return value

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from parts.at_once import in_one_go
 from parts.quota_world import QuotaWorld
 
 from metrics.figures import FigureCollector, FigureRows, FigureTable
@@ -13,6 +12,7 @@ from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.query_scope import ALL_QUERIES, QueryScope
 from proxy.progress.report import Report
 from proxy.progress.report_handler import AcceptedReport, ReportHandler
+from proxy.wire.layout import all_of
 
 
 class QueryWorld(QuotaWorld):
@@ -37,7 +37,7 @@ class QueryWorld(QuotaWorld):
         self.prometheus.register(FigureCollector(tables, lambda: self.now_ms, 100))
 
     def accept_report(self, report: Report, scope: QueryScope = ALL_QUERIES) -> AcceptedReport:
-        accepted = in_one_go(self.reports.accepting(report, self.now_ms, self.now_s, scope=scope))
+        accepted = all_of(self.reports.accepting(report, self.now_ms, self.now_s, scope=scope))
         self.backpressure.record_report(accepted, self.now_ms)
         return accepted
 

@@ -14,7 +14,6 @@ import pytest
 from aiohttp import web
 from listening.receiver import HOST, WAIT_S, Behaviour, Gate, Receiver, Report, fail, hang_up, take
 from listening.session import QUERY_TIMEOUT_S, WatchedListener, finish, write
-from parts.at_once import in_one_go
 from parts.attached import attaching
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -28,6 +27,7 @@ from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import ReportRefused, parse_report
 from proxy.progress.report_handler import ReportHandler
 from proxy.spark import client_options, quota_listener
+from proxy.wire.layout import all_of
 
 pytestmark = pytest.mark.slow
 
@@ -352,7 +352,7 @@ def test_a_query_that_is_restarted_at_once(
 
     async def keep_book(request: web.Request, report: Report) -> web.StreamResponse:
         try:
-            in_one_go(reports.accepting(parse_report(await request.read()), 0.0, 0.0))
+            all_of(reports.accepting(parse_report(await request.read()), 0.0, 0.0))
         except ReportRefused as error:
             refusals.append(f"{report['event']}: {error}")
         return await take(request, report)

@@ -10,7 +10,6 @@ from prometheus_client import CollectorRegistry
 
 sys.path.append(str(Path(__file__).parents[1]))  # as a script it has no conftest.py
 
-from parts.at_once import in_one_go
 from parts.query_world import configured
 from parts.reports import ReportingDriver, batch_document, parsed
 
@@ -39,6 +38,7 @@ from proxy.progress.report_handler import ReportHandler
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import QuotaSettings, Rule
+from proxy.wire.layout import all_of
 
 ROOT = Path(__file__).parents[2]
 CONTRIBUTING = ROOT / "docs" / "contributing.md"
@@ -84,7 +84,7 @@ def _progress() -> ProgressCollector:
         driver.document("started", trigger=trigger),
         driver.document("progress", batch=batch),
     ):
-        accepted = in_one_go(reports.accepting(parsed(report), 0.0, 0.0))
+        accepted = all_of(reports.accepting(parsed(report), 0.0, 0.0))
     accepted.query.advise(EventKind.INTERVAL, "another one", 0.0)
     queries.log_end("orders", 0, 9, 0.0)
     return ProgressCollector(queries, lambda: 0.0, 10)

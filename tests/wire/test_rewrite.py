@@ -6,7 +6,6 @@ from struct import pack
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from parts.at_once import in_one_go
 
 from proxy.wire.apis import (
     API_VERSIONS,
@@ -21,7 +20,7 @@ from proxy.wire.apis import (
     schema_of,
 )
 from proxy.wire.frames import check_whole
-from proxy.wire.layout import STEP_ELEMENTS
+from proxy.wire.layout import STEP_ELEMENTS, all_of
 from proxy.wire.malformed import MalformedResponse
 from proxy.wire.rewrite import (
     FALLBACK_NODE_ID,
@@ -52,7 +51,7 @@ NO_CONTROLLERS = {"endpoint_type": 1}
 def rewrite_response(api_key, version, frame, advertise, **settings):
     """Take all steps with a frame that is whole."""
     check_whole(frame)
-    return in_one_go(rewriting(api_key, version, frame, advertise, **settings))
+    return all_of(rewriting(api_key, version, frame, advertise, **settings))
 
 
 def same(_node, host, port):

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from parts.at_once import in_one_go
 from parts.query_world import configured
 from parts.reports import ReportingDriver, batch_document, parsed, uuid
 from parts.virtual_time import VirtualTime
@@ -14,6 +13,7 @@ from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import ReportRefused
 from proxy.progress.report_handler import ReportHandler
 from proxy.progress.tracker import Reader
+from proxy.wire.layout import all_of
 
 LARGE = None
 """As the end of an answer: its records passed unseen."""
@@ -34,7 +34,7 @@ class Driver(ReportingDriver):
             self.number = number - 1
         report = parsed(self.document(event, **more))
         reports = self.world.reports
-        return in_one_go(reports.accepting(report, self.world.now_ms, self.world.now_s))
+        return all_of(reports.accepting(report, self.world.now_ms, self.world.now_s))
 
     def batch(self, start, end, batch_id=None, topic="t", **more):
         """Report a batch; offsets are a number for partition 0, or a mapping."""
