@@ -149,7 +149,8 @@ class RecordRatio:
 
     Batches with nothing of it count together with the one before: they had it then, as when a
     consumer has read ahead. Until that is used up the figure is too high; then a little too low for
-    a while, as what was read counts by earlier batches.
+    a while, as what was read counts by earlier batches. Before the first that has some they do not
+    count: theirs was read before anybody measured.
     """
 
     state: RatioState = (0.0, 0.0, 0.0)
@@ -166,7 +167,7 @@ class RecordRatio:
             self._latest = amount / (records + without)
             total, counted = total * DECAY + amount, (counted + without) * DECAY + records
             without = 0.0
-        else:
+        elif total > 0:
             without += records
         self._set((total, counted, without))
 

@@ -65,6 +65,14 @@ def test_batches_that_read_nothing_new_do_not_make_records_seem_smaller():
     assert size.value == pytest.approx(100, rel=0.25)
 
 
+def test_what_was_read_ahead_before_the_first_measurement_does_not_count():
+    size = RecordRatio()
+    size.add(0, 50)
+    assert size.value is None
+    size.add(20_000, 40)
+    assert size.value == 500
+
+
 def test_reach_follows_batches_that_were_held_and_opens_again():
     reach = ThrottledRate()
     assert reach.limit(1000.0, 1.0) == 1000.0
