@@ -15,8 +15,7 @@ MOST_TAKEN_BYTES = MOST_WRITTEN_BYTES = 32 << 10
 """Taken from the kernel, or encrypted, at a time: two records, for a peer that may not read."""
 
 MOST_IN_VAIN = 32
-"""Records in a row without data: who sends more is given up, as by BoringSSL. A handshake has some
-ten."""
+"""Records in a row without data, of which a handshake has ten: who sends more is given up."""
 
 _HEADER_BYTES, _LENGTH = 5, slice(3, 5)  # of a record
 
@@ -46,8 +45,7 @@ class TlsSocket(socket.socket):
         super().__init__(sock.family, sock.type, sock.proto, sock.detach())
         self.setblocking(False)
         self._read: Any = self.tls.read
-        self._unsent = b""
-        self._written = 0
+        self._unsent, self._written = b"", 0
         """Bytes that are encrypted, and not sent as a whole."""
         self._taken, self._missing, self._in_vain = memoryview(b""), 0, 0
         """What TLS has not read; what of its record has not come; records in a row without data."""
@@ -100,6 +98,12 @@ class TlsSocket(socket.socket):
             sent += self._written
             self._written = 0
         return sent
+
+    def say_end(self) -> None:
+        """Send that nothing will follow (RFC 8446, 6.1), if it can be sent at once."""
+        with suppress(ssl.SSLError):  # the peer has not said so yet
+            self.tls.unwrap()
+        self._answer()
 
     def _answer(self) -> None:
         """Send what TLS has to say, if the peer is there: what came before its end is read."""

@@ -4,15 +4,17 @@ import asyncio
 import socket
 import ssl
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
 import trustme
 from admin_world import AdminWorld, NoQueries, start
+from parts.updating_client import UpdatingClient
 from structlog.testing import capture_logs
 
 from proxy.admin.port.admin_port import ADMIN_RECEIVE_BYTES, AdminPort, PortLimits
 from proxy.admin.server import AdminServer
+from proxy.cluster.tls_socket import MOST_IN_VAIN
 
 HOST = "127.0.0.1"
 LIMIT_S = 20
@@ -154,6 +156,24 @@ async def test_a_handshake_that_trickles_is_closed(world: AdminWorld, authority:
             stranger = await call(stack, server, Tls(None))
             stranger.writer.write(garbage)
             await stranger.ended()
+
+
+async def test_key_updates_without_end_are_not_read(world: AdminWorld, authority: trustme.CA):
+    """Each costs some 20 us; what is asked between a few of them is answered."""
+    loop, tls = asyncio.get_running_loop(), Tls(authority)
+    async with opened(world.server(tls=tls.server)) as server:
+        sock = socket.create_connection((HOST, server.port))
+        sock.setblocking(False)
+        client = UpdatingClient(sock)
+        await asyncio.wait_for(client.greet(), LIMIT_S)
+        for _ in range(3):
+            await loop.sock_sendall(sock, client.updates(MOST_IN_VAIN // 2) + client.data(GET))
+            assert await asyncio.wait_for(loop.sock_recv(sock, ADMIN_RECEIVE_BYTES), LIMIT_S)
+        await loop.sock_sendall(sock, client.updates(MOST_IN_VAIN + 1))
+        with suppress(ConnectionError):
+            while await asyncio.wait_for(loop.sock_recv(sock, ADMIN_RECEIVE_BYTES), LIMIT_S):
+                pass
+        client.close()
 
 
 async def test_who_does_not_read_its_answers_is_closed(world: AdminWorld, tls: Tls):

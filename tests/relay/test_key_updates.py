@@ -1,13 +1,12 @@
 """Key updates (RFC 8446, 4.6.3) cost the reader some 20 us each, and anybody may send them."""
 
-import _ssl
 import asyncio
-import ctypes
 import gc
 import socket
 import weakref
 
 import pytest
+from parts.updating_client import BUFFER_BYTES, NOT_REQUESTED, REQUESTED, UpdatingClient
 from relaylab.lab import LIMIT_S, Certificates, open_lab, turns, until
 
 from proxy.cluster.dial import handshake
@@ -20,56 +19,7 @@ from proxy.relay.tls import server_context
 
 LONG = 30
 HANDSHAKE_RECORDS = 10  # at most; they count until the first data
-BUFFER_BYTES, SMALL_BUFFER_BYTES = 1 << 20, 4096
-NOT_REQUESTED, REQUESTED = 0, 1
-
-_openssl = ctypes.CDLL(_ssl.__file__)
-for name in ("TLS_client_method", "SSL_CTX_new", "SSL_new", "BIO_new", "BIO_s_mem"):
-    getattr(_openssl, name).restype = ctypes.c_void_p
-_pointer = ctypes.c_void_p
-
-
-class UpdatingClient:
-    """A client of TLS that is told when to update its keys, which Python's own is not."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self._context = _pointer(_openssl.SSL_CTX_new(_pointer(_openssl.TLS_client_method())))
-        self.ssl = _pointer(_openssl.SSL_new(self._context))
-        memory = _pointer(_openssl.BIO_s_mem())
-        self._come, self._to_send = (_pointer(_openssl.BIO_new(memory)) for _ in range(2))
-        _openssl.SSL_set_bio(self.ssl, self._come, self._to_send)
-        _openssl.SSL_set_connect_state(self.ssl)
-
-    async def greet(self) -> None:
-        loop = asyncio.get_running_loop()
-        while _openssl.SSL_do_handshake(self.ssl) != 1:
-            await loop.sock_sendall(self.sock, self.made())
-            came = await loop.sock_recv(self.sock, BUFFER_BYTES)
-            _openssl.BIO_write(self._come, came, len(came))
-        await loop.sock_sendall(self.sock, self.made())
-
-    def made(self) -> bytes:
-        """Return what is to be sent."""
-        made, buffer = b"", ctypes.create_string_buffer(BUFFER_BYTES)
-        while (count := _openssl.BIO_read(self._to_send, buffer, BUFFER_BYTES)) > 0:
-            made += buffer.raw[:count]
-        return made
-
-    def updates(self, count: int, answer: int = NOT_REQUESTED) -> bytes:
-        for _ in range(count):
-            _openssl.SSL_key_update(self.ssl, answer)
-            _openssl.SSL_do_handshake(self.ssl)
-        return self.made()
-
-    def data(self, data: bytes) -> bytes:
-        _openssl.SSL_write(self.ssl, data, len(data))
-        return self.made()
-
-    def close(self) -> None:
-        _openssl.SSL_free(self.ssl)
-        _openssl.SSL_CTX_free(self._context)
-        self.sock.close()
+SMALL_BUFFER_BYTES = 4096
 
 
 async def connected(certificates: Certificates) -> tuple[UpdatingClient, TlsSocket]:
@@ -97,8 +47,7 @@ async def test_a_handshake_goes_on_when_the_peer_takes_more(certificates, tmp_pa
     near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
     client.setblocking(False)
     updating = UpdatingClient(client)
-    _openssl.SSL_do_handshake(updating.ssl)
-    client.send(updating.made())
+    client.send(updating.hello())
     greeting = asyncio.create_task(handshake(near, context, server_side=True))
     await turns(20)
     await asyncio.wait_for(asyncio.gather(updating.greet(), greeting), LIMIT_S)

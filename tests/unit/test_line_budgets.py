@@ -26,7 +26,7 @@ BUDGETS = {
     "proxy/tier": Budget(4215, 2350),
     "proxy/onboarding": Budget(1000, 700),
     "proxy/queries": Budget(860, 650),
-    "proxy/admin": Budget(6510, 4250),
+    "proxy/admin": Budget(6650, 4250),
     "proxy/config": Budget(2630, 2150),
     "proxy/relay": Budget(6505, 4300),
     "proxy/usage": Budget(1045, 1000),

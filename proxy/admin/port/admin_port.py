@@ -9,13 +9,17 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 from structlog import get_logger
+
+from proxy.admin.port.tls_transport import TlsTransport
+from proxy.cluster.dial import handshake
+from proxy.relay.paced_steps import PacedSteps
 
 ADMIN_ACCEPTS_PER_TURN = 4
 """Connections taken before others run: each costs as much as some requests of clients."""
@@ -53,9 +57,7 @@ class PortConnection(asyncio.Protocol):
     connection that is idle, sends its head or its body slowly, or does not read its answers.
     """
 
-    def __init__(
-        self, port: "AdminPort", sock: socket.socket, address: str, http: asyncio.Protocol
-    ) -> None:
+    def __init__(self, port: "AdminPort", address: str, http: asyncio.Protocol) -> None:
         self.address = address
         self.http = http
         self.is_busy = False
@@ -63,7 +65,6 @@ class PortConnection(asyncio.Protocol):
         self.opening: asyncio.Task[None] | None = None
         """What makes the socket a connection; with TLS that takes its handshake."""
         self._port = port
-        self._sock = sock
         self._transport: asyncio.Transport | None = None
         self._is_over = False
         self._deadline = self._close_after(port.limits.head_s)
@@ -82,9 +83,8 @@ class PortConnection(asyncio.Protocol):
         self.over()
         if self._transport is not None:
             self._transport.abort()
-        else:
-            with suppress(OSError):  # gone already
-                self._sock.shutdown(socket.SHUT_RDWR)  # ends the handshake, which then closes it
+        elif self.opening is not None:
+            self.opening.cancel()
 
     def over(self) -> None:
         """Forget the connection; a second time does nothing."""
@@ -135,6 +135,7 @@ class AdminPort:
         self.tls = tls
         """What new connections are shown."""
         self._loop = asyncio.get_running_loop()
+        self._steps = PacedSteps(self._loop)
         self._sockets: list[socket.socket] = []
         self._connections: dict[object, PortConnection] = {}
         """By their protocols of HTTP; those first that asked for nothing for longest."""
@@ -213,7 +214,7 @@ class AdminPort:
     def _begin(self, client: socket.socket, address: str) -> None:
         self._make_room(address)
         client.setblocking(False)
-        connection = PortConnection(self, client, address, self.make_http())
+        connection = PortConnection(self, address, self.make_http())
         self._connections[connection.http] = connection
         connection.opening = self._loop.create_task(self._open(connection, client))
 
@@ -221,12 +222,19 @@ class AdminPort:
         """Make a connection of a socket, which belongs to it from then on."""
         is_made = False
         try:
-            with suppress(OSError):  # what TLS does not like is one
-                await self._loop.connect_accepted_socket(lambda: connection, client, ssl=self.tls)
-                is_made = True
+            if self.tls is None:
+                await self._loop.connect_accepted_socket(lambda: connection, client)
+            else:
+                turn = partial(self._steps.turn, connection.address)
+                secured = await handshake(client, self.tls, server_side=True, turn=turn)
+                TlsTransport(secured, connection, self._steps, connection.address)
+            is_made = True
+        except OSError:  # what TLS does not like is one, and who is gone
+            pass
         finally:
             connection.opening = None
             if not is_made:
+                client.close()
                 connection.over()
 
     def _make_room(self, address: str) -> None:
