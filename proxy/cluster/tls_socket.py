@@ -46,7 +46,7 @@ class TlsSocket(socket.socket):
         self.setblocking(False)
         self._read: Any = self.tls.read
         self._unsent, self._written = b"", 0
-        """Bytes that are encrypted, and not sent as a whole."""
+        """What TLS has made; how many bytes of data of that are not sent as a whole."""
         self._taken, self._missing, self._in_vain = memoryview(b""), 0, 0
         """What TLS has not read; what of its record has not come; records in a row without data."""
 
