@@ -72,7 +72,7 @@ format: setup  ## Format the sources
 bench: setup  ## Measure against HAProxy and the bounds (about an hour)
 	$(BIN)/python -m bench $(ARGS)
 
-chaos: setup  ## See clients keep to their bounds while members are killed and added (11 minutes)
+chaos: setup  ## See clients keep to their bounds while members are killed and added (20 minutes)
 	$(BIN)/python -m bench chaos $(ARGS)
 
 broker: setup  ## Run the embedded Kafka broker on port 9092

@@ -26,13 +26,7 @@ RAW_BOUND, QUERY_BOUND = 8_000_000, 2_000_000
 MOST, WINDOW_S = 1.25, 30.0
 """In any window so long, so many times the bound."""
 
-BACK_SHARE, RAW_BACK_S, QUERY_BACK_S = 0.9, 5.0, 15.0
-"""When a client is at this share of its bound again, at the latest."""
-
-RAW_LOOK_S, QUERY_LOOK_S, LOOK_STEP_S = 4.0, 6.0, 0.25
-"""Over which time a rate is taken to see that. A query reads nothing between two batches, and two
-seconds of the raw client are some 15 answers."""
-
+LOOK_STEP_S = 0.25
 BATCH_S = 3
 FREEZE_S = 12.0
 LOOP_S = 20.0
@@ -43,6 +37,25 @@ FULL_CALM_S, QUICK_CALM_S = 60.0, 30.0
 
 WARM_UP_S = 40.0
 END_TIMEOUT_S = 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """When a client is to be at its rate again: at so much of its bound in each look from then."""
+
+    who: str
+    bound: int
+    share: float
+    look_s: float
+    """Over which time a rate is taken."""
+    back_s: float
+
+
+RAW_GOAL = Goal("raw client", RAW_BOUND, 0.9, 4.0, 5.0)  # two seconds of it are some 15 answers
+
+QUERY_GOAL = Goal("query", QUERY_BOUND, 0.8, 3.0 * BATCH_S, 15.0)
+"""What it gets comes by the megabyte, and not between two batches: in a look as long as three of
+them 3 of 18 may come before it or after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +182,8 @@ def _measure(layout: Layout, calm_s: float) -> list[Row]:
         members.query.stop()
     query = members.query.arrivals
     for each in happened:
-        rows += _judge(each, "raw client", members.raw, RAW_BOUND, RAW_LOOK_S, RAW_BACK_S)
-        rows += _judge(each, "query", query, QUERY_BOUND, QUERY_LOOK_S, QUERY_BACK_S)
+        rows += _judge(each, members.raw, RAW_GOAL)
+        rows += _judge(each, query, QUERY_GOAL)
     return rows
 
 
@@ -187,18 +200,16 @@ def _happen(
         yield Happened(incident.title, start_s, back_from_s, time.monotonic())
 
 
-def _judge(
-    happened: Happened, who: str, arrivals: Arrivals, bound: int, look_s: float, goal_s: float
-) -> list[Row]:
+def _judge(happened: Happened, arrivals: Arrivals, goal: Goal) -> list[Row]:
     """Give the highest rate in a window that has the incident in it, and when it was back."""
     window = _within(arrivals, happened.start_s - WINDOW_S, happened.end_s)
-    most = most_within(window.at_s, window.sizes, WINDOW_S) / WINDOW_S / bound
-    back_s = _back_s(arrivals, happened, bound, look_s)
-    is_back = back_s is not None and back_s <= goal_s
+    most = most_within(window.at_s, window.sizes, WINDOW_S) / WINDOW_S / goal.bound
+    back_s = _back_s(arrivals, happened, goal)
+    is_back = back_s is not None and back_s <= goal.back_s
     return [
         Row(
             FIGURE,
-            f"{happened.title}: {who}, any {WINDOW_S:.0f} s",
+            f"{happened.title}: {goal.who}, any {WINDOW_S:.0f} s",
             f"<= {MOST:g} x bound",
             f"{most:.2f} x bound",
             Verdict.of(most <= MOST),
@@ -206,8 +217,8 @@ def _judge(
         ),
         Row(
             FIGURE,
-            f"{happened.title}: {who}, at its rate again",
-            f"<= {goal_s:.0f} s",
+            f"{happened.title}: {goal.who}, at its rate again",
+            f"<= {goal.back_s:.0f} s",
             "not again" if back_s is None else f"{back_s:.1f} s",
             Verdict.of(is_back),
         ),
@@ -222,17 +233,17 @@ def _within(arrivals: Arrivals, start_s: float, end_s: float) -> Arrivals:
     return kept
 
 
-def _back_s(arrivals: Arrivals, happened: Happened, bound: int, look_s: float) -> float | None:
+def _back_s(arrivals: Arrivals, happened: Happened, goal: Goal) -> float | None:
     """Return after how long the client is at its rate in each look that begins then or later.
 
     Looks begin within the first `WINDOW_S`. None: it is not at its rate in the last one.
     """
-    start_s = happened.back_from_s
+    start_s, look_s = happened.back_from_s, goal.look_s
     looks = range(int((min(WINDOW_S, happened.end_s - look_s - start_s)) / LOOK_STEP_S))
     back = 0
     for look in looks:
         at_s = start_s + look * LOOK_STEP_S
-        if sum(_within(arrivals, at_s, at_s + look_s).sizes) < BACK_SHARE * bound * look_s:
+        if sum(_within(arrivals, at_s, at_s + look_s).sizes) < goal.share * goal.bound * look_s:
             back = look + 1
     return None if back == len(looks) else back * LOOK_STEP_S
 
