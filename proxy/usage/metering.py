@@ -86,7 +86,8 @@ class Metering:
         """Write what came since the last time, as an interval that ends now."""
         planned_ms, now_ms = self._end_ms, self._day_ms()
         end_ms = planned_ms if abs(now_ms - planned_ms) < MAX_OFF_MS else now_ms
-        start_ms, end_ms = self._start_ms, round(max(end_ms, self._start_ms + 1))
+        # Where the clock was put back the interval has no length that is known.
+        start_ms, end_ms = min(self._start_ms, round(end_ms) - 1), round(end_ms)
         make = partial(self._make, start_ms=start_ms, end_ms=end_ms)
         self._start_ms = end_ms
         self._plan()

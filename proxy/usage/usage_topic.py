@@ -1,6 +1,7 @@
 """The topic of usage records: made with the right settings, appended to, read from a time on."""
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
@@ -10,6 +11,7 @@ from aiokafka.partitioner import murmur2
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
 
+from metrics.clock import MS_PER_SECOND
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.upstream import Address, RefusedError
 from proxy.state import StateError
@@ -28,6 +30,8 @@ GZIP_CODE = 1
 
 OUT_OF_ORDER, DUPLICATE = 45, 46
 """Of a producer's batches: one before was lost, or this one is there already."""
+
+INVALID_TIMESTAMP = 32
 
 UNUSED_TIMEOUT_MS = 60_000  # of transactions, of which there are none
 NO_PRODUCER = -1
@@ -133,10 +137,11 @@ class UsageTopic(StateTopic):
             base_sequence=self._sequences[partition],
             batch_size=BATCH_LIMIT_BYTES,
         )
-        count = 0
+        # Brokers refuse times to come, as of a record that ended before the clock was put back.
+        count, now_ms = 0, int(time.time() * MS_PER_SECOND)
         for each in records:
-            value = each.model_dump_json().encode()
-            if not batch.append(count, each.end_ms, message_key(each), value, []):
+            value, ended_ms = each.model_dump_json().encode(), min(each.end_ms, now_ms)
+            if not batch.append(count, ended_ms, message_key(each), value, []):
                 break
             count += 1
         self._sequences[partition] = (self._sequences[partition] + count) % SEQUENCES

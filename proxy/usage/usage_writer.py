@@ -17,7 +17,7 @@ from proxy.cluster.upstream import RefusedError, UpstreamError
 from proxy.slices import Slices
 from proxy.state import StateError
 from proxy.usage.usage_record import UsageKey, UsageRecord
-from proxy.usage.usage_topic import UsageTopic
+from proxy.usage.usage_topic import INVALID_TIMESTAMP, UsageTopic
 
 FINE_MS = 10 * 60_000
 """What is not written for so long is summed up by client."""
@@ -138,6 +138,8 @@ class UsageWriter:
             fix = "check that the brokers are up, and cluster.bootstrap_servers, tls and sasl"
             if isinstance(error, RefusedError):
                 fix = f"let quota-proxy create, describe, read and write topic {name}"
+                if error.error_code == INVALID_TIMESTAMP:
+                    fix = "set this machine's clock, which is ahead of that of the brokers"
             fix = getattr(error, "fix", fix)
             about = {"topic": name, "error": str(error), "fix": fix}
             _log.error("usage is not written, trying again; relaying goes on", **about)

@@ -361,3 +361,16 @@ async def test_records_of_any_length_are_appended_in_their_order(
             await writer.append([record(sequence=60)])
     found = await asyncio.to_thread(read, kafka, topic_name)
     assert found == [*long, record(sequence=60)]
+
+
+async def test_records_of_a_clock_that_was_ahead_are_written_once_it_is_put_back(
+    kafka: EmbeddedBroker, usage: dict[str, object]
+) -> None:
+    """Brokers refuse messages of times that are more than an hour ahead."""
+    topic_name, ahead_ms = str(usage["topic"]), round((time.time() + 86_400) * 1000)
+    early = record(sequence=0, end_ms=ahead_ms)
+    with closing(UsageTopic(Bootstrap([(HOST, kafka.port)]), topic_name)) as writer:
+        async with writer.within(60):
+            await writer.ensure(60)
+            await writer.append([early])
+    assert await asyncio.to_thread(read, kafka, topic_name) == [early]

@@ -11,7 +11,6 @@ They come after the messages: when a generation ends, all that it may still comm
 """
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -29,7 +28,6 @@ from kafka.protocol.producer import (
     TxnOffsetCommitRequest,
 )
 
-from metrics.clock import MS_PER_SECOND
 from proxy.cluster.kafka_client import GROUP_COORDINATOR, TRANSACTION_COORDINATOR
 from proxy.cluster.upstream import Address, RefusedError, UpstreamError, name_of
 from proxy.state.store import StateError
@@ -60,6 +58,9 @@ GENERATION_OVER = frozenset({22, 25, 27, 82})
 PRODUCE_TIMEOUT_MS = 5000
 INVALID_TXN_STATE, CONCURRENT_TRANSACTIONS, OPERATION_NOT_ATTEMPTED = 48, 51, 55
 ACKS_ALL = NO_ID = NO_EPOCH = -1
+NO_TIME = -1
+"""The time of messages: brokers refuse those that a clock is an hour ahead for, and need none."""
+
 SEQUENCES = 2**31
 
 FenceFor = Callable[[Collection[int]], GroupFence | None]
@@ -251,7 +252,6 @@ class Producer:
 
     def _batch(self, partition: int, rest: list[Message]) -> tuple[bytes, int]:
         """Take the next messages from the end of `rest`; return their batch and their number."""
-        now_ms = int(time.time() * MS_PER_SECOND)
         batch = DefaultRecordBatchBuilder(
             magic=2,
             compression_type=0,
@@ -262,7 +262,7 @@ class Producer:
             batch_size=BATCH_BYTES,
         )
         count = 0
-        while rest and batch.append(count, now_ms, *rest[-1]):
+        while rest and batch.append(count, NO_TIME, *rest[-1]):
             rest.pop()
             count += 1
         self._sequences[partition] = (self._sequences[partition] + count) % SEQUENCES

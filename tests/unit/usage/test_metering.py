@@ -66,4 +66,17 @@ async def test_a_clock_that_is_set_ends_no_interval_late_or_before_its_start(jum
     spans = world.spans()
     assert len(spans) == 3
     assert all(start < end for start, end in spans)
+    assert all(end <= (world.now_s - START_S) * 1000 for _, end in spans)
+    assert all(after[0] == before[1] for before, after in pairwise(spans))
+
+
+async def test_where_the_clock_was_ahead_the_next_interval_is_of_the_time_that_is():
+    world = MeteringWorld()
+    world.epoch_s += 7200
+    await world.run(60, 1000)
+    world.epoch_s -= 7200
+    await world.run(120, 1000)
+    first, *spans = world.spans()
+    assert first[1] > 7200_000
+    assert all(start < end <= (world.now_s - START_S) * 1000 for start, end in spans)
     assert all(after[0] == before[1] for before, after in pairwise(spans))
