@@ -1,5 +1,6 @@
 """The parts of the program that the admin port shows and changes."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from proxy.relay.connection_list import ConnectionList
 from proxy.slices import Slices
 from proxy.state import Document
 from proxy.usage.observed_usage import Observed
+
+LONG_REPORTS = 16  # read or parsed at a time, of some MiB each
 
 
 @dataclass(kw_only=True)
@@ -46,6 +49,9 @@ class AdminParts:
     reports: Reports
     audit: AuditLog
     connections: ConnectionList
+    long_reports: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(LONG_REPORTS), init=False
+    )
     slices: Slices = field(default_factory=Slices, init=False)
     queries: QueryDocuments = field(init=False)
 

@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from urllib.parse import unquote
 
 from aiohttp import web
@@ -23,7 +23,9 @@ from proxy.admin.query_documents import (
 )
 from proxy.admin.replies import (
     CONTENT_TYPE,
+    MAX_BODY_BYTES,
     MAX_REQUEST_DIGITS,
+    OWN_BODY,
     ApiError,
     answer,
     json_body,
@@ -56,6 +58,19 @@ MAX_CONNECTION_NUMBER = 10**MAX_REQUEST_DIGITS - 1  # of a connection, in the qu
 LAST = "\U0010ffff"  # behind the name of every machine
 
 _SELECTOR_FIX = f"write KEY=VALUE,... with {', '.join(RULE_KEYS)}, or {BUDGET_KEY}=NAME"
+
+
+@asynccontextmanager
+async def report_body(request: web.Request, parts: AdminParts) -> AsyncIterator[bytes]:
+    """Give the body of a report; a long one, of which many would fill the memory, in its turn.
+
+    Members wait before they pass one on: to wait for each other's turns they might do for ever.
+    """
+    length = request.content_length
+    is_passed_on = parts.tier is not None and (OWN_BODY in request or SCOPE in request.headers)
+    is_long = not is_passed_on and (length is None or length > MAX_BODY_BYTES)
+    async with parts.long_reports if is_long else nullcontext():
+        yield await json_body(request, MAX_REPORT_BYTES)
 
 
 class ApiRoutes:
@@ -249,9 +264,9 @@ class ApiRoutes:
         return answer({"throttling": throttling_document(self._rules, now_s)})
 
     async def _post_report(self, request: web.Request) -> web.Response:
-        raw = await json_body(request, MAX_REPORT_BYTES)
         try:
-            return answer(await self._parts.reports.accept(raw, current_author().queries))
+            async with report_body(request, self._parts) as raw:
+                return answer(await self._parts.reports.accept(raw, current_author().queries))
         except ReportRefused as error:
             if error.reason is Refusal.NOT_ALLOWED:
                 await self._audit.record_refusal(error.message, time.time())

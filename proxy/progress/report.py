@@ -1,12 +1,14 @@
 """What a listener in the driver reports, checked field by field before anybody sees it."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from functools import lru_cache
-from typing import Annotated, ClassVar, Literal, Self
+from itertools import islice
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 from uuid import UUID
 
 from pydantic import (
@@ -19,16 +21,21 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, from_json
 
 from metrics.clock import MS_PER_SECOND
 from proxy.wire.topic_partition import TopicPartition
+
+T = TypeVar("T")
 
 MAX_REPORT_BYTES = 4 << 20
 """Room for MAX_PARTITIONS with names as long as Kafka lets them be."""
 
 MAX_PARTITIONS = 10_000
 """In one report, all sources together."""
+
+MAX_VALUES = 100_000
+"""In a report: MAX_PARTITIONS with all that is said of each come to 60,000."""
 
 MAX_SOURCES = 1000
 MAX_NAME_CHARS = 256
@@ -111,6 +118,8 @@ Uuid = Annotated[str, StringConstraints(max_length=36), AfterValidator(_uuid)]
 Name = Annotated[
     str, StringConstraints(min_length=1, max_length=MAX_NAME_CHARS), AfterValidator(_printable)
 ]
+_TOPIC = re.compile(r"^[a-zA-Z0-9._-]{1,249}\Z")
+_PARTITION = re.compile(r"^(0|[1-9][0-9]{0,8})\Z")
 Topic = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
 Partition = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 """Its number in its only spelling: any other would name one partition twice."""
@@ -276,12 +285,14 @@ class Report(_Part):
             raise ValueError("an error comes with the event terminated and with no other")
         sources = self.batch.sources if self.batch is not None else ()
         if sum(map(_partitions_named, sources)) > MAX_PARTITIONS:
-            raise ValueError(f"the batch has more than {MAX_PARTITIONS} partitions")
+            raise ValueError(_TOO_MANY)
         return self
 
 
-def parse_report(raw: bytes) -> Report:
-    """Parse a report. Whether it agrees with others and the log is checked by ReportHandler.
+def parse_report(raw: bytes, *, is_long: bool = False) -> Report:
+    """Parse a report, a long one without holding up other threads for long.
+
+    Whether it agrees with others and the log is checked by ReportHandler.
 
     Nothing is converted: a number that is written as text or as `true`, NaN and what does not fit
     64 bits are refused, keys that are not known are left out.
@@ -291,7 +302,13 @@ def parse_report(raw: bytes) -> Report:
     try:
         if len(raw) > MAX_REPORT_BYTES:
             raise ValueError(f"a report of {len(raw)} bytes; the most is {MAX_REPORT_BYTES}")
-        return Report.model_validate_json(raw)
+        if (values := raw.count(b",")) > MAX_VALUES:
+            raise ValueError(f"a report of {values} values; the most is {MAX_VALUES}")
+        if not is_long:
+            return Report.model_validate_json(raw)
+        document = _json_of(raw)
+        _cut_to_first_mistake(document)
+        return Report.model_validate(document)
     except ValidationError as error:
         mistakes = error.errors(include_url=False, include_context=False)
         if all(map(_is_negative_figure, mistakes)):
@@ -306,6 +323,54 @@ def parse_report(raw: bytes) -> Report:
     raise ReportRefused(Refusal.MALFORMED, text, fix)
 
 
+def _json_of(raw: bytes) -> Any:
+    try:
+        return from_json(raw)
+    except ValueError as error:
+        raise ValueError(f"Invalid JSON: {error}") from None
+
+
+def _cut_to_first_mistake(document: Any) -> None:
+    """Leave of all offsets the first mistake alone, if there is any.
+
+    Pydantic goes on to the end, and lets no other thread run meanwhile. Raises ValueError for many
+    more partitions than there may be.
+    """
+    sources = _part(_part(document, dict, "batch"), list, "sources")
+    left = len(_MAPS) * 2 * MAX_PARTITIONS
+    for at, source in enumerate(sources):
+        for name in _MAPS:
+            for topic, offsets in _part(source, dict, name).items():
+                left -= 1 + (len(offsets) if isinstance(offsets, dict) else 0)
+                if left < 0:
+                    raise ValueError(_TOO_MANY)
+                if _are_sound(topic, offsets):
+                    continue
+                wrong = offsets
+                if isinstance(offsets, dict):
+                    each_alone = ({partition: end} for partition, end in offsets.items())
+                    wrong = next((one for one in each_alone if not _are_sound(topic, one)), {})
+                rest: dict[str, Any] = {key: {} for key in _MAPS}
+                sources[at:] = [{**source, **rest, name: {topic: wrong}}]
+                return
+
+
+def _part(of: Any, kind: type[T], name: str) -> T:
+    """Return what an object of JSON has by a name, something void if that is of another kind."""
+    found = of.get(name) if isinstance(of, dict) else None
+    return found if isinstance(found, kind) else kind()
+
+
+def _are_sound(topic: str, offsets: Any) -> bool:
+    if not isinstance(offsets, dict) or not _TOPIC.match(topic):
+        return False
+    figures = offsets.values()
+    are_figures = set(map(type, figures)) <= {int} and all(map(_PARTITION.match, offsets))
+    return are_figures and min(figures, default=0) >= 0 and max(figures, default=0) <= MAX_INT64
+
+
+_MAPS = ("start", "end", "latest")
+_TOO_MANY = f"the batch has more than {MAX_PARTITIONS} partitions"
 _NO_KEY = "is not the name of a topic, or not the number of a partition"
 
 
@@ -328,7 +393,8 @@ def _in_words(mistake: ErrorDetails) -> str:
         return message
     # Keys are the sender's: no control characters in a log.
     where = ".".join(ascii(str(part)[:MAX_CHARS_SHOWN])[1:-1] for part in mistake["loc"])
-    given = json.dumps(mistake["input"], default=str)
+    pieces = json.JSONEncoder(default=str).iterencode(mistake["input"])  # it may be the whole
+    given = "".join(islice(pieces, MAX_CHARS_SHOWN))
     if len(given) > MAX_CHARS_SHOWN:
         given = f"{given[:MAX_CHARS_SHOWN]}..."
     return f"{where}: {message}, given {given}"

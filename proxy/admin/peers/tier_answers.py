@@ -22,6 +22,7 @@ from proxy.admin.api import (
     QUOTAS_PATH,
     THROTTLING_PATH,
     connection_page,
+    report_body,
     tail_of,
 )
 from proxy.admin.log_level import LOG_LEVEL_PATH
@@ -50,7 +51,7 @@ from proxy.admin.replies import (
     readiness_answer,
     written,
 )
-from proxy.progress.report import MAX_REPORT_BYTES
+from proxy.progress.report import MAX_VALUES
 from proxy.slices import LONG_ANSWERS
 from proxy.state import Document
 
@@ -201,7 +202,10 @@ class TierAnswers:
         )
 
     async def _post_report(self, request: web.Request) -> web.StreamResponse:
-        body = await json_body(request, MAX_REPORT_BYTES)
+        async with report_body(request, self._parts) as body:
+            return await self._pass_report(request, body)
+
+    async def _pass_report(self, request: web.Request, body: bytes) -> web.StreamResponse:
         client_id = await asyncio.to_thread(client_of_report, body, self._parts.client_of)
         if client_id is None:
             return await self._pass_to(self._leader, request, body, _LEADER)
@@ -359,6 +363,8 @@ def client_of_report(body: bytes, client_of: Callable[[str], str]) -> str | None
 
     Nothing else of the body is looked at: the member that gets it reads it with all care.
     """
+    if body.count(b",") > MAX_VALUES:
+        return None
     try:
         document: Any = read_whole(body)
     except (ValueError, RecursionError):

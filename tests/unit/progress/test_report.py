@@ -14,6 +14,7 @@ from proxy.progress.report import (
     MAX_NAME_CHARS,
     MAX_PARTITIONS,
     MAX_REPORT_BYTES,
+    MAX_VALUES,
     BatchRange,
     Refusal,
     ReportRefused,
@@ -65,7 +66,25 @@ def changed(path, value):
 
 
 def parse(document):
-    return parse_report(json.dumps(document).encode())
+    return parse_text(json.dumps(document).encode())
+
+
+def gist_of(refused):
+    where, colon, _ = refused.message.partition(": ")
+    return refused.reason, where if colon else ""
+
+
+def parse_text(raw):
+    """Parse it both ways, which must come to the same; words of pydantic differ a little."""
+    try:
+        found = parse_report(raw)
+    except ReportRefused as error:
+        with pytest.raises(ReportRefused) as caught:
+            parse_report(raw, is_long=True)
+        assert gist_of(caught.value) == gist_of(error)  # noqa: PT017 - and raised again
+        raise
+    assert parse_report(raw, is_long=True) == found
+    return found
 
 
 def refusal(document) -> ReportRefused:
@@ -267,9 +286,30 @@ def test_figures_that_no_batch_can_have(path, value, named):
 )
 def test_what_is_no_report(raw):
     with pytest.raises(ReportRefused) as caught:
-        parse_report(raw)
+        parse_text(raw)
     assert caught.value.reason is Refusal.MALFORMED
     assert len(caught.value.message) < 500
+
+
+MANY = 9000
+MISTAKES = {
+    "an offset": ({"t": {str(n): 5 for n in range(MANY)} | {"7": "x"}}, "end.t.7"),
+    "each offset": ({"t": {str(n): "x" for n in range(MANY)}}, "end.t.0"),
+    "each partition": ({"t": {f"0{n}": 5 for n in range(MANY)}}, "end.t.00.[key]"),
+    "each topic": ({f"t {n}": {"0": 5} for n in range(MANY)}, "end.t 0.[key]"),
+    "no partitions": ({f"t{n}": None for n in range(MANY)}, "end.t0"),
+}
+
+
+@pytest.mark.parametrize(("end", "where"), MISTAKES.values(), ids=MISTAKES)
+def test_the_first_of_many_mistakes_is_named(end, where):
+    error = refusal(changed("batch/sources/0/end", end))
+    assert error.message.startswith(f"batch.sources.0.{where}: ")
+
+
+def test_a_report_of_too_many_values_is_not_read():
+    error = refusal(REPORT | {"other": [0] * MAX_VALUES})
+    assert "values; the most is" in error.message
 
 
 JSON = st.recursive(
@@ -286,7 +326,7 @@ PATHS = st.sampled_from(
 @given(st.binary())
 def test_bytes_are_read_or_refused(raw):
     with suppress(ReportRefused):
-        parse_report(raw)
+        parse_text(raw)
 
 
 @given(PATHS, JSON)
