@@ -226,8 +226,8 @@ class AdminPort:
                 await self._loop.connect_accepted_socket(lambda: connection, client)
             else:
                 turn = partial(self._steps.turn, connection.address)
-                secured = await handshake(client, self.tls, server_side=True, turn=turn)
-                TlsTransport(secured, connection, self._steps, connection.address)
+                client = await handshake(client, self.tls, server_side=True, turn=turn)
+                TlsTransport(client, connection, self._steps, connection.address)
             is_made = True
         except OSError:  # what TLS does not like is one, and who is gone
             pass

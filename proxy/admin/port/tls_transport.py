@@ -92,7 +92,11 @@ class TlsTransport(asyncio.Transport):
         if count == BLOCKED:
             self._loop.add_reader(self._channel.fd, self._readable)
         elif count:
-            self._protocol.data_received(bytes(_scratch[:count]))
+            try:
+                self._protocol.data_received(bytes(_scratch[:count]))
+            except Exception as error:  # a step must not raise
+                self._loop.call_exception_handler({"message": "no HTTP", "exception": error})
+                self.abort(error)
             self._wait_to_read()
         elif not self._protocol.eof_received():
             self.close()
