@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from functools import lru_cache
 from itertools import islice
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self
 from uuid import UUID
 
 from pydantic import (
@@ -25,8 +25,6 @@ from pydantic_core import ErrorDetails, from_json
 
 from metrics.clock import MS_PER_SECOND
 from proxy.wire.topic_partition import TopicPartition
-
-T = TypeVar("T")
 
 MAX_REPORT_BYTES = 4 << 20
 """Room for MAX_PARTITIONS with names as long as Kafka lets them be."""
@@ -289,20 +287,24 @@ class Report(_Part):
         return self
 
 
+def values_in(raw: bytes) -> int:
+    """Return how many values JSON has, or more; it is not parsed for that."""
+    return raw.count(b",")
+
+
 def parse_report(raw: bytes, *, is_long: bool = False) -> Report:
     """Parse a report, a long one without holding up other threads for long.
 
-    Whether it agrees with others and the log is checked by ReportHandler.
-
-    Nothing is converted: a number that is written as text or as `true`, NaN and what does not fit
-    64 bits are refused, keys that are not known are left out.
+    Whether it agrees with others and the log is checked by ReportHandler. Nothing is converted: a
+    number that is written as text or as `true`, NaN and what does not fit 64 bits are refused, keys
+    that are not known are left out.
 
     Raises ReportRefused: malformed when it is none, impossible for negative rows, offsets or times.
     """
     try:
         if len(raw) > MAX_REPORT_BYTES:
             raise ValueError(f"a report of {len(raw)} bytes; the most is {MAX_REPORT_BYTES}")
-        if (values := raw.count(b",")) > MAX_VALUES:
+        if (values := values_in(raw)) > MAX_VALUES:
             raise ValueError(f"a report of {values} values; the most is {MAX_VALUES}")
         if not is_long:
             return Report.model_validate_json(raw)
@@ -337,25 +339,28 @@ def _cut_to_first_mistake(document: Any) -> None:
     more partitions than there may be.
     """
     sources = _part(_part(document, dict, "batch"), list, "sources")
+    every = (
+        (at, source, name, topic, offsets)
+        for at, source in enumerate(sources)
+        for name in _MAPS
+        for topic, offsets in _part(source, dict, name).items()
+    )
     left = len(_MAPS) * 2 * MAX_PARTITIONS
-    for at, source in enumerate(sources):
-        for name in _MAPS:
-            for topic, offsets in _part(source, dict, name).items():
-                left -= 1 + (len(offsets) if isinstance(offsets, dict) else 0)
-                if left < 0:
-                    raise ValueError(_TOO_MANY)
-                if _are_sound(topic, offsets):
-                    continue
-                wrong = offsets
-                if isinstance(offsets, dict):
-                    each_alone = ({partition: end} for partition, end in offsets.items())
-                    wrong = next((one for one in each_alone if not _are_sound(topic, one)), {})
-                rest: dict[str, Any] = {key: {} for key in _MAPS}
-                sources[at:] = [{**source, **rest, name: {topic: wrong}}]
-                return
+    for at, source, name, topic, offsets in every:
+        left -= 1 + (len(offsets) if isinstance(offsets, dict) else 0)
+        if left < 0:
+            raise ValueError(_TOO_MANY)
+        if not _are_sound(topic, offsets):
+            wrong = offsets
+            if isinstance(offsets, dict):
+                each_alone = ({partition: end} for partition, end in offsets.items())
+                wrong = next((one for one in each_alone if not _are_sound(topic, one)), {})
+            cut: dict[str, Any] = {key: {} for key in _MAPS if isinstance(source.get(key), dict)}
+            sources[at:] = [{**source, **cut, name: {topic: wrong}}]
+            return
 
 
-def _part(of: Any, kind: type[T], name: str) -> T:
+def _part(of: Any, kind: type, name: str) -> Any:
     """Return what an object of JSON has by a name, something void if that is of another kind."""
     found = of.get(name) if isinstance(of, dict) else None
     return found if isinstance(found, kind) else kind()
@@ -394,7 +399,7 @@ def _in_words(mistake: ErrorDetails) -> str:
     # Keys are the sender's: no control characters in a log.
     where = ".".join(ascii(str(part)[:MAX_CHARS_SHOWN])[1:-1] for part in mistake["loc"])
     pieces = json.JSONEncoder(default=str).iterencode(mistake["input"])  # it may be the whole
-    given = "".join(islice(pieces, MAX_CHARS_SHOWN))
+    given = "".join(islice(pieces, MAX_CHARS_SHOWN + 1))
     if len(given) > MAX_CHARS_SHOWN:
         given = f"{given[:MAX_CHARS_SHOWN]}..."
     return f"{where}: {message}, given {given}"

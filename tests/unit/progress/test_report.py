@@ -307,6 +307,21 @@ def test_the_first_of_many_mistakes_is_named(end, where):
     assert error.message.startswith(f"batch.sources.0.{where}: ")
 
 
+def test_a_mistake_before_the_offsets_is_named_first():
+    report = changed("batch/sources/0/start", [])
+    report["batch"]["sources"][0]["end"] = {"t": {"0": "x"}}
+    assert refusal(report).message.startswith("batch.sources.0.start: ")
+
+
+def test_what_is_left_out_of_a_long_mistake_is_marked():
+    error = refusal(changed("batch/batch_id", [0] * MANY))
+    assert error.message.endswith("0, 0,...")
+    nested = []
+    for _ in range(100):
+        nested = [nested]
+    assert refusal(changed("batch/batch_id", nested)).message.endswith("[[[...")
+
+
 def test_a_report_of_too_many_values_is_not_read():
     error = refusal(REPORT | {"other": [0] * MAX_VALUES})
     assert "values; the most is" in error.message
