@@ -53,6 +53,8 @@ class Load:
         partitions: of which it fetches, an equal part of `max_bytes` each.
         in_session: it fetches in a session, one request at a time, and gets a batch of each
             partition: `max_bytes` is the length of so many batches.
+        unanswered: so many Produce requests with acks=0 go in front of each of its own, in one
+            piece; only of one blocking connection.
         ca_file: it connects by TLS, to whom this authority knows; only in a session.
 
     """
@@ -69,6 +71,7 @@ class Load:
     acks: int | None = None
     partitions: int = 1
     in_session: bool = False
+    unanswered: int = 0
     ca_file: str = ""
 
     @property
@@ -84,10 +87,7 @@ class Load:
         versions = traffic.negotiated_versions(channel, self.client_id)
         if self.acks is not None:
             version = self.version or versions[ProduceRequest.API_KEY]
-            topic = traffic.topic_name(self.max_bytes)
-            records = traffic.record_batch(self.max_bytes)
-            frame = traffic.produce_request(version, self.client_id, topic, records, self.acks)
-            return SameRequest(version, frame)
+            return SameRequest(version, self._produce(version, self.acks))
         version = self.version or versions[FetchRequest.API_KEY]
         batch_bytes = self.batch_bytes or self.max_bytes // self.partitions
         if not self.in_session:
@@ -103,6 +103,15 @@ class Load:
         channel.sendall(session.frame)
         session.opened(traffic.receive_frame(channel))
         return session
+
+    def ahead(self, version: int) -> bytes:
+        """Return what goes in front of each request."""
+        frame = self._produce(version, traffic.NO_ACKS) if self.unanswered else b""
+        return bytes(frame) * self.unanswered
+
+    def _produce(self, version: int, acks: int) -> bytearray:
+        topic, records = traffic.topic_name(self.max_bytes), traffic.record_batch(self.max_bytes)
+        return traffic.produce_request(version, self.client_id, topic, records, acks)
 
 
 class Requests(Protocol):
@@ -406,7 +415,7 @@ def run_latency(job: Job, positions: Positions) -> Outcome:
     (load,), served = job.loads, Served()
     channel = _channel(load)
     requests = load.requests(channel, 0, positions)
-    scratch = memoryview(bytearray(SCRATCH_BYTES))
+    scratch, ahead = memoryview(bytearray(SCRATCH_BYTES)), load.ahead(requests.version)
     _say_open()
     number, used_s = FIRST_ID, time.process_time()
     started_s = now_s = time.monotonic()
@@ -415,7 +424,7 @@ def run_latency(job: Job, positions: Positions) -> Outcome:
         frame = requests.frame
         frame[CORRELATION_OFFSET : CORRELATION_OFFSET + 4] = number.to_bytes(4, "big")
         asked_s = time.monotonic()
-        channel.sendall(frame)
+        channel.sendall(ahead + frame if ahead else frame)
         requests.move_on()
         if not load.is_answered:
             served.sent_s.append(asked_s - started_s)

@@ -41,6 +41,8 @@ CONNECTIONS, MANY, MOST = 2, 16, 256
 OLD_VERSION = 11
 # max.in.flight.requests.per.connection of Kafka's Java client.
 DEPTH = 5
+# Of a producer that waits for nothing, but for the last of a train.
+UNANSWERED = 20
 ACKS = {"0": 0, "1": 1, "all": -1}
 
 # What the process under test carries counts beside p50: for requests that wait for one another, the
@@ -100,7 +102,10 @@ class Duel:
             lines = [
                 Line(name, targets[name], client_id) for name, client_id in self.clients.items()
             ]
-            lines += [Line(target.name, target, CLIENT_ID) for target in rivals]
+            others = [*rivals]
+            if certificate is None and not self.rival:
+                others += lab.start_kroxylicious(direct.address)
+            lines += [Line(target.name, target, CLIENT_ID) for target in others]
             contests = self.contests
             if certificate is not None:
                 contests = _by_tls(contests, [proxy, *rivals], certificate)
@@ -169,6 +174,9 @@ def _produced() -> Iterator[Contest]:
         for name, acks in ACKS.items():
             load = anywhere(connections=1, max_bytes=max_bytes, acks=acks)
             yield Contest(f"{size}, acks={name}", load, PRODUCE_GOALS, latency=True)
+    load = anywhere(connections=1, max_bytes=small, acks=1, unanswered=UNANSWERED)
+    title = f"100 B, {UNANSWERED} with acks=0, then acks=1"
+    yield Contest(title, load, PRODUCE_GOALS, latency=True)
     for connections in (1, MANY, MOST):
         load = anywhere(connections=connections, max_bytes=small, depth=DEPTH, acks=1)
         longer = 3 if connections == MOST else 1

@@ -4,9 +4,10 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,9 +30,13 @@ from examples.devkit.loopback import free_ports
 READY_TIMEOUT_S = 30.0
 ANSWER_MARGIN_S = 60.0
 BROKER_PORTS = 10
+POLL_S = 0.2
 MAX_CONNECTIONS = 10_000
 # High enough that no machine of today violates it; the sensors still work on every response.
 NEVER_VIOLATED = "1000000GB"
+
+# What its distribution is started with.
+KROXYLICIOUS = "kroxylicious-start.sh"
 
 Rule = dict[str, Any]
 Entered = TypeVar("Entered")
@@ -232,6 +237,35 @@ class Lab:
         for target in targets:
             _broker_behind(target, certificate)
         return targets
+
+    def start_kroxylicious(self, upstream: traffic.Address) -> list[Target]:
+        """Start Kroxylicious without filters, on the one core; none when it is not on the path."""
+        program = shutil.which(KROXYLICIOUS)
+        if program is None:
+            return []
+        bootstrap_port, first_port = free_ports(2)
+        gateway = {
+            "bootstrapAddress": f"127.0.0.1:{bootstrap_port}",
+            "nodeStartPort": first_port,
+            "nodeIdRanges": [{"name": "all", "start": 0, "end": traffic.NODE_ID}],
+        }
+        cluster = {
+            "name": "bench",
+            "targetCluster": {"bootstrapServers": f"{upstream[0]}:{upstream[1]}"},
+            "gateways": [{"name": "default", "portIdentifiesNode": gateway}],
+        }
+        path = self.work_dir / "kroxylicious.yaml"
+        path.write_text(yaml.safe_dump({"virtualClusters": [cluster]}))
+        child = self.start("kroxylicious", [program, "--config", str(path)], self.cores.tested)
+        bootstrap = Target("kroxylicious", ("127.0.0.1", bootstrap_port), child)
+        until_s = time.monotonic() + READY_TIMEOUT_S
+        while True:
+            try:
+                return [replace(bootstrap, address=_broker_behind(bootstrap))]
+            except BenchError:
+                if time.monotonic() > until_s:
+                    raise
+                time.sleep(POLL_S)
 
     def make_certificate(self) -> Certificate:
         """Issue a certificate by an authority of its own."""

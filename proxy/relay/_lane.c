@@ -18,7 +18,7 @@ enum {
     BUFFER_BYTES = 64 << 10,
     REQUEST_START = 12, /* length, API key and version, correlation id */
     RESPONSE_START = 8, /* length, correlation id */
-    MAX_KINDS = 16, MAX_IN_FLIGHT = 32, SAMPLE_EVERY = 17,
+    MAX_KINDS = 16, MAX_SAME_API = 2 /* acks=0 and others */, MAX_IN_FLIGHT = 32, SAMPLE_EVERY = 17,
 };
 #define OBJECT(of) ((PyObject *)(of))
 #define GIVEN(which) (self->given ? PyTuple_GetItem(self->given, which) : NULL) /* a callback may close the lane */
@@ -185,14 +185,13 @@ static int64_t send_some(Lane *self, int to, int64_t bytes) {
 
 static Kind *kind_of(Lane *self, const char *frame, int64_t bytes) {
     uint32_t api = int32_at(frame + 4);
-    for (int n = 0; n < self->kinds; n++)
-        if (self->kind[n]->api == api) {
-            char *start;
-            Py_ssize_t length;
-            if (PyBytes_AsStringAndSize(self->kind[n]->start, &start, &length)) return NULL;
-            if (bytes < REQUEST_START + length || memcmp(frame + REQUEST_START, start, length)) return NULL;
-            return self->kind[n];
-        }
+    for (int n = 0; n < self->kinds; n++) {
+        char *start;
+        Py_ssize_t length;
+        if (self->kind[n]->api != api) continue;
+        if (PyBytes_AsStringAndSize(self->kind[n]->start, &start, &length)) return NULL;
+        if (bytes >= REQUEST_START + length && !memcmp(frame + REQUEST_START, start, length)) return self->kind[n];
+    }
     return NULL;
 }
 
@@ -303,15 +302,16 @@ static PyObject *forget(Lane *self, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
-static PyObject *learn(Lane *self, PyObject *kind) {
-    if (!PyObject_TypeCheck(kind, kind_type)) return PyErr_Format(PyExc_TypeError, "not a Kind");
-    int n = 0;
-    while (n < self->kinds && self->kind[n]->api != ((Kind *)kind)->api) n++;
-    if (n == MAX_KINDS) Py_RETURN_NONE;
-    Kind *before = n < self->kinds ? self->kind[n] : NULL;
-    self->kind[n] = (Kind *)Py_NewRef(kind);
-    self->kinds += !before;
-    Py_XDECREF(OBJECT(before));
+static PyObject *learn(Lane *self, PyObject *given) {
+    if (!PyObject_TypeCheck(given, kind_type)) return PyErr_Format(PyExc_TypeError, "not a Kind");
+    Kind *kind = (Kind *)Py_NewRef(given), *displaced = kind; /* the latest is the first */
+    for (int n = 0, same = 0; displaced && n < MAX_KINDS; n++) {
+        Kind *here = n < self->kinds ? self->kind[n] : NULL;
+        self->kind[n] = displaced, displaced = here, self->kinds += !here;
+        if (here && here->api == kind->api && (++same == MAX_SAME_API ||
+            PyObject_RichCompareBool(here->start, kind->start, Py_EQ))) break;
+    }
+    Py_XDECREF(OBJECT(displaced));
     Py_RETURN_NONE;
 }
 

@@ -211,9 +211,16 @@ class FrameFlow(ABC):
     @property
     def _lane_bytes(self) -> int:
         """How much the lane reads at a time; 0: nothing."""
-        if self.wait is READ and not self.mid_frame and not self.paused:
-            return self.read_bytes if self._pair.life.state is OPEN else 0
-        return 0
+        return self.read_bytes if self.wait is READ and self._is_between_frames else 0
+
+    @property
+    def _is_between_frames(self) -> bool:
+        return not (self.mid_frame or self.paused) and self._pair.life.state is OPEN
+
+    @property
+    def _lane_goes_on(self) -> bool:
+        """Whether the lane is to read what comes behind what was just sent on."""
+        return False
 
     @abstractmethod
     def _open_lane(self, lane: Lane) -> None:
@@ -303,6 +310,8 @@ class FrameFlow(ABC):
                 budget -= unread - pump.unread
                 if not pump.active:
                     self._sent_rest()
+                if wait is None and self._lane_goes_on:
+                    wait = READ
                 if wait is not None:
                     return wait
             if self.closed:
@@ -351,7 +360,7 @@ class FrameFlow(ABC):
         if self.closed:
             return CLOSED
         self.stash = bytes(scratch[pos:have]) if pos < have else b""
-        if not busy and drained and (self._starved or not self.stash):
+        if not busy and (self._lane_goes_on or (drained and (self._starved or not self.stash))):
             return READ
         return TURN if frames == FAIR_FRAMES and not busy else None
 

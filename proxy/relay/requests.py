@@ -11,7 +11,7 @@ from proxy.quota.entities import PRODUCER_BYTE_RATE, QuotaKind
 from proxy.quota.meter import Meter
 from proxy.quota.meters import longest
 from proxy.relay.exchange import Exchange, RequestKind
-from proxy.relay.frame_flow import READ_BYTES_HELD, FrameFlow, new_scratch
+from proxy.relay.frame_flow import READ_BYTES_HELD, READ_BYTES_LARGE, FrameFlow, new_scratch
 from proxy.relay.interceptor import INTERCEPTED_APIS, ClientSentOn
 from proxy.relay.kept_bytes import UNCOUNTED_BYTES
 from proxy.relay.lane import (
@@ -121,6 +121,14 @@ class RequestFlow(FrameFlow):
     def _open_lane(self, lane: Lane) -> None:
         most_bytes = self._pair.services.limits.max_request_bytes
         lane.request_bytes = min(self._lane_bytes, most_bytes) if lane.kinds else 0
+
+    @property
+    def _lane_goes_on(self) -> bool:
+        """See FrameFlow. Else a frame that came in two parts has all behind it sent one by one."""
+        lane, source = self._pair.lane, self._source
+        if lane is None or source is None or not lane.kinds or self.read_bytes == READ_BYTES_LARGE:
+            return False
+        return self._is_between_frames and not source.buffered_bytes()
 
     def forget_lane(self) -> None:
         """Have no request sent on by the lane before another one of its kind was by Python."""
@@ -291,7 +299,7 @@ class RequestFlow(FrameFlow):
         exchange = Exchange(kind, correlation_id, frame_bytes, now_ms)
         if quotas.is_bounded and not self._is_admitted(exchange, view):
             return 0
-        if frame_bytes > READ_BYTES_HELD:
+        if frame_bytes > READ_BYTES_HELD or kind.acks is not None:
             self._read_ahead(quotas, PRODUCER_BYTE_RATE)
         if kind.turn is not None and (weight := kind.turn.taken()):
             self._sample(exchange, view[:frame_bytes], weight)

@@ -70,7 +70,7 @@ REQUESTS = {
         lambda n, size: frames.response(HEARTBEAT, 2, n, bytes(size)),
     ),
 }
-PLAIN = st.sampled_from(["fetch", "acks 1", "heartbeat"])
+PLAIN = st.sampled_from(["fetch", "acks 1", "acks 0", "heartbeat"])
 CUTS = st.lists(st.floats(0, 1, exclude_max=True), max_size=2)
 STEPS = st.lists(
     st.one_of(
@@ -334,6 +334,35 @@ async def test_a_request_in_flight_is_seen_by_all_who_look(certificates, sides):
         sent = b"".join(frames.fetch_response(number, 60) for number in (8, 9, 10))
         await broker.send(sent)
         assert await client.receive(len(sent)) == sent
+
+
+async def test_it_knows_two_kinds_of_an_api():
+    (no_acks, _), (acks, answer) = REQUESTS["acks 0"], REQUESTS["acks 1"]
+    async with open_lab(rules=RULES["far"], lane=True) as lab:
+        client, broker = await warmed_up(lab, "acks 1")
+        for number in (10, 20):
+            train = b"".join(no_acks(number + turn) for turn in range(3)) + acks(number + 3)
+            await client.send(train)
+            assert await broker.receive(len(train)) == train
+            assert flows(lab).lane.waiting == (number == 20)
+            await broker.send(answer(number + 3, 0))
+            await client.frame()
+        assert flows(lab).lane.kinds == 2
+        for acks in (-1, 2):  # a third one takes the place of the older one
+            await client.send(frames.produce_request(30, acks=acks))
+            await broker.frame()
+        assert flows(lab).lane.kinds == 2
+
+
+async def test_it_goes_on_behind_a_frame_that_came_in_two_parts():
+    async with open_lab(rules=RULES["far"], lane=True) as lab:
+        client, broker = await warmed_up(lab, "large acks 1")
+        sent = b"".join(REQUESTS["large acks 1"][0](number) for number in range(8, 12))
+        await client.send(sent[:500])
+        assert await broker.receive(500) == sent[:500]
+        await client.send(sent[500:])
+        assert await broker.receive(len(sent) - 500) == sent[500:]
+        assert flows(lab).lane.waiting == 3
 
 
 async def test_a_drain_waits_for_what_the_lane_has_in_flight():
