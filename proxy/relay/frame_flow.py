@@ -215,7 +215,9 @@ class FrameFlow(ABC):
 
     @property
     def _is_between_frames(self) -> bool:
-        return not (self.mid_frame or self.paused) and self._pair.life.state is OPEN
+        pump = self._pump  # as `mid_frame`, but for each frame
+        is_begun = self.stash or self._whole is not None or (pump is not None and pump.active)
+        return not (is_begun or self.paused) and self._pair.life.state is OPEN
 
     @property
     def _lane_goes_on(self) -> bool:
@@ -346,7 +348,7 @@ class FrameFlow(ABC):
         """Handle the first bytes of the scratch buffer; `drained`: the source has no more now."""
         scratch, pos, frames, busy = self._scratch, 0, 0, False
         self._starved = False
-        while pos < have and not busy and frames < FAIR_FRAMES:
+        while pos < have and not busy and frames < FAIR_FRAMES and not self.closed:
             frames += 1
             taken = self._take(scratch[pos:have])
             if not taken:
@@ -360,7 +362,7 @@ class FrameFlow(ABC):
         if self.closed:
             return CLOSED
         self.stash = bytes(scratch[pos:have]) if pos < have else b""
-        if not busy and (self._lane_goes_on or (drained and (self._starved or not self.stash))):
+        if not busy and ((drained and (self._starved or not self.stash)) or self._lane_goes_on):
             return READ
         return TURN if frames == FAIR_FRAMES and not busy else None
 

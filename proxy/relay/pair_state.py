@@ -14,7 +14,7 @@ from proxy.quota.meters import ThrottleTime
 from proxy.quota.turns import TURN_BYTES
 from proxy.relay.exchange import Exchange
 from proxy.relay.lane import Lane
-from proxy.relay.lifecycle import OPEN, UNANSWERED, Lifecycle, Pause
+from proxy.relay.lifecycle import NO_PAUSE, OPEN, UNANSWERED, Lifecycle, Pause
 from proxy.relay.listener import Origin
 from proxy.relay.services import Services
 from proxy.relay.session import ClientSession, Identification
@@ -221,7 +221,8 @@ class PairState:
         send(answer)
         kind = exchange.kind
         kind.session.count_bytes(kind.api_key, exchange.request_bytes + len(answer))
-        self.on_response()
+        if self.life.pauses is not NO_PAUSE:
+            self.on_response()
         return True
 
     def on_response(self) -> None:

@@ -33,6 +33,7 @@ from proxy.wire.apis import (
     FETCH,
     JOIN_GROUP,
     LENGTH_BYTES,
+    LIST_OFFSETS,
     PRODUCE,
     Handling,
     api_name,
@@ -299,7 +300,7 @@ class RequestFlow(FrameFlow):
         exchange = Exchange(kind, correlation_id, frame_bytes, now_ms)
         if quotas.is_bounded and not self._is_admitted(exchange, view):
             return 0
-        if frame_bytes > READ_BYTES_HELD or kind.acks is not None:
+        if frame_bytes > READ_BYTES_HELD or (kind.acks is not None and len(view) > frame_bytes):
             self._read_ahead(quotas, PRODUCER_BYTE_RATE)
         if kind.turn is not None and (weight := kind.turn.taken()):
             self._sample(exchange, view[:frame_bytes], weight)
@@ -328,7 +329,9 @@ class RequestFlow(FrameFlow):
         self._count(exchange, len(view))
         if frame_bytes > UNCOUNTED_BYTES and exchange.kind.acks is None:
             self._pair.pause(Pause.SERIAL)  # what it asks for is kept until it is answered
-        if len(view) < frame_bytes or exchange.kind.api_key != FETCH:
+        api_key = exchange.kind.api_key
+        is_short = api_key == LIST_OFFSETS and frame_bytes <= READ_BYTES_HELD
+        if len(view) < frame_bytes or not (api_key == FETCH or is_short):
             self._collecting, self._is_shown = exchange, is_shown
             return self._collect(view, frame_bytes)
         if not self._is_for_broker(exchange, view[:frame_bytes]):
@@ -524,14 +527,15 @@ class RequestFlow(FrameFlow):
             if kind.acks == NO_ACKS:  # without a response; what can be held is the next request
                 kind.session.count_bytes(PRODUCE, exchange.request_bytes)
                 return
-        pair.in_flight.append(exchange)
+        in_flight = pair.in_flight
+        in_flight.append(exchange)
         times = kind.times
         times.left -= 1
         if times.left <= 0 or exchange.sent_ms >= times.due_ms:
             exchange.timed = times.begin(exchange.sent_ms, exchange.gated_ms, clock_ms())
             if self._is_sending:
                 self._timed = exchange.timed
-        if len(pair.in_flight) >= pair.services.limits.max_in_flight_requests:
+        if len(in_flight) >= pair.services.limits.max_in_flight_requests:
             pair.pause(Pause.FULL)
 
     @property
