@@ -1,10 +1,10 @@
 """Figures that compare the proxy with HAProxy in TCP mode with one thread: a table of loads.
 
 HAProxy runs as installed, once copying and once with `splice-auto`; the faster of the two is the
-yardstick. A client that is followed has an adaptive rule and a query, as the README tells users to
-write. With acks=0 there is no response: timed is the way to the broker, with a pause after each
-request. By TLS both encrypt with one thread, by the same cipher; the client does not decrypt (see
-`tls_records`).
+yardstick. Where Kroxylicious is installed, its figures are shown beside them. A client that is
+followed has an adaptive rule and a query, as the README tells users to write. With acks=0 there is
+no response: timed is the way to the broker, with a pause after each request. By TLS both encrypt
+with one thread, by the same cipher; the client does not decrypt (see `tls_records`).
 """
 
 import socket
@@ -35,6 +35,7 @@ BY_TOPIC, NO_TOPIC = "by topic", "not by topic"
 METERED, NOT_METERED = "metered", "not metered"
 ROUNDS = 7
 CONNECT_TIMEOUT_S = 10.0
+JAVA_WARM_UP = 20  # as long as so many trials
 MEDIUM_BYTES, LARGE_BYTES = 20_000, 1_000_000
 CONNECTIONS, MANY, MOST = 2, 16, 256
 # librdkafka before 2.5 asks with version 11, Java and later ones with the last that is offered: 15.
@@ -102,10 +103,8 @@ class Duel:
             lines = [
                 Line(name, targets[name], client_id) for name, client_id in self.clients.items()
             ]
-            others = [*rivals]
-            if certificate is None and not self.rival:
-                others += lab.start_kroxylicious(direct.address)
-            lines += [Line(target.name, target, CLIENT_ID) for target in others]
+            by_java = [] if self.rival or self.by_tls else lab.start_kroxylicious(direct.address)
+            lines += [Line(target.name, target, CLIENT_ID) for target in (*rivals, *by_java)]
             contests = self.contests
             if certificate is not None:
                 contests = _by_tls(contests, [proxy, *rivals], certificate)
@@ -114,6 +113,9 @@ class Duel:
             names = [self.rival] if self.rival else [target.name for target in rivals]
             rounds, duration_s = (1, quick_s) if quick else (ROUNDS, full_s)
             ring = Ring(lab, direct, lines, names, rounds, duration_s)
+            for target in by_java:  # it compiles what it runs
+                warming_up = replace(contests[0], longer=1 if quick else JAVA_WARM_UP)
+                ring.try_once(Line(target.name, target, CLIENT_ID), warming_up)
             return [row for contest in contests for row in ring.run(self.figure, contest)]
 
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 SCHEMA_VERSION = 1
 BUCKET_GROWTH = 1.05
@@ -22,45 +22,49 @@ class UsageRecord(BaseModel):
     held_seconds, would_be_seconds, rates and peak: all figures add up.
     """
 
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
     schema_version: Literal[1] = 1
-    member: str
-    """The process that wrote it, HOST/N."""
-    epoch: int = Field(ge=0)
-    """When that process began to meter, in milliseconds since 1970."""
-    sequence: int = Field(ge=0)
-    """Numbers the records of member and epoch. One that is missing was lost, or is not there yet.
-    """
+    member: str = Field(description="The process that wrote it, HOST/N.")
+    epoch: int = Field(
+        ge=0, description="When that process began to meter, in milliseconds since 1970."
+    )
+    sequence: int = Field(
+        ge=0,
+        description="Numbers the records of member and epoch. One that is missing was lost, or is "
+        "not there yet.",
+    )
     start_ms: int = Field(ge=0)
     end_ms: int = Field(ge=0)
     listener: str
-    user: str | None
-    """Null: without a login."""
+    user: str | None = Field(description="Null: without a login.")
     client_id: str
-    hashed: bool
-    """Whether user, client_id and rule are HMAC-SHA256 of the names, in hexadecimal digits."""
-    rule: str | None
-    """The keys of the rule that bounds this direction; null: none does."""
+    hashed: bool = Field(
+        description="Whether user, client_id and rule are HMAC-SHA256 of the names, in hexadecimal "
+        "digits."
+    )
+    rule: str | None = Field(
+        description="The keys of the rule that bounds this direction; null: none does."
+    )
     budget: str | None
-    topic: str | None
-    """Null: bytes of no topic, such as heads and other requests than Fetch and Produce."""
-    direction: Literal["read", "write"]
-    """Write: of Produce, requests and answers. Read: of all else."""
+    topic: str | None = Field(
+        description="Null: bytes of no topic, such as heads and other requests than Fetch and "
+        "Produce."
+    )
+    direction: Literal["read", "write"] = Field(
+        description="Write: of Produce, requests and answers. Read: of all else."
+    )
     bytes: int = Field(ge=0)
     requests: int = Field(ge=0)
-    connections: int = Field(ge=0)
-    """That were opened."""
+    connections: int = Field(ge=0, description="That were opened.")
     held_seconds: float = Field(ge=0)
-    would_be_seconds: float = Field(ge=0)
-    """In which a quota was exceeded that is not enforced."""
-    sampled: bool
-    """Whether the parts of topics are estimates."""
-    rates: dict[int, int]
-    """How often a rate of 10 s, in bytes per second, was in each bucket b: above 1.05^(b-1), up to
-    1.05^b."""
-    peak: float = Field(ge=0)
-    """The highest of these rates."""
+    would_be_seconds: float = Field(
+        ge=0, description="In which a quota was exceeded that is not enforced."
+    )
+    sampled: bool = Field(description="Whether the parts of topics are estimates.")
+    rates: dict[int, int] = Field(
+        description="How often a rate of 10 s, in bytes per second, was in each bucket b: above "
+        "1.05^(b-1), up to 1.05^b."
+    )
+    peak: float = Field(ge=0, description="The highest of these rates.")
 
     @property
     def summed_by(self) -> UsageKey:
