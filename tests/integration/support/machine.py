@@ -97,12 +97,13 @@ def until_settled(machine: ProxyProcess, workers: int) -> None:
 
 
 def is_gone(pid: int) -> bool:
-    """Return whether a process has ended."""
+    """Return whether a process has ended, with all its threads: until then its sockets are open."""
+    process = Path(f"/proc/{pid}")
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+        state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+        return state == "Z" and len(list((process / "task").iterdir())) == 1
+    except (FileNotFoundError, ProcessLookupError):
         return True
-    return state == "Z"
 
 
 def told_port(machine: ProxyProcess, client_id: str, node_id: int = 1) -> int:
