@@ -34,7 +34,6 @@ def spare_full_collections() -> None:
     any more, but a reference cycle of such objects only by `collect_frozen`: what comes and goes
     often has to be free of cycles, as tests/relay/test_freed.py shows of connections.
     """
-    gc.unfreeze()  # what was imported
     gc.collect()
     gc.freeze()
     gc.collect()  # of nothing: Python puts full ones off until a quarter of its last one is new
