@@ -220,6 +220,12 @@ class FrameFlow(ABC):
         return not (is_begun or self.paused) and self._pair.life.state is OPEN
 
     @property
+    def _is_told_of_more(self) -> bool:
+        """Whether the event loop says when there is more: nothing is begun, or held back by TLS."""
+        source = self._source
+        return self._is_between_frames and source is not None and not source.buffered_bytes()
+
+    @property
     def _lane_goes_on(self) -> bool:
         """Whether the lane is to read what comes behind what was just sent on."""
         return False

@@ -126,10 +126,9 @@ class RequestFlow(FrameFlow):
     @property
     def _lane_goes_on(self) -> bool:
         """See FrameFlow. Else a frame that came in two parts has all behind it sent one by one."""
-        lane, source = self._pair.lane, self._source
-        if lane is None or source is None or not lane.kinds or self.read_bytes == READ_BYTES_LARGE:
-            return False
-        return self._is_between_frames and not source.buffered_bytes()
+        lane = self._pair.lane
+        reads = lane is not None and lane.kinds > 0 and self.read_bytes > READ_BYTES_LARGE
+        return reads and self._is_told_of_more
 
     def forget_lane(self) -> None:
         """Have no request sent on by the lane before another one of its kind was by Python."""

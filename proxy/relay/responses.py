@@ -138,11 +138,9 @@ class ResponseFlow(FrameFlow):
     def _read(self) -> Wait | None:
         """See FrameFlow. Between two frames an interceptor's own answers go out."""
         if self._walker is None and self._pair.send_own_answer(self._send):
-            is_last = self._is_between_frames and not self._pair.is_own_answer_next
-            assert self._source is not None
-            waits = is_last and self.wait is READ and not self._source.buffered_bytes()
-            return READ if waits else None
-        wait = super()._read()
+            wait = READ if self.wait is READ and self._is_told_of_more else None
+        else:
+            wait = super()._read()
         # What was just answered may have let requests be read: they are not waited for.
         is_due = wait is READ and self._walker is None and self._pair.is_own_answer_next
         return None if is_due else wait
