@@ -9,7 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
@@ -19,12 +19,12 @@ from structlog import get_logger
 
 from metrics.clock import clock_ms
 from proxy.admin.peer_client import PeerError
-from proxy.quota.budget_claims import BudgetClaim, claim_of, is_idle, rate_since
 from proxy.quota.budget_leases import (
     ASK_EVERY_MS,
     RATE_LEASE_MS,
     SKEW_MS,
     VOTE_MS,
+    BudgetClaim,
     BudgetOwner,
     Demand,
     LeaseUser,
@@ -32,6 +32,9 @@ from proxy.quota.budget_leases import (
     Vote,
     Voters,
     Votes,
+    claim_of,
+    is_idle,
+    rate_since,
 )
 from proxy.quota.entities import TRAFFIC_KINDS
 from proxy.quota.manager import QuotaManager
@@ -103,35 +106,6 @@ class _Use:
         return self.is_urgent or now_ms - self.asked_ms >= ASK_EVERY_MS
 
 
-@dataclass(slots=True)
-class _Owned:
-    """What this member may lease, if others take it for the owner."""
-
-    owner: BudgetOwner
-    claims: dict[str, BudgetClaim] = field(default_factory=dict)
-    """The latest of each member."""
-
-    def lease(
-        self,
-        member: str,
-        number: int,
-        uses: RateLease,
-        claim: BudgetClaim,
-        votes: Votes,
-        now_ms: float,
-    ) -> RateLease | None:
-        """Answer a demand, as BudgetOwner does."""
-        for gone in self.claims.keys() - votes.voters.members:
-            del self.claims[gone]
-        self.claims[_voter(member)] = claim
-        inner_weights: defaultdict[str, float] = defaultdict(float)
-        for each in self.claims.values():
-            for name, inner in each.inner.items():
-                inner_weights[name] += inner.inner_weight
-        demand = Demand(member, number, uses, claim.among(inner_weights), claim.lasting)
-        return self.owner.answer(demand, votes, now_ms)
-
-
 class BudgetExchanges:
     """Those of this member: `owners` gives the member that owns each slot, and all members.
 
@@ -155,7 +129,8 @@ class BudgetExchanges:
         """By the names that sensors of all clients of a rule have."""
         self._uses: dict[str, _Use] = {}
         """By the names of sensors here, as all below."""
-        self._owned: dict[str, _Owned] = {}
+        self._owned: dict[str, BudgetOwner] = {}
+        """What this member may lease, if others take it for the owner."""
         self._given: dict[int, Vote] = {}
         """By slots, as those taken."""
         self._taken: dict[int, Votes] = {}
@@ -197,7 +172,7 @@ class BudgetExchanges:
         member, number, voted = document["votes"]
         member, number, slots = str(member), int(number), {int(slot) for slot in voted}
         demands = [
-            (str(rule), str(sensor), _lease_of(uses), BudgetClaim.of(claim))
+            (str(rule), str(sensor), Demand(member, number, _lease_of(uses), BudgetClaim.of(claim)))
             for rule, sensor, uses, claim in document["demands"]
         ]
         now_ms, voter = clock_ms(), _voter(member)
@@ -208,17 +183,14 @@ class BudgetExchanges:
         for slot in slots & self._taken.keys():
             self._taken[slot].take(voter, now_ms)
         leases: list[list[Any]] = []
-        for rule, sensor, uses, claim in demands:
+        for rule, sensor, demand in demands:
             leased = self._leased.get(rule)
             if leased is None or leased.slot not in slots:
                 continue
-            owned = self._owned.get(sensor)
-            if owned is None:
-                owned = self._owned[sensor] = _Owned(BudgetOwner(0.0, 0.0))
-            owned.owner.rate, owned.owner.guaranteed = leased.rate, leased.guaranteed
-            owned.owner.free_ms = leased.since_ms + VOTE_MS
-            votes = self._taken[leased.slot]
-            lease = owned.lease(member, number, uses, claim, votes, now_ms)
+            owner = self._owned.setdefault(sensor, BudgetOwner(0.0, 0.0))
+            owner.rate, owner.guaranteed = leased.rate, leased.guaranteed
+            owner.free_ms = leased.since_ms + VOTE_MS
+            lease = owner.answer(demand, self._taken[leased.slot], now_ms)
             if lease is not None:
                 leases.append([sensor, *lease])
         return leases
@@ -297,8 +269,8 @@ class BudgetExchanges:
         """Forget what is used no more here, and what nobody uses of what was leased."""
         for name in self._uses.keys() - self._quotas.leased.keys():
             del self._uses[name]
-        for at, (name, owned) in enumerate(tuple(self._owned.items()), 1):
-            if owned.owner.is_idle(now_ms):
+        for at, (name, owner) in enumerate(tuple(self._owned.items()), 1):
+            if owner.is_idle(now_ms):
                 del self._owned[name]
             if at % LEASES_AT_ONCE == 0:
                 await asyncio.sleep(0)

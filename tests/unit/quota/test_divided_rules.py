@@ -7,16 +7,20 @@ from closed_loop import CONSUMER, MB, WINDOW_MS, ClosedLoop, Consumer
 from parts.quota_world import QuotaWorld
 
 from metrics.clock import MS_PER_SECOND
-from proxy.quota.budget_claims import BudgetClaim, InnerClaim, claim_of, is_idle, rate_since
 from proxy.quota.budget_leases import (
     ASK_EVERY_MS,
     VOTE_MS,
+    BudgetClaim,
     BudgetOwner,
     Demand,
+    InnerClaim,
     LeaseUser,
     RateLease,
     Voters,
     Votes,
+    claim_of,
+    is_idle,
+    rate_since,
 )
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
@@ -56,7 +60,7 @@ class Member:
             self.moved, self.asked_ms = meter.moved, now_ms
             number, claim = next(world.numbers), claim_of(meter, lately, now_ms)
             uses = self.user.ask(number, now_ms)
-            demand = Demand(self.name, number, uses, claim.among({}), claim.lasting)
+            demand = Demand(self.name, number, uses, claim)
 
             def answer(demand: Demand = demand) -> None:
                 world.votes.take(self.name, world.loop.now_ms)
