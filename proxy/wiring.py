@@ -416,7 +416,7 @@ class MemberProcess:
         """Record the lag; others may have served our clients while this process stood still."""
         self.services.instruments.event_loop_lag_seconds.observe(lag_s)
         if self.tier is not None and lag_s >= STOOD_STILL_S:
-            walk = self.quotas.shared.pace_immediately(lambda _: True, clock_ms)
+            walk = self.quotas.pace_immediately(lambda _: True, clock_ms)
             self._pacing = asyncio.create_task(self.slices.collect(walk))
 
     async def _expire(self) -> None:

@@ -182,9 +182,9 @@ def test_what_a_visitor_had_of_a_part_is_not_charged_to_another_part():
     visitor = ClientIdentity("l", None, "s")
     client = quotas.client(visitor)
     client.charge(CONSUMER, 1000.0, 0.0)
-    assert quotas.shared.charge_visit(visitor, "10.0.0.9", CONSUMER, 5000.0, 1.0) == 0.0
+    assert quotas.charge_visit(visitor, "10.0.0.9", CONSUMER, 5000.0, 1.0) == 0.0
     assert client.meter_of(QuotaKind.CONSUMER_BYTE_RATE).moved == 1000.0
-    assert quotas.shared.debts(lambda _: True, 2.0) == []
+    assert quotas.debts(lambda _: True, 2.0) == []
 
 
 def test_a_share_of_a_budget_that_is_divided_counts_once():
