@@ -437,7 +437,7 @@ class MemberProcess:
 
     async def _end_due(self) -> None:
         """End overrides and pauses whose time has come; begin and end what has a schedule."""
-        ended, before = list[KeptChange](), self.rules.scheduled()
+        ended, before = list[KeptChange](), self.rules.composed.of_file.scheduled
         try:
             ended = await self.rules.end_due(time.time())
         except StateError as error:
@@ -451,7 +451,7 @@ class MemberProcess:
 
     async def _tell_scheduled(self, before: Mapping[str, bool]) -> None:
         """Log and record what a schedule has put in force, or out of it."""
-        was, is_now = find_schedule_changes(before, self.rules.scheduled())
+        was, is_now = find_schedule_changes(before, self.rules.composed.of_file.scheduled)
         if is_now:
             _log.info("rules changed by their schedules", rules=is_now)
             if self.rules.writes:
