@@ -13,8 +13,7 @@ from .entities import (
     QuotaKind,
 )
 from .gate import FetchSizes, InFlightFetch, Waiter
-from .lease import Lease
-from .meter import Level, Meter
+from .meter import Lease, Level, Meter
 from .meters import Meters, ThrottleTime
 from .rules import Match
 from .turns import Step, TurnPath

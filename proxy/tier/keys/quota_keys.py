@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from proxy.quota.disjoint_sets import DisjointSets
 from proxy.quota.entities import DEFAULT, ClientIdentity
 from proxy.quota.rules import CLIENT_ID_KEYS, ESCAPES, Rule
 from proxy.tier.slot_map import slot_of
@@ -32,6 +31,27 @@ class ClientSet:
     name: str
     """Such as `pipeline:orders`, or a query's client id."""
     client_ids: frozenset[str]
+
+
+class DisjointSets:
+    """Numbers 0 to `count` - 1, each a set of its own until it is joined with others."""
+
+    __slots__ = ("_parents",)
+
+    def __init__(self, count: int) -> None:
+        self._parents = list(range(count))
+
+    def find(self, number: int) -> int:
+        """Return the number that stands for the set: the smallest one in it."""
+        parents = self._parents
+        while parents[number] != number:
+            parents[number] = number = parents[parents[number]]
+        return number
+
+    def join(self, one: int, other: int) -> None:
+        """Make one set of two."""
+        first, second = sorted((self.find(one), self.find(other)))
+        self._parents[second] = first
 
 
 class QuotaKeys:
