@@ -126,11 +126,11 @@ class QuotaManager(Meters):
         """
         quotas = self.client(identity, address)
         try:
-            meter = quotas.meter_of(kind)
+            meter = quotas.meters.get(kind)
             if meter is not None and meter.leased is not None:
                 return 0.0  # it had what is leased there
             quotas.charge(kind, amount, now_ms)
-            meter = quotas.meter_of(kind)
+            meter = quotas.meters.get(kind)
         finally:
             quotas.close()
         if meter is None:

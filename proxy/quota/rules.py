@@ -22,10 +22,10 @@ from .schedules import Schedule
 from .validation import (
     CLIENT_KEYS,
     KEYS,
+    PREFIX_KEYS,
     check_keys,
     find_bound_problems,
     find_key_problems,
-    is_open,
     parse_bounds,
     parse_scope,
     selector,
@@ -164,7 +164,14 @@ class RuleKeys(Settings):
     @property
     def is_open(self) -> bool:
         """True when clients decide how many entities the rule has."""
-        return is_open(self.keys, self.scope)
+        keys = self.keys
+        is_for_many = DEFAULT in keys.values() or not PREFIX_KEYS.isdisjoint(keys)
+        return self.scope == "each" and (is_for_many or self.names_only_a_listener)
+
+    @property
+    def names_only_a_listener(self) -> bool:
+        """Whether each client that comes in by the listener counts by itself."""
+        return set(self.keys) == {"listener"}
 
     def fields_of_keys(self) -> dict[str, Any]:
         """Return the values of the fields of this class."""
@@ -300,11 +307,6 @@ class Rule(RuleKeys):
         while share is not None:
             yield share.budget
             share = share.budget.share
-
-    @property
-    def names_only_a_listener(self) -> bool:
-        """Whether each client that comes in by the listener counts by itself."""
-        return set(self.keys) == {"listener"}
 
     def covers(self, pause: QuotaPause) -> bool:
         """Return whether a pause that fits a client fits all clients of the same entity."""

@@ -32,7 +32,7 @@ BUDGETS = {
     "proxy/usage": Budget(1055, 1000),
     "proxy/pipeline": Budget(3130, 2700),
     "proxy/backpressure": Budget(2550, 1950),
-    "proxy/quota": Budget(5625, 3100),
+    "proxy/quota": Budget(5615, 3100),
     "proxy/progress": Budget(3785, 2950),
     "proxy/state": Budget(2200, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(

@@ -166,7 +166,7 @@ def test_a_bound_that_is_divided_no_more_is_whole_and_the_other_way_round():
     quotas = QuotaWorld(SHARED).quotas
     client = quotas.client(ClientIdentity("l", None, "s"))
     client.charge(CONSUMER, 1000.0, 0.0)
-    meter = client.meter_of(CONSUMER)
+    meter = client.meters[CONSUMER]
     assert (meter.leased, meter.bound) == (None, RATE)
     quotas.divide(lambda _: True)
     client.charge(CONSUMER, 1000.0, 1.0)
@@ -183,7 +183,7 @@ def test_what_a_visitor_had_of_a_part_is_not_charged_to_another_part():
     client = quotas.client(visitor)
     client.charge(CONSUMER, 1000.0, 0.0)
     assert quotas.charge_visit(visitor, "10.0.0.9", CONSUMER, 5000.0, 1.0) == 0.0
-    assert client.meter_of(QuotaKind.CONSUMER_BYTE_RATE).moved == 1000.0
+    assert client.meters[QuotaKind.CONSUMER_BYTE_RATE].moved == 1000.0
     assert quotas.debts(lambda _: True, 2.0) == []
 
 
