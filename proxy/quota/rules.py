@@ -308,16 +308,21 @@ class Rule(RuleKeys):
             yield share.budget
             share = share.budget.share
 
+    @property
+    def entity_keys(self) -> set[str]:
+        """What all traffic of one entity has in common: its listener, user, client-id or topic."""
+        if self.scope == "shared":
+            exact = self.keys.keys() - PREFIX_KEYS
+            return {key for key in exact if self.keys[key] != DEFAULT}
+        if self.names_only_a_listener:
+            return {"listener", "user", "client-id"}
+        return {key.removesuffix("-prefix") for key in self.keys}
+
     def covers(self, pause: QuotaPause) -> bool:
         """Return whether a pause that fits a client fits all clients of the same entity."""
         if self.scope == "shared":
             return pause.keys.items() <= self.keys.items()
-        same = set(self.keys)  # in these the clients of an entity do not differ
-        if self.names_only_a_listener or same & CLIENT_ID_KEYS:
-            same |= CLIENT_ID_KEYS
-        if self.names_only_a_listener:
-            same |= {"user"}
-        return pause.keys.keys() <= same
+        return {key.removesuffix("-prefix") for key in pause.keys} <= self.entity_keys
 
     @property
     def shared_entity(self) -> str:
@@ -345,17 +350,14 @@ class Rule(RuleKeys):
         """
         if self.scope == "shared":
             return self.shared_entity
-        listener_only = self.names_only_a_listener
-        values: dict[str, str] = {}
-        if self.listener is not None:
-            values["listener"] = identity.listener
-        if identity.user is not None and (listener_only or self.user is not None):
-            values["user"] = identity.user
-        if listener_only or self.client_id is not None or self.client_id_prefix is not None:
-            values["client-id"] = identity.client_id or ""
-        if topic is not None and self.is_by_topic:
-            values["topic"] = topic
-        return ",".join(f"{key}={value.translate(ESCAPES)}" for key, value in values.items())
+        named = self.entity_keys
+        values = {"listener": identity.listener, "user": identity.user}
+        values |= {"client-id": identity.client_id or "", "topic": topic}
+        return ",".join(
+            f"{key}={value.translate(ESCAPES)}"
+            for key, value in values.items()
+            if key in named and value is not None
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -533,11 +535,6 @@ class RuleTable:
 
     Without `enforce` no client is held to any, nor are those for whom there is a pause.
     """
-
-    __slots__ = (
-        *("_by_kind", "_enforce", "_last_open", "_of_any_topic", "_of_topics", "_ranks"),
-        *("budgets", "pauses", "rules"),
-    )
 
     def __init__(
         self, rules: Iterable[Rule], *, enforce: bool = True, pauses: Iterable[QuotaPause] = ()
