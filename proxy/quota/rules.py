@@ -510,6 +510,8 @@ def guarantees_of(rules: Iterable[Rule]) -> tuple[tuple[Budget, float], ...]:
 
 
 _Ranks = dict[Rank, dict[Named, Rule]]
+_TopicRanks = dict[tuple[TopicRank, Rank], dict[tuple[str | None, Named | None], Rule]]
+"""In order of precedence, with the topic or prefix of each rule."""
 
 
 def _ranked(rules: Iterable[Rule]) -> _Ranks:
@@ -555,19 +557,13 @@ class RuleTable:
         }
         self._ranks = {kind: _ranked(of_kind) for kind, of_kind in self._by_kind.items()}
         self._of_any_topic: dict[QuotaKind, _Ranks] = {}
-        self._of_topics: dict[QuotaKind, dict[TopicRank, dict[str, _Ranks]]] = {}
-        """By the topic or prefix of the rules."""
-        for kind in FORESEEN_KINDS:
+        self._of_topics: dict[QuotaKind, _TopicRanks] = {kind: {} for kind in FORESEEN_KINDS}
+        for kind, ranks in self._of_topics.items():
             by_topic = [each for each in self.rules if each.is_by_topic and kind in each.bounds]
             self._of_any_topic[kind] = _ranked(by_topic)
-            named: dict[TopicRank, dict[str, list[Rule]]] = {}
             for rule in by_topic:
-                names = named.setdefault(rule.topic_rank, {})
-                names.setdefault(rule.topic or rule.topic_prefix or "", []).append(rule)
-            self._of_topics[kind] = {
-                rank: {name: _ranked(of_name) for name, of_name in names.items()}
-                for rank, names in named.items()
-            }
+                topic = rule.topic or rule.topic_prefix
+                ranks.setdefault(rule.order, {}).setdefault((topic, rule.named), rule)
 
     def match(self, kind: QuotaKind, identity: ClientIdentity) -> Match | None:
         """Return the first rule for this client that bounds this kind of all topics, or None."""
@@ -580,18 +576,20 @@ class RuleTable:
 
     def match_topic(self, kind: QuotaKind, identity: ClientIdentity, topic: str) -> Match | None:
         """Return the first rule for this client that bounds this kind of a topic, or None."""
-        for (_, minus_length), names in self._of_topics[kind].items():
-            ranks = names.get(topic[:-minus_length] if minus_length else topic, {})
-            rule = _first(ranks, identity)
+        for ((_, minus_length), rank), places in self._of_topics[kind].items():
+            name = topic[:-minus_length] if minus_length else topic
+            rule = places.get((name, _place_of(identity, rank)))
             if rule is not None:
                 return self._match(rule, identity, topic)
         return None
 
     def rules_by_topic(self, kind: QuotaKind, identity: ClientIdentity) -> list[Rule]:
         """Return for each topic, or prefix, that rules name the first for this client."""
-        topics = self._of_topics.get(kind, {}).values()
-        found = (_first(ranks, identity) for names in topics for ranks in names.values())
-        return [rule for rule in found if rule is not None]
+        found: dict[tuple[str | None, str | None], Rule] = {}
+        for rule in self.rules if kind in self._of_topics else ():
+            if rule.is_by_topic and kind in rule.bounds and mismatch(rule.keys, identity) is None:
+                found.setdefault((rule.topic, rule.topic_prefix), rule)
+        return list(found.values())
 
     def _match(self, rule: Rule, identity: ClientIdentity, topic: str | None = None) -> Match:
         """Return what a rule that fits a client comes to."""
