@@ -42,8 +42,8 @@ from proxy.quota.meter import Meter, sensor_name
 from proxy.quota.rules import Budget, Rule
 from proxy.state import Document
 from proxy.tasks import end_tasks
-from proxy.tier.keys.quota_keys import QuotaKeys
 from proxy.tier.peers import Peers
+from proxy.tier.quota_keys import QuotaKeys
 from proxy.tier.slot_map import slot_of
 
 LEASE_LOOK_S = 0.1

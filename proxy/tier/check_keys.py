@@ -6,7 +6,7 @@ from proxy.config import Config
 from proxy.quota.entities import FORESEEN_KINDS, TRAFFIC_KINDS, ClientIdentity
 from proxy.quota.rules import RuleTable
 from proxy.tier.key_rules import client_sets
-from proxy.tier.keys.quota_keys import QuotaKeys
+from proxy.tier.quota_keys import QuotaKeys
 
 MEND = "fix: count by what tells these clients apart, for example client-id, or divide it by hand"
 

@@ -20,7 +20,7 @@ from proxy.queries.record_owner import OwnerKind, owner_of
 from proxy.quota.rules import Rule, RuleTable
 from proxy.state import Record, SlotStore, StateError, Store
 from proxy.state.store import SEPARATOR
-from proxy.tier.keys.quota_keys import PIPELINE, ClientSet, QuotaKeys
+from proxy.tier.quota_keys import PIPELINE, ClientSet, QuotaKeys
 from proxy.tier.records import COMMON_SLOT, OWED, WATCH
 
 KEYS_KEY = "tier/keys"

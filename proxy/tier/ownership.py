@@ -25,8 +25,8 @@ from proxy.state import GroupFence, Record, SlotStore, StateError
 from proxy.tier.group.group_documents import Assignment
 from proxy.tier.group.slot_states import GIVEN, SERVED, SlotStates
 from proxy.tier.key_rules import TierRules
-from proxy.tier.keys.quota_keys import QuotaKeys
 from proxy.tier.peers import Peers
+from proxy.tier.quota_keys import QuotaKeys
 from proxy.tier.records import COMMON_SLOT, take_debts, write_debts
 from proxy.tier.slot_balance import Owners, stand_in_of
 from proxy.tier.slot_map import SLOTS, SlotMap
