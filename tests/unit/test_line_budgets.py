@@ -23,7 +23,7 @@ BUDGETS = {
     "proxy/launcher": Budget(715, 400),
     "proxy/member.py proxy/wiring.py proxy/hot_restart.py "
     "proxy/debt_records.py proxy/health.py proxy/parts.py proxy/garbage.py": Budget(1400, 650),
-    "proxy/tier": Budget(4175, 2350),
+    "proxy/tier": Budget(4165, 2350),
     "proxy/onboarding": Budget(1000, 700),
     "proxy/queries": Budget(875, 650),
     "proxy/admin": Budget(6675, 4250),
