@@ -42,7 +42,7 @@ from proxy.quota.values import BadValueError
 from proxy.relay.take_over import Predecessor, TakeOverError
 from proxy.release import VERSION, CheckoutError
 from proxy.state import StateError
-from proxy.tier import check_keys
+from proxy.tier import key_rules
 from proxy.tier.tier_member import TIER_ERRORS
 
 EXIT_DONE = 0
@@ -254,12 +254,12 @@ def _check(options: argparse.Namespace) -> int:
     lines += explain_schedules(config.quota_settings, at_s)
     lines += explain_budgets(settings.rules)
     lines += find_hints(config, table)
-    keys = check_keys.keys_of(config, table)
-    lines += check_keys.find_key_hints(config, table, keys)
+    keys = key_rules.keys_of(config, table)
+    lines += key_rules.find_key_hints(config, table, keys)
     if (options.user, options.client_id, options.listener) != (None, None, None):
         identity = ClientIdentity(options.listener or names[0], options.user, options.client_id)
         lines += explain_quotas(config, table, identity)
-        lines += check_keys.explain_key(config, table, keys, identity)
+        lines += key_rules.explain_key(config, table, keys, identity)
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     return EXIT_DONE
 

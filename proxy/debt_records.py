@@ -13,8 +13,7 @@ from zlib import crc32
 from structlog import get_logger
 
 from metrics.clock import MS_PER_SECOND, clock_ms
-from proxy.quota.debts import Debt
-from proxy.quota.manager import SharedQuotas
+from proxy.quota.manager import Debt, QuotaManager
 from proxy.slices import Slices
 from proxy.state import Record, StateError, Store
 
@@ -137,9 +136,9 @@ class KeptDebts:
     second of each client that is held.
     """
 
-    def __init__(self, state_kind: str, shared: SharedQuotas, slices: Slices) -> None:
+    def __init__(self, state_kind: str, quotas: QuotaManager, slices: Slices) -> None:
         self._is_kept = state_kind == "sqlite"
-        self._shared, self._slices = shared, slices
+        self._quotas, self._slices = quotas, slices
         self._records = DebtStore()
         self._store: Store | None = None
         self._writing = asyncio.Lock()
@@ -152,7 +151,7 @@ class KeptDebts:
         if self._is_kept:
             self._store = store
             debts = await asyncio.to_thread(self._records.read, store, clock_ms())
-            self._shared.take_debts(debts, clock_ms())
+            self._quotas.take_debts(debts, clock_ms())
 
     async def run(self) -> None:
         """Write each second, until cancelled; what the state does not take now it takes later."""
@@ -169,7 +168,7 @@ class KeptDebts:
         async with self._writing:
             if self._store is None:
                 return
-            walk = self._shared.owing(lambda _: True, clock_ms, LEAST_KEPT_MS)
+            walk = self._quotas.owing(lambda _: True, clock_ms, LEAST_KEPT_MS)
             debts = [debt for debt in await self._slices.collect(walk) if debt is not None]
             with suppress(StateError):  # the log tells of it where the store is watched
                 await asyncio.to_thread(self._records.write, self._store, debts, clock_ms())

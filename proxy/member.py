@@ -75,7 +75,7 @@ class Member:
         self.quotas = self._parts.quotas
         """Who is bounded, and what each owes."""
         self._store = self._parts.store
-        self._debts = KeptDebts(config.state.kind, self.quotas.shared, self._parts.slices)
+        self._debts = KeptDebts(config.state.kind, self.quotas, self._parts.slices)
         self.health = self._parts.health
         self._reloader = Reloader(path, config, self._parts.apply, self.health.record_load)
         self.reload = self._reloader.request

@@ -416,7 +416,7 @@ class MemberProcess:
         """Record the lag; others may have served our clients while this process stood still."""
         self.services.instruments.event_loop_lag_seconds.observe(lag_s)
         if self.tier is not None and lag_s >= STOOD_STILL_S:
-            walk = self.quotas.shared.pace_immediately(lambda _: True, clock_ms)
+            walk = self.quotas.pace_immediately(lambda _: True, clock_ms)
             self._pacing = asyncio.create_task(self.slices.collect(walk))
 
     async def _expire(self) -> None:
@@ -437,7 +437,7 @@ class MemberProcess:
 
     async def _end_due(self) -> None:
         """End overrides and pauses whose time has come; begin and end what has a schedule."""
-        ended, before = list[KeptChange](), self.rules.scheduled()
+        ended, before = list[KeptChange](), self.rules.composed.of_file.scheduled
         try:
             ended = await self.rules.end_due(time.time())
         except StateError as error:
@@ -451,7 +451,7 @@ class MemberProcess:
 
     async def _tell_scheduled(self, before: Mapping[str, bool]) -> None:
         """Log and record what a schedule has put in force, or out of it."""
-        was, is_now = find_schedule_changes(before, self.rules.scheduled())
+        was, is_now = find_schedule_changes(before, self.rules.composed.of_file.scheduled)
         if is_now:
             _log.info("rules changed by their schedules", rules=is_now)
             if self.rules.writes:

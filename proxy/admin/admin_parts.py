@@ -60,8 +60,8 @@ class AdminParts:
 
     def now(self, adaptive: Mapping[str, Document] = MappingProxyType({})) -> Moment:
         """Return what rows are described by now."""
-        rules = self.rules
-        return Moment(time.time(), self.clock_ms(), rules.in_force(), rules.schedules(), adaptive)
+        rules = self.rules.composed
+        return Moment(time.time(), self.clock_ms(), rules.in_force, rules.of_file.told, adaptive)
 
     def problems(self) -> tuple[str | None, str | None]:
         """Return why clients should go elsewhere, and what is wrong although they can be served."""

@@ -195,13 +195,13 @@ class ApiRoutes:
         return answer({"closed": row.number})
 
     async def _get_quotas(self, request: web.Request) -> web.Response:
-        now, entries = self._parts.now(), self._rules.entries()
+        now, entries = self._parts.now(), self._rules.composed.entries
         page = page_of(request)
         found = PagedRows[RuleEntry](
             page, lambda each: (selector(each.rule.keys), str(each.source))
         )
         await self._slices.collect(map(found.add, entries))
-        budgets = self._rules.budgets()[: page.limit]
+        budgets = self._rules.composed.budgets[: page.limit]
         rules = (RULE.document(entry, now) for entry in found.rows())
         documents = await self._slices.collect(rules)
         return answer(
@@ -235,7 +235,7 @@ class ApiRoutes:
 
     def _audited(self, name: str) -> AbstractAsyncContextManager[None]:
         def get() -> Document | None:
-            entry = self._rules.in_force().get(name)
+            entry = self._rules.composed.in_force.get(name)
             return None if entry is None else rule_change(entry)
 
         return self._audit.recording(f"quota {name}", get, _SELECTOR_FIX)

@@ -126,10 +126,10 @@ def rule_change(entry: RuleEntry) -> Document:
 def throttling_document(rules: RuleRegistry, now_s: float) -> Document:
     """Return whether quotas are enforced, for whom they are paused, and schedules, for JSON."""
     paused = [PAUSE.document(pause, Moment(now_s)) for pause in rules.pauses()]
-    told = rules.schedules()
+    told = rules.composed.of_file.told
     scheduled = [
         {"selector": selector(each.rule.keys), "schedule": told[each.rule.title]}
-        for each in ((*rules.budgets(), *rules.entries()) if told else ())
+        for each in ((*rules.composed.budgets, *rules.composed.entries) if told else ())
         if each.rule.title in told
     ]
     shown = scheduled[:MOST_SCHEDULED]

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from proxy.admin.peer_client import PeerClient, Target
-from proxy.quota.debts import Debt
 from proxy.quota.entities import ClientIdentity
+from proxy.quota.manager import Debt
 from proxy.state import Document, Record
 
 VisitRows = Sequence[Sequence[Any]]

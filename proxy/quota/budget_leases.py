@@ -17,9 +17,16 @@ is later.
 """
 
 import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple, Self
 
+from metrics.clock import MS_PER_SECOND
+
+from .meter import Meter
+from .rules import Budget, Share
 from .shares import Claim, divide
 
 RATE_LEASE_MS = 2_000.0
@@ -47,6 +54,15 @@ HYSTERESIS = 0.1
 KEPT_DEMANDS = 16
 """Of a member's demands without an answer, so many may still be answered."""
 
+IDLE_MS = 10_000.0
+"""After so long without traffic no part is asked for any more."""
+
+DEMAND_GROWTH = 1.5
+"""Of what clients moved lately, who did not wait for more: so much they may want next."""
+
+DEMAND_HEADROOM = 0.02
+"""Of the budget: what a member may have for clients that begin, before it asks anew."""
+
 
 class RateLease(NamedTuple):
     """What a member may use; rates in any unit, that of the budget."""
@@ -61,7 +77,71 @@ class RateLease(NamedTuple):
 
 
 NO_LEASE = RateLease(0, 0.0, 0.0)
-_NOTHING = Claim(demand=0.0)
+
+
+class InnerClaim(NamedTuple):
+    """What a sharer has of which clients may be at several members, and how much of it is at one.
+
+    That is a budget in the budget, or clients that one rule adds up.
+    """
+
+    weight: float
+    """Of all of it."""
+    inner_weight: float
+    """Of its clients at the member, added up."""
+    guaranteed: float
+    """To all of it; of a budget each client has its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetClaim:
+    """What all clients of a budget at one member may have of it."""
+
+    weight: float = 1.0
+    """Of its clients, added up, without those in `inner`."""
+    guaranteed: float = 0.0
+    """As `weight`, but with those of budgets in it."""
+    demand: float = math.inf
+    """Bytes per second; infinite while somebody waits."""
+    inner: Mapping[str, InnerClaim] = field(default_factory=dict)
+
+    def among(self, inner_weights: Mapping[str, float]) -> Claim:
+        """Return the claim beside those of other members; `inner_weights` are those of all.
+
+        What is in `inner` has its weight and its guarantee once, wherever its clients are.
+        """
+        weight, guaranteed = self.weight, self.guaranteed
+        for name, each in self.inner.items():
+            of_all = max(inner_weights.get(name, 0.0), each.inner_weight)
+            part = each.inner_weight / of_all if of_all else 1.0
+            weight += each.weight * part
+            guaranteed += each.guaranteed * part
+        return Claim(weight or 1.0, guaranteed, demand=self.demand)
+
+    @property
+    def lasting(self) -> float:
+        """What is guaranteed here and at no other member."""
+        return min(self.guaranteed, self.demand)
+
+    def row(self) -> list[Any]:
+        """Return it as JSON has it; `of` reads that."""
+        demand = None if math.isinf(self.demand) else self.demand
+        inner = {name: list(each) for name, each in self.inner.items()}
+        return [self.weight, self.guaranteed, demand, inner]
+
+    @classmethod
+    def of(cls, row: Any) -> Self:
+        """Read a `row`. Raises ValueError, TypeError or AttributeError for anything else."""
+        weight, guaranteed, demand, inner = row
+        demand = math.inf if demand is None else float(demand)
+        figures = {str(name): InnerClaim(*map(float, each)) for name, each in inner.items()}
+        least = (weight, guaranteed, demand, *(of for each in figures.values() for of in each))
+        if not all(each >= 0 for each in least):
+            raise ValueError(f"{row!r:.200} is no claim")
+        return cls(float(weight), float(guaranteed), demand, figures)
+
+
+NO_CLAIM = BudgetClaim(demand=0.0)
 
 
 class Demand(NamedTuple):
@@ -72,10 +152,8 @@ class Demand(NamedTuple):
     number: int
     uses: RateLease
     """The lease in use now; the member will never again use one with a lower number."""
-    claim: Claim
+    claim: BudgetClaim
     """Of all its clients together."""
-    guaranteed: float
-    """What is guaranteed to clients that are at this member alone."""
 
 
 @dataclass(slots=True)
@@ -105,21 +183,41 @@ class Vote:
 
 
 @dataclass(slots=True)
+class _UsedLease:
+    """A lease with what may be used of it at a time."""
+
+    lease: RateLease
+    until_ms: float
+
+    def rate(self, now_ms: float) -> float:
+        """Return the rate that may be used."""
+        return self.lease.rate if now_ms < self.until_ms else self.guaranteed(now_ms)
+
+    def guaranteed(self, now_ms: float) -> float:
+        """Return the part of it that lasts longer."""
+        return 0.0 if self.is_over(now_ms) else self.lease.guaranteed
+
+    def is_over(self, now_ms: float) -> bool:
+        """Return whether nothing of it may be used any more."""
+        return now_ms >= self.until_ms + GUARANTEE_MS
+
+
 class LeaseUser:
     """A member's side: what it may use at a time by its own clock."""
 
-    lease: RateLease = NO_LEASE
-    _since_ms: float = -math.inf
-    """When the lease was asked for."""
-    _asked_ms: dict[int, float] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._used = _UsedLease(NO_LEASE, -math.inf)
+        self._asked_ms: dict[int, float] = {}
+        """When each demand was made that may still be answered, by its number."""
 
     def ask(self, number: int, now_ms: float) -> RateLease:
         """Return what is in use, to ask the owner once, at once; `number` is above all before."""
         self._asked_ms[number] = now_ms
         if len(self._asked_ms) > KEPT_DEMANDS:
             del self._asked_ms[next(iter(self._asked_ms))]
-        guaranteed = min(self.guaranteed(now_ms), self.lease.rate)
-        return RateLease(self.lease.number, self.rate(now_ms), guaranteed)
+        lease = self._used.lease
+        guaranteed = min(self.guaranteed(now_ms), lease.rate)
+        return RateLease(lease.number, self.rate(now_ms), guaranteed)
 
     def take(self, lease: RateLease, now_ms: float) -> bool:
         """Use a lease from now on, unless a later one was there before or it was not asked for.
@@ -127,40 +225,21 @@ class LeaseUser:
         Return whether to `ask` at once: it is a lower one, and others wait until that is confirmed.
         """
         asked_ms = self._asked_ms.get(lease.number)
-        if asked_ms is None or lease.number <= self.lease.number:
+        if asked_ms is None or lease.number <= self._used.lease.number:
             return False
         before = self.rate(now_ms)
-        self.lease, self._since_ms = lease, asked_ms
+        self._used = _UsedLease(lease, asked_ms + lease.lasts_ms)
         for number in [each for each in self._asked_ms if each <= lease.number]:
             del self._asked_ms[number]
         return self.rate(now_ms) < before
 
     def rate(self, now_ms: float) -> float:
         """Return the rate that may be used now."""
-        is_over = now_ms >= self._since_ms + self.lease.lasts_ms
-        return self.guaranteed(now_ms) if is_over else self.lease.rate
+        return self._used.rate(now_ms)
 
     def guaranteed(self, now_ms: float) -> float:
         """Return the part of it that lasts longer."""
-        ends_ms = self._since_ms + self.lease.lasts_ms + GUARANTEE_MS
-        return self.lease.guaranteed if now_ms < ends_ms else 0.0
-
-
-@dataclass(slots=True)
-class _Outstanding:
-    """A lease that may be in use."""
-
-    lease: RateLease
-    until_ms: float
-
-    @property
-    def guaranteed_until_ms(self) -> float:
-        return self.until_ms + GUARANTEE_MS
-
-    def rate(self, now_ms: float) -> float:
-        if now_ms < self.until_ms:
-            return self.lease.rate
-        return self.lease.guaranteed if now_ms < self.guaranteed_until_ms else 0.0
+        return self._used.guaranteed(now_ms)
 
 
 class Voters:
@@ -229,18 +308,18 @@ class _Holder:
     """A member as the owner knows it."""
 
     number: int = 0
-    claim: Claim = _NOTHING
-    guaranteed: float = 0.0
+    """Of its latest demand."""
+    claim: BudgetClaim = NO_CLAIM
     heard_ms: float = -math.inf
-    leases: list[_Outstanding] = field(default_factory=list)
+    leases: list[_UsedLease] = field(default_factory=list)
 
     def in_use(self, now_ms: float) -> float:
         """Return the largest rate that the member may use now."""
-        self.leases = [each for each in self.leases if now_ms < each.guaranteed_until_ms]
+        self.leases = [each for each in self.leases if not each.is_over(now_ms)]
         return max((each.rate(now_ms) for each in self.leases), default=0.0)
 
     def add(self, lease: RateLease, now_ms: float) -> None:
-        self.leases.append(_Outstanding(lease, now_ms + lease.lasts_ms + SKEW_MS))
+        self.leases.append(_UsedLease(lease, now_ms + lease.lasts_ms + SKEW_MS))
 
 
 class BudgetOwner:
@@ -263,7 +342,6 @@ class BudgetOwner:
         if demand.number <= holder.number:
             return None
         holder.number, holder.claim, holder.heard_ms = demand.number, demand.claim, now_ms
-        holder.guaranteed = demand.guaranteed
         holder.leases = [each for each in holder.leases if each.lease.number >= demand.uses.number]
         if demand.uses.rate and all(
             each.lease.number != demand.uses.number for each in holder.leases
@@ -274,7 +352,7 @@ class BudgetOwner:
             return None
         free_ms = max(votes.free_ms, self.free_ms)
         rate = min(self._share(demand, now_ms), self._free(demand, free_ms, now_ms))
-        lease = RateLease(demand.number, rate, min(demand.guaranteed, rate), lasts_ms)
+        lease = RateLease(demand.number, rate, min(demand.claim.lasting, rate), lasts_ms)
         holder.add(lease, now_ms)
         return lease
 
@@ -291,15 +369,19 @@ class BudgetOwner:
         """Count no more what silent members want, and forget those of them that use nothing."""
         for name, each in tuple(self._holders.items()):
             if now_ms - each.heard_ms >= RATE_LEASE_MS:
-                each.claim, each.guaranteed = _NOTHING, 0.0  # what it may use counts all the same
+                each.claim = NO_CLAIM  # what it may use counts all the same
                 if not each.in_use(now_ms) and name != but:
                     del self._holders[name]
 
     def _share(self, demand: Demand, now_ms: float) -> float:
         """Return a member's share of the budget, or what it has if that is about the same."""
         self._forget_silent(now_ms, demand.member)
-        claims = {name: each.claim for name, each in self._holders.items()}
-        shares = dict(zip(claims, divide(self.rate, list(claims.values())), strict=True))
+        claims = [each.claim for each in self._holders.values()]
+        inner_weights: defaultdict[str, float] = defaultdict(float)
+        for name, inner in chain.from_iterable(each.inner.items() for each in claims):
+            inner_weights[name] += inner.inner_weight
+        parts = divide(self.rate, [each.among(inner_weights) for each in claims])
+        shares = dict(zip(self._holders, parts, strict=True))
         share, has = shares[demand.member], demand.uses.rate
         return has if 0 <= has - share <= HYSTERESIS * has else share
 
@@ -310,6 +392,55 @@ class BudgetOwner:
         if now_ms < free_ms:
             free = min(free, demand.uses.rate)
         elif now_ms < free_ms + GUARANTEE_MS + SKEW_MS:
-            known = math.fsum(each.guaranteed for each in self._holders.values())
+            known = math.fsum(each.claim.lasting for each in self._holders.values())
             free -= max(min(self.guaranteed, self.rate) - known, 0.0)
         return max(free, 0.0)
+
+
+def claim_of(of: Meter, moved_per_s: float, now_ms: float) -> BudgetClaim:
+    """Return what clients want here of a sensor, who moved so much per second lately."""
+    weight, guaranteed, inner = float(of.gate.turns.clients), 0.0, dict[str, InnerClaim]()
+    if isinstance(of.rule, Budget):
+        weight = 0.0
+        for sharer, share in _active(of, now_ms):
+            if isinstance(sharer.rule, Budget):
+                inner_weight = math.fsum(each.weight for _, each in _active(sharer, now_ms))
+                inner[sharer.entity] = InnerClaim(share.weight, inner_weight, 0.0)
+                guaranteed += math.fsum(_guarantees(sharer, now_ms))
+            elif sharer.is_divided:
+                inner[sharer.entity] = InnerClaim(share.weight, 1.0, share.guaranteed)
+            else:
+                weight += share.weight
+                guaranteed += share.guaranteed
+    bound = of.rule.ceilings[of.kind]
+    demand = DEMAND_GROWTH * moved_per_s + DEMAND_HEADROOM * bound
+    if of.gate.waiting or of.hold_until_ms(now_ms) is not None:
+        demand = math.inf
+    return BudgetClaim(weight, min(guaranteed, bound), demand, inner)
+
+
+def is_idle(of: Meter, now_ms: float) -> bool:
+    """Return whether nobody has wanted anything of a rule's sensor for a while."""
+    is_moving = now_ms - of.last_record_ms < IDLE_MS
+    return not (isinstance(of.rule, Budget) or is_moving or of.gate.waiting)
+
+
+def _active(budget: Meter, now_ms: float) -> Iterator[tuple[Meter, Share]]:
+    """Yield the sensors of clients, and of budgets in it, that have a share of a budget now."""
+    for each in budget.sharers.values():
+        if each.rule.share is not None and each.is_active(now_ms):
+            yield each, each.rule.share
+
+
+def _guarantees(budget: Meter, now_ms: float) -> Iterator[float]:
+    """Yield the guarantees of all clients in a budget that are active, and here alone."""
+    for sharer, share in _active(budget, now_ms):
+        if isinstance(sharer.rule, Budget):
+            yield from _guarantees(sharer, now_ms)
+        elif not sharer.is_divided:
+            yield share.guaranteed
+
+
+def rate_since(moved: float, before: float, passed_ms: float) -> float:
+    """Return bytes per second."""
+    return (moved - before) / passed_ms * MS_PER_SECOND if passed_ms > 0 else 0.0

@@ -13,8 +13,7 @@ from .entities import (
     QuotaKind,
 )
 from .gate import FetchSizes, InFlightFetch, Waiter
-from .lease import Lease
-from .meter import Level, Meter
+from .meter import Lease, Level, Meter
 from .meters import Meters, ThrottleTime
 from .rules import Match
 from .turns import Step, TurnPath
@@ -111,7 +110,7 @@ class ClientQuotas:
 
     def charge_at(self, meter: Meter, value: float, now_ms: float) -> ThrottleTime | None:
         """Record traffic, as `charge`, at a sensor that `topic_meter` has returned."""
-        longest_ms, entity = 0.0, meter.entity
+        longest_ms, longest = 0.0, meter
         for each in meter.charged:
             if not each.is_enforced:
                 self._count_above(each, value, now_ms)
@@ -121,17 +120,12 @@ class ClientQuotas:
                 each.violated = False
                 self.sensors.count_violation(each)
             if hold_ms > longest_ms:
-                longest_ms, entity = hold_ms, each.entity
-        if not longest_ms:
-            return None
-        delay_ms = round(min(longest_ms, self.longest_hold_ms))
-        if not delay_ms:
-            return None
-        return ThrottleTime(now_ms + delay_ms, delay_ms, meter.kind, entity)
+                longest_ms, longest = hold_ms, each
+        return self._throttle_time(longest, longest_ms, now_ms) if longest_ms else None
 
     def lease(self, kind: QuotaKind | None) -> Lease | None:
         """Return the lease that `lends` is about, None while there is none."""
-        meter = None if kind is None else self.meter_of(kind)
+        meter = None if kind is None else self.meters.get(kind)
         return None if meter is None else meter.lease
 
     def lends(
@@ -148,7 +142,7 @@ class ClientQuotas:
             return True
         if kind in self.topic_kinds:
             return False
-        meter = self.meter_of(kind)
+        meter = self.meters.get(kind)
         if meter is None:
             return kind not in self.matches
         return (
@@ -266,8 +260,11 @@ class ClientQuotas:
 
     def owed_at(self, meter: Meter, now_ms: float) -> ThrottleTime | None:
         """Return how to hold a response for what a sensor owes already, None to let it go."""
-        owed_ms = min(meter.owed_ms(now_ms), meter.longest_hold_ms, self.longest_hold_ms)
-        delay_ms = round(owed_ms) if meter.is_enforced else 0
+        owed_ms = min(meter.owed_ms(now_ms), meter.longest_hold_ms)
+        return self._throttle_time(meter, owed_ms, now_ms) if meter.is_enforced else None
+
+    def _throttle_time(self, meter: Meter, hold_ms: float, now_ms: float) -> ThrottleTime | None:
+        delay_ms = round(min(hold_ms, self.longest_hold_ms))
         if not delay_ms:
             return None
         return ThrottleTime(now_ms + delay_ms, delay_ms, meter.kind, meter.entity)
@@ -277,10 +274,6 @@ class ClientQuotas:
         meter = self._meter(kind, now_ms)
         levels = () if meter is None else meter.levels
         return max((each.meter.owed_ms(now_ms) for each in levels), default=0.0)
-
-    def meter_of(self, kind: QuotaKind) -> Meter | None:
-        """Return the sensor that the latest traffic of this kind was charged to, if any."""
-        return self.meters.get(kind)
 
     def is_paced(self, kind: QuotaKind) -> bool:
         """Return whether the client is over its quota, or was until just now."""

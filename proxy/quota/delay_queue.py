@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 from metrics.clock import MS_PER_SECOND
@@ -63,6 +63,7 @@ NOT_DELAYED = Delayed(lambda: None, -math.inf, None)
 """Stands for what waits for nothing."""
 
 
+@dataclass(slots=True, eq=False)
 class DelayQueue:
     """Held responses of one API family, by due time, and then in order of arrival, with one timer.
 
@@ -71,30 +72,18 @@ class DelayQueue:
     is released. Adding and releasing costs O(log n), cancelling O(1), amortised. Not thread-safe.
     """
 
-    __slots__ = (
-        *("_armed_for_ms", "_call_at", "_clock_ms", "_closed", "_heap", "_left", "_on_late"),
-        *("_released_ms", "_sequence", "_size", "_cancel_timer", "api"),
-    )
-
-    def __init__(
-        self,
-        api: str,
-        clock_ms: Callable[[], float],
-        call_at: Callable[[float, Callable[[], None]], Callable[[], None]],
-        on_late: Callable[[float], None],
-    ) -> None:
-        self.api = api
-        self._clock_ms = clock_ms
-        self._call_at = call_at
-        self._on_late = on_late
-        # Cancelled entries stay in the heap until they surface or the heap is compacted.
-        self._heap: list[tuple[float, int, Delayed]] = []
-        self._size = self._sequence = 0
-        self._left = self._count_left
-        self._cancel_timer: Callable[[], None] | None = None
-        self._armed_for_ms = math.inf
-        self._released_ms = -math.inf
-        self._closed = False
+    api: str
+    _clock_ms: Callable[[], float]
+    _call_at: Callable[[float, Callable[[], None]], Callable[[], None]]
+    _on_late: Callable[[float], None]
+    _heap: list[tuple[float, int, Delayed]] = field(default_factory=list)
+    """Cancelled entries stay in it until they surface or the heap is compacted."""
+    _size: int = 0
+    _sequence: int = 0
+    _cancel_timer: Callable[[], None] | None = None
+    _armed_for_ms: float = math.inf
+    _released_ms: float = -math.inf
+    _closed: bool = False
 
     def __len__(self) -> int:
         return self._size
@@ -115,7 +104,7 @@ class DelayQueue:
             raise RuntimeError(f"the {self.api} reaper is closed")
         if math.isnan(due_ms):
             raise ValueError("the due time is not a number")
-        delayed = Delayed(self._left, due_ms, release)
+        delayed = Delayed(self._count_left, due_ms, release)
         heappush(self._heap, (due_ms, self._sequence, delayed))
         self._sequence += 1
         self._size += 1

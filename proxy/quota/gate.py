@@ -10,7 +10,7 @@ expected of it, and it is given a limit that lets a round over all connections t
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from metrics.clock import MS_PER_SECOND
 
@@ -166,35 +166,30 @@ class InFlightFetch:
             self.outer.cancel()
 
 
+@dataclass(slots=True, eq=False)
 class Gate:
-    """Admits requests of one sensor's clients; `allowance_ms` is what the formula lets pass."""
+    """Admits requests of one sensor's clients."""
 
-    __slots__ = (
-        *("_allowance_ms", "_expected", "_latest", "_learns_ms", "_pacer"),
-        *("expected_size", "grant_ms", "granted_size", "largest", "turns", "under_way", "waiting"),
-        "has_turns",
-    )
-
-    def __init__(self, pacer: Pacer, allowance_ms: Callable[[float], float]) -> None:
-        self._pacer = pacer
-        self._allowance_ms = allowance_ms
-        self.turns: Turns[Waiter] = Turns()
-        self.has_turns = False
-        """Whether anybody has waited since it was opened."""
-        self.waiting = 0
-        """How many connections wait."""
-        self.grant_ms = GRANT_MS
-        """Of the bound: what a single Fetch may bring."""
-        self._expected: deque[InFlightFetch] = deque()
-        self.expected_size = 0
-        self.granted_size = 0
-        """What those whose responses are not held may bring, but for a record batch of each."""
-        self.under_way = 0
-        self.largest: int | None = None
-        """Of the last responses, the sizes of earlier ones less and less; None before the first."""
-        self._latest = object()
-        self._learns_ms = -math.inf
-        """When a connection may next show anew how large its batches are, where many fit."""
+    _pacer: Pacer
+    _allowance_ms: Callable[[float], float]
+    """Returns what the formula lets pass."""
+    turns: Turns[Waiter] = field(default_factory=Turns)
+    has_turns: bool = False
+    """Whether anybody has waited since it was opened."""
+    waiting: int = 0
+    """How many connections wait."""
+    grant_ms: float = GRANT_MS
+    """Of the bound: what a single Fetch may bring."""
+    _expected: deque[InFlightFetch] = field(default_factory=deque)
+    expected_size: int = 0
+    granted_size: int = 0
+    """What those whose responses are not held may bring, but for a record batch of each."""
+    under_way: int = 0
+    largest: int | None = None
+    """Of the last responses, the sizes of earlier ones less and less; None before the first."""
+    _latest: object = field(default_factory=object)
+    _learns_ms: float = -math.inf
+    """When a connection may next show anew how large its batches are, where many fit."""
 
     def lets(self, waiter: Waiter, ahead_ms: float, now_ms: float) -> bool:
         """Return whether it is a request's turn and `ahead_ms` of the bound, or less, is owed."""

@@ -1,12 +1,15 @@
-"""Give each client its quotas: the sensors that its rules charge its traffic to. Sans-I/O."""
+"""Give each client its quotas: the sensors that its rules charge its traffic to. Sans-I/O.
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+And what clients owe, told from one member to another.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from metrics import Instruments
 
 from .client_quotas import ClientQuotas
-from .debts import Debt, PendingDebt
 from .entities import ClientIdentity, QuotaKind
 from .meter import Meter, sensor_name
 from .meters import Clock, Meters
@@ -16,15 +19,66 @@ MAX_PENDING = 10_000
 """Sensors not there yet that owe something: as many as clients have sensors by default."""
 
 
+@dataclass(frozen=True, slots=True)
+class Debt:
+    """What one sensor owes."""
+
+    identity: ClientIdentity
+    """A client that uses the sensor; all others of it have the same quota key."""
+    entity: str
+    kind: QuotaKind
+    owed_ms: float
+    """In how long all that was charged has flowed at the bound; above 0."""
+    held_ms: float = 0.0
+    """For how long what is charged next waits; a large debt is worked off while some flows."""
+
+    @property
+    def name(self) -> str:
+        """The sensor's."""
+        return sensor_name(self.kind, self.entity)
+
+    def after(self, passed_ms: float) -> "Debt":
+        """Return what is left of it after so long, which may be nothing, or less."""
+        owed_ms, held_ms = self.owed_ms - passed_ms, max(self.held_ms - passed_ms, 0.0)
+        return replace(self, owed_ms=owed_ms, held_ms=held_ms)
+
+    def document(self) -> dict[str, Any]:
+        """Return it as JSON has it; `of` reads that."""
+        client = self.identity
+        return {
+            "client": [client.listener, client.user, client.client_id],
+            "entity": self.entity,
+            "kind": str(self.kind),
+            "owed_ms": self.owed_ms,
+            "held_ms": self.held_ms,
+        }
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Self:
+        """Read a `document`. Raises KeyError, TypeError, ValueError for anything else."""
+        listener, user, client_id = document["client"]
+        identity = ClientIdentity(str(listener), user, client_id)
+        kind, owed_ms = QuotaKind(document["kind"]), float(document["owed_ms"])
+        held_ms = float(document["held_ms"])
+        return cls(identity, str(document["entity"]), kind, owed_ms, held_ms)
+
+
 class QuotaManager(Meters):
-    """All sensors, and the handles of all connected clients."""
+    """All sensors, the handles of all connected clients, and what these owe.
+
+    Clients may go to several members. Each member measures and paces what comes to it. The owner of
+    a client charges its sensors with what the client has had elsewhere, too, and says what they
+    owe; elsewhere no less is owed then.
+    """
 
     def __init__(self, settings: QuotaSettings, instruments: Instruments) -> None:
         super().__init__(settings, instruments)
         self._clients: dict[ClientIdentity, ClientQuotas] = {}
         self._settled = self.generation
-        self.shared = SharedQuotas(self)
-        """For clients that go to several members."""
+        self._pending: dict[str, Debt] = {}
+        """Of sensors not there yet, by their names: until when they owe, and hold what comes, in ms
+        of the clock. Bounded: the first make room."""
+        self.on_new = self._settle
 
     def client(self, identity: ClientIdentity, address: str | None = None) -> ClientQuotas:
         """Return the client's handle, the same for all its connections; `close` it when done."""
@@ -63,20 +117,6 @@ class QuotaManager(Meters):
         charged = quotas.charged if quotas and quotas.users else ()
         return tuple(meter for meter in charged if not meter.retired)
 
-
-class SharedQuotas:
-    """The quotas of clients that go to several members: visits, and handovers of what is owed.
-
-    Each member measures and paces what comes to it. The owner of a client charges its sensors with
-    what the client has had elsewhere, too, and says what they owe; elsewhere no less is owed then.
-    """
-
-    def __init__(self, manager: QuotaManager) -> None:
-        self._manager = manager
-        self._pending: dict[str, PendingDebt] = {}
-        """By the names of sensors. Bounded: the first make room."""
-        manager.on_new = self._settle
-
     def charge_visit(
         self, identity: ClientIdentity, address: str, kind: QuotaKind, amount: float, now_ms: float
     ) -> float:
@@ -84,13 +124,13 @@ class SharedQuotas:
 
         For the client's owner. `amount` is bytes, or busy milliseconds; nothing is held.
         """
-        quotas = self._manager.client(identity, address)
+        quotas = self.client(identity, address)
         try:
-            meter = quotas.meter_of(kind)
+            meter = quotas.meters.get(kind)
             if meter is not None and meter.leased is not None:
                 return 0.0  # it had what is leased there
             quotas.charge(kind, amount, now_ms)
-            meter = quotas.meter_of(kind)
+            meter = quotas.meters.get(kind)
         finally:
             quotas.close()
         if meter is None:
@@ -107,11 +147,11 @@ class SharedQuotas:
         """
         if not owed_ms >= 0:
             raise ValueError(f"what is owed must be 0 or more, not {owed_ms!r}")
-        sensors = self._manager.sensors_of(client)
+        sensors = self.sensors_of(client)
         charged = (each for each in sensors if each.kind is kind and not each.rule.is_by_topic)
-        of = next(charged, None) or self._manager.table.match(kind, client)
+        of = next(charged, None) or self.table.match(kind, client)
         if of is not None:
-            self._owe(sensor_name(kind, of.entity), PendingDebt(now_ms + owed_ms), now_ms)
+            self._owe(Debt(client, of.entity, kind, owed_ms), now_ms)
 
     def debts(self, covers: Callable[[ClientIdentity], bool], now_ms: float) -> list[Debt]:
         """Return all that `owing` yields."""
@@ -124,7 +164,7 @@ class SharedQuotas:
 
         Also what is kept for sensors that are not there; None for a step without a debt.
         """
-        for meter in self._manager.registry:
+        for meter in self.registry:
             client, now_ms, owed_ms = meter.used_by, clock_ms(), 0.0
             if not (meter.is_overflow or meter.retired) and meter.leased is None:
                 owed_ms = meter.debt_ms(now_ms)
@@ -132,18 +172,15 @@ class SharedQuotas:
                 yield None
             else:
                 yield Debt(client, meter.entity, meter.kind, owed_ms, meter.owed_ms(now_ms))
-        for until_ms, held_until_ms, debt in tuple(self._pending.values()):
-            owed_ms, held_ms = until_ms - clock_ms(), max(held_until_ms - clock_ms(), 0.0)
-            if debt is None or owed_ms <= least_ms or not covers(debt.identity):
-                yield None
-            else:
-                yield replace(debt, owed_ms=owed_ms, held_ms=held_ms)
+        for debt in tuple(self._pending.values()):
+            left = debt.after(clock_ms())
+            yield left if left.owed_ms > least_ms and covers(debt.identity) else None
 
     def pace_immediately(
         self, covers: Callable[[ClientIdentity], bool], clock_ms: Clock
     ) -> Iterator[None]:
         """Keep bounds by schedule for a while, in small steps, as others measured the clients."""
-        for meter in self._manager.registry:
+        for meter in self.registry:
             client = meter.used_by
             if client is not None and meter.is_enforced and covers(client):
                 meter.share(clock_ms())
@@ -152,25 +189,29 @@ class SharedQuotas:
     def take_debts(self, debts: Iterable[Debt], now_ms: float) -> None:
         """Have sensors owe what their clients owed elsewhere, or before, as `owe` does."""
         for debt in debts:
-            pending = PendingDebt(now_ms + debt.owed_ms, now_ms + debt.held_ms, debt)
-            self._owe(debt.name, pending, now_ms)
+            self._owe(debt, now_ms)
 
-    def _owe(self, name: str, debt: PendingDebt, now_ms: float) -> None:
+    def _owe(self, debt: Debt, now_ms: float) -> None:
         """Have a sensor owe, now or once it is there; an earlier time than is known is ignored."""
-        meter, pending = self._manager.registry.get(name), self._pending
-        if meter is not None and meter.leased is None:
-            meter.owe(debt.until_ms, now_ms, debt.held_until_ms)
-        elif meter is None and debt.until_ms > now_ms:
-            known = pending.pop(name, debt)
+        meter, pending = self.registry.get(debt.name), self._pending
+        if meter is not None:
+            self._charge_debt(meter, debt, now_ms)
+        elif debt.owed_ms > 0:
+            until = debt.after(-now_ms)
+            known = pending.pop(debt.name, until)
             if len(pending) >= MAX_PENDING:
-                for over in [each for each, owed in pending.items() if owed.until_ms <= now_ms]:
+                for over in [name for name, each in pending.items() if each.owed_ms <= now_ms]:
                     del pending[over]
             if len(pending) >= MAX_PENDING:
                 del pending[next(iter(pending))]
-            pending[name] = max(known, debt, key=lambda each: each.until_ms)
+            pending[debt.name] = max(known, until, key=lambda each: each.owed_ms)
 
     def _settle(self, meter: Meter, now_ms: float) -> None:
         """Have a new sensor owe what was kept for it."""
-        debt = self._pending.pop(meter.name, None)
-        if debt is not None and meter.leased is None:
-            meter.owe(debt.until_ms, now_ms, debt.held_until_ms)
+        if (until := self._pending.pop(meter.name, None)) is not None:
+            self._charge_debt(meter, until.after(now_ms), now_ms)
+
+    @staticmethod
+    def _charge_debt(meter: Meter, debt: Debt, now_ms: float) -> None:
+        if meter.leased is None:
+            meter.owe(now_ms + debt.owed_ms, now_ms, now_ms + debt.held_ms)

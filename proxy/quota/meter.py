@@ -1,6 +1,7 @@
 """One sensor with all that keeps its bound."""
 
 import math
+from array import array
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -12,7 +13,6 @@ from metrics.sensor import QuotaViolation
 
 from .entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, ClientIdentity, QuotaKind
 from .gate import BUDGET_GRANT_MS, SHARED_AHEAD_MS, TURNS_ROUND_MS, Gate
-from .lease import LEASE_MS, Lease
 from .pacer import MAX_CARRY_MS, AdaptivePacer, Pacer, throttle_time_ms
 from .rules import CLIENT_ID_KEYS, DEFAULT_BURST_MS, Budget, QuotaSettings, Rule
 from .turns import Step, TurnPath
@@ -25,6 +25,11 @@ LAST_MINUTE = MetricConfig(samples=12, window_ms=5000.0)
 
 QUIET_MS = 30_000.0
 """A client that is not held for this long, more than most holds take, is throttled no more."""
+
+LEASE_MS = 50.0
+"""Lent for so long at most; they are charged when they are taken back."""
+
+NS_PER_MS, NS_PER_SECOND = 1_000_000, 1_000_000_000
 
 LEND_ABOVE = 0.5
 """Of what a client may have in all of its windows: with more free than that a sensor lends."""
@@ -69,6 +74,39 @@ class AdaptedBound(NamedTuple):
     """In force when it is below the rule's own; None: the rule's own is."""
     reason: str
     """For people: the figures behind it."""
+
+
+class Lease:
+    """Bytes that a sensor lends: they may pass for a while without being charged one by one."""
+
+    __slots__ = ("cells",)
+
+    def __init__(self) -> None:
+        self.cells = array("q", (0, 0, 0))
+        """Those that are left, those that were taken, and until when in ns of the monotonic clock;
+        who takes writes the first two."""
+
+    def lend(self, amount: float, until_ms: float) -> None:
+        """Lend so much."""
+        self.cells[0], self.cells[2] = int(amount), int(until_ms * NS_PER_MS)
+
+    def is_over(self, now_ms: float) -> bool:
+        """Return whether its time has come."""
+        return self.cells[2] <= now_ms * NS_PER_MS
+
+    def has_half(self, now_ms: float) -> bool:
+        """Return whether it goes on, and more of it is left than was taken."""
+        return self.cells[0] > self.cells[1] and not self.is_over(now_ms)
+
+    def end(self) -> None:
+        """Lend nothing any more; what was taken is to be taken back."""
+        self.cells[0] = self.cells[2] = 0
+
+    def take_back(self) -> int:
+        """End it; return how much was taken since the last time."""
+        self.end()
+        taken, self.cells[1] = self.cells[1], 0
+        return taken
 
 
 @dataclass(slots=True, eq=False)

@@ -10,8 +10,7 @@ from typing import NamedTuple
 from metrics import Instruments, Registry
 
 from .entities import ClientIdentity, QuotaKind
-from .lease import Lease
-from .meter import AdaptedBound, Meter, sensor_name
+from .meter import AdaptedBound, Lease, Meter, sensor_name
 from .rules import Match, QuotaSettings, Rule, RuleTable
 
 OnState = Callable[[str, QuotaKind, Rule, bool, float, float], None]

@@ -3,7 +3,7 @@
 That is overrides and pauses, which the state keeps.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -70,9 +70,9 @@ class ComposedRules:
     """What the sources come to."""
 
     entries: tuple[RuleEntry, ...]
-    """In order of precedence, those not in force too."""
+    """In order of precedence; one not in force follows the one that beat it."""
     budgets: tuple[RuleEntry, ...]
-    """Those of the file, each with the rates in force."""
+    """Those of the file, each with the rates that an override gives it."""
     in_force: Mapping[str, RuleEntry]
     """By the selectors of their rules and budgets."""
     settings: QuotaSettings
@@ -301,6 +301,9 @@ class RuleRegistry:
     Raises StateError when the store, or an override in it, cannot be read.
     """
 
+    composed: ComposedRules
+    """What the sources come to now."""
+
     def __init__(
         self,
         manager: QuotaManager,
@@ -325,26 +328,6 @@ class RuleRegistry:
         self._changes = self._latest = 0
         self._put_in_force(self._compose())
 
-    def entries(self) -> list[RuleEntry]:
-        """Return all rules by precedence; one not in force follows the one that beat it."""
-        return list(self._composed.entries)
-
-    def in_force(self) -> Mapping[str, RuleEntry]:
-        """Return the rules in force by their selectors."""
-        return self._composed.in_force
-
-    def budgets(self) -> Sequence[RuleEntry]:
-        """Return the budgets of the file's rules, each with the rates that an override gives it."""
-        return self._composed.budgets
-
-    def scheduled(self) -> Mapping[str, bool]:
-        """Return of what has a schedule, by titles, whether it is in force by that."""
-        return self._composed.of_file.scheduled
-
-    def schedules(self) -> Mapping[str, str]:
-        """Return of the same, by the same, until when it is in force, or when it begins."""
-        return self._composed.of_file.told
-
     async def put(self, override: RuleEntry) -> RuleEntry:
         """Make an override, in the place of one with the same keys, and keep it; return its entry.
 
@@ -361,7 +344,7 @@ class RuleRegistry:
         if override.name not in names:
             fix = f"write {' or '.join(names)}" if names else "add it to quotas.budgets"
             raise BadValueError(f"no rule's clients are in a budget {override.name!r}", fix)
-        in_force = self._composed.table.budgets
+        in_force = self.composed.table.budgets
         guaranteed = next((of for each, of in in_force if each.name == override.name), 0.0)
         for kind, rate in override.bounds.items():
             if rate < guaranteed:
@@ -405,7 +388,7 @@ class RuleRegistry:
         What begins or ends by its schedule does so, too. Raises StateError when overrides or pauses
         could not be deleted; they have ended all the same.
         """
-        self._now_s, of_file = now_s, self._composed.of_file
+        self._now_s, of_file = now_s, self.composed.of_file
         dated = ((key, each, each.until_s) for key, each in self._kept.items())
         due = {key: each for key, each, until in dated if until is not None and until <= now_s}
         if due:
@@ -503,5 +486,5 @@ class RuleRegistry:
         self._put_in_force(self._compose())
 
     def _put_in_force(self, composed: ComposedRules) -> None:
-        self._composed = composed
+        self.composed = composed
         self._manager.update(composed.settings, composed.table)

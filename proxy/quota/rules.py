@@ -22,10 +22,10 @@ from .schedules import Schedule
 from .validation import (
     CLIENT_KEYS,
     KEYS,
+    PREFIX_KEYS,
     check_keys,
     find_bound_problems,
     find_key_problems,
-    is_open,
     parse_bounds,
     parse_scope,
     selector,
@@ -164,7 +164,14 @@ class RuleKeys(Settings):
     @property
     def is_open(self) -> bool:
         """True when clients decide how many entities the rule has."""
-        return is_open(self.keys, self.scope)
+        keys = self.keys
+        is_for_many = DEFAULT in keys.values() or not PREFIX_KEYS.isdisjoint(keys)
+        return self.scope == "each" and (is_for_many or self.names_only_a_listener)
+
+    @property
+    def names_only_a_listener(self) -> bool:
+        """Whether each client that comes in by the listener counts by itself."""
+        return set(self.keys) == {"listener"}
 
     def fields_of_keys(self) -> dict[str, Any]:
         """Return the values of the fields of this class."""
@@ -302,20 +309,20 @@ class Rule(RuleKeys):
             share = share.budget.share
 
     @property
-    def names_only_a_listener(self) -> bool:
-        """Whether each client that comes in by the listener counts by itself."""
-        return set(self.keys) == {"listener"}
+    def entity_keys(self) -> set[str]:
+        """What all traffic of one entity has in common: its listener, user, client-id or topic."""
+        if self.scope == "shared":
+            exact = self.keys.keys() - PREFIX_KEYS
+            return {key for key in exact if self.keys[key] != DEFAULT}
+        if self.names_only_a_listener:
+            return {"listener", "user", "client-id"}
+        return {key.removesuffix("-prefix") for key in self.keys}
 
     def covers(self, pause: QuotaPause) -> bool:
         """Return whether a pause that fits a client fits all clients of the same entity."""
         if self.scope == "shared":
             return pause.keys.items() <= self.keys.items()
-        same = set(self.keys)  # in these the clients of an entity do not differ
-        if self.names_only_a_listener or same & CLIENT_ID_KEYS:
-            same |= CLIENT_ID_KEYS
-        if self.names_only_a_listener:
-            same |= {"user"}
-        return pause.keys.keys() <= same
+        return {key.removesuffix("-prefix") for key in pause.keys} <= self.entity_keys
 
     @property
     def shared_entity(self) -> str:
@@ -343,17 +350,14 @@ class Rule(RuleKeys):
         """
         if self.scope == "shared":
             return self.shared_entity
-        listener_only = self.names_only_a_listener
-        values: dict[str, str] = {}
-        if self.listener is not None:
-            values["listener"] = identity.listener
-        if identity.user is not None and (listener_only or self.user is not None):
-            values["user"] = identity.user
-        if listener_only or self.client_id is not None or self.client_id_prefix is not None:
-            values["client-id"] = identity.client_id or ""
-        if topic is not None and self.is_by_topic:
-            values["topic"] = topic
-        return ",".join(f"{key}={value.translate(ESCAPES)}" for key, value in values.items())
+        named = self.entity_keys
+        values = {"listener": identity.listener, "user": identity.user}
+        values |= {"client-id": identity.client_id or "", "topic": topic}
+        return ",".join(
+            f"{key}={value.translate(ESCAPES)}"
+            for key, value in values.items()
+            if key in named and value is not None
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -506,6 +510,8 @@ def guarantees_of(rules: Iterable[Rule]) -> tuple[tuple[Budget, float], ...]:
 
 
 _Ranks = dict[Rank, dict[Named, Rule]]
+_TopicRanks = dict[tuple[TopicRank, Rank], dict[tuple[str | None, Named | None], Rule]]
+"""In order of precedence, with the topic or prefix of each rule."""
 
 
 def _ranked(rules: Iterable[Rule]) -> _Ranks:
@@ -532,11 +538,6 @@ class RuleTable:
     Without `enforce` no client is held to any, nor are those for whom there is a pause.
     """
 
-    __slots__ = (
-        *("_by_kind", "_enforce", "_last_open", "_of_any_topic", "_of_topics", "_ranks"),
-        *("budgets", "pauses", "rules"),
-    )
-
     def __init__(
         self, rules: Iterable[Rule], *, enforce: bool = True, pauses: Iterable[QuotaPause] = ()
     ) -> None:
@@ -556,19 +557,13 @@ class RuleTable:
         }
         self._ranks = {kind: _ranked(of_kind) for kind, of_kind in self._by_kind.items()}
         self._of_any_topic: dict[QuotaKind, _Ranks] = {}
-        self._of_topics: dict[QuotaKind, dict[TopicRank, dict[str, _Ranks]]] = {}
-        """By the topic or prefix of the rules."""
-        for kind in FORESEEN_KINDS:
+        self._of_topics: dict[QuotaKind, _TopicRanks] = {kind: {} for kind in FORESEEN_KINDS}
+        for kind, ranks in self._of_topics.items():
             by_topic = [each for each in self.rules if each.is_by_topic and kind in each.bounds]
             self._of_any_topic[kind] = _ranked(by_topic)
-            named: dict[TopicRank, dict[str, list[Rule]]] = {}
             for rule in by_topic:
-                names = named.setdefault(rule.topic_rank, {})
-                names.setdefault(rule.topic or rule.topic_prefix or "", []).append(rule)
-            self._of_topics[kind] = {
-                rank: {name: _ranked(of_name) for name, of_name in names.items()}
-                for rank, names in named.items()
-            }
+                topic = rule.topic or rule.topic_prefix
+                ranks.setdefault(rule.order, {}).setdefault((topic, rule.named), rule)
 
     def match(self, kind: QuotaKind, identity: ClientIdentity) -> Match | None:
         """Return the first rule for this client that bounds this kind of all topics, or None."""
@@ -581,18 +576,20 @@ class RuleTable:
 
     def match_topic(self, kind: QuotaKind, identity: ClientIdentity, topic: str) -> Match | None:
         """Return the first rule for this client that bounds this kind of a topic, or None."""
-        for (_, minus_length), names in self._of_topics[kind].items():
-            ranks = names.get(topic[:-minus_length] if minus_length else topic, {})
-            rule = _first(ranks, identity)
+        for ((_, minus_length), rank), places in self._of_topics[kind].items():
+            name = topic[:-minus_length] if minus_length else topic
+            rule = places.get((name, _place_of(identity, rank)))
             if rule is not None:
                 return self._match(rule, identity, topic)
         return None
 
     def rules_by_topic(self, kind: QuotaKind, identity: ClientIdentity) -> list[Rule]:
         """Return for each topic, or prefix, that rules name the first for this client."""
-        topics = self._of_topics.get(kind, {}).values()
-        found = (_first(ranks, identity) for names in topics for ranks in names.values())
-        return [rule for rule in found if rule is not None]
+        found: dict[tuple[str | None, str | None], Rule] = {}
+        for rule in self.rules if kind in self._of_topics else ():
+            if rule.is_by_topic and kind in rule.bounds and mismatch(rule.keys, identity) is None:
+                found.setdefault((rule.topic, rule.topic_prefix), rule)
+        return list(found.values())
 
     def _match(self, rule: Rule, identity: ClientIdentity, topic: str | None = None) -> Match:
         """Return what a rule that fits a client comes to."""

@@ -10,7 +10,8 @@ their turns in the order in which they came.
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
@@ -53,30 +54,29 @@ TurnPath: TypeAlias = tuple[Step, ...]
 
 W = TypeVar("W", bound=Hashable)
 
+_Heap: TypeAlias = list[tuple[float, int, Hashable]]
+"""Keys, each with the number of its entry, by what orders them."""
 
+
+@dataclass(slots=True, eq=False)
 class FairOrder:
     """The order of turns of a group's members that wait, by what each of them had."""
 
-    __slots__ = (
-        *("_had", "_heap", "_largest", "_late", "_level", "_numbers", "_served_ms", "_waiting"),
-    )
-
-    def __init__(self) -> None:
-        self._waiting: dict[Hashable, tuple[int, Step]] = {}
-        """With the number of the entry that is valid."""
-        self._heap: list[tuple[float, int, Hashable]] = []
-        """Who has the least is next; with the number of the entry."""
-        self._late: list[tuple[float, int, Hashable]] = []
-        """Those with a guarantee by until when it is served."""
-        self._had: dict[Hashable, float] = {}
-        """In bytes for a weight of 1, as if each had always wanted its share; who had a turn last
-        is last."""
-        self._served_ms: dict[Hashable, float] = {}
-        """Until when the guarantee of a member is served."""
-        self._level = 0.0
-        """What they had whose turn was last."""
-        self._largest = float(TURN_BYTES)
-        self._numbers = count()
+    _waiting: dict[Hashable, tuple[int, Step]] = field(default_factory=dict)
+    """With the number of the entry that is valid."""
+    _heap: _Heap = field(default_factory=list)
+    """Who has the least is next."""
+    _late: _Heap = field(default_factory=list)
+    """Those with a guarantee by until when it is served."""
+    _had: dict[Hashable, float] = field(default_factory=dict)
+    """In bytes for a weight of 1, as if each had always wanted its share; who had a turn last
+    is last."""
+    _served_ms: dict[Hashable, float] = field(default_factory=dict)
+    """Until when the guarantee of a member is served."""
+    _level: float = 0.0
+    """What they had whose turn was last."""
+    _largest: float = float(TURN_BYTES)
+    _numbers: Iterator[int] = field(default_factory=count)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -158,38 +158,31 @@ class FairOrder:
         waiting = self._waiting.get(entry[2])
         return waiting is not None and waiting[0] == entry[1]
 
-    def _valid(self, heap: list[tuple[float, int, Hashable]]) -> list[tuple[float, int, Hashable]]:
+    def _valid(self, heap: _Heap) -> _Heap:
         """Return a heap whose first entry is valid."""
         while heap and not self._is_valid(heap[0]):
             heappop(heap)
         return heap
 
 
-class _Group(Generic[W]):
-    """A group's members that wait: groups, or clients with their connections."""
-
-    __slots__ = ("kept", "lines", "order")
-
-    def __init__(self) -> None:
-        self.order = FairOrder()
-        self.lines: dict[Hashable, _Group[W] | OrderedDict[W, None]] = {}
-        """Of those that wait."""
-        self.kept: dict[Hashable, _Group[W]] = {}
-        """Groups in it that are known on while none waits."""
-
-
+@dataclass(slots=True, eq=False)
 class Turns(Generic[W]):
-    """All connections that wait, and the one whose turn it is."""
+    """A group's members that wait, which are groups, or clients with their connections."""
 
-    __slots__ = ("_root",)
+    order: FairOrder = field(default_factory=FairOrder)
+    lines: "dict[Hashable, Turns[W] | OrderedDict[W, None]]" = field(default_factory=dict)
+    """Of those that wait."""
+    kept: "dict[Hashable, Turns[W]]" = field(default_factory=dict)
+    """Groups in it that are known on while none waits."""
 
-    def __init__(self) -> None:
-        self._root: _Group[W] = _Group()
+    def __len__(self) -> int:
+        """Return how many connections wait."""
+        return sum(map(len, self.lines.values()))
 
     def first(self, now_ms: float) -> W | None:
         """Return the connection whose turn it is; None when none waits."""
-        line: _Group[W] | OrderedDict[W, None] = self._root
-        while isinstance(line, _Group):
+        line: Turns[W] | OrderedDict[W, None] = self
+        while isinstance(line, Turns):
             if not line.lines:
                 return None
             line = line.lines[line.order.first(now_ms)]
@@ -197,15 +190,15 @@ class Turns(Generic[W]):
 
     def join(self, waiter: W, path: TurnPath, size: int, now_ms: float) -> None:
         """Wait at the end of a client's line, with a request of so many bytes."""
-        line: _Group[W] | OrderedDict[W, None] = self._root
+        line: Turns[W] | OrderedDict[W, None] = self
         for depth, step in enumerate(path, 1):
-            assert isinstance(line, _Group)
+            assert isinstance(line, Turns)
             below = line.lines.get(step.key)
             if below is None:
                 below = line.kept.get(step.key)
                 if below is None:
-                    below = OrderedDict() if depth == len(path) else _Group()
-                if step.is_kept and isinstance(below, _Group):
+                    below = OrderedDict() if depth == len(path) else Turns()
+                if step.is_kept and isinstance(below, Turns):
                     line.kept[step.key] = below
                 line.lines[step.key] = below
                 line.order.join(step, size, now_ms)
@@ -241,31 +234,26 @@ class Turns(Generic[W]):
         """Return how many connections wait whose paths begin so."""
         groups = self._groups(path)
         line = groups[-1].lines.get(path[-1].key) if len(groups) == len(path) else None
-        return 0 if line is None else _length(line)
+        return 0 if line is None else len(line)
 
     @property
     def clients(self) -> int:
         """How many clients wait."""
-        groups = self._root.lines.values()
-        return sum(len(each.lines) if isinstance(each, _Group) else 1 for each in groups)
+        lines = self.lines.values()
+        return sum(len(each.lines) if isinstance(each, Turns) else 1 for each in lines)
 
     def is_behind(self, path: TurnPath) -> bool:
         """Return whether a client gets less than its share, or wants less, while others wait."""
         groups = zip(self._groups(path), path, strict=False)
         return any(group.order.is_behind(step) for group, step in groups)
 
-    def _groups(self, path: TurnPath) -> list[_Group[W]]:
+    def _groups(self, path: TurnPath) -> "list[Turns[W]]":
         """Return the groups along a path, as far as somebody waits there, or they are kept."""
-        line: _Group[W] | OrderedDict[W, None] | None = self._root
-        groups: list[_Group[W]] = []
+        line: Turns[W] | OrderedDict[W, None] | None = self
+        groups: list[Turns[W]] = []
         for step in path:
-            if not isinstance(line, _Group):
+            if not isinstance(line, Turns):
                 break
             groups.append(line)
             line = line.lines.get(step.key) or line.kept.get(step.key)
         return groups
-
-
-def _length(line: _Group[W] | OrderedDict[W, None]) -> int:
-    """Return how many connections wait in a line, or in all lines of a group."""
-    return sum(map(_length, line.lines.values())) if isinstance(line, _Group) else len(line)

@@ -20,6 +20,8 @@ TOPIC_KEYS: Final = ("topic", "topic-prefix")
 
 RULE_KEYS: Final = (*CLIENT_KEYS, *TOPIC_KEYS)
 
+PREFIX_KEYS: Final = frozenset({"client-id-prefix", "topic-prefix"})
+
 BUDGET_KEY: Final = "budget"
 """Stands for the clients of a budget's rules; with it there is no other key."""
 
@@ -99,13 +101,6 @@ def _find_topic_problems(
         yield BadValueError(message, "write it into the rule of these clients", "budget")
 
 
-def is_open(keys: Mapping[str, str], scope: str) -> bool:
-    """Return whether clients decide how many entities a rule with these keys has."""
-    named = keys.keys()
-    is_for_many = DEFAULT in keys.values() or not named.isdisjoint(_PREFIX_KEYS)
-    return scope == "each" and (is_for_many or named == {"listener"})
-
-
 def parse_scope(value: object) -> str:
     """Return a rule's scope. Raises BadValueError for anything else."""
     if not isinstance(value, str) or value not in ("each", "shared"):
@@ -137,7 +132,6 @@ def parse_topic_prefix(value: object) -> str:
     return prefix
 
 
-_PREFIX_KEYS = frozenset({"client-id-prefix", "topic-prefix"})
 _PARSERS = {
     "client-id-prefix": parse_prefix,
     "topic": parse_topic,

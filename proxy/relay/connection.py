@@ -18,7 +18,7 @@ from proxy.cluster.upstream import UpstreamError
 from proxy.quota.connection_quotas import TOO_MANY, ConnectionRefused
 from proxy.quota.delay_queue import NOT_DELAYED
 from proxy.quota.entities import CONSUMER_BYTE_RATE
-from proxy.quota.lease import NS_PER_SECOND
+from proxy.quota.meter import NS_PER_SECOND
 from proxy.relay.channel import Channel, ChannelLost
 from proxy.relay.frame_flow import SLOW_FRAME_S
 from proxy.relay.interceptor import ClientSentOn

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from metrics import CounterChild
 from proxy.quota.entities import QuotaKind
 from proxy.quota.gate import InFlightFetch
-from proxy.quota.lease import Lease
+from proxy.quota.meter import Lease
 from proxy.quota.meters import ThrottleTime
 from proxy.relay.client_usage import SampleTurn
 from proxy.relay.interceptor import InterceptedRequest

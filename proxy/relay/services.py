@@ -17,8 +17,8 @@ from proxy.progress.topics import TopicNames
 from proxy.quota import fields
 from proxy.quota.connection_quotas import TOO_MANY, ConnectionQuotas
 from proxy.quota.delay_queue import Delayed, DelayQueue, Release
-from proxy.quota.lease import LEASE_MS
 from proxy.quota.manager import QuotaManager
+from proxy.quota.meter import LEASE_MS
 from proxy.quota.meters import ThrottleTime
 from proxy.relay.client_usage import ClientUsage, direction_of
 from proxy.relay.clients import ClientRegistry

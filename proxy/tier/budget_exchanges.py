@@ -9,7 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
@@ -19,12 +19,12 @@ from structlog import get_logger
 
 from metrics.clock import clock_ms
 from proxy.admin.peer_client import PeerError
-from proxy.quota.budget_claims import BudgetClaim, claim_of, is_idle, rate_since
 from proxy.quota.budget_leases import (
     ASK_EVERY_MS,
     RATE_LEASE_MS,
     SKEW_MS,
     VOTE_MS,
+    BudgetClaim,
     BudgetOwner,
     Demand,
     LeaseUser,
@@ -32,6 +32,9 @@ from proxy.quota.budget_leases import (
     Vote,
     Voters,
     Votes,
+    claim_of,
+    is_idle,
+    rate_since,
 )
 from proxy.quota.entities import TRAFFIC_KINDS
 from proxy.quota.manager import QuotaManager
@@ -39,8 +42,8 @@ from proxy.quota.meter import Meter, sensor_name
 from proxy.quota.rules import Budget, Rule
 from proxy.state import Document
 from proxy.tasks import end_tasks
-from proxy.tier.keys.quota_keys import QuotaKeys
 from proxy.tier.peers import Peers
+from proxy.tier.quota_keys import QuotaKeys
 from proxy.tier.slot_map import slot_of
 
 LEASE_LOOK_S = 0.1
@@ -57,8 +60,6 @@ FAILING_AFTER_MS = 5_000.0
 
 PROCESS_MARK = "#"
 """Between a member's name and what tells apart its processes: a new one knows of no lease."""
-
-Rows = Sequence[Sequence[Any]]
 
 _log = get_logger(__name__)
 
@@ -103,35 +104,6 @@ class _Use:
         return self.is_urgent or now_ms - self.asked_ms >= ASK_EVERY_MS
 
 
-@dataclass(slots=True)
-class _Owned:
-    """What this member may lease, if others take it for the owner."""
-
-    owner: BudgetOwner
-    claims: dict[str, BudgetClaim] = field(default_factory=dict)
-    """The latest of each member."""
-
-    def lease(
-        self,
-        member: str,
-        number: int,
-        uses: RateLease,
-        claim: BudgetClaim,
-        votes: Votes,
-        now_ms: float,
-    ) -> RateLease | None:
-        """Answer a demand, as BudgetOwner does."""
-        for gone in self.claims.keys() - votes.voters.members:
-            del self.claims[gone]
-        self.claims[_voter(member)] = claim
-        inner_weights: defaultdict[str, float] = defaultdict(float)
-        for each in self.claims.values():
-            for name, inner in each.inner.items():
-                inner_weights[name] += inner.inner_weight
-        demand = Demand(member, number, uses, claim.among(inner_weights), claim.lasting)
-        return self.owner.answer(demand, votes, now_ms)
-
-
 class BudgetExchanges:
     """Those of this member: `owners` gives the member that owns each slot, and all members.
 
@@ -155,7 +127,8 @@ class BudgetExchanges:
         """By the names that sensors of all clients of a rule have."""
         self._uses: dict[str, _Use] = {}
         """By the names of sensors here, as all below."""
-        self._owned: dict[str, _Owned] = {}
+        self._owned: dict[str, BudgetOwner] = {}
+        """What this member may lease, if others take it for the owner."""
         self._given: dict[int, Vote] = {}
         """By slots, as those taken."""
         self._taken: dict[int, Votes] = {}
@@ -197,7 +170,7 @@ class BudgetExchanges:
         member, number, voted = document["votes"]
         member, number, slots = str(member), int(number), {int(slot) for slot in voted}
         demands = [
-            (str(rule), str(sensor), _lease_of(uses), BudgetClaim.of(claim))
+            (str(rule), str(sensor), Demand(member, number, _lease_of(uses), BudgetClaim.of(claim)))
             for rule, sensor, uses, claim in document["demands"]
         ]
         now_ms, voter = clock_ms(), _voter(member)
@@ -208,17 +181,14 @@ class BudgetExchanges:
         for slot in slots & self._taken.keys():
             self._taken[slot].take(voter, now_ms)
         leases: list[list[Any]] = []
-        for rule, sensor, uses, claim in demands:
+        for rule, sensor, demand in demands:
             leased = self._leased.get(rule)
             if leased is None or leased.slot not in slots:
                 continue
-            owned = self._owned.get(sensor)
-            if owned is None:
-                owned = self._owned[sensor] = _Owned(BudgetOwner(0.0, 0.0))
-            owned.owner.rate, owned.owner.guaranteed = leased.rate, leased.guaranteed
-            owned.owner.free_ms = leased.since_ms + VOTE_MS
-            votes = self._taken[leased.slot]
-            lease = owned.lease(member, number, uses, claim, votes, now_ms)
+            owner = self._owned.setdefault(sensor, BudgetOwner(0.0, 0.0))
+            owner.rate, owner.guaranteed = leased.rate, leased.guaranteed
+            owner.free_ms = leased.since_ms + VOTE_MS
+            lease = owner.answer(demand, self._taken[leased.slot], now_ms)
             if lease is not None:
                 leases.append([sensor, *lease])
         return leases
@@ -297,8 +267,8 @@ class BudgetExchanges:
         """Forget what is used no more here, and what nobody uses of what was leased."""
         for name in self._uses.keys() - self._quotas.leased.keys():
             del self._uses[name]
-        for at, (name, owned) in enumerate(tuple(self._owned.items()), 1):
-            if owned.owner.is_idle(now_ms):
+        for at, (name, owner) in enumerate(tuple(self._owned.items()), 1):
+            if owner.is_idle(now_ms):
                 del self._owned[name]
             if at % LEASES_AT_ONCE == 0:
                 await asyncio.sleep(0)
@@ -339,24 +309,23 @@ class BudgetExchanges:
         use.moved, use.asked_ms, use.is_urgent = meter.moved, now_ms, False
         return [use.rule, name, list(uses), claim.row()]
 
-    def _take(self, leases: Rows) -> None:
+    def _take(self, leases: Iterable[tuple[str, RateLease]]) -> None:
         now_ms = clock_ms()
-        for name, *lease in leases:
+        for name, lease in leases:
             use, meter = self._uses.get(name), self._quotas.leased.get(name)
             if use is None or meter is None:
                 continue
             use.answered_ms = now_ms
-            use.is_urgent = use.user.take(RateLease(*lease), now_ms)
+            use.is_urgent = use.user.take(lease, now_ms)
             meter.lease_rate(use.user.rate(now_ms), now_ms)
             if use.is_urgent:
                 self._wanted.set()
 
-    async def _leases(self, owner: str, message: Document) -> Rows:
-        if owner == self._name:
-            return self.lease(message)
-        answer = await self._peers.demand(owner, message)
+    async def _leases(self, owner: str, message: Document) -> list[tuple[str, RateLease]]:
+        is_own = owner == self._name
+        rows = self.lease(message) if is_own else await self._peers.demand(owner, message)
         try:
-            return [(str(name), *_lease_of(lease)) for name, *lease in answer]
+            return [(str(name), _lease_of(lease)) for name, *lease in rows]
         except (TypeError, ValueError) as error:
             raise PeerError(owner, f"its leases are not understood: {error}") from None
 

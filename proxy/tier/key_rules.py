@@ -1,14 +1,14 @@
 """By which rules a member makes the keys of clients, and whose rules those are.
 
 What keys are made of is text, in the state of a tier: the same text makes the same keys, so members
-that have it agree on who owns a client.
+that have it agree on who owns a client. The command `check` prints what keys rules come to.
 """
 
 import asyncio
 import json
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Self
@@ -17,10 +17,11 @@ from structlog import get_logger
 
 from proxy.config import Config
 from proxy.queries.record_owner import OwnerKind, owner_of
+from proxy.quota.entities import FORESEEN_KINDS, TRAFFIC_KINDS, ClientIdentity
 from proxy.quota.rules import Rule, RuleTable
 from proxy.state import Record, SlotStore, StateError, Store
 from proxy.state.store import SEPARATOR
-from proxy.tier.keys.quota_keys import PIPELINE, ClientSet, QuotaKeys
+from proxy.tier.quota_keys import PIPELINE, ClientSet, QuotaKeys
 from proxy.tier.records import COMMON_SLOT, OWED, WATCH
 
 KEYS_KEY = "tier/keys"
@@ -30,6 +31,8 @@ KEYS_SCHEMA = 1
 """Of the record's value."""
 
 DIGEST_CHARS = 12
+
+MEND = "fix: count by what tells these clients apart, for example client-id, or divide it by hand"
 
 _log = get_logger(__name__)
 
@@ -182,6 +185,36 @@ def client_sets(config: Config) -> tuple[ClientSet, ...]:
     for query in config.queries:
         found.append(ClientSet(query.client_id, frozenset((query.client_id,))))
     return tuple(found)
+
+
+def keys_of(config: Config, table: RuleTable) -> QuotaKeys:
+    """Return the keys by which members share the clients."""
+    return QuotaKeys(table.rules, client_sets(config))
+
+
+def find_key_hints(config: Config, table: RuleTable, keys: QuotaKeys) -> Iterator[str]:
+    """Yield a line for each rule of which every member has the whole number of connections."""
+    for rule in table.rules if config.tier is not None else ():
+        counted = [kind for kind in rule.bounds if kind not in TRAFFIC_KINDS]
+        if counted and keys.is_divided(rule):
+            yield (
+                f"{rule.title}: its clients are at several members, each of which allows "
+                f"{' and '.join(counted)} by itself; {MEND}"
+            )
+
+
+def explain_key(
+    config: Config, table: RuleTable, keys: QuotaKeys, identity: ClientIdentity
+) -> Iterator[str]:
+    """Yield a client's quota key with its slot, and what it shares with clients of others."""
+    yield f"quota key: {keys.key_of(identity)!r}, slot {keys.slot_of(identity)}"
+    matches = [table.match(kind, identity) for kind in TRAFFIC_KINDS]
+    rules = [match.rule for match in matches if match is not None]
+    for kind in sorted(FORESEEN_KINDS):
+        rules += table.rules_by_topic(kind, identity)
+    divided = {rule.title for rule in rules if config.tier is not None and keys.is_divided(rule)}
+    for title in sorted(divided):
+        yield f"     {title}: each member that serves its clients has a part of what they share"
 
 
 def _json(value: object) -> str:

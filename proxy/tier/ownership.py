@@ -17,17 +17,16 @@ from metrics.clock import clock_ms
 from proxy.admin.peer_client import PeerError
 from proxy.progress.owns import OwnedBeside
 from proxy.queries.queries import Queries
-from proxy.quota.debts import Debt
 from proxy.quota.entities import ClientIdentity
-from proxy.quota.manager import SharedQuotas
+from proxy.quota.manager import Debt, QuotaManager
 from proxy.relay.relay import Relay
 from proxy.slices import Slices
 from proxy.state import GroupFence, Record, SlotStore, StateError
 from proxy.tier.group.group_documents import Assignment
 from proxy.tier.group.slot_states import GIVEN, SERVED, SlotStates
 from proxy.tier.key_rules import TierRules
-from proxy.tier.keys.quota_keys import QuotaKeys
 from proxy.tier.peers import Peers
+from proxy.tier.quota_keys import QuotaKeys
 from proxy.tier.records import COMMON_SLOT, take_debts, write_debts
 from proxy.tier.slot_balance import Owners, stand_in_of
 from proxy.tier.slot_map import SLOTS, SlotMap
@@ -77,7 +76,7 @@ class SlotOwns:
 class SlotOwnership:
     """Follows what the group decides, for the member `name`. Make it inside an event loop.
 
-    What goes with slots is what `queries` follow, and what clients owe by `shared`. `lead`
+    What goes with slots is what `queries` follow, and what clients owe by `quotas`. `lead`
     has the member write what concerns all, or leave that; it raises StateError.
     """
 
@@ -88,7 +87,7 @@ class SlotOwnership:
         self,
         name: str,
         queries: Queries,
-        shared: SharedQuotas,
+        quotas: QuotaManager,
         relay: Relay,
         slices: Slices,
         lead: Callable[[bool], Awaitable[None]],
@@ -99,7 +98,7 @@ class SlotOwnership:
         moves: Counter,
     ) -> None:
         self._name, self._steering = name, steering
-        self._queries, self._shared, self._relay, self._slices = queries, shared, relay, slices
+        self._queries, self._quotas, self._relay, self._slices = queries, quotas, relay, slices
         self._on_lead = lead
         self._rules, self._peers, self._moves = rules, peers, moves
         self._may_have_misplaced = False
@@ -242,7 +241,7 @@ class SlotOwnership:
         gained = self._steering.use(self.routes(), self.owns.keys.slot_of)
         if gained:
             slot_of = self.owns.keys.slot_of
-            walk = self._shared.pace_immediately(lambda client: slot_of(client) in gained, clock_ms)
+            walk = self._quotas.pace_immediately(lambda client: slot_of(client) in gained, clock_ms)
             await self._slices.collect(walk)
 
     def _cut_off(self, *, is_cut_off: bool) -> None:
@@ -308,7 +307,7 @@ class SlotOwnership:
         if slot_map.owners[COMMON_SLOT] != self._name:
             await self._lead(is_leader=False)
         await self._queries.revoke(owns=OwnedBeside(before, after, is_others=True))
-        left = self._shared.debts(
+        left = self._quotas.debts(
             lambda client: before.has(client) and not after.has(client), clock_ms()
         )
         gone = before.slots - after.slots
@@ -328,7 +327,7 @@ class SlotOwnership:
                 self._owners_before[slot] = owner
         try:
             owed = [debt for debt in debts if after.has(debt.identity)]
-            self._shared.take_debts(owed, clock_ms())
+            self._quotas.take_debts(owed, clock_ms())
             await self._queries.assign(self.store, owns=after)
         finally:
             await self._steer()

@@ -22,7 +22,7 @@ from proxy.admin.peers.tier_routes import (
 )
 from proxy.admin.tier_protocol import VisitRows
 from proxy.config import Config
-from proxy.quota.debts import Debt
+from proxy.quota.manager import Debt
 from proxy.state import Document, Record
 from proxy.tasks import end_tasks
 

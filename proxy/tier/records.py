@@ -10,7 +10,7 @@ from proxy.cluster.kafka_client import Bootstrap
 from proxy.config import Config
 from proxy.debt_records import debts_record, read_debts
 from proxy.queries.record_owner import owner_of
-from proxy.quota.debts import Debt
+from proxy.quota.manager import Debt
 from proxy.state import Record, SlotStore, Store
 from proxy.state.store import SEPARATOR
 from proxy.tier.slot_map import SLOTS, slot_of

@@ -118,7 +118,7 @@ class TierMember:
         is_reached = partial(self.request_rebalance, at_once=True)
         self._probe = ReachabilityProbe(lambda: peers.silent, is_reached)
         self._ownership = ownership = SlotOwnership(
-            *(name, queries, quotas.shared, relay, slices, lead),
+            *(name, queries, quotas, relay, slices, lead),
             steering=steering,
             rules=rules,
             peers=peers,
@@ -130,7 +130,7 @@ class TierMember:
         self.keep = ownership.keep
         self._steering = steering
         steering.on_learned = self._learned
-        self._exchanges = VisitExchanges(quotas.shared, steering, peers)
+        self._exchanges = VisitExchanges(quotas, steering, peers)
         self.visited = self._exchanges.charge
         self._budgets = BudgetExchanges(name, quotas, peers, ownership.serving, lambda: rules.keys)
         self.lease = self._budgets.lease

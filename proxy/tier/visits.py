@@ -14,7 +14,7 @@ from structlog import get_logger
 from metrics.clock import clock_ms
 from proxy.admin.peer_client import PeerError
 from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.manager import SharedQuotas
+from proxy.quota.manager import QuotaManager
 from proxy.relay.steering import Visit
 from proxy.tasks import end_tasks
 from proxy.tier.peers import Peers
@@ -66,8 +66,8 @@ def read_visit(row: Sequence[Any]) -> Visit:
 class VisitExchanges:
     """Those of this member, of visitors that `steering` sees."""
 
-    def __init__(self, shared: SharedQuotas, steering: SlotSteering, peers: Peers) -> None:
-        self._shared, self._steering, self._peers = shared, steering, peers
+    def __init__(self, quotas: QuotaManager, steering: SlotSteering, peers: Peers) -> None:
+        self._quotas, self._steering, self._peers = quotas, steering, peers
         steering.on_visit = self.add
         self._visits: defaultdict[str, dict[_Key, Visit]] = defaultdict(dict)
         """What visitors have had since their owners were told last, by owner."""
@@ -113,7 +113,7 @@ class VisitExchanges:
         for number, visit in enumerate([read_visit(row) for row in rows]):
             if not number % CHARGED_AT_ONCE:
                 await asyncio.sleep(0)
-            owed_ms = self._shared.charge_visit(
+            owed_ms = self._quotas.charge_visit(
                 visit.identity, visit.address, visit.kind, visit.amount, clock_ms()
             )
             if owed_ms > 0:
@@ -134,7 +134,7 @@ class VisitExchanges:
             return
         self._failing_since_s.pop(owner, None)
         for owed in [read_visit(row) for row in answer]:
-            self._shared.owe(owed.identity, owed.kind, owed.amount, clock_ms())
+            self._quotas.owe(owed.identity, owed.kind, owed.amount, clock_ms())
 
     def _send_again(self, owner: str, visits: Sequence[Visit], problem: str) -> None:
         """Keep for a while what an owner could not be told, for it or who is the owner then."""

@@ -268,13 +268,13 @@ async def test_an_override_holds_at_once_and_goes_again(world: AdminWorld, ask: 
 
     deleted = await ask("DELETE", ETL)
     assert (deleted.status, deleted.json) == (200, {"deleted": "client-id=etl-orders"})
-    assert all(entry.source is RuleOrigin.FILE for entry in world.rules.entries())
+    assert all(entry.source is RuleOrigin.FILE for entry in world.rules.composed.entries)
 
 
 async def test_an_override_is_kept(world: AdminWorld, ask: Ask):
     await ask("PUT", "/v1/quotas/user=bob", json={"producer_byte_rate": 70_000, "scope": "shared"})
     again = RuleRegistry(world.quotas, world.store, world.quotas.settings)
-    (entry,) = (each for each in again.entries() if each.source is RuleOrigin.OVERRIDE)
+    (entry,) = (each for each in again.composed.entries if each.source is RuleOrigin.OVERRIDE)
     assert (entry.rule.user, entry.rule.scope) == ("bob", "shared")
     assert dict(entry.rule.bounds) == {PRODUCER: 70_000.0}
 
@@ -287,7 +287,7 @@ async def test_what_is_not_overridden_cannot_be_deleted(ask: Ask):
 
 async def test_a_change_that_cannot_be_kept_is_not_made(world: AdminWorld, ask: Ask):
     assert (await ask("PUT", ETL, json={"consumer_byte_rate": "1MiB"})).status == 200
-    before = world.rules.entries()
+    before = world.rules.composed.entries
     world.store.is_full = True
     for method in ("PUT", "DELETE"):
         answer = await ask(method, ETL, json={"consumer_byte_rate": "2MiB"})
@@ -295,7 +295,7 @@ async def test_a_change_that_cannot_be_kept_is_not_made(world: AdminWorld, ask: 
             503,
             {"error": "the disk is full", "fix": "make room"},
         )
-    assert world.rules.entries() == before
+    assert world.rules.composed.entries == before
 
 
 async def test_the_status_has_all_that_the_page_shows(world: AdminWorld, ask: Ask):

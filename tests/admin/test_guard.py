@@ -176,7 +176,7 @@ async def test_nothing_is_changed_without_the_token(
     answer = await ask_guarded(method, path, data=GOOD, headers={**JSON, **headers})
     assert (answer.status, set(answer.json)) == (401, {"error", "fix"})
     assert answer.headers["WWW-Authenticate"].startswith("Bearer")
-    assert len(world.rules.entries()) == 4
+    assert len(world.rules.composed.entries) == 4
 
 
 async def test_with_the_token_all_is_open(ask_guarded: Ask):

@@ -36,7 +36,7 @@ async def test_who_has_no_right_to_it_changes_nothing(
         assert f"the token '{name}' may not change this" in answer.json["error"]
         assert "quotas" in answer.json["fix"]
         assert "WWW-Authenticate" not in answer.headers
-        assert len(world.rules.entries()) == 4
+        assert len(world.rules.composed.entries) == 4
 
 
 async def test_every_path_asks_for_the_right_to_it(world: AdminWorld):
@@ -189,7 +189,7 @@ async def test_hostile_headers_open_nothing(world: AdminWorld, status: int, head
         writer.close()
     assert answer.split()[1] == str(status).encode(), answer
     assert b"Traceback" not in answer
-    assert len(world.rules.entries()) == 4
+    assert len(world.rules.composed.entries) == 4
 
 
 async def test_tokens_may_be_replaced_while_it_runs(world: AdminWorld):

@@ -25,12 +25,12 @@ from proxy.admin.peers.tier_routes import (
 from proxy.admin.port.guard import Access
 from proxy.admin.replies import ApiError
 from proxy.admin.tier_protocol import VisitRows
-from proxy.quota.debts import Debt
 from proxy.quota.entities import ClientIdentity, QuotaKind
+from proxy.quota.manager import Debt
 from proxy.state import Document, Record, StateError
 from proxy.tier.budget_exchanges import BudgetExchanges
-from proxy.tier.keys.quota_keys import QuotaKeys
 from proxy.tier.peers import Peers
+from proxy.tier.quota_keys import QuotaKeys
 from proxy.tier.slot_map import SLOTS
 from proxy.tier.visits import read_visit
 

@@ -21,8 +21,8 @@ from proxy.admin.server import AdminServer
 from proxy.admin.tier_protocol import VisitRows
 from proxy.progress.query_scope import QueryScope
 from proxy.progress.report import Refusal, ReportRefused
-from proxy.quota.debts import Debt
 from proxy.quota.entities import ClientIdentity
+from proxy.quota.manager import Debt
 from proxy.state import Document, Record
 
 NAMES = ("a/0", "a/1", "b/0", "b/1", "c/0", "c/1")

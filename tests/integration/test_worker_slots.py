@@ -17,7 +17,7 @@ from support.proxy_process import ProxyProcess, until
 
 from examples.devkit.broker import EmbeddedBroker
 from proxy.quota.entities import ClientIdentity
-from proxy.tier.keys.quota_keys import QuotaKeys
+from proxy.tier.quota_keys import QuotaKeys
 from proxy.tier.slot_map import SLOTS, slot_of
 
 WORKERS = 2

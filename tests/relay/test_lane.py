@@ -16,7 +16,7 @@ from relaylab.lab import AllShown, End, Lab, open_lab, turns, until
 
 from metrics.clock import clock_ms
 from proxy.quota.entities import QuotaKind
-from proxy.quota.lease import LEASE_MS
+from proxy.quota.meter import LEASE_MS
 from proxy.quota.rules import QuotaSettings, Rule
 from proxy.relay.interceptor import InterceptedRequest
 from proxy.relay.lane import Kind, Lane

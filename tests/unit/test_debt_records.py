@@ -8,8 +8,8 @@ from parts.quota_world import QuotaWorld
 
 from proxy import debt_records
 from proxy.debt_records import DEBT_PARTS, DEBTS, LEAST_KEPT_MS, DebtStore
-from proxy.quota.debts import Debt
 from proxy.quota.entities import ClientIdentity, QuotaKind
+from proxy.quota.manager import Debt
 from proxy.quota.rules import Rule
 from proxy.state import MemoryStore, Record
 
@@ -141,12 +141,12 @@ def test_a_record_that_cannot_be_read_is_left_out(clocks: Clocks, text: str) -> 
 def test_debts_that_nobody_has_come_for_are_kept_on() -> None:
     """So that a second crash does not forgive them; and whoever comes waits as it had to before."""
     world = QuotaWorld(Rule(client_id="a", bounds={KIND: 1.0 * MB}))
-    shared = world.quotas.shared
-    shared.take_debts([debt("a", 40_000.0, 30_000.0)], world.now_ms)
+    quotas = world.quotas
+    quotas.take_debts([debt("a", 40_000.0, 30_000.0)], world.now_ms)
     world.pass_ms(1000.0)
 
     def owed() -> list[Debt]:
-        walk = shared.owing(lambda _: True, lambda: world.now_ms, LEAST_KEPT_MS)
+        walk = quotas.owing(lambda _: True, lambda: world.now_ms, LEAST_KEPT_MS)
         return [each for each in walk if each is not None]
 
     assert owed() == [debt("a", 39_000.0, 29_000.0)]

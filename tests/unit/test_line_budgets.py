@@ -23,7 +23,7 @@ BUDGETS = {
     "proxy/launcher": Budget(715, 400),
     "proxy/member.py proxy/wiring.py proxy/hot_restart.py "
     "proxy/debt_records.py proxy/health.py proxy/parts.py proxy/garbage.py": Budget(1400, 650),
-    "proxy/tier": Budget(4215, 2350),
+    "proxy/tier": Budget(4165, 2350),
     "proxy/onboarding": Budget(1000, 700),
     "proxy/queries": Budget(875, 650),
     "proxy/admin": Budget(6675, 4250),
@@ -32,7 +32,7 @@ BUDGETS = {
     "proxy/usage": Budget(1055, 1000),
     "proxy/pipeline": Budget(3130, 2700),
     "proxy/backpressure": Budget(2550, 1950),
-    "proxy/quota": Budget(5735, 3100),
+    "proxy/quota": Budget(5610, 3100),
     "proxy/progress": Budget(3785, 2950),
     "proxy/state": Budget(2200, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(

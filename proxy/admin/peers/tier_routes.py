@@ -14,7 +14,7 @@ from proxy.admin.audit import current_author
 from proxy.admin.port.guard import require_all_rights
 from proxy.admin.replies import ApiError, answer, json_body, read_whole
 from proxy.admin.tier_protocol import Tier
-from proxy.quota.debts import Debt
+from proxy.quota.manager import Debt
 from proxy.state import Record, StateError
 
 TIER_PATH = "/v1/tier"

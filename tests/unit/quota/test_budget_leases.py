@@ -20,6 +20,7 @@ from proxy.quota.budget_leases import (
     RATE_LEASE_MS,
     SKEW_MS,
     VOTE_MS,
+    BudgetClaim,
     BudgetOwner,
     Demand,
     LeaseUser,
@@ -28,14 +29,14 @@ from proxy.quota.budget_leases import (
     Voters,
     Votes,
 )
-from proxy.quota.shares import Claim, divide
+from proxy.quota.shares import divide
 
 BUDGET = 200.0
 GUARANTEED = 4.0
 END_MS = 30_000.0
 LONGEST_DELAY_MS = 5_000.0
 SETTLED_MS = 3 * (RATE_LEASE_MS + SKEW_MS)
-ALL = Claim()
+ALL = BudgetClaim()
 
 
 LOOK_EVERY_MS = 100.0
@@ -67,7 +68,7 @@ class Process:
 class Network:
     """Members and owners; each message takes as long as `delay_ms` says, `None`: it is lost."""
 
-    claims: dict[str, Claim]
+    claims: dict[str, BudgetClaim]
     delay_ms: Callable[[], float | None] = lambda: 1.0
     guaranteed: float = 0.0
     now_ms: float = 0.0
@@ -170,7 +171,7 @@ class Network:
             return
         claim, number = self.claims[name], next(self.numbers) + 1
         uses = user.ask(number, self.clock_ms(name))
-        demand = Demand(process_name, number, uses, claim, claim.floor)
+        demand = Demand(process_name, number, uses, claim)
         process, until_ms = self.processes[asked], self.now_ms + ASK_LIMIT_MS
         is_open = [True]
 
@@ -209,7 +210,7 @@ def history(seed: int, members: int) -> Network:
     """Run a random history of losses, delays, doubles, freezes, wishes and owners."""
     rng = random.Random(seed)
     floor = GUARANTEED * BUDGET / 8 / members
-    claims = {f"m-{number}": Claim(1 + number % 3, floor) for number in range(members)}
+    claims = {f"m-{number}": BudgetClaim(1 + number % 3, floor) for number in range(members)}
     lossy, slow = rng.random() * 0.5, rng.random()
 
     def delay_ms() -> float | None:
@@ -233,9 +234,9 @@ def history(seed: int, members: int) -> Network:
                     lambda n=name, o=owner: net.asked.update({n: o}),
                     lambda o=owner: net.asked.update(dict.fromkeys(claims, o)),
                     lambda n=name: net.claims.update(
-                        {n: Claim(5, floor, demand=rng.uniform(0, BUDGET))}
+                        {n: BudgetClaim(5, floor, demand=rng.uniform(0, BUDGET))}
                     ),
-                    lambda n=name: net.claims.update({n: Claim(demand=0.0)}),
+                    lambda n=name: net.claims.update({n: BudgetClaim(demand=0.0)}),
                     lambda n=name: net.users.update({n: net.new_user(n)}),
                 )
             ),
@@ -266,21 +267,21 @@ def test_histories_in_which_nothing_is_leased_would_prove_nothing():
 
 
 def test_each_member_gets_what_is_due_to_its_clients():
-    claims = {"a": Claim(3, 60.0), "b": ALL, "c": ALL}
+    claims = {"a": BudgetClaim(3, 60.0), "b": ALL, "c": ALL}
     net = Network(claims)
     net.run(SETTLED_MS)
-    due = divide(BUDGET, list(claims.values()))
+    due = divide(BUDGET, [claim.among({}) for claim in claims.values()])
     assert list(net.rates().values()) == pytest.approx(due, rel=0.1)
     assert net.total() >= 0.97 * BUDGET
 
 
 def test_what_one_leaves_others_have_and_give_back():
-    net = Network({"a": Claim(3, 60.0), "b": ALL, "c": ALL})
+    net = Network({"a": BudgetClaim(3, 60.0), "b": ALL, "c": ALL})
     net.run(SETTLED_MS)
-    net.claims["a"] = Claim(3, 60.0, demand=0.0)
+    net.claims["a"] = BudgetClaim(3, 60.0, demand=0.0)
     net.run(2 * SETTLED_MS)
     assert net.rates() == pytest.approx({"a": 0.0, "b": 100.0, "c": 100.0}, rel=0.1)
-    net.claims["a"] = Claim(3, 60.0)
+    net.claims["a"] = BudgetClaim(3, 60.0)
     net.ask_once("a")
     net.run(2 * SETTLED_MS + 2.1 * ASK_EVERY_MS)
     assert net.rates()["a"] >= 60.0
@@ -289,7 +290,7 @@ def test_what_one_leaves_others_have_and_give_back():
 
 
 def test_a_member_without_an_owner_keeps_its_guarantee_for_a_while():
-    net = Network({"a": Claim(3, 60.0), "b": ALL}, guaranteed=60.0)
+    net = Network({"a": BudgetClaim(3, 60.0), "b": ALL}, guaranteed=60.0)
     net.run(SETTLED_MS)
     net.frozen_until_ms[FIRST] = math.inf
     net.run(SETTLED_MS + RATE_LEASE_MS)
@@ -307,7 +308,7 @@ def test_what_a_member_had_that_is_gone_is_leased_again():
 
 
 def test_leases_go_on_when_another_one_is_the_owner():
-    net = Network({"a": Claim(3, 60.0), "b": ALL, "c": ALL}, guaranteed=60.0)
+    net = Network({"a": BudgetClaim(3, 60.0), "b": ALL, "c": ALL}, guaranteed=60.0)
     net.run(SETTLED_MS)
     before = net.rates()
     net.ask_second()
@@ -315,7 +316,7 @@ def test_leases_go_on_when_another_one_is_the_owner():
     assert net.total() >= 0.8 * BUDGET
     net.run(2 * SETTLED_MS)
     assert net.rates() == pytest.approx(before, rel=0.1)
-    net.claims["b"] = Claim(demand=0.0)
+    net.claims["b"] = BudgetClaim(demand=0.0)
     net.run(2 * SETTLED_MS + GUARANTEE_MS)
     assert net.total() == pytest.approx(BUDGET, rel=0.03)
 
@@ -390,7 +391,7 @@ def votes_of(member: str, at_ms: float) -> Votes:
 
 def test_a_demand_that_comes_twice_or_late_is_answered_once():
     owner, votes = BudgetOwner(BUDGET, 0.0), votes_of("a", 20.0)
-    first, second = (Demand("a", number, NO_LEASE, ALL, 0.0) for number in (1, 2))
+    first, second = (Demand("a", number, NO_LEASE, ALL) for number in (1, 2))
     assert owner.answer(second, votes, 20.0) == RateLease(second.number, BUDGET, 0.0)
     assert owner.answer(second, votes, 30.0) is None
     assert owner.answer(first, votes, 30.0) is None
@@ -398,7 +399,9 @@ def test_a_demand_that_comes_twice_or_late_is_answered_once():
 
 def test_an_owner_forgets_what_nobody_uses_any_more_and_not_before():
     owner = BudgetOwner(BUDGET, 5.0)
-    lease = owner.answer(Demand("a", 1, NO_LEASE, ALL, 5.0), votes_of("a", 0.0), 0.0)
+    lease = owner.answer(
+        Demand("a", 1, NO_LEASE, BudgetClaim(guaranteed=5.0)), votes_of("a", 0.0), 0.0
+    )
     assert lease == RateLease(1, BUDGET, 5.0)
     over_ms = RATE_LEASE_MS + SKEW_MS + GUARANTEE_MS
     assert not owner.is_idle(over_ms - 1.0)
@@ -413,7 +416,7 @@ def test_in_the_place_of_another_rule_no_more_is_leased_at_first_than_members_sa
         (2, used, 500.0, 50.0),
         (3, used, 1_000.0, BUDGET),
     ):
-        lease = owner.answer(Demand("a", number, uses, ALL, 0.0), votes_of("a", at_ms), at_ms)
+        lease = owner.answer(Demand("a", number, uses, ALL), votes_of("a", at_ms), at_ms)
         assert lease is not None
         assert lease.rate == rate
 

@@ -7,16 +7,20 @@ from closed_loop import CONSUMER, MB, WINDOW_MS, ClosedLoop, Consumer
 from parts.quota_world import QuotaWorld
 
 from metrics.clock import MS_PER_SECOND
-from proxy.quota.budget_claims import BudgetClaim, InnerClaim, claim_of, is_idle, rate_since
 from proxy.quota.budget_leases import (
     ASK_EVERY_MS,
     VOTE_MS,
+    BudgetClaim,
     BudgetOwner,
     Demand,
+    InnerClaim,
     LeaseUser,
     RateLease,
     Voters,
     Votes,
+    claim_of,
+    is_idle,
+    rate_since,
 )
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
@@ -56,7 +60,7 @@ class Member:
             self.moved, self.asked_ms = meter.moved, now_ms
             number, claim = next(world.numbers), claim_of(meter, lately, now_ms)
             uses = self.user.ask(number, now_ms)
-            demand = Demand(self.name, number, uses, claim.among({}), claim.lasting)
+            demand = Demand(self.name, number, uses, claim)
 
             def answer(demand: Demand = demand) -> None:
                 world.votes.take(self.name, world.loop.now_ms)
@@ -162,7 +166,7 @@ def test_a_bound_that_is_divided_no_more_is_whole_and_the_other_way_round():
     quotas = QuotaWorld(SHARED).quotas
     client = quotas.client(ClientIdentity("l", None, "s"))
     client.charge(CONSUMER, 1000.0, 0.0)
-    meter = client.meter_of(CONSUMER)
+    meter = client.meters[CONSUMER]
     assert (meter.leased, meter.bound) == (None, RATE)
     quotas.divide(lambda _: True)
     client.charge(CONSUMER, 1000.0, 1.0)
@@ -178,9 +182,9 @@ def test_what_a_visitor_had_of_a_part_is_not_charged_to_another_part():
     visitor = ClientIdentity("l", None, "s")
     client = quotas.client(visitor)
     client.charge(CONSUMER, 1000.0, 0.0)
-    assert quotas.shared.charge_visit(visitor, "10.0.0.9", CONSUMER, 5000.0, 1.0) == 0.0
-    assert client.meter_of(QuotaKind.CONSUMER_BYTE_RATE).moved == 1000.0
-    assert quotas.shared.debts(lambda _: True, 2.0) == []
+    assert quotas.charge_visit(visitor, "10.0.0.9", CONSUMER, 5000.0, 1.0) == 0.0
+    assert client.meters[QuotaKind.CONSUMER_BYTE_RATE].moved == 1000.0
+    assert quotas.debts(lambda _: True, 2.0) == []
 
 
 def test_a_share_of_a_budget_that_is_divided_counts_once():

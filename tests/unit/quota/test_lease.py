@@ -9,7 +9,7 @@ from parts.quota_world import QuotaWorld
 
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.gate import FetchSizes, InFlightFetch, Waiter
-from proxy.quota.lease import NS_PER_MS, Lease
+from proxy.quota.meter import NS_PER_MS, Lease
 from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
 
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE

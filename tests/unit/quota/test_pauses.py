@@ -201,7 +201,7 @@ def test_an_override_ends_by_itself():
     assert made.until_s == NOON_S + 10
     assert not world.is_held("a")
     world.reopen()
-    assert world.registry.entries()[0] == made
+    assert world.registry.composed.entries[0] == made
     (ended,) = world.end_due(NOON_S + 10)
     assert ended.rule.bounds == made.rule.bounds
     assert world.is_held("a")
@@ -307,7 +307,7 @@ def test_an_override_says_whether_it_is_enforced_or_leaves_it_to_the_file(said, 
     made = at_once(world.registry.put(make_override(key, {CONSUMER: MB / 2}, enforce=said)))
     assert (made.enforce, made.rule.enforce) == (said, enforced)
     world.reopen()
-    assert world.registry.entries()[0] == made
+    assert world.registry.composed.entries[0] == made
     assert world.is_held("a") is enforced
 
 

@@ -69,7 +69,7 @@ class Desk(QuotaWorld):
     def listed(self):
         return [
             (selector(entry.rule.keys), str(entry.source), entry.in_force)
-            for entry in self.book.entries()
+            for entry in self.book.composed.entries
         ]
 
     def bound(self, client_id, kind=CONSUMER):
@@ -81,7 +81,7 @@ def test_the_rules_of_the_file_are_in_force_without_anything_else():
     desk = Desk()
     assert desk.quotas.settings == FILE
     assert desk.listed() == [("client-id=etl", "file", True), ("client-id=<default>", "file", True)]
-    assert [entry.by for entry in desk.book.entries()] == [None, None]
+    assert [entry.by for entry in desk.book.composed.entries] == [None, None]
 
 
 def test_an_override_replaces_the_rule_with_the_same_keys_until_it_is_deleted():
@@ -100,7 +100,7 @@ def test_an_override_replaces_the_rule_with_the_same_keys_until_it_is_deleted():
         ("client-id=etl", "file", False),
         ("client-id=<default>", "file", True),
     ]
-    assert desk.book.entries()[0] == made
+    assert desk.book.composed.entries[0] == made
     assert len(desk.quotas.settings.rules) == 2
     assert desk.delete({"client-id": "etl"})
     assert desk.bound("etl") == 1 * MB
@@ -128,7 +128,7 @@ def test_what_is_expected_of_a_client_outlives_an_override():
     desk = Desk(file=settings(expected, rule(client_id=DEFAULT)))
     for client_id in ("backfill", DEFAULT):
         desk.put({"client-id": client_id}, {CONSUMER: 5 * MB})
-    in_force = {name: entry.rule.expected for name, entry in desk.book.in_force().items()}
+    in_force = {name: entry.rule.expected for name, entry in desk.book.composed.in_force.items()}
     assert in_force == {"client-id=backfill": True, f"client-id={DEFAULT}": False}
 
 
@@ -136,7 +136,7 @@ def test_an_override_is_replaced_by_the_next_with_its_keys_in_any_order():
     desk = Desk()
     desk.put({"user": "u", "client-id": "c"}, {CONSUMER: 1.0}, by="ann")
     desk.put({"client-id": "c", "user": "u"}, {CONSUMER: 2.0}, by="bob")
-    (made,) = (entry for entry in desk.book.entries() if entry.source is RuleOrigin.OVERRIDE)
+    (made,) = (entry for entry in desk.book.composed.entries if entry.source is RuleOrigin.OVERRIDE)
     assert (made.by, made.rule.bounds[CONSUMER]) == ("bob", 2.0)
     assert len(desk.store.items("")) == 1
 
@@ -158,11 +158,11 @@ def test_overrides_survive_a_restart(tmp_path):
     desk.put({"user": DEFAULT}, {CONSUMER: 4 * MB})
     desk.put({"user": "gone"}, {CONSUMER: 4 * MB})
     desk.delete({"user": "gone"})
-    before = desk.book.entries()
+    before = desk.book.composed.entries
     desk.store.close()
     desk.store = SqliteStore(tmp_path / "state.db")
     desk.reopen()
-    assert desk.book.entries() == before
+    assert desk.book.composed.entries == before
     assert desk.bound("a,b=é") == 3 * MB
     desk.store.close()
 
@@ -170,16 +170,16 @@ def test_overrides_survive_a_restart(tmp_path):
 def test_overrides_are_kept_in_another_store_from_then_on():
     desk = Desk()
     desk.put({"client-id": "etl"}, {CONSUMER: 3 * MB}, by="anna", at_s=NOON_S)
-    before, desk.store = desk.book.entries(), MemoryStore()
+    before, desk.store = desk.book.composed.entries, MemoryStore()
     other = Desk(desk.store)
     other.put({"client-id": "of-another-proxy"}, {CONSUMER: MB})
     at_once(other.book.pause(QuotaPause({}, NOON_S)))
     at_once(desk.book.use_store(desk.store))
-    assert desk.book.entries() == before
+    assert desk.book.composed.entries == before
     desk.put({"client-id": "new"}, {CONSUMER: 4 * MB})
-    before = desk.book.entries()
+    before = desk.book.composed.entries
     desk.reopen()
-    assert desk.book.entries() == before
+    assert desk.book.composed.entries == before
     assert desk.book.pauses() == []
 
 
@@ -479,7 +479,7 @@ def test_any_changes_leave_the_strongest_rule_of_each_key_in_force(steps):
                 kafka = {}
         in_force = {each.client_id: each.bounds[CONSUMER] for each in desk.quotas.settings.rules}
         assert in_force == {**file, **kafka, **overrides}
-        assert len(desk.book.entries()) == len(overrides) + len(kafka) + len(file)
+        assert len(desk.book.composed.entries) == len(overrides) + len(kafka) + len(file)
 
 
 class SharedDesk(Desk):
@@ -568,11 +568,11 @@ def most(desk: Desk) -> float:
 def test_an_override_of_a_budget_is_its_rate_at_all_times_until_it_ends():
     desk = Desk(file=shares(when=NIGHT))
     at_once(desk.book.end_due(NOON_S - NOON_S % 86_400 + 12 * 3600))
-    assert [each.in_force for each in desk.book.budgets()] == [True, False]
+    assert [each.in_force for each in desk.book.composed.budgets] == [True, False]
     assert most(desk) == 5  # of the rule alone
     made = desk.put(IN_BUDGET, {CONSUMER: 4 * MB}, by="anna", until_s=NOON_S + 1e6)
     assert (str(made.source), made.by, made.rule.keys) == ("override", "anna", IN_BUDGET)
-    assert [each.rule.bounds for each in desk.book.budgets()] == [{}, {CONSUMER: 4 * MB}]
+    assert [each.rule.bounds for each in desk.book.composed.budgets] == [{}, {CONSUMER: 4 * MB}]
     assert most(desk) == 4
     (etl,) = desk.quotas.table.rules
     assert (etl.share.guaranteed, etl.share.budget.share.guaranteed) == (3 * MB, 3 * MB)
@@ -581,7 +581,7 @@ def test_an_override_of_a_budget_is_its_rate_at_all_times_until_it_ends():
     desk.put(IN_BUDGET, {CONSUMER: 4 * MB}, enforce=False, until_s=NOON_S + 1e6)
     assert most(desk) == 5
     at_once(desk.book.end_due(NOON_S + 2e6))
-    assert {str(each.source) for each in desk.book.budgets()} == {"file"}
+    assert {str(each.source) for each in desk.book.composed.budgets} == {"file"}
     assert most(desk) == 5
 
 
@@ -603,6 +603,6 @@ def test_an_override_of_a_budget_that_is_gone_waits_for_it():
     desk = Desk(file=shares())
     desk.put(IN_BUDGET, {CONSUMER: 4 * MB})
     desk.use_file(FILE)
-    assert not desk.book.budgets()
+    assert not desk.book.composed.budgets
     desk.use_file(shares())
     assert most(desk) == 4

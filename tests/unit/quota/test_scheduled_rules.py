@@ -50,7 +50,7 @@ class Scheduled(QuotaWorld):
         return match.rule.ceilings[CONSUMER] / MB if match else None
 
     def listed(self):
-        entries = self.registry.entries()
+        entries = self.registry.composed.entries
         return [(entry.rule.number, str(entry.source), entry.in_force) for entry in entries]
 
 
@@ -77,14 +77,14 @@ def test_what_is_not_in_force_is_listed_behind_what_is():
     assert world.listed() == [(1, "file", True), (0, "file", False), (2, "file", False)]
     world.pass_to(EVENING_S)
     assert world.listed() == [(0, "file", True), (1, "file", False), (2, "file", False)]
-    assert world.registry.scheduled() == {"rule 1": False, "rule 2": False}
+    assert world.registry.composed.of_file.scheduled == {"rule 1": False, "rule 2": False}
 
 
 def test_a_rule_alone_is_as_if_it_were_not_there_at_other_times():
     world = Scheduled(rule(0, 1, WORKING))
     world.pass_to(EVENING_S)
     assert world.bound() is None
-    assert (world.listed(), world.registry.in_force()) == ([(0, "file", False)], {})
+    assert (world.listed(), world.registry.composed.in_force) == ([(0, "file", False)], {})
 
 
 def test_nothing_is_composed_anew_where_nothing_changes():
@@ -109,10 +109,10 @@ def test_what_was_measured_stays_over_a_change():
 def test_an_override_is_in_force_at_all_times_and_gets_what_it_leaves_open_by_the_rule_in_force():
     world = Scheduled(rule(0, 1, WORKING, adaptive=AdaptiveBound(), expected=True))
     at_once(world.registry.put(make_override(ETL, {CONSUMER: 9 * MB})))
-    (entry,) = world.registry.in_force().values()
+    (entry,) = world.registry.composed.in_force.values()
     assert (world.bound(), entry.rule.expected) == (9, True)
     world.pass_to(EVENING_S)
-    (entry,) = world.registry.in_force().values()
+    (entry,) = world.registry.composed.in_force.values()
     assert (world.bound(), entry.rule.expected) == (9, False)
     assert at_once(world.registry.delete(ETL))
     assert world.bound() is None
@@ -133,11 +133,15 @@ def test_a_budget_does_not_bound_outside_of_its_time():
         rule(2, 12, name="c", share=Share(budget)),
     )
     assert [world.bound(name) for name in "abc"] == [5, 9, 9]
-    assert [(each.rule, each.in_force) for each in world.registry.budgets()] == [(budget, True)]
+    assert [(each.rule, each.in_force) for each in world.registry.composed.budgets] == [
+        (budget, True)
+    ]
     world.pass_to(EVENING_S)
     assert [world.bound(name) for name in "abc"] == [5, None, 12]
     assert [rule.share for rule in world.quotas.table.rules] == [None, None]
-    assert [(each.rule, each.in_force) for each in world.registry.budgets()] == [(budget, False)]
+    assert [(each.rule, each.in_force) for each in world.registry.composed.budgets] == [
+        (budget, False)
+    ]
     world.pass_to(NIGHT_S + 10 * HOUR_S)
     assert [world.bound(name) for name in "abc"] == [5, 9, 9]
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from parts.quota_world import QuotaWorld
 
 from proxy.quota import manager
-from proxy.quota.debts import Debt
 from proxy.quota.entities import ClientIdentity, QuotaKind
+from proxy.quota.manager import Debt
 from proxy.quota.pacer import LARGE_DEBT_MS, MAX_CARRY_MS
 from proxy.quota.rules import DEFAULT_BURST_MS as BURST_MS
 from proxy.quota.rules import Rule
@@ -58,9 +58,9 @@ def flow(members, phases, size, connections):
                 exchange_ms += EXCHANGE_MS
                 owed_ms = 0.0
                 for amount in visits or [0.0]:
-                    owed_ms = owner.shared.charge_visit(CLIENT, "ip", CONSUMER, amount, now_ms)
+                    owed_ms = owner.charge_visit(CLIENT, "ip", CONSUMER, amount, now_ms)
                 if visits:
-                    visited.shared.owe(CLIENT, CONSUMER, owed_ms, now_ms)
+                    visited.owe(CLIENT, CONSUMER, owed_ms, now_ms)
                     visits.clear()
             if at_ms > now_ms:
                 continue
@@ -137,11 +137,7 @@ def test_who_comes_from_another_member_has_no_more_than_its_burst():
     handle = member.client_quotas()
     handle.charge(CONSUMER, 1.0, member.now_ms)
     member.now_ms += 10 * SPAN_MS
-    list(
-        member.quotas.shared.pace_immediately(
-            lambda client: client == CLIENT, lambda: member.now_ms
-        )
-    )
+    list(member.quotas.pace_immediately(lambda client: client == CLIENT, lambda: member.now_ms))
     size = 4 * BOUND
     charge = handle.charge(CONSUMER, size, member.now_ms)
     assert charge is not None
@@ -174,9 +170,9 @@ def test_sensors_without_debt_make_room():
 def test_who_is_not_bounded_owes_nothing():
     made = world()
     other = ClientIdentity("default", None, "other")
-    assert made.quotas.shared.charge_visit(other, "ip", CONSUMER, 1e9, made.now_ms) == 0
-    made.quotas.shared.owe(other, CONSUMER, 1000.0, made.now_ms)
-    assert made.quotas.shared.debts(lambda _: True, made.now_ms) == []
+    assert made.quotas.charge_visit(other, "ip", CONSUMER, 1e9, made.now_ms) == 0
+    made.quotas.owe(other, CONSUMER, 1000.0, made.now_ms)
+    assert made.quotas.debts(lambda _: True, made.now_ms) == []
     assert made.quotas.clients() == []
 
 
@@ -184,7 +180,7 @@ def test_a_visit_to_an_observed_quota_is_measured():
     rule = Rule(client_id="c", bounds={CONSUMER: BOUND}, enforce=False)
     made = QuotaWorld(rule)
     client = made.client_quotas()
-    assert made.quotas.shared.charge_visit(CLIENT, "ip", CONSUMER, 5e6, made.now_ms) == 0
+    assert made.quotas.charge_visit(CLIENT, "ip", CONSUMER, 5e6, made.now_ms) == 0
     (meter,) = made.quotas.registry
     assert meter.metric.measure(made.now_ms) > 0
     assert client.charge(CONSUMER, 1.0, made.now_ms) is None
@@ -197,15 +193,15 @@ def test_debts_go_with_the_client(kind, connected):
     old, new = (world(kinds=(kind,), bound=100.0 if kind.is_time else BOUND) for _ in "12")
     amount = 15_000.0 if kind.is_time else 1.5 * BOUND
     old.client_quotas().charge(kind, amount, old.now_ms)
-    (debt,) = old.quotas.shared.debts(lambda _: True, old.now_ms)
+    (debt,) = old.quotas.debts(lambda _: True, old.now_ms)
     assert debt.owed_ms == pytest.approx(SPAN_MS if kind.is_time else 1000.0, abs=500.0)
-    assert old.quotas.shared.debts(lambda _: False, old.now_ms) == []
+    assert old.quotas.debts(lambda _: False, old.now_ms) == []
     assert Debt.of(json.loads(json.dumps(debt.document()))) == debt
 
     client = new.client_quotas()
     if connected:
         client.charge(kind, 1.0, new.now_ms)
-    new.quotas.shared.take_debts([debt], new.now_ms)
+    new.quotas.take_debts([debt], new.now_ms)
     owed_ms = client.owed_ms(kind, new.now_ms)
     expected_ms = debt.held_ms if kind.is_time else debt.owed_ms  # a large debt goes on slowly
     assert owed_ms == pytest.approx(expected_ms, abs=1.0)
@@ -218,10 +214,10 @@ def test_clients_that_left_still_owe():
     client = made.client_quotas()
     client.charge(CONSUMER, 1.5 * BOUND, made.now_ms)
     client.close()
-    (debt,) = made.quotas.shared.debts(lambda identity: identity == CLIENT, made.now_ms)
+    (debt,) = made.quotas.debts(lambda identity: identity == CLIENT, made.now_ms)
     assert debt.identity == CLIENT
     made.pass_ms(debt.owed_ms)
-    assert made.quotas.shared.debts(lambda _: True, made.now_ms) == []
+    assert made.quotas.debts(lambda _: True, made.now_ms) == []
 
 
 def test_less_than_is_owed_changes_nothing():
@@ -229,7 +225,7 @@ def test_less_than_is_owed_changes_nothing():
     client = made.client_quotas()
     client.charge(CONSUMER, 1.5 * BOUND, made.now_ms)
     owed_ms = client.owed_ms(CONSUMER, made.now_ms)
-    made.quotas.shared.owe(CLIENT, CONSUMER, owed_ms / 2, made.now_ms)
+    made.quotas.owe(CLIENT, CONSUMER, owed_ms / 2, made.now_ms)
     assert client.owed_ms(CONSUMER, made.now_ms) == owed_ms
 
 
@@ -239,7 +235,7 @@ def test_a_large_debt_is_worked_off_slowly():
     client = made.client_quotas()
     for kind in (CONSUMER, TIME):
         client.charge(kind, 1.0, made.now_ms)
-        made.quotas.shared.owe(CLIENT, kind, math.inf, made.now_ms)
+        made.quotas.owe(CLIENT, kind, math.inf, made.now_ms)
     meters = {meter.kind: meter for meter in made.quotas.registry}
     assert meters[CONSUMER].debt_ms(made.now_ms) == MAX_CARRY_MS
     assert meters[TIME].debt_ms(made.now_ms) == meters[TIME].pacer.carry_ms < MAX_CARRY_MS
@@ -250,17 +246,17 @@ def test_a_large_debt_is_worked_off_slowly():
 def test_debts_that_nobody_comes_for_are_bounded(monkeypatch):
     monkeypatch.setattr(manager, "MAX_PENDING", 3)
     made = world()
-    shared = made.quotas.shared
+    quotas = made.quotas
     for number in range(10):
-        shared.take_debts([Debt(CLIENT, f"entity-{number}", CONSUMER, 1000.0)], made.now_ms)
-        assert len(shared.debts(lambda _: True, made.now_ms)) == min(number + 1, 3)
+        quotas.take_debts([Debt(CLIENT, f"entity-{number}", CONSUMER, 1000.0)], made.now_ms)
+        assert len(quotas.debts(lambda _: True, made.now_ms)) == min(number + 1, 3)
     made.pass_ms(2000.0)
-    shared.take_debts([Debt(CLIENT, "late", CONSUMER, 1000.0)], made.now_ms)
-    assert len(list(shared.owing(lambda _: True, lambda: made.now_ms))) == 1
+    quotas.take_debts([Debt(CLIENT, "late", CONSUMER, 1000.0)], made.now_ms)
+    assert len(list(quotas.owing(lambda _: True, lambda: made.now_ms))) == 1
 
 
 @pytest.mark.parametrize("owed_ms", [-1.0, math.nan])
 def test_a_debt_that_cannot_be_is_refused(owed_ms):
     made = world()
     with pytest.raises(ValueError, match="must be 0 or more"):
-        made.quotas.shared.owe(CLIENT, CONSUMER, owed_ms, made.now_ms)
+        made.quotas.owe(CLIENT, CONSUMER, owed_ms, made.now_ms)

@@ -151,13 +151,13 @@ def test_what_a_topic_owes_is_kept_with_its_sensor_and_not_with_its_clients():
     world = QuotaWorld(rule(topic="orders"), burst_ms=0)
     client = world.client_quotas()
     client.charge_at(client.topic_meter(CONSUMER, "orders", 0.0), 5000, 0.0)
-    (debt,) = world.quotas.shared.debts(lambda _: True, 0.0)
+    (debt,) = world.quotas.debts(lambda _: True, 0.0)
     assert (debt.entity, debt.owed_ms) == ("topic=orders", 5000)
-    world.quotas.shared.owe(client.identity, CONSUMER, LATER_MS, 0.0)
-    (debt,) = world.quotas.shared.debts(lambda _: True, 0.0)
+    world.quotas.owe(client.identity, CONSUMER, LATER_MS, 0.0)
+    (debt,) = world.quotas.debts(lambda _: True, 0.0)
     assert debt.owed_ms == 5000, "that was of all topics"
     again = QuotaWorld(rule(topic="orders"), burst_ms=0)
-    again.quotas.shared.take_debts([debt], 0.0)
+    again.quotas.take_debts([debt], 0.0)
     other = again.client_quotas()
     assert other.owed_at(other.topic_meter(CONSUMER, "orders", 0.0), 0.0).delay_ms == 5000
 

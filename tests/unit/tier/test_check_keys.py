@@ -8,7 +8,7 @@ import yaml
 from proxy.config import load_config
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rules import RuleTable
-from proxy.tier.check_keys import MEND, explain_key, find_key_hints, keys_of
+from proxy.tier.key_rules import MEND, explain_key, find_key_hints, keys_of
 
 BOUND = {"consumer_byte_rate": 1000}
 QUERY = [{"name": "q", "client-id": "spark-q"}]

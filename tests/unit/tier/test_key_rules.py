@@ -22,7 +22,7 @@ from proxy.tier.key_rules import (
     digest_in_force,
     rules_text,
 )
-from proxy.tier.keys.quota_keys import ClientSet
+from proxy.tier.quota_keys import ClientSet
 
 KINDS = [QuotaKind.CONSUMER_BYTE_RATE, QuotaKind.PRODUCER_BYTE_RATE]
 names = st.sampled_from(["a", "ab", "b,c", "ü", "d e"])

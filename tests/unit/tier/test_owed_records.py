@@ -5,8 +5,8 @@ from parts.virtual_time import VirtualTime
 
 from proxy import debt_records
 from proxy.debt_records import DEBTS_SCHEMA
-from proxy.quota.debts import Debt
 from proxy.quota.entities import ClientIdentity, QuotaKind
+from proxy.quota.manager import Debt
 from proxy.state import MemoryStore, Record
 from proxy.tier.records import (
     MOST_SERVED_ON_MS,

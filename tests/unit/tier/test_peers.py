@@ -10,8 +10,8 @@ from aiohttp import web
 
 from proxy.admin.peer_client import PeerClient, PeerError
 from proxy.admin.peers.tier_routes import ALIVE_PATH, RECORDS_PATH, VISITS_PATH
-from proxy.quota.debts import Debt
 from proxy.quota.entities import ClientIdentity, QuotaKind
+from proxy.quota.manager import Debt
 from proxy.state import Record
 from proxy.tier import peers as peers_module
 from proxy.tier.peers import Peers

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from proxy.quota.entities import CONSUMER_BYTE_RATE, DEFAULT, ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveBound, Rule, RuleTable
-from proxy.tier.keys.quota_keys import MAX_KNOWN_KEYS, ClientSet, QuotaKeys
+from proxy.tier.quota_keys import MAX_KNOWN_KEYS, ClientSet, QuotaKeys
 
 LISTENERS = ("in", "out")
 USERS = (None, "alice", "bob", "carol")

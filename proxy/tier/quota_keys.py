@@ -10,9 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from proxy.quota.disjoint_sets import DisjointSets
 from proxy.quota.entities import DEFAULT, ClientIdentity
-from proxy.quota.rules import CLIENT_ID_KEYS, ESCAPES, Rule
+from proxy.quota.rules import ESCAPES, Rule
 from proxy.tier.slot_map import slot_of
 
 MAX_KNOWN_KEYS = 20_000
@@ -32,6 +31,25 @@ class ClientSet:
     name: str
     """Such as `pipeline:orders`, or a query's client id."""
     client_ids: frozenset[str]
+
+
+class DisjointSets:
+    """Numbers 0 to `count` - 1, each a set of its own until it is joined with others."""
+
+    def __init__(self, count: int) -> None:
+        self._parents = list(range(count))
+
+    def find(self, number: int) -> int:
+        """Return the number that stands for the set: the smallest one in it."""
+        parents = self._parents
+        while parents[number] != number:
+            parents[number] = number = parents[parents[number]]
+        return number
+
+    def join(self, one: int, other: int) -> None:
+        """Make one set of two."""
+        first, second = sorted((self.find(one), self.find(other)))
+        self._parents[second] = first
 
 
 class QuotaKeys:
@@ -92,11 +110,11 @@ class QuotaKeys:
 
     def is_divided(self, rule: Rule) -> bool:
         """Return whether clients whose traffic a rule adds up may have several keys."""
-        if _is_by_client(rule) or _is_by_both(rule):
+        same = rule.entity_keys
+        if "client-id" in same and (rule.user is None or "user" in same):
             return False
-        if not _is_by_user(rule):
+        if rule.user is None or "user" not in same:
             return True
-        assert rule.user is not None
         has_queries = self._key_of_id or self._query_ids or self._query_prefixes
         return bool(has_queries) or not self._goes_by_user(rule.user)
 
@@ -124,11 +142,12 @@ class QuotaKeys:
             self._query_ids.add(rule.client_id)
         elif rule.adaptive is not None:
             self._query_prefixes += (rule.client_id_prefix or "",)
-        if _is_by_client(rule):
+        same = rule.entity_keys & {"user", "client-id"}
+        if same == {"client-id"} and rule.user is None:
             self._by_client |= bounded
-        self._is_by_both |= _is_by_both(rule)
+        self._is_by_both |= len(same) > 1
         if rule.user is not None:
-            if _is_by_user(rule):
+            if same == {"user"}:
                 self._by_user.add(rule.user)
             if rule.keys.keys() == {"user"}:
                 self._covered[rule.user] |= bounded
@@ -149,30 +168,6 @@ class QuotaKeys:
             key = _written(None, *client_ids) if is_single else min(names[found])
             self._key_of_set.update(dict.fromkeys(names[found], key))
             self._key_of_id.update(dict.fromkeys(client_ids, key))
-
-
-def _names_client(rule: Rule) -> bool:
-    """Return whether all that a rule adds up is of one client id."""
-    if rule.scope == "shared":
-        return rule.client_id not in (None, DEFAULT)
-    return rule.names_only_a_listener or not CLIENT_ID_KEYS.isdisjoint(rule.keys)
-
-
-def _is_by_client(rule: Rule) -> bool:
-    """Return whether a rule adds up what one client id moves, whoever uses it."""
-    return _names_client(rule) and rule.user is None and not rule.names_only_a_listener
-
-
-def _is_by_both(rule: Rule) -> bool:
-    """Return whether a rule adds up what one client id of a user moves, and nothing else."""
-    is_of_user = rule.user is not None and not (rule.scope == "shared" and rule.user == DEFAULT)
-    return _names_client(rule) and (is_of_user or rule.names_only_a_listener)
-
-
-def _is_by_user(rule: Rule) -> bool:
-    """Return whether a rule adds up what several client ids of one user move."""
-    is_of_user = rule.user is not None and (rule.user != DEFAULT or rule.scope == "each")
-    return is_of_user and not _names_client(rule)
 
 
 def _written(user: str | None, client_id: str | None) -> str:

@@ -1,1 +1,0 @@
-"""Which clients share a quota, and so one owner. Sans-I/O."""
