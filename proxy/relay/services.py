@@ -33,7 +33,7 @@ from proxy.relay.pump import MAX_PIPES, PipePool
 from proxy.relay.steering import Steering
 from proxy.relay.timing import TimedApis
 from proxy.wire.apis import ApiFamily, api_name, api_of, is_known
-from proxy.wire.malformed import FrameFault
+from proxy.wire.frames import FrameFault
 
 REJECTIONS = (
     *get_args(FrameFault),
