@@ -29,7 +29,6 @@ from proxy.relay.services import Limits
 HIDE_PASSWORD = "add cluster.tls, or use SCRAM-SHA-512 as cluster.sasl.mechanism"
 """What mends a password that goes in the clear."""
 
-
 MAX_PATTERN_BYTES = 4096
 """Of the queries of one token, percent-encoded: so they go to the member that a report is for."""
 
@@ -40,7 +39,6 @@ STATE_KINDS: Final = {
     "sqlite": "keeps state in a file",
     "kafka": "keeps state in a topic",
 }
-
 
 MAX_WORKERS: Final = 256
 MAX_USAGE_INTERVAL_S: Final = 3600

@@ -1,4 +1,4 @@
-"""What a Fetch request asks for, and what a Fetch response says of each partition."""
+"""What a Fetch request asks for, and within which limits; what a response says of a partition."""
 
 from dataclasses import dataclass
 from functools import cache

@@ -1,5 +1,7 @@
 """Where a frame ends and what its header says, for requests and responses."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from struct import Struct
 from typing import Literal, NamedTuple
 
@@ -59,6 +61,17 @@ class MalformedFrame(ValueError):  # noqa: N818 - named for what was found, as i
 
 class MalformedResponse(ValueError):  # noqa: N818 - see MalformedFrame
     """A broker's response does not follow the schema of its API and version."""
+
+
+@contextmanager
+def unreadable_is_malformed() -> Iterator[None]:
+    """Raise MalformedResponse for what a broker has sent and no layout can read."""
+    try:
+        yield
+    except MalformedResponse:
+        raise
+    except UNREADABLE as error:
+        raise MalformedResponse(f"a response to rewrite: {error}") from None
 
 
 class RequestHead(NamedTuple):

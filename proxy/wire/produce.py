@@ -11,7 +11,12 @@ from typing import NamedTuple
 
 from proxy.wire.apis import APIS, PRODUCE, RESPONSE_HEADER_BYTES
 from proxy.wire.fetch import TopicKey
-from proxy.wire.frames import MalformedFrame, read_partitions, response_body
+from proxy.wire.frames import (
+    MalformedFrame,
+    read_partitions,
+    response_body,
+    unreadable_is_malformed,
+)
 from proxy.wire.layout import (
     STEP_ELEMENTS,
     UNREADABLE,
@@ -21,7 +26,6 @@ from proxy.wire.layout import (
     response_layout,
     skip_tags,
 )
-from proxy.wire.rewrite import unreadable_is_malformed
 
 _FIRST_VERSION = 3  # Kafka 4.0 has none below; the schemas begin here, too
 _is_read = range(_FIRST_VERSION, APIS[PRODUCE].max_version + 1).__contains__

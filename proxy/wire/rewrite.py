@@ -3,8 +3,7 @@
 Only the fields in question are replaced. Every other byte stays as the broker sent it.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
@@ -19,13 +18,12 @@ from proxy.wire.apis import (
     max_safe_version,
     plan_of,
 )
-from proxy.wire.frames import INT32, MalformedResponse, check_whole
+from proxy.wire.frames import INT32, MalformedResponse, check_whole, unreadable_is_malformed
 from proxy.wire.layout import (
     INCOMPLETE,
     MAX_UVARINT_BYTES,
     NULL,
     STEP_ELEMENTS,
-    UNREADABLE,
     Buffer,
     RecordLayout,
     Steps,
@@ -220,17 +218,6 @@ class _Element:
 
 _EditElement: TypeAlias = Callable[[_Element], list[_Edit] | None]
 """Returns the edits of an element, None when it has to go."""
-
-
-@contextmanager
-def unreadable_is_malformed() -> Iterator[None]:
-    """Raise MalformedResponse for what a broker has sent and no layout can read."""
-    try:
-        yield
-    except MalformedResponse:
-        raise
-    except UNREADABLE as error:
-        raise MalformedResponse(f"a response to rewrite: {error}") from None
 
 
 def _open(api_key: int, version: int, frame: Buffer) -> tuple[RecordLayout, int]:
