@@ -6,8 +6,7 @@ Pure: no I/O, no event loop, nothing of the proxy; time is an argument in monoto
 from .exposition import DroppedLogLines, SensorCollector, join_scrapes
 from .instruments import BoundedLabels, Instruments, MemberInstruments, UsageInstruments
 from .lock_free import CounterChild, HistogramChild
-from .registry import Registry, RegistryFull
-from .sensor import Metric, MetricName, QuotaViolation, Sensor
+from .sensor import Metric, MetricName, QuotaViolation, Registry, RegistryFull, Sensor
 from .stats import Count, MetricConfig, Quota, Rate, WindowedSum
 
 __all__ = [

@@ -12,11 +12,8 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from .exposition import PREFIX, streamed
-from .lock_free import CounterChild, LockFreeCounter, LockFreeHistogram
-
-OTHER = "other"
-"""Value of an open label once there are too many sets."""
+from .exposition import OTHER, PREFIX, labelled, streamed
+from .lock_free import CounterChild, HistogramChild, LockFreeMetric
 
 THROTTLE_BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
 COMPLETION_BUCKETS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
@@ -87,16 +84,15 @@ class BoundedLabels(Collector, Generic[M]):
         if child is not None:
             return child
         if not self.is_full:
-            child = cast(M, self._metric.labels(*values))
+            child = self._others.pop(values, None) or cast(M, self._metric.labels(*values))
             self.children[values] = child
             self.last_values.setdefault(values[:-1], {})[values[-1]] = None
-            self._others.pop(values, None)
             return child
         pairs = zip(self._is_open, values, strict=True)
         values = tuple(OTHER if is_open else value for is_open, value in pairs)
-        child = cast(M, self._metric.labels(*values))
-        if values not in self.children:
-            self._others[values] = child
+        child = self.children.get(values) or self._others.get(values)
+        if child is None:
+            child = self._others[values] = cast(M, self._metric.labels(*values))
         return child
 
     def counted(self) -> list[tuple[LabelValues, M]]:
@@ -138,9 +134,7 @@ class BoundedLabels(Collector, Generic[M]):
                 child = sets.get(values)
                 if child is not None:
                     labels = dict(zip(self._label_names, values, strict=True))
-                    for family in cast(Collector, child).collect():
-                        for sample in family.samples:
-                            yield sample._replace(labels={**labels, **sample.labels})
+                    yield from labelled(cast(Collector, child), labels)
 
 
 class _Declared(NamedTuple):
@@ -166,9 +160,14 @@ def bounded(kind: type[Any], meaning: str, labels: str, **options: Any) -> Bound
 gauge, counter = partial(plain, Gauge), partial(plain, Counter)
 
 
-def request_part(meaning: str) -> LockFreeHistogram:
+lock_free_counter = partial(bounded, LockFreeMetric, child=CounterChild)
+"""Declares one for the path of many frames."""
+
+
+def request_part(meaning: str) -> BoundedLabels[HistogramChild]:
     """Declare a histogram of a part of the time that requests take."""
-    return plain(LockFreeHistogram, f"{meaning} {_SAMPLED}", "api", buckets=REQUEST_BUCKETS_S)
+    child = partial(HistogramChild, bounds=REQUEST_BUCKETS_S)
+    return bounded(LockFreeMetric, f"{meaning} {_SAMPLED}", "api", child=child)
 
 
 class Declarations:
@@ -210,11 +209,11 @@ class Instruments(Declarations):
     scrape. Of members that share clients with others are the last three, which stay at 0 without.
     """
 
-    bytes_total: BoundedLabels[CounterChild] = bounded(
-        LockFreeCounter, "Bytes relayed to and from clients.", "listener, user*, client_id*, api"
+    bytes_total: BoundedLabels[CounterChild] = lock_free_counter(
+        "Bytes relayed to and from clients.", "listener, user*, client_id*, api"
     )
-    requests_total: BoundedLabels[CounterChild] = bounded(
-        LockFreeCounter, "Requests received from clients.", "api*, version*"
+    requests_total: BoundedLabels[CounterChild] = lock_free_counter(
+        "Requests received from clients.", "api*, version*"
     )
     violations_total = bounded(Counter, "Measurements that exceeded a quota.", PER_SENSOR)
     throttled_responses_total = bounded(

@@ -5,18 +5,16 @@ One thread counts and observes, and the same one is scraped.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from itertools import accumulate
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
-from prometheus_client.registry import Collector, CollectorRegistry
 from prometheus_client.utils import floatToGoString
 
-Child = TypeVar("Child")
+Child = TypeVar("Child", bound="CounterChild | HistogramChild")
 
 
 class CounterChild:
@@ -40,11 +38,14 @@ class CounterChild:
 
 
 class HistogramChild:
-    """The histogram of one label set."""
+    """The histogram of one label set. Raises ValueError unless there are bounds, which ascend."""
 
-    __slots__ = ("bounds", "counts", "total")
+    __slots__ = ("_name", "bounds", "counts", "total")
 
-    def __init__(self, bounds: tuple[float, ...]) -> None:
+    def __init__(self, name: str, bounds: tuple[float, ...]) -> None:
+        if not bounds or list(bounds) != sorted(set(bounds)):
+            raise ValueError(f"bounds must ascend, not be {bounds!r}")
+        self._name = name
         self.bounds = bounds
         """Upper bounds of all buckets but the last one, which has none."""
         self.counts = [0] * (len(bounds) + 1)
@@ -62,88 +63,38 @@ class HistogramChild:
         self.counts = [mine + its for mine, its in zip(self.counts, other.counts, strict=True)]
         self.total += other.total
 
-    def cumulative(self) -> list[tuple[str, int]]:
-        """Return the bound of each bucket as it is exposed, and what is not above it."""
+    def collect(self) -> Iterable[Family]:
+        """Return the family with its samples, without labels."""
         bounds = [*map(floatToGoString, self.bounds), "+Inf"]
-        return list(zip(bounds, accumulate(self.counts), strict=True))
+        buckets = list(zip(bounds, accumulate(self.counts), strict=True))
+        return (HistogramMetricFamily(self._name, "", buckets, self.total),)
 
 
-class LockFreeMetric(Collector, Generic[Child]):
-    """A labelled metric with those parts of prometheus_client's that are of use here."""
+class LockFreeMetric(Generic[Child]):
+    """What BoundedLabels, which keeps the children itself, needs of a metric."""
 
     def __init__(
         self,
         name: str,
         documentation: str,
-        labelnames: Sequence[str],
-        registry: CollectorRegistry | None = None,
+        labelnames: tuple[str, ...],
+        *,
+        child: Callable[[str], Child],
+        **_registry: None,
     ) -> None:
-        self.name, self.documentation, self.labelnames = name, documentation, tuple(labelnames)
-        self._children: dict[tuple[str, ...], Child] = {}
-        if registry is not None:
-            registry.register(self)
+        self._name, self._documentation, self._labelnames = name, documentation, labelnames
+        self._child = child
 
     def labels(self, *values: str) -> Child:
-        """Return the child for these label values. Raises ValueError unless each has one."""
-        child = self._children.get(values)
-        if child is None:
-            if len(values) != len(self.labelnames):
-                raise ValueError(f"{len(values)} label values for {self.labelnames}")
-            child = self._children[values] = self.make_child()
-        return child
+        """Return a child that has counted nothing. Raises ValueError unless each label has one."""
+        if len(values) != len(self._labelnames):
+            raise ValueError(f"{len(values)} label values for {self._labelnames}")
+        return self._child(self._name)
 
     def remove(self, *values: str) -> None:
-        """Expose a child no longer."""
-        self._children.pop(values, None)
+        """Do nothing: a child that is not kept is not exposed."""
 
     def describe(self) -> Iterable[Family]:
         """Return the family without samples."""
-        return (self.family({}),)
-
-    def collect(self) -> Iterable[Family]:
-        """Return the family with all samples."""
-        return (self.family(self._children),)
-
-    @abstractmethod
-    def make_child(self) -> Child:
-        """Return a child that has counted nothing."""
-
-    @abstractmethod
-    def family(self, children: Mapping[tuple[str, ...], Child]) -> Family:
-        """Return the family with the samples of these children, by their label values."""
-
-
-class LockFreeCounter(LockFreeMetric[CounterChild]):
-    """A labelled counter."""
-
-    def make_child(self) -> CounterChild:
-        """Return a child that has counted nothing."""
-        return CounterChild(self.name)
-
-    def family(self, children: Mapping[tuple[str, ...], CounterChild]) -> Family:
-        """Return the family with the samples of these children, by their label values."""
-        family = CounterMetricFamily(self.name, self.documentation, labels=self.labelnames)
-        for values, child in children.items():
-            family.add_metric(values, child.value)
-        return family
-
-
-class LockFreeHistogram(LockFreeMetric[HistogramChild]):
-    """A labelled histogram. Raises ValueError unless `buckets` ascend, or when there are none."""
-
-    def __init__(self, *args: Any, buckets: Sequence[float], **options: Any) -> None:
-        self._bounds = tuple(map(float, buckets))
-        if not self._bounds or list(self._bounds) != sorted(set(self._bounds)):
-            raise ValueError(f"buckets must ascend, not be {buckets!r}")
-        super().__init__(*args, **options)
-
-    def make_child(self) -> HistogramChild:
-        """Return a child that has counted nothing."""
-        return HistogramChild(self._bounds)
-
-    def family(self, children: Mapping[tuple[str, ...], HistogramChild]) -> Family:
-        """Return the family with the samples of these children, by their label values."""
-        family = HistogramMetricFamily(self.name, self.documentation, labels=self.labelnames)
-        for values, child in children.items():
-            family.add_metric(values, child.cumulative(), child.total)
-        return family
+        (family,) = self._child(self._name).collect()
+        return (Family(family.name, self._documentation, family.type),)

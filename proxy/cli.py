@@ -24,10 +24,8 @@ from proxy.admin.commands.admin_client import AdminRefusal
 from proxy.admin.commands.operator_commands import add_commands, number_of
 from proxy.admin.log_level import log_level
 from proxy.config import Config, ConfigError, load_config
-from proxy.config.budget_report import explain_budgets
-from proxy.config.check_report import explain_quotas, find_hints
+from proxy.config.check_report import explain_budgets, explain_quotas, explain_schedules, find_hints
 from proxy.config.endpoints import MAX_PORT
-from proxy.config.schedule_report import explain_schedules
 from proxy.garbage import spare_full_collections
 from proxy.launcher.launcher import Launcher
 from proxy.launcher.worker_handle import WorkerError

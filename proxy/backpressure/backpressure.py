@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from metrics.clock import MS_PER_SECOND
-from metrics.figures import FigureRows, FigureTable
+from metrics.exposition import FigureRows, FigureTable
 from proxy.progress.owns import Owns, owns_all
 from proxy.progress.query import MAX_QUERIES, QueryProgress
 from proxy.progress.query_registry import FORGET_AFTER_MS

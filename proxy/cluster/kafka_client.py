@@ -3,8 +3,18 @@
 import asyncio
 import ssl
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager
+from itertools import islice
 from secrets import token_hex
 from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
@@ -14,7 +24,6 @@ from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 from .broker_connection import CLIENT_ID, BrokerConnection
 from .dial import reach, secure
 from .login import Login
-from .partitions import Partition, parts
 from .resolver import Resolver
 from .upstream import CONNECTION_CLOSED, IS_THIS_PROXY, LOGIN_REFUSED, LOOP, Address, UpstreamError
 
@@ -37,9 +46,20 @@ FIND_COORDINATOR_VERSION = 1
 
 _NO_TOPIC_ID = bytes(16)
 
+MAX_REQUEST_PARTITIONS = 1000
+"""In one request. Kafka writes a commit as one record batch of at most 1 MiB, and an offset takes
+600 bytes when group and topic have the longest names; nor may decoding hold up the event loop."""
+
+MAX_NAMED = 3
+"""So many partitions are named in a message."""
+
+Partition: TypeAlias = tuple[str, int]
+"""Topic name and partition number."""
+
 Coordinated: TypeAlias = tuple[int, str]
 """GROUP_COORDINATOR or TRANSACTION_COORDINATOR, and the name of the group or the transactions."""
 
+Item = TypeVar("Item")
 Value = TypeVar("Value")
 
 
@@ -280,3 +300,29 @@ class KafkaClient:
             raise
         # With the next request brokers end a login that is old enough (connections.max.reauth.ms).
         return await self._ask_at(broker, request)
+
+
+def parts(items: Iterable[Item]) -> Iterator[tuple[Item, ...]]:
+    """Yield the items, at most MAX_REQUEST_PARTITIONS at a time."""
+    left = iter(items)
+    while part := tuple(islice(left, MAX_REQUEST_PARTITIONS)):
+        yield part
+
+
+def requests_by_topic(
+    partitions: Mapping[Partition, Value],
+) -> Iterator[dict[str, list[tuple[int, Value]]]]:
+    """Yield partitions in the shape of requests, at most MAX_REQUEST_PARTITIONS at a time."""
+    for part in parts(partitions.items()):
+        topics: dict[str, list[tuple[int, Value]]] = {}
+        for (topic, number), value in part:
+            topics.setdefault(topic, []).append((number, value))
+        yield topics
+
+
+def named(partitions: Iterable[Partition]) -> str:
+    """Return the names of the first few, and how many more there are."""
+    ordered = sorted(partitions)
+    text = ", ".join(f"{topic}-{number}" for topic, number in ordered[:MAX_NAMED])
+    more = len(ordered) - MAX_NAMED
+    return f"{text} and {more} more" if more > 0 else text

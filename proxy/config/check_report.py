@@ -1,7 +1,12 @@
-"""What the command `check` prints of a sound configuration: hints, and the rules of a client."""
+"""What the command `check` prints of a sound configuration.
+
+Hints, the rules of a client, what each share of a budget comes to, and what is not in force.
+"""
 
 import socket
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 
 from metrics.clock import MS_PER_SECOND
 from proxy.config.descriptors import share_files
@@ -11,17 +16,27 @@ from proxy.config.files import find_exposed
 from proxy.config.models import HIDE_PASSWORD, Config
 from proxy.config.secrets import PUBLIC_FILES, named_files
 from proxy.pipeline.graph import PipelineGraph, find_endless
-from proxy.quota.entities import DEFAULT, TRAFFIC_KINDS, ClientIdentity, QuotaKind
+from proxy.quota.entities import (
+    DEFAULT,
+    FORESEEN_KINDS,
+    TRAFFIC_KINDS,
+    ClientIdentity,
+    QuotaKind,
+)
 from proxy.quota.fields import fields_of, key_of
-from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule, RuleTable, Share
+from proxy.quota.rules import AdaptiveBound, Budget, QuotaSettings, Rule, RuleTable, Share
+from proxy.quota.scheduled_rules import ScheduledSettings, parts_of
+from proxy.quota.shares import Claim, divide
 from proxy.quota.validation import TOPIC_KEYS
-from proxy.quota.values import format_ms, format_size, shown
+from proxy.quota.values import SIZE_UNITS, format_ms, format_size, shown
 
 REQUEST_TIMEOUT_S = 30.0
 """Kafka's default of `request.timeout.ms`: after so long clients give up on a request."""
 
 SHOWN_SHARES = 3
 """So many workers' ports are written out."""
+
+INDENT = "  "
 
 NOBODY = ""
 """A user that no rule names."""
@@ -276,3 +291,69 @@ def _adaptive(adaptive: AdaptiveBound) -> str:
         f"adaptive: that at most; follows the query's batches of {interval} by their "
         f"{adaptive.estimator}, {adaptive.min_rate:g}{most} records per second"
     )
+
+
+def explain_budgets(rules: Sequence[Rule]) -> Iterator[str]:
+    """Yield the budgets of rules, and what their clients get: when all want more, and alone.
+
+    A rule that has a share for each of its clients is taken to have one client.
+    """
+    parts: defaultdict[str, dict[str, Rule]] = defaultdict(dict)
+    outermost: dict[str, Budget] = {}
+    for rule in rules:
+        part = rule
+        for budget in rule.budgets_around():
+            parts[budget.name].setdefault(part.title, part)
+            part = budget
+        if isinstance(part, Budget):
+            outermost[part.name] = part
+    for budget in outermost.values():
+        for kind in sorted(FORESEEN_KINDS & budget.bounds.keys()):
+            rate = kind.unit.format(budget.bounds[kind])
+            yield f"{budget.title}: {kind} {rate} for all its clients together"
+            yield from _explain_parts(budget, budget.bounds[kind], kind, parts, INDENT)
+
+
+def _explain_parts(
+    budget: Budget,
+    rate: float,
+    kind: QuotaKind,
+    parts: dict[str, dict[str, Rule]],
+    indent: str,
+) -> Iterator[str]:
+    members = [each for each in parts[budget.name].values() if each.share is not None]
+    claims = [
+        Claim(each.share.weight, each.share.guaranteed, each.ceilings[kind])
+        for each in members
+        if each.share is not None
+    ]
+    for each, share in zip(members, divide(rate, claims), strict=True):
+        name = each.title if isinstance(each, Budget) else f"{each.title}, {each.shared_entity}"
+        one = ", if it has one client" if each.is_open else ""
+        alone = _rate(each.ceilings[kind])
+        yield f"{indent}{name}: {_rate(share)} when all want more{one}; {alone} alone"
+        if isinstance(each, Budget):
+            yield from _explain_parts(each, share, kind, parts, indent + INDENT)
+
+
+def _rate(rate: float) -> str:
+    return f"{rate / SIZE_UNITS['MiB']:.4g}MiB per second"
+
+
+def explain_schedules(settings: QuotaSettings, at_s: float) -> Iterator[str]:
+    """Yield a line for each rule and budget that is not in force at a time of the Unix epoch."""
+    now, at = ScheduledSettings.at(settings, at_s), datetime.fromtimestamp(at_s, UTC)
+    in_force = {frozenset(rule.keys.items()): rule for rule in now.settings.rules}
+    numbers = {rule.number for rule in now.settings.rules}
+    for title, part in parts_of(settings.rules).items():
+        if part.when is not None and not now.scheduled[title]:
+            begin = part.when.next_change(at)
+            then = "" if begin is None else f"; it is from {part.when.clock(begin)} on"
+            then += f" ({part.when})"
+        elif isinstance(part, Budget) or part.number in numbers:
+            continue
+        elif (other := in_force.get(frozenset(part.keys.items()))) and other.when is not None:
+            then = f": {other.title} is for the same clients, and goes first ({other.when})"
+        else:
+            then = ": no budget that it is in has a rate then, and it has none of its own"
+        yield f"{title} is not in force at {at:%Y-%m-%dT%H:%MZ}{then}"

@@ -13,24 +13,21 @@ from urllib.parse import quote
 
 from pydantic import Field, PrivateAttr, StrictBool, field_validator
 from pydantic import ValidationInfo as Info
+from pydantic.dataclasses import dataclass
 
 from proxy.config import endpoints, files
-from proxy.config.budget_models import Budgets
-from proxy.config.query_models import QuerySection
-from proxy.config.rule_models import BudgetSection, RuleSection
+from proxy.config.rule_models import QuotasSection
 from proxy.pipeline.graph import PipelineSettings
-from proxy.progress.query import ProgressSettings
+from proxy.progress.query import STUCK_AFTER_MS, ProgressSettings, QuerySettings
 from proxy.progress.query_scope import ANY_REST
 from proxy.quota import fields
 from proxy.quota.fields import Conflict, Loc, example, find_bad, not_empty, refuse
 from proxy.quota.rules import QuotaSettings
-from proxy.quota.schedules import find_overlapping
 from proxy.quota.values import BadValueError
 from proxy.relay.services import Limits
 
 HIDE_PASSWORD = "add cluster.tls, or use SCRAM-SHA-512 as cluster.sasl.mechanism"
 """What mends a password that goes in the clear."""
-
 
 MAX_PATTERN_BYTES = 4096
 """Of the queries of one token, percent-encoded: so they go to the member that a report is for."""
@@ -42,7 +39,6 @@ STATE_KINDS: Final = {
     "sqlite": "keeps state in a file",
     "kafka": "keeps state in a topic",
 }
-
 
 MAX_WORKERS: Final = 256
 MAX_USAGE_INTERVAL_S: Final = 3600
@@ -199,31 +195,6 @@ class ListenerSection(fields.Section):
         return {loc: name for loc, name in names.items() if name}
 
 
-class QuotasSection(fields.Section):
-    """How rates are measured, and the rules in the order of the file."""
-
-    source: Literal["file", "kafka"] = "file"
-    window_ms: fields.Window = 1000.0
-    samples: fields.Samples = 11
-    burst_ms: fields.MillisecondsOrZero | None = None
-    budgets: tuple[BudgetSection, ...] = ()
-    rules: tuple[RuleSection, ...] = ()
-
-    def find_conflicts(self) -> Iterator[Conflict]:  # noqa: D102
-        keyed = [(tuple(rule.rule_keys.items()), rule.when) for rule in self.rules]
-        always = ((("rules", at), keys) for at, (keys, when) in enumerate(keyed) if not when)
-        for loc, keys, earlier in fields.find_repeated(always):
-            words = ", ".join(f"{key}: {value}" for key, value in keys)
-            message = f"is for the same clients ({words}) as {fields.OTHER_PLACE}"
-            yield Conflict(loc, message, "put the quotas of both into one rule", earlier)
-        located = ((("rules", at), keys, when) for at, (keys, when) in enumerate(keyed) if when)
-        for loc, earlier in find_overlapping(located):
-            message = f"overlapping schedules: {fields.OTHER_PLACE} is for the same clients then"
-            fix = "let one end where the other begins, or put the quotas of both into one rule"
-            yield Conflict((*loc, "when"), message, fix, earlier)
-        yield from Budgets(self.budgets, self.rules).find_conflicts()
-
-
 class ThrottleSection(fields.Section):
     """How a client over its quota is slowed."""
 
@@ -326,6 +297,18 @@ class UsageSection(fields.Section):
     hash_key_file: files.HashKeyFile | None = None
 
 
+@dataclass(frozen=True, kw_only=True, config=fields.ONLY_KNOWN_KEYS)
+class QuerySection(QuerySettings):
+    """A Structured Streaming query whose progress is followed."""
+
+    name: fields.Text = example("name: orders")
+    client_id: fields.QueryClient = Field(
+        default_factory=lambda data: data["name"], validate_default=True
+    )
+    commit_group: fields.Text | None = Field(default=None)
+    stuck_after_ms: fields.Milliseconds = Field(default=STUCK_AFTER_MS)
+
+
 class ProgressSection(fields.Section):
     """How queries are followed."""
 
@@ -375,13 +358,8 @@ class Config(fields.Section):
     @property
     def quota_settings(self) -> QuotaSettings:
         """The rules, and how their clients are measured."""
-        budgets = Budgets(self.quotas.budgets, self.quotas.rules).make(self.place)
-        rules = (
-            rule.rule(self.place(f"quotas.rules[{number}]"), number, budgets)
-            for number, rule in enumerate(self.quotas.rules)
-        )
         return QuotaSettings(
-            rules=tuple(rules),
+            rules=tuple(self.quotas.make_rules(self.place)),
             **self.quotas.model_dump(include={"window_ms", "samples", "burst_ms"}),
             **self.throttle.model_dump(include={"max_delay_ms", "enforce"}),
             max_client_entities=self.limits.max_client_entities,

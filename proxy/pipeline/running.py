@@ -10,7 +10,7 @@ from structlog import get_logger
 
 from metrics import Instruments
 from metrics.clock import MS_PER_SECOND, clock_ms
-from metrics.figures import FigureRows, FigureTable
+from metrics.exposition import FigureRows, FigureTable
 from proxy.progress.owns import Owns
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import Report

@@ -11,8 +11,7 @@ from kafka.protocol.consumer import OffsetCommitRequest, OffsetFetchRequest
 from structlog import get_logger
 
 from metrics.clock import clock_ms
-from proxy.cluster.kafka_client import GROUP_COORDINATOR, KafkaClient
-from proxy.cluster.partitions import named, requests_by_topic
+from proxy.cluster.kafka_client import GROUP_COORDINATOR, KafkaClient, named, requests_by_topic
 from proxy.cluster.upstream import NOT_READY, RefusedError, UpstreamError, name_of
 from proxy.wire.topic_partition import TopicPartition
 

@@ -9,8 +9,7 @@ from kafka.protocol.consumer import ListOffsetsRequest
 from structlog import get_logger
 
 from metrics.clock import clock_ms
-from proxy.cluster.kafka_client import KafkaClient
-from proxy.cluster.partitions import named, requests_by_topic
+from proxy.cluster.kafka_client import KafkaClient, named, requests_by_topic
 from proxy.cluster.upstream import Address, UpstreamError
 from proxy.slices import Slices
 from proxy.wire.list_offsets import EARLIEST, LATEST, READ_UNCOMMITTED

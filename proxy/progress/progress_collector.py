@@ -2,17 +2,24 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Sample
 
 from metrics.clock import in_seconds
-from metrics.exposition import PREFIX, streamed
-from metrics.figures import FigureCollector, FigureRows, FigureTable
-from metrics.instruments import COMPLETION_BUCKETS_S, OTHER
+from metrics.exposition import (
+    OTHER,
+    PREFIX,
+    FigureCollector,
+    FigureRows,
+    FigureTable,
+    labelled,
+    streamed,
+)
+from metrics.instruments import COMPLETION_BUCKETS_S
 from metrics.lock_free import HistogramChild
 
-from .query import QueryProgress
+from .query import BATCH_SECONDS, QueryProgress
 from .query_registry import QueryRegistry
 from .report import TriggerKind
 
@@ -89,8 +96,6 @@ OF_ADVICE = FigureTable(
     },
 )
 
-BATCH_SECONDS = PREFIX + "query_batch_seconds"
-
 
 class ProgressCollector(FigureCollector):
     """Shows the registry of queries."""
@@ -110,8 +115,7 @@ class ProgressCollector(FigureCollector):
         """Yield the families; see FigureCollector."""
         yield from super().collect()
         text = "Time that batches of a query take, from their trigger on."
-        samples = self._batch_seconds(self._queries.queries)
-        yield streamed(BATCH_SECONDS, text, "histogram", samples)
+        yield streamed(BATCH_SECONDS, text, "histogram", self._batch_seconds())
         text = "Batch reports of queries, by what became of them."
         results = CounterMetricFamily(PREFIX + "spark_reports_total", text, labels=("result",))
         for result, count in self._queries.report_results.items():
@@ -128,19 +132,13 @@ class ProgressCollector(FigureCollector):
             for kind in tuple(query.advice):
                 yield (query.name, str(kind)), query
 
-    def _batch_seconds(self, queries: Iterable[QueryProgress]) -> Iterator[Sample]:
-        others = HistogramChild(COMPLETION_BUCKETS_S)
-        for number, query in enumerate(queries):
-            if number < self.max_label_sets:
-                yield from _buckets(query.name, query.batch_seconds)
-            else:
+    def _batch_seconds(self) -> Iterator[Sample]:
+        """Yield the histograms of queries that have had a batch."""
+        others = HistogramChild(BATCH_SECONDS, COMPLETION_BUCKETS_S)
+        for number, query in enumerate(self._queries.queries):
+            if number >= self.max_label_sets:
                 others.add(query.batch_seconds)
-        yield from _buckets(OTHER, others)
-
-
-def _buckets(label: str, seconds: HistogramChild) -> list[Sample]:
-    """Return the samples of a query's histogram, if it has had a batch."""
-    family = HistogramMetricFamily(BATCH_SECONDS, "", labels=("query",))
-    if any(seconds.counts):
-        family.add_metric((label,), seconds.cumulative(), seconds.total)
-    return family.samples
+            elif any(query.batch_seconds.counts):
+                yield from labelled(query.batch_seconds, {"query": query.name})
+        if any(others.counts):
+            yield from labelled(others, {"query": OTHER})

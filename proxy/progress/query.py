@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 
+from metrics.exposition import PREFIX
 from metrics.instruments import COMPLETION_BUCKETS_S
 from metrics.lock_free import HistogramChild
 from proxy.state import Json, Record
@@ -42,6 +43,9 @@ MAX_QUERIES = 10_000
 
 MAX_ERROR_SHOWN = 1000
 """Characters of a failure, of a run or of a commit: as many as the listener sends."""
+
+BATCH_SECONDS = PREFIX + "query_batch_seconds"
+"""The metric of how long batches take."""
 
 _SPARK_IS_SILENT = (
     "the listener lives, but Spark does not tell it which batches are done, so lag and progress "
@@ -134,7 +138,7 @@ class QueryProgress(ChangeLog):
         query takes over the client id until its first batch."""
         self.former_runs: deque[str] = deque(maxlen=MAX_FORMER)
         self.last_batch: LastBatch | None = None
-        self.batch_seconds = HistogramChild(COMPLETION_BUCKETS_S)
+        self.batch_seconds = HistogramChild(BATCH_SECONDS, COMPLETION_BUCKETS_S)
         """How long batches of all runs took, from their trigger on; of those that say so."""
         self.rows = 0
         """Of the batches of all runs."""

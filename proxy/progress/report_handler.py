@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from metrics.clock import MS_PER_SECOND
-from proxy.cluster.partitions import named
+from proxy.cluster.kafka_client import named
 from proxy.slices import Slices
 from proxy.wire.topic_partition import TopicPartition
 

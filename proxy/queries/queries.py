@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from structlog import get_logger
 
 from metrics.clock import MS_PER_SECOND, clock_ms
-from metrics.figures import FigureCollector
+from metrics.exposition import FigureCollector
 from proxy.backpressure.backpressure import OF_BOUNDS
 from proxy.backpressure.backpressure_record import BOUND_RECORDS
 from proxy.backpressure.query_advice import OUTSIDE, advise

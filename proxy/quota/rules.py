@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import StrictBool
 
-from metrics.instruments import OTHER
+from metrics.exposition import OTHER
 
 from .entities import DEFAULT, FORESEEN_KINDS, TRAFFIC_KINDS, ClientIdentity, QuotaKind
 from .fields import Prefix, Settings, Text, Topic, TopicPrefix

@@ -32,8 +32,7 @@ from proxy.relay.services import Services
 from proxy.relay.session import ClientSession
 from proxy.relay.traffic import Traffic
 from proxy.relay.visitor_eviction import LAST_HOLD_MS, VisitorEviction
-from proxy.wire.frames import RequestHead
-from proxy.wire.malformed import MalformedFrame, MalformedResponse
+from proxy.wire.frames import MalformedFrame, MalformedResponse, RequestHead
 
 GIVE_WAY_S = 10.0
 """Without traffic for so long, a connection is closed for one of its client from elsewhere, where a

@@ -33,9 +33,8 @@ from proxy.relay.pump import (
     Pump,
     Wait,
 )
-from proxy.wire.frames import MAX_HEADER_BYTES
+from proxy.wire.frames import MAX_HEADER_BYTES, MalformedFrame
 from proxy.wire.layout import Buffer
-from proxy.wire.malformed import MalformedFrame
 
 READ_BYTES, READ_BYTES_HELD, READ_BYTES_LARGE = 64 << 10, 4096, 512
 """First read of a frame: all of it as a rule; less of one that may be held, so that it waits in the

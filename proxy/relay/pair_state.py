@@ -21,7 +21,7 @@ from proxy.relay.session import ClientSession, Identification
 from proxy.relay.shown_frames import ShownFrames
 from proxy.wire.apis import FETCH
 from proxy.wire.frames import RequestHead
-from proxy.wire.produce_response import ProduceResponseShapes
+from proxy.wire.produce import ProduceResponseShapes
 
 AdvertiseTo = Callable[[ClientSession, int, str, int], tuple[str, int] | None]
 

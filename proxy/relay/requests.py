@@ -41,16 +41,9 @@ from proxy.wire.apis import (
     is_known,
     plan_of,
 )
-from proxy.wire.fetch import TopicKey
-from proxy.wire.frames import RequestHead, ends_with_frame, parse_request_head
+from proxy.wire.fetch import TopicKey, fetch_limit_at, fetch_limits, lower_fetch_bytes
+from proxy.wire.frames import RequestHead, ends_with_frame, parse_request_head, read_request_int
 from proxy.wire.produce import names_one_topic, read_produced_bytes
-from proxy.wire.request_fields import (
-    fetch_limit_at,
-    fetch_limits,
-    lower_fetch_bytes,
-    produce_acks,
-    session_timeout_ms,
-)
 
 MAX_SEEN_BYTES, MAX_SEEN_ASK_BYTES = 4 << 20, 512 << 10
 """The longest Produce request, and Fetch or ListOffsets, that an interceptor is shown: four times
@@ -430,7 +423,7 @@ class RequestFlow(FrameFlow):
         plan = plan_of(api_key, version)
         acks, end = None, head.header_end
         if api_key == PRODUCE:
-            found = produce_acks(head, view)
+            found = read_request_int(head, view, "acks")
             if found is None:
                 return None
             acks, end = found
@@ -484,7 +477,8 @@ class RequestFlow(FrameFlow):
             sizes = self._read_topics(exchange, view)
             topics = session.topics.writes(sizes, exchange.sent_ms)
         elif api_key == JOIN_GROUP and is_known(api_key, kind.version):
-            timeout = session_timeout_ms(exchange.head(exchange.request_bytes), view)
+            head = exchange.head(exchange.request_bytes)
+            timeout = read_request_int(head, view, "session_timeout_ms")
             if timeout is None:
                 self._need_more(view)
                 return False

@@ -32,13 +32,13 @@ from proxy.wire.apis import (
     PRODUCE,
     Handling,
 )
-from proxy.wire.fetch_response import FetchWalker, fetch_body, neutral_tail
-from proxy.wire.frames import INT32, check_whole, parse_response_head
+from proxy.wire.fetch_response import FetchWalker, fetch_body
+from proxy.wire.frames import INT32, MalformedResponse, check_whole, parse_response_head
 from proxy.wire.layout import Buffer, Steps
-from proxy.wire.malformed import MalformedResponse
 from proxy.wire.rewrite import (
     brokers_end,
     emptied,
+    neutral_tail,
     nowhere,
     raise_throttle_time,
     rewriting,

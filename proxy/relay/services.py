@@ -12,7 +12,8 @@ from structlog import get_logger
 
 from metrics import CounterChild
 from metrics.clock import MS_PER_SECOND, clock_ms
-from metrics.instruments import OTHER, Instruments
+from metrics.exposition import OTHER
+from metrics.instruments import Instruments
 from proxy.progress.topics import TopicNames
 from proxy.quota import fields
 from proxy.quota.connection_quotas import TOO_MANY, ConnectionQuotas
@@ -32,7 +33,7 @@ from proxy.relay.pump import MAX_PIPES, PipePool
 from proxy.relay.steering import Steering
 from proxy.relay.timing import TimedApis
 from proxy.wire.apis import ApiFamily, api_name, api_of, is_known
-from proxy.wire.malformed import FrameFault
+from proxy.wire.frames import FrameFault
 
 REJECTIONS = (
     *get_args(FrameFault),

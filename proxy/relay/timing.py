@@ -25,9 +25,9 @@ class ApiTimes:
     __slots__ = ("broker", "due_ms", "hold", "left", "proxy")
 
     def __init__(self, instruments: Instruments, api: str) -> None:
-        self.broker: HistogramChild = instruments.broker_seconds.labels(api)
-        self.proxy: HistogramChild = instruments.proxy_seconds.labels(api)
-        self.hold: HistogramChild = instruments.hold_seconds.labels(api)
+        self.broker: HistogramChild = instruments.broker_seconds.of(api)
+        self.proxy: HistogramChild = instruments.proxy_seconds.of(api)
+        self.hold: HistogramChild = instruments.hold_seconds.of(api)
         self.left = 0
         self.due_ms = 0.0
 

@@ -18,8 +18,8 @@ from proxy.quota.meter import Meter
 from proxy.quota.meters import ThrottleTime, longest
 from proxy.relay.observed_fetch import ObservedFetch
 from proxy.wire.fetch import FetchedPartition, TopicKey, read_fetch_request
+from proxy.wire.frames import MalformedFrame
 from proxy.wire.layout import Buffer
-from proxy.wire.malformed import MalformedFrame
 
 MAX_ASKED, MAX_ASKED_TOPICS = 10_000, 100
 """Partitions and topics that are kept of a fetch session. A topic is looked up for each Fetch, and

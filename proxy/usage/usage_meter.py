@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 
 from metrics import BoundedLabels, CounterChild
 from metrics.clock import MS_PER_SECOND
-from metrics.instruments import OTHER
+from metrics.exposition import OTHER
 from proxy.quota.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, ClientIdentity, QuotaKind
 from proxy.quota.rules import RuleTable
 from proxy.relay.client_usage import ClientUsage, Direction

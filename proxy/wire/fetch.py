@@ -1,4 +1,4 @@
-"""What a Fetch request asks for, and what a Fetch response says of each partition."""
+"""What a Fetch request asks for, and within which limits; what a response says of a partition."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -6,6 +6,7 @@ from struct import Struct
 from typing import NamedTuple, Self, TypeAlias
 
 from proxy.wire.apis import FETCH
+from proxy.wire.frames import INT32, MalformedFrame
 from proxy.wire.layout import (
     UNREADABLE,
     Buffer,
@@ -14,7 +15,6 @@ from proxy.wire.layout import (
     request_layout,
     request_partitions,
 )
-from proxy.wire.malformed import MalformedFrame
 
 TopicKey: TypeAlias = str | bytes
 """A topic's name; from Fetch version 13 on its id, 16 bytes."""
@@ -24,6 +24,11 @@ NO_SESSION = 0
 INITIAL_EPOCH = 0  # of a full request that wants to begin a session
 FINAL_EPOCH = -1  # of a full request without a session; one that it names is closed
 NO_OFFSET = -1
+
+MAX_BYTES = 2**31 - 1
+
+DEFAULT_BATCH_BYTES = 1 << 20
+"""About the largest record batch that a broker takes by default (message.max.bytes)."""
 
 FetchPosition: TypeAlias = tuple[TopicKey, int, int]
 """A topic, a partition and the offset from which it is asked for, as the client wrote it. A plain
@@ -131,3 +136,73 @@ def _request_form(version: int) -> tuple[Struct, PartitionFields, PartitionField
         request_partitions(FETCH, version, "partition", "fetch_offset"),
         request_partitions(FETCH, version, array=array) if array in layout.fields else None,
     )
+
+
+def fetch_limits(
+    version: int, frame: Buffer, start: int, frame_bytes: int
+) -> tuple[int, int, int] | None:
+    """Return the limits of a Fetch request whose body is at `start`, and where they end.
+
+    The first is for how many milliseconds the broker may wait for data, the second how many bytes
+    the whole response may have: before version 3, which has no such limit, MAX_BYTES. None means
+    that more bytes are needed. Raises as `read_request_int` does.
+    """
+    limits, bytes_at = _limits(version)
+    end = start + limits.size
+    if frame_bytes < end:
+        raise MalformedFrame("bad_body", "the request ends before its limits")
+    if len(frame) < end:
+        return None
+    found = limits.unpack_from(frame, start)
+    wait_ms, max_bytes = (*found, MAX_BYTES) if bytes_at is None else found
+    return wait_ms, max_bytes, end
+
+
+def lower_fetch_bytes(
+    version: int, frame: memoryview | bytearray, start: int, max_bytes: int
+) -> None:
+    """Limit a Fetch request, whose body is at `start`, in place to responses of about `max_bytes`.
+
+    A broker sends one record batch at least, whatever the limit. Before version 3 it does not, and
+    only partitions have limits: those that are in `frame` are lowered, each to its part, but not
+    below the largest batch that Kafka takes by default.
+    """
+    _, bytes_at = _limits(version)
+    if bytes_at is not None:
+        INT32.pack_into(frame, start + bytes_at, max_bytes)
+        return
+    fields = request_partitions(FETCH, version)
+    found: list[PartitionRow] = []
+    try:
+        topics = request_layout(FETCH, version).seek("topics", frame, start)
+        fields.read_array(frame, topics, found)
+    except UNREADABLE:  # the broker says so, or the rest has not come yet
+        pass
+    limit = fields.partition.seek("partition_max_bytes", b"", 0)
+    for _, pos, _ in found:
+        (asked_bytes,) = INT32.unpack_from(frame, pos + limit)
+        part_bytes = max(max_bytes // len(found), DEFAULT_BATCH_BYTES)
+        INT32.pack_into(frame, pos + limit, min(asked_bytes, part_bytes))
+
+
+def fetch_limit_at(version: int, start: int) -> int | None:
+    """Return where a Fetch request, whose body is at `start`, says how many bytes it takes at most.
+
+    None before version 3: only its partitions have limits.
+    """
+    _, bytes_at = _limits(version)
+    return None if bytes_at is None else start + bytes_at
+
+
+@cache
+def _limits(version: int) -> tuple[Struct, int | None]:
+    """Return how to read a Fetch request's longest wait and its limit, and where the limit is.
+
+    None: it has no limit. Raises ValueError for a version that the schemas do not know.
+    """
+    layout = request_layout(FETCH, version)
+    wait_at = layout.seek("max_wait_ms", b"", 0)
+    if "max_bytes" not in layout.fields:
+        return Struct(f">{wait_at}xi"), None
+    bytes_at = layout.seek("max_bytes", b"", 0)
+    return Struct(f">{wait_at}xi{bytes_at - wait_at - INT32.size}xi"), bytes_at

@@ -8,29 +8,32 @@ of each partition.
 
 from collections.abc import Callable, Generator, Sequence
 from functools import cache
+from struct import Struct
 from typing import Protocol, TypeAlias
 
 from proxy.wire.apis import APIS, FETCH, ApiPlan
 from proxy.wire.fetch import NO_OFFSET, FetchedPartition, FetchRead, TopicKey
-from proxy.wire.fetch_rows import ReadRows, usual_rows
+from proxy.wire.frames import MalformedResponse
 from proxy.wire.layout import (
     INCOMPLETE,
     MAX_TOPIC_BYTES,
-    MAX_UVARINT_BYTES,
     UNREADABLE,
+    VARINT_MORE,
+    VARINT_PAYLOAD,
+    VARINT_PAYLOAD_BITS,
     Buffer,
-    read_tags,
     read_uvarint,
     response_layout,
-    write_uvarint,
 )
-from proxy.wire.malformed import MalformedResponse
-from proxy.wire.produce import BATCH_HEAD_BYTES, end_of_batches, read_batch_head
-
-FILLER_TAGS = (2**14 - 1, 2**21 - 1)
-"""Numbers of the tagged field that fills the place of a removed one; clients skip numbers that they
-do not know (KIP-482). Kafka counts up from 0, so these are far off. The first takes two bytes, the
-second three: where one cannot make up a length in shortest form, the other can."""
+from proxy.wire.produce import (
+    BATCH_HEAD_BYTES,
+    BATCH_MAGIC,
+    BATCH_PREFIX_BYTES,
+    MAX_LOG_OFFSET,
+    MIN_BATCH_BYTES,
+    end_of_batches,
+    read_batch_head,
+)
 
 MAX_NAME_BYTES = 2**15 - 1
 """Of a topic's name as its client wrote it, which is held back for an observer; Kafka's limit for
@@ -39,14 +42,29 @@ all strings."""
 MAX_UNSHOWN = 1000
 """So many partitions are shown although nobody said that now is the time."""
 
-_NODE_ENDPOINTS_TAG = 0
-
 _HEAD_FIELDS = (
     *("partition_index", "error_code"),
     *("high_watermark", "last_stable_offset", "log_start_offset"),
 )
 _FURTHER_FIELDS = ("aborted_transactions", "preferred_read_replica", "records")
 """Of a partition, in wire order. Old versions lack some."""
+
+ReadRows: TypeAlias = Callable[
+    [Buffer, int, int, int, int, list[FetchedPartition]], tuple[int, int]
+]
+"""Called with a piece of the body: the bytes, where a partition begins, where the piece and where
+the body ends. Then how many partitions the topic still has, and where to add them.
+
+Returns how many it added, and the position behind the records of the last one. It adds those before
+the first that is not like most, or whose fields are not all in the piece."""
+
+_NONE = 1
+"""The greatest length of an array or of bytes that has nothing in it, as a varint; 0: null."""
+_TWO_PAYLOADS_BITS = 2 * VARINT_PAYLOAD_BITS
+_LENGTH_BYTES_BEHIND = 2
+"""The lengths of records that are read here have one byte, one more, or two more."""
+
+_BATCH_HEADER = Struct(">qi4xb6xi")  # offset, length, magic, last offset delta
 
 
 def fetch_body(plan: ApiPlan, frame: Buffer, frame_bytes: int) -> int:
@@ -460,6 +478,67 @@ _read_number = _number(read_uvarint)
 _read_tag_number = _number(read_uvarint, is_size=False)
 
 
+def usual_rows(head: Struct, replica_bytes: int) -> ReadRows:
+    """Return how to read many partitions at once, of those that are like most of them.
+
+    Such a one has no aborted transactions, less than 2 MiB of records, and no tagged fields. From
+    version 12 on all in front of its records has the same size, then, but for their length. The
+    others, and those of older versions, are left to the walk from field to field. `head` has all
+    fields up to the aborted transactions; `replica_bytes` are behind these.
+    """
+    form = Struct(f"{head.format}B{replica_bytes}xB{_LENGTH_BYTES_BEHIND}B")
+    unpack, form_bytes = form.unpack_from, form.size
+    least_bytes = form_bytes - _LENGTH_BYTES_BEHIND
+    unpack_batch = _BATCH_HEADER.unpack_from
+
+    def read_rows(
+        data: Buffer, pos: int, end: int, limit: int, most: int, rows: list[FetchedPartition]
+    ) -> tuple[int, int]:
+        at, last = pos, end - form_bytes
+        for found in range(most):
+            if at > last:
+                return found, pos
+            index, error, high, stable, start, aborted, size, second, third = unpack(data, at)
+            at += least_bytes
+            if aborted > _NONE:
+                return found, pos
+            if size >= VARINT_MORE:
+                size = size & VARINT_PAYLOAD | (second & VARINT_PAYLOAD) << VARINT_PAYLOAD_BITS
+                at += 1
+                if second >= VARINT_MORE:
+                    if third >= VARINT_MORE:
+                        return found, pos
+                    size |= third << _TWO_PAYLOADS_BITS
+                    at += 1
+            if size:
+                size -= 1
+            after = at + size
+            if after > limit:
+                return found, pos
+            last_end = None
+            if size and after <= end:
+                if size >= MIN_BATCH_BYTES:
+                    offset, length, magic, delta = unpack_batch(data, at)
+                    if (  # one batch and nothing else
+                        length == size - BATCH_PREFIX_BYTES
+                        and magic == BATCH_MAGIC
+                        and offset >= 0
+                        and delta >= 0
+                        and offset + delta < MAX_LOG_OFFSET
+                    ):
+                        last_end = offset + delta + 1
+                if last_end is None:
+                    last_end = end_of_batches(data, at, after)
+            rows.append((index, error, high, stable, start, size, last_end))
+            pos = after
+            if pos >= end or data[pos]:
+                return found + 1, pos
+            at = pos + 1
+        return most, pos
+
+    return read_rows
+
+
 class _Form:
     """How the responses of one version are written. Raises ValueError where there is no schema."""
 
@@ -499,40 +578,3 @@ class _Form:
 
 
 _form = cache(_Form)
-
-
-def neutral_tail(tail: bytes) -> bytes:
-    """Return a Fetch response's own tag section without node endpoints, at the same length.
-
-    The length must not change because the frame's length was sent before. In the place of the
-    endpoints comes a field of zeros that clients do not know; they learn the new leader from
-    Metadata. A section without endpoints is returned as the same object. Raises MalformedResponse.
-    """
-    try:
-        tags, end = read_tags(tail, 0)
-        _, start = read_uvarint(tail, 0)
-    except (IndexError, ValueError) as error:
-        raise MalformedResponse(f"the last tag section: {error}") from None
-    if end != len(tail):
-        raise MalformedResponse(f"{len(tail) - end} bytes behind the last tag section")
-    if all(tag.number != _NODE_ENDPOINTS_TAG for tag in tags):
-        return tail
-    kept = [tail[:start]]
-    fillers: list[bytes] = []
-    for tag in tags:
-        if tag.number == _NODE_ENDPOINTS_TAG:
-            fillers.append(_filler(tag.end - start))
-        else:
-            kept.append(tail[start : tag.end])
-        start = tag.end
-    return b"".join(kept + fillers)  # the numbers of a section go up, so fillers come last
-
-
-def _filler(size: int) -> bytes:
-    """Return a tagged field of exactly `size` bytes."""
-    for number in map(write_uvarint, FILLER_TAGS):
-        for prefix_bytes in range(1, MAX_UVARINT_BYTES + 1):
-            value_bytes = size - len(number) - prefix_bytes
-            if value_bytes >= 0 and len(prefix := write_uvarint(value_bytes)) == prefix_bytes:
-                return number + prefix + bytes(value_bytes)
-    raise MalformedResponse(f"node endpoints in {size} bytes")

@@ -1,7 +1,9 @@
 """Where a frame ends and what its header says, for requests and responses."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from struct import Struct
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from proxy.wire.apis import (
     CONTROLLED_SHUTDOWN,
@@ -16,10 +18,10 @@ from proxy.wire.layout import (
     UNREADABLE,
     Buffer,
     PartitionRow,
+    request_layout,
     response_partitions,
     skip_tags,
 )
-from proxy.wire.malformed import MalformedFrame, MalformedResponse
 
 MAX_HEADER_BYTES = 64 * 1024
 """A longer request header is refused, so that no more than this is held while waiting for its end.
@@ -36,6 +38,40 @@ _TLS_HANDSHAKE = b"\x16\x03"
 _HTTP_STARTS = frozenset(
     (b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"DELE", b"PATC", b"CONN", b"TRAC", b"PRI ")
 )
+
+FrameFault = Literal[
+    "negative_length",
+    "too_long",
+    "too_short",
+    "tls_on_plain_port",
+    "http_on_plain_port",
+    "bad_header",
+    "bad_body",
+]
+"""Why a request was not understood. A small fixed set, so it can be a metric label."""
+
+
+class MalformedFrame(ValueError):  # noqa: N818 - named for what was found, as in the logs
+    """A client sent bytes that are not a Kafka request; its connection has to be closed."""
+
+    def __init__(self, reason: FrameFault, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class MalformedResponse(ValueError):  # noqa: N818 - see MalformedFrame
+    """A broker's response does not follow the schema of its API and version."""
+
+
+@contextmanager
+def unreadable_is_malformed() -> Iterator[None]:
+    """Raise MalformedResponse for what a broker has sent and no layout can read."""
+    try:
+        yield
+    except MalformedResponse:
+        raise
+    except UNREADABLE as error:
+        raise MalformedResponse(f"a response to rewrite: {error}") from None
 
 
 class RequestHead(NamedTuple):
@@ -82,6 +118,28 @@ def parse_request_head(view: Buffer, *, max_request_bytes: int) -> RequestHead |
             return None
         pos = behind
     return RequestHead(frame_bytes, api_key, version, correlation_id, client_id, pos)
+
+
+def read_request_int(head: RequestHead, frame: Buffer, field: str) -> tuple[int, int] | None:
+    """Return one of the first fields of a request's body, an integer, and where it ends.
+
+    None means that more bytes are needed. Raises MalformedFrame when the frame ends before the
+    field, ValueError when the version is unknown.
+    """
+    body = memoryview(frame)[head.header_end : head.frame_bytes]
+    pos = 0
+    try:
+        for name, node in request_layout(head.api_key, head.api_version).fields.items():
+            value, pos = node.read(body, pos)
+            if name == field:
+                return int(value), head.header_end + pos
+        raise KeyError(field)
+    except INCOMPLETE:
+        if len(frame) < head.frame_bytes:
+            return None
+        raise MalformedFrame("bad_body", f"the request ends before {field}") from None
+    except ValueError as error:
+        raise MalformedFrame("bad_body", f"{field}: {error}") from None
 
 
 def parse_response_head(view: Buffer) -> tuple[int, int] | None:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from proxy.wire.apis import APIS, LENGTH_BYTES, LIST_OFFSETS
-from proxy.wire.frames import INT32, read_partitions
+from proxy.wire.frames import INT32, MalformedFrame, read_partitions
 from proxy.wire.layout import (
     MAX_KNOWN,
     MAX_KNOWN_MESSAGE_BYTES,
@@ -18,7 +18,6 @@ from proxy.wire.layout import (
     request_layout,
     request_partitions,
 )
-from proxy.wire.malformed import MalformedFrame
 from proxy.wire.topic_partition import TopicPartition
 
 LATEST = -1  # as a timestamp: the end of the log; with READ_COMMITTED its last stable offset

@@ -1,14 +1,31 @@
-"""What a Produce request appends to each partition, and where the response says it went."""
+"""What a Produce request appends to each partition, and where the response says it went.
+
+From version 10 on a response may name brokers (KIP-951), so it has to be read to its end. Those of
+one producer are alike, so one that differs from an earlier one in its offsets and times only is
+recognised.
+"""
 
 from collections.abc import Iterator
 from struct import Struct
 from typing import NamedTuple
 
-from proxy.wire.apis import APIS, PRODUCE
+from proxy.wire.apis import APIS, PRODUCE, RESPONSE_HEADER_BYTES
 from proxy.wire.fetch import TopicKey
-from proxy.wire.frames import read_partitions
-from proxy.wire.layout import STEP_ELEMENTS, UNREADABLE, Buffer, request_partitions, skip_tags
-from proxy.wire.malformed import MalformedFrame
+from proxy.wire.frames import (
+    MalformedFrame,
+    read_partitions,
+    response_body,
+    unreadable_is_malformed,
+)
+from proxy.wire.layout import (
+    STEP_ELEMENTS,
+    UNREADABLE,
+    Buffer,
+    RecordLayout,
+    request_partitions,
+    response_layout,
+    skip_tags,
+)
 
 _FIRST_VERSION = 3  # Kafka 4.0 has none below; the schemas begin here, too
 _is_read = range(_FIRST_VERSION, APIS[PRODUCE].max_version + 1).__contains__
@@ -30,6 +47,16 @@ MAX_LOG_OFFSET = 2**63 - 1
 MAX_PRODUCED = 10_000
 """Topics and partitions of a request that is read at once, in some 10 ms. Producers name hundreds;
 a million empty ones fit into one."""
+
+MAX_SHAPES = 16
+"""So many are remembered."""
+
+MAX_SHAPE_BYTES = 4096
+"""Longer responses are read each time."""
+
+NO_TAGS = b"\0"
+
+_NUMBERS = frozenset({"base_offset", "log_append_time_ms", "log_start_offset"})
 
 
 class ProducedPartition(NamedTuple):
@@ -195,4 +222,65 @@ def end_of_batches(data: Buffer, start: int, end: int) -> int | None:
         if found > MAX_LOG_OFFSET:
             return None
         start = after
+    return found
+
+
+class ProduceResponseShapes:
+    """The responses on one connection that named no broker.
+
+    One that equals such a one, but for numbers, names none.
+    """
+
+    __slots__ = ("_by_version",)
+
+    def __init__(self) -> None:
+        self._by_version: dict[int, list[tuple[bytes, bytes]]] = {}
+
+    def knows(self, version: int, frame: memoryview) -> bool:
+        """Return whether a whole response is like one that named no broker."""
+        number = int.from_bytes(frame, "big")
+        return any(
+            len(mask) == len(frame)
+            and number & int.from_bytes(mask, "big") == int.from_bytes(content, "big")
+            for mask, content in self._by_version.get(version, ())
+        )
+
+    def learn(self, version: int, frame: bytes) -> None:
+        """Remember a whole response if it names no broker. Raises MalformedResponse."""
+        room = MAX_SHAPES - sum(map(len, self._by_version.values()))
+        if not room or len(frame) > MAX_SHAPE_BYTES or self.knows(version, memoryview(frame)):
+            return
+        mask = bytearray(b"\xff" * len(frame))
+        mask[:RESPONSE_HEADER_BYTES] = bytes(RESPONSE_HEADER_BYTES)
+        with unreadable_is_malformed():
+            layout = response_layout(PRODUCE, version)
+            pos = response_body(PRODUCE, version, frame)
+            if frame[layout.seek(None, frame, pos) :] != NO_TAGS:
+                return
+            for start, end in _number_spans(layout, frame, pos):
+                mask[start:end] = bytes(end - start)
+        content = bytes(each & kept for each, kept in zip(frame, mask, strict=True))
+        self.pairs(version).append((bytes(mask), content))
+
+    def pairs(self, version: int) -> list[tuple[bytes, bytes]]:
+        """Return the masks of a version without the numbers, each with what is left under it.
+
+        The list grows, to MAX_SHAPES at most.
+        """
+        return self._by_version.setdefault(version, [])
+
+
+def _number_spans(layout: RecordLayout, frame: bytes, pos: int) -> list[tuple[int, int]]:
+    """Return where the numbers of a response body are that change from one to the next."""
+    found = [layout.spans(frame, pos)[0]["throttle_time_ms"]]
+    topics = layout.fields["responses"]
+    partitions = topics.element.fields["partition_responses"]
+    count, pos = topics.count(frame, layout.seek("responses", frame, pos))
+    for _ in range(count):
+        spans, end = topics.element.spans(frame, pos)
+        inner, pos = partitions.count(frame, spans["partition_responses"][0])
+        for _ in range(inner):
+            fields, pos = partitions.element.spans(frame, pos)
+            found += [span for name, span in fields.items() if name in _NUMBERS]
+        pos = end
     return found

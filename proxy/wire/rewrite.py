@@ -3,8 +3,7 @@
 Only the fields in question are replaced. Every other byte stays as the broker sent it.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
@@ -19,24 +18,25 @@ from proxy.wire.apis import (
     max_safe_version,
     plan_of,
 )
-from proxy.wire.frames import INT32, check_whole
+from proxy.wire.frames import INT32, MalformedResponse, check_whole, unreadable_is_malformed
 from proxy.wire.layout import (
     INCOMPLETE,
+    MAX_UVARINT_BYTES,
     NULL,
     STEP_ELEMENTS,
-    UNREADABLE,
     Buffer,
     RecordLayout,
     Steps,
     all_of,
     read_tags,
+    read_uvarint,
     response_layout,
     seek_end,
     skip_tags,
     tagged_response_layout,
     write_tags,
+    write_uvarint,
 )
-from proxy.wire.malformed import MalformedResponse
 
 Advertise: TypeAlias = Callable[[int, str, int], tuple[str, int] | None]
 """Takes a broker's node id, real host and real port; gives the host and port for clients, or
@@ -57,6 +57,13 @@ SPLICE_EDITS = 1024
 
 KNOWN_ANSWERS, MAX_KNOWN_ANSWER_BYTES = 32, 1 << 12
 """So many answers to ApiVersions are remembered, and read in one step, of so many bytes at most."""
+
+FILLER_TAGS = (2**14 - 1, 2**21 - 1)
+"""Numbers of the tagged field that fills the place of a removed one; clients skip numbers that they
+do not know (KIP-482). Kafka counts up from 0, so these are far off. The first takes two bytes, the
+second three: where one cannot make up a length in shortest form, the other can."""
+
+_NODE_ENDPOINTS_TAG = 0
 
 _CONTROLLERS = 2
 _BROKER_RESOURCES = (4, 8)
@@ -211,17 +218,6 @@ class _Element:
 
 _EditElement: TypeAlias = Callable[[_Element], list[_Edit] | None]
 """Returns the edits of an element, None when it has to go."""
-
-
-@contextmanager
-def unreadable_is_malformed() -> Iterator[None]:
-    """Raise MalformedResponse for what a broker has sent and no layout can read."""
-    try:
-        yield
-    except MalformedResponse:
-        raise
-    except UNREADABLE as error:
-        raise MalformedResponse(f"a response to rewrite: {error}") from None
 
 
 def _open(api_key: int, version: int, frame: Buffer) -> tuple[RecordLayout, int]:
@@ -404,3 +400,40 @@ def _splice(data: Buffer, edits: list[_Edit]) -> Steps[bytearray]:
             yield
     changed += memoryview(data)[pos:]
     return changed
+
+
+def neutral_tail(tail: bytes) -> bytes:
+    """Return a Fetch response's own tag section without node endpoints, at the same length.
+
+    The length must not change because the frame's length was sent before. In the place of the
+    endpoints comes a field of zeros that clients do not know; they learn the new leader from
+    Metadata. A section without endpoints is returned as the same object. Raises MalformedResponse.
+    """
+    try:
+        tags, end = read_tags(tail, 0)
+        _, start = read_uvarint(tail, 0)
+    except (IndexError, ValueError) as error:
+        raise MalformedResponse(f"the last tag section: {error}") from None
+    if end != len(tail):
+        raise MalformedResponse(f"{len(tail) - end} bytes behind the last tag section")
+    if all(tag.number != _NODE_ENDPOINTS_TAG for tag in tags):
+        return tail
+    kept = [tail[:start]]
+    fillers: list[bytes] = []
+    for tag in tags:
+        if tag.number == _NODE_ENDPOINTS_TAG:
+            fillers.append(_filler(tag.end - start))
+        else:
+            kept.append(tail[start : tag.end])
+        start = tag.end
+    return b"".join(kept + fillers)  # the numbers of a section go up, so fillers come last
+
+
+def _filler(size: int) -> bytes:
+    """Return a tagged field of exactly `size` bytes."""
+    for number in map(write_uvarint, FILLER_TAGS):
+        for prefix_bytes in range(1, MAX_UVARINT_BYTES + 1):
+            value_bytes = size - len(number) - prefix_bytes
+            if value_bytes >= 0 and len(prefix := write_uvarint(value_bytes)) == prefix_bytes:
+                return number + prefix + bytes(value_bytes)
+    raise MalformedResponse(f"node endpoints in {size} bytes")

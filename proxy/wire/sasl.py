@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 from proxy.wire.apis import APIS, SASL_AUTHENTICATE, SASL_HANDSHAKE, is_known
-from proxy.wire.frames import RequestHead, response_body
+from proxy.wire.frames import MalformedFrame, MalformedResponse, RequestHead, response_body
 from proxy.wire.layout import Buffer
-from proxy.wire.malformed import MalformedFrame, MalformedResponse
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")

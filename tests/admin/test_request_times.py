@@ -32,7 +32,7 @@ def test_quantiles(share, counts, expected):
 
 
 def api() -> SimpleNamespace:
-    return SimpleNamespace(**{part: HistogramChild(BOUNDS) for part in TIME_PARTS})
+    return SimpleNamespace(**{part: HistogramChild("h", BOUNDS) for part in TIME_PARTS})
 
 
 def test_the_figures_are_of_the_last_five_minutes():

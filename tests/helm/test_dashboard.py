@@ -12,8 +12,7 @@ from dashboard_queries import DASHBOARDS, dashboard_queries, panels
 from prometheus_client import PROCESS_COLLECTOR, CollectorRegistry
 
 from metrics import DroppedLogLines, Instruments, MemberInstruments, UsageInstruments
-from metrics.exposition import BOUND_METRIC, PREFIX
-from metrics.figures import FigureCollector
+from metrics.exposition import BOUND_METRIC, PREFIX, FigureCollector
 from proxy.backpressure.backpressure import OF_BOUNDS
 from proxy.pipeline.running import OF_NODES, OF_PIPELINES
 from proxy.progress.progress_collector import ProgressCollector

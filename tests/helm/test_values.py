@@ -10,7 +10,7 @@ import pytest
 import yaml
 from chart import CHART, ChartError, Helm
 
-from proxy.config import models, query_models
+from proxy.config import models, rule_models
 from proxy.pipeline import graph
 from proxy.quota import fields
 from proxy.relay import services
@@ -70,11 +70,11 @@ def _at(*path: str) -> dict[str, Any]:
         (models.ClusterSasl, ("cluster", "sasl")),
         (models.ListenerSection, ("listeners", "*")),
         (models.ListenerTls, ("listeners", "*", "tls")),
-        (models.QuotasSection, ("quotas",)),
-        (models.BudgetSection, ("quotas", "budgets", "*")),
-        (models.RuleSection, ("quotas", "rules", "*")),
-        (query_models.AdaptiveSection, ("quotas", "rules", "*", "adaptive")),
-        (query_models.QuerySection, ("queries", "*")),
+        (rule_models.QuotasSection, ("quotas",)),
+        (rule_models.BudgetSection, ("quotas", "budgets", "*")),
+        (rule_models.RuleSection, ("quotas", "rules", "*")),
+        (rule_models.AdaptiveSection, ("quotas", "rules", "*", "adaptive")),
+        (models.QuerySection, ("queries", "*")),
         (graph.PipelineSettings, ("pipelines", "*")),
         (graph.PendingLimit, ("pipelines", "*", "max_pending")),
         (graph.SourceSettings, ("pipelines", "*", "sources", "*")),

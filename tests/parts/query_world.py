@@ -5,7 +5,7 @@ from typing import Any
 
 from parts.quota_world import QuotaWorld
 
-from metrics.figures import FigureCollector, FigureRows, FigureTable
+from metrics.exposition import FigureCollector, FigureRows, FigureTable
 from proxy.backpressure.backpressure import OF_BOUNDS, Backpressure
 from proxy.progress.query import ProgressSettings, QuerySettings
 from proxy.progress.query_registry import QueryRegistry

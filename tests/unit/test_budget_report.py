@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from proxy.config import load_config
-from proxy.config.budget_report import explain_budgets
+from proxy.config.check_report import explain_budgets
 
 CONFIG = """\
 cluster: {bootstrap_servers: [broker-1:9092]}

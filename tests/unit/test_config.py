@@ -25,7 +25,7 @@ from proxy.config import Config, ConfigError, load_config
 from proxy.config.document import ConfigProblem
 from proxy.config.endpoints import HostPort, PortRange, parse_bind, parse_broker_ports
 from proxy.config.files import find_exposed, read_bytes, read_password
-from proxy.config.query_models import AdaptiveSection
+from proxy.config.rule_models import AdaptiveSection
 from proxy.config.secrets import PUBLIC_FILES, named_files
 from proxy.pipeline.graph import (
     PendingLimit,

@@ -27,7 +27,7 @@ BUDGETS = {
     "proxy/onboarding": Budget(1000, 700),
     "proxy/queries": Budget(875, 650),
     "proxy/admin": Budget(6675, 4250),
-    "proxy/config": Budget(2630, 2150),
+    "proxy/config": Budget(2590, 2150),
     "proxy/relay": Budget(6535, 4300),
     "proxy/usage": Budget(1055, 1000),
     "proxy/pipeline": Budget(3130, 2700),
@@ -36,7 +36,7 @@ BUDGETS = {
     "proxy/progress": Budget(3785, 2950),
     "proxy/state": Budget(2200, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
-        5630, 4430
+        5550, 4430
     ),
     "proxy/spark/__init__.py proxy/spark/quota_listener.py": Budget(835, 650),
     "proxy/spark/usage": Budget(1600, 900),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from proxy.wire.apis import APIS, FETCH
 from proxy.wire.fetch import FetchRequestPartitions, read_fetch_request
-from proxy.wire.malformed import MalformedFrame
+from proxy.wire.frames import MalformedFrame
 
 REQUEST = APIS[FETCH].request
 VERSIONS = range(REQUEST.max_version + 1)

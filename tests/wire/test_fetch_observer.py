@@ -12,8 +12,8 @@ from kafka.record import MemoryRecords, MemoryRecordsBuilder
 
 from proxy.wire.apis import APIS, FETCH
 from proxy.wire.fetch_response import MAX_NAME_BYTES, MAX_UNSHOWN, FetchWalker
+from proxy.wire.frames import MalformedResponse
 from proxy.wire.layout import MAX_TOPIC_BYTES
-from proxy.wire.malformed import MalformedResponse
 from proxy.wire.produce import end_of_batches
 
 RESPONSE = APIS[FETCH].response

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from proxy.wire import fetch_response
 from proxy.wire.apis import APIS, FETCH, plan_of
-from proxy.wire.fetch_response import FILLER_TAGS, FetchWalker, neutral_tail
+from proxy.wire.fetch_response import FetchWalker
+from proxy.wire.frames import MalformedResponse
 from proxy.wire.layout import read_tags, write_tags
-from proxy.wire.malformed import MalformedResponse
+from proxy.wire.rewrite import FILLER_TAGS, neutral_tail
 
 VERSIONS = range(4, APIS[FETCH].max_version + 1)
 FIRST_TAGGED = 12

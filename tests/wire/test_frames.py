@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from proxy.wire.apis import APIS
 from proxy.wire.frames import (
     MAX_HEADER_BYTES,
+    MalformedFrame,
+    MalformedResponse,
     RequestHead,
     ends_with_frame,
     parse_request_head,
@@ -16,7 +18,6 @@ from proxy.wire.frames import (
     response_body,
 )
 from proxy.wire.layout import MAX_TAGS
-from proxy.wire.malformed import MalformedFrame, MalformedResponse
 
 MAX_BYTES = 100 * 1024 * 1024
 EVERY_VERSION = [

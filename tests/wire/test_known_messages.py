@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from proxy.wire import fetch, layout, list_offsets
 from proxy.wire.apis import APIS, FETCH, LIST_OFFSETS, PRODUCE, plan_of
 from proxy.wire.fetch import read_fetch_request
+from proxy.wire.frames import MalformedFrame, MalformedResponse
 from proxy.wire.layout import MAX_KNOWN, MAX_KNOWN_MESSAGE_BYTES, KnownMessages, PartitionFields
 from proxy.wire.list_offsets import read_list_offsets_request, read_list_offsets_response
-from proxy.wire.malformed import MalformedFrame, MalformedResponse
 from proxy.wire.produce import read_produce_response
 
 EXAMPLES = 60

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.wire.apis import APIS, LIST_OFFSETS
+from proxy.wire.frames import MalformedFrame, MalformedResponse
 from proxy.wire.list_offsets import (
     EARLIEST,
     LATEST,
@@ -19,7 +20,6 @@ from proxy.wire.list_offsets import (
     read_list_offsets_request,
     read_list_offsets_response,
 )
-from proxy.wire.malformed import MalformedFrame, MalformedResponse
 
 API = APIS[LIST_OFFSETS]
 VERSIONS = range(1, API.max_version + 1)

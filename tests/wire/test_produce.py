@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from kafka.record.memory_records import MemoryRecordsBuilder
 
 from proxy.wire.apis import APIS, PRODUCE
+from proxy.wire.frames import MalformedFrame, MalformedResponse
 from proxy.wire.layout import MAX_TOPIC_BYTES, STEP_ELEMENTS
-from proxy.wire.malformed import MalformedFrame, MalformedResponse
 from proxy.wire.produce import (
     MAX_PRODUCED,
     AppendedPartition,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kafka.protocol.producer.produce import ProduceResponse
 
 from proxy.wire.apis import APIS, PRODUCE
-from proxy.wire.produce_response import MAX_SHAPES, ProduceResponseShapes
+from proxy.wire.produce import MAX_SHAPES, ProduceResponseShapes
 
 VERSIONS = range(10, APIS[PRODUCE].max_version + 1)
 Topic = ProduceResponse.TopicProduceResponse

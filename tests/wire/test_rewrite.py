@@ -19,9 +19,8 @@ from proxy.wire.apis import (
     plan_of,
     schema_of,
 )
-from proxy.wire.frames import check_whole
+from proxy.wire.frames import MalformedResponse, check_whole
 from proxy.wire.layout import STEP_ELEMENTS, all_of
-from proxy.wire.malformed import MalformedResponse
 from proxy.wire.rewrite import (
     FALLBACK_NODE_ID,
     brokers_end,

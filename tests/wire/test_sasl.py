@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.wire.apis import APIS, SASL_AUTHENTICATE, SASL_HANDSHAKE
-from proxy.wire.frames import parse_request_head
-from proxy.wire.malformed import MalformedFrame, MalformedResponse
+from proxy.wire.frames import MalformedFrame, MalformedResponse, parse_request_head
 from proxy.wire.sasl import SaslExchange
 
 FAILED = 58

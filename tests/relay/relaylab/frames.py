@@ -10,8 +10,8 @@ from proxy.wire.apis import (
     PRODUCE,
     plan_of,
 )
-from proxy.wire.fetch_response import neutral_tail
 from proxy.wire.layout import write_uvarint
+from proxy.wire.rewrite import neutral_tail
 
 LIST_OFFSETS = 2
 FIRST_VERSION_WITHOUT_NODE = 15

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from proxy.cluster.partitions import MAX_REQUEST_PARTITIONS, named, requests_by_topic
+from proxy.cluster.kafka_client import MAX_REQUEST_PARTITIONS, named, requests_by_topic
 
 
 @pytest.mark.parametrize("count", [0, 1, MAX_REQUEST_PARTITIONS, 2 * MAX_REQUEST_PARTITIONS + 1])

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from parts.at_once import at_once
 from parts.quota_world import QuotaWorld
 
-from proxy.config.schedule_report import explain_schedules
+from proxy.config.check_report import explain_schedules
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rule_registry import RuleRegistry, make_override
 from proxy.quota.rules import AdaptiveBound, Budget, QuotaSettings, Rule, Share

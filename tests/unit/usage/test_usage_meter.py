@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parts.usage_world import APIS, UsageWorld, record
 
-from metrics.instruments import OTHER
+from metrics.exposition import OTHER
 from proxy.quota.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
 from proxy.quota.rules import Budget, Rule, Share
 from proxy.usage.usage_meter import hashed_name
