@@ -25,7 +25,7 @@ BUDGETS = {
     "proxy/debt_records.py proxy/health.py proxy/parts.py proxy/garbage.py": Budget(1400, 650),
     "proxy/tier": Budget(4215, 2350),
     "proxy/onboarding": Budget(1000, 700),
-    "proxy/queries": Budget(875, 650),
+    "proxy/queries": Budget(825, 650),
     "proxy/admin": Budget(6675, 4250),
     "proxy/config": Budget(2630, 2150),
     "proxy/relay": Budget(6535, 4300),
