@@ -42,7 +42,7 @@ from proxy.garbage import FREED_INTERVAL_S, FreedMemory, collect_frozen
 from proxy.health import Health
 from proxy.log_queue import log_queue
 from proxy.parts import access_of, bootstrap_of, limits_of, listeners_of, port_limits_of
-from proxy.progress.owns import owns_all
+from proxy.progress.query_registry import owns_all
 from proxy.queries.queries import Queries
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager

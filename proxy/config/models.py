@@ -20,7 +20,7 @@ from proxy.config.query_models import QuerySection
 from proxy.config.rule_models import BudgetSection, RuleSection
 from proxy.pipeline.graph import PipelineSettings
 from proxy.progress.query import ProgressSettings
-from proxy.progress.query_scope import ANY_REST
+from proxy.progress.report import ANY_REST
 from proxy.quota import fields
 from proxy.quota.fields import Conflict, Loc, example, find_bad, not_empty, refuse
 from proxy.quota.rules import QuotaSettings

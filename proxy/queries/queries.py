@@ -33,17 +33,15 @@ from proxy.progress import progress_records
 from proxy.progress.committer import Committer
 from proxy.progress.events import ALARMS, ProgressEvent
 from proxy.progress.log_ends import LogEnds
-from proxy.progress.owns import OwnedBeside, Owns, owns_all
 from proxy.progress.progress_collector import ProgressCollector
 from proxy.progress.progress_records import ReadRecords
 from proxy.progress.query import ProgressSettings, QueryProgress
-from proxy.progress.query_registry import QueryRegistry
-from proxy.progress.query_scope import QueryScope
-from proxy.progress.report import Report, ReportRefused, parse_report
-from proxy.progress.report_handler import ReportHandler, ReportTurns
+from proxy.progress.query_registry import Owns, QueryRegistry, owns_all
+from proxy.progress.report import QueryScope, Report, ReportRefused, parse_report
+from proxy.progress.report_turns import ReportTurns
 from proxy.progress.topics import TopicNames
 from proxy.queries.following import Following
-from proxy.queries.record_owner import OwnedRecords, read_owned
+from proxy.queries.record_owner import OwnedBeside, OwnedRecords, read_owned
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import Rule
 from proxy.slices import Slices
@@ -105,11 +103,10 @@ class Queries:
         knows_client: Callable[[str], bool],
     ) -> None:
         self._quotas = quotas
-        self._knows_client = knows_client
         self._to_write = asyncio.Event()
         """Set when there are records that are to be written at once."""
         on_change = self._to_write.set
-        self.registry = QueryRegistry(progress, _log_event)
+        self.registry = QueryRegistry(progress, _log_event, knows_client)
         self.backpressure = Backpressure(quotas, on_change)
         self.running = RunningPipelines(
             *(pipelines, self.registry, self.backpressure.of_client, quotas, instruments),
@@ -118,7 +115,6 @@ class Queries:
         self.committer = Committer(self.registry, partial(KafkaClient, bootstrap))
         self.log_ends = LogEnds(self.registry, KafkaClient(bootstrap))
         self._parts: tuple[KeptParts[Any], ...] = self.registry, self.backpressure, self.running
-        self._reports = ReportHandler(self.registry, knows_client)
         self._client = KafkaClient(bootstrap, limit_s=None)
         self._names_wanted = asyncio.Event()
         self._names = TopicNames(self._names_wanted.set)
@@ -257,11 +253,11 @@ class Queries:
             is_short = len(raw) <= PARSED_HERE_BYTES
             report = parse_report(raw) if is_short else await self._parse_long(raw)
         except ReportRefused as error:
-            self._reports.refuse(error)
+            self.registry.refuse(error)
             raise
         if self._names.queue:
             await self._await_names()
-        unknown = self._reports.unknown_ends(report)
+        unknown = self.registry.unknown_ends(report)
         if not is_short:
             await asyncio.sleep(0)  # there may be thousands: other work comes between two walks
         if self._is_stage(report.client_id, report.name):
@@ -282,9 +278,9 @@ class Queries:
     def _accepting(
         self, report: Report, ends: Mapping[TopicPartition, int], scope: QueryScope
     ) -> Generator[bool, None, Document]:
-        """Apply a report, see ReportHandler; return what came of it. Raises ReportRefused."""
+        """Apply a report; return what came of it. See QueryRegistry.accepting."""
         now_ms = clock_ms()
-        accepted = yield from self._reports.accepting(report, now_ms, time.time(), ends, scope)
+        accepted = yield from self.registry.accepting(report, now_ms, time.time(), ends, scope)
         query = accepted.query
         pressed = self.backpressure.record_report(accepted, now_ms)
         yield True
@@ -306,7 +302,7 @@ class Queries:
 
     def _advise(self, query: QueryProgress, rule: Rule | None, now_ms: float) -> None:
         """Give advice anew, by a walk over all rules, if what it follows of has changed."""
-        name, knows = query.reported_name or "", self._knows_client
+        name, knows = query.reported_name or "", self.registry.knows_client
         basis = (
             *(self._quotas.table, rule, self.running.generation, query.settings, query.run_id),
             *(query.client_id, name, knows(query.client_id), knows(name), query.has_read),

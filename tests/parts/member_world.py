@@ -14,10 +14,9 @@ from proxy.admin.document_models import Moment
 from proxy.admin.pipeline_documents import COMPLETION
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.pipeline.graph import PipelineSettings, SourceSettings, StageSettings
-from proxy.progress.owns import owns_all
 from proxy.progress.query import ProgressSettings, QuerySettings
-from proxy.progress.query_scope import ALL_QUERIES
-from proxy.progress.report import Refusal, ReportRefused
+from proxy.progress.query_registry import owns_all
+from proxy.progress.report import ALL_QUERIES, Refusal, ReportRefused
 from proxy.queries.queries import Queries
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveBound, Rule
