@@ -10,7 +10,7 @@ from proxy.cluster.login import Credentials, Login
 from proxy.config import Config
 from proxy.config.descriptors import share_files
 from proxy.config.secrets import ALL_RIGHTS, Secrets
-from proxy.progress.query_scope import QueryScope
+from proxy.progress.report import QueryScope
 from proxy.relay.listener import ListenerSettings
 from proxy.relay.services import Limits
 

@@ -42,9 +42,8 @@ from proxy.garbage import FREED_INTERVAL_S, FreedMemory, collect_frozen
 from proxy.health import Health
 from proxy.log_queue import log_queue
 from proxy.parts import access_of, bootstrap_of, limits_of, listeners_of, port_limits_of
-from proxy.progress.owns import owns_all
+from proxy.progress.query_registry import owns_all
 from proxy.queries.queries import Queries
-from proxy.queries.query_parts import QueryParts
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rule_registry import KeptChange, RuleRegistry
@@ -129,16 +128,13 @@ class MemberProcess:
         new_usage = None if config.usage is None else self._new_usage
         self._clients = ClientRegistry(instruments.bytes_total, new_usage)
         self.quotas.on_would_throttle = self._clients.would_throttle
-        progress = config.progress_settings
-        parts = QueryParts.make(
-            progress, config.pipelines, self.quotas, self.bootstrap, instruments
-        )
         self.queries = Queries(
-            parts,
+            config.progress_settings,
+            config.pipelines,
             self.quotas,
             self.bootstrap,
-            registry=self.metrics,
-            max_queries=progress.max_queries,
+            instruments,
+            metrics=self.metrics,
             knows_client=self._clients.knows,
         )
         steering = None if machine is None else SlotSteering(self.name)

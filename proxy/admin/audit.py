@@ -14,7 +14,7 @@ from structlog import get_logger
 
 from proxy.admin.replies import ApiError
 from proxy.admin.written_values import iso
-from proxy.progress.query_scope import ALL_QUERIES, QueryScope
+from proxy.progress.report import ALL_QUERIES, QueryScope
 from proxy.quota.values import BadValueError
 from proxy.state import Record, RecordFormat, StateError, StateWriter, Store
 

@@ -20,7 +20,7 @@ from proxy.admin.progress_documents import progress_documents
 from proxy.admin.written_values import cut, picked
 from proxy.pipeline.running_pipeline import RunningPipeline
 from proxy.progress.query import QueryProgress
-from proxy.progress.query_scope import QueryScope
+from proxy.progress.report import QueryScope
 from proxy.slices import Slices
 from proxy.state import Document
 

@@ -9,10 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from metrics.clock import MS_PER_SECOND
 from metrics.exposition import FigureRows, FigureTable
-from proxy.progress.owns import Owns, owns_all
-from proxy.progress.query import MAX_QUERIES, QueryProgress
-from proxy.progress.query_registry import FORGET_AFTER_MS
-from proxy.progress.report_handler import AcceptedReport
+from proxy.progress.query import MAX_QUERIES, AcceptedReport, QueryProgress
+from proxy.progress.query_registry import FORGET_AFTER_MS, Owns, owns_all
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import AdaptedBound

@@ -19,7 +19,7 @@ from proxy.config import endpoints, files
 from proxy.config.rule_models import QuotasSection
 from proxy.pipeline.graph import PipelineSettings
 from proxy.progress.query import STUCK_AFTER_MS, ProgressSettings, QuerySettings
-from proxy.progress.query_scope import ANY_REST
+from proxy.progress.report import ANY_REST
 from proxy.quota import fields
 from proxy.quota.fields import Conflict, Loc, example, find_bad, not_empty, refuse
 from proxy.quota.rules import QuotaSettings

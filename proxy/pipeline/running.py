@@ -11,10 +11,9 @@ from structlog import get_logger
 from metrics import Instruments
 from metrics.clock import MS_PER_SECOND, clock_ms
 from metrics.exposition import FigureRows, FigureTable
-from proxy.progress.owns import Owns
-from proxy.progress.query_registry import QueryRegistry
+from proxy.progress.query import AcceptedReport
+from proxy.progress.query_registry import Owns, QueryRegistry
 from proxy.progress.report import Report
-from proxy.progress.report_handler import AcceptedReport
 from proxy.quota.manager import QuotaManager
 from proxy.state import KeptParts, Record, StateError, Store
 from proxy.state.journal import key_parts

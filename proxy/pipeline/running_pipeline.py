@@ -27,10 +27,9 @@ from structlog import get_logger
 
 from metrics.clock import MS_PER_SECOND
 from proxy.progress.partition import PartitionProgress
-from proxy.progress.query import QueryProgress
+from proxy.progress.query import AcceptedReport, QueryProgress
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import BatchReport
-from proxy.progress.report_handler import AcceptedReport
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.state import Json, Record

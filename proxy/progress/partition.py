@@ -10,12 +10,13 @@ milliseconds.
 from typing import Final
 
 from metrics.clock import MS_PER_SECOND
+from proxy.cluster.kafka_client import named
 from proxy.wire.topic_partition import TopicPartition
 
 from .events import ChangeLog, EventKind
 from .log_edges import MAX_FORMER_IDS, LogEdges
 from .offset_ranges import MAX_RANGES, OffsetRange, OffsetRanges, SkippedRanges, SkipReason
-from .report import BatchRange
+from .report import THIS_PROXY, BatchRange, Refusal, ReportRefused
 
 
 class PartitionProgress:
@@ -266,7 +267,7 @@ class PartitionProgress:
     def complete(
         self, read: BatchRange, run_id: str, gap: SkipReason | None, now_ms: float, now_s: float
     ) -> None:
-        """Record what a batch completed; ReportHandler has refused offsets that cannot be.
+        """Record what a batch completed; `check_range` has refused what cannot be.
 
         `gap`: why offsets between those completed and the batch are skipped, if there are any;
         None when batches whose reports were lost completed them. `now_s`: of the Unix epoch.
@@ -382,3 +383,41 @@ class PartitionProgress:
 
     def _add_event(self, kind: EventKind, text: str, now_ms: float) -> None:
         self._changes.add_event(kind, self.key, text, now_ms)
+
+
+def check_range(
+    key: TopicPartition,
+    read: BatchRange,
+    partition: PartitionProgress | None,
+    asked_end: int | None,
+    run_id: str,
+) -> None:
+    """Raise ReportRefused when a batch cannot have completed this of a partition.
+
+    An end offset is refused when it is beyond the highest log end that was seen here, and that is
+    up to date: the cluster was just asked, for `asked_end`, or a client of the query looked the end
+    up through this proxy in this run, from which the driver has its offsets then.
+    """
+    start, end = read.start, read.end
+    seen = partition.log.high_watermark if partition is not None else None
+    is_fresh = asked_end is not None or (partition is not None and partition.client_saw_end)
+    log_end = seen if asked_end is None or (seen is not None and seen > asked_end) else asked_end
+    if is_fresh and log_end is not None and end > log_end:
+        text = f"{named((key,))} ends at {end}, beyond the log's end {log_end}"
+        raise ReportRefused(Refusal.IMPOSSIBLE, text, THIS_PROXY)
+    # Spark goes back with a log that is another one, if it is told not to fail on data loss.
+    another = partition is not None and partition.may_be_another_log(
+        end if start is None else start
+    )
+    if start is not None and end < start and not another:
+        text = f"{named((key,))} ends at {end}, below its start {start}"
+        raise ReportRefused(Refusal.IMPOSSIBLE, text, "report the batch's own offsets")
+    done = partition.committed_to if partition is not None else None
+    if partition is None or done is None or partition.run_id != run_id or another:
+        return
+    low = end if start is None else min(start, end)
+    if low < done:
+        again = start is not None and start < end <= done
+        reason = Refusal.REPEATED if again else Refusal.OUT_OF_ORDER
+        text = f"{named((key,))} begins at {low}, but this run has completed all below {done}"
+        raise ReportRefused(reason, text)

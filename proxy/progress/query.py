@@ -1,7 +1,7 @@
 """One query: its settings, its runs, its partitions, and what happened to it."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -15,8 +15,8 @@ from proxy.wire.topic_partition import TopicPartition
 from .events import ChangeLog, EventKind, OnEvent, ProgressEvent
 from .offset_ranges import SkipReason
 from .partition import PartitionProgress
-from .progress_records import FORMAT
-from .report import BatchRange, BatchReport, Refusal, TriggerKind
+from .progress_records import FORMAT, ProgressRecord
+from .report import OWN_ID, BatchRange, BatchReport, Refusal, Report, ReportRefused, TriggerKind
 
 MAX_PARTITIONS = 10_000
 """How many partitions of one query are followed."""
@@ -294,7 +294,96 @@ class QueryProgress(ChangeLog):
         }
         return FORMAT.record((self.client_id, *key), value)
 
-    # What a report says: each yields True between partitions: others may do their work meanwhile.
+    def begin_with(self, entry: ProgressRecord) -> None:
+        """Begin with the query that the latest of its records is of."""
+        self.query_id = self.progress_id = entry.query_id
+        self.run_id, self.reported_name = entry.run_id, entry.name
+
+    def restore(self, entry: ProgressRecord, now_ms: float) -> str | None:
+        """Restore a partition from its record; return why that can't be, if so."""
+        if entry.query_id != self.query_id:
+            return f"it is of query {entry.query_id}, {entry.label!r} is {self.query_id} now"
+        partition = self.open(entry.topic, entry.partition, now_ms)
+        if partition is None:
+            return "too many partitions"
+        partition.run_id, partition.leader = entry.run_id, entry.leader
+        partition.committed_to, partition.committed_at_s = entry.completed, entry.at_s
+        partition.delivered.add(entry.completed, entry.delivered)
+        partition.may_go_back = entry.backwards
+        if entry.topic_id is not None:
+            partition.log.topic_id = bytes.fromhex(entry.topic_id)
+        return None
+
+    # What a report says. What is applied yields True between partitions: others may do their work.
+
+    def check_run(self, report: Report, client_id: str, now_ms: float) -> None:
+        """Check that an event may come now, of its run and batch. Raises ReportRefused."""
+        is_same = report.run_id == self.run_id
+        is_former = report.run_id in self.former_runs
+        if self.query_id not in (None, report.query_id):
+            if is_same:
+                text = f"run {report.run_id} is one of query {self.query_id}"
+                raise ReportRefused(Refusal.IMPOSSIBLE, text, "report the ids that Spark gives")
+            if report.event != "started" and self.reports_are_fresh(now_ms):
+                holder = f"query {self.name!r} ({self.query_id})"
+                text = f"{holder} reads with the client id {self.client_id!r}, and was heard lately"
+                raise ReportRefused(Refusal.CLIENT_TAKEN, text, OWN_ID)
+        if report.event == "started" and (is_same or is_former):
+            raise ReportRefused(Refusal.REPEATED, "the run has begun before")
+        if report.event == "running":
+            return
+        batch, last = report.batch, self.last_batch_id
+        if is_same and self.ended:
+            reason = Refusal.REPEATED if report.event == "terminated" else Refusal.OUT_OF_ORDER
+            raise ReportRefused(reason, "the run has ended before")
+        if is_same and batch is not None and last is not None and batch.batch_id <= last:
+            reason = Refusal.REPEATED if batch.batch_id == last else Refusal.OUT_OF_ORDER
+            raise ReportRefused(reason, f"batch {batch.batch_id} after batch {last}")
+        is_moved = report.query_id != self.query_id or client_id != self.client_id
+        if is_former and not is_same and is_moved:
+            text = f"run {report.run_id} is over: another one has begun"
+            raise ReportRefused(Refusal.OUT_OF_ORDER, text, OWN_ID)
+
+    def is_past(self, report: Report, now_ms: float) -> bool:
+        """Return whether it is of a run that is known to be over, or of one that never was.
+
+        Spark calls listeners at the start of a run at once, and of all else in order, but later:
+        the last events of a run come after the start of the next when that follows at once. A
+        driver that lives on without its queries may report that they run: while another one reports
+        another run of the query, that is believed. A driver itself reports its latest run only.
+        """
+        is_heartbeat, is_starter = report.event == "running", report.sender == self.run_sender
+        if report.run_id == self.run_id:
+            return is_heartbeat and self.ended
+        is_same_query = report.query_id == self.query_id
+        if report.run_id in self.former_runs:
+            return is_heartbeat or is_same_query
+        if is_heartbeat:
+            return is_same_query and not is_starter and self.reports_are_fresh(now_ms)
+        return is_same_query and is_starter and report.event != "started"
+
+    def hearing(self, report: Report, now_ms: float) -> Generator[bool, None, bool]:
+        """Record who reports on which run; return whether it is a new one."""
+        self.last_heard_ms = now_ms  # first: one that is heard of is not forgotten meanwhile
+        # A run that is idle, or lives, may have been going for long: it does not begin now.
+        is_first = report.event in ("started", "progress")
+        began_ms = now_ms - report.age_ms if is_first else None
+        is_new = self.run_id != report.run_id
+        if is_new:
+            if self.query_id not in (None, report.query_id):
+                text = f"query {report.query_id} takes over from {self.query_id}"
+                self.add_event(EventKind.TAKEN_OVER, None, text, now_ms)
+            yield from self.beginning_run(report.run_id, began_ms, now_ms)
+        elif self.run_began_ms is None:  # it began before this proxy did
+            self.run_began_ms = began_ms
+        if report.event in ("started", "running"):
+            self.run_sender = report.sender
+        self.query_id = report.query_id
+        self.reported_name = report.name or self.reported_name
+        if report.trigger is not None:
+            self.trigger_kind = report.trigger.kind
+            self.trigger_interval_ms = report.trigger.interval_ms
+        return is_new
 
     def beginning_run(self, run_id: str, began_ms: float | None, now_ms: float) -> Iterator[bool]:
         """Record a new run, which began then, if that is known; what was pending has failed."""
@@ -307,6 +396,29 @@ class QueryProgress(ChangeLog):
                 partition.fail_pending()
             partition.begin_run(began_ms, now_ms)
             yield True
+
+    def applying(
+        self, report: Report, sender_lost: int, now_ms: float, now_s: float
+    ) -> Iterator[bool]:
+        """Record what an event says of the present run; `sender_lost`: see `sender_lost`."""
+        if report.event == "running":
+            if report.known_age_ms is not None:
+                self.asks_spark = True
+                if report.last_batch_id == self.last_batch_id:
+                    self.confirm(now_ms - report.known_age_ms)
+            return
+        happened_ms = now_ms - report.age_ms
+        self.last_report_ms = now_ms
+        self.confirm(happened_ms)
+        self.idle = report.event == "idle"
+        batch = report.batch
+        if batch is not None:
+            gap = self._gap(batch, report.sender, sender_lost)
+            self.sender, self.sender_lost = report.sender, sender_lost
+            self.last_batch = LastBatch(batch.batch_id, batch.rows, batch.execution_ms, happened_ms)
+            yield from self.completing(batch, gap, now_ms, now_s)
+        elif report.event == "terminated":
+            yield from self._ending_run(report.error and report.error[:MAX_ERROR_SHOWN], now_ms)
 
     def completing(
         self, batch: BatchReport, gap: SkipReason | None, now_ms: float, now_s: float
@@ -328,6 +440,19 @@ class QueryProgress(ChangeLog):
         self.run_batches += 1
         self.last_batch_id = batch.batch_id
 
+    def _gap(self, batch: BatchReport, sender: str, sender_lost: int) -> SkipReason | None:
+        """Return why it may begin behind the end of the batch before; None: reports were lost."""
+        if self.progress_id not in (None, self.query_id):
+            return SkipReason.NEW_CHECKPOINT
+        # A run that ends in a crash does not report its last batch, or this proxy was away.
+        if not self.run_batches or self.sender != sender or self.sender_lost != sender_lost:
+            return None
+        # Numbers do not tell all that was lost: another member gets some of them, and a listener
+        # may not have learned of a batch.
+        last = self.last_batch_id
+        was_lost = last is not None and batch.batch_id != last + 1
+        return None if was_lost else SkipReason.UNEXPLAINED
+
     def completing_late(
         self, run_id: str, ranges: Mapping[TopicPartition, BatchRange], now_ms: float, now_s: float
     ) -> Iterator[bool]:
@@ -344,8 +469,7 @@ class QueryProgress(ChangeLog):
                     partition.complete(read, run_id, None, now_ms, now_s)
             yield True
 
-    def ending_run(self, error: str | None, now_ms: float) -> Iterator[bool]:
-        """Record that the run has ended, and of what."""
+    def _ending_run(self, error: str | None, now_ms: float) -> Iterator[bool]:
         self.ended, self.error = True, error
         for partition in list(self.partitions.values()):
             partition.end_alarm("the query has ended", now_ms)
@@ -385,6 +509,12 @@ class QueryProgress(ChangeLog):
             self._advised.add(kind)
             self.on_event(event)
 
+    def advise_shared(self, report: Report, now_ms: float) -> None:
+        """Advise what to do about a report that another query reads with the client id, too."""
+        who = f"another query, {report.name or 'unnamed'} ({report.query_id}),"
+        text = f"{who} says that it reads with client-id {self.client_id!r} too: {OWN_ID}"
+        self.advise(EventKind.CLIENT_SHARED, text, now_ms)
+
     def _late_reports(self, now_ms: float) -> str | None:
         """Return what to do about reports that are late although the query runs."""
         heard_ms, age_ms = self.last_heard_ms, self.report_age_ms(now_ms)
@@ -402,6 +532,18 @@ class QueryProgress(ChangeLog):
             return False
         read_ms, began_ms = partition.read_ms, self.run_began_ms
         return read_ms is None or began_ms is None or read_ms < began_ms
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedReport:
+    """What became of a report."""
+
+    report: Report
+    query: QueryProgress
+    new_run: bool = False
+    """Whether it is the first of its run that was accepted."""
+    lost_reports: int = 0
+    """How many reports of its sender, of this or another query, were lost just before it."""
 
 
 def _latest(times: Iterable[float | None]) -> float | None:

@@ -1,4 +1,4 @@
-"""Which queries are followed, by client id, and all that is known and kept of them.
+"""Which queries are followed, by client id: what is reported, known and kept of them.
 
 Followed are those configured and, up to a bound, others: they come with a report or an adaptive
 rule, and go when away for long or the room is needed. All are this member's; those whose client
@@ -8,17 +8,28 @@ Sans-I/O and for one thread. `now_ms` is monotonic, `now_s` the same moment on t
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from types import MappingProxyType
+from typing import Protocol
 
+from metrics.clock import MS_PER_SECOND
 from proxy.state import KeptParts
 from proxy.wire.topic_partition import TopicPartition
 
 from .events import EventKind, OnEvent
 from .log_edges import end_age_ms
-from .owns import Owns, owns_all
-from .partition import PartitionProgress
+from .partition import PartitionProgress, check_range
 from .progress_records import FORMAT, ProgressRecord, ReadRecords
-from .query import MAX_ERROR_SHOWN, STUCK_AFTER_MS, GroupState, ProgressSettings, QueryProgress
+from .query import (
+    MAX_ERROR_SHOWN,
+    MAX_PARTITIONS,
+    STUCK_AFTER_MS,
+    AcceptedReport,
+    GroupState,
+    ProgressSettings,
+    QueryProgress,
+)
+from .report import ALL_QUERIES, THIS_PROXY, QueryScope, Refusal, Report, ReportRefused, Sender
 
 FORGET_AFTER_MS = 3 * 86_400_000.0
 """A query not configured is kept so long unseen: a daily job finds its progress on a Monday."""
@@ -26,18 +37,51 @@ FORGET_AFTER_MS = 3 * 86_400_000.0
 MAX_RECORDS_PER_WRITE = 250
 """Making them takes some 4 ms."""
 
+MAX_SENDERS = 1000
+"""How many listeners are remembered; the one that reported longest ago is forgotten first."""
+
+
+class Owns(Protocol):
+    """What one member owns at one moment. It does not change: who owns more or less has another."""
+
+    def client(self, client_id: str) -> bool:
+        """Return whether a client is this member's, with its query and its adaptive bound."""
+
+    def pipeline(self, name: str) -> bool:
+        """Return whether a pipeline is this member's, with its ledger."""
+
+
+class _OwnsAll:
+    def client(self, client_id: str) -> bool:  # noqa: ARG002
+        return True
+
+    def pipeline(self, name: str) -> bool:  # noqa: ARG002
+        return True
+
+
+owns_all: Owns = _OwnsAll()
+"""Of a member that is alone."""
+
 
 class QueryRegistry(KeptParts[QueryProgress]):
-    """Who is followed, what they were given and have completed, and what is to be kept of it."""
+    """Who is followed, what they were given and have completed, and what is to be kept of it.
 
-    def __init__(self, settings: ProgressSettings, on_event: OnEvent) -> None:
+    `knows_client` returns whether a client id has ever connected.
+    """
+
+    def __init__(
+        self, settings: ProgressSettings, on_event: OnEvent, knows_client: Callable[[str], bool]
+    ) -> None:
         # What is delivered makes no record due: it is written with what is completed.
         super().__init__(MAX_RECORDS_PER_WRITE)
         self._on_event = on_event
+        self.knows_client = knows_client
         self._queries: dict[str, QueryProgress] = {}
         self._labels: dict[str, QueryProgress] = {}
         self.report_results: Counter[str] = Counter()
         """Reports by what became of them: `accepted` (no heartbeats), `lost`, or why refused."""
+        self._senders: dict[str, Sender] = {}
+        """By id, those that reported; the one that did last is last."""
         self._readers: dict[TopicPartition, set[PartitionProgress]] = {}
         """Of the partitions that the cluster is asked for; those since gone are still there."""
         self.generation = 0
@@ -221,6 +265,171 @@ class QueryRegistry(KeptParts[QueryProgress]):
         seen = [now_ms if (ms := each.last_seen_ms) is None else ms for each in gone]
         return gone[seen.index(min(seen))] if gone else None
 
+    # What listeners report
+
+    def refuse(self, error: ReportRefused) -> None:
+        """Count a report that `parse_report` refused."""
+        self.report_results[error.reason] += 1
+
+    def unknown_ends(self, report: Report) -> set[TopicPartition]:
+        """Return the partitions whose log ends are to be asked for, and passed on to `accept`."""
+        query = self._queries.get(self._client_of(report))
+        partitions = query.partitions if query is not None else {}
+        return {
+            key
+            for key, read in report.ranges.items()
+            if (known := partitions.get(key)) is None
+            or known.log.high_watermark is None
+            or known.log.high_watermark < read.end
+        }
+
+    def accepting(
+        self,
+        report: Report,
+        now_ms: float,
+        now_s: float,
+        ends: Mapping[TopicPartition, int] = MappingProxyType({}),
+        scope: QueryScope = ALL_QUERIES,
+    ) -> Generator[bool, None, AcceptedReport]:
+        """Check a report completely, then apply it, step by step: it may be long.
+
+        `ends` are log ends that the cluster was just asked for, `scope` says which queries its
+        sender may report on.
+
+        Yields after each partition whether anything was changed already; between two steps anything
+        may happen but another report. Raises ReportRefused: nothing but counts has changed then.
+        """
+        query: QueryProgress | None = None
+        try:
+            client_id = self._client_of(report)
+            if not client_id:
+                text = f"query {report.query_id} has neither a name nor a client id"
+                fix = "name the query with queryName, or tell the listener its Kafka client id"
+                raise ReportRefused(Refusal.NO_CLIENT, text, fix)
+            ranges = report.ranges
+            may_wait = len(ranges) > 1
+            # Again at the end: queries may come or go between two steps.
+            for checked in (ranges, {}) if may_wait else (ranges,):
+                query = self._queries.get(client_id) or self._movable(report, scope, now_ms)
+                self._check(report, client_id, query, scope, now_ms)
+                known = query.partitions if query is not None else {}
+                for key, read in checked.items():
+                    check_range(key, read, known.get(key), ends.get(key), report.run_id)
+                    if may_wait:
+                        yield False
+        except ReportRefused as error:
+            self._count_refused(error, report, query, now_ms)
+            raise
+        if query is None:
+            query = self.follow(client_id)
+            assert query is not None, "there was room"
+        elif query.client_id != client_id:
+            self.move(query, client_id)
+        lost = 0 if report.number is None else self._count(report, report.number, query)
+        new_run = False
+        if not query.is_past(report, now_ms):
+            new_run = yield from query.hearing(report, now_ms)
+            self.relabel(query)
+            sender = self._senders.get(report.sender)
+            yield from query.applying(report, sender.lost if sender else 0, now_ms, now_s)
+        elif report.batch is not None:
+            yield from query.completing_late(report.run_id, report.ranges, now_ms, now_s)
+        return AcceptedReport(report, query, new_run, lost)
+
+    def _count(self, report: Report, number: int, query: QueryProgress) -> int:
+        """Count an event that is accepted; return how many of its sender were lost before it."""
+        sender = self._senders.pop(report.sender, None) or Sender(number - 1)
+        if len(self._senders) >= MAX_SENDERS:
+            del self._senders[next(iter(self._senders))]
+        self._senders[report.sender] = sender
+        # Numbers that are missing here may have gone to other members.
+        lost = sender.accept(number, counts_lost=self.owns is owns_all)
+        self.report_results["accepted"] += 1
+        self.report_results["lost"] += lost
+        query.received += 1
+        query.lost_reports += lost
+        if report.batch is not None:
+            query.rows += report.batch.rows
+            if report.batch.execution_ms is not None:
+                query.batch_seconds.observe(report.batch.execution_ms / MS_PER_SECOND)
+        return lost
+
+    def _count_refused(
+        self, error: ReportRefused, report: Report, query: QueryProgress | None, now_ms: float
+    ) -> None:
+        self.refuse(error)
+        if error.reason is Refusal.NOT_ALLOWED:
+            return  # nor is anything counted for a query or a sender that is another's
+        sender = self._senders.get(report.sender)
+        if sender is not None and report.number is not None and report.number > sender.last:
+            sender.refused.add(report.number, report.number + 1)
+        if query is not None:
+            query.refused_reports[error.reason] += 1
+            if error.reason is Refusal.CLIENT_TAKEN:
+                query.advise_shared(report, now_ms)
+
+    def _client_of(self, report: Report) -> str:
+        """Return the client id that a report's query reads with; empty: that is not known."""
+        name = report.name or ""
+        return report.client_id or self.clients.get(name, name)
+
+    def _movable(self, report: Report, scope: QueryScope, now_ms: float) -> QueryProgress | None:
+        """Return what is known of the query, if it read with another client id in another run."""
+        for query in self.queries:
+            names = query.client_id, query.reported_name or query.client_id
+            if query.query_id == report.query_id and all(map(scope.covers, names)):
+                is_held = query.settings is not None or query.reports_are_fresh(now_ms)
+                return None if is_held else query
+        return None
+
+    def _check(
+        self,
+        report: Report,
+        client_id: str,
+        query: QueryProgress | None,
+        scope: QueryScope,
+        now_ms: float,
+    ) -> None:
+        """Check all but the ranges of the batch. Raises ReportRefused."""
+        if scope is not ALL_QUERIES:
+            settings = query.settings if query is not None else None
+            in_file = settings.name if settings is not None else None
+            names = {"client id": client_id, "name": report.name}
+            scope.check({**names, "name in the configuration": in_file})
+        is_unknown = query is None or query.client_id != client_id
+        if is_unknown and not self.owns.client(client_id):
+            text = f"client {client_id!r} has gone to another member of this proxy"
+            raise ReportRefused(Refusal.OWNED_ELSEWHERE, text, "send the report again")
+        sender = self._senders.get(report.sender)
+        if sender is not None and report.number is not None and report.number <= sender.last:
+            text = f"number {report.number} of this sender, or a later one, was taken in before"
+            raise ReportRefused(Refusal.REPEATED, text)
+        if is_unknown:
+            self._check_unknown(report, client_id, query, now_ms)
+        if query is not None:
+            query.check_run(report, client_id, now_ms)
+        partitions = query.partitions if query is not None else {}
+        ranges = report.ranges
+        if len(partitions) + len(ranges.keys() - partitions.keys()) > MAX_PARTITIONS:
+            text = f"with these the query has more than {MAX_PARTITIONS} partitions"
+            raise ReportRefused(Refusal.MALFORMED, text, "split the query")
+
+    def _check_unknown(
+        self, report: Report, client_id: str, query: QueryProgress | None, now_ms: float
+    ) -> None:
+        if report.event == "progress" and not self.knows_client(client_id):
+            fix = f"{THIS_PROXY}, with {client_id!r} as its kafka.client.id; or add it to queries"
+            name = report.name
+            if name is not None and name != client_id and self.knows_client(name):
+                fix = f"a client {name!r} has: say so in QuotaListener(clients=...); or {fix}"
+            text = f"no client {client_id!r} has connected, and the configuration has none"
+            raise ReportRefused(Refusal.UNKNOWN_QUERY, text, fix)
+        self.now_ms = now_ms
+        if query is None and not self.has_room():
+            text = f"{len(self._queries)} queries are followed already, and none of them is gone"
+            fix = "raise limits.max_client_entities, or stop queries"
+            raise ReportRefused(Refusal.UNKNOWN_QUERY, text, fix)
+
     def sweeping(self, now_ms: float) -> Iterator[None]:
         """Raise alarms and forget what is long gone, every second or so; yield between two steps.
 
@@ -360,42 +569,25 @@ class QueryRegistry(KeptParts[QueryProgress]):
             client_id = self.client_of_record(entry.label, entry.client_id)
             by_client.setdefault(client_id, []).append((key, entry))
         for client_id, entries in by_client.items():
-            query = self._begin_with(client_id, entries[0][1])
+            query = self.follow(client_id, make_room=False)
+            if query is None or query.query_id is not None:
+                why = "there are too many queries"
+                if query is not None:
+                    why = f"client {client_id!r} is of query {query.query_id}"
+                refused |= {key: why for key, _ in entries}
+                continue
+            query.begin_with(entries[0][1])
+            self.relabel(query)
             for key, entry in reversed(entries):
-                why = query if isinstance(query, str) else self._restore(query, key, entry)
-                if why is not None:
-                    refused[key] = why
+                problem = query.restore(entry, self.now_ms)
+                if problem is not None:
+                    refused[key] = problem
+                    continue
+                partition = entry.topic, entry.partition
+                self._commit_later(query, partition)
+                is_moved = key != query.key(partition)
+                if is_moved:
+                    self.journal.mark_deleted(key)
+                if is_moved or query.name != entry.label:
+                    self.journal.mark_changed(query, partition)
         return [f"progress record {key!r} is left out: {why}" for key, why in refused.items()]
-
-    def _begin_with(self, client_id: str, entry: ProgressRecord) -> QueryProgress | str:
-        """Return the query that its latest record is of, or why there can't be one."""
-        query = self.follow(client_id, make_room=False)
-        if query is None:
-            return "there are too many queries"
-        if query.query_id is not None:
-            return f"client {client_id!r} is of query {query.query_id}"
-        query.query_id = query.progress_id = entry.query_id
-        query.run_id, query.reported_name = entry.run_id, entry.name
-        self.relabel(query)
-        return query
-
-    def _restore(self, query: QueryProgress, key: str, entry: ProgressRecord) -> str | None:
-        """Restore a partition from the record of a key; return why that can't be, if so."""
-        if entry.query_id != query.query_id:
-            return f"it is of query {entry.query_id}, {entry.label!r} is {query.query_id} now"
-        partition = query.open(entry.topic, entry.partition, self.now_ms)
-        if partition is None:
-            return "too many partitions"
-        partition.run_id, partition.leader = entry.run_id, entry.leader
-        partition.committed_to, partition.committed_at_s = entry.completed, entry.at_s
-        partition.delivered.add(entry.completed, entry.delivered)
-        partition.may_go_back = entry.backwards
-        if entry.topic_id is not None:
-            partition.log.topic_id = bytes.fromhex(entry.topic_id)
-        self._commit_later(query, partition.key)
-        is_moved = key != FORMAT.key(query.client_id, *partition.key)
-        if is_moved:
-            self.journal.mark_deleted(key)
-        if is_moved or query.name != entry.label:
-            self.journal.mark_changed(query, partition.key)
-        return None

@@ -26,6 +26,8 @@ from pydantic_core import ErrorDetails, from_json
 from metrics.clock import MS_PER_SECOND
 from proxy.wire.topic_partition import TopicPartition
 
+from .offset_ranges import OffsetRanges
+
 MAX_REPORT_BYTES = 4 << 20
 """Room for MAX_PARTITIONS with names as long as Kafka lets them be."""
 
@@ -53,6 +55,11 @@ MAX_UUIDS = 10_000
 MAX_CHARS_SHOWN = 60
 """Of a key or value that is wrong, in an error."""
 
+MAX_REFUSED_RANGES = 16
+
+ANY_REST = "*"
+"""At the end of a pattern: names may go on in any way."""
+
 
 class Refusal(StrEnum):
     """Why a report is refused, and the HTTP status of that."""
@@ -77,6 +84,10 @@ class Refusal(StrEnum):
 
 
 IN_ORDER = "send each report once, in the order of the events"
+OWN_ID = "give each query a client id of its own: kafka.client.id, or client_options(name)"
+THIS_PROXY = "let the query read through this proxy, and report what it read"
+_OTHER_TOKEN = "use the token for that query, or add it to this one's queries in admin.tokens"
+"""What mends what is refused."""
 
 
 class ReportRefused(Exception):  # noqa: N818 - named for what happened
@@ -86,6 +97,56 @@ class ReportRefused(Exception):  # noqa: N818 - named for what happened
         super().__init__(message)
         self.reason, self.message, self.fix = reason, message, fix
         self.status = reason.status
+
+
+@dataclass(frozen=True, slots=True)
+class QueryScope:
+    """The queries with names and client ids that a pattern matches; without patterns all."""
+
+    patterns: tuple[str, ...] | None = None
+    """Names, and beginnings of names with ANY_REST behind them; case counts."""
+
+    def covers(self, name: str) -> bool:
+        """Return whether a name or client id is one that may be reported on."""
+        return self.patterns is None or any(
+            name.startswith(each.removesuffix(ANY_REST))
+            if each.endswith(ANY_REST)
+            else name == each
+            for each in self.patterns
+        )
+
+    def check(self, names: Mapping[str, str | None]) -> None:
+        """Raise ReportRefused unless all names of a query are covered, by what each of them is."""
+        for what, name in names.items():
+            if name is not None and not self.covers(name):
+                text = f"this token may not report on the query with the {what} {name!r}"
+                raise ReportRefused(Refusal.NOT_ALLOWED, text, _OTHER_TOKEN)
+
+
+ALL_QUERIES = QueryScope()
+
+
+@dataclass(slots=True)
+class Sender:
+    """One listener, by the numbers of its reports; it may start at any number."""
+
+    last: int
+    """The highest one that was accepted."""
+    lost: int = 0
+    """How many below it never came."""
+    refused: OffsetRanges = field(default_factory=lambda: OffsetRanges(MAX_REFUSED_RANGES))
+    """Higher ones that came and were refused: not lost."""
+
+    def accept(self, number: int, *, counts_lost: bool) -> int:
+        """Record a number that is accepted; return how many were lost before it, if that counts."""
+        lost, next_number = 0, self.last + 1
+        if counts_lost and number > next_number:
+            lost = number - next_number - self.refused.covered(next_number, number)
+        if self.refused.starts:
+            self.refused.remove_below(number + 1)
+        self.last = number
+        self.lost += lost
+        return lost
 
 
 def _printable(text: str) -> str:
@@ -295,7 +356,7 @@ def values_in(raw: bytes) -> int:
 def parse_report(raw: bytes, *, is_long: bool = False) -> Report:
     """Parse a report, a long one without holding up other threads for long.
 
-    Whether it agrees with others and the log is checked by ReportHandler. Nothing is converted: a
+    Whether it agrees with others and the log is checked by QueryRegistry. Nothing is converted: a
     number that is written as text or as `true`, NaN and what does not fit 64 bits are refused, keys
     that are not known are left out.
 

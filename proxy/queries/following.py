@@ -8,7 +8,7 @@ from typing import Self
 from proxy.backpressure.backpressure import Backpressure, OffsetLookups, QueryBackpressure
 from proxy.pipeline.running import RunningPipelines
 from proxy.progress.query_registry import QueryRegistry
-from proxy.progress.report_handler import ReportTurns
+from proxy.progress.report_turns import ReportTurns
 from proxy.progress.topics import TopicNames
 from proxy.progress.tracker import FetchTracker, Reader
 from proxy.quota.entities import ClientIdentity

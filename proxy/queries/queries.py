@@ -11,34 +11,37 @@ from collections.abc import (
     Mapping,
 )
 from contextlib import suppress
+from functools import partial
 from itertools import chain
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 from structlog import get_logger
 
+from metrics import Instruments
 from metrics.clock import MS_PER_SECOND, clock_ms
 from metrics.exposition import FigureCollector
-from proxy.backpressure.backpressure import OF_BOUNDS
+from proxy.backpressure.backpressure import OF_BOUNDS, Backpressure
 from proxy.backpressure.backpressure_record import BOUND_RECORDS
 from proxy.backpressure.query_advice import OUTSIDE, advise
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.upstream import UpstreamError
 from proxy.pipeline.graph import PipelineSettings
-from proxy.pipeline.running import OF_NODES, OF_PIPELINES
+from proxy.pipeline.running import OF_NODES, OF_PIPELINES, RunningPipelines
 from proxy.pipeline.running_pipeline import RunningPipeline
 from proxy.progress import progress_records
-from proxy.progress.owns import OwnedBeside, Owns, owns_all
+from proxy.progress.committer import Committer
+from proxy.progress.events import ALARMS, ProgressEvent
+from proxy.progress.log_ends import LogEnds
 from proxy.progress.progress_collector import ProgressCollector
 from proxy.progress.progress_records import ReadRecords
 from proxy.progress.query import ProgressSettings, QueryProgress
-from proxy.progress.query_scope import QueryScope
-from proxy.progress.report import Report, ReportRefused, parse_report
-from proxy.progress.report_handler import ReportHandler, ReportTurns
+from proxy.progress.query_registry import Owns, QueryRegistry, owns_all
+from proxy.progress.report import QueryScope, Report, ReportRefused, parse_report
+from proxy.progress.report_turns import ReportTurns
 from proxy.progress.topics import TopicNames
 from proxy.queries.following import Following
-from proxy.queries.query_parts import QueryParts
-from proxy.queries.record_owner import OwnedRecords, read_owned
+from proxy.queries.record_owner import OwnedBeside, OwnedRecords, read_owned
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import Rule
 from proxy.slices import Slices
@@ -85,65 +88,68 @@ class Queries:
     Where clients are shared among members, only for those that it owns: `load` says whose these
     are, `assign` and `revoke` what has changed. Of what another member owns nothing is known here.
 
-    `knows_client` returns whether a client id has connected lately; `registry` gets a collector, of
-    `max_queries` at most.
+    `knows_client` returns whether a client id has connected lately; `metrics` gets collectors.
     """
 
     def __init__(
         self,
-        parts: QueryParts,
+        progress: ProgressSettings,
+        pipelines: Iterable[PipelineSettings],
         quotas: QuotaManager,
         bootstrap: Bootstrap,
+        instruments: Instruments,
         *,
-        registry: CollectorRegistry,
-        max_queries: int,
+        metrics: CollectorRegistry,
         knows_client: Callable[[str], bool],
     ) -> None:
         self._quotas = quotas
-        self._knows_client = knows_client
-        self._registry, self._backpressure = parts.registry, parts.backpressure
-        self._pipelines, self._committer = parts.pipelines, parts.committer
-        self._log_ends, self._to_write = parts.log_ends, parts.to_write
-        self._reports = ReportHandler(self._registry, knows_client)
+        self._to_write = asyncio.Event()
+        """Set when there are records that are to be written at once."""
+        on_change = self._to_write.set
+        self.registry = QueryRegistry(progress, _log_event, knows_client)
+        self.backpressure = Backpressure(quotas, on_change)
+        self.running = RunningPipelines(
+            *(pipelines, self.registry, self.backpressure.of_client, quotas, instruments),
+            on_change=on_change,
+        )
+        self.committer = Committer(self.registry, partial(KafkaClient, bootstrap))
+        self.log_ends = LogEnds(self.registry, KafkaClient(bootstrap))
+        self._parts: tuple[KeptParts[Any], ...] = self.registry, self.backpressure, self.running
         self._client = KafkaClient(bootstrap, limit_s=None)
         self._names_wanted = asyncio.Event()
         self._names = TopicNames(self._names_wanted.set)
         self._name_tries: dict[bytes, int] = {}
         """By topic id that is still wanted: how many look-ups did not find it."""
         self._names_looked_up = asyncio.Event()
-        kept = parts.registry, parts.backpressure, parts.pipelines
-        self._parts: tuple[KeptParts[Any], ...] = kept
         self._slices = Slices()
         self._turns = ReportTurns(self._slices)
         self.following = Following(
-            self._registry, self._backpressure, self._names, quotas, self._pipelines, self._turns
+            self.registry, self.backpressure, self._names, quotas, self.running, self._turns
         )
         self._writer: StateWriter | None = None
         self._writing = asyncio.Lock()
         self._handing_over = asyncio.Lock()
         self._parsing, self._parse_from_ms = asyncio.Lock(), 0.0
         tables = (
-            (OF_BOUNDS, self._backpressure.shown),
-            (OF_PIPELINES, self._pipelines.shown),
-            (OF_NODES, self._pipelines.shown_nodes),
+            (OF_BOUNDS, self.backpressure.shown),
+            (OF_PIPELINES, self.running.shown),
+            (OF_NODES, self.running.shown_nodes),
         )
-        registry.register(FigureCollector(tables, clock_ms, max_queries))
-        registry.register(ProgressCollector(self._registry, clock_ms, max_queries))
+        metrics.register(FigureCollector(tables, clock_ms, progress.max_queries))
+        metrics.register(ProgressCollector(self.registry, clock_ms, progress.max_queries))
 
     @property
     def owns(self) -> Owns:
         """What this member owns."""
-        return self._registry.owns
+        return self.registry.owns
 
     def load(self, store: Store, owns: Owns = owns_all) -> None:
         """Read what an earlier process wrote there of these; write there from now on.
 
         Call it once, before anything is known of any client.
         """
-        records, progress = self._read(store, owns)
-        self._take(records, progress, owns)
         self.resume(store)
-        self._pipelines.assign(chain(*records.values()), owns, is_handed_over=False)
+        self._take(*self._read(store, owns), owns, is_handed_over=False)
 
     async def assign(self, store: Store, *, owns: Owns) -> None:
         """Resume what these own more than before, from what is written there of it.
@@ -153,9 +159,8 @@ class Queries:
         """
         async with self._handing_over:
             came = OwnedBeside(owns, self.owns, is_others=False)
-            records, progress = await asyncio.to_thread(self._read, store, came)
-            self._take(records, progress, owns)
-            self._pipelines.assign(chain(*records.values()), owns)
+            read = await asyncio.to_thread(self._read, store, came)
+            self._take(*read, owns, is_handed_over=True)
 
     async def revoke(self, *, owns: Owns) -> bool:
         """Commit and write what is due of what these do not own any more, and forget it.
@@ -165,11 +170,11 @@ class Queries:
         """
         async with self._handing_over:
             async with self._turns.turn:
-                self._pipelines.revoke(owns)
+                self.running.revoke(owns)
                 gone = self._own(owns)
             groups = {query.commit_group for query in gone if query.commit_group is not None}
             try:
-                is_done = await self._committer.revoke(groups, FLUSH_TIMEOUT_S)
+                is_done = await self.committer.revoke(groups, FLUSH_TIMEOUT_S)
                 is_done &= await self._write_leaving()
             finally:  # without a wait since the last write
                 is_kept = self._forget_leaving()
@@ -189,9 +194,9 @@ class Queries:
 
     def _own(self, owns: Owns) -> list[QueryProgress]:
         """Follow the queries and bounds of these clients only; return the queries that leave."""
-        self._backpressure.own(owns, clock_ms())
+        self.backpressure.own(owns, clock_ms())
         self.following.visits.forget()
-        return self._registry.own(owns)
+        return self.registry.own(owns)
 
     def _forget_leaving(self) -> bool:
         """Write nothing more of what has left; return whether all of it was written."""
@@ -200,40 +205,43 @@ class Queries:
 
     def _read(self, store: Store, owns: Owns) -> tuple[OwnedRecords, ReadRecords]:
         """Return all records of what these own, and what those of progress say."""
-        records = read_owned(store, owns, self._registry.client_of_record)
+        records = read_owned(store, owns, self.registry.client_of_record)
         return records, progress_records.read_records(records[progress_records.FORMAT.namespace])
 
-    def _take(self, records: OwnedRecords, progress: ReadRecords, owns: Owns) -> None:
-        """Follow the queries and bounds of these, from these records; of others nothing is left."""
+    def _take(
+        self, records: OwnedRecords, progress: ReadRecords, owns: Owns, *, is_handed_over: bool
+    ) -> None:
+        """Follow what is of these, from these records; of others nothing is left."""
         self._own(owns)
         self._forget_leaving()
-        for problem in self._registry.load(progress):
+        for problem in self.registry.load(progress):
             _log.warning("progress not taken up", problem=problem)
-        for problem in self._backpressure.load(records[BOUND_RECORDS.namespace], clock_ms()):
+        for problem in self.backpressure.load(records[BOUND_RECORDS.namespace], clock_ms()):
             _log.warning("backpressure not taken up", problem=problem)
-        for client_id in self._backpressure.clients:
-            self._registry.follow(client_id)  # its reports may come before it connects
+        for client_id in self.backpressure.clients:
+            self.registry.follow(client_id)  # its reports may come before it connects
+        self.running.assign(chain(*records.values()), owns, is_handed_over=is_handed_over)
 
     def resume(self, store: Store) -> None:
         """Write to a store again after `close`, beginning with what has changed meanwhile."""
         self._writer = StateWriter(store)
-        self._pipelines.store = store
+        self.running.store = store
 
     def update(self, progress: ProgressSettings, pipelines: Iterable[PipelineSettings]) -> None:
         """Follow the queries and pipelines of another configuration."""
-        self._registry.update(progress)
-        self._pipelines.update(pipelines)
+        self.registry.update(progress)
+        self.running.update(pipelines)
 
     def works(self) -> Iterable[Callable[[], Coroutine[None, None, None]]]:
         """Return what is to run until it is cancelled."""
-        runs = (self._committer.run, self._log_ends.run, self._pipelines.run)
+        runs = (self.committer.run, self.log_ends.run, self.running.run)
         return (*runs, self._resolve_names, self._tick, self._write_on)
 
     async def close(self) -> None:
         """Commit and write what is due, and write nothing more: the store may be closed then."""
-        await self._committer.flush(FLUSH_TIMEOUT_S)
+        await self.committer.flush(FLUSH_TIMEOUT_S)
         self._client.close()
-        self._pipelines.store = None
+        self.running.store = None
         await self._write()
         writer, self._writer = self._writer, None
         if writer is not None:
@@ -245,15 +253,15 @@ class Queries:
             is_short = len(raw) <= PARSED_HERE_BYTES
             report = parse_report(raw) if is_short else await self._parse_long(raw)
         except ReportRefused as error:
-            self._reports.refuse(error)
+            self.registry.refuse(error)
             raise
         if self._names.queue:
             await self._await_names()
-        unknown = self._reports.unknown_ends(report)
+        unknown = self.registry.unknown_ends(report)
         if not is_short:
             await asyncio.sleep(0)  # there may be thousands: other work comes between two walks
         if self._is_stage(report.client_id, report.name):
-            unknown |= self._pipelines.lost_ends(report)
+            unknown |= self.running.lost_ends(report)
         ends = await self._ends(unknown) if unknown else {}
         steps = self._accepting(report, ends, scope)
         return await self._turns.take(steps, is_short=len(report.ranges) <= 1)
@@ -270,14 +278,14 @@ class Queries:
     def _accepting(
         self, report: Report, ends: Mapping[TopicPartition, int], scope: QueryScope
     ) -> Generator[bool, None, Document]:
-        """Apply a report, see ReportHandler; return what came of it. Raises ReportRefused."""
+        """Apply a report; return what came of it. See QueryRegistry.accepting."""
         now_ms = clock_ms()
-        accepted = yield from self._reports.accepting(report, now_ms, time.time(), ends, scope)
+        accepted = yield from self.registry.accepting(report, now_ms, time.time(), ends, scope)
         query = accepted.query
-        pressed = self._backpressure.record_report(accepted, now_ms)
+        pressed = self.backpressure.record_report(accepted, now_ms)
         yield True
         if accepted.new_run or self._is_stage(query.client_id, query.name):
-            self._pipelines.reported(accepted, now_ms, ends)
+            self.running.reported(accepted, now_ms, ends)
         if report.run_id == query.run_id:
             self._advise(query, pressed.rule if pressed else None, now_ms)
         return {
@@ -290,20 +298,20 @@ class Queries:
         }
 
     def _is_stage(self, *names: str | None) -> bool:
-        return not self._pipelines.stages.keys().isdisjoint(names)
+        return not self.running.stages.keys().isdisjoint(names)
 
     def _advise(self, query: QueryProgress, rule: Rule | None, now_ms: float) -> None:
         """Give advice anew, by a walk over all rules, if what it follows of has changed."""
-        name, knows = query.reported_name or "", self._knows_client
+        name, knows = query.reported_name or "", self.registry.knows_client
         basis = (
-            *(self._quotas.table, rule, self._pipelines.generation, query.settings, query.run_id),
+            *(self._quotas.table, rule, self.running.generation, query.settings, query.run_id),
             *(query.client_id, name, knows(query.client_id), knows(name), query.has_read),
             *(query.trigger_kind, query.trigger_interval_ms),
         )
         if basis == query.advised_by:
             return
         query.advised_by = basis
-        is_followed = query.settings is not None or self._pipelines.follows(query.client_id)
+        is_followed = query.settings is not None or self.running.follows(query.client_id)
         advise(
             query,
             self._quotas.table,
@@ -329,35 +337,35 @@ class Queries:
         """Return log ends that a report goes beyond; none if the cluster does not answer."""
         try:
             async with asyncio.timeout(LOOK_UP_TIMEOUT_S):
-                return await self._log_ends.look_up(partitions)
+                return await self.log_ends.look_up(partitions)
         except (UpstreamError, TimeoutError) as error:
             _log.warning("log ends not looked up for a report", error=str(error) or "no answer")
             return {}
 
     def progress(self) -> Iterable[QueryProgress]:
         """Return the queries that are followed."""
-        return self._registry.queries
+        return self.registry.queries
 
     def pressure(self) -> Mapping[str, Document]:
         """Return what backpressure does to each query that has it, by its label."""
         now_ms = clock_ms()
         return {
             query.name: pressed.document(now_ms)
-            for query in self._registry.queries
-            for pressed in self._backpressure.of_client(query.client_id)
+            for query in self.registry.queries
+            for pressed in self.backpressure.of_client(query.client_id)
         }
 
     def pipelines(self) -> Iterable[RunningPipeline]:
         """Return the pipelines that are at work."""
-        return self._pipelines.running.values()
+        return self.running.running.values()
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(QUERIES_TICK_S)
             now_ms = clock_ms()
             try:
-                await self._slices.collect(self._registry.sweeping(now_ms))
-                self._backpressure.tick(now_ms)
+                await self._slices.collect(self.registry.sweeping(now_ms))
+                self.backpressure.tick(now_ms)
             except Exception as error:  # a defect of ours must not end the proxy
                 _log.error("unexpected error about queries", exc_info=error)
 
@@ -410,3 +418,9 @@ class Queries:
                         _log.warning(text, ids=len(unknown), seen=self._names.lost)
                 if self._names.wanted():
                     await asyncio.sleep(RESOLVE_PAUSE_S)
+
+
+def _log_event(event: ProgressEvent) -> None:
+    log = _log.warning if event.kind in ALARMS else _log.info
+    about = {"query": event.query, "topic": event.topic, "partition": event.partition}
+    log(event.text, kind=str(event.kind), **about)

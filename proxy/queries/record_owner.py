@@ -9,7 +9,7 @@ from proxy.backpressure import backpressure_record
 from proxy.pipeline.completion import LEDGER_RECORDS
 from proxy.pipeline.nodes import FLOW_RECORDS
 from proxy.progress import progress_records
-from proxy.progress.owns import Owns, owns_all
+from proxy.progress.query_registry import Owns, owns_all
 from proxy.state import Record, Store
 from proxy.state.journal import key_parts
 from proxy.state.store import SEPARATOR
@@ -41,6 +41,23 @@ class RecordOwner:
     def is_among(self, owns: Owns) -> bool:
         """Return whether that member has it."""
         return (owns.client if self.kind is OwnerKind.CLIENT else owns.pipeline)(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedBeside:
+    """What `owns` has and `other` has too, or has not: what stays, what has come, what goes."""
+
+    owns: Owns
+    other: Owns
+    is_others: bool
+
+    def client(self, client_id: str) -> bool:
+        """See Owns."""
+        return self.owns.client(client_id) and self.other.client(client_id) is self.is_others
+
+    def pipeline(self, name: str) -> bool:
+        """See Owns."""
+        return self.owns.pipeline(name) and self.other.pipeline(name) is self.is_others
 
 
 def owner_of(key: str) -> RecordOwner | None:

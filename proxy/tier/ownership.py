@@ -15,8 +15,8 @@ from structlog import get_logger
 
 from metrics.clock import clock_ms
 from proxy.admin.peer_client import PeerError
-from proxy.progress.owns import OwnedBeside
 from proxy.queries.queries import Queries
+from proxy.queries.record_owner import OwnedBeside
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import Debt, QuotaManager
 from proxy.relay.relay import Relay
@@ -46,7 +46,7 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SlotOwns:
-    """What the member `name` owns; see `proxy.progress.owns.Owns`."""
+    """What the member `name` owns; see `proxy.progress.query_registry.Owns`."""
 
     name: str
     slot_map: SlotMap

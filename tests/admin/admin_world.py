@@ -21,7 +21,7 @@ from proxy.config.endpoints import HostPort
 from proxy.hot_restart import bind_admin
 from proxy.pipeline.running_pipeline import RunningPipeline
 from proxy.progress.query import QueryProgress
-from proxy.progress.query_scope import QueryScope
+from proxy.progress.report import QueryScope
 from proxy.quota.entities import QuotaKind
 from proxy.quota.rule_registry import RuleRegistry
 from proxy.quota.rules import QuotaSettings, Rule

@@ -16,8 +16,7 @@ from proxy.pipeline.running_pipeline import RunningPipeline
 from proxy.progress.events import ProgressEvent
 from proxy.progress.offset_ranges import SkipReason
 from proxy.progress.query import ProgressSettings, QueryProgress, QuerySettings
-from proxy.progress.query_scope import ALL_QUERIES, QueryScope
-from proxy.progress.report import ReportRefused, parse_report
+from proxy.progress.report import ALL_QUERIES, QueryScope, ReportRefused, parse_report
 from proxy.progress.tracker import Reader
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rules import AdaptiveBound, Rule
@@ -64,7 +63,7 @@ class SparkWorld(AdminWorld, QueryWorld):
         try:
             report = parse_report(raw)
         except ReportRefused as error:
-            self.reports.refuse(error)
+            self.registry.refuse(error)
             raise
         accepted = self.accept_report(report, scope)
         query = accepted.query

@@ -15,7 +15,7 @@ from proxy.admin.audit import RECORDED, REFUSAL_INTERVAL_S
 from proxy.admin.port.guard import AUTHOR, ONE_MEMBER, QUERIES_HEADER, SCOPE, AdminToken, Right
 from proxy.admin.progress_documents import progress_documents
 from proxy.progress.query import QuerySettings
-from proxy.progress.query_scope import QueryScope
+from proxy.progress.report import QueryScope
 
 TEAM_A = QueryScope(("team-a-*", "orders"))
 TOKENS = (

@@ -19,8 +19,7 @@ from proxy.admin.peers import members as members_module
 from proxy.admin.port.guard import Access
 from proxy.admin.server import AdminServer
 from proxy.admin.tier_protocol import VisitRows
-from proxy.progress.query_scope import QueryScope
-from proxy.progress.report import Refusal, ReportRefused
+from proxy.progress.report import QueryScope, Refusal, ReportRefused
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import Debt
 from proxy.state import Document, Record

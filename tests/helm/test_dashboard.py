@@ -31,7 +31,7 @@ def exposed() -> set[str]:
     Instruments(registry, max_label_sets=1)
     MemberInstruments(registry)
     UsageInstruments(registry)
-    book = QueryRegistry(ProgressSettings(), lambda _: None)
+    book = QueryRegistry(ProgressSettings(), lambda _: None, lambda _: True)
     registry.register(ProgressCollector(book, lambda: 0.0, 1))
     tables = [(table, tuple) for table in (OF_BOUNDS, OF_PIPELINES, OF_NODES)]
     registry.register(FigureCollector(tables, lambda: 0.0, 1))

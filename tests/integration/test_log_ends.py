@@ -117,7 +117,7 @@ async def test_the_lag_of_a_query_at_work_is_known_though_nothing_passes(
     name = topic()
     fill(name, 3, 20)
     query = QuerySettings(name="orders", client_id="orders")
-    book = QueryRegistry(ProgressSettings(queries=(query,)), lambda _: None)
+    book = QueryRegistry(ProgressSettings(queries=(query,)), lambda _: None, lambda _: True)
     orders = book.query_of("orders")
     assert orders is not None
     Reader(orders).fetch_asked(name, None, [(0, 1)], clock_ms())

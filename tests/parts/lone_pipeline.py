@@ -13,7 +13,7 @@ from proxy.state import Journal
 
 
 def lone_pipeline(settings: PipelineSettings, now_ms: float, now_s: float) -> RunningPipeline:
-    registry = QueryRegistry(ProgressSettings(), lambda _: None)
+    registry = QueryRegistry(ProgressSettings(), lambda _: None, lambda _: True)
     quotas = QuotaManager(QuotaSettings(), Instruments(CollectorRegistry()))
     return RunningPipeline(
         *(PipelineGraph(settings), registry, lambda _: (), quotas),

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from parts.lookups import LOOKUP_VERSION, lookup_answer, lookup_request
 from parts.quota_world import QuotaWorld
@@ -14,12 +14,10 @@ from proxy.admin.document_models import Moment
 from proxy.admin.pipeline_documents import COMPLETION
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.pipeline.graph import PipelineSettings, SourceSettings, StageSettings
-from proxy.progress.owns import owns_all
 from proxy.progress.query import ProgressSettings, QuerySettings
-from proxy.progress.query_scope import ALL_QUERIES
-from proxy.progress.report import Refusal, ReportRefused
+from proxy.progress.query_registry import owns_all
+from proxy.progress.report import ALL_QUERIES, Refusal, ReportRefused
 from proxy.queries.queries import Queries
-from proxy.queries.query_parts import QueryParts
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveBound, Rule
 from proxy.relay.interceptor import ClientSentOn
@@ -121,21 +119,15 @@ class MemberWorld(QuotaWorld):
         ]
         super().__init__(*rules)
         self.tier = tier
-        bootstrap = Bootstrap([NOWHERE])
-        parts = QueryParts.make(
-            tier.progress, tier.pipelines, self.quotas, bootstrap, self.instruments
-        )
-        self.registry, self.pressure = parts.registry, parts.backpressure
-        self.running = parts.pipelines
-        self.committer = GroupCommitter(self.registry, tier.groups)
         self.queries = Queries(
-            replace(parts, committer=self.committer, log_ends=LogEndsOf(tier.ends)),
-            self.quotas,
-            bootstrap,
-            registry=self.prometheus,
-            max_queries=tier.progress.max_queries,
+            *(tier.progress, tier.pipelines, self.quotas, Bootstrap([NOWHERE]), self.instruments),
+            metrics=self.prometheus,
             knows_client=lambda _: True,
         )
+        self.registry, self.pressure = self.queries.registry, self.queries.backpressure
+        self.running = self.queries.running
+        self.committer = self.queries.committer = GroupCommitter(self.registry, tier.groups)
+        self.queries.log_ends = LogEndsOf(tier.ends)
         self.store = store or tier.store
         self.queries.load(self.store, owns)
         self.clients = {}

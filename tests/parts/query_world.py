@@ -8,10 +8,8 @@ from parts.quota_world import QuotaWorld
 from metrics.exposition import FigureCollector, FigureRows, FigureTable
 from proxy.backpressure.backpressure import OF_BOUNDS, Backpressure
 from proxy.progress.query import ProgressSettings, QuerySettings
-from proxy.progress.query_registry import QueryRegistry
-from proxy.progress.query_scope import ALL_QUERIES, QueryScope
-from proxy.progress.report import Report
-from proxy.progress.report_handler import AcceptedReport, ReportHandler
+from proxy.progress.query_registry import AcceptedReport, QueryRegistry
+from proxy.progress.report import ALL_QUERIES, QueryScope, Report
 from proxy.wire.layout import all_of
 
 
@@ -27,8 +25,7 @@ class QueryWorld(QuotaWorld):
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         """Make what a process keeps of queries, over the quotas that it has."""
-        self.registry = QueryRegistry(settings, on_event)
-        self.reports = ReportHandler(self.registry, knows_client)
+        self.registry = QueryRegistry(settings, on_event, knows_client)
         self.backpressure = Backpressure(self.quotas, on_change)
         self.show((OF_BOUNDS, self.backpressure.shown))
 
@@ -37,7 +34,7 @@ class QueryWorld(QuotaWorld):
         self.prometheus.register(FigureCollector(tables, lambda: self.now_ms, 100))
 
     def accept_report(self, report: Report, scope: QueryScope = ALL_QUERIES) -> AcceptedReport:
-        accepted = all_of(self.reports.accepting(report, self.now_ms, self.now_s, scope=scope))
+        accepted = all_of(self.registry.accepting(report, self.now_ms, self.now_s, scope=scope))
         self.backpressure.record_report(accepted, self.now_ms)
         return accepted
 

@@ -25,7 +25,6 @@ from proxy.admin.progress_documents import progress_documents
 from proxy.progress.query import ProgressSettings, QuerySettings
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import ReportRefused, parse_report
-from proxy.progress.report_handler import ReportHandler
 from proxy.spark import client_options, quota_listener
 from proxy.wire.layout import all_of
 
@@ -347,12 +346,11 @@ def test_a_query_that_is_restarted_at_once(
     """What Spark tells of a run after the start of the next one is progress all the same."""
     refusals: list[str] = []
     settings = ProgressSettings(queries=(ORDERS,))
-    book = QueryRegistry(settings, lambda _: None)
-    reports = ReportHandler(book, lambda _: True)
+    book = QueryRegistry(settings, lambda _: None, lambda _: True)
 
     async def keep_book(request: web.Request, report: Report) -> web.StreamResponse:
         try:
-            all_of(reports.accepting(parse_report(await request.read()), 0.0, 0.0))
+            all_of(book.accepting(parse_report(await request.read()), 0.0, 0.0))
         except ReportRefused as error:
             refusals.append(f"{report['event']}: {error}")
         return await take(request, report)

@@ -34,7 +34,6 @@ from proxy.pipeline.running import OF_NODES, OF_PIPELINES
 from proxy.progress.events import EventKind
 from proxy.progress.progress_collector import ProgressCollector
 from proxy.progress.query_registry import QueryRegistry
-from proxy.progress.report_handler import ReportHandler
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import QuotaSettings, Rule
@@ -75,8 +74,7 @@ def _sensors(instruments: Instruments) -> SensorCollector:
 
 def _progress() -> ProgressCollector:
     """Return what a proxy shows that follows one partition, has had one batch and gives advice."""
-    queries = QueryRegistry(configured("orders"), lambda _: None)
-    reports = ReportHandler(queries, lambda _: True)
+    queries = QueryRegistry(configured("orders"), lambda _: None, lambda _: True)
     batch = batch_document(0, 0, 5, "orders", latest=9, rows=5)
     driver = ReportingDriver()
     trigger = {"kind": "processing_time", "interval_ms": 1000}
@@ -84,7 +82,7 @@ def _progress() -> ProgressCollector:
         driver.document("started", trigger=trigger),
         driver.document("progress", batch=batch),
     ):
-        accepted = all_of(reports.accepting(parsed(report), 0.0, 0.0))
+        accepted = all_of(queries.accepting(parsed(report), 0.0, 0.0))
     accepted.query.advise(EventKind.INTERVAL, "another one", 0.0)
     queries.log_end("orders", 0, 9, 0.0)
     return ProgressCollector(queries, lambda: 0.0, 10)

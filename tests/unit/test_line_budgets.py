@@ -25,7 +25,7 @@ BUDGETS = {
     "proxy/debt_records.py proxy/health.py proxy/parts.py proxy/garbage.py": Budget(1400, 650),
     "proxy/tier": Budget(4165, 2350),
     "proxy/onboarding": Budget(1000, 700),
-    "proxy/queries": Budget(875, 650),
+    "proxy/queries": Budget(840, 650),
     "proxy/admin": Budget(6675, 4250),
     "proxy/config": Budget(2590, 2150),
     "proxy/relay": Budget(6535, 4300),
@@ -33,7 +33,7 @@ BUDGETS = {
     "proxy/pipeline": Budget(3130, 2700),
     "proxy/backpressure": Budget(2550, 1950),
     "proxy/quota": Budget(5610, 3100),
-    "proxy/progress": Budget(3785, 2950),
+    "proxy/progress": Budget(3775, 2950),
     "proxy/state": Budget(2200, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
         5550, 4430

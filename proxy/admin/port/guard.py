@@ -17,7 +17,7 @@ from structlog import get_logger
 
 from proxy.admin.audit import LOCAL_AUTHOR, Author, deferred_audit, set_author
 from proxy.admin.replies import ApiError
-from proxy.progress.query_scope import ALL_QUERIES, QueryScope
+from proxy.progress.report import ALL_QUERIES, QueryScope
 
 OPEN_PATHS = ("/healthz", "/readyz", "/metrics")  # what the kubelet and Prometheus ask for
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})  # methods that change nothing

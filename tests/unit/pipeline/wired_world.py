@@ -11,8 +11,8 @@ from proxy.admin.document_models import Moment
 from proxy.admin.pipeline_documents import PIPELINE_ROW
 from proxy.config import load_config
 from proxy.pipeline.running import OF_NODES, OF_PIPELINES, RunningPipelines
-from proxy.progress.owns import owns_all
 from proxy.progress.progress_records import read_records
+from proxy.progress.query_registry import owns_all
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.state import MemoryStore, StateError
 

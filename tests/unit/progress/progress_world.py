@@ -11,7 +11,6 @@ from parts.virtual_time import VirtualTime
 from proxy.admin.progress_documents import progress_documents
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import ReportRefused
-from proxy.progress.report_handler import ReportHandler
 from proxy.progress.tracker import Reader
 from proxy.wire.layout import all_of
 
@@ -33,8 +32,8 @@ class Driver(ReportingDriver):
         if number is not None:
             self.number = number - 1
         report = parsed(self.document(event, **more))
-        reports = self.world.reports
-        return all_of(reports.accepting(report, self.world.now_ms, self.world.now_s))
+        registry = self.world.registry
+        return all_of(registry.accepting(report, self.world.now_ms, self.world.now_s))
 
     def batch(self, start, end, batch_id=None, topic="t", **more):
         """Report a batch; offsets are a number for partition 0, or a mapping."""
@@ -68,8 +67,8 @@ class ProgressWorld(VirtualTime):
 
     def reopen(self):
         """Let another process take the place of the proxy, without its state."""
-        self.registry = QueryRegistry(self.settings, self.events.append)
-        self.reports = ReportHandler(self.registry, self.known.__contains__)
+        knows = self.known.__contains__
+        self.registry = QueryRegistry(self.settings, self.events.append, knows)
 
     def driver(self, **more) -> Driver:
         return Driver(world=self, **more)

@@ -17,8 +17,8 @@ from proxy.progress.query import (
     ProgressSettings,
     QuerySettings,
 )
+from proxy.progress.query_registry import MAX_SENDERS
 from proxy.progress.report import BatchReport, ReportRefused
-from proxy.progress.report_handler import MAX_SENDERS
 
 # --- what is accepted
 

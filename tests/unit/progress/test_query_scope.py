@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.progress.query_scope import ALL_QUERIES, QueryScope
+from proxy.progress.report import ALL_QUERIES, QueryScope
 
 SCOPE = QueryScope(("team-a-*", "orders", "[x].*"))
 

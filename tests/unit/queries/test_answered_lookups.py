@@ -7,7 +7,7 @@ from parts.reports import ReportingDriver, parsed, uuid
 
 from proxy.pipeline.running import RunningPipelines
 from proxy.progress.query import LIVE_MS
-from proxy.progress.report_handler import ReportTurns
+from proxy.progress.report_turns import ReportTurns
 from proxy.progress.topics import TopicNames
 from proxy.progress.tracker import MAX_AGE_MS
 from proxy.queries.following import Following

@@ -6,7 +6,7 @@ import pytest
 from parts.lookups import LOOKUP_VERSION, lookup_answer, lookup_request
 from parts.query_world import QueryWorld, configured
 
-from proxy.progress.report_handler import ReportTurns
+from proxy.progress.report_turns import ReportTurns
 from proxy.progress.topics import TopicNames
 from proxy.queries.following import Following
 from proxy.quota.entities import ClientIdentity, QuotaKind

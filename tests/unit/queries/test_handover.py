@@ -18,8 +18,7 @@ from parts.member_world import (
 from parts.reports import ReportingDriver
 
 from proxy.backpressure.driver_view import DriverView
-from proxy.progress.query_scope import ALL_QUERIES
-from proxy.progress.report import Refusal, ReportRefused
+from proxy.progress.report import ALL_QUERIES, Refusal, ReportRefused
 from proxy.quota.entities import ClientIdentity
 from proxy.state import SqliteStore, StateError
 from proxy.wire.apis import FETCH, LIST_OFFSETS

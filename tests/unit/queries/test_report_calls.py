@@ -8,7 +8,7 @@ import pytest
 from parts.member_world import Tier
 from parts.reports import ReportingDriver, batch_document, uuid
 
-from proxy.progress.query_scope import ALL_QUERIES
+from proxy.progress.report import ALL_QUERIES
 
 BATCHES = 5
 

@@ -9,7 +9,7 @@ from parts.reports import ReportingDriver, batch_document, parsed, uuid
 
 from proxy.pipeline.running import RunningPipelines
 from proxy.progress.report import ReportRefused
-from proxy.progress.report_handler import ReportTurns
+from proxy.progress.report_turns import ReportTurns
 from proxy.progress.topics import TopicNames
 from proxy.queries.following import APPLIED_WAIT_MS, Following
 from proxy.quota.entities import ClientIdentity, QuotaKind
@@ -46,7 +46,7 @@ class TurnsWorld(QueryWorld):
     def hears_of_a_run(self):
         """Take the start of a run in, so that no look-up waits for that."""
         report = parsed(self.driver.document("started", trigger=None))
-        work = self.turns.take(self.reports.accepting(report, self.now_ms, self.now_s))
+        work = self.turns.take(self.registry.accepting(report, self.now_ms, self.now_s))
         while advance(work):
             pass
 
@@ -56,7 +56,7 @@ class TurnsWorld(QueryWorld):
         ends = dict.fromkeys(range(PARTITIONS), end)
         batch = batch_document(self.batches, None, ends)
         report = parsed((driver or self.driver).document("progress", batch=batch))
-        steps = self.reports.accepting(report, self.now_ms, self.now_s)
+        steps = self.registry.accepting(report, self.now_ms, self.now_s)
         return self.turns.take(steps)
 
     def completed(self):
