@@ -23,7 +23,7 @@ BUDGETS = {
     "proxy/launcher": Budget(690, 400),
     "proxy/member.py proxy/wiring.py proxy/hot_restart.py "
     "proxy/debt_records.py proxy/health.py proxy/parts.py proxy/garbage.py": Budget(1370, 650),
-    "proxy/tier": Budget(4215, 2350),
+    "proxy/tier": Budget(4211, 2350),
     "proxy/onboarding": Budget(1000, 700),
     "proxy/queries": Budget(875, 650),
     "proxy/admin": Budget(6675, 4250),
@@ -34,7 +34,7 @@ BUDGETS = {
     "proxy/backpressure": Budget(2550, 1950),
     "proxy/quota": Budget(5735, 3100),
     "proxy/progress": Budget(3785, 2950),
-    "proxy/state": Budget(2200, 1300),
+    "proxy/state": Budget(2196, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
         5630, 4430
     ),
