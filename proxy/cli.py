@@ -27,8 +27,9 @@ from proxy.config import Config, ConfigError, load_config
 from proxy.config.check_report import explain_budgets, explain_quotas, explain_schedules, find_hints
 from proxy.config.endpoints import MAX_PORT
 from proxy.garbage import spare_full_collections
+from proxy.hot_restart import serve_until
 from proxy.launcher.launcher import Launcher
-from proxy.launcher.worker_handle import WorkerError
+from proxy.launcher.worker import WorkerError
 from proxy.log_queue import LibraryLog, log_queue
 from proxy.member import PORT_ERRORS, Member
 from proxy.onboarding.doctor_command import add_doctor
@@ -43,9 +44,7 @@ from proxy.state import StateError
 from proxy.tier import key_rules
 from proxy.tier.tier_member import TIER_ERRORS
 
-EXIT_DONE = 0
-EXIT_FAILED = 1
-EXIT_BAD_INPUT = 2
+EXIT_DONE, EXIT_FAILED, EXIT_BAD_INPUT = 0, 1, 2
 
 FAILURES = (
     *(AdminRefusal, CheckoutError, ConfigError, StateError, TakeOverError, WorkerError),
@@ -176,13 +175,14 @@ async def _serve(
     config: Config, options: argparse.Namespace, predecessor: Predecessor | None
 ) -> None:
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
     kind = Member if config.worker_count == 1 else Launcher
     served = kind(config, options.config, splice=not options.no_splice)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    loop.add_signal_handler(signal.SIGHUP, served.reload)
-    await served.run(stop, _started, predecessor)
+    handlers = {signal.SIGTERM: stop.set, signal.SIGINT: stop.set, signal.SIGHUP: served.reload}
+    for number, handler in handlers.items():
+        asyncio.get_running_loop().add_signal_handler(number, handler)
+    await served.start(predecessor, stop)
+    served.accept()
+    await serve_until(stop, _started, served)
 
 
 def _started() -> None:

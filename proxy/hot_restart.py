@@ -4,7 +4,7 @@ import asyncio
 import faulthandler
 import socket
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 
 from structlog import get_logger
 
@@ -36,11 +36,9 @@ class HotRestart:
         self,
         predecessor: Predecessor | None,
         take_over: Callable[[], None],
-        stop: asyncio.Event,
+        stop: asyncio.Event | None,
     ) -> None:
-        self._predecessor = predecessor
-        self._take_over = take_over
-        self._stop = stop
+        self._predecessor, self._take_over, self._stop = predecessor, take_over, stop
 
     @property
     def sharing_ports_with(self) -> Counter[Address] | None:
@@ -86,23 +84,18 @@ class HotRestart:
 
     def _check_wanted(self) -> None:
         """Raise TakeOverError when this proxy is to stop: then the predecessor must serve on."""
-        if self._stop.is_set():
+        if self._stop is not None and self._stop.is_set():
             raise TakeOverError("this proxy was told to stop before it took over", "start it again")
 
 
-async def serve_until(
-    stop: asyncio.Event,
-    ready: Callable[[], None],
-    proxy: Replaced,
-    tasks: Sequence[asyncio.Task[None]],
-) -> None:
-    """Serve until `stop` is set, then stop; successors may come. Raises what a task died of."""
-    old_process = OldProcess(proxy)
+async def serve_until(stop: asyncio.Event, ready: Callable[[], None], proxy: Replaced) -> None:
+    """Serve until `stop` is set, as a successor does, then stop. Raises what a task died of."""
+    old_process = OldProcess(proxy, stop)
     try:
         await old_process.open()
         ready()
         stopping = asyncio.create_task(stop.wait())
-        done, _ = await asyncio.wait((stopping, *tasks), return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait((stopping, *proxy.tasks), return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         for task in done - {stopping}:
             task.result()

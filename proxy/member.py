@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from proxy.config.models import HIDE_PASSWORD
 from proxy.config.reload import Reloader
 from proxy.config.stores import FormerOwner, open_store
 from proxy.debt_records import KeptDebts
-from proxy.hot_restart import HotRestart, bind_admin, serve_until
+from proxy.hot_restart import HotRestart, bind_admin
 from proxy.relay.ports import ListenerError, close_all
 from proxy.relay.take_over import Predecessor
 from proxy.state import StateError, Store
@@ -61,7 +61,7 @@ class LaunchedAs:
 
 
 class Member:
-    """One member. Make it inside a running event loop; `run` it, or `start` and `stop` it.
+    """One member. Make it inside a running event loop, `start` it, have it `accept`.
 
     `launched` is what a launcher gives; a member without opens its ports itself.
     """
@@ -71,37 +71,30 @@ class Member:
     ) -> None:
         self._config, self._launched = config, launched
         number, restarts = (0, 0) if launched is None else (launched.number, launched.restarts)
-        self._parts = MemberProcess(config, number, restarts=restarts, splice=splice)
-        self.quotas = self._parts.quotas
-        """Who is bounded, and what each owes."""
-        self._store = self._parts.store
-        self._debts = KeptDebts(config.state.kind, self.quotas, self._parts.slices)
-        self.health = self._parts.health
-        self._reloader = Reloader(path, config, self._parts.apply, self.health.record_load)
+        self._parts = parts = MemberProcess(config, number, restarts=restarts, splice=splice)
+        self._store = parts.store
+        self._debts = KeptDebts(config.state.kind, parts.quotas, parts.slices)
+        self._reloader = Reloader(path, config, parts.apply, parts.health.record_load)
         self.reload = self._reloader.request
         self.tasks: Sequence[asyncio.Task[None]] = ()
         """The work that goes on and does not end, after `accept`."""
-        self._stop = asyncio.Event()
         self._released = False
         """Whether a successor may have the state."""
 
-    @property
-    def admin(self) -> AdminServer:
-        """What serves operators. Only after `start`."""
-        return self._parts.admin
-
-    async def start(self, predecessor: Predecessor | None = None) -> None:
+    async def start(
+        self, predecessor: Predecessor | None = None, stop: asyncio.Event | None = None
+    ) -> None:
         """Open every port and the state, and join the tier; clients wait until `accept`.
 
         `predecessor` is a proxy to replace. Its ports are shared, and what it has in its state is
         read; only then it is told to release that, which is waited for. New connections wait
         meanwhile; none is refused. When all is open it is told to stop. If that takes longer than
-        SERVE_TIMEOUT_S, this process is ended.
+        SERVE_TIMEOUT_S, this process is ended. It is not replaced once `stop` is set.
         Raises ListenerError, AdminError, StateError, TakeOverError, MembershipError.
         """
         prepare_process()
         launched, relay, tier = self._launched, self._parts.relay, self._parts.tier
-        hot_restart = HotRestart(predecessor, relay.take_over, self._stop)
+        hot_restart = HotRestart(predecessor, relay.take_over, stop)
         admin: list[socket.socket] = []
         site: AdminServer | None = None
         try:
@@ -119,7 +112,7 @@ class Member:
             if tier is not None:
                 tier.is_settling = launched is not None and launched.is_looping
                 tier.is_successor |= launched is not None and launched.is_successor
-                await tier.join(self.admin.port)
+                await tier.join(self._parts.admin.port)
                 if tier.is_settling:
                     asyncio.get_running_loop().call_later(SETTLED_S, tier.settled)
             self._share_admin_port()
@@ -134,7 +127,7 @@ class Member:
             close_all(admin)
             raise
         if launched is None:
-            _log.info("admin", port=self.admin.port)
+            _log.info("admin", port=self._parts.admin.port)
 
     def accept(self) -> None:
         """Begin to work."""
@@ -147,7 +140,9 @@ class Member:
                 await self._parts.tier.leave(for_successor=False)
             if not self._released:
                 await self.release()
-            await self.admin.stop()  # a successor may have given this back, and not the state
+            await (
+                self._parts.admin.stop()
+            )  # a successor may have given this back, and not the state
         finally:
             await self._parts.end()
 
@@ -155,7 +150,7 @@ class Member:
         """Close admin port and state, for a successor; all is written by then."""
         if self._parts.tier is not None:
             await self._parts.tier.leave(for_successor=True)
-        await self.admin.stop()
+        await self._parts.admin.stop()
         await self._debts.close()
         await self._parts.release()
         if self._config.state.kind != "memory":  # nobody else can have that
@@ -190,22 +185,9 @@ class Member:
         """Have new connections come here again: the successor that gets them hangs."""
         self._parts.relay.take_back()
 
-    def stopped(self) -> None:
-        """Begin to stop: a successor serves."""
-        self._stop.set()
-
-    async def run(
-        self, stop: asyncio.Event, ready: Callable[[], None], predecessor: Predecessor | None = None
-    ) -> None:
-        """Work until `stop` is set. Raises as `start`, or what a task of ours died of."""
-        self._stop = stop
-        await self.start(predecessor)
-        self.accept()
-        await serve_until(stop, ready, self, self.tasks)
-
     def addresses(self) -> Iterable[Address]:
         """Return where we listen."""
-        return [*self._parts.relay.addresses(), *self.admin.listening.addresses]
+        return [*self._parts.relay.addresses(), *self._parts.admin.listening.addresses]
 
     def _admin_sockets(self) -> list[socket.socket]:
         """Return sockets for the admin port that may be closed, as those of the launcher stay."""
@@ -216,7 +198,7 @@ class Member:
     def _share_admin_port(self) -> None:
         """Answer for all at the port of the host, where the members that can do so accept."""
         if self._launched is not None:
-            self.admin.listening.serve([sock.dup() for sock in self._launched.admin])
+            self._parts.admin.listening.serve([sock.dup() for sock in self._launched.admin])
 
     def _open_store(self, owner: FormerOwner | None) -> Store:
         if self._parts.tier is not None:
@@ -232,12 +214,12 @@ class Member:
         self._released = False
 
     async def _resume_admin(self) -> None:
-        await self.admin.stop()
-        await self.admin.start(self._admin_sockets())
+        await self._parts.admin.stop()
+        await self._parts.admin.start(self._admin_sockets())
 
     async def _rejoin(self) -> None:
         if self._parts.tier is not None:
-            await self._parts.tier.join(self.admin.port)
+            await self._parts.tier.join(self._parts.admin.port)
         self._share_admin_port()
 
 

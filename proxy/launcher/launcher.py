@@ -4,7 +4,7 @@ import asyncio
 import faulthandler
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -13,10 +13,15 @@ from structlog import get_logger
 
 from proxy.config import Config
 from proxy.config.secrets import read_secrets
-from proxy.hot_restart import HotRestart, serve_until
+from proxy.hot_restart import HotRestart
 from proxy.launcher.host_ports import HostPorts
-from proxy.launcher.worker import run_worker
-from proxy.launcher.worker_handle import BEAT_INTERVAL_S, Order, WorkerError, WorkerHandle
+from proxy.launcher.worker import (
+    BEAT_INTERVAL_S,
+    Order,
+    WorkerError,
+    WorkerHandle,
+    run_worker,
+)
 from proxy.member import LaunchedAs, log_hints
 from proxy.parts import bootstrap_of
 from proxy.relay.relay import log_listening
@@ -42,7 +47,7 @@ _log = get_logger(__name__)
 
 
 class Launcher:
-    """Starts a member for each of `workers`. Make it inside a running event loop, and `run` it.
+    """Starts a member for each of `workers`. Make it inside a running event loop, as Member.
 
     Not uvloop's: members are forked from it, and leave its event loop behind.
     """
@@ -53,8 +58,7 @@ class Launcher:
         # What a successor is told of, and gives back.
         self.addresses, self.take_back = self._ports.addresses, self._ports.take_back
         self._workers = [WorkerHandle(number) for number in range(config.worker_count)]
-        self._tasks: list[asyncio.Task[None]] = []
-        self._stop = asyncio.Event()
+        self.tasks: Sequence[asyncio.Task[None]] = ()
         self._is_in_place = asyncio.Event()
         """Unset while a successor may have what members have released."""
         self._is_in_place.set()
@@ -64,22 +68,16 @@ class Launcher:
         for worker in self._workers:
             worker.send(Order.RELOAD)
 
-    async def run(
-        self, stop: asyncio.Event, ready: Callable[[], None], predecessor: Predecessor | None = None
+    async def start(
+        self, predecessor: Predecessor | None = None, stop: asyncio.Event | None = None
     ) -> None:
-        """Work until `stop` is set. Raises as `start`, or what a task of ours died of."""
-        self._stop = stop
-        await self.start(predecessor)
-        await serve_until(stop, ready, self, self._tasks)
-
-    async def start(self, predecessor: Predecessor | None = None) -> None:
-        """Open every port and have all members serve, as `Member.start`.
+        """Open every port and start all members, as `Member.start`.
 
         Raises ListenerError, AdminError, StateError, WorkerError, TakeOverError.
         """
         prepare_process()
         log_hints(self._config)
-        hot_restart = HotRestart(predecessor, self._ports.take_over, self._stop)
+        hot_restart = HotRestart(predecessor, self._ports.take_over, stop)
         try:
             self._ports.open(hot_restart.sharing_ports_with)
             for each in self._ports.bootstrap_ports():
@@ -101,14 +99,17 @@ class Launcher:
             self._ports.close()
             raise
         _log.info("admin", port=self._ports.admin_port)
+
+    def accept(self) -> None:
+        """Have all members serve."""
         for worker in self._workers:
             self._accept(worker)
         works = [*map(self._keep, self._workers), self._watch()]
-        self._tasks = [asyncio.create_task(work) for work in works]
+        self.tasks = [asyncio.create_task(work) for work in works]
 
     async def stop(self) -> None:
         """Have all members hand over, drain and end, at the same time; kill those that do not."""
-        await end_tasks(self._tasks)
+        await end_tasks(self.tasks)
         for worker in self._workers:
             worker.send(Order.STOP)
         self._ports.close()
@@ -132,10 +133,6 @@ class Launcher:
         """Have all members take back what they had released: the successor has ended."""
         await self._ask_all(Order.RESUME)
         self._is_in_place.set()
-
-    def stopped(self) -> None:
-        """Begin to stop: a successor serves."""
-        self._stop.set()
 
     async def _begin(self, worker: WorkerHandle, *, is_successor: bool = False) -> None:
         """Start a member, up to where it could accept clients. Raises WorkerError."""

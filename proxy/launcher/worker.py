@@ -1,13 +1,23 @@
-"""Be a member that a launcher has forked: it works as it is told."""
+"""One member of a host: its process as the launcher has it, and the work in that process.
+
+Both sides send lines: the launcher an Order, the member a Notice, FAILED with what it ends of.
+Whose channel ends has lost the other one.
+"""
 
 import asyncio
+import ctypes
 import json
 import os
+import signal
 import socket
-from collections.abc import Callable, MutableMapping
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, MutableMapping
+from contextlib import suppress
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import structlog
 import uvloop
@@ -15,20 +25,231 @@ from structlog import get_logger
 
 from proxy.config import Config
 from proxy.garbage import spare_full_collections
-from proxy.launcher.worker_handle import (
-    BEAT_INTERVAL_S,
-    EXIT_CRASHED,
-    EXIT_DONE,
-    EXIT_LOST,
-    Notice,
-    Order,
-)
 from proxy.log_queue import log_queue
-from proxy.member import PORT_ERRORS, LaunchedAs, Member
+from proxy.member import PORT_ERRORS, SETTLED_S, LaunchedAs, Member
 from proxy.state import StateError
 from proxy.tier.group.group_member import MembershipError
 
+BEAT_INTERVAL_S, HANG_S = 2.0, 10.0
+"""A member that has not said anything for HANG_S hangs, and is killed."""
+
+MAX_LINE_BYTES = 64 * 1024
+
+FIRST_DELAY_S, MAX_DELAY_S = 0.1, 5.0
+"""Before the second restart in a row, and at most; the first one comes at once."""
+
+LOOP_WINDOW_S, LOOP_CRASHES = 60.0, 5
+"""More crashes than that in such a time are a crash loop."""
+
+EXIT_DONE, EXIT_CRASHED, EXIT_LOST = 0, 1, 3
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The launcher says what is to be done on these."""
+
+_PR_SET_PDEATHSIG = 1  # Linux's prctl; the os module has no name for it
+
 _log = get_logger(__name__)
+
+
+class Order(StrEnum):
+    """What a launcher has a member do."""
+
+    ACCEPT = "accept"
+    RELEASE = "release"
+    """What only one process can have, for a successor."""
+    RESUME = "resume"
+    RELOAD = "reload"
+    STOP = "stop"
+
+
+class Notice(StrEnum):
+    """What a member reports to its launcher."""
+
+    BEAT = "beat"
+    """Every BEAT_INTERVAL_S, while its event loop runs."""
+    READY = "ready"
+    """It could accept clients."""
+    DONE = "done"
+    """It has done what it was ordered to, which it may have been before it was ready."""
+    FAILED = "failed"
+
+
+class WorkerError(Exception):
+    """A member cannot begin, or does not do what it is told."""
+
+
+class Restarts:
+    """When a worker that has crashed is started again. Times are of a monotonic clock."""
+
+    def __init__(self) -> None:
+        self._crashes: deque[float] = deque(maxlen=LOOP_CRASHES + 1)
+        self._in_a_row = 0
+        self.started_s = 0.0
+        """Since when it serves."""
+        self.count = 0
+        """How often it was started again."""
+        self.is_looping = False
+        """Whether it crashes again and again, as of its last crash."""
+
+    def crashed(self, now_s: float) -> float:
+        """Record that it has ended by itself; return after how many seconds to start it again."""
+        if now_s - self.started_s >= SETTLED_S:
+            self._in_a_row = 0
+            if self.is_looping and self.started_s > self._crashes[-1]:
+                self.is_looping = False
+                self._crashes.clear()
+        self._crashes.append(now_s)
+        self.count += 1
+        if len(self._crashes) > LOOP_CRASHES and now_s - self._crashes[0] <= LOOP_WINDOW_S:
+            self.is_looping = True
+        delay_s = min(FIRST_DELAY_S * 2 ** (self._in_a_row - 1), MAX_DELAY_S)
+        self._in_a_row += 1
+        return delay_s if self._in_a_row > 1 else 0.0
+
+
+class WorkerHandle:
+    """One member. All but `fork` is for the launcher's event loop."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.restarts = Restarts()
+        self.serves = False
+        """Whether it was told to accept clients."""
+        self.pid: int | None = None
+        self.ended = asyncio.Event()
+        """Set while there is no process."""
+        self.ended.set()
+        self.heard_s = 0.0
+        """When it said something last, in the loop's time."""
+        self._loop = asyncio.get_running_loop()
+        self._pidfd = -1
+        self._failure: str | None = None
+        self._is_ready = asyncio.Event()
+        self._is_done = asyncio.Event()
+        self.channel: socket.socket | None = None
+        """The launcher's end."""
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    async def fork(
+        self, work: Callable[[socket.socket], int], not_its: Iterable[socket.socket]
+    ) -> None:
+        """Start a process that does this work, with its end of the channel.
+
+        What is `not_its` own of our sockets is closed there: a port is free when its member ends.
+        """
+        ours, theirs = socket.socketpair()
+        parent = os.getpid()
+        # A signal that arrives in between would be the launcher's, and told to both.
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            for number in SIGNALS:
+                signal.signal(number, signal.SIG_IGN)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+            for sock in (ours, *not_its):
+                sock.close()
+            _end_with(parent)
+            _leave(lambda: work(theirs))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        theirs.close()
+        self.channel = ours
+        self.pid, self._failure, self.heard_s = pid, None, self._loop.time()
+        self._pidfd = os.pidfd_open(pid)
+        for event in (self.ended, self._is_ready, self._is_done):
+            event.clear()
+        self._loop.add_reader(self._pidfd, self._has_ended)
+        reader, self._writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE_BYTES)
+        self._reading = asyncio.create_task(self._read(reader))
+
+    async def until_ready(self, limit_s: float) -> None:
+        """Return when it could accept clients. Raises WorkerError."""
+        await self._until(self._is_ready, "begin", limit_s)
+
+    async def do(self, order: Order, limit_s: float) -> None:
+        """Have it do something, and return when that is done. Raises WorkerError."""
+        self._is_done.clear()
+        self.send(order)
+        await self._until(self._is_done, order, limit_s)
+
+    def send(self, order: Order) -> None:
+        """Send it an order, if it is there."""
+        if self._writer is not None:
+            self._writer.write(f"{order}\n".encode())
+
+    def kill(self) -> None:
+        """End its process at once; `ended` is set a moment later."""
+        if self.pid is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def heard(self) -> None:
+        """Take it for one that has said something just now."""
+        self.heard_s = self._loop.time()
+
+    def hangs(self) -> bool:
+        """Return whether its event loop stands still."""
+        return self.pid is not None and self._loop.time() - self.heard_s > HANG_S
+
+    async def _until(self, event: asyncio.Event, what: str, limit_s: float) -> None:
+        if not self.ended.is_set():  # which sets the event, too
+            with suppress(TimeoutError):
+                async with asyncio.timeout(limit_s):
+                    await event.wait()
+        if self.ended.is_set():
+            raise WorkerError(self._failure or f"worker {self.number} has ended; see the log")
+        if not event.is_set():
+            raise WorkerError(f"worker {self.number} did not {what} within {limit_s:g} s")
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        while line := await reader.readline():
+            self.heard()
+            word, _, rest = line.decode().rstrip().partition(" ")
+            if word == Notice.READY:
+                self._is_ready.set()
+            elif word == Notice.DONE:
+                self._is_done.set()
+            elif word == Notice.FAILED:
+                self._failure = str(json.loads(rest))
+
+    def _has_ended(self) -> None:
+        """Follow that the process has ended; what it said last is read first."""
+        self._loop.remove_reader(self._pidfd)
+        self._loop.create_task(self._forget())
+
+    async def _forget(self) -> None:
+        pid, self.serves = self.pid, False
+        assert pid is not None
+        if self._reading is not None:
+            await asyncio.wait((self._reading,), timeout=1)
+            self._reading.cancel()
+        if self._writer is not None:
+            self._writer.close()
+        os.waitpid(pid, 0)  # noqa: ASYNC222 - it has ended
+        os.close(self._pidfd)
+        self.pid = self.channel = self._writer = self._reading = None
+        for event in (self.ended, self._is_ready, self._is_done):
+            event.set()
+
+
+def _leave(work: Callable[[], int]) -> NoReturn:
+    """End this process with its work, whatever else the one before had planned."""
+    code = EXIT_CRASHED
+    try:
+        code = work()
+    except BaseException:  # nobody is left to whom it could be raised
+        sys.excepthook(*sys.exc_info())
+    finally:
+        log_queue.wait_written()
+        os._exit(code)
+
+
+def _end_with(parent: int) -> None:
+    """Have the system kill this process when its parent ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended before
+        os._exit(EXIT_LOST)
 
 
 def run_worker(

@@ -155,6 +155,9 @@ class Predecessor:
 class Replaced(Protocol):
     """What a proxy does while it is replaced, and at its end."""
 
+    tasks: Sequence[asyncio.Task[None]]
+    """The work that goes on and does not end."""
+
     def addresses(self) -> Iterable[Address]:
         """Return where its sockets listen, each of them."""
 
@@ -167,21 +170,18 @@ class Replaced(Protocol):
     async def resume(self) -> None:
         """Open again what was released, as far as that works: the successor has ended."""
 
-    def stopped(self) -> None:
-        """Begin to stop."""
-
     async def stop(self) -> None:
         """Drain, then close everything."""
 
 
 class OldProcess:
-    """Lets one successor at a time take the place of this proxy.
+    """Lets one successor at a time take the place of this proxy; `stop` is set when it serves.
 
-    If the successor dies before it serves, this proxy serves on, and the next one may come.
+    If the successor dies before that, this proxy serves on, and the next one may come.
     """
 
-    def __init__(self, proxy: Replaced) -> None:
-        self._proxy = proxy
+    def __init__(self, proxy: Replaced, stop: asyncio.Event) -> None:
+        self._proxy, self._stop = proxy, stop
         self._successor: int | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -224,7 +224,7 @@ class OldProcess:
                 _log.info("to be replaced", by=pid)
                 if await self._is_replaced(reader, writer, pid):
                     _log.info("replaced", by=pid)
-                    self._proxy.stopped()
+                    self._stop.set()
                 else:
                     text = "not replaced, serving on: the successor has given up"
                     _log.warning(text, successor=pid)

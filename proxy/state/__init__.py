@@ -9,8 +9,7 @@ from .kafka.slot_store import SlotStore
 from .kafka.slot_table import GroupFence
 from .sqlite import SqliteStore, open_or_start_empty, read_snapshot
 from .store import Document, Json, MemoryStore, Record, StateError, Store
-from .watched import WriteProbe
-from .writer import StateWriter
+from .watched import StateWriter, WriteProbe
 
 __all__ = [
     "Document",

@@ -23,7 +23,7 @@ from proxy.relay.relay import Relay
 from proxy.slices import Slices
 from proxy.state import GroupFence, Record, SlotStore, StateError
 from proxy.tier.group.group_documents import Assignment
-from proxy.tier.group.slot_states import GIVEN, SERVED, SlotStates
+from proxy.tier.group.slot_states import GIVEN, RELEASING, SERVED, SlotStates
 from proxy.tier.key_rules import TierRules
 from proxy.tier.peers import Peers
 from proxy.tier.quota_keys import QuotaKeys
@@ -273,8 +273,7 @@ class SlotOwnership:
             await self._apply()
             return
         store, debts, before = self.store, list[Debt](), self.owns.slots
-        # What was given away before all of it was released is read anew when it comes back.
-        store.slots.release(store.slots.taken - self.states.owned)
+        self._drop_given_away()
         if given := self.states.of(GIVEN) | (self.states.of(SERVED) - store.slots.taken):
             self._may_have_misplaced = True
             await asyncio.to_thread(store.take, given, self.fence)
@@ -290,11 +289,20 @@ class SlotOwnership:
             if self._may_have_misplaced:
                 self._loop.call_later(TAKE_RETRY_S, self._wanted.set)
 
+    def _drop_given_away(self) -> None:
+        """Write nothing more to slots that others could get before all of them was released here.
+
+        Such a slot is read anew when it comes back.
+        """
+        slots = self.store.slots
+        slots.release(slots.taken - self.states.of(SERVED, RELEASING))
+
     async def _apply(self, debts: Iterable[Debt] = (), *, besides: Collection[int] = ()) -> None:
         """Leave what is not served any more, then take what is, with what its clients owe.
 
         What is `besides` is left in any case.
         """
+        self._drop_given_away()
         newest, served = self.states.assignment, self.states.of(SERVED) & self.store.slots.taken
         served = served.difference(besides)
         slot_map = self.owns.slot_map if newest is None else newest.slot_map

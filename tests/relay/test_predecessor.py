@@ -146,16 +146,13 @@ class ProxyInSteps:
     async def resume(self) -> None:
         self.done.append("resume")
 
-    def stopped(self) -> None:
-        self.done.append("stopped")
-
 
 @asynccontextmanager
 async def replaceable(
-    addresses: Iterable[Address] = (),
+    addresses: Iterable[Address] = (), stop: asyncio.Event | None = None
 ) -> AsyncIterator[tuple[OldProcess, list[str], list[dict]]]:
     proxy = ProxyInSteps(addresses)
-    made = OldProcess(proxy)
+    made = OldProcess(proxy, stop or asyncio.Event())
     await made.open()
     with capture_logs() as logs:
         yield made, proxy.done, logs
@@ -174,29 +171,35 @@ async def is_given_up(logs: list[dict]) -> None:
 
 async def test_a_successor_has_it_release_its_state_and_then_stop():
     addresses = [(HOST, port) for port in range(1, 40_000)]
-    async with replaceable(addresses) as (_, done, _):
+    stop = asyncio.Event()
+    async with replaceable(addresses, stop) as (_, done, _):
         predecessor = await find(os.getpid())
         assert predecessor.sockets.keys() == set(addresses)
         assert done == []
         assert predecessor.release()
         await until(lambda: done == ["release"])
+        assert not stop.is_set()
         await asyncio.to_thread(predecessor.stop)
-        await until(lambda: done == ["release", "stopped"])
+        await until(stop.is_set)
+    assert done == ["release"]
     with pytest.raises(TakeOverError, match="serves now"):
         await find(os.getpid())
 
 
 async def test_one_successor_at_a_time_and_the_next_when_it_is_gone():
-    async with replaceable() as (_, done, logs):
+    stop = asyncio.Event()
+    async with replaceable(stop=stop) as (_, done, logs):
         first = await find(os.getpid())
         with pytest.raises(TakeOverError, match=rf"is being replaced by process {os.getpid()} now"):
             await find(os.getpid())
         first.close()
         await is_given_up(logs)
+        assert not stop.is_set()
         second = await find(os.getpid())
         assert second.release()
         await asyncio.to_thread(second.stop)
-        await until(lambda: done == ["release", "stopped"])
+        await until(stop.is_set)
+    assert done == ["release"]
 
 
 async def test_one_that_gives_up_when_it_has_the_state_gives_it_back():
@@ -298,7 +301,7 @@ async def test_a_name_that_is_taken_only_costs_the_take_over():
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(f"\0quota-proxy/{os.getpid()}")
         with capture_logs() as logs:
-            old = OldProcess(ProxyInSteps())
+            old = OldProcess(ProxyInSteps(), asyncio.Event())
             await old.open()
             await old.close()
     assert [log["log_level"] for log in logs] == ["warning"]

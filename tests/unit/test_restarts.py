@@ -1,6 +1,6 @@
 """When a worker that has crashed is started again."""
 
-from proxy.launcher.worker_handle import (
+from proxy.launcher.worker import (
     FIRST_DELAY_S,
     LOOP_CRASHES,
     LOOP_WINDOW_S,

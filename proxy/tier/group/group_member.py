@@ -33,7 +33,6 @@ from .group_protocol import (
     meaning_of,
     sync_request,
 )
-from .group_session import GroupSession
 from .slot_states import SlotStates
 
 SESSION_TIMEOUT_S = 10.0
@@ -65,9 +64,6 @@ REJOIN_INTERVAL_S = 5.0
 RELEASE_LIMIT_S = 5.0
 """For what has to be done before a slot is given to another member."""
 
-VACANCY_INTERVAL_S = 0.1
-"""Between two looks whether the place of a member is free, before its successor joins."""
-
 CLOCKS_APART_S = 300.0
 """Clocks further apart are worth a warning; times in records are by their writers' clocks."""
 
@@ -80,6 +76,38 @@ _log = get_logger(__name__)
 
 class MembershipError(Exception):
     """The process cannot be in the group, and waiting does not mend that."""
+
+
+class GroupSession:
+    """What a member knows of its session, by its own clock; times are in seconds."""
+
+    def __init__(self, group_id: str, timeout_s: float) -> None:
+        self._group_id, self._timeout_s = group_id, timeout_s
+        self.ends_s: float | None = None
+        """Until when the brokers keep the member at least; None: there is no session."""
+        self.problem: str | None = None
+        """Why the member is not in the tier, or may soon be out of it; None: it is in."""
+        self._has_failed = False
+        """Whether the last try to reach the coordinator failed, which by itself is no problem."""
+
+    def extend(self, sent_s: float) -> None:
+        """Begin the session anew, as of a request that was sent then and is answered."""
+        self.ends_s = max(sent_s + self._timeout_s, self.ends_s or 0.0)
+
+    def failed(self, error: str) -> None:
+        """Count a try that failed. One by itself is no problem: coordinators move."""
+        if self._has_failed:
+            self.set_problem(error)
+        self._has_failed = True
+
+    def set_problem(self, problem: str | None) -> None:
+        """Log a problem, and when it is over."""
+        self._has_failed = False
+        if problem is not None and problem != self.problem:
+            _log.warning("not sure of the tier", group=self._group_id, error=problem)
+        elif problem is None and self.problem is not None:
+            _log.info("in the tier again", group=self._group_id)
+        self.problem = problem
 
 
 class GroupMember:
@@ -461,22 +489,23 @@ def log_oddities(assignment: Assignment, before: Assignment | None, member_id: s
 
 async def until_vacant(client: KafkaClient, group_id: str, name: str, limit_s: float) -> bool:
     """Return when no process has the place of a member, with whether that is so in time."""
+    key = GROUP_COORDINATOR, group_id
 
     def check(error_code: int) -> None:
         if error_code:
+            client.forget(key)
             raise UpstreamError(NOT_READY, name_of(error_code))
 
-    key = GROUP_COORDINATOR, group_id
-    with suppress(TimeoutError):
-        async with asyncio.timeout(limit_s):
-            while True:
-                try:
-                    coordinator = await client.coordinator(key, check)
-                    (group,) = (await client.ask(describe_request(group_id), coordinator)).groups
-                    check(group.error_code)
-                    if all(member.group_instance_id != name for member in group.members):
-                        return True
-                except (UpstreamError, RefusedError):
-                    client.forget(key)
-                await asyncio.sleep(VACANCY_INTERVAL_S)
+    async def look() -> None:
+        """Raise UpstreamError while a process has it."""
+        coordinator = await client.coordinator(key, check)
+        (group,) = (await client.ask(describe_request(group_id), coordinator)).groups
+        check(group.error_code)
+        if any(member.group_instance_id == name for member in group.members):
+            raise UpstreamError(NOT_READY, f"{name} is still in group {group_id}")
+
+    with suppress(UpstreamError):
+        async with client.within(limit_s):
+            await client.retry(look)
+            return True
     return False

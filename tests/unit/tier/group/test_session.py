@@ -5,9 +5,8 @@ from structlog.testing import capture_logs
 
 from proxy.state import GroupFence
 from proxy.tier.group.group_documents import AnnouncedMember, Assignment, RefusedMember
-from proxy.tier.group.group_member import SESSION_TIMEOUT_S, log_oddities
+from proxy.tier.group.group_member import SESSION_TIMEOUT_S, GroupSession, log_oddities
 from proxy.tier.group.group_protocol import Meaning, explain_refusal, meaning_of
-from proxy.tier.group.group_session import GroupSession
 from proxy.tier.slot_map import SlotMap
 
 FENCE = GroupFence("tier", 1, "id", "a")

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from proxy.cluster import kafka_client
+from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.upstream import UpstreamError
-from proxy.tier.group import group_member
 from proxy.tier.group.group_member import until_vacant
 
 BROKER = ("kafka", 9092)
@@ -17,10 +18,11 @@ NOT_COORDINATOR = 16
 LIMIT_S = 5.0
 
 
-class Coordinator:
+class Coordinator(KafkaClient):
     """Answers with one step after the other, and then with the last one again."""
 
     def __init__(self, *steps: Any) -> None:
+        super().__init__(Bootstrap([BROKER]))
         self._steps = list(steps)
         self.asked = 0
         self.forgotten: list[object] = []
@@ -30,7 +32,7 @@ class Coordinator:
         check(0)
         return BROKER
 
-    async def ask(self, request: Any, broker: Any) -> Any:
+    async def ask(self, request: Any, broker: Any = None) -> Any:
         assert (request.groups, broker) == ([GROUP], BROKER)
         step = self._steps[min(self.asked, len(self._steps) - 1)]
         self.asked += 1
@@ -46,11 +48,11 @@ class Coordinator:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_member, "VACANCY_INTERVAL_S", 0.0)
+    monkeypatch.setattr(kafka_client, "ASK_AGAIN_S", 0.0)
 
 
 async def look(coordinator: Coordinator, limit_s: float = LIMIT_S) -> bool:
-    return await until_vacant(coordinator, GROUP, "a", limit_s)  # type: ignore[arg-type]
+    return await until_vacant(coordinator, GROUP, "a", limit_s)
 
 
 @pytest.mark.parametrize("names", [[], ["b"], [None, "ab"]])
@@ -71,7 +73,8 @@ async def test_a_coordinator_that_is_not_there_is_looked_for_again(problem: Any)
     coordinator = Coordinator(problem, ["a"], [])
     assert await look(coordinator)
     assert coordinator.asked == 3
-    assert len(coordinator.forgotten) == 1
+    # One that breaks off is forgotten by the client itself.
+    assert len(coordinator.forgotten) == isinstance(problem, tuple)
 
 
 async def test_it_does_not_wait_for_good() -> None:

@@ -1,0 +1,135 @@
+"""A slot that was given away is read anew when it comes back, however late its member follows."""
+
+import asyncio
+from collections.abc import Callable, Collection
+from pathlib import Path
+from types import SimpleNamespace
+
+import yaml
+from parts.member_world import Tier
+from prometheus_client import CollectorRegistry, Counter
+
+from proxy.admin.peer_client import PeerClient
+from proxy.config import load_config
+from proxy.slices import Slices
+from proxy.state import GroupFence, MemoryStore
+from proxy.state.kafka.slot_table import SlotTable
+from proxy.tasks import end_tasks
+from proxy.tier.group.group_documents import Assignment
+from proxy.tier.key_rules import TierRules
+from proxy.tier.ownership import SlotOwnership
+from proxy.tier.peers import Peers
+from proxy.tier.slot_map import SLOTS, MemberAddresses, SlotMap
+from proxy.tier.slot_steering import SlotSteering
+
+NAME, OTHER = "a/0", "b/0"
+LIMIT_S = 20.0
+MOVED, NEXT = 5, 9
+
+
+class SlotsInMemory(MemoryStore):
+    """A store of slots that says which it has read, and lets things happen while it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slots = SlotTable(lambda _: 0)
+        self.read: list[frozenset[int]] = []
+        self.meanwhile: Callable[[], None] = lambda: None
+        self._loop = asyncio.get_running_loop()
+
+    def take(self, slots: Collection[int], fence: GroupFence) -> None:
+        losses = self.slots.renew(fence)
+        self.read.append(frozenset(slots) - self.slots.taken)
+        meanwhile, self.meanwhile = self.meanwhile, lambda: None
+
+        async def happen() -> None:
+            meanwhile()
+
+        asyncio.run_coroutine_threadsafe(happen(), self._loop).result(LIMIT_S)
+        assert self.slots.took(slots, losses)
+
+
+def ownership_over(store: SlotsInMemory, folder: Path) -> SlotOwnership:
+    document = {
+        "cluster": {"bootstrap_servers": ["broker-1:9092"]},
+        "listeners": [
+            {"name": "main", "bind": "127.0.0.1:0", "advertised_host": "proxy", "broker_ports": 0}
+        ],
+        "admin": {"bind": "127.0.0.1:0"},
+    }
+    file = folder / "proxy.yaml"
+    file.write_text(yaml.safe_dump(document))
+    (world,) = Tier(members=1).members
+
+    async def lead(_: bool) -> None:
+        """Lead no more and no less."""
+
+    ownership = SlotOwnership(
+        *(NAME, world.queries, world.quotas.shared),
+        SimpleNamespace(is_cut_off=False),  # type: ignore[arg-type]
+        *(Slices(), lead),
+        steering=SlotSteering(NAME),
+        rules=TierRules(load_config(file)),
+        peers=Peers(PeerClient()),
+        moves=Counter("moves", "", registry=CollectorRegistry()),
+    )
+    ownership.store = store  # type: ignore[assignment]
+    return ownership
+
+
+class Rounds:
+    """Decides who has which slots; all that are not ours are another member's."""
+
+    def __init__(self, ownership: SlotOwnership) -> None:
+        self._ownership, self._states = ownership, ownership.begin()
+        self._generation = 0
+
+    def give(self, *slots: int, releasing: Collection[int] = ()) -> frozenset[int]:
+        """Follow a round; return what is to be released."""
+        self._generation += 1
+        owners = [NAME if slot in slots else OTHER for slot in range(SLOTS)]
+        members = {name: MemberAddresses(name, {}) for name in (NAME, OTHER)}
+        for slot in releasing:
+            owners[slot] = None
+        assignment = Assignment(
+            self._generation, SlotMap(members, owners), dict.fromkeys(releasing, NAME)
+        )
+        revoked, _ = self._states.assign(assignment, NAME)
+        self._ownership.use(GroupFence("tier", self._generation, "id", NAME))
+        return revoked
+
+    def give_up(self, slots: Collection[int]) -> None:
+        """Take these for released, as they are when that takes too long."""
+        self._states.released(slots)
+
+
+async def test_what_another_member_had_meanwhile_is_read_anew(tmp_path: Path) -> None:
+    store = SlotsInMemory()
+    ownership = ownership_over(store, tmp_path)
+    rounds = Rounds(ownership)
+
+    async def followed() -> frozenset[int]:
+        async with asyncio.timeout(LIMIT_S):
+            await ownership.in_force.wait()
+        ownership.in_force.clear()
+        return ownership.owns.slots
+
+    def come_and_go() -> None:
+        """Give away what is not released in time, since another slot is being read; and back."""
+        assert rounds.give(NEXT, releasing=[MOVED]) == {MOVED}
+        rounds.give_up({MOVED})
+        rounds.give(NEXT)
+        rounds.give(MOVED, NEXT)
+
+    following = asyncio.create_task(ownership.follow())
+    try:
+        rounds.give(MOVED)
+        assert await followed() == {MOVED}
+        store.meanwhile = come_and_go
+        rounds.give(MOVED, NEXT)
+        assert await followed() == {NEXT}
+        assert store.slots.taken == {NEXT}
+        assert await followed() == {MOVED, NEXT}
+        assert store.read == [{MOVED}, {NEXT}, {MOVED}]
+    finally:
+        await end_tasks([following])
