@@ -83,6 +83,12 @@ def mismatch(keys: Mapping[str, str], identity: ClientIdentity) -> str | None:
     return None
 
 
+def entity_of(values: Mapping[str, str | None]) -> str:
+    """Return the entity of what has these values by their keys; None is left out."""
+    known = ((key, value) for key, value in values.items() if value is not None)
+    return ",".join(f"{key}={value.translate(ESCAPES)}" for key, value in known)
+
+
 def pause_name(keys: Mapping[str, str]) -> str:
     """Return the name of the pause with these keys. Raises ValueError as `check_keys`."""
     if not keys:
@@ -353,11 +359,7 @@ class Rule(RuleKeys):
         named = self.entity_keys
         values = {"listener": identity.listener, "user": identity.user}
         values |= {"client-id": identity.client_id or "", "topic": topic}
-        return ",".join(
-            f"{key}={value.translate(ESCAPES)}"
-            for key, value in values.items()
-            if key in named and value is not None
-        )
+        return entity_of({key: value for key, value in values.items() if key in named})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

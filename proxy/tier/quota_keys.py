@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from proxy.quota.entities import DEFAULT, ClientIdentity
-from proxy.quota.rules import ESCAPES, Rule
+from proxy.quota.rules import Rule, entity_of
 from proxy.tier.slot_map import slot_of
 
 MAX_KNOWN_KEYS = 20_000
@@ -172,7 +172,4 @@ class QuotaKeys:
 
 def _written(user: str | None, client_id: str | None) -> str:
     """Return the values of a key, written as an entity is."""
-    named = (("user", user), ("client-id", client_id))
-    return ",".join(
-        f"{key}={value.translate(ESCAPES)}" for key, value in named if value is not None
-    )
+    return entity_of({"user": user, "client-id": client_id})
