@@ -356,10 +356,6 @@ class BudgetOwner:
         holder.add(lease, now_ms)
         return lease
 
-    def in_use(self, now_ms: float) -> float:
-        """Return what all leases that may be in use add up to, as far as it is known."""
-        return math.fsum(each.in_use(now_ms) for each in self._holders.values())
-
     def is_idle(self, now_ms: float) -> bool:
         """Return whether it knows of nothing that may be in use, or wanted."""
         self._forget_silent(now_ms)

@@ -120,19 +120,14 @@ def format_size(size_bytes: int) -> str:
     return min(forms, key=len)
 
 
-def format_duration(seconds: float) -> str:
+def format_ms(duration_ms: float) -> str:
     """Write a duration in its largest whole unit; `parse_duration_or_zero` reads it back."""
-    exact = Decimal(repr(seconds))
+    exact = Decimal(repr(duration_ms / MS_PER_SECOND))
     for name in ("h", "m", "s"):
         count = exact / DURATION_UNITS[name]
         if exact and count == count.to_integral_value():
             return f"{int(count)}{name}"
     return f"{(exact / DURATION_UNITS['ms']).normalize():f}ms"
-
-
-def format_ms(duration_ms: float) -> str:
-    """Write milliseconds as `format_duration`."""
-    return format_duration(duration_ms / MS_PER_SECOND)
 
 
 def format_number(number: float) -> str:

@@ -21,6 +21,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from metrics.clock import MS_PER_SECOND
 from proxy.config import Config, ConfigError, load_config
 from proxy.config.document import ConfigProblem
 from proxy.config.endpoints import HostPort, PortRange, parse_bind, parse_broker_ports
@@ -43,7 +44,7 @@ from proxy.quota.values import (
     MAX_SIZE_BYTES,
     SIZE_UNITS,
     BadValueError,
-    format_duration,
+    format_ms,
     format_number,
     format_size,
     parse_duration,
@@ -838,16 +839,16 @@ def test_a_size_with_unit_survives_being_read(number: int, unit: str) -> None:
     assert parse_size(format_size(size_bytes)) == size_bytes
 
 
-@given(st.floats(0, float(MAX_DURATION_S)))
-def test_a_duration_survives_being_written(seconds: float) -> None:
-    assert parse_duration_or_zero(format_duration(seconds)) == seconds
+@given(st.floats(0, float(MAX_DURATION_S) * MS_PER_SECOND))
+def test_a_duration_survives_being_written(duration_ms: float) -> None:
+    assert parse_duration_or_zero(format_ms(duration_ms)) == duration_ms / MS_PER_SECOND
 
 
 @given(st.integers(1, 8000), st.sampled_from(sorted(DURATION_UNITS)))
 def test_a_duration_with_unit_survives_being_read(number: int, unit: str) -> None:
     seconds = parse_duration(f"{number}{unit}")
     assert Decimal(repr(seconds)) == number * DURATION_UNITS[unit]
-    assert parse_duration(format_duration(seconds)) == seconds
+    assert parse_duration(format_ms(seconds * MS_PER_SECOND)) == seconds
 
 
 @given(st.floats(0, MAX_NUMBER))
