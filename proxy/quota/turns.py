@@ -78,9 +78,6 @@ class FairOrder:
     _largest: float = float(TURN_BYTES)
     _numbers: Iterator[int] = field(default_factory=count)
 
-    def __len__(self) -> int:
-        return len(self._waiting)
-
     def first(self, now_ms: float) -> Hashable:
         """Return the one whose turn it is; somebody must wait."""
         late = self._valid(self._late)
