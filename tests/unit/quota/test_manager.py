@@ -389,7 +389,9 @@ def test_rows_and_readings_are_those_of_each_step():
     world.now_ms = 0.0
     rows = sensors_in_use(world.quotas, lambda: world.now_ms)
     readings = world.quotas.measured_rates(lambda: 0.0)
-    assert (next(rows).rate, next(readings)) == (MB, ("client-id=a", CONSUMER, MB, MB))
+    meter, rate = next(readings)
+    assert (meter.entity, meter.kind, rate) == ("client-id=a", CONSUMER, MB)
+    assert next(rows).rate == MB
 
     world.now_ms = 20_000.0
     world.update()
