@@ -195,7 +195,7 @@ class QuotaManager(Meters):
         """Have a sensor owe, now or once it is there; an earlier time than is known is ignored."""
         meter, pending = self.registry.get(debt.name), self._pending
         if meter is not None:
-            self._charge_debt(meter, debt, now_ms)
+            meter.owe(debt.owed_ms, debt.held_ms, now_ms)
         elif debt.owed_ms > 0:
             until = debt.after(-now_ms)
             known = pending.pop(debt.name, until)
@@ -209,9 +209,5 @@ class QuotaManager(Meters):
     def _settle(self, meter: Meter, now_ms: float) -> None:
         """Have a new sensor owe what was kept for it."""
         if (until := self._pending.pop(meter.name, None)) is not None:
-            self._charge_debt(meter, until.after(now_ms), now_ms)
-
-    @staticmethod
-    def _charge_debt(meter: Meter, debt: Debt, now_ms: float) -> None:
-        if meter.leased is None:
-            meter.owe(now_ms + debt.owed_ms, now_ms, now_ms + debt.held_ms)
+            debt = until.after(now_ms)
+            meter.owe(debt.owed_ms, debt.held_ms, now_ms)

@@ -453,12 +453,12 @@ class Meter(Sensor):
         """Return in how long all that was charged has flowed at the bound: a hold or more."""
         return max(self.pacer.debt_ms(now_ms), self._braked_ms(now_ms))
 
-    def owe(self, until_ms: float, now_ms: float, held_until_ms: float = -math.inf) -> None:
-        """Owe at least until then, if the bound is enforced: as much was charged elsewhere."""
-        if self.is_enforced:
+    def owe(self, owed_ms: float, held_ms: float, now_ms: float) -> None:
+        """Owe at least what was charged elsewhere, if the bound is enforced, and all of it here."""
+        if self.is_enforced and self.leased is None:
             self.take_back(now_ms)
             self.share(now_ms)
-            self.pacer.owe(until_ms, now_ms, held_until_ms)
+            self.pacer.owe(owed_ms, held_ms, now_ms)
             self.gate.poke(now_ms)
 
     def share(self, now_ms: float) -> None:

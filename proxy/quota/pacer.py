@@ -120,16 +120,14 @@ class Pacer:
         """Return in how long all that was charged has flowed; 0 while the formula decides."""
         return max(self.due_ms - now_ms, 0.0) if self.is_pacing else 0.0
 
-    def owe(self, until_ms: float, now_ms: float, held_until_ms: float = -math.inf) -> None:
-        """Owe at least until then, if that is carried; much goes slowly after `held_until_ms`."""
-        until_ms = min(until_ms, now_ms + self.carry_ms)
-        if until_ms <= max(self.debt_ms(now_ms) + now_ms, now_ms):
+    def owe(self, owed_ms: float, held_ms: float, now_ms: float) -> None:
+        """Owe at least so much, if that is carried; much goes slowly when `held_ms` have passed."""
+        owed_ms = min(owed_ms, self.carry_ms)
+        if owed_ms <= self.debt_ms(now_ms):
             return
-        self.is_pacing = True
-        self.due_ms = until_ms
-        is_large = until_ms - now_ms > LARGE_DEBT_MS
-        slowly_ms = max(self.next_ms, now_ms, min(held_until_ms, until_ms))
-        self.next_ms = slowly_ms if is_large else until_ms
+        slowly_ms = max(self.next_ms, now_ms + min(held_ms, owed_ms))
+        self.is_pacing, self.due_ms = True, now_ms + owed_ms
+        self.next_ms = slowly_ms if owed_ms > LARGE_DEBT_MS else self.due_ms
 
     def begin(self, rate: float, now_ms: float) -> None:
         """Pace a client that was not held until now from this moment on; it owes nothing."""
