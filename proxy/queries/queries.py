@@ -271,7 +271,7 @@ class Queries:
             await asyncio.sleep((self._parse_from_ms - clock_ms()) / MS_PER_SECOND)
             began_ms = clock_ms()
             try:
-                return await asyncio.to_thread(parse_report, raw, is_long=True)
+                return await asyncio.to_thread(parse_report, raw)
             finally:
                 self._parse_from_ms = clock_ms() + LONG_REST * (clock_ms() - began_ms)
 

@@ -33,7 +33,7 @@ BUDGETS = {
     "proxy/pipeline": Budget(3130, 2700),
     "proxy/backpressure": Budget(2550, 1950),
     "proxy/quota": Budget(5735, 3100),
-    "proxy/progress": Budget(3775, 2950),
+    "proxy/progress": Budget(3730, 2950),
     "proxy/state": Budget(2200, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
         5630, 4430
