@@ -29,7 +29,7 @@ BUDGETS = {
     "proxy/admin": Budget(6675, 4250),
     "proxy/config": Budget(2630, 2150),
     "proxy/relay": Budget(6535, 4300),
-    "proxy/usage": Budget(1055, 1000),
+    "proxy/usage": Budget(1025, 1000),
     "proxy/pipeline": Budget(3130, 2700),
     "proxy/backpressure": Budget(2550, 1950),
     "proxy/quota": Budget(5735, 3100),
