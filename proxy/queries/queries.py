@@ -29,7 +29,6 @@ from proxy.cluster.upstream import UpstreamError
 from proxy.pipeline.graph import PipelineSettings
 from proxy.pipeline.running import OF_NODES, OF_PIPELINES, RunningPipelines
 from proxy.pipeline.running_pipeline import RunningPipeline
-from proxy.progress import progress_records
 from proxy.progress.committer import Committer
 from proxy.progress.events import ALARMS, ProgressEvent
 from proxy.progress.log_ends import LogEnds
@@ -149,7 +148,8 @@ class Queries:
         Call it once, before anything is known of any client.
         """
         self.resume(store)
-        self._take(*self._read(store, owns), owns, is_handed_over=False)
+        read = read_owned(store, owns, self.registry.client_of_record)
+        self._take(*read, owns, is_handed_over=False)
 
     async def assign(self, store: Store, *, owns: Owns) -> None:
         """Resume what these own more than before, from what is written there of it.
@@ -159,7 +159,8 @@ class Queries:
         """
         async with self._handing_over:
             came = OwnedBeside(owns, self.owns, is_others=False)
-            read = await asyncio.to_thread(self._read, store, came)
+            client_of = self.registry.client_of_record
+            read = await asyncio.to_thread(read_owned, store, came, client_of)
             self._take(*read, owns, is_handed_over=True)
 
     async def revoke(self, *, owns: Owns) -> bool:
@@ -203,13 +204,8 @@ class Queries:
         are_kept = [part.forget_leaving() for part in self._parts]
         return all(are_kept)
 
-    def _read(self, store: Store, owns: Owns) -> tuple[OwnedRecords, ReadRecords]:
-        """Return all records of what these own, and what those of progress say."""
-        records = read_owned(store, owns, self.registry.client_of_record)
-        return records, progress_records.read_records(records[progress_records.FORMAT.namespace])
-
     def _take(
-        self, records: OwnedRecords, progress: ReadRecords, owns: Owns, *, is_handed_over: bool
+        self, progress: ReadRecords, records: OwnedRecords, owns: Owns, *, is_handed_over: bool
     ) -> None:
         """Follow what is of these, from these records; of others nothing is left."""
         self._own(owns)
