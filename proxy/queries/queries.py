@@ -35,7 +35,7 @@ from proxy.progress.log_ends import LogEnds
 from proxy.progress.progress_collector import ProgressCollector
 from proxy.progress.progress_records import ReadRecords
 from proxy.progress.query import ProgressSettings, QueryProgress
-from proxy.progress.query_registry import Owns, QueryRegistry, owns_all
+from proxy.progress.query_registry import Owns, QueryRegistry
 from proxy.progress.report import QueryScope, Report, ReportRefused, parse_report
 from proxy.progress.report_turns import ReportTurns
 from proxy.progress.topics import TopicNames
@@ -142,7 +142,7 @@ class Queries:
         """What this member owns."""
         return self.registry.owns
 
-    def load(self, store: Store, owns: Owns = owns_all) -> None:
+    def load(self, store: Store, owns: Owns) -> None:
         """Read what an earlier process wrote there of these; write there from now on.
 
         Call it once, before anything is known of any client.

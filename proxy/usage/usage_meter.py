@@ -83,19 +83,17 @@ class TopicShares:
             if count and self._last:
                 return apportioned(count, self._last), True
             return {None: count}, False
-        if not self.is_sampled:
-            parts: dict[str | None, int] = {None: max(count - walked, 0)}
-            fitting = walked <= count
-            parts.update(self.sizes if fitting else apportioned(count, self.sizes))
-            self._last = {None: max(self.total_bytes - walked, 0), **self.sizes}
-            left = {} if fitting else {each: n - parts[each] for each, n in self.sizes.items()}
-            self._clear()
-            self.sizes.update(left)
-            self.total_bytes = sum(left.values())
-            return parts, False
-        self._last = {None: max(self.total_bytes - walked, 0), **self.sizes}
+        sizes, is_sampled = self.sizes, self.is_sampled
+        self._last = {None: max(self.total_bytes - walked, 0), **sizes}
         self._clear()
-        return apportioned(count, self._last), True
+        if is_sampled:
+            return apportioned(count, self._last), True
+        if walked <= count:
+            return {None: count - walked, **sizes}, False
+        parts = {None: 0, **apportioned(count, sizes)}
+        self.sizes.update({topic: size - parts[topic] for topic, size in sizes.items()})
+        self.total_bytes = sum(self.sizes.values())
+        return parts, False
 
 
 def apportioned(count: int, weights: Mapping[Part, int]) -> dict[Part, int]:

@@ -226,11 +226,9 @@ def usage_messages(topic: str, part: Any, positions: dict[int, int]) -> Iterator
 class UsageWriter:
     """Writes what is added, until cancelled; `close` it then."""
 
-    def __init__(
-        self, topic: UsageTopic, instruments: UsageInstruments, slices: Slices, number: int = 0
-    ) -> None:
+    def __init__(self, topic: UsageTopic, instruments: UsageInstruments, slices: Slices) -> None:
         self._topic, self._instruments, self._slices = topic, instruments, slices
-        self._sequence = number
+        self._sequence = 0
         self._trying: list[UsageRecord] = []
         """Those that may be in the topic already."""
         self._fine: deque[UsageRecord] = deque()
