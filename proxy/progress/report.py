@@ -329,10 +329,8 @@ class Report(_Part):
     trigger: TriggerReport | None = None
     """With `started` and `running`, where Spark's own objects can be asked."""
 
-    @property
-    def ranges(self) -> Mapping[TopicPartition, BatchRange]:
-        """What its batch completed of each partition, if it has one."""
-        return self.batch.ranges if self.batch is not None else {}
+    ranges: ClassVar[Mapping[TopicPartition, BatchRange]]
+    """What its batch completed of each partition, if it has one."""
 
     @model_validator(mode="after")
     def _check_event(self) -> Self:
@@ -342,9 +340,10 @@ class Report(_Part):
             raise ValueError("a batch comes with the event progress and with no other")
         if self.error is not None and self.event != "terminated":
             raise ValueError("an error comes with the event terminated and with no other")
+        vars(self).update(ranges={} if self.batch is None else self.batch.ranges)
         sources = self.batch.sources if self.batch is not None else ()
         if sum(map(_partitions_named, sources)) > MAX_PARTITIONS:
-            raise ValueError(_TOO_MANY)
+            raise ValueError(f"the batch has more than {MAX_PARTITIONS} partitions")
         return self
 
 
@@ -389,7 +388,6 @@ def _json_of(raw: bytes) -> Any:
         raise ValueError(f"Invalid JSON: {error}") from None
 
 
-_TOO_MANY = f"the batch has more than {MAX_PARTITIONS} partitions"
 _NO_KEY = "is not the name of a topic, or not the number of a partition"
 
 

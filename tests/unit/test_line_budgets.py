@@ -29,11 +29,11 @@ BUDGETS = {
     "proxy/admin": Budget(6675, 4250),
     "proxy/config": Budget(2630, 2150),
     "proxy/relay": Budget(6535, 4300),
-    "proxy/usage": Budget(1025, 1000),
+    "proxy/usage": Budget(1020, 1000),
     "proxy/pipeline": Budget(3130, 2700),
     "proxy/backpressure": Budget(2550, 1950),
     "proxy/quota": Budget(5735, 3100),
-    "proxy/progress": Budget(3730, 2950),
+    "proxy/progress": Budget(3725, 2950),
     "proxy/state": Budget(2200, 1300),
     "proxy/wire proxy/cluster proxy/log_queue.py proxy/slices.py proxy/tasks.py metrics": Budget(
         5630, 4430
